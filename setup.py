@@ -68,6 +68,7 @@ directives = {
     "wraparound": False,
     "cdivision": True,
     "embedsignature": True,
+    "embedsignature.format": "python",
     "linetrace": COVERAGE,
 }
 

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Compiles each tests/c/test_*.c with all of csrc and runs it, once for each variant named:
+#
+#   tests/c/run.sh [none | address | undefined | thread | address,undefined | ...] ...
+#
+# Warnings are errors. FASTITER_PORTABLE=1 takes the portable POSIX path, TESTS="ring order" only these tests.
+# Programs run in the top directory, each for at most TEST_SECONDS (300).
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+cc=${CC:-cc}
+flags=(-std=c11 -O2 -g -fno-omit-frame-pointer -Wall -Wextra -Wshadow -Wstrict-prototypes -Werror)
+flags+=(-pthread -Icsrc -Itests/c)
+name=
+if [ "${FASTITER_PORTABLE:-0}" != 0 ]; then
+    flags+=(-DFI_PORTABLE=1)
+    name=portable-
+fi
+libraries=(-lm)
+[ "$(uname)" != Linux ] || libraries+=(-lrt)
+
+sources=()
+if [ -n "${TESTS:-}" ]; then
+    for test in $TESTS; do sources+=("tests/c/test_$test.c"); done
+else
+    sources=(tests/c/test_*.c)
+fi
+
+failed=()
+for variant in "${@:-none}"; do
+    build=build/tests-c/$name$variant
+    rm -rf "$build" && mkdir -p "$build"
+    sanitize=()
+    runner=(timeout "${TEST_SECONDS:-300}")
+    if [ "$variant" != none ]; then
+        sanitize=("-fsanitize=$variant" -fno-sanitize-recover=all)
+    fi
+    case $variant in
+    # ThreadSanitizer's memory layout does not fit the widest address randomisation of newer kernels.
+    *thread*) runner+=(setarch "$(uname -m)" --addr-no-randomize) ;;
+    esac
+    for source in csrc/*.c; do
+        "$cc" "${flags[@]}" "${sanitize[@]}" -c "$source" -o "$build/$(basename "$source" .c).o"
+    done
+    objects=("$build"/fi_*.o)
+    for source in "${sources[@]}"; do
+        program=$build/$(basename "$source" .c)
+        "$cc" "${flags[@]}" "${sanitize[@]}" "$source" "${objects[@]}" "${libraries[@]}" -o "$program"
+        start=$SECONDS
+        if "${runner[@]}" "$program"; then
+            echo "ok     $program ($((SECONDS - start)) s)"
+        else
+            echo "FAILED $program (exit code $?)"
+            failed+=("$program")
+        fi
+    done
+done
+if [ ${#failed[@]} -gt 0 ]; then
+    printf 'failed: %s\n' "${failed[@]}"
+    exit 1
+fi
