@@ -1,0 +1,39 @@
+/* Batch assembly: rows gathered back to back, and ragged rows padded to one shape.
+ *
+ * Everything here works on memory that the caller owns, allocates nothing, and writes each byte
+ * of the output exactly once. Sources and output must not overlap. Nothing needs to be aligned.
+ * All functions are thread-safe as long as their outputs differ.
+ */
+#ifndef FI_BATCH_H
+#define FI_BATCH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Most dimensions that one padded row may have. */
+#define FI_PAD_MAX_NDIM 32
+
+/* Copies n items of item_bytes each to dst, back to back.
+ *
+ * src[i]: first byte of item i. dst: room for n * item_bytes bytes. */
+void fi_gather(void *dst, size_t item_bytes, const void *const *src, size_t n);
+
+/* Elementwise maximum of n shapes.
+ *
+ * src_shapes: n x ndim lengths, row after row; n >= 1. out_shape: ndim lengths.
+ * Returns FI_OK; FI_E_RANGE if ndim is not in 0..FI_PAD_MAX_NDIM, n is 0, or a length is negative
+ * (out_shape is then undefined). */
+int fi_pad_shape(int64_t *out_shape, int ndim, const int64_t *src_shapes, size_t n);
+
+/* Writes n C-contiguous arrays into the rows of one C-contiguous array of shape
+ * (n, dst_shape[0], ..., dst_shape[ndim-1]) and sets every other element to the fill value.
+ *
+ * dst_shape: ndim lengths; the caller holds n * product * itemsize bytes at dst.
+ * src[i]: first byte of array i, of shape src_shapes[i * ndim ...]; may be NULL if it is empty.
+ * fill: one element, itemsize bytes.
+ * Returns FI_OK; FI_E_RANGE, with nothing written, if ndim is not in 0..FI_PAD_MAX_NDIM, itemsize
+ * is 0, or a source is longer than dst_shape in some dimension. */
+int fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
+           const void *const *src, const int64_t *src_shapes, size_t n, const void *fill);
+
+#endif
