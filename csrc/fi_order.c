@@ -1,0 +1,88 @@
+#include "fi_order.h"
+
+#include "fi_base.h"
+
+/* Draws that are made, and whose places are fetched into the cache, ahead of the swaps. */
+enum { LOOK_AHEAD = 256 };
+
+/* Smallest 2^k - 1 that is at least bound. */
+static uint64_t mask_of(uint64_t bound)
+{
+    bound |= bound >> 1;
+    bound |= bound >> 2;
+    bound |= bound >> 4;
+    bound |= bound >> 8;
+    bound |= bound >> 16;
+    bound |= bound >> 32;
+    return bound;
+}
+
+/* The two loops below write each word and advance only if it is accepted: about every third word
+ * is rejected, at random, and a branch on it would be mispredicted. */
+static void draw_masked32(const fi_bitgen *generator, uint64_t *draws, uint64_t highest,
+                          size_t count, uint32_t mask)
+{
+    for (size_t k = 0; k < count;) {
+        const uint32_t word = generator->next32(generator->state) & mask;
+        draws[k] = word;
+        k += word <= highest - k;
+    }
+}
+
+static void draw_masked64(const fi_bitgen *generator, uint64_t *draws, uint64_t highest,
+                          size_t count, uint64_t mask)
+{
+    for (size_t k = 0; k < count;) {
+        const uint64_t word = generator->next64(generator->state) & mask;
+        draws[k] = word;
+        k += word <= highest - k;
+    }
+}
+
+void fi_order_draw(const fi_bitgen *generator, uint64_t *draws, uint64_t highest, size_t count)
+{
+    while (count != 0) {
+        const uint64_t mask = mask_of(highest);
+        /* Bounds from highest down to mask / 2 + 1 share the mask. */
+        const size_t run = (size_t)fi_min_u64(count, highest - (mask >> 1));
+
+        if (highest == 0) {
+            draws[0] = 0;
+            return;
+        }
+        if (mask <= UINT32_MAX) {
+            draw_masked32(generator, draws, highest, run, (uint32_t)mask);
+        } else {
+            draw_masked64(generator, draws, highest, run, mask);
+        }
+        draws += run;
+        highest -= run;
+        count -= run;
+    }
+}
+
+/* Fisher and Yates's shuffle from the top down (Durstenfeld, CACM 7(7), 1964). What is drawn does
+ * not depend on the swaps, so the draws run ahead and the cache misses of one block overlap. */
+void fi_order_permutation(const fi_bitgen *generator, int64_t *order, size_t n)
+{
+    uint64_t draws[LOOK_AHEAD];
+
+    for (size_t i = 0; i < n; i++) {
+        order[i] = (int64_t)i;
+    }
+    while (n > 1) {
+        const size_t count = (size_t)fi_min_u64(LOOK_AHEAD, n - 1);
+
+        fi_order_draw(generator, draws, n - 1, count);
+        for (size_t k = 0; k < count; k++) {
+            __builtin_prefetch(order + draws[k], 1);
+        }
+        for (size_t k = 0; k < count; k++) {
+            int64_t *const last = order + --n;
+            int64_t *const drawn = order + draws[k];
+            const int64_t value = *drawn;
+            *drawn = *last;
+            *last = value;
+        }
+    }
+}
