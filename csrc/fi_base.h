@@ -1,0 +1,63 @@
+/* Words that every file of this floor shares: status codes, alignment, atomics.
+ *
+ * The floor is plain C11. It knows neither Python nor NumPy, takes no locks, and logs nothing.
+ * A function that can fail returns an int status, results come last among its parameters.
+ */
+#ifndef FI_BASE_H
+#define FI_BASE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Status: 0 is success, a positive value is an errno, the negative ones are our own. */
+enum {
+    FI_OK = 0,
+    FI_E_MEMORY = -1, /* the commit was refused before it could harm: too little memory */
+    FI_E_FULL = -2,   /* no free slot, or the slot's reservation is used up */
+    FI_E_RANGE = -3,  /* a number read from shared memory, or an argument, is out of bounds */
+    FI_E_BROKEN = -4, /* a word in shared memory holds a value that the protocol never writes */
+    FI_E_BUSY = -5    /* not yet: look again later */
+};
+
+#define FI_CACHE_LINE 64
+#define FI_PAGE 4096
+#define FI_HUGE_PAGE (2u << 20)
+
+/* Rounds up to a power of two; the caller makes sure that the sum cannot overflow. */
+static inline uint64_t fi_align_up(uint64_t value, uint64_t alignment)
+{
+    return (value + alignment - 1) & ~(alignment - 1);
+}
+
+static inline uint64_t fi_min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline uint64_t fi_max_u64(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Debug builds stop at a broken promise; release builds take the promise for granted. */
+#ifdef FI_DEBUG
+#include <assert.h>
+#define FI_ASSERT(condition) assert(condition)
+#else
+#define FI_ASSERT(condition) ((void)0)
+#endif
+
+/* The four store-then-load pairs of the protocol (csrc/README.md, D1 to D4) need a full fence:
+ * neither acquire/release nor x86 by itself orders a store before a later load. */
+static inline void fi_fence(void)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+_Static_assert(sizeof(_Atomic uint64_t) == 8, "64-bit atomics have no hidden lock");
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "the ring lives in memory shared by processes");
+_Static_assert(ATOMIC_INT_LOCK_FREE == 2, "the ring lives in memory shared by processes");
+
+#endif

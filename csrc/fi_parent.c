@@ -1,0 +1,377 @@
+/* The parent's half of the ring: it alone schedules, takes, frees, resets and recovers. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "fi_platform.h"
+#include "fi_ring.h"
+
+#define load_acquire(place) atomic_load_explicit(place, memory_order_acquire)
+#define load_relaxed(place) atomic_load_explicit(place, memory_order_relaxed)
+#define store_release(place, value) atomic_store_explicit(place, value, memory_order_release)
+#define store_relaxed(place, value) atomic_store_explicit(place, value, memory_order_relaxed)
+
+static inline bool swap_relaxed(_Atomic uint64_t *place, uint64_t from, uint64_t to)
+{
+    return atomic_compare_exchange_strong_explicit(place, &from, to, memory_order_relaxed,
+                                                   memory_order_relaxed);
+}
+
+static inline bool scheduled(const fi_private *record)
+{
+    return record->phase == FI_FILL || record->phase == FI_DRAIN;
+}
+
+int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int *bell_pipes)
+{
+    uint32_t slots = ring->geometry.slots;
+    if (spares >= slots)
+        return FI_E_RANGE;
+    *parent = (fi_parent){.ring = ring, .bell_pipes = bell_pipes, .spares = spares};
+    parent->slot = calloc(slots, sizeof *parent->slot);
+    parent->slot_of = calloc(slots, sizeof *parent->slot_of);
+    parent->free_stack = calloc(slots, sizeof *parent->free_stack);
+    parent->returned_next = calloc(slots, sizeof *parent->returned_next);
+    if (!parent->slot || !parent->slot_of || !parent->free_stack || !parent->returned_next) {
+        fi_parent_clear(parent);
+        return ENOMEM;
+    }
+    for (uint32_t slot = slots; slot-- > 0;) {
+        bool spare = slot >= slots - spares;
+        parent->slot[slot].phase = spare ? FI_SPARE : FI_FREE;
+        if (!spare)
+            parent->free_stack[parent->free_count++] = slot;
+    }
+    return FI_OK;
+}
+
+void fi_parent_clear(fi_parent *parent)
+{
+    free(parent->slot);
+    free(parent->slot_of);
+    free(parent->free_stack);
+    free(parent->returned_next);
+    parent->slot = NULL;
+    parent->slot_of = parent->free_stack = parent->returned_next = NULL;
+}
+
+/* ---- schedule ------------------------------------------------------------------------------ */
+
+int fi_parent_next_slot(fi_parent *parent, uint32_t *slot)
+{
+    if (parent->free_count == 0)
+        return FI_E_FULL;
+    *slot = parent->free_stack[parent->free_count - 1];
+    return FI_OK;
+}
+
+int fi_parent_schedule(fi_parent *parent, const int64_t *indices, uint32_t n, uint32_t schema,
+                       uint64_t heap, uint64_t limit, bool single, uint64_t *q)
+{
+    fi_ring *ring = parent->ring;
+    uint32_t slot;
+    if (n < 1 || n > ring->geometry.rows || schema >= ring->geometry.schemas)
+        return FI_E_RANGE;
+    if (fi_parent_next_slot(parent, &slot) != FI_OK)
+        return FI_E_FULL;
+    parent->free_count--;
+    *q = parent->tail;
+    parent->slot[slot] = (fi_private){.q = *q, .n = n, .schema = schema, .phase = FI_FILL}; /* S1 */
+    parent->slot_of[*q % ring->geometry.slots] = slot;
+    fi_slot *s = ring->slots + slot; /* S2 */
+    store_relaxed(&s->n, n);
+    store_relaxed(&s->schema, schema);
+    store_relaxed(&s->single, single);
+    store_relaxed(&s->heap, heap);
+    store_relaxed(&s->limit, limit);
+    store_relaxed(&s->result_offset, 0);
+    store_relaxed(&s->result_bytes, 0);
+    for (uint32_t row = 0; row < n; row++)
+        *fi_row_index(ring, slot, row) = indices[row];
+    for (uint32_t row = 0; row < n; row++) /* S3, pairs with W5 (A1) */
+        store_release(fi_row_word(ring, slot, row), fi_word(*q, 0, FI_TODO, 0));
+    store_release(&s->state, fi_word(*q, 0, FI_FILLING, 0));           /* S4 */
+    store_release(&s->claim, (*q & UINT32_MAX) << 32);                 /* S5, pairs with W4 */
+    store_relaxed(ring->map + *q % ring->geometry.slots, slot);        /* S6 */
+    parent->tail = *q + 1;
+    store_release(&ring->board->tail, parent->tail); /* S7, pairs with W2: the map is readable */
+    parent->offered += n;
+    return FI_OK;
+}
+
+static void ring_workers(fi_parent *parent, uint32_t most)
+{
+    fi_ring *ring = parent->ring;
+    fi_fence(); /* F4 (D2), pairs with F3: tail, redo or stop before the look at the bells */
+    for (uint32_t w = 0; w < ring->geometry.workers && most > 0; w++) {
+        int pipe = parent->bell_pipes ? parent->bell_pipes[w] : -1;
+        most -= fi_bell_ring(ring->bells + w, pipe);
+    }
+}
+
+void fi_parent_publish(fi_parent *parent)
+{
+    if (parent->offered > 0)
+        ring_workers(parent, parent->offered); /* S8 */
+    parent->offered = 0;
+}
+
+void fi_parent_ring_all(fi_parent *parent)
+{
+    ring_workers(parent, UINT32_MAX);
+}
+
+/* ---- collect: slots come back --------------------------------------------------------------- */
+
+static void make_free(fi_parent *parent, uint32_t slot)
+{
+    parent->slot[slot].phase = FI_FREE;
+    parent->free_stack[parent->free_count++] = slot;
+}
+
+static void collect_returned(fi_parent *parent)
+{
+    /* Takes the whole stack at once, so a slot pushed again cannot be confused with its past. */
+    uint32_t next = atomic_exchange_explicit(&parent->returned, 0, memory_order_acquire);
+    while (next) {
+        uint32_t slot = next - 1;
+        next = parent->returned_next[slot];
+        parent->leased -= parent->slot[slot].phase == FI_LEASED;
+        if (parent->slot[slot].phase == FI_LEASED)
+            make_free(parent, slot);
+    }
+}
+
+static bool drained(const fi_ring *ring, uint32_t slot, const fi_private *record)
+{
+    uint64_t state = load_acquire(&ring->slots[slot].state);
+    if (fi_word_q(state) == (uint32_t)record->q && fi_word_code(state) == FI_FINISHING)
+        return false;
+    for (uint32_t row = 0; row < record->n; row++) {
+        uint64_t word = load_acquire(fi_row_word(ring, slot, row)); /* A5, pairs with W5 done */
+        if (fi_word_q(word) == (uint32_t)record->q && fi_word_code(word) == FI_OWNED)
+            return false;
+    }
+    return true;
+}
+
+void fi_parent_collect(fi_parent *parent)
+{
+    fi_ring *ring = parent->ring;
+    if (atomic_load_explicit(&parent->returned, memory_order_relaxed))
+        collect_returned(parent);
+    for (uint32_t slot = 0; parent->draining > 0 && slot < ring->geometry.slots; slot++) {
+        if (parent->slot[slot].phase == FI_DRAIN && drained(ring, slot, &parent->slot[slot])) {
+            parent->draining--;
+            make_free(parent, slot);
+        }
+    }
+}
+
+void fi_parent_release(fi_parent *parent, uint32_t slot)
+{
+    /* The release makes the last reader's accesses happen before the next writer's (section
+     * "leases" of README.md); the slot's own link is written before it is reachable. */
+    uint32_t top = load_relaxed(&parent->returned);
+    do
+        parent->returned_next[slot] = top;
+    while (!atomic_compare_exchange_weak_explicit(&parent->returned, &top, slot + 1,
+                                                  memory_order_release, memory_order_relaxed));
+}
+
+void fi_parent_retire_leased(fi_parent *parent)
+{
+    collect_returned(parent);
+    for (uint32_t slot = 0; slot < parent->ring->geometry.slots && parent->leased > 0; slot++) {
+        if (parent->slot[slot].phase != FI_LEASED)
+            continue;
+        parent->slot[slot].phase = FI_RETIRED;
+        parent->leased--;
+        parent->retired++;
+        if (parent->spares > 0)
+            make_free(parent, parent->ring->geometry.slots - parent->spares--);
+    }
+}
+
+uint32_t fi_parent_usable(const fi_parent *parent)
+{
+    uint32_t away = parent->leased + parent->retired + parent->draining + parent->spares + 1;
+    uint32_t slots = parent->ring->geometry.slots;
+    return away < slots ? slots - away : 0;
+}
+
+/* ---- take ------------------------------------------------------------------------------------ */
+
+static uint32_t head_slot(const fi_parent *parent)
+{
+    return parent->slot_of[parent->head % parent->ring->geometry.slots];
+}
+
+int fi_parent_ready(const fi_parent *parent, uint32_t *slot, uint32_t *flags)
+{
+    if (parent->head == parent->tail)
+        return FI_E_BUSY;
+    *slot = head_slot(parent);
+    uint64_t state = load_acquire(&parent->ring->slots[*slot].state); /* A3, pairs with W6 */
+    *flags = fi_word_flags(state);
+    return (state & ~(uint64_t)0xff) == fi_word(parent->head, 0, FI_READY, 0) ? FI_OK : FI_E_BUSY;
+}
+
+void fi_parent_doze(fi_parent *parent, uint64_t q)
+{
+    store_relaxed(parent->ring->pwait, q);
+    fi_fence(); /* F5 (D3, D4), pairs with F2 and F1: pwait before the look at the states */
+}
+
+void fi_parent_wake(fi_parent *parent)
+{
+    store_relaxed(parent->ring->pwait, 0);
+}
+
+int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *odd, uint32_t *row,
+                    uint64_t *word)
+{
+    const fi_private *record = parent->slot + slot;
+    *odd = 0;
+    for (uint32_t r = 0; r < record->n; r++) {
+        /* Relaxed: READY was read with acquire, and done words are final until the next schedule. */
+        uint64_t found = load_relaxed(fi_row_word(parent->ring, slot, r));
+        if (found == fi_word(record->q, 0, FI_ROW_OK, 0))
+            continue;
+        *row = r;
+        *word = found;
+        uint32_t code = fi_word_code(found);
+        if (!fi_code_done(code) || found != fi_word(record->q, 0, code, 0))
+            return FI_E_BROKEN;
+        ++*odd;
+    }
+    return FI_OK;
+}
+
+void fi_parent_take(fi_parent *parent, bool copied)
+{
+    uint32_t slot = head_slot(parent);
+    parent->head++;
+    store_release(&parent->ring->board->head, parent->head); /* pairs with W2 */
+    if (copied) {
+        make_free(parent, slot);
+    } else {
+        parent->slot[slot].phase = FI_LEASED;
+        parent->leased++;
+    }
+}
+
+/* ---- reset ----------------------------------------------------------------------------------- */
+
+void fi_parent_reset(fi_parent *parent)
+{
+    fi_ring *ring = parent->ring;
+    for (uint32_t slot = 0; slot < ring->geometry.slots; slot++) {
+        fi_private *record = parent->slot + slot;
+        if (record->phase != FI_FILL)
+            continue;
+        fi_slot *s = ring->slots + slot;
+        /* X1: even if all rows are done, for a finisher may stand between its scan and its swap. */
+        swap_relaxed(&s->state, fi_word(record->q, 0, FI_FILLING, 0),
+                     fi_word(record->q, 0, FI_VOID, 0));
+        for (uint32_t row = 0; row < record->n; row++) /* X2 */
+            swap_relaxed(fi_row_word(ring, slot, row), fi_word(record->q, 0, FI_TODO, 0),
+                         fi_word(record->q, 0, FI_VOID, 0));
+        store_release(&s->claim, (record->q & UINT32_MAX) << 32 | record->n); /* X3 */
+        record->phase = FI_DRAIN;                                             /* X4 */
+        parent->draining++;
+    }
+    parent->head = parent->tail;
+    parent->offered = 0;
+    store_release(&ring->board->head, parent->head);
+}
+
+/* ---- recovery ---------------------------------------------------------------------------------- */
+
+uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *losses, uint32_t most)
+{
+    const fi_ring *ring = parent->ring;
+    uint32_t found = 0;
+    for (uint32_t slot = 0; slot < ring->geometry.slots; slot++) {
+        const fi_private *record = parent->slot + slot;
+        if (!scheduled(record))
+            continue;
+        for (uint32_t row = 0; row < record->n && found < most; row++) {
+            if (load_acquire(fi_row_word(ring, slot, row)) ==
+                fi_word(record->q, worker, FI_OWNED, 0))
+                losses[found++] = (fi_loss){slot, row, record->q, *fi_row_index(ring, slot, row)};
+        }
+        if (found < most && load_acquire(&ring->slots[slot].state) ==
+                                fi_word(record->q, worker, FI_FINISHING, 0))
+            losses[found++] = (fi_loss){slot, FI_LOSS_FINISH, record->q, 0};
+    }
+    return found;
+}
+
+void fi_parent_return(fi_parent *parent, const fi_loss *loss, bool poison)
+{
+    fi_ring *ring = parent->ring;
+    bool filling = parent->slot[loss->slot].phase == FI_FILL;
+    if (loss->row == FI_LOSS_FINISH) {
+        uint64_t back = !filling ? fi_word(loss->q, 0, FI_VOID, 0)
+                        : poison ? fi_word(loss->q, 0, FI_READY, FI_FINISH_POISON)
+                                 : fi_word(loss->q, 0, FI_FILLING, 0);
+        store_release(&ring->slots[loss->slot].state, back);
+        return;
+    }
+    uint32_t code = !filling ? FI_VOID : poison ? FI_POISON : FI_TODO;
+    /* A1, pairs with W5: the next owner may overwrite what the dead one left. */
+    store_release(fi_row_word(ring, loss->slot, loss->row), fi_word(loss->q, 0, code, 0));
+}
+
+/* R3 and R4: every hint back to the start, then tell the workers to sweep again from the head. */
+static void rewind_hints(fi_parent *parent)
+{
+    fi_ring *ring = parent->ring;
+    for (uint32_t slot = 0; slot < ring->geometry.slots; slot++) {
+        const fi_private *record = parent->slot + slot;
+        if (record->phase != FI_FILL)
+            continue;
+        store_release(&ring->slots[slot].claim, (record->q & UINT32_MAX) << 32); /* R3 */
+        store_relaxed(&ring->slots[slot].n, record->n);
+        store_relaxed(ring->map + record->q % ring->geometry.slots, slot);
+    }
+    store_release(&ring->board->head, parent->head);
+    store_release(&ring->board->tail, parent->tail);
+    atomic_fetch_add_explicit(&ring->board->redo, 1, memory_order_release); /* R4, pairs with W1 */
+}
+
+void fi_parent_rewind(fi_parent *parent, uint32_t worker, int bell_pipe)
+{
+    rewind_hints(parent);
+    store_relaxed(parent->ring->bells + worker, 0); /* R5 */
+    if (bell_pipe >= 0)
+        fi_event_drain(bell_pipe);
+}
+
+void fi_parent_offer_singly(fi_parent *parent)
+{
+    for (uint32_t slot = 0; slot < parent->ring->geometry.slots; slot++)
+        if (parent->slot[slot].phase == FI_FILL)
+            store_relaxed(&parent->ring->slots[slot].single, 1);
+}
+
+bool fi_parent_stalled(const fi_parent *parent)
+{
+    const fi_ring *ring = parent->ring;
+    uint32_t ignored;
+    if (parent->head == parent->tail || fi_parent_ready(parent, &ignored, &ignored) == FI_OK)
+        return false;
+    for (uint32_t w = 0; w < ring->geometry.workers; w++)
+        if (load_relaxed(ring->bells + w) != 1)
+            return false;
+    for (uint32_t slot = 0; slot < ring->geometry.slots; slot++)
+        if (scheduled(&parent->slot[slot]) && !drained(ring, slot, &parent->slot[slot]))
+            return false;
+    return true;
+}
+
+void fi_parent_stop(fi_parent *parent)
+{
+    store_release(&parent->ring->board->stop, 1);
+    fi_parent_ring_all(parent);
+}

@@ -1,0 +1,411 @@
+#define _GNU_SOURCE
+#include "fi_platform.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#if defined(__linux__) && !defined(FI_PORTABLE)
+#define FI_LINUX 1
+#include <linux/futex.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#endif
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
+
+/* ---- shared memory ---------------------------------------------------------------------- */
+
+static int open_named_and_unlink(int *fd)
+{
+    static atomic_uint serial;
+    char name[64];
+    for (int attempt = 0; attempt < 1000; attempt++) {
+        unsigned number = atomic_fetch_add_explicit(&serial, 1, memory_order_relaxed);
+        snprintf(name, sizeof name, "/fastiter-%ld-%x-%llx", (long)getpid(), number,
+                 (unsigned long long)fi_now_ns());
+        *fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        if (*fd >= 0) {
+            shm_unlink(name);
+            return FI_OK;
+        }
+        if (errno != EEXIST)
+            return errno;
+    }
+    return EEXIST;
+}
+
+int fi_shm_open(uint64_t bytes, int *fd)
+{
+    *fd = -1;
+    if (bytes > (uint64_t)INT64_MAX)
+        return EFBIG;
+#ifdef FI_LINUX
+    *fd = memfd_create("fastiter", MFD_CLOEXEC);
+    if (*fd < 0 && errno != ENOSYS)
+        return errno;
+#endif
+    if (*fd < 0) {
+        int rc = open_named_and_unlink(fd);
+        if (rc != FI_OK)
+            return rc;
+    }
+    int rc;
+    do
+        rc = ftruncate(*fd, (off_t)bytes) == 0 ? FI_OK : errno;
+    while (rc == EINTR);
+    if (rc != FI_OK) {
+        close(*fd);
+        *fd = -1;
+    }
+    return rc;
+}
+
+int fi_shm_map(int fd, uint64_t bytes, void **base)
+{
+    void *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (address == MAP_FAILED)
+        return errno;
+#ifdef MADV_DONTDUMP
+    (void)madvise(address, bytes, MADV_DONTDUMP);
+#endif
+#ifdef MADV_HUGEPAGE
+    (void)madvise(address, bytes, MADV_HUGEPAGE); /* heeded only where shmem_enabled=advise */
+#endif
+    *base = address;
+    return FI_OK;
+}
+
+int fi_shm_unmap(void *base, uint64_t bytes)
+{
+    return munmap(base, bytes) == 0 ? FI_OK : errno;
+}
+
+int fi_shm_dont_fork(void *base, uint64_t bytes)
+{
+#ifdef MADV_DONTFORK
+    return madvise(base, bytes, MADV_DONTFORK) == 0 ? FI_OK : errno;
+#else
+    (void)base;
+    (void)bytes;
+    return FI_OK;
+#endif
+}
+
+uint64_t fi_shm_limit(uint64_t parts)
+{
+    uint64_t most = (uint64_t)1 << 40;
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+        most = fi_min_u64(most, (uint64_t)limit.rlim_cur / parts);
+    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+        most = fi_min_u64(most, (uint64_t)limit.rlim_cur / 4 / parts);
+    return most;
+}
+
+/* First unsigned number after `key` in a small file of /proc or /sys; false if there is none. */
+static bool read_number(const char *path, const char *key, uint64_t *value)
+{
+    char text[8192];
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    ssize_t length = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (length <= 0)
+        return false;
+    text[length] = 0;
+    char *from = strstr(text, key);
+    if (!from)
+        return false;
+    from += strlen(key);
+    from += strspn(from, " \t");
+    char *end;
+    errno = 0;
+    unsigned long long number = strtoull(from, &end, 10);
+    if (end == from || errno)
+        return false; /* "max": no limit */
+    *value = number;
+    return true;
+}
+
+static void lower_to_group(const char *limit_path, const char *usage_path, uint64_t *total,
+                           uint64_t *available)
+{
+    uint64_t limit, usage;
+    if (read_number(limit_path, "", &limit) && read_number(usage_path, "", &usage)) {
+        *total = fi_min_u64(*total, limit);
+        *available = fi_min_u64(*available, limit > usage ? limit - usage : 0);
+    }
+}
+
+/* Lowers both numbers to what the memory control groups of this process and their ancestors
+ * allow: version 2 ("0::/a/b") and the memory hierarchy of version 1 ("7:memory:/a/b"). */
+static void lower_to_control_groups(uint64_t *total, uint64_t *available)
+{
+    char line[PATH_MAX + 64], limit[2 * PATH_MAX], usage[2 * PATH_MAX];
+    FILE *groups = fopen("/proc/self/cgroup", "re");
+    if (!groups)
+        return;
+    while (fgets(line, sizeof line, groups)) {
+        line[strcspn(line, "\n")] = 0;
+        char *controllers = strchr(line, ':');
+        char *path = controllers ? strchr(controllers + 1, ':') : NULL;
+        if (!path)
+            continue;
+        *path++ = 0;
+        bool second = controllers[1] == 0;
+        if (!second && !strstr(controllers, "memory"))
+            continue;
+        const char *root = second ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+        for (;;) {
+            char *slash = strrchr(path, '/');
+            bool top = !slash || slash[1] == 0;
+            snprintf(limit, sizeof limit, "%s%s/%s", root, top ? "" : path,
+                     second ? "memory.max" : "memory.limit_in_bytes");
+            snprintf(usage, sizeof usage, "%s%s/%s", root, top ? "" : path,
+                     second ? "memory.current" : "memory.usage_in_bytes");
+            lower_to_group(limit, usage, total, available);
+            if (top)
+                break;
+            if (slash == path)
+                slash[1] = 0;
+            else
+                *slash = 0;
+        }
+    }
+    fclose(groups);
+}
+
+uint64_t fi_memory_available(void)
+{
+    uint64_t total = 0, available = 0;
+    if (!read_number("/proc/meminfo", "MemTotal:", &total) ||
+        !read_number("/proc/meminfo", "MemAvailable:", &available))
+        return UINT64_MAX;
+    total *= 1024;
+    available *= 1024;
+    lower_to_control_groups(&total, &available);
+    /* What must stay free: 5 %, or 256 MB where that is more, but never over a quarter. */
+    uint64_t reserve = fi_max_u64(total / 20, fi_min_u64((uint64_t)256 << 20, total / 4));
+    return available > reserve ? available - reserve : 0;
+}
+
+int fi_shm_commit(int fd, uint64_t offset, uint64_t bytes, uint64_t *need, uint64_t *have)
+{
+    *need = bytes;
+    *have = fi_memory_available();
+    if (bytes > *have)
+        return FI_E_MEMORY;
+    /* In pieces, since a signal makes fallocate undo all that this call has allocated so far. */
+    const uint64_t piece = (uint64_t)16 << 20;
+    for (uint64_t done = 0; done < bytes;) {
+        uint64_t part = fi_min_u64(piece, bytes - done);
+#ifdef FI_LINUX
+        int rc = fallocate(fd, 0, (off_t)(offset + done), (off_t)part) == 0 ? FI_OK : errno;
+#else
+        int rc = posix_fallocate(fd, (off_t)(offset + done), (off_t)part);
+#endif
+        if (rc == EINTR)
+            continue;
+        if (rc != FI_OK)
+            return rc;
+        done += part;
+    }
+    return FI_OK;
+}
+
+/* ---- doorbells ------------------------------------------------------------------------- */
+
+static void read_one_byte(int pipe)
+{
+    char byte;
+    while (read(pipe, &byte, 1) < 0 && (errno == EINTR || errno == EAGAIN)) {
+        if (errno == EAGAIN) {
+            struct pollfd entry = {.fd = pipe, .events = POLLIN};
+            (void)poll(&entry, 1, -1);
+        }
+    }
+}
+
+void fi_bell_sleep(_Atomic uint32_t *bell, int pipe)
+{
+    if (pipe >= 0) {
+        read_one_byte(pipe);
+        return;
+    }
+#ifdef FI_LINUX
+    /* Not FUTEX_PRIVATE: the ringer is another process. Any return is a reason to look again. */
+    if (atomic_load_explicit(bell, memory_order_relaxed) == 1)
+        (void)syscall(SYS_futex, bell, FUTEX_WAIT, 1, NULL, NULL, 0);
+#endif
+    atomic_store_explicit(bell, 0, memory_order_relaxed);
+}
+
+void fi_bell_cancel(_Atomic uint32_t *bell, int pipe)
+{
+    if (atomic_exchange_explicit(bell, 0, memory_order_acq_rel) == 0 && pipe >= 0)
+        read_one_byte(pipe);
+}
+
+bool fi_bell_ring(_Atomic uint32_t *bell, int pipe)
+{
+    uint32_t asleep = 1;
+    if (atomic_load_explicit(bell, memory_order_relaxed) != 1 ||
+        !atomic_compare_exchange_strong_explicit(bell, &asleep, 0, memory_order_acq_rel,
+                                                 memory_order_relaxed))
+        return false;
+    if (pipe >= 0) {
+        while (write(pipe, "", 1) < 0 && errno == EINTR) {
+        }
+        return true;
+    }
+#ifdef FI_LINUX
+    (void)syscall(SYS_futex, bell, FUTEX_WAKE, 1, NULL, NULL, 0);
+#endif
+    return true;
+}
+
+int fi_event_open(int ends[2])
+{
+#ifdef FI_LINUX
+    ends[0] = ends[1] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (ends[0] >= 0)
+        return FI_OK;
+    if (errno != ENOSYS)
+        return errno;
+#endif
+    if (pipe(ends) != 0)
+        return errno;
+    for (int end = 0; end < 2; end++) {
+        (void)fcntl(ends[end], F_SETFD, FD_CLOEXEC);
+        (void)fcntl(ends[end], F_SETFL, O_NONBLOCK);
+    }
+    return FI_OK;
+}
+
+void fi_event_ring(int write_end)
+{
+    const uint64_t one = 1; /* a full pipe, or counter, counts as rung */
+    while (write(write_end, &one, sizeof one) < 0 && errno == EINTR) {
+    }
+}
+
+void fi_event_drain(int read_end)
+{
+    char bytes[4096];
+    ssize_t count;
+    do
+        count = read(read_end, bytes, sizeof bytes);
+    while (count == (ssize_t)sizeof bytes || (count < 0 && errno == EINTR));
+}
+
+/* ---- waiting ---------------------------------------------------------------------------- */
+
+int fi_wait(const int *descriptors, uint32_t count, int64_t timeout_ns, uint8_t *ready)
+{
+    enum { AT_ONCE = 64 };
+    struct pollfd few[AT_ONCE];
+    struct pollfd *entries = count <= AT_ONCE ? few : calloc(count, sizeof *entries);
+    if (!entries)
+        return ENOMEM;
+    for (uint32_t i = 0; i < count; i++)
+        entries[i] = (struct pollfd){.fd = descriptors[i], .events = POLLIN};
+    int64_t ms = timeout_ns < 0 ? -1 : (timeout_ns + 999999) / 1000000;
+    int got = poll(entries, count, ms > INT_MAX ? INT_MAX : (int)ms);
+    int rc = got < 0 ? errno : FI_OK;
+    for (uint32_t i = 0; i < count; i++)
+        ready[i] = got > 0 && entries[i].revents != 0;
+    if (entries != few)
+        free(entries);
+    return rc;
+}
+
+static int64_t read_clock(clockid_t clock)
+{
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+int64_t fi_now_ns(void)
+{
+    return read_clock(CLOCK_MONOTONIC);
+}
+
+int64_t fi_coarse_ns(void)
+{
+#ifdef CLOCK_MONOTONIC_COARSE
+    return read_clock(CLOCK_MONOTONIC_COARSE);
+#else
+    return read_clock(CLOCK_MONOTONIC);
+#endif
+}
+
+/* ---- death watch ------------------------------------------------------------------------- */
+
+struct watch {
+    struct pollfd entries[2];
+};
+
+static void *watch_parent(void *argument)
+{
+    struct watch watch = *(struct watch *)argument;
+    free(argument);
+    for (;;) {
+        int got = poll(watch.entries, 2, -1);
+        if (got > 0 && (watch.entries[0].revents | watch.entries[1].revents))
+            _exit(EXIT_FAILURE); /* ends every thread, whatever it is doing */
+        if (got < 0 && errno != EINTR && errno != EAGAIN)
+            return NULL;
+    }
+}
+
+int fi_watch_parent(int parent_pidfd, int life_pipe)
+{
+    struct watch *watch = malloc(sizeof *watch);
+    if (!watch)
+        return ENOMEM;
+    /* poll ignores a negative descriptor. */
+    watch->entries[0] = (struct pollfd){.fd = parent_pidfd, .events = POLLIN};
+    watch->entries[1] = (struct pollfd){.fd = life_pipe, .events = POLLIN};
+    sigset_t every, before;
+    sigfillset(&every);
+    pthread_sigmask(SIG_SETMASK, &every, &before); /* signals belong to Python's threads */
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, (size_t)PTHREAD_STACK_MIN + 65536);
+    pthread_t thread;
+    int rc = pthread_create(&thread, &attributes, watch_parent, watch);
+    pthread_attr_destroy(&attributes);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc != 0)
+        free(watch);
+    return rc;
+}
+
+int fi_die_with_parent(int parent)
+{
+#ifdef __linux__
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0)
+        return errno;
+    if (getppid() != (pid_t)parent)
+        _exit(EXIT_FAILURE);
+#else
+    (void)parent;
+#endif
+    return FI_OK;
+}

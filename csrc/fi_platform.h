@@ -1,0 +1,74 @@
+/* Everything that the operating system has to give: shared memory, doorbells, death watch, clocks.
+ *
+ * Linux is served by memfd, futex, eventfd and pidfd. The portable path (FI_PORTABLE, and at run
+ * time where the kernel lacks a call) uses shm_open with an immediate unlink, and pipes.
+ */
+#ifndef FI_PLATFORM_H
+#define FI_PLATFORM_H
+
+#include "fi_base.h"
+
+/* ---- shared memory ---------------------------------------------------------------------- */
+
+/* Opens anonymous shared memory of `bytes` (sparse: no page is allocated). The descriptor is
+ * close-on-exec. Returns EFBIG where RLIMIT_FSIZE or the file system allows no such size. */
+int fi_shm_open(uint64_t bytes, int *fd);
+
+/* Maps the whole of it, shared, readable and writable, left out of core dumps. */
+int fi_shm_map(int fd, uint64_t bytes, void **base);
+int fi_shm_unmap(void *base, uint64_t bytes);
+
+/* Children that this process forks from now on do not get the mapping: a grandchild of a worker
+ * must not be able to write late into a slot. */
+int fi_shm_dont_fork(void *base, uint64_t bytes);
+
+/* Largest size in bytes that the limits of this process leave for one of `parts` equal parts. */
+uint64_t fi_shm_limit(uint64_t parts);
+
+/* Allocates the pages of [offset, offset + bytes). Checks free memory and the control group's
+ * limit first, because fallocate on a memfd past free memory does not fail: it invokes the
+ * out-of-memory killer. FI_E_MEMORY: refused by that check, with need and have in the results. */
+int fi_shm_commit(int fd, uint64_t offset, uint64_t bytes, uint64_t *need, uint64_t *have);
+
+/* Bytes that may still be allocated: the smaller of the machine's MemAvailable and what every
+ * memory control group above this process leaves, less a reserve. UINT64_MAX when unknown. */
+uint64_t fi_memory_available(void);
+
+/* ---- doorbells ------------------------------------------------------------------------- */
+
+/* A worker's bell is a word in shared memory: 1 = this worker sleeps or is about to. Its owner
+ * waits on the word itself (pipe < 0, a futex) or on the read end of a pipe of its own. */
+void fi_bell_sleep(_Atomic uint32_t *bell, int pipe);
+/* The sleeper found work after all. Takes back the bell and eats the byte of a parent that had
+ * rung it meanwhile, so that bytes and rings keep matching. */
+void fi_bell_cancel(_Atomic uint32_t *bell, int pipe);
+/* Rings the bell if its owner sleeps; returns true if it did. `pipe` is the write end. */
+bool fi_bell_ring(_Atomic uint32_t *bell, int pipe);
+
+/* The parent's bell: an eventfd (both ends the same descriptor) or a pipe. Never blocks. */
+int fi_event_open(int ends[2]);
+void fi_event_ring(int write_end);
+void fi_event_drain(int read_end);
+
+/* ---- waiting ---------------------------------------------------------------------------- */
+
+/* Waits until one of `count` descriptors is readable or closed; sets ready[i] to 0 or 1. A
+ * negative timeout waits for ever. Returns EINTR when a signal came. */
+int fi_wait(const int *descriptors, uint32_t count, int64_t timeout_ns, uint8_t *ready);
+
+int64_t fi_now_ns(void);
+/* Some milliseconds coarse, but cheap enough to be read for every row. */
+int64_t fi_coarse_ns(void);
+
+/* ---- death watch ------------------------------------------------------------------------- */
+
+/* Starts a thread that ends this process at once when the parent is gone: it polls the parent's
+ * pidfd (or -1) and the read end of a pipe whose write end only the parent holds. The thread
+ * needs no interpreter, so it works while a native call holds Python's lock. */
+int fi_watch_parent(int parent_pidfd, int life_pipe);
+
+/* Asks the kernel to kill this process when the *thread* that forked it ends; only right where
+ * that thread is the parent's main one. `parent` closes the race with a parent already dead. */
+int fi_die_with_parent(int parent);
+
+#endif

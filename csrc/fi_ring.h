@@ -1,0 +1,283 @@
+/* The slot ring: batches travel through it from worker processes to the parent.
+ *
+ * Truth is one 64-bit word per row, {sequence, owner, code}: a worker owns a row from the moment
+ * its compare-and-swap on that word succeeds. Claim words, positions and bells are hints, which
+ * may be stale or lost without harm to any byte. The parent alone schedules, frees, recovers and
+ * resets, from a private copy of all it needs. csrc/README.md has the states, the byte map and
+ * the table of memory orders; the step names (W1, S3, R2, ...) used here are explained there.
+ */
+#ifndef FI_RING_H
+#define FI_RING_H
+
+#include "fi_base.h"
+
+/* ---- words ------------------------------------------------------------------------------ */
+
+enum fi_code {
+    FI_TODO = 1,
+    FI_OWNED = 2,
+    FI_ROW_OK = 3, /* done codes: FI_ROW_OK to FI_POISON */
+    FI_SPILL = 4,
+    FI_ERROR = 5,
+    FI_POISON = 6,
+    FI_VOID = 7,
+    FI_FILLING = 8, /* codes of a slot's state word, besides FI_VOID */
+    FI_FINISHING = 9,
+    FI_READY = 10
+};
+
+/* Flags of a READY state word: what the finisher left beside the rows. */
+enum {
+    FI_CONVERTED_FIELDS = 1, /* one output array per ragged field */
+    FI_CONVERTED_OBJECT = 2, /* the converter's result, packed */
+    FI_CONVERTER_ERROR = 4,  /* the converter's exception, packed */
+    FI_FINISH_POISON = 8     /* set by the parent: the converter keeps killing workers */
+};
+
+static inline uint64_t fi_word(uint64_t q, uint32_t owner, uint32_t code, uint32_t flags)
+{
+    return (q & UINT32_MAX) << 32 | (uint64_t)(owner & 0xffff) << 16 | (code & 0xff) << 8 |
+           (flags & 0xff);
+}
+static inline uint32_t fi_word_q(uint64_t word) { return (uint32_t)(word >> 32); }
+static inline uint32_t fi_word_owner(uint64_t word) { return (word >> 16) & 0xffff; }
+static inline uint32_t fi_word_code(uint64_t word) { return (word >> 8) & 0xff; }
+static inline uint32_t fi_word_flags(uint64_t word) { return word & 0xff; }
+static inline bool fi_code_done(uint32_t code) { return code >= FI_ROW_OK && code <= FI_POISON; }
+
+/* ---- shared structures ------------------------------------------------------------------ */
+
+typedef struct fi_board {
+    _Alignas(FI_CACHE_LINE) _Atomic uint64_t head; /* oldest sequence not yet taken */
+    _Atomic uint64_t tail;                         /* first sequence not yet scheduled */
+    _Atomic uint32_t redo;                         /* recoveries so far */
+    _Atomic uint32_t stop;
+    _Atomic uint32_t spin; /* pauses before sleep; 0 where processes outnumber cores */
+} fi_board;
+
+typedef struct fi_slot {
+    /* Who takes a range needs all of this first line. */
+    _Alignas(FI_CACHE_LINE) _Atomic uint64_t claim; /* {sequence, next row to offer}: a hint */
+    _Atomic uint64_t state;                         /* {sequence, finisher, code, flags} */
+    _Atomic uint32_t n;                             /* rows of this batch */
+    _Atomic uint32_t schema;
+    _Atomic uint32_t single; /* 1: offer the rows one by one, for one of them kills workers */
+    /* Written by the workers while they fill the slot. */
+    _Alignas(FI_CACHE_LINE) _Atomic uint64_t heap; /* next free byte, as an offset in the slot */
+    _Atomic uint64_t committed;                    /* bytes of the slot that have pages */
+    _Atomic uint64_t limit;                        /* the heap may not grow past this */
+    _Atomic uint64_t result_offset;                /* the finisher's packed object */
+    _Atomic uint64_t result_bytes;
+} fi_slot;
+
+/* Where a row's packed payload (a spill, an error) lies in its slot. */
+typedef struct fi_entry {
+    _Atomic uint64_t offset;
+    _Atomic uint64_t bytes;
+} fi_entry;
+
+/* A worker's own lines: for statistics, messages and the start handshake. Correctness of the
+ * batches never depends on them. */
+typedef struct fi_cell {
+    _Alignas(FI_CACHE_LINE) _Atomic int64_t since; /* coarse clock at the fetch in hand; 0 none */
+    _Atomic int64_t index;                         /* its dataset index */
+    _Atomic uint64_t rows;                         /* rows completed */
+    _Atomic uint64_t bytes;                        /* bytes written */
+    _Atomic uint64_t spills;
+    _Atomic uint64_t claims;
+    _Atomic uint64_t fetch_ns; /* time between taking a range and the next turn */
+    _Atomic uint64_t sleep_ns;
+    _Alignas(FI_CACHE_LINE) _Atomic uint32_t go; /* start number that the parent has let in */
+    _Atomic uint32_t ready;                      /* start number that has loaded its dataset */
+    _Atomic uint32_t pid;
+    _Atomic uint32_t note_bytes; /* length of what the worker left in its note */
+} fi_cell;
+
+typedef struct fi_geometry {
+    uint32_t slots;      /* S: also the length of the map */
+    uint32_t workers;    /* W, at most 65535 */
+    uint32_t rows;       /* B: rows a slot has room for */
+    uint32_t schemas;    /* schema records */
+    uint64_t slot_bytes; /* address range reserved for one slot's payload */
+} fi_geometry;
+
+#define FI_SCHEMA_BYTES (64u << 10)
+#define FI_NOTE_BYTES (64u << 10)
+
+/* This process' view of the shared segment. Pointers are private, offsets are shared. */
+typedef struct fi_ring {
+    fi_geometry geometry;
+    char *base;
+    int fd;
+    int event; /* write end of the parent's bell */
+    fi_board *board;
+    _Atomic uint32_t *map; /* slot of sequence q at q % S */
+    _Atomic uint64_t *pwait;
+    _Atomic uint32_t *bells;
+    fi_cell *cells;
+    fi_slot *slots;
+    _Atomic uint64_t *words; /* S x B row words */
+    int64_t *indices;        /* S x B */
+    fi_entry *entries;       /* S x B */
+    char *schemas;
+    char *notes;
+    char *payload;
+} fi_ring;
+
+/* Bytes of the control area and of the whole segment; FI_E_RANGE for a geometry out of bounds. */
+int fi_ring_size(const fi_geometry *geometry, uint64_t *control, uint64_t *total);
+int fi_ring_attach(fi_ring *ring, const fi_geometry *geometry, void *base, int fd, int event);
+
+static inline char *fi_slot_payload(const fi_ring *ring, uint32_t slot)
+{
+    return ring->payload + (uint64_t)slot * ring->geometry.slot_bytes;
+}
+static inline _Atomic uint64_t *fi_row_word(const fi_ring *ring, uint32_t slot, uint32_t row)
+{
+    return ring->words + (uint64_t)slot * ring->geometry.rows + row;
+}
+static inline fi_entry *fi_row_entry(const fi_ring *ring, uint32_t slot, uint32_t row)
+{
+    return ring->entries + (uint64_t)slot * ring->geometry.rows + row;
+}
+static inline int64_t *fi_row_index(const fi_ring *ring, uint32_t slot, uint32_t row)
+{
+    return ring->indices + (uint64_t)slot * ring->geometry.rows + row;
+}
+
+/* Commits the pages of the slot's payload up to `bytes`. Called by the parent at schedule and,
+ * within the slot's limit, by workers. FI_E_MEMORY with need and have: refused. */
+int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *need,
+                   uint64_t *have);
+
+/* Takes `bytes` from the slot's heap, 64-byte aligned. Only the owner of a row, or the finisher,
+ * may call it. FI_E_FULL: the reservation ends here; FI_E_MEMORY: no memory (need, have). */
+int fi_heap_take(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *offset,
+                 uint64_t *need, uint64_t *have);
+
+/* ---- worker (one per process or thread) -------------------------------------------------- */
+
+typedef struct fi_worker {
+    fi_ring *ring;
+    uint32_t number;
+    int bell_pipe;    /* read end, or -1 for a futex */
+    uint32_t seen;    /* last value of board->redo acted upon */
+    bool in_slot;     /* between W3 and W8 */
+    bool leave;       /* set by the owner: exit at the next W1 */
+    uint32_t slot;    /* valid in a slot */
+    uint64_t current; /* own position: sequence in hand or next */
+} fi_worker;
+
+enum fi_turn_kind { FI_TURN_STOP, FI_TURN_ROWS, FI_TURN_FINISH };
+
+typedef struct fi_turn {
+    uint64_t q;
+    uint32_t slot;
+    uint32_t n;
+    uint32_t first; /* FI_TURN_ROWS: the range [first, first + count) */
+    uint32_t count;
+} fi_turn;
+
+void fi_worker_init(fi_worker *worker, fi_ring *ring, uint32_t number, int bell_pipe);
+
+/* Blocks until there is something to do and says what: leave, fill rows, or finish a slot whose
+ * rows are all done and whose FINISHING now belongs to this worker. */
+enum fi_turn_kind fi_worker_next(fi_worker *worker, fi_turn *turn);
+
+/* W5. True if this worker owns the row from here on; only then may it read the row's index. */
+bool fi_row_own(const fi_worker *worker, const fi_turn *turn, uint32_t row);
+void fi_row_done(const fi_worker *worker, const fi_turn *turn, uint32_t row, uint32_t code);
+/* W6, second half. Publishes the batch and rings the parent if it sleeps for it. */
+void fi_worker_ready(const fi_worker *worker, const fi_turn *turn, uint32_t flags);
+
+/* ---- parent ------------------------------------------------------------------------------- */
+
+enum fi_phase { FI_FREE, FI_FILL, FI_DRAIN, FI_LEASED, FI_SPARE, FI_RETIRED };
+
+typedef struct fi_private {
+    uint64_t q;
+    uint32_t n;
+    uint32_t schema;
+    enum fi_phase phase;
+} fi_private;
+
+typedef struct fi_parent {
+    fi_ring *ring;
+    fi_private *slot;       /* S */
+    uint32_t *slot_of;      /* sequence modulo S -> slot: the parent never trusts the map */
+    uint32_t *free_stack;   /* last in, first out: the newest is still in cache */
+    uint32_t *returned_next;
+    const int *bell_pipes;  /* write ends, or NULL for futexes */
+    _Atomic uint32_t returned; /* lock-free stack of released leases: slot + 1, 0 = empty */
+    uint32_t free_count;
+    uint32_t spares; /* slots never used yet, kept to replace retired ones */
+    uint64_t head, tail;
+    uint32_t offered; /* rows scheduled since the last publish */
+    uint32_t leased, draining, retired;
+} fi_parent;
+
+#define FI_ANY UINT64_MAX /* pwait: the parent sleeps for any event */
+
+/* `spares` of the geometry's slots stay aside. Allocates; ENOMEM. */
+int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int *bell_pipes);
+void fi_parent_clear(fi_parent *parent);
+
+/* The slot that the next schedule will use; FI_E_FULL if none is free. */
+int fi_parent_next_slot(fi_parent *parent, uint32_t *slot);
+/* S1 to S7. `heap` is where the slot's bump allocation starts, `limit` where it ends. `single`
+ * offers the rows one by one. */
+int fi_parent_schedule(fi_parent *parent, const int64_t *indices, uint32_t n, uint32_t schema,
+                       uint64_t heap, uint64_t limit, bool single, uint64_t *q);
+/* S8: wakes sleeping workers for what was scheduled since the last call. */
+void fi_parent_publish(fi_parent *parent);
+void fi_parent_ring_all(fi_parent *parent);
+
+/* Takes back slots whose leases died and slots that a reset has drained. */
+void fi_parent_collect(fi_parent *parent);
+
+/* T1: is the batch at the head READY? The slot's number and flags, or FI_E_BUSY. */
+int fi_parent_ready(const fi_parent *parent, uint32_t *slot, uint32_t *flags);
+/* T2: announces the sleep; the caller must look again (T3) before it sleeps. */
+void fi_parent_doze(fi_parent *parent, uint64_t q);
+void fi_parent_wake(fi_parent *parent);
+/* T5: checks every row word of the ready head; `odd` counts rows other than FI_ROW_OK.
+ * FI_E_BROKEN if a word is impossible: `row` and `word` say which. Takes nothing. */
+int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *odd, uint32_t *row,
+                    uint64_t *word);
+/* The head leaves the ring: its slot is leased, or free again at once when `copied`. */
+void fi_parent_take(fi_parent *parent, bool copied);
+/* The last view of a leased slot died. Any thread; takes no lock, calls nothing. */
+void fi_parent_release(fi_parent *parent, uint32_t slot);
+/* After a fork: leased slots are never written again, spares take their places. */
+void fi_parent_retire_leased(fi_parent *parent);
+/* Slots that could be filled if the head were leased now. */
+uint32_t fi_parent_usable(const fi_parent *parent);
+
+/* X1 to X4: forgets all that is scheduled. Nothing waits. */
+void fi_parent_reset(fi_parent *parent);
+
+/* What a dead worker had in hand. */
+typedef struct fi_loss {
+    uint32_t slot;
+    uint32_t row; /* UINT32_MAX: it was finishing the slot */
+    uint64_t q;
+    int64_t index; /* of the row, from shared memory: the caller checks it against its own plan */
+} fi_loss;
+#define FI_LOSS_FINISH UINT32_MAX
+
+/* R2, first half: lists up to `most` losses of a worker whose death is known; returns how many. */
+uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *losses,
+                          uint32_t most);
+/* R2, second half: gives one lost row or finish back; `poison` gives it up instead. */
+void fi_parent_return(fi_parent *parent, const fi_loss *loss, bool poison);
+/* R3 to R5, for all slots and the dead worker's bell. Afterwards its number may be used again. */
+void fi_parent_rewind(fi_parent *parent, uint32_t worker, int bell_pipe);
+/* From now on the rows of every scheduled slot are offered one by one. */
+void fi_parent_offer_singly(fi_parent *parent);
+
+/* True if nobody will ever make the head READY by himself: it is not, no row is owned, nobody
+ * finishes, and every worker is asleep. Only a broken hint can cause it. */
+bool fi_parent_stalled(const fi_parent *parent);
+void fi_parent_stop(fi_parent *parent);
+
+#endif
