@@ -1,0 +1,36 @@
+"""Exceptions and warnings of fastiter.
+
+All of them carry their text as the only argument, so that they pickle, copy and travel
+between processes unchanged.
+"""
+
+from __future__ import annotations
+
+__all__ = ["DatasetError", "TimeoutWarning", "WorkerDiedError"]
+
+
+class DatasetError(RuntimeError):
+    """A dataset failed in a worker with something that cannot be raised again as itself.
+
+    Subclasses of ``Exception`` arrive as their own type. This one stands for the rest:
+    ``SystemExit``, ``KeyboardInterrupt``, ``GeneratorExit`` and other ``BaseException`` types,
+    and exceptions or examples that cannot be pickled or loaded again. The text names the
+    original type, the dataset index, the worker, the epoch and the batch, and holds the
+    worker's traceback. The iterator stays usable: the next call goes on after the failed batch.
+    """
+
+
+class WorkerDiedError(RuntimeError):
+    """Worker processes died again and again on the same dataset index or converter call.
+
+    The text names the index, the signal or exit code, and likely causes. A single death is no
+    error: another worker does the dead one's rows.
+    """
+
+
+class TimeoutWarning(RuntimeWarning):
+    """A worker has been busy with one example for longer than ``dataset_timeout`` seconds.
+
+    Raised as an exception under ``warnings.simplefilter('error')``; the batch is not lost then:
+    the next call waits for it again.
+    """
