@@ -1,0 +1,26 @@
+# Shared by the scripts in this directory; sourced, never run.
+
+top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+
+step() { printf '\n== %s (at %d s)\n' "$1" "$SECONDS"; }
+
+# copy_tree DIRECTORY: what git has or would take of the checkout, as a clone of one commit.
+copy_tree() {
+    mkdir -p "$1"
+    git -C "$top" ls-files -z --cached --others --exclude-standard |
+        tar -C "$top" --null --ignore-failed-read --files-from=- -cf - | tar -C "$1" -xf -
+    git -C "$1" init -q
+    git -C "$1" add -A
+    git -C "$1" -c user.name=ci -c user.email=ci@localhost commit -q -m tree
+}
+
+# readme_command NAME: the code block that follows the marker "<!-- NAME -->" in README.md.
+readme_command() {
+    awk -v marker="<!-- $1 -->" '
+        $0 == marker { found = 1; next }
+        found && /^```/ { if (inside) exit; inside = 1; next }
+        inside' "$top/README.md"
+}

@@ -1,0 +1,58 @@
+"""What is installed, and what an installation that lacks its compiled half says."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fastiter
+
+INSTALLED = Path(fastiter.__file__).parent
+PACKAGE = Path(__file__).resolve().parent.parent / "fastiter"
+BINDINGS = ["_batch", "_order", "_ring"]
+
+
+def test_version_is_that_of_the_metadata():
+    assert fastiter.__version__ == importlib.metadata.version("fastiter")
+
+
+@pytest.mark.parametrize("name", [*(f"{b}.pyi" for b in BINDINGS), "py.typed"])
+def test_types_are_installed(name):
+    assert (INSTALLED / name).is_file()
+
+
+@pytest.mark.parametrize("name", BINDINGS)
+def test_bindings_are_compiled(name):
+    assert [path.suffix for path in INSTALLED.glob(f"{name}.*.so")]
+
+
+def test_public_names_are_all_there():
+    missing = [name for name in fastiter.__all__ if not hasattr(fastiter, name)]
+    assert missing == []
+
+
+def test_import_needs_no_other_package_than_numpy():
+    code = (
+        "import sys, multiprocessing, numpy, fastiter; "
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(run.stdout.split()) - set(sys.stdlib_module_names)
+    assert {name for name in loaded if not name.startswith("_")} == {"fastiter", "numpy"}
+
+
+def test_a_tree_that_is_not_compiled_names_the_command(tmp_path):
+    for path in PACKAGE.rglob("*.py"):
+        copy = tmp_path / path.relative_to(PACKAGE.parent)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(path.read_text())
+    run = subprocess.run(
+        [sys.executable, "-c", "import fastiter"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert run.returncode == 1
+    assert re.search(r"^ImportError: .*pip install", run.stderr, re.MULTILINE | re.DOTALL)
