@@ -100,7 +100,7 @@ def extension(name: str, *csrc: str) -> Extension:
 extensions = [
     extension("_order", "fi_order.c"),
     extension("_batch", "fi_batch.c"),
-    extension("_ring", "fi_ring.c", "fi_platform.c", "fi_batch.c"),
+    extension("_ring", "fi_ring.c", "fi_parent.c", "fi_platform.c", "fi_batch.c"),
 ]
 extensions = [e for e in extensions if all(Path(source).exists() for source in e.sources)]
 
