@@ -1,0 +1,1 @@
+../fastiter/_demo/digits.py

@@ -1,0 +1,1 @@
+"""The demonstration program and its data; ``python -m fastiter demo`` runs it."""

@@ -1,0 +1,207 @@
+"""The demonstration: its data, what it prints and writes, and what it leaves behind."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fastiter
+from fastiter._demo import digits
+
+DEMO = ["-m", "fastiter", "demo"]
+EXAMPLE = [str(Path(__file__).parent.parent / "examples" / "digits.py")]
+START_METHODS = multiprocessing.get_all_start_methods()
+
+
+def start(arguments: list[str], cwd: Path) -> subprocess.Popen[str]:
+    root = str(Path(fastiter.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(program: list[str], tmp_path: Path, *options: str) -> str:
+    """Run to the end and return what was printed.
+
+    `communicate` returns when the pipes are closed by every process that inherited them: a
+    worker, or a server of workers, that outlived the program would make it time out.
+    """
+    cwd = tmp_path / "cwd"
+    cwd.mkdir(exist_ok=True)
+    with start([*program, "--out", str(tmp_path / "out"), *options], cwd) as process:
+        try:
+            printed, errors = process.communicate(timeout=100)
+        finally:
+            process.kill()
+    assert (process.returncode, errors) == (0, "")
+    assert list(cwd.iterdir()) == []
+    return printed
+
+
+def epoch_lines(printed: str) -> list[str]:
+    return [line for line in printed.splitlines() if re.match(r"epoch \d", line)]
+
+
+def test_data_is_the_published_test_set() -> None:
+    packed = resources.files("fastiter._demo").joinpath("digits.csv.gz").read_bytes()
+    readme = resources.files("fastiter._demo").joinpath("README.txt").read_text()
+    assert hashlib.sha256(packed).hexdigest() in readme
+    assert "CC BY 4.0" in readme
+    values = np.loadtxt(gzip.decompress(packed).decode().splitlines(), delimiter=",", dtype=int)
+    assert values.shape == (1797, 65)
+    assert (values[:, :64].min(), values[:, :64].max()) == (0, 16)
+    # The class distribution that the creators publish for their test set.
+    counts = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert np.bincount(values[:, 64]).tolist() == counts
+
+
+def test_splits_are_disjoint_and_complete() -> None:
+    training, test = digits.load_digits(seed=0)
+    assert (len(training), len(test)) == (12_000, 297)
+    packed = resources.files("fastiter._demo").joinpath("digits.csv.gz").read_bytes()
+    lines = gzip.decompress(packed).decode().splitlines()
+    assert Counter(training.lines + test.lines) == Counter(lines)
+
+
+def test_examples_are_augmented_alike_each_time_and_each_view_anew() -> None:
+    training, test = digits.load_digits(seed=0)
+    image, label, index = training[7]
+    assert (image.shape, image.dtype, index) == ((8, 8), np.float32, 7)
+    assert label == int(training.lines[7].rpartition(",")[2])
+    np.testing.assert_array_equal(image, training[7][0])
+    other_view, other_label, _ = training[7 + 1500]
+    assert other_label == label
+    assert not np.array_equal(image, other_view)
+    assert not np.array_equal(image, digits.load_digits(seed=1)[0][7][0])
+    pixels = [int(text) for text in test.lines[7].split(",")[:64]]
+    np.testing.assert_array_equal(test[7][0], np.reshape(pixels, (8, 8)) / 16)
+
+
+def test_classifier_descends_the_gradient() -> None:
+    model = digits.Classifier(seed=0, n_hidden=16)
+    model.params = [p.astype(np.float64) for p in model.params]
+    model.velocity = [np.zeros_like(p) for p in model.params]
+    before = [p.copy() for p in model.params]
+    rng = np.random.default_rng(0)
+    images, labels = rng.random((5, 8, 8)), np.arange(5)
+    model.step(images, labels)
+
+    def loss(params: list[np.ndarray]) -> float:
+        model.params = params
+        scores = model.forward(images)[2]
+        log_p = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+        return -log_p[np.arange(5), labels].mean()
+
+    for k, velocity in enumerate(model.velocity):
+        direction = rng.normal(size=velocity.shape)
+        up, down = [p.copy() for p in before], [p.copy() for p in before]
+        up[k] += 1e-6 * direction
+        down[k] -= 1e-6 * direction
+        slope = (loss(up) - loss(down)) / 2e-6
+        assert slope == pytest.approx(-(velocity * direction).sum() / 0.05, rel=1e-4)
+
+
+def test_example_is_the_demo() -> None:
+    assert Path(EXAMPLE[0]).read_bytes() == Path(digits.__file__).read_bytes()
+
+
+@pytest.mark.slow
+def test_demo_from_end_to_end(tmp_path: Path) -> None:
+    printed = run(DEMO, tmp_path)
+    accuracy = re.search(r"^test accuracy (\d\.\d\d)$", printed, re.MULTILINE)
+    assert accuracy is not None
+    assert float(accuracy[1]) > 0.95
+    assert len(epoch_lines(printed)) == 6
+    assert "exactly the 120 remaining batches" in printed
+    rows = dict(re.findall(r"^(\w+Iterator) .* (\d+ +\d+)$", printed, re.MULTILINE))
+    copied = {name: tuple(map(int, numbers.split())) for name, numbers in rows.items()}
+    assert copied == {
+        "SerialIterator": (0, 256),
+        "MultithreadIterator": (0, 256),
+        "MultiprocessIterator": (256, 0),
+    }
+    with np.load(tmp_path / "out" / "snapshot.npz") as snapshot:
+        assert snapshot["current_position"] == 6000
+        assert sorted(snapshot["order"]) == list(range(12_000))
+    assert all(len(line) <= 88 for line in printed.splitlines() if str(tmp_path) not in line)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [DEMO, EXAMPLE], ids=["demo", "example"])
+@pytest.mark.parametrize("method", START_METHODS)
+def test_every_start_method(program: list[str], method: str, tmp_path: Path) -> None:
+    printed = run(program, tmp_path, "--epochs", "1", "--start-method", method)
+    assert "exactly the 120 remaining batches" in printed
+    assert "MultiprocessIterator" in printed
+
+
+@pytest.mark.slow
+def test_training_does_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
+    printed = [run(DEMO, tmp_path, "--epochs", "1", "--processes", n) for n in ("1", "3")]
+    assert epoch_lines(printed[0])
+    assert epoch_lines(printed[0]) == epoch_lines(printed[1])
+
+
+def test_learning_curve_is_a_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "curve.png"
+    assert digits.draw_curve([0.5, 0.25], [0.9, 0.95], path) == str(path)
+    assert path.read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_missing_matplotlib_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    path = tmp_path / "curve.png"
+    assert "matplotlib is not installed" in digits.draw_curve([0.5], [0.9], path)
+    assert not path.exists()
+
+
+def test_interrupt_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    with start([*DEMO, "--epochs", "1000", "--out", str(tmp_path / "out")], tmp_path) as process:
+        try:
+            for line in process.stdout:
+                if line.startswith("epoch 1 "):
+                    break
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert (process.returncode, errors) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required: COMMAND"),
+        (["nothing"], "invalid choice: 'nothing'"),
+        (["demo", "--epochs", "0"], "--epochs: invalid positive value: '0'"),
+        (["demo", "--start-method", "threads"], "--start-method: invalid choice: 'threads'"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fastiter.__main__ import main
+
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
