@@ -278,6 +278,26 @@ bool fi_bell_ring(_Atomic uint32_t *bell, int pipe)
     return true;
 }
 
+bool fi_bells_need_pipes(void)
+{
+#ifdef FI_LINUX
+    return false;
+#else
+    return true;
+#endif
+}
+
+int fi_pipe_open(int ends[2])
+{
+    if (pipe(ends) != 0)
+        return errno;
+    for (int end = 0; end < 2; end++) {
+        (void)fcntl(ends[end], F_SETFD, FD_CLOEXEC);
+        (void)fcntl(ends[end], F_SETFL, O_NONBLOCK);
+    }
+    return FI_OK;
+}
+
 int fi_event_open(int ends[2])
 {
 #ifdef FI_LINUX
@@ -287,13 +307,7 @@ int fi_event_open(int ends[2])
     if (errno != ENOSYS)
         return errno;
 #endif
-    if (pipe(ends) != 0)
-        return errno;
-    for (int end = 0; end < 2; end++) {
-        (void)fcntl(ends[end], F_SETFD, FD_CLOEXEC);
-        (void)fcntl(ends[end], F_SETFL, O_NONBLOCK);
-    }
-    return FI_OK;
+    return fi_pipe_open(ends);
 }
 
 void fi_event_ring(int write_end)

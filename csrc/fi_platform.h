@@ -42,10 +42,14 @@ void fi_bell_sleep(_Atomic uint32_t *bell, int pipe);
 /* The sleeper found work after all. Takes back the bell and eats the byte of a parent that had
  * rung it meanwhile, so that bytes and rings keep matching. */
 void fi_bell_cancel(_Atomic uint32_t *bell, int pipe);
+/* True where a bell needs a pipe, for want of a futex that works between processes. */
+bool fi_bells_need_pipes(void);
 /* Rings the bell if its owner sleeps; returns true if it did. `pipe` is the write end. */
 bool fi_bell_ring(_Atomic uint32_t *bell, int pipe);
 
-/* The parent's bell: an eventfd (both ends the same descriptor) or a pipe. Never blocks. */
+/* The parent's bell: an eventfd (both ends the same descriptor) or a pipe. Never blocks. The
+ * ends of a worker's bell pipe are opened by fi_pipe_open; its reader waits by poll. */
+int fi_pipe_open(int ends[2]);
 int fi_event_open(int ends[2]);
 void fi_event_ring(int write_end);
 void fi_event_drain(int read_end);

@@ -10,6 +10,7 @@
 #define FI_RING_H
 
 #include "fi_base.h"
+#include "fi_cell.h"
 
 /* ---- words ------------------------------------------------------------------------------ */
 
@@ -76,23 +77,6 @@ typedef struct fi_entry {
     _Atomic uint64_t bytes;
 } fi_entry;
 
-/* A worker's own lines: for statistics, messages and the start handshake. Correctness of the
- * batches never depends on them. */
-typedef struct fi_cell {
-    _Alignas(FI_CACHE_LINE) _Atomic int64_t since; /* coarse clock at the fetch in hand; 0 none */
-    _Atomic int64_t index;                         /* its dataset index */
-    _Atomic uint64_t rows;                         /* rows completed */
-    _Atomic uint64_t bytes;                        /* bytes written */
-    _Atomic uint64_t spills;
-    _Atomic uint64_t claims;
-    _Atomic uint64_t fetch_ns; /* time between taking a range and the next turn */
-    _Atomic uint64_t sleep_ns;
-    _Alignas(FI_CACHE_LINE) _Atomic uint32_t go; /* start number that the parent has let in */
-    _Atomic uint32_t ready;                      /* start number that has loaded its dataset */
-    _Atomic uint32_t pid;
-    _Atomic uint32_t note_bytes; /* length of what the worker left in its note */
-} fi_cell;
-
 typedef struct fi_geometry {
     uint32_t slots;      /* S: also the length of the map */
     uint32_t workers;    /* W, at most 65535 */
@@ -143,6 +127,63 @@ static inline fi_entry *fi_row_entry(const fi_ring *ring, uint32_t slot, uint32_
 static inline int64_t *fi_row_index(const fi_ring *ring, uint32_t slot, uint32_t row)
 {
     return ring->indices + (uint64_t)slot * ring->geometry.rows + row;
+}
+
+static inline uint64_t fi_slot_committed(const fi_ring *ring, uint32_t slot)
+{
+    return fi_min_u64(
+        atomic_load_explicit(&ring->slots[slot].committed, memory_order_relaxed),
+        ring->geometry.slot_bytes);
+}
+/* How far the heap of the slot has grown, for the size of its next commit. */
+static inline uint64_t fi_slot_used(const fi_ring *ring, uint32_t slot)
+{
+    return fi_min_u64(atomic_load_explicit(&ring->slots[slot].heap, memory_order_relaxed),
+                      ring->geometry.slot_bytes);
+}
+static inline uint32_t fi_slot_schema(const fi_ring *ring, uint32_t slot)
+{
+    return atomic_load_explicit(&ring->slots[slot].schema, memory_order_relaxed);
+}
+
+/* Packed objects: a row's spill or error, and the finisher's result. The done word of the row, or
+ * READY, publishes them; the parent trusts neither number before it has compared it with the
+ * bytes that are committed. */
+static inline void fi_entry_set(const fi_ring *ring, uint32_t slot, uint32_t row, uint64_t offset,
+                                uint64_t bytes)
+{
+    fi_entry *entry = fi_row_entry(ring, slot, row);
+    atomic_store_explicit(&entry->offset, offset, memory_order_relaxed);
+    atomic_store_explicit(&entry->bytes, bytes, memory_order_relaxed);
+}
+static inline void fi_entry_get(const fi_ring *ring, uint32_t slot, uint32_t row, uint64_t *offset,
+                                uint64_t *bytes)
+{
+    fi_entry *entry = fi_row_entry(ring, slot, row);
+    *offset = atomic_load_explicit(&entry->offset, memory_order_relaxed);
+    *bytes = atomic_load_explicit(&entry->bytes, memory_order_relaxed);
+}
+static inline void fi_result_set(const fi_ring *ring, uint32_t slot, uint64_t offset,
+                                 uint64_t bytes)
+{
+    atomic_store_explicit(&ring->slots[slot].result_offset, offset, memory_order_relaxed);
+    atomic_store_explicit(&ring->slots[slot].result_bytes, bytes, memory_order_relaxed);
+}
+static inline void fi_result_get(const fi_ring *ring, uint32_t slot, uint64_t *offset,
+                                 uint64_t *bytes)
+{
+    *offset = atomic_load_explicit(&ring->slots[slot].result_offset, memory_order_relaxed);
+    *bytes = atomic_load_explicit(&ring->slots[slot].result_bytes, memory_order_relaxed);
+}
+/* Code of a row's word if it belongs to sequence q, else 0. */
+static inline uint32_t fi_row_code(const fi_ring *ring, uint32_t slot, uint32_t row, uint64_t q)
+{
+    uint64_t word = atomic_load_explicit(fi_row_word(ring, slot, row), memory_order_acquire);
+    return fi_word_q(word) == (uint32_t)q ? fi_word_code(word) : 0;
+}
+static inline void fi_board_set_spin(const fi_ring *ring, uint32_t pauses)
+{
+    atomic_store_explicit(&ring->board->spin, pauses, memory_order_relaxed);
 }
 
 /* Commits the pages of the slot's payload up to `bytes`. Called by the parent at schedule and,
