@@ -1,0 +1,8 @@
+"""Iterators over datasets, and the samplers that give them their order."""
+
+from __future__ import annotations
+
+from fastiter.iterators.order import OrderSampler, ShuffleOrderSampler
+from fastiter.iterators.serial import SerialIterator
+
+__all__ = ["OrderSampler", "SerialIterator", "ShuffleOrderSampler"]

@@ -1,0 +1,320 @@
+"""What all iterators over datasets share."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fastiter import _device
+from fastiter.dataset.iterator import Iterator
+from fastiter.iterators import _snapshot
+from fastiter.iterators._arguments import (
+    checked_callable,
+    checked_dataset,
+    checked_flag,
+    checked_int,
+)
+from fastiter.iterators._state import Plan, Planner, dataset_length, initial_state
+from fastiter.iterators.order import ShuffleOrderSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Self
+
+    from fastiter.iterators._fetch import Outcome
+
+
+class PlannedIterator(Iterator):
+    """Base of the iterators: arguments, epochs, snapshots, copies and pickles.
+
+    A subclass overrides:
+
+    ``_fetch(plan)``
+        Waits for the batch of ``plan`` (the one that ``self._planner`` delivers next) and
+        returns its `Outcome`. An error that belongs to the batch goes into the outcome: the
+        state advances past it. Whatever is raised instead (KeyboardInterrupt, a
+        TimeoutWarning) leaves the state alone, and the next call fetches the same plan again.
+        May call ``self._planner.ahead()`` to start on later batches; the first plan that gives
+        is ``plan`` itself. Runs under the iterator's lock, in the caller's thread.
+    ``_discard_ahead()``
+        Drops the batches started ahead; the planner is restarted right after. Runs under the
+        lock at a reset and when a snapshot is loaded, on an open or finalized iterator.
+    ``_close()``
+        Ends threads and processes. Called by every ``finalize()``, so possibly several times,
+        without the lock (another thread may be in ``_fetch`` and must be woken up), also from
+        ``__del__``, of an object whose constructor failed after ``_init_runtime``, too.
+    ``_init_runtime()``
+        Sets the attributes that belong to this object and process alone (pools, queues,
+        batches in flight). Called at the end of this class' constructor, and in copies and
+        unpickled objects. Their names are listed in ``_RUNTIME``; all other attributes go into
+        copies and pickles.
+    ``_REOPENABLE``
+        False if an iterator stays closed after ``finalize()``: reset and loading then raise
+        NotImplementedError.
+
+    Parameters
+    ----------
+    dataset, batch_size, repeat, shuffle, order_sampler, converter, device
+        As in the subclasses, all without defaults.
+    """
+
+    _RUNTIME: ClassVar[frozenset[str]] = frozenset({"_lock", "_finalized"})
+    _REOPENABLE: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        repeat: bool,
+        shuffle: bool | None,
+        order_sampler: Callable[[Any, int], Any] | None,
+        converter: Callable[[Any, Any], Any] | None,
+        device: Any,
+    ) -> None:
+        self._dataset = checked_dataset(dataset)
+        self._batch_size = checked_int("batch_size", batch_size)
+        self._repeat = checked_flag("repeat", repeat)
+        self._shuffle = None if shuffle is None else checked_flag("shuffle", shuffle)
+        self._order_sampler = checked_callable("order_sampler", order_sampler)
+        if order_sampler is not None and shuffle is not None:
+            raise ValueError(
+                f"shuffle={shuffle!r} and order_sampler exclude each other: leave shuffle at None "
+                "to use the order_sampler"
+            )
+        if order_sampler is None and self._shuffle is not False:
+            self._order_sampler = ShuffleOrderSampler()
+        self._converter = checked_callable("converter", converter)
+        if device is not None and converter is None:
+            raise ValueError(
+                f"device={device!r} needs a converter: set converter=fastiter.concat_examples, "
+                "or leave device at None"
+            )
+        _device.resolve(device)
+        self._device = device
+        dataset_len = functools.partial(dataset_length, dataset)
+        self._dataset_len = dataset_len
+        self._planner = Planner(
+            initial_state(self._order_sampler, dataset_len),
+            batch_size=self._batch_size,
+            repeat=self._repeat,
+            order_sampler=self._order_sampler,
+            dataset_len=dataset_len,
+        )
+        self._init_runtime()
+
+    def _init_runtime(self) -> None:
+        # Reentrant: a signal handler may save a snapshot while its thread waits in next().
+        self._lock = threading.RLock()
+        self._finalized = False
+
+    def _fetch(self, plan: Plan) -> Outcome:
+        raise NotImplementedError
+
+    def _discard_ahead(self) -> None:
+        """Drop the batches started ahead; here there are none."""
+
+    def _close(self) -> None:
+        """End threads and processes; here there are none."""
+
+    # -- iteration ---------------------------------------------------------------------------
+
+    def __next__(self) -> Any:
+        """Return the next batch.
+
+        Returns
+        -------
+        list or object
+            The examples, an exact list; with a converter, what the converter returns.
+
+        Raises
+        ------
+        StopIteration
+            At the end of the iteration, without ``repeat``.
+        RuntimeError
+            After `finalize`.
+        Exception
+            What the dataset, the order sampler or the converter raised. After a dataset's or
+            converter's error the next call goes on with the following batch, after an order
+            sampler's it tries the same batch again.
+        """
+        with self._lock:
+            if self._finalized:
+                raise RuntimeError(
+                    f"{type(self).__name__} is finalized: next() is possible no more"
+                    + (" until reset()" if self._REOPENABLE else "; make a new one or a copy")
+                )
+            plan = self._planner.peek()
+            if not plan.is_batch:
+                self._planner.deliver()
+            outcome = self._fetch(plan)
+            self._planner.deliver()
+            if outcome.error is None:
+                return outcome.batch
+            try:
+                raise outcome.error
+            finally:
+                del outcome  # or error, traceback and this frame keep each other alive
+
+    def __len__(self) -> int:
+        """Batches in an epoch, the short one at its end included."""
+        return -(-self._epoch_size // self._batch_size)
+
+    def reset(self) -> None:
+        """Go back to the start of the first epoch, with a new order.
+
+        A finalized iterator is open again afterwards, where that is supported.
+
+        Raises
+        ------
+        NotImplementedError
+            If the iterator is finalized and of a kind that cannot be reopened.
+        """
+        with self._lock:
+            self._check_reopenable("reset")
+            state = initial_state(self._order_sampler, self._dataset_len)
+            self._discard_ahead()
+            self._planner.restart(state)
+            self._finalized = False
+
+    def finalize(self) -> None:
+        """End the iteration and release threads, processes and memory, in bounded time.
+
+        Batches already delivered stay valid. May be called in any state and any number of
+        times. ``close`` is the same.
+        """
+        if "_finalized" not in self.__dict__:
+            return  # the constructor failed before there was anything to release
+        self._finalized = True
+        self._close()
+
+    def close(self) -> None:
+        """End the iteration; the same as `finalize`."""
+        self.finalize()
+
+    # -- state -------------------------------------------------------------------------------
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset."""
+        return self._dataset
+
+    @property
+    def batch_size(self) -> int:
+        """Examples in a batch."""
+        return self._batch_size
+
+    @property
+    def repeat(self) -> bool:
+        """Whether the iteration goes on after the first epoch."""
+        return self._repeat
+
+    @property
+    def shuffle(self) -> bool | None:
+        """The argument ``shuffle``."""
+        return self._shuffle
+
+    @property
+    def order_sampler(self) -> Callable[[Any, int], Any] | None:
+        """The sampler that gives each epoch's order; None if there is no order."""
+        return self._order_sampler  # type: ignore[no-any-return]
+
+    @property
+    def converter(self) -> Callable[[Any, Any], Any] | None:
+        """The argument ``converter``."""
+        return self._converter  # type: ignore[no-any-return]
+
+    @property
+    def device(self) -> Any:
+        """The argument ``device``."""
+        return self._device
+
+    @property
+    def current_position(self) -> int:
+        """Examples of the current epoch delivered so far."""
+        return self._planner.state.position
+
+    @property
+    def epoch(self) -> int:
+        """Completed epochs."""
+        return self._planner.state.epoch
+
+    @property
+    def epoch_detail(self) -> float:
+        """Completed epochs, with the fraction of the current one."""
+        return self._planner.state.epoch_detail
+
+    @property
+    def previous_epoch_detail(self) -> float | None:
+        """``epoch_detail`` one batch before; None before the first batch."""
+        return self._planner.state.previous_epoch_detail
+
+    @property
+    def is_new_epoch(self) -> bool:
+        """Whether the last batch completed an epoch."""
+        return self._planner.state.is_new_epoch
+
+    @property
+    def _epoch_size(self) -> int:
+        """Examples in the current epoch. Chainer's progress bars read it."""
+        return self._planner.state.epoch_size
+
+    # -- snapshots, copies, pickles ----------------------------------------------------------
+
+    def serialize(self, serializer: Callable[[str, Any], Any]) -> None:
+        """Save the iteration's state to, or load it from, a serializer of Chainer's protocol.
+
+        The state is that of the batch delivered last, whatever was fetched ahead. Snapshots of
+        all kinds of iterators, Chainer's included, load into each other.
+
+        Parameters
+        ----------
+        serializer : callable
+            Called as ``serializer(key, value)`` with the keys current_position, epoch,
+            is_new_epoch, order and previous_epoch_detail; -1 stands where None would.
+
+        Raises
+        ------
+        ValueError
+            If what is loaded cannot be a state of this iterator, which then stays as it is.
+        NotImplementedError
+            On loading, if the iterator is finalized and of a kind that cannot be reopened.
+        """
+        with self._lock:
+            state = _snapshot.exchange(
+                serializer,
+                self._planner.state,
+                batch_size=self._batch_size,
+                dataset_len=self._dataset_len,
+            )
+            if state is None:
+                return
+            self._check_reopenable("loading a snapshot")
+            self._discard_ahead()
+            self._planner.restart(state)
+            self._finalized = False
+
+    def __copy__(self) -> Self:
+        """Copy the iterator: same dataset and sampler, same batches to come, on its own."""
+        other = object.__new__(type(self))
+        other.__setstate__(self.__getstate__())
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            state = {k: v for k, v in self.__dict__.items() if k not in self._RUNTIME}
+            # Taken now: what is pickled later must not see batches delivered in between.
+            state["_planner"] = self._planner.copy()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._init_runtime()
+
+    def _check_reopenable(self, action: str) -> None:
+        if self._finalized and not self._REOPENABLE:
+            raise NotImplementedError(
+                f"{action} is not supported after finalize() of a {type(self).__name__}; "
+                "make a new iterator or a copy"
+            )

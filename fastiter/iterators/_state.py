@@ -1,0 +1,412 @@
+"""Epochs as data: the state of an iteration, the rule that advances it, and plans ahead.
+
+``advance`` maps a state to the state after one batch and the indices of that batch, and has no
+memory of its own. ``Planner`` calls it ahead of time and keeps what it returned, so that the
+state a user sees (and a snapshot saves) is always that of the batch delivered last, however
+many batches were planned beyond it. All of this runs in the thread that calls the iterator, the
+user's order sampler included.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Indices = npt.NDArray[np.int64]
+#: int64[n], or an object with ``len()`` whose slices are one-dimensional integer arrays.
+Order = Any
+OrderSamplerFunction = Callable[[Order, int], Any]
+
+
+class State(NamedTuple):
+    """Where an iteration stands: everything that a snapshot has to hold."""
+
+    position: int  #: examples of the current epoch already delivered, 0 <= position < epoch_size
+    epoch: int  #: completed epochs
+    is_new_epoch: bool  #: whether the last batch completed an epoch
+    order: Order | None  #: the current epoch's order; None: 0, 1, 2, ... epoch_size - 1
+    epoch_size: int  #: examples in the current epoch
+    previous_epoch_detail: float | None  #: epoch_detail one batch before; None before the first
+
+    @property
+    def epoch_detail(self) -> float:
+        """Epochs delivered so far, with the fraction of the current one."""
+        return self.epoch + self.position / self.epoch_size
+
+
+class Plan(NamedTuple):
+    """One batch to be, or the reason why there is none."""
+
+    indices: Indices | None  #: int64[batch], contiguous; None at the end and with an error
+    state: State  #: the state after this batch
+    error: Exception | None = None  #: what the order sampler or ``len(dataset)`` raised
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether there is a batch to fetch: neither the end nor an error."""
+        return self.indices is not None
+
+
+def dataset_length(dataset: Any) -> int:
+    """Length of ``dataset``.
+
+    Raises
+    ------
+    TypeError
+        If ``dataset`` has no length. What its ``__len__`` raises passes through.
+    """
+    if not hasattr(type(dataset), "__len__"):
+        raise TypeError(
+            f"dataset must have a length (__len__), but {type(dataset).__qualname__} has none"
+        )
+    return len(dataset)
+
+
+def initial_state(
+    order_sampler: OrderSamplerFunction | None, dataset_len: Callable[[], int]
+) -> State:
+    """State before the first batch: asks the sampler for the first epoch's order.
+
+    Raises
+    ------
+    ValueError
+        If the epoch would be empty, or the sampler's result is no order of this dataset.
+    """
+    size = dataset_len()
+    order = None
+    if order_sampler is not None:
+        if _gives_fresh_orders(order_sampler):
+            drawn = order_sampler(range(size), 0)
+        else:
+            drawn = order_sampler(np.arange(size, dtype=np.int64), 0)
+        order = checked_order(drawn, size, copy=not _gives_fresh_orders(order_sampler))
+        size = len(order)
+    if size == 0:
+        raise ValueError(
+            "an epoch must have at least one example: "
+            + ("dataset is empty" if order is None else "order_sampler returned an empty order")
+        )
+    return State(0, 0, False, order, size, None)
+
+
+def advance(
+    state: State,
+    batch_size: int,
+    repeat: bool,
+    order_sampler: OrderSamplerFunction | None,
+    dataset_len: Callable[[], int],
+) -> tuple[State, Indices | None]:
+    """Take one batch from ``state``.
+
+    With ``repeat`` a batch that reaches the end of an epoch goes on in the next one; without,
+    the last batch is short and nothing follows it. A batch that ends exactly on an epoch's end
+    completes that epoch. Whenever an epoch ends (also the last one, and several times in a
+    batch longer than the epoch) the sampler is called with the ended order and the position at
+    which the batch started in it.
+
+    Parameters
+    ----------
+    state : State
+        The state to advance; it is not changed.
+    batch_size : int
+        Examples in a batch, at least 1.
+    repeat : bool
+        Whether another epoch follows the first.
+    order_sampler : callable or None
+        Called as ``order_sampler(current_order, current_position)``.
+    dataset_len : callable
+        Gives the dataset's length; called at the end of an epoch.
+
+    Returns
+    -------
+    tuple of State and int64[<= batch_size] or None
+        The state after the batch and its indices; None at the end of the iteration.
+
+    Raises
+    ------
+    ValueError
+        If the sampler returns something that is no order of the same size and of this dataset.
+        What the sampler or ``len(dataset)`` raise passes through.
+    """
+    if not repeat and state.epoch > 0:
+        return state._replace(previous_epoch_detail=state.epoch_detail), None
+
+    position, epoch, _, order, size, _ = state
+    is_new_epoch = False
+    rest = batch_size
+    pieces = []
+    while True:
+        stop = min(position + rest, size)
+        pieces.append(_take(order, position, stop, dataset_len))
+        rest -= stop - position
+        if stop < size:
+            position = stop
+            break
+        if order is not None:
+            order = _next_order(order_sampler, order, position, dataset_len())
+        elif repeat:
+            size = dataset_len()
+            if size == 0:
+                raise ValueError("dataset has become empty: no example for the next epoch")
+        position = 0
+        epoch += 1
+        is_new_epoch = True
+        if not repeat or rest == 0:
+            break
+
+    indices = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    return State(position, epoch, is_new_epoch, order, size, state.epoch_detail), indices
+
+
+def checked_order(
+    order: Any,
+    dataset_size: int,
+    *,
+    size: int | None = None,
+    copy: bool = True,
+    source: str = "order_sampler",
+) -> Order:
+    """Check that ``order`` is an order of a dataset, and make it ours.
+
+    Parameters
+    ----------
+    order : array-like of int, or virtual order
+        A virtual order is an object with ``len()`` and slicing and without ``__array__``; its
+        slices are checked when they are taken.
+    dataset_size : int
+        Indices must lie in 0 .. dataset_size - 1.
+    size : int, optional
+        The length that the order must have.
+    copy : bool
+        False if nobody else holds or changes the array.
+    source : str
+        What gave the order, for the text of errors.
+
+    Returns
+    -------
+    int64[n], read-only, or the virtual order itself
+
+    Raises
+    ------
+    ValueError
+        If it is no one-dimensional order of integers in range, or of another size.
+    """
+    if _is_virtual(order):
+        checked = order
+    else:
+        checked = _integer_array(order, source)
+        _check_range(checked, dataset_size, source)
+        checked = (
+            np.array(checked, dtype=np.int64, copy=True)
+            if copy
+            else checked.astype(np.int64, copy=False)
+        )
+        checked.flags.writeable = False
+    if size is not None and len(checked) != size:
+        raise ValueError(
+            f"{source} gave an order of {len(checked)} indices where {size} were expected: "
+            "the size of the order must stay the same"
+        )
+    return checked
+
+
+def _take(order: Order | None, start: int, stop: int, dataset_len: Callable[[], int]) -> Indices:
+    """Indices at the positions start .. stop - 1 of an epoch, as an array of its own."""
+    if order is None:
+        return np.arange(start, stop, dtype=np.int64)
+    if isinstance(order, np.ndarray):
+        return order[start:stop].copy()
+    piece = _integer_array(order[start:stop], "a slice of the order")
+    if len(piece) != stop - start:
+        raise ValueError(
+            f"a slice of the order has {len(piece)} indices where {stop - start} were expected"
+        )
+    _check_range(piece, dataset_len(), "a slice of the order")
+    return np.array(piece, dtype=np.int64, copy=True)
+
+
+def _next_order(
+    order_sampler: OrderSamplerFunction | None, order: Order, position: int, dataset_size: int
+) -> Order:
+    if order_sampler is None:
+        raise ValueError("the state has an order, but there is no order_sampler for the next one")
+    fresh = _gives_fresh_orders(order_sampler)
+    # A sampler of the user's may shuffle what it is given in place, or keep what it returns:
+    # the order of the batch delivered last must survive both.
+    current = order if fresh or not isinstance(order, np.ndarray) else order.copy()
+    drawn = order_sampler(current, position)
+    return checked_order(drawn, dataset_size, size=len(order), copy=not fresh)
+
+
+def _gives_fresh_orders(order_sampler: OrderSamplerFunction) -> bool:
+    """Whether this very class promises to only measure its argument and to keep no result.
+
+    The promise is not inherited: a subclass may do what it likes in its ``__call__``.
+    """
+    return bool(vars(type(order_sampler)).get("_gives_fresh_orders", False))
+
+
+def _is_virtual(order: Any) -> bool:
+    return (
+        hasattr(order, "__len__")
+        and hasattr(order, "__getitem__")
+        and not hasattr(order, "__array__")
+        and not isinstance(order, (list, tuple, range, str, bytes, bytearray, memoryview))
+        and not isinstance(order, Mapping)
+    )
+
+
+def _integer_array(order: Any, source: str) -> npt.NDArray[Any]:
+    expected = f"{source} must give a one-dimensional array of integers"
+    try:
+        array = np.asarray(order)
+    except Exception as error:
+        raise ValueError(f"{expected}, not {type(order).__qualname__}: {error}") from error
+    if array.ndim != 1:
+        raise ValueError(f"{expected}, not {type(order).__qualname__} of shape {array.shape}")
+    if array.size == 0 and isinstance(order, (list, tuple)):
+        return np.empty(0, dtype=np.int64)
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"{expected}, not of dtype {array.dtype}")
+    return array
+
+
+def _check_range(array: npt.NDArray[Any], dataset_size: int, source: str) -> None:
+    if array.size == 0:
+        return
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high >= dataset_size:
+        seen = low if low < 0 else high
+        raise ValueError(
+            f"{source} gave the index {seen}, outside 0 .. {dataset_size - 1} "
+            f"(dataset length {dataset_size})"
+        )
+
+
+class Planner:
+    """Plans batches ahead of the one delivered last.
+
+    ``ahead`` and ``deliver`` see one and the same sequence of plans. A copy or pickle of a
+    planner carries the plans that were not delivered, so its future equals the original's and
+    the sampler is not asked again for orders that it has drawn.
+
+    Not safe to call from two threads at a time.
+
+    Parameters
+    ----------
+    state : State
+        State of the batch delivered last.
+    batch_size, repeat, order_sampler, dataset_len
+        See `advance`.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        *,
+        batch_size: int,
+        repeat: bool,
+        order_sampler: OrderSamplerFunction | None,
+        dataset_len: Callable[[], int],
+    ) -> None:
+        self._state = state
+        self._batch_size = operator.index(batch_size)
+        self._repeat = repeat
+        self._order_sampler = order_sampler
+        self._dataset_len = dataset_len
+        self._plans: deque[Plan] = deque()  # planned and not delivered, oldest first
+        self._n_handed_out = 0  # so many of them were returned by ahead()
+
+    @property
+    def state(self) -> State:
+        """State after the batch delivered last."""
+        return self._state
+
+    def peek(self) -> Plan:
+        """The next plan that `deliver` will take. Plans it if need be; raises nothing."""
+        if not self._plans:
+            self._plan_one()
+        return self._plans[0]
+
+    def ahead(self) -> Plan:
+        """The next plan that `ahead` has not returned yet, which may be far beyond `peek`'s.
+
+        Behind the end of the iteration, or an error, there is nothing to plan: that plan is
+        returned again and again, and the sampler is left alone.
+        """
+        if self._n_handed_out == len(self._plans):
+            if self._plans and not self._plans[-1].is_batch:
+                return self._plans[-1]
+            self._plan_one()
+        plan = self._plans[self._n_handed_out]
+        self._n_handed_out += 1
+        return plan
+
+    def deliver(self) -> Plan:
+        """Take the oldest plan and install its state.
+
+        Raises
+        ------
+        StopIteration
+            At the end of the iteration.
+        Exception
+            What the order sampler or ``len(dataset)`` raised when this batch was planned, its
+            StopIteration as a RuntimeError. The state stays as it is, and the next call plans
+            this batch anew.
+        """
+        plan = self.peek()
+        self._plans.popleft()
+        self._n_handed_out = max(0, self._n_handed_out - 1)
+        if plan.error is not None:
+            raise plan.error
+        self._state = plan.state
+        if not plan.is_batch:
+            raise StopIteration
+        return plan
+
+    def discard(self) -> None:
+        """Forget all plans ahead and the orders drawn for them."""
+        self._plans.clear()
+        self._n_handed_out = 0
+
+    def restart(self, state: State) -> None:
+        """Go on from ``state``; what was planned ahead is forgotten."""
+        self.discard()
+        self._state = state
+
+    def copy(self) -> Planner:
+        """A planner with the same future, which shares sampler and dataset with this one."""
+        other = object.__new__(Planner)
+        other.__setstate__(self.__getstate__())
+        return other
+
+    __copy__ = copy
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The copy has handed out nothing yet, and it tries a failed sampler again itself.
+        plans = deque(plan for plan in list(self._plans) if plan.error is None)
+        return {**self.__dict__, "_plans": plans, "_n_handed_out": 0}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def _plan_one(self) -> None:
+        last = self._plans[-1].state if self._plans else self._state
+        try:
+            state, indices = advance(
+                last, self._batch_size, self._repeat, self._order_sampler, self._dataset_len
+            )
+            plan = Plan(indices, state)
+        except StopIteration as error:
+            # Raised by the sampler, it would end the caller's loop in silence.
+            wrapped = RuntimeError("order_sampler raised StopIteration")
+            wrapped.__cause__ = error
+            plan = Plan(None, last, wrapped)
+        except Exception as error:
+            plan = Plan(None, last, error)
+        self._plans.append(plan)

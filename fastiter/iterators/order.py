@@ -1,0 +1,81 @@
+"""Order samplers: callables that give each epoch its order."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["OrderSampler", "ShuffleOrderSampler"]
+
+
+class OrderSampler(ABC):
+    """Base class of order samplers.
+
+    An iterator asks its sampler when it is made or reset, and whenever an epoch ends, in the
+    thread that calls the iterator. Any callable with this signature will do; it need not
+    derive from this class.
+    """
+
+    @abstractmethod
+    def __call__(self, current_order: npt.NDArray[np.int64], current_position: int) -> Any:
+        """Give the order of the next epoch.
+
+        Parameters
+        ----------
+        current_order : int64[n]
+            The order of the epoch that ends; 0, 1, 2, ... up to the dataset's length at the
+            start. A copy: it may be changed in place and returned.
+        current_position : int
+            The position in that epoch at which the batch that completes it began; 0 at the
+            start.
+
+        Returns
+        -------
+        array-like of int, one-dimensional
+            Dataset indices, none of them negative. The first order may be of any length (an
+            epoch can be shorter or longer than the dataset, and repeat examples); later ones
+            must be as long as the first.
+        """
+
+
+class ShuffleOrderSampler(OrderSampler):
+    """Shuffles the whole dataset at the start of every epoch.
+
+    Gives exactly the orders of ``random_state.permutation(n)`` and leaves the generator in the
+    state which that call leaves it in.
+
+    Parameters
+    ----------
+    random_state : numpy.random.RandomState, numpy.random.Generator or alike, optional
+        Anything with a method ``permutation(n)``. By default NumPy's global generator, the one
+        that ``numpy.random.seed`` seeds.
+
+    Raises
+    ------
+    TypeError
+        If ``random_state`` has no method ``permutation``.
+    """
+
+    _gives_fresh_orders = True
+
+    def __init__(self, random_state: Any = None) -> None:
+        if random_state is None:
+            # The object itself, so that a pickled sampler carries the generator's state and
+            # goes on with the same orders.
+            random_state = np.random.mtrand._rand
+        if not callable(getattr(random_state, "permutation", None)):
+            raise TypeError(
+                "random_state must have a method permutation(n), like numpy.random.RandomState "
+                f"or numpy.random.Generator; {type(random_state).__qualname__} has none"
+            )
+        self._random_state = random_state
+
+    def __call__(self, current_order: Any, current_position: int) -> Any:
+        """Give a permutation of ``len(current_order)`` indices as an array of its own."""
+        order = self._random_state.permutation(len(current_order))
+        if isinstance(self._random_state, (np.random.RandomState, np.random.Generator)):
+            return order
+        return np.array(order)  # of a foreign generator we do not know whether it keeps it

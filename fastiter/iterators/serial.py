@@ -1,0 +1,65 @@
+"""The iterator that fetches in the calling thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastiter.iterators._base import PlannedIterator
+from fastiter.iterators._fetch import Outcome, capture, fetch_examples
+from fastiter.iterators._state import Plan
+
+__all__ = ["SerialIterator"]
+
+
+class SerialIterator(PlannedIterator):
+    """Iterates over a dataset in the calling thread, one batch at a time.
+
+    Parameters
+    ----------
+    dataset : sequence
+        Has ``__len__``, and ``__getitem__(int)`` or ``__getitems__(list of int)``.
+    batch_size : int
+        Examples in a batch, at least 1; may exceed the dataset's length.
+    repeat : bool
+        Whether to go on, epoch after epoch, for ever. Otherwise the iteration ends with the
+        first epoch, whose last batch may be short.
+    shuffle : bool, optional
+        True, and None without an ``order_sampler``: a new order for each epoch, from NumPy's
+        global generator. False: in the order of indices.
+    order_sampler : callable, optional
+        ``order_sampler(current_order, current_position)`` gives the next epoch's order; see
+        `OrderSampler`. Excludes ``shuffle``.
+    converter : callable, optional
+        ``next()`` returns ``converter(examples, device)`` instead of the list of examples.
+    device : device, optional
+        What ``converter`` gets; see `to_device`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is none of these, or the dataset is empty.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        repeat: bool = True,
+        shuffle: bool | None = None,
+        order_sampler: Callable[[Any, int], Any] | None = None,
+        *,
+        converter: Callable[[Any, Any], Any] | None = None,
+        device: Any = None,
+    ) -> None:
+        super().__init__(dataset, batch_size, repeat, shuffle, order_sampler, converter, device)
+
+    def _fetch(self, plan: Plan) -> Outcome:
+        assert plan.indices is not None
+        return capture(self._make_batch, plan.indices.tolist())
+
+    def _make_batch(self, indices: list[int]) -> Any:
+        examples = fetch_examples(self._dataset, indices)
+        if self._converter is None:
+            return examples
+        return self._converter(examples, self._device)
