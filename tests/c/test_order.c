@@ -1,4 +1,5 @@
-/* fi_order against the plainest possible version of itself. Aborts at the first broken promise. Equality with NumPy is tested from Python. */
+/* fi_order against the plainest possible version of itself. Aborts at the first broken promise.
+ * Equality with NumPy is tested from Python. */
 #include <stdlib.h>
 #include <string.h>
 
