@@ -41,10 +41,8 @@ def wheel_faults(path: Path) -> list[str]:
             faults.append(f"lacks the extension module {module}")
         if f"fastiter/{module}.pyi" not in names:
             faults.append(f"lacks fastiter/{module}.pyi")
-    faults += [f"lacks {n}" for n in ["fastiter/py.typed"] if n not in names]
-    for file in Path("fastiter").rglob("*"):
-        shipped = file.suffix in (".py", ".pyi", ".gz") or file.name in ("py.typed", "LICENSE")
-        if shipped and str(file) not in names:
+    for file in Path("fastiter").rglob("*.*"):
+        if file.suffix not in (".pyx", ".pxd", ".so", ".pyc") and str(file) not in names:
             faults.append(f"lacks {file}")
     if not any(n.endswith("LICENSE") and ".dist-info/" in n for n in names):
         faults.append("lacks the licence")
