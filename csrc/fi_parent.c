@@ -101,7 +101,7 @@ int fi_parent_schedule(fi_parent *parent, const int64_t *indices, uint32_t n, ui
 static void ring_workers(fi_parent *parent, uint32_t most)
 {
     fi_ring *ring = parent->ring;
-    fi_fence(); /* F4 (D2), pairs with F3: tail, redo or stop before the look at the bells */
+    fi_fence(4); /* F4 (D2), pairs with F3: tail, redo or stop before the look at the bells */
     for (uint32_t w = 0; w < ring->geometry.workers && most > 0; w++) {
         int pipe = parent->bell_pipes ? parent->bell_pipes[w] : -1;
         most -= fi_bell_ring(ring->bells + w, pipe);
@@ -141,14 +141,20 @@ static void collect_returned(fi_parent *parent)
     }
 }
 
+/* A word that names nobody is a spoilt one: nobody will ever give it back. */
+static bool held(const fi_ring *ring, uint64_t word, uint64_t q, uint32_t code)
+{
+    return fi_word_q(word) == (uint32_t)q && fi_word_code(word) == code &&
+           fi_word_owner(word) < ring->geometry.workers;
+}
+
 static bool drained(const fi_ring *ring, uint32_t slot, const fi_private *record)
 {
-    uint64_t state = load_acquire(&ring->slots[slot].state);
-    if (fi_word_q(state) == (uint32_t)record->q && fi_word_code(state) == FI_FINISHING)
+    if (held(ring, load_acquire(&ring->slots[slot].state), record->q, FI_FINISHING))
         return false;
     for (uint32_t row = 0; row < record->n; row++) {
-        uint64_t word = load_acquire(fi_row_word(ring, slot, row)); /* A5, pairs with W5 done */
-        if (fi_word_q(word) == (uint32_t)record->q && fi_word_code(word) == FI_OWNED)
+        /* A5, pairs with W5 done */
+        if (held(ring, load_acquire(fi_row_word(ring, slot, row)), record->q, FI_OWNED))
             return false;
     }
     return true;
@@ -219,7 +225,7 @@ int fi_parent_ready(const fi_parent *parent, uint32_t *slot, uint32_t *flags)
 void fi_parent_doze(fi_parent *parent, uint64_t q)
 {
     store_relaxed(parent->ring->pwait, q);
-    fi_fence(); /* F5 (D3, D4), pairs with F2 and F1: pwait before the look at the states */
+    fi_fence(5); /* F5 (D3, D4), pairs with F2 and F1: pwait before the look at the states */
 }
 
 void fi_parent_wake(fi_parent *parent)
@@ -233,8 +239,8 @@ int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *odd, uint3
     const fi_private *record = parent->slot + slot;
     *odd = 0;
     for (uint32_t r = 0; r < record->n; r++) {
-        /* Relaxed: READY was read with acquire, and done words are final until the next schedule. */
-        uint64_t found = load_relaxed(fi_row_word(parent->ring, slot, r));
+        /* Acquire, for the READY of a poisoned finish is the parent's own and publishes nothing. */
+        uint64_t found = load_acquire(fi_row_word(parent->ring, slot, r));
         if (found == fi_word(record->q, 0, FI_ROW_OK, 0))
             continue;
         *row = r;
@@ -262,30 +268,50 @@ void fi_parent_take(fi_parent *parent, bool copied)
 
 /* ---- reset ----------------------------------------------------------------------------------- */
 
-void fi_parent_reset(fi_parent *parent)
+/* X1 to X4 for one slot. */
+static void start_drain(fi_parent *parent, uint32_t slot)
 {
-    fi_ring *ring = parent->ring;
-    for (uint32_t slot = 0; slot < ring->geometry.slots; slot++) {
-        fi_private *record = parent->slot + slot;
-        if (record->phase != FI_FILL)
-            continue;
-        fi_slot *s = ring->slots + slot;
-        /* X1: even if all rows are done, for a finisher may stand between its scan and its swap. */
-        swap_relaxed(&s->state, fi_word(record->q, 0, FI_FILLING, 0),
+    fi_private *record = parent->slot + slot;
+    fi_slot *s = parent->ring->slots + slot;
+    /* X1: even if all rows are done, for a finisher may stand between its scan and its swap. */
+    swap_relaxed(&s->state, fi_word(record->q, 0, FI_FILLING, 0),
+                 fi_word(record->q, 0, FI_VOID, 0));
+    for (uint32_t row = 0; row < record->n; row++) /* X2 */
+        swap_relaxed(fi_row_word(parent->ring, slot, row), fi_word(record->q, 0, FI_TODO, 0),
                      fi_word(record->q, 0, FI_VOID, 0));
-        for (uint32_t row = 0; row < record->n; row++) /* X2 */
-            swap_relaxed(fi_row_word(ring, slot, row), fi_word(record->q, 0, FI_TODO, 0),
-                         fi_word(record->q, 0, FI_VOID, 0));
-        store_release(&s->claim, (record->q & UINT32_MAX) << 32 | record->n); /* X3 */
-        record->phase = FI_DRAIN;                                             /* X4 */
-        parent->draining++;
-    }
-    parent->head = parent->tail;
-    parent->offered = 0;
-    store_release(&ring->board->head, parent->head);
+    store_release(&s->claim, (record->q & UINT32_MAX) << 32 | record->n); /* X3 */
+    record->phase = FI_DRAIN;                                             /* X4 */
+    parent->draining++;
 }
 
-/* ---- recovery ---------------------------------------------------------------------------------- */
+void fi_parent_reset(fi_parent *parent)
+{
+    for (uint32_t slot = 0; slot < parent->ring->geometry.slots; slot++)
+        if (parent->slot[slot].phase == FI_FILL)
+            start_drain(parent, slot);
+    parent->head = parent->tail;
+    parent->offered = 0;
+    store_release(&parent->ring->board->head, parent->head);
+}
+
+void fi_parent_drop(fi_parent *parent)
+{
+    uint32_t slot = head_slot(parent);
+    start_drain(parent, slot);
+    /* READY was not true: whoever still writes a row must find VOID when he leaves (W7). */
+    store_release(&parent->ring->slots[slot].state,
+                  fi_word(parent->slot[slot].q, 0, FI_VOID, 0));
+    parent->head++;
+    store_release(&parent->ring->board->head, parent->head);
+}
+
+/* ---- recovery -------------------------------------------------------------------------------- */
+
+/* The protocol writes no flags beside an owner; spoilt ones must not hide the loss. */
+static bool is_of(uint64_t word, uint64_t q, uint32_t worker, uint32_t code)
+{
+    return (word & ~(uint64_t)0xff) == fi_word(q, worker, code, 0);
+}
 
 uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *losses, uint32_t most)
 {
@@ -296,12 +322,11 @@ uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *los
         if (!scheduled(record))
             continue;
         for (uint32_t row = 0; row < record->n && found < most; row++) {
-            if (load_acquire(fi_row_word(ring, slot, row)) ==
-                fi_word(record->q, worker, FI_OWNED, 0))
+            if (is_of(load_acquire(fi_row_word(ring, slot, row)), record->q, worker, FI_OWNED))
                 losses[found++] = (fi_loss){slot, row, record->q, *fi_row_index(ring, slot, row)};
         }
-        if (found < most && load_acquire(&ring->slots[slot].state) ==
-                                fi_word(record->q, worker, FI_FINISHING, 0))
+        if (found < most &&
+            is_of(load_acquire(&ring->slots[slot].state), record->q, worker, FI_FINISHING))
             losses[found++] = (fi_loss){slot, FI_LOSS_FINISH, record->q, 0};
     }
     return found;
@@ -346,6 +371,14 @@ void fi_parent_rewind(fi_parent *parent, uint32_t worker, int bell_pipe)
     store_relaxed(parent->ring->bells + worker, 0); /* R5 */
     if (bell_pipe >= 0)
         fi_event_drain(bell_pipe);
+}
+
+void fi_parent_repair(fi_parent *parent)
+{
+    rewind_hints(parent);
+    fi_fence(4); /* F4 (D2), pairs with F3: redo before the bells are overwritten */
+    for (uint32_t w = 0; w < parent->ring->geometry.workers; w++)
+        fi_bell_force(parent->ring->bells + w, parent->bell_pipes ? parent->bell_pipes[w] : -1);
 }
 
 void fi_parent_offer_singly(fi_parent *parent)

@@ -141,11 +141,27 @@ static bool read_number(const char *path, const char *key, uint64_t *value)
     return true;
 }
 
-static void lower_to_group(const char *limit_path, const char *usage_path, uint64_t *total,
-                           uint64_t *available)
+/* Bytes of cached files in a control group; shared memory is not among them. */
+static uint64_t file_cache(const char *stat_path, const char *prefix)
+{
+    static const char *const lists[] = {"inactive_file ", "active_file "};
+    uint64_t sum = 0, bytes;
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        char key[64];
+        snprintf(key, sizeof key, "\n%s%s", prefix, lists[i]);
+        if (read_number(stat_path, key, &bytes))
+            sum += bytes;
+    }
+    return sum;
+}
+
+static void lower_to_group(const char *limit_path, const char *usage_path, const char *stat_path,
+                           const char *stat_prefix, uint64_t *total, uint64_t *available)
 {
     uint64_t limit, usage;
     if (read_number(limit_path, "", &limit) && read_number(usage_path, "", &usage)) {
+        /* The usage counts cached file pages, which the kernel gives up before it fails. */
+        usage -= fi_min_u64(usage, file_cache(stat_path, stat_prefix));
         *total = fi_min_u64(*total, limit);
         *available = fi_min_u64(*available, limit > usage ? limit - usage : 0);
     }
@@ -155,7 +171,7 @@ static void lower_to_group(const char *limit_path, const char *usage_path, uint6
  * allow: version 2 ("0::/a/b") and the memory hierarchy of version 1 ("7:memory:/a/b"). */
 static void lower_to_control_groups(uint64_t *total, uint64_t *available)
 {
-    char line[PATH_MAX + 64], limit[2 * PATH_MAX], usage[2 * PATH_MAX];
+    char line[PATH_MAX + 64], limit[2 * PATH_MAX], usage[2 * PATH_MAX], stat[2 * PATH_MAX];
     FILE *groups = fopen("/proc/self/cgroup", "re");
     if (!groups)
         return;
@@ -177,7 +193,8 @@ static void lower_to_control_groups(uint64_t *total, uint64_t *available)
                      second ? "memory.max" : "memory.limit_in_bytes");
             snprintf(usage, sizeof usage, "%s%s/%s", root, top ? "" : path,
                      second ? "memory.current" : "memory.usage_in_bytes");
-            lower_to_group(limit, usage, total, available);
+            snprintf(stat, sizeof stat, "%s%s/memory.stat", root, top ? "" : path);
+            lower_to_group(limit, usage, stat, second ? "" : "total_", total, available);
             if (top)
                 break;
             if (slash == path)
@@ -242,13 +259,11 @@ static void read_one_byte(int pipe)
 
 void fi_bell_sleep(_Atomic uint32_t *bell, int pipe)
 {
-    if (pipe >= 0) {
+    if (pipe >= 0)
         read_one_byte(pipe);
-        return;
-    }
 #ifdef FI_LINUX
     /* Not FUTEX_PRIVATE: the ringer is another process. Any return is a reason to look again. */
-    if (atomic_load_explicit(bell, memory_order_relaxed) == 1)
+    else if (atomic_load_explicit(bell, memory_order_relaxed) == 1)
         (void)syscall(SYS_futex, bell, FUTEX_WAIT, 1, NULL, NULL, 0);
 #endif
     atomic_store_explicit(bell, 0, memory_order_relaxed);
@@ -260,6 +275,20 @@ void fi_bell_cancel(_Atomic uint32_t *bell, int pipe)
         read_one_byte(pipe);
 }
 
+static void wake_sleeper(_Atomic uint32_t *bell, int pipe)
+{
+    if (pipe >= 0) {
+        while (write(pipe, "", 1) < 0 && errno == EINTR) {
+        }
+        return;
+    }
+#ifdef FI_LINUX
+    (void)syscall(SYS_futex, bell, FUTEX_WAKE, 1, NULL, NULL, 0);
+#else
+    (void)bell;
+#endif
+}
+
 bool fi_bell_ring(_Atomic uint32_t *bell, int pipe)
 {
     uint32_t asleep = 1;
@@ -267,15 +296,14 @@ bool fi_bell_ring(_Atomic uint32_t *bell, int pipe)
         !atomic_compare_exchange_strong_explicit(bell, &asleep, 0, memory_order_acq_rel,
                                                  memory_order_relaxed))
         return false;
-    if (pipe >= 0) {
-        while (write(pipe, "", 1) < 0 && errno == EINTR) {
-        }
-        return true;
-    }
-#ifdef FI_LINUX
-    (void)syscall(SYS_futex, bell, FUTEX_WAKE, 1, NULL, NULL, 0);
-#endif
+    wake_sleeper(bell, pipe);
     return true;
+}
+
+void fi_bell_force(_Atomic uint32_t *bell, int pipe)
+{
+    (void)atomic_exchange_explicit(bell, 0, memory_order_acq_rel);
+    wake_sleeper(bell, pipe);
 }
 
 bool fi_bells_need_pipes(void)
@@ -401,7 +429,7 @@ int fi_watch_parent(int parent_pidfd, int life_pipe)
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attributes, (size_t)PTHREAD_STACK_MIN + 65536);
+    pthread_attr_setstacksize(&attributes, (size_t)PTHREAD_STACK_MIN + (256u << 10));
     pthread_t thread;
     int rc = pthread_create(&thread, &attributes, watch_parent, watch);
     pthread_attr_destroy(&attributes);

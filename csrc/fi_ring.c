@@ -139,12 +139,12 @@ int fi_heap_take(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *o
     uint64_t limit = fi_min_u64(load_relaxed(&s->limit), ring->geometry.slot_bytes);
     uint64_t now = load_relaxed(&s->heap), start, end;
     do {
-        if (now > limit || bytes > limit - fi_min_u64(fi_align_up(now, 64), limit)) {
+        start = fi_align_up(fi_min_u64(now, limit), FI_CACHE_LINE);
+        if (now > limit || start > limit || bytes > limit - start) {
             *need = bytes;
-            *have = now < limit ? limit - now : 0;
+            *have = now < limit && start < limit ? limit - start : 0;
             return FI_E_FULL;
         }
-        start = fi_align_up(now, 64);
         end = start + bytes;
     } while (!atomic_compare_exchange_weak_explicit(&s->heap, &now, end, memory_order_relaxed,
                                                     memory_order_relaxed));
@@ -155,7 +155,7 @@ int fi_heap_take(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *o
     /* A quarter more than is needed now, for each commit asks the kernel how much is free. */
     uint64_t ahead = fi_min_u64(end + fi_max_u64(end / 4, (uint64_t)1 << 20), limit);
     int rc = fi_slot_commit(ring, slot, ahead, need, have);
-    return rc == FI_E_MEMORY ? fi_slot_commit(ring, slot, end, need, have) : rc;
+    return rc == FI_OK ? rc : fi_slot_commit(ring, slot, end, need, have);
 }
 
 /* ---- worker --------------------------------------------------------------------------------- */
@@ -193,7 +193,7 @@ static void sleep_for_work(fi_worker *worker)
     fi_cell *cell = worker->ring->cells + worker->number;
     int64_t since = fi_now_ns();
     store_relaxed(bell, 1); /* B1 */
-    fi_fence();             /* F3, pairs with F4: bell before the look at the board */
+    fi_fence(3);            /* F3, pairs with F4: bell before the look at the board */
     if (has_work(worker))   /* B3 */
         fi_bell_cancel(bell, worker->bell_pipe);
     else
@@ -295,7 +295,7 @@ enum fi_turn_kind fi_worker_next(fi_worker *worker, fi_turn *turn)
         if (turn->n == 0)
             continue;
         fi_slot *s = ring->slots + worker->slot;
-        fi_fence(); /* F1 (D1, D4): own DONE before the scan, and before state and pwait */
+        fi_fence(1); /* F1 (D1, D4): own DONE before the scan, and before state and pwait */
         if (all_done(ring, worker->slot, (uint32_t)q, turn->n) &&
             swap_acquire(&s->state, fi_word(q, 0, FI_FILLING, 0),
                          fi_word(q, worker->number, FI_FINISHING, 0))) {
@@ -328,6 +328,6 @@ void fi_worker_ready(const fi_worker *worker, const fi_turn *turn, uint32_t flag
 {
     store_release(&worker->ring->slots[turn->slot].state, /* A3, pairs with T1 */
                   fi_word(turn->q, 0, FI_READY, flags));
-    fi_fence(); /* F2 (D3), pairs with F5: READY before the look at pwait */
+    fi_fence(2); /* F2 (D3), pairs with F5: READY before the look at pwait */
     ring_parent(worker->ring, turn->q);
 }

@@ -287,7 +287,11 @@ int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *odd, uint3
                     uint64_t *word);
 /* The head leaves the ring: its slot is leased, or free again at once when `copied`. */
 void fi_parent_take(fi_parent *parent, bool copied);
-/* The last view of a leased slot died. Any thread; takes no lock, calls nothing. */
+/* The head leaves the ring undelivered, because `check` found it broken: its slot drains as after
+ * a reset, since somebody may still be writing there. */
+void fi_parent_drop(fi_parent *parent);
+/* The last view of a leased slot died: called once for each take that was not copied. Any thread;
+ * takes no lock, calls nothing. */
 void fi_parent_release(fi_parent *parent, uint32_t slot);
 /* After a fork: leased slots are never written again, spares take their places. */
 void fi_parent_retire_leased(fi_parent *parent);
@@ -311,13 +315,19 @@ uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *los
                           uint32_t most);
 /* R2, second half: gives one lost row or finish back; `poison` gives it up instead. */
 void fi_parent_return(fi_parent *parent, const fi_loss *loss, bool poison);
-/* R3 to R5, for all slots and the dead worker's bell. Afterwards its number may be used again. */
+/* R3 to R5, for all slots and the dead worker's bell (`bell_pipe`: the non-blocking read end, or
+ * -1). Afterwards its number may be used again; R6 is fi_parent_ring_all. */
 void fi_parent_rewind(fi_parent *parent, uint32_t worker, int bell_pipe);
 /* From now on the rows of every scheduled slot are offered one by one. */
 void fi_parent_offer_singly(fi_parent *parent);
 
+/* R3, R4, R6 for the stall timer: puts every hint right, and wakes all workers whatever their
+ * bells say. Harmless at any time. */
+void fi_parent_repair(fi_parent *parent);
 /* True if nobody will ever make the head READY by himself: it is not, no row is owned, nobody
- * finishes, and every worker is asleep. Only a broken hint can cause it. */
+ * finishes, and every worker is asleep. Only a broken word can cause it. A bell may itself be the
+ * broken word: the answer is sure only when fi_parent_repair came before, in time for all workers
+ * to fall asleep again. */
 bool fi_parent_stalled(const fi_parent *parent);
 void fi_parent_stop(fi_parent *parent);
 
