@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from fastiter.dataset import DatasetMixin, Iterator
 from fastiter.errors import DatasetError, TimeoutWarning, WorkerDiedError
-from fastiter.iterators import OrderSampler, SerialIterator, ShuffleOrderSampler
+from fastiter.iterators import (
+    MultithreadIterator,
+    OrderSampler,
+    SerialIterator,
+    ShuffleOrderSampler,
+)
 
 __version__ = "0.1.0"
 
@@ -12,6 +17,7 @@ __all__ = [
     "DatasetError",
     "DatasetMixin",
     "Iterator",
+    "MultithreadIterator",
     "OrderSampler",
     "SerialIterator",
     "ShuffleOrderSampler",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from fastiter.iterators.multithread import MultithreadIterator
 from fastiter.iterators.order import OrderSampler, ShuffleOrderSampler
 from fastiter.iterators.serial import SerialIterator
 
-__all__ = ["OrderSampler", "SerialIterator", "ShuffleOrderSampler"]
+__all__ = ["MultithreadIterator", "OrderSampler", "SerialIterator", "ShuffleOrderSampler"]

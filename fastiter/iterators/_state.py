@@ -369,6 +369,10 @@ class Planner:
             raise StopIteration
         return plan
 
+    def rewind(self) -> None:
+        """Have `ahead` start over with the plan that `peek` gives."""
+        self._n_handed_out = 0
+
     def discard(self) -> None:
         """Forget all plans ahead and the orders drawn for them."""
         self._plans.clear()

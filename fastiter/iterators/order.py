@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastiter import _order
+
 __all__ = ["OrderSampler", "ShuffleOrderSampler"]
 
 
@@ -75,7 +77,7 @@ class ShuffleOrderSampler(OrderSampler):
 
     def __call__(self, current_order: Any, current_position: int) -> Any:
         """Give a permutation of ``len(current_order)`` indices as an array of its own."""
-        order = self._random_state.permutation(len(current_order))
+        order = _order.permutation(self._random_state, len(current_order))
         if isinstance(self._random_state, (np.random.RandomState, np.random.Generator)):
             return order
         return np.array(order)  # of a foreign generator we do not know whether it keeps it
