@@ -1,8 +1,29 @@
-"""fastiter: batches from worker processes, written once into shared memory."""
+"""fastiter: batches from worker processes, written once into shared memory.
+
+A dataset and a batch size go in; batches come out in order, as arrays that are already there.
+The iterators, datasets and converters speak the interface of Chainer's.
+"""
 
 from __future__ import annotations
 
-from fastiter.dataset import DatasetMixin, Iterator
+try:
+    import fastiter._batch
+except ModuleNotFoundError as error:
+    if error.name != "fastiter._batch":
+        raise
+    raise ImportError(
+        "fastiter's compiled modules are missing from this copy. Build them in its source tree: "
+        "pip install . (or, to use the tree in place: python setup.py build_ext --inplace)"
+    ) from None
+
+from fastiter.dataset import (
+    Converter,
+    DatasetMixin,
+    Iterator,
+    concat_examples,
+    converter,
+    to_device,
+)
 from fastiter.errors import DatasetError, TimeoutWarning, WorkerDiedError
 from fastiter.iterators import (
     MultithreadIterator,
@@ -14,6 +35,7 @@ from fastiter.iterators import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "Converter",
     "DatasetError",
     "DatasetMixin",
     "Iterator",
@@ -23,4 +45,7 @@ __all__ = [
     "ShuffleOrderSampler",
     "TimeoutWarning",
     "WorkerDiedError",
+    "concat_examples",
+    "converter",
+    "to_device",
 ]

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from fastiter.dataset.convert import Converter, concat_examples, converter, to_device
 from fastiter.dataset.iterator import Iterator
 from fastiter.dataset.mixin import DatasetMixin
 
-__all__ = ["DatasetMixin", "Iterator"]
+__all__ = [
+    "Converter",
+    "DatasetMixin",
+    "Iterator",
+    "concat_examples",
+    "converter",
+    "to_device",
+]

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastiter import _order
-
 __all__ = ["OrderSampler", "ShuffleOrderSampler"]
 
 
@@ -77,6 +75,8 @@ class ShuffleOrderSampler(OrderSampler):
 
     def __call__(self, current_order: Any, current_position: int) -> Any:
         """Give a permutation of ``len(current_order)`` indices as an array of its own."""
+        from fastiter import _order  # here, since it imports numpy.random, which takes a while
+
         order = _order.permutation(self._random_state, len(current_order))
         if isinstance(self._random_state, (np.random.RandomState, np.random.Generator)):
             return order
