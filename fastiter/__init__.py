@@ -7,7 +7,7 @@ The iterators, datasets and converters speak the interface of Chainer's.
 from __future__ import annotations
 
 try:
-    import fastiter._batch
+    import fastiter._batch  # noqa: F401  (whether it is there)
 except ModuleNotFoundError as error:
     if error.name != "fastiter._batch":
         raise

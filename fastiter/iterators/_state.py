@@ -12,12 +12,14 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-Indices = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Indices: TypeAlias = "npt.NDArray[np.int64]"
 #: int64[n], or an object with ``len()`` whose slices are one-dimensional integer arrays.
 Order = Any
 OrderSamplerFunction = Callable[[Order, int], Any]
