@@ -147,17 +147,17 @@ def compare(iterators: list[Any], seed: int, n_batches: int) -> None:
 
 
 def draw_curve(losses: list[float], accuracies: list[float], path: Path) -> str:
-    """Save loss and accuracy against the epoch as a PNG; return where, or why not."""
+    """Save loss and test error against the epoch as a PNG; return where, or why not."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return "not drawn: matplotlib is not installed"
     figure = Figure(figsize=(8, 3.5), layout="constrained")
-    curves = {"training loss": losses, "test accuracy": accuracies}
+    curves = {"training loss": losses, "test error": [1 - a for a in accuracies]}
     for axes, (title, values) in zip(figure.subplots(1, 2), curves.items(), strict=True):
         epochs = range(1, len(values) + 1)
         axes.plot(epochs, values, marker="o")
-        axes.set(title=title, xlabel="epoch", xticks=epochs)
+        axes.set(title=title, xlabel="epoch", xticks=epochs, ylim=(0, 1.1 * max(values)))
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
     return str(path)
