@@ -44,7 +44,8 @@ class Digits(fastiter.dataset.DatasetMixin):
     def get_example(self, i: int) -> tuple[NDArray[np.float32], int, int]:
         """Return the image, float32 of shape (8, 8), its label, and `i` itself."""
         *pixels, label = self.lines[i % len(self.lines)].split(",")
-        image = np.array(pixels, np.float32).reshape(8, 8) / 16
+        image = np.array(pixels, np.float32).reshape(8, 8)
+        image /= 16
         if self.seed is not None:
             rng = np.random.default_rng((self.seed, i))
             top, left = rng.integers(0, 3, size=2)
