@@ -26,7 +26,9 @@ int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int 
     uint32_t slots = ring->geometry.slots;
     if (spares >= slots)
         return FI_E_RANGE;
-    *parent = (fi_parent){.ring = ring, .bell_pipes = bell_pipes, .spares = spares};
+    /* Sequences begin at 1: in pwait, 0 says that the parent is awake. */
+    *parent = (fi_parent){
+        .ring = ring, .bell_pipes = bell_pipes, .spares = spares, .head = 1, .tail = 1};
     parent->slot = calloc(slots, sizeof *parent->slot);
     parent->slot_of = calloc(slots, sizeof *parent->slot_of);
     parent->free_stack = calloc(slots, sizeof *parent->free_stack);
@@ -41,6 +43,8 @@ int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int 
         if (!spare)
             parent->free_stack[parent->free_count++] = slot;
     }
+    store_release(&ring->board->head, parent->head);
+    store_release(&ring->board->tail, parent->tail);
     return FI_OK;
 }
 
