@@ -1,0 +1,181 @@
+"""The iterators under test, and the serializers that snapshots go through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastiter import iterators
+
+try:
+    import chainer
+except ImportError:  # it needs NumPy 1.23; where it is there, it is the oracle
+    chainer = None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to make an iterator: ``make(dataset, batch_size, ...)`` as in the class itself."""
+
+    name: str
+    make: Callable[..., Any]
+    is_ours: bool = True
+    is_reopenable: bool = True  #: whether reset() works after finalize()
+    is_parallel: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def kind(name: str, cls: type, fixed: dict[str, Any] | None = None, **facts: bool) -> Kind:
+    def make(dataset: Any, batch_size: Any, **arguments: Any) -> Any:
+        return cls(dataset, batch_size, **{**(fixed or {}), **arguments})
+
+    return Kind(name, make, **facts)
+
+
+def _our_kinds() -> list[Kind]:
+    kinds = [
+        kind("serial", iterators.SerialIterator, is_parallel=False),
+        kind("threads", iterators.MultithreadIterator, {"n_threads": 3}),
+    ]
+    if hasattr(iterators, "MultiprocessIterator"):
+        processes = {"n_processes": 2, "n_prefetch": 2, "context": "fork"}
+        kinds.append(
+            kind("processes", iterators.MultiprocessIterator, processes, is_reopenable=False)
+        )
+    return kinds
+
+
+def _chainer_kinds() -> list[Kind]:
+    if chainer is None:
+        return []
+    theirs = chainer.iterators
+    return [
+        kind("chainer-serial", theirs.SerialIterator, is_ours=False, is_parallel=False),
+        kind("chainer-threads", theirs.MultithreadIterator, {"n_threads": 2}, is_ours=False),
+        kind(
+            "chainer-processes",
+            theirs.MultiprocessIterator,
+            {"n_processes": 1, "shared_mem": 64},
+            is_ours=False,
+            is_reopenable=False,
+        ),
+    ]
+
+
+OUR_KINDS = _our_kinds()
+ALL_KINDS = OUR_KINDS + _chainer_kinds()
+
+
+class Maker:
+    """Makes iterators of one kind, and finalizes them all when the test is over."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self._made: list[Any] = []
+
+    def __call__(self, dataset: Any, batch_size: Any, **arguments: Any) -> Any:
+        return self.keep(self.kind.make(dataset, batch_size, **arguments))
+
+    def keep(self, iterator: Any) -> Any:
+        """Have an iterator that came about otherwise, like a copy, finalized too."""
+        self._made.append(iterator)
+        return iterator
+
+    def finalize(self) -> None:
+        for iterator in self._made:
+            iterator.finalize()
+
+
+def _maker(kind: Kind) -> Iterator[Maker]:
+    maker = Maker(kind)
+    yield maker
+    maker.finalize()
+
+
+@pytest.fixture(params=ALL_KINDS, ids=str)
+def make_any(request: pytest.FixtureRequest) -> Iterator[Maker]:
+    """Every iterator there is, Chainer's too: for what they must have in common."""
+    yield from _maker(request.param)
+
+
+@pytest.fixture(params=OUR_KINDS, ids=str)
+def make(request: pytest.FixtureRequest) -> Iterator[Maker]:
+    """Every iterator of ours."""
+    yield from _maker(request.param)
+
+
+@pytest.fixture(params=ALL_KINDS, ids=str)
+def make_source(request: pytest.FixtureRequest) -> Iterator[Maker]:
+    """A second one beside ``make``, for snapshots that go from one kind to another."""
+    yield from _maker(request.param)
+
+
+@pytest.fixture(params=["fork", "spawn", "forkserver"])
+def make_started(request: pytest.FixtureRequest) -> Iterator[Maker]:
+    """The process iterator under each start method."""
+    if not hasattr(iterators, "MultiprocessIterator"):
+        pytest.skip("this build has no MultiprocessIterator")
+    fixed = {"n_processes": 2, "context": request.param}
+    yield from _maker(kind(request.param, iterators.MultiprocessIterator, fixed))
+
+
+class Saver:
+    """Keeps what it is given, as Chainer's DictionarySerializer does; cannot store None."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, Any] = {}
+
+    def __call__(self, key: str, value: Any) -> Any:
+        if value is None:
+            raise TypeError(f"cannot store None under {key!r}")
+        self.stored[key] = np.array(value)
+        return value
+
+
+class Loader:
+    """Gives what is stored, as Chainer's NpzDeserializer does: arrays are overwritten in place."""
+
+    def __init__(self, stored: dict[str, Any], strict: bool = True) -> None:
+        self.stored = stored
+        self.strict = strict
+
+    def __call__(self, key: str, value: Any) -> Any:
+        if not self.strict and key not in self.stored:
+            return value
+        stored = self.stored[key]
+        if stored is None:
+            return None
+        if value is None:
+            return np.asarray(stored)
+        if isinstance(value, np.ndarray):
+            np.copyto(value, stored)
+            return value
+        return type(value)(np.asarray(stored))
+
+
+@pytest.fixture
+def save() -> Callable[[Any], dict[str, Any]]:
+    """Takes a snapshot of an iterator: a dict of arrays."""
+
+    def take(iterator: Any) -> dict[str, Any]:
+        saver = Saver()
+        iterator.serialize(saver)
+        return saver.stored
+
+    return take
+
+
+@pytest.fixture
+def load() -> Callable[..., None]:
+    """Loads a snapshot into an iterator."""
+
+    def put(iterator: Any, stored: dict[str, Any], *, strict: bool = True) -> None:
+        iterator.serialize(Loader(stored, strict))
+
+    return put

@@ -1,0 +1,267 @@
+"""The epoch rule by itself, and the planner that runs it ahead."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from epochs import steps
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastiter.iterators._state import Planner, State, advance, checked_order, initial_state
+
+sizes = st.integers(1, 12)
+
+
+class Reversing:
+    """Gives the reversed order each time, and notes the positions it was asked at."""
+
+    def __init__(self) -> None:
+        self.positions: list[int] = []
+
+    def __call__(self, current_order: Any, current_position: int) -> np.ndarray:
+        self.positions.append(current_position)
+        return np.asarray(current_order)[::-1]
+
+
+def length(size: int) -> int:
+    return size
+
+
+def make_planner(size: int, batch_size: int, *, repeat: bool = True, sampler: Any = None):
+    dataset_len = functools.partial(length, size)
+    return Planner(
+        initial_state(sampler, dataset_len),
+        batch_size=batch_size,
+        repeat=repeat,
+        order_sampler=sampler,
+        dataset_len=dataset_len,
+    )
+
+
+@given(size=sizes, batch_size=st.integers(1, 30), repeat=st.booleans(), shuffled=st.booleans())
+def test_advance_follows_the_rule(size, batch_size, repeat, shuffled):
+    sampler = Reversing() if shuffled else None
+    state = initial_state(sampler, lambda: size)
+    first = range(size)[::-1] if shuffled else range(size)
+    orders = itertools.cycle([first, range(size)] if shuffled else [first])
+    for step in itertools.islice(steps(orders, batch_size, repeat), 10):
+        state, indices = advance(state, batch_size, repeat, sampler, lambda: size)
+        assert indices.dtype == np.int64
+        assert indices.flags.c_contiguous and indices.flags.writeable
+        assert indices.tolist() == step.indices
+        assert (state.position, state.epoch, state.is_new_epoch) == step[1:4]
+        assert state.epoch_detail == pytest.approx(step.detail)
+        assert state.previous_epoch_detail == pytest.approx(step.previous_detail)
+    if not repeat and state.epoch:
+        ended, indices = advance(state, batch_size, repeat, sampler, lambda: size)
+        assert indices is None
+        assert ended == state._replace(previous_epoch_detail=1.0)
+
+
+def test_advance_changes_nothing_that_it_is_given():
+    order = np.arange(5)[::-1].copy()
+    state = State(3, 0, False, order, 5, 0.2)
+    sampler = Reversing()
+    advance(state, 4, True, sampler, lambda: 5)
+    assert order.tolist() == [4, 3, 2, 1, 0]
+    assert state.order is order
+
+
+def shuffle_in_place(current_order: np.ndarray, current_position: int) -> np.ndarray:
+    current_order[:] = np.roll(current_order, 1)
+    return current_order
+
+
+def test_sampler_may_change_the_order_it_is_given_in_place():
+    planner = make_planner(3, 2, sampler=shuffle_in_place)
+    delivered = planner.deliver()
+    for _ in range(5):
+        planner.ahead()
+    assert delivered.state.order.tolist() == planner.state.order.tolist() == [2, 0, 1]
+    batches = [planner.deliver().indices.tolist() for _ in range(3)]
+    assert batches == [[1, 1], [2, 0], [0, 1]]
+
+
+class KeepsItsBuffer:
+    """Gives the same array each time, with other content."""
+
+    def __init__(self) -> None:
+        self._order = np.arange(3)
+
+    def __call__(self, current_order: Any, current_position: int) -> np.ndarray:
+        self._order[:] = np.roll(self._order, 1)
+        return self._order
+
+
+def test_sampler_may_keep_the_order_that_it_gives():
+    planner = make_planner(3, 3, sampler=KeepsItsBuffer())
+    planner.deliver()
+    order = planner.state.order.tolist()
+    for _ in range(4):
+        planner.ahead()
+    assert planner.state.order.tolist() == order
+
+
+def test_orders_in_states_are_read_only():
+    state = initial_state(Reversing(), lambda: 4)
+    with pytest.raises(ValueError, match="read-only"):
+        state.order[0] = 1
+
+
+class Virtual:
+    """An order that computes its slices; a wrong one, if it is told so."""
+
+    def __init__(self, size: int, give: Any = None) -> None:
+        self._size = size
+        self._give = give
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice) -> Any:
+        indices = np.arange(part.start, part.stop)
+        return self._size - 1 - indices if self._give is None else self._give(indices)
+
+
+def test_virtual_orders_are_only_measured_and_sliced():
+    planner = make_planner(5, 2, sampler=lambda order, position: Virtual(5))
+    batches = [planner.deliver().indices for _ in range(3)]
+    assert [batch.tolist() for batch in batches] == [[4, 3], [2, 1], [0, 4]]
+    assert all(batch.dtype == np.int64 for batch in batches)
+
+
+@pytest.mark.parametrize(
+    "give",
+    [lambda i: i + 5, lambda i: i - 9, lambda i: i[:1], lambda i: i * 1.0, lambda i: None],
+)
+def test_slices_of_virtual_orders_are_checked(give):
+    planner = make_planner(5, 2, sampler=lambda order, position: Virtual(5, give))
+    with pytest.raises(ValueError, match="order"):
+        planner.deliver()
+
+
+@pytest.mark.parametrize("order", [[2, 0, 1], (2, 0, 1), np.array([2, 0, 1], dtype=">u2")])
+def test_orders_of_other_kinds_become_int64(order):
+    checked = checked_order(order, 3)
+    assert checked.dtype == np.int64
+    assert checked.tolist() == [2, 0, 1]
+
+
+# -- planner -------------------------------------------------------------------------------------
+
+
+@given(
+    size=sizes,
+    batch_size=st.integers(1, 15),
+    repeat=st.booleans(),
+    actions=st.lists(st.sampled_from(["ahead", "deliver", "copy", "pickle", "peek"]), max_size=40),
+)
+def test_whatever_is_planned_ahead_the_same_is_delivered(size, batch_size, repeat, actions):
+    orders = itertools.cycle([range(size)[::-1], range(size)])
+    expected = steps(orders, batch_size, repeat)
+    planner = make_planner(size, batch_size, repeat=repeat, sampler=Reversing())
+    handed_out: list[Any] = []
+    for action in actions:
+        if action == "deliver":
+            due = next(expected, None)
+            if due is None:
+                with pytest.raises(StopIteration):
+                    planner.deliver()
+                continue
+            before = planner.peek()
+            plan = planner.deliver()
+            assert plan is before
+            assert not handed_out or handed_out.pop(0) is plan
+            assert plan.indices.tolist() == due.indices
+            assert planner.state is plan.state
+        elif action == "ahead":
+            plan = planner.ahead()
+            if plan.is_batch:
+                handed_out.append(plan)
+        elif action == "peek":
+            assert not handed_out or planner.peek() is handed_out[0]
+        else:
+            planner = planner.copy() if action == "copy" else pickle.loads(pickle.dumps(planner))
+            handed_out.clear()  # the copy hands its plans out again
+
+
+def test_end_is_planned_once():
+    sampler = Reversing()
+    planner = make_planner(3, 2, repeat=False, sampler=sampler)
+    plans = [planner.ahead() for _ in range(5)]
+    assert [plan.is_batch for plan in plans] == [True, True, False, False, False]
+    assert plans[2] is plans[3] is plans[4]
+    assert sampler.positions == [0, 2]
+    planner.deliver()
+    planner.deliver()
+    for _ in range(3):
+        with pytest.raises(StopIteration):
+            planner.deliver()
+    assert sampler.positions == [0, 2]
+
+
+class FailsOnce:
+    def __init__(self) -> None:
+        self.n_calls = 0
+
+    def __call__(self, current_order: Any, current_position: int) -> np.ndarray:
+        self.n_calls += 1
+        if self.n_calls == 2:
+            raise LookupError("once")
+        return np.arange(3)
+
+
+def test_error_is_kept_until_its_batch_is_due():
+    sampler = FailsOnce()
+    planner = make_planner(3, 2, sampler=sampler)
+    plans = [planner.ahead() for _ in range(4)]
+    assert plans[1] is plans[2] is plans[3]
+    assert isinstance(plans[1].error, LookupError)
+    assert sampler.n_calls == 2
+    planner.deliver()
+    state = planner.state
+    with pytest.raises(LookupError, match="once"):
+        planner.deliver()
+    assert planner.state is state
+    assert planner.deliver().indices.tolist() == [2, 0]
+    assert sampler.n_calls == 3
+
+
+def test_interrupt_of_the_sampler_is_not_kept():
+    def interrupt(current_order, current_position):
+        if current_position:
+            raise KeyboardInterrupt
+        return np.arange(2)
+
+    planner = make_planner(2, 1, sampler=interrupt)
+    planner.ahead()
+    with pytest.raises(KeyboardInterrupt):
+        planner.ahead()
+    assert planner.deliver().indices.tolist() == [0]
+
+
+def test_discard_forgets_plans_and_restart_sets_the_state():
+    sampler = Reversing()
+    planner = make_planner(4, 4, sampler=sampler)
+    old = planner.ahead()
+    planner.discard()
+    again = planner.ahead()
+    assert again is not old
+    assert again.indices.tolist() == old.indices.tolist()
+    assert sampler.positions == [0, 0, 0]
+    planner.restart(State(2, 5, False, None, 4, 5.0))
+    assert planner.deliver().indices.tolist() == [2, 3, 0, 1]
+
+
+def test_rewind_hands_the_same_plans_out_again():
+    planner = make_planner(4, 3)
+    plans = [planner.ahead() for _ in range(3)]
+    planner.rewind()
+    again = [planner.ahead() for _ in range(3)]
+    assert all(a is b for a, b in zip(plans, again, strict=True))
