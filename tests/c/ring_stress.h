@@ -1,0 +1,538 @@
+/* A parent that drives batches through a ring whose workers die at any moment, and what its workers
+ * do. Contents, order, padding and held leases are compared word for word. test_ring_threads.c and
+ * test_ring_fork.c say how a worker starts, dies and is known to be dead.
+ */
+#ifndef FASTITER_TESTS_RING_STRESS_H
+#define FASTITER_TESTS_RING_STRESS_H
+
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "fi_platform.h"
+#include "fi_ring.h"
+
+enum {
+    MOST_WORKERS = 12,
+    MOST_SLOTS = 24,
+    MOST_ROWS = 48,
+    ROW_WORDS = 6,
+    COLUMN_BYTES = MOST_ROWS * ROW_WORDS * 8,
+    HEAP_START = COLUMN_BYTES + MOST_ROWS * 8, /* columns, then one output word a row */
+    SLOT_BYTES = 1 << 20
+};
+
+#define PADDING UINT64_C(0x5041444450414444)
+
+static inline uint64_t mix(uint64_t x)
+{
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+
+static inline uint64_t draw(uint64_t *state, uint64_t bound)
+{
+    return mix(*state += UINT64_C(0x9e3779b97f4a7c15)) % bound;
+}
+
+/* ---- what a batch must contain ---------------------------------------------------------------- */
+
+static inline uint64_t row_content(uint64_t q, int64_t index, uint32_t word)
+{
+    return mix(mix(q) + (uint64_t)index * 4096 + word);
+}
+
+/* Most rows fit their column; some are spilled, some are errors. */
+static inline uint32_t row_kind(int64_t index)
+{
+    uint64_t kind = mix((uint64_t)index) % 16;
+    return kind == 0 ? FI_SPILL : kind == 1 ? FI_ERROR : FI_ROW_OK;
+}
+
+static inline uint32_t packed_words(int64_t index)
+{
+    return 1 + (uint32_t)(mix((uint64_t)index + 7) % 40);
+}
+
+static inline uint64_t output_word(uint64_t q, int64_t index, uint32_t code)
+{
+    return code == FI_ROW_OK ? ~row_content(q, index, 0) : code;
+}
+
+static inline uint64_t *column_row(const fi_ring *ring, uint32_t slot, uint32_t row)
+{
+    return (uint64_t *)(fi_slot_payload(ring, slot) + (size_t)row * ROW_WORDS * 8);
+}
+
+static inline uint64_t *output_of(const fi_ring *ring, uint32_t slot)
+{
+    return (uint64_t *)(fi_slot_payload(ring, slot) + COLUMN_BYTES);
+}
+
+/* ---- worker ------------------------------------------------------------------------------------- */
+
+/* Where a worker may die; defined by the test, may not return. */
+static void step(void);
+
+static void write_words(uint64_t *to, uint32_t count, uint64_t q, int64_t index)
+{
+    for (uint32_t word = 0; word < count; word++) {
+        to[word] = row_content(q, index, word);
+        if (word == count / 2)
+            step(); /* a torn copy */
+    }
+}
+
+static void fill_row(const fi_worker *worker, const fi_turn *turn, uint32_t row)
+{
+    const fi_ring *ring = worker->ring;
+    int64_t index = *fi_row_index(ring, turn->slot, row);
+    uint32_t code = row_kind(index);
+    if (code == FI_ROW_OK) {
+        write_words(column_row(ring, turn->slot, row), ROW_WORDS, turn->q, index);
+    } else {
+        uint64_t offset, need, have, bytes = packed_words(index) * 8;
+        CHECK_EQ(fi_heap_take(ring, turn->slot, bytes, &offset, &need, &have), FI_OK);
+        write_words((uint64_t *)(fi_slot_payload(ring, turn->slot) + offset), packed_words(index),
+                    turn->q, index);
+        fi_entry_set(ring, turn->slot, row, offset, bytes);
+    }
+    step(); /* bytes complete, row not yet done */
+    fi_row_done(worker, turn, row, code);
+    step();
+}
+
+static void fill_range(const fi_worker *worker, const fi_turn *turn, bool whole)
+{
+    bool own[MOST_ROWS];
+    if (whole)
+        for (uint32_t i = 0; i < turn->count; i++) {
+            own[i] = fi_row_own(worker, turn, turn->first + i);
+            step();
+        }
+    for (uint32_t i = 0; i < turn->count; i++) {
+        if (!whole) {
+            own[i] = fi_row_own(worker, turn, turn->first + i);
+            step();
+        }
+        if (own[i])
+            fill_row(worker, turn, turn->first + i);
+    }
+}
+
+static void finish_slot(const fi_worker *worker, const fi_turn *turn)
+{
+    const fi_ring *ring = worker->ring;
+    uint64_t *output = output_of(ring, turn->slot);
+    for (uint32_t row = 0; row < MOST_ROWS; row++) {
+        if (row == MOST_ROWS / 2)
+            step(); /* half of it is padded */
+        if (row >= turn->n) {
+            output[row] = PADDING ^ turn->q;
+            continue;
+        }
+        uint32_t code = fi_row_code(ring, turn->slot, row, turn->q);
+        output[row] = code == FI_ROW_OK ? ~*column_row(ring, turn->slot, row) : code;
+    }
+    step();
+    fi_worker_ready(worker, turn, 0);
+}
+
+static void work(fi_ring *ring, uint32_t number, int bell_pipe, uint64_t seed)
+{
+    fi_worker worker;
+    fi_turn turn;
+    fi_worker_init(&worker, ring, number, bell_pipe);
+    for (;;) {
+        step();
+        switch (fi_worker_next(&worker, &turn)) {
+        case FI_TURN_STOP:
+            return;
+        case FI_TURN_ROWS:
+            step(); /* a range was taken, no row is owned */
+            CHECK(turn.count <= MOST_ROWS && turn.slot < ring->geometry.slots);
+            fill_range(&worker, &turn, draw(&seed, 4) == 0);
+            break;
+        case FI_TURN_FINISH:
+            step();
+            finish_slot(&worker, &turn);
+            break;
+        }
+        if (draw(&seed, 8) == 0)
+            sched_yield();
+    }
+}
+
+/* ---- parent ------------------------------------------------------------------------------------- */
+
+typedef struct plan {
+    int64_t first; /* index of row 0; the others follow */
+    uint64_t q;
+    uint32_t n;
+    bool poisoned[MOST_ROWS];
+    bool finish_poisoned;
+} plan;
+
+typedef struct stress {
+    fi_ring ring;
+    fi_parent parent;
+    uint64_t bytes, random;
+    int event[2];
+    bool pipes, spoil; /* bells are pipes; hints are overwritten at random */
+    int bell_ends[MOST_WORKERS][2], bell_writers[MOST_WORKERS];
+    uint32_t prefetch, most_leases;
+    plan plans[MOST_SLOTS]; /* of each slot, valid until the slot is scheduled anew */
+    uint32_t leases[MOST_SLOTS], lease_count;
+    bool alive[MOST_WORKERS];
+    uint64_t absent_until[MOST_WORKERS]; /* a dead worker is replaced at this batch */
+    int64_t planned, delivered;          /* next index to plan, to deliver */
+    uint64_t batches, deaths, redone, refinished, poisoned, resets, dropped, repairs;
+    void (*start)(struct stress *, uint32_t worker);
+    bool (*is_dead)(struct stress *, uint32_t worker); /* and reaped */
+    int (*death_descriptor)(struct stress *, uint32_t worker);
+    void (*disturb)(struct stress *);
+    void (*release)(struct stress *, uint32_t slot);
+} stress;
+
+static void verify(const stress *t, uint32_t slot, bool outputs)
+{
+    const fi_ring *ring = &t->ring;
+    const plan *p = t->plans + slot;
+    const uint64_t *output = output_of(ring, slot);
+    for (uint32_t row = 0; row < MOST_ROWS; row++) {
+        if (row >= p->n) {
+            CHECK(!outputs || output[row] == (PADDING ^ p->q));
+            continue;
+        }
+        int64_t index = p->first + row;
+        uint32_t code = p->poisoned[row] ? FI_POISON : row_kind(index);
+        CHECK_EQ(fi_row_code(ring, slot, row, p->q), code);
+        CHECK(!outputs || output[row] == output_word(p->q, index, code));
+        const uint64_t *found = column_row(ring, slot, row);
+        uint32_t words = code == FI_POISON ? 0 : ROW_WORDS;
+        if (code == FI_SPILL || code == FI_ERROR) {
+            uint64_t offset, bytes;
+            fi_entry_get(ring, slot, row, &offset, &bytes);
+            words = packed_words(index);
+            CHECK_EQ(bytes, words * 8);
+            CHECK(offset >= HEAP_START && offset % 64 == 0 && offset + bytes <= SLOT_BYTES);
+            found = (const uint64_t *)(fi_slot_payload(ring, slot) + offset);
+        }
+        for (uint32_t word = 0; word < words; word++)
+            CHECK(found[word] == row_content(p->q, index, word));
+    }
+}
+
+static void schedule_one(stress *t)
+{
+    fi_parent *parent = &t->parent;
+    int64_t indices[MOST_ROWS];
+    uint32_t slot;
+    uint64_t need, have;
+    CHECK_EQ(fi_parent_next_slot(parent, &slot), FI_OK);
+    CHECK_EQ(fi_slot_commit(&t->ring, slot, HEAP_START, &need, &have), FI_OK);
+    plan *p = t->plans + slot;
+    *p = (plan){.first = t->planned, .n = 1 + (uint32_t)draw(&t->random, MOST_ROWS)};
+    for (uint32_t row = 0; row < p->n; row++)
+        indices[row] = t->planned++;
+    CHECK_EQ(fi_parent_schedule(parent, indices, p->n, 0, HEAP_START, SLOT_BYTES,
+                                draw(&t->random, 8) == 0, &p->q),
+             FI_OK);
+}
+
+static void start_worker(stress *t, uint32_t worker)
+{
+    t->alive[worker] = true;
+    t->start(t, worker);
+}
+
+/* R2 to R6 for one whose death is known. */
+static void recover(stress *t, uint32_t worker)
+{
+    fi_parent *parent = &t->parent;
+    fi_loss losses[4]; /* fewer than there may be, to go round more than once */
+    uint32_t count, lost = 0;
+    while ((count = fi_parent_losses(parent, worker, losses, 4)) > 0) {
+        for (uint32_t i = 0; i < count; i++) {
+            plan *p = t->plans + losses[i].slot;
+            bool filling = parent->slot[losses[i].slot].phase == FI_FILL;
+            bool poison = draw(&t->random, 16) == 0;
+            CHECK(losses[i].q == p->q);
+            if (losses[i].row == FI_LOSS_FINISH) {
+                p->finish_poisoned |= filling && poison;
+                t->refinished += filling && !poison;
+            } else {
+                CHECK(losses[i].row < p->n);
+                CHECK_EQ(losses[i].index, p->first + losses[i].row);
+                p->poisoned[losses[i].row] |= filling && poison;
+                t->redone += filling && !poison;
+            }
+            t->poisoned += filling && poison;
+            fi_parent_return(parent, losses + i, poison);
+        }
+        lost += count;
+    }
+    if (lost > 0 && draw(&t->random, 4) == 0)
+        fi_parent_offer_singly(parent);
+    fi_parent_rewind(parent, worker, t->pipes ? t->bell_ends[worker][0] : -1);
+}
+
+static void recover_dead(stress *t)
+{
+    bool any = false;
+    for (uint32_t w = 0; w < t->ring.geometry.workers; w++) {
+        if (!t->alive[w] || !t->is_dead(t, w))
+            continue;
+        t->alive[w] = false;
+        t->absent_until[w] = t->batches + draw(&t->random, 2) * draw(&t->random, 200);
+        t->deaths++;
+        recover(t, w);
+        any = true;
+    }
+    if (any)
+        fi_parent_ring_all(&t->parent);
+}
+
+/* Replaces the dead whose time has come; somebody must live. */
+static void start_due(stress *t)
+{
+    uint32_t alive = 0;
+    for (uint32_t w = 0; w < t->ring.geometry.workers; w++) {
+        if (!t->alive[w] && t->absent_until[w] <= t->batches)
+            start_worker(t, w);
+        alive += t->alive[w];
+    }
+    if (alive == 0)
+        start_worker(t, (uint32_t)draw(&t->random, t->ring.geometry.workers));
+}
+
+static void spoil_hints(stress *t)
+{
+    fi_ring *ring = &t->ring;
+    uint64_t word = mix(t->random) >> draw(&t->random, 64);
+    uint32_t slot = (uint32_t)draw(&t->random, ring->geometry.slots);
+    uint32_t worker = (uint32_t)draw(&t->random, ring->geometry.workers);
+    switch (draw(&t->random, 40)) {
+    case 0: atomic_store(&ring->slots[slot].claim, word); break;
+    case 1: atomic_store(&ring->slots[slot].claim, t->parent.slot[slot].q << 32 | word % 64); break;
+    case 2: atomic_store(&ring->slots[slot].n, (uint32_t)word); break;
+    case 3: atomic_store(&ring->slots[slot].n, (uint32_t)(word % MOST_ROWS)); break;
+    case 4: atomic_store(&ring->slots[slot].single, (uint32_t)word); break;
+    case 5: atomic_store(ring->map + slot, (uint32_t)word); break;
+    case 6: atomic_store(ring->map + slot, (uint32_t)(word % ring->geometry.slots)); break;
+    case 7: atomic_store(ring->bells + worker, (uint32_t)(word % 3)); break;
+    case 8: atomic_store(ring->pwait, word); break;
+    case 9: atomic_store(&ring->board->head, word); break;
+    case 10: atomic_store(&ring->board->tail, word); break;
+    case 11: atomic_store(&ring->board->redo, (uint32_t)word); break;
+    default: break;
+    }
+}
+
+/* Every word that could say why nothing moves. */
+static void dump(const stress *t)
+{
+    const fi_ring *ring = &t->ring;
+    fprintf(stderr, "head %" PRIu64 "/%" PRIu64 " tail %" PRIu64 "/%" PRIu64 " redo %u pwait %" PRIx64
+            " free %u leased %u draining %u\n", t->parent.head, atomic_load(&ring->board->head),
+            t->parent.tail, atomic_load(&ring->board->tail), atomic_load(&ring->board->redo),
+            atomic_load(ring->pwait), t->parent.free_count, t->parent.leased, t->parent.draining);
+    for (uint32_t w = 0; w < ring->geometry.workers; w++)
+        fprintf(stderr, "worker %u: alive %d bell %u\n", w, t->alive[w], atomic_load(ring->bells + w));
+    for (uint32_t s = 0; s < ring->geometry.slots; s++) {
+        const fi_private *record = t->parent.slot + s;
+        fprintf(stderr, "slot %u: phase %d q %" PRIx64 " n %u claim %" PRIx64 " state %" PRIx64 " map %u;", s,
+                record->phase, record->q, record->n, atomic_load(&ring->slots[s].claim),
+                atomic_load(&ring->slots[s].state), atomic_load(ring->map + s));
+        for (uint32_t row = 0; row < record->n; row++)
+            fprintf(stderr, " %" PRIx64, atomic_load(fi_row_word(ring, s, row)));
+        fputc('\n', stderr);
+    }
+}
+
+/* T4. */
+static void wait_for_event(stress *t)
+{
+    int descriptors[1 + MOST_WORKERS] = {t->event[0]};
+    uint8_t ready[1 + MOST_WORKERS];
+    uint32_t count = 1;
+    for (uint32_t w = 0; w < t->ring.geometry.workers; w++)
+        if (t->alive[w] && t->death_descriptor(t, w) >= 0)
+            descriptors[count++] = t->death_descriptor(t, w);
+    int64_t limit = (int64_t)(t->spoil ? 2 : 20000) * 1000000, before = fi_now_ns();
+    int rc = fi_wait(descriptors, count, limit, ready);
+    CHECK(rc == FI_OK || rc == EINTR);
+    fi_parent_wake(&t->parent);
+    fi_event_drain(t->event[0]);
+    if (fi_now_ns() - before < limit)
+        return;
+    if (!t->spoil) { /* with all hints as they were, sleeping so long is a lost wake-up */
+        dump(t);
+        CHECK(!"no batch within the limit");
+    }
+    fi_parent_repair(&t->parent);
+    t->repairs++;
+}
+
+/* Blocks until the head is READY. */
+static uint32_t wait_for_head(stress *t, uint32_t *flags)
+{
+    fi_parent *parent = &t->parent;
+    uint32_t slot;
+    for (;;) {
+        fi_parent_collect(parent);
+        start_due(t);
+        uint64_t depth = 1 + draw(&t->random, t->prefetch);
+        while (parent->tail - parent->head < depth && parent->free_count > 0)
+            schedule_one(t);
+        fi_parent_publish(parent);
+        t->disturb(t);
+        if (t->spoil)
+            spoil_hints(t);
+        if (fi_parent_ready(parent, &slot, flags) == FI_OK)
+            return slot;
+        bool any = parent->head == parent->tail;
+        fi_parent_doze(parent, any ? FI_ANY : parent->head);
+        if (any)
+            fi_parent_collect(parent);
+        if (fi_parent_ready(parent, &slot, flags) != FI_OK && !(any && parent->free_count > 0))
+            wait_for_event(t);
+        fi_parent_wake(parent);
+        recover_dead(t);
+    }
+}
+
+static void release_one(stress *t)
+{
+    uint32_t which = (uint32_t)draw(&t->random, t->lease_count);
+    uint32_t slot = t->leases[which];
+    t->leases[which] = t->leases[--t->lease_count];
+    verify(t, slot, false); /* bit for bit what it was */
+    t->release(t, slot);
+}
+
+static void take_one(stress *t)
+{
+    fi_parent *parent = &t->parent;
+    uint32_t flags, odd, row, expected_odd = 0, slot = wait_for_head(t, &flags);
+    uint64_t word;
+    const plan *p = t->plans + slot;
+    CHECK(p->q == parent->head);
+    CHECK_EQ(p->first, t->delivered);
+    if (fi_parent_check(parent, slot, &odd, &row, &word) != FI_OK) {
+        CHECK(t->spoil); /* a number of rows that was too small */
+        fi_parent_drop(parent);
+        t->dropped++;
+        t->delivered += p->n;
+        return;
+    }
+    CHECK_EQ(flags, p->finish_poisoned ? FI_FINISH_POISON : 0);
+    for (uint32_t r = 0; r < p->n; r++)
+        expected_odd += p->poisoned[r] || row_kind(p->first + r) != FI_ROW_OK;
+    CHECK_EQ(odd, expected_odd);
+    verify(t, slot, !flags && !t->spoil);
+    t->delivered += p->n;
+    t->batches++;
+    bool lease = fi_parent_usable(parent) > 0 && t->lease_count < t->most_leases &&
+                 draw(&t->random, 4) != 0;
+    fi_parent_take(parent, !lease);
+    if (lease)
+        t->leases[t->lease_count++] = slot;
+    while (t->lease_count > 0 && draw(&t->random, 2))
+        release_one(t);
+    if (draw(&t->random, 50) == 0) {
+        t->disturb(t);
+        fi_parent_reset(parent);
+        t->planned = t->delivered;
+        t->resets++;
+    }
+}
+
+/* The caller has set how workers start and die, `pipes`, `spoil` and `random`. `first_q`: another
+ * first sequence than the ring's own, or 0. */
+static void stress_open(stress *t, uint32_t slots, uint32_t workers, uint64_t first_q)
+{
+    fi_geometry geometry = {slots, workers, MOST_ROWS, 1, SLOT_BYTES};
+    uint64_t control, need, have;
+    int fd;
+    void *base;
+    CHECK(slots <= MOST_SLOTS && workers <= MOST_WORKERS);
+    CHECK_EQ(fi_ring_size(&geometry, &control, &t->bytes), FI_OK);
+    CHECK_EQ(fi_shm_open(t->bytes, &fd), FI_OK);
+    CHECK_EQ(fi_shm_map(fd, t->bytes, &base), FI_OK);
+    CHECK_EQ(fi_shm_commit(fd, 0, control, &need, &have), FI_OK);
+    CHECK_EQ(fi_event_open(t->event), FI_OK);
+    CHECK_EQ(fi_ring_attach(&t->ring, &geometry, base, fd, t->event[1]), FI_OK);
+    for (uint32_t w = 0; t->pipes && w < workers; w++) {
+        CHECK_EQ(fi_pipe_open(t->bell_ends[w]), FI_OK);
+        t->bell_writers[w] = t->bell_ends[w][1];
+    }
+    CHECK_EQ(fi_parent_init(&t->parent, &t->ring, 0, t->pipes ? t->bell_writers : NULL), FI_OK);
+    if (first_q) {
+        t->parent.head = t->parent.tail = first_q;
+        atomic_store(&t->ring.board->head, first_q);
+        atomic_store(&t->ring.board->tail, first_q);
+    }
+    t->prefetch = slots;
+    t->most_leases = slots / 2;
+    for (uint32_t w = 0; w < workers; w++)
+        start_worker(t, w);
+}
+
+static void stress_close(stress *t)
+{
+    while (t->lease_count > 0)
+        release_one(t);
+    fi_parent_clear(&t->parent);
+    CHECK_EQ(fi_shm_unmap(t->ring.base, t->bytes), FI_OK);
+    close(t->ring.fd);
+    close(t->event[0]);
+    if (t->event[1] != t->event[0])
+        close(t->event[1]);
+    for (uint32_t w = 0; t->pipes && w < t->ring.geometry.workers; w++) {
+        close(t->bell_ends[w][0]);
+        close(t->bell_ends[w][1]);
+    }
+}
+
+/* Runs for so many seconds, and on until each thing that it is about has happened. */
+static void stress_run(stress *t, double seconds)
+{
+    int64_t end = fi_now_ns() + (int64_t)(seconds * 1e9);
+    while (fi_now_ns() < end || t->batches < 50 || t->deaths < 10 || t->redone < 3 ||
+           t->resets < 2 || (t->spoil && t->repairs < 3))
+        take_one(t);
+}
+
+static void stress_report(const stress *t, const char *name)
+{
+    printf("%s: %" PRIu64 " batches, %" PRIu64 " deaths, %" PRIu64 " rows and %" PRIu64
+           " finishes redone, %" PRIu64 " given up, %" PRIu64 " resets, %" PRIu64
+           " repairs, %" PRIu64 " dropped\n",
+           name, t->batches, t->deaths, t->redone, t->refinished, t->poisoned, t->resets,
+           t->repairs, t->dropped);
+}
+
+/* Seconds for each configuration: the argument, or STRESS_SECONDS, or what is short. */
+static double stress_seconds(int argc, char **argv)
+{
+    const char *text = argc > 1 ? argv[1] : getenv("STRESS_SECONDS");
+    double seconds = text ? atof(text) : 0.6;
+    CHECK(seconds > 0);
+    return seconds;
+}
+
+static uint64_t stress_seed(void)
+{
+    const char *text = getenv("STRESS_SEED");
+    uint64_t seed = text ? strtoull(text, NULL, 0) : (uint64_t)fi_now_ns();
+    printf("STRESS_SEED=%" PRIu64 "\n", seed);
+    fflush(stdout);
+    return seed;
+}
+
+#endif
