@@ -93,16 +93,16 @@ def extension(name: str, *csrc: str) -> Extension:
         extra_compile_args=compile_args,
         extra_link_args=link_args,
         libraries=["pthread", "rt"] if sys.platform == "linux" else [],
-        depends=[str(settings_file), *map(str, Path("csrc").glob("*.h"))],
+        depends=["setup.py", str(settings_file), *map(str, Path("csrc").glob("*.h"))],
     )
 
 
 extensions = [
     extension("_order", "fi_order.c"),
     extension("_batch", "fi_batch.c"),
-    extension("_ring", "fi_ring.c", "fi_parent.c", "fi_platform.c", "fi_batch.c"),
+    extension("_ring", "fi_ring.c", "fi_parent.c", "fi_cell.c", "fi_platform.c"),
+    extension("_rows", "fi_ring.c", "fi_cell.c", "fi_platform.c", "fi_batch.c"),
 ]
-extensions = [e for e in extensions if all(Path(source).exists() for source in e.sources)]
 
 setup(
     ext_modules=cythonize(
