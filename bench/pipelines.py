@@ -1,0 +1,189 @@
+"""Pipelines W1 to W7: every candidate on the same dataset, under the same checks, in turns."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from bench.candidates import CANDIDATES, Candidate
+from bench.interpreters import Interpreter
+from bench.limit import compile_memcpy
+from bench.remote import CandidateError, Remote
+
+MIN_BATCHES = 24
+IDLE_SECONDS = 0.1
+OPENING_SLICES = 3  # length of the first warm-up, in slices
+
+
+@dataclass
+class Row:
+    """One candidate's figures on one workload; `status` is ``ok`` or says why there are none."""
+
+    name: str
+    title: str
+    family: str
+    interpreter: Interpreter | None
+    status: str = "ok"
+    reason: str = ""
+    slices: list[dict[str, Any]] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float | None:
+        """Median over the rounds, examples per second."""
+        return self.median("rate") if self.status == "ok" else None
+
+    def median(self, key: str) -> float:
+        return median(one[key] for one in self.slices)
+
+    def as_json(self) -> dict[str, Any]:
+        result: dict[str, Any] = {"name": self.name, "title": self.title, "status": self.status}
+        if self.interpreter is not None:
+            result |= {
+                "python": self.interpreter.python,
+                "numpy": self.interpreter.numpy,
+                "version": self.interpreter.version,
+            }
+        if self.reason:
+            result["reason"] = self.reason
+        if self.status == "ok":
+            result |= {"rate": self.rate, "slices": self.slices} | self.facts
+        return result
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long and how often; `seconds` is the length of one timed slice."""
+
+    rounds: int
+    seconds: float
+    root: str
+
+
+def rows_of(
+    interpreters: dict[str, Interpreter], twins: dict[str, Interpreter], main_only: bool
+) -> list[Row]:
+    """The rows of every workload, skipped ones included.
+
+    Parameters
+    ----------
+    interpreters : dict
+        Per chosen family, the interpreter that runs its candidates.
+    twins : dict
+        Per peer that runs under another interpreter than fastiter does: fastiter under that one. It
+        adds the row ``fastiter.mp@PEER``, so that the ratio to this peer is taken within one
+        interpreter and one NumPy.
+    main_only : bool
+        Leave out the candidates that a quick run does not need.
+    """
+    rows = [Row("limit", "fetch + copy + consume, see bench/limit.py", "limit", None)]
+    for candidate in CANDIDATES.values():
+        if candidate.family in interpreters and (candidate.main or not main_only):
+            rows.append(_row(candidate, candidate.name, interpreters[candidate.family]))
+        if candidate.name == "fastiter.mp":
+            for peer, interpreter in twins.items():
+                rows.append(_row(candidate, f"{candidate.name}@{peer}", interpreter))
+    return rows
+
+
+def _row(candidate: Candidate, name: str, interpreter: Interpreter) -> Row:
+    row = Row(name, candidate.title, candidate.family, interpreter)
+    if interpreter.reason is not None:
+        row.status, row.reason = "skipped", interpreter.reason
+    return row
+
+
+class Measurement:
+    """One workload: the processes of its rows, from their start to `close`."""
+
+    def __init__(self, workload: str, rows: list[Row], settings: Settings) -> None:
+        self._workload = workload
+        self._rows = rows
+        self._settings = settings
+        self._remotes: dict[str, Remote] = {}
+        self._directory = tempfile.TemporaryDirectory()
+
+    def close(self) -> None:
+        """Ends all processes."""
+        for remote in self._remotes.values():
+            remote.end()
+        self._directory.cleanup()
+
+    def start(self) -> None:
+        """Starts all processes, which make their datasets side by side, then opens each loader."""
+        for row in self._rows:
+            if row.status == "ok":
+                self._launch(row)
+        self._each(self._rows, lambda row, remote: remote.started())
+        seconds = OPENING_SLICES * self._settings.seconds
+        self._each(
+            self._rows, lambda row, remote: row.facts.update(remote.ask("open", seconds=seconds))
+        )
+
+    def _launch(self, row: Row) -> None:
+        candidate, _, _ = row.name.partition("@")
+        python, arguments = sys.executable, []
+        if row.interpreter is not None:
+            python = row.interpreter.path
+        else:
+            try:
+                arguments = [compile_memcpy(self._directory.name)]
+            except (OSError, subprocess.CalledProcessError) as error:
+                row.status, row.reason = "skipped", f"no compiler for the memcpy program: {error}"
+                return
+        self._remotes[row.name] = Remote(
+            python, self._settings.root, candidate, self._workload, *arguments
+        )
+
+    def round(self, number: int) -> None:
+        """A slice of every candidate, in an order that changes with the round."""
+        order = list(self._rows)
+        random.Random(number).shuffle(order)
+        seconds = self._settings.seconds
+        self._each(
+            order,
+            lambda row, remote: row.slices.append(
+                remote.ask("run", seconds=seconds, min_batches=MIN_BATCHES)
+            ),
+        )
+
+    def finish(self) -> None:
+        """What must not disturb the timed slices: idle CPU, memory, closing."""
+        seconds = self._settings.seconds
+
+        def look(row: Row, remote: Remote) -> None:
+            row.facts["idle_cores"] = remote.idle_cores(IDLE_SECONDS)
+            row.facts |= remote.ask("memory", seconds=seconds)
+            row.facts |= remote.ask("close")
+
+        self._each(self._rows, look)
+
+    def _each(self, rows: list[Row], act: Callable[[Row, Remote], Any]) -> None:
+        """Does `act` for the rows still good; one that fails keeps the reason, not its process."""
+        for row in rows:
+            if row.status != "ok":
+                continue
+            try:
+                act(row, self._remotes[row.name])
+            except CandidateError as error:
+                row.status, row.reason = error.kind, error.reason
+                self._remotes.pop(row.name).end()
+
+
+def measure(workload: str, rows: list[Row], settings: Settings, say: Callable[[str], None]) -> None:
+    """Measures `workload` for `rows`, filling them in; `say` is told how far it is."""
+    with closing(Measurement(workload, rows, settings)) as measurement:
+        say("starting")
+        measurement.start()
+        for number in range(settings.rounds):
+            say(f"round {number + 1} of {settings.rounds}")
+            measurement.round(number)
+        say("memory")
+        measurement.finish()

@@ -1,0 +1,50 @@
+"""CPU seconds and memory of a whole tree of processes, from Linux' /proc."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+
+def process_tree(root: int) -> list[int]:
+    """`root` and all its descendants that run now (an instant's view; none is waited for)."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except OSError:  # ended meanwhile
+            continue
+        # The command stands in parentheses and may hold anything; the parent is the second word
+        # after it.
+        parent = int(text.rpartition(")")[2].split()[1])
+        children.setdefault(parent, []).append(int(stat.parent.name))
+    tree = [root]
+    for pid in tree:
+        tree.extend(children.get(pid, ()))
+    return tree
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """User and system time of the processes `pids`, all their threads, to the nanosecond."""
+    total = 0.0
+    for pid in pids:
+        try:
+            # A process' CPU clock has the number ~pid << 3 | 2 (clock_getcpuclockid(3)).
+            total += time.clock_gettime(~pid << 3 | 2)
+        except OSError:  # ended meanwhile
+            continue
+    return total
+
+
+def pss_bytes(pids: list[int]) -> int:
+    """Proportional set size of `pids`: memory that n processes share counts 1/n in each."""
+    total = 0
+    for pid in pids:
+        try:
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        except OSError:  # ended meanwhile
+            continue
+        for line in text.splitlines():
+            if line.startswith("Pss:"):
+                total += 1024 * int(line.split()[1])
+    return total

@@ -1,0 +1,184 @@
+"""One candidate on one workload, in a process of its own.
+
+``python -m bench.runner CANDIDATE WORKLOAD [MEMCPY]``; ``limit`` needs the compiled program MEMCPY.
+
+It makes the dataset, then obeys one JSON line per request from stdin and answers each by one on
+what was its stdout:
+
+``{"do": "open", "seconds": s}``
+    opens the loader, compares a few batches in full and warms up;
+``{"do": "run", "seconds": s, "min_batches": n}``
+    a timed slice;
+``{"do": "memory", "seconds": s}``
+    an untimed slice in which the memory of all processes is looked at;
+``{"do": "close"}``
+    closes the loader, answers how long that took, and ends.
+
+Between requests nobody asks for batches: the loader's workers fill their prefetch depth and then
+sleep.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from bench.candidates import CANDIDATES, Candidate
+from bench.interpreters import MODULES
+from bench.limit import Limit
+from bench.procs import cpu_seconds, process_tree, pss_bytes
+from bench.verify import Verifier, WrongContent
+from bench.workloads import N_PREFETCH, WORKLOADS, Workload
+
+FULL_CHECKS = 3
+MEMORY_PERIOD = 0.05
+WARM_UP_SHARE = 0.25
+
+
+class Slices:
+    """The loader of one candidate, consumed in slices of time."""
+
+    def __init__(self, candidate: Candidate, workload: Workload) -> None:
+        self._workload = workload
+        self._dataset = workload.make()
+        self._verifier = Verifier(self._dataset, workload.batch_size, workload.padding)
+        importlib.import_module(MODULES[candidate.family][0])
+        self._base = pss_bytes(process_tree(os.getpid()))
+        self._loader: AbstractContextManager[Any] = candidate.open(workload, self._dataset)
+
+    def open(self, seconds: float) -> dict[str, Any]:
+        """Starts the loader, checks its first batches in full, goes on for an epoch or `seconds`.
+
+        In that epoch forked workers copy what they touch of the parent's memory, and pools grow to
+        their size.
+        """
+        begin = time.perf_counter()
+        self._batches = self._loader.__enter__()
+        batch = next(self._batches)
+        first_batch = time.perf_counter() - begin
+        self._verifier.check_fully(batch)
+        for _ in range(FULL_CHECKS - 1):
+            self._verifier.check_fully(next(self._batches))
+        end = time.perf_counter() + seconds
+        while self._verifier.epochs == 0 and time.perf_counter() < end:
+            self._verifier.check(next(self._batches))
+        return {"first_batch_s": first_batch}
+
+    def run(self, seconds: float, min_batches: int) -> dict[str, Any]:
+        """A warm-up, then a timed slice of at least `seconds` and `min_batches`.
+
+        The warm-up uses up what was prefetched while others ran.
+        """
+        check, batches = self._verifier.check, self._batches
+        warm = time.perf_counter() + WARM_UP_SHARE * seconds
+        n = 0
+        while n < 2 * (N_PREFETCH + self._workload.n_workers) or time.perf_counter() < warm:
+            check(next(batches))
+            n += 1
+        tree = process_tree(os.getpid())
+        cpu = cpu_seconds(tree)
+        n = 0
+        begin = time.perf_counter()
+        end = begin + seconds
+        now = begin
+        while now < end or n < min_batches:
+            check(next(batches))
+            n += 1
+            now = time.perf_counter()
+        cpu = cpu_seconds(tree) - cpu
+        self._verifier.check_fully(next(batches))
+        examples = n * self._workload.batch_size
+        return {
+            "rate": examples / (now - begin),
+            "cpu_us_per_example": 1e6 * cpu / examples,
+            "cores": cpu / (now - begin),
+            "epochs": self._verifier.epochs,
+        }
+
+    def memory(self, seconds: float) -> dict[str, Any]:
+        """Peak of the processes' proportional set size, and what of it the loader added (bytes)."""
+        peak = 0
+        end = time.perf_counter() + seconds
+        looked = 0.0
+        while (now := time.perf_counter()) < end:
+            self._verifier.check(next(self._batches))
+            if now - looked > MEMORY_PERIOD:
+                looked = now
+                peak = max(peak, pss_bytes(process_tree(os.getpid())))
+        return {"pss_peak": peak, "pss_added": peak - self._base}
+
+    def close(self) -> dict[str, Any]:
+        """Closes the loader; how long that took (s)."""
+        begin = time.perf_counter()
+        self._loader.__exit__(None, None, None)
+        return {"close_s": time.perf_counter() - begin}
+
+
+class LimitSlices:
+    """The machine's limit, with a candidate's requests."""
+
+    def __init__(self, workload: Workload, memcpy_program: str) -> None:
+        dataset = workload.make()
+        verifier = Verifier(dataset, workload.batch_size, workload.padding)
+        self._limit = Limit(workload, dataset, verifier, memcpy_program)
+
+    def open(self, seconds: float) -> dict[str, Any]:
+        return {}
+
+    def run(self, seconds: float, min_batches: int) -> dict[str, Any]:
+        rates = self._limit.run(seconds)
+        return {"rate": rates.pop("limit"), "parts": rates}
+
+    def memory(self, seconds: float) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> dict[str, Any]:
+        return {}
+
+
+def main(arguments: list[str]) -> int:
+    # Workers inherit the answer's pipe as some other descriptor; what a library prints goes to
+    # stderr.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def answer(**fields: Any) -> None:
+        answers.write(json.dumps(fields) + "\n")
+
+    name, workload = arguments[0], WORKLOADS[arguments[1]]
+    try:
+        slices: Slices | LimitSlices
+        if name == "limit":
+            slices = LimitSlices(workload, arguments[2])
+        else:
+            slices = Slices(CANDIDATES[name], workload)
+        answer(ok=True, python=sys.version.split()[0], numpy=np.__version__)
+        for line in sys.stdin:
+            request = json.loads(line)
+            do = request.pop("do")
+            answer(ok=True, **getattr(slices, do)(**request))
+            if do == "close":
+                break
+    except WrongContent as error:
+        answer(ok=False, kind="WRONG", reason=str(error))
+        return 1
+    except ImportError as error:
+        answer(ok=False, kind="skipped", reason=f"{type(error).__name__}: {error}")
+        return 1
+    except Exception as error:
+        traceback.print_exc()
+        answer(ok=False, kind="FAILED", reason=f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,208 @@
+"""The consumer of every pipeline benchmark: is each example there, once, in order, and right?
+
+It stands for the training step, so it is the same for every candidate and must itself cost next to
+nothing: what each batch must show is worked out before the clock starts, and a timed check is a few
+vectorised reads and one comparison of bytes per array. It reads one byte per page of every row, so
+that no candidate can hand out memory that nobody has filled. Whole batches are compared outside the
+timed part (`check_fully`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+PAGE = 4096
+WHOLE = 16  # rows of at most this many bytes, the index above all, are compared whole
+STACKED = 256  # rows looked at together when the expectations are made
+
+
+class WrongContent(ValueError):
+    """A batch that is not what the dataset gives for the indices that were due."""
+
+
+class _Expected(NamedTuple):
+    """What one array of one batch must show.
+
+    `places` are the elements that are read of a padded array, None for others.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    places: np.ndarray | None
+    probes: bytes
+
+
+def _probe(array: np.ndarray) -> np.ndarray:
+    """One byte per page of each row of `array`, all of small rows: uint8 (n, bytes read)."""
+    rows = array.reshape(len(array), -1).view(np.uint8)
+    return rows if rows.shape[1] <= WHOLE else rows[:, ::PAGE]
+
+
+def _fields(example: Any) -> list[Any]:
+    return list(example.values()) if isinstance(example, Mapping) else list(example)
+
+
+def _places(lengths: np.ndarray, width: int) -> np.ndarray:
+    """Flat places of first, last and first padding element of each row of an (n, width) array."""
+    starts = np.arange(len(lengths)) * width
+    short = lengths < width
+    return np.concatenate([starts, starts + lengths - 1, (starts + lengths)[short]])
+
+
+class Verifier:
+    """Checks batch after batch of endless epochs in sequential order.
+
+    Parameters
+    ----------
+    dataset
+        One of `bench.workloads`.
+    batch_size : int
+        Must divide ``len(dataset)``: each epoch then consists of the same batches.
+    padding : tuple, optional
+        Fill value per field; a field with a fill value is ragged, one-dimensional and comes padded.
+
+    Attributes
+    ----------
+    number : int
+        The batch of the epoch that is due next.
+    epochs : int
+        Complete epochs seen so far.
+    """
+
+    def __init__(
+        self, dataset: Any, batch_size: int, padding: Sequence[int | None] | None = None
+    ) -> None:
+        if len(dataset) % batch_size:
+            raise ValueError(
+                f"batch_size {batch_size} must divide the length of the dataset, {len(dataset)}"
+            )
+        self.number = 0
+        self.epochs = 0
+        self._dataset = dataset
+        self._batch_size = batch_size
+        first = dataset.reference(0)
+        self._keys = list(first) if isinstance(first, Mapping) else None
+        self._fill = list(padding) if padding is not None else [None] * len(first)
+        self._batches = self._expect()
+
+    def _expect(self) -> list[list[_Expected]]:
+        """What every batch of an epoch must show, per array."""
+        dataset = self._dataset
+        contents = [_fields(dataset.reference(i)) for i in range(dataset.distinct)]
+        index_field = dataset.index_field
+        index_place = self._keys.index(index_field) if self._keys else index_field
+        columns = []
+        for place, values in enumerate(zip(*contents, strict=True)):
+            arrays = [np.asarray(value) for value in values]
+            if place == index_place:
+                columns.append(self._expect_index(arrays[0]))
+            elif self._fill[place] is not None:
+                columns.append(self._expect_padded(arrays, self._fill[place]))
+            else:
+                columns.append(self._expect_rows(arrays))
+        return [list(arrays) for arrays in zip(*columns, strict=True)]
+
+    def _batches_of(self, values: np.ndarray) -> list[np.ndarray]:
+        """`values`, given per distinct content, for the indices of each batch of an epoch."""
+        indices = np.arange(len(self._dataset)) % len(values)
+        return [values[rows] for rows in indices.reshape(-1, self._batch_size)]
+
+    def _expect_rows(self, arrays: list[np.ndarray]) -> list[_Expected]:
+        probes = np.concatenate(
+            [
+                _probe(np.stack(arrays[start : start + STACKED]))
+                for start in range(0, len(arrays), STACKED)
+            ]
+        )
+        shape = (self._batch_size, *arrays[0].shape)
+        batches = self._batches_of(probes)
+        return [_Expected(shape, arrays[0].dtype, None, rows.tobytes()) for rows in batches]
+
+    def _expect_index(self, example: np.ndarray) -> list[_Expected]:
+        indices = np.arange(len(self._dataset), dtype=example.dtype)
+        shape = (self._batch_size, *example.shape)
+        batches = indices.reshape(-1, self._batch_size)
+        return [_Expected(shape, example.dtype, None, rows.tobytes()) for rows in batches]
+
+    def _expect_padded(self, arrays: list[np.ndarray], fill: int) -> list[_Expected]:
+        lengths = np.array([len(array) for array in arrays])
+        firsts = np.array([array[0] for array in arrays])
+        lasts = np.array([array[-1] for array in arrays])
+        expected = []
+        for rows in self._batches_of(np.arange(len(arrays))):
+            width = int(lengths[rows].max())
+            places = _places(lengths[rows], width)
+            fills = np.full(len(places) - 2 * len(rows), fill, firsts.dtype)
+            probes = np.concatenate([firsts[rows], lasts[rows], fills]).tobytes()
+            expected.append(_Expected((len(rows), width), firsts.dtype, places, probes))
+        return expected
+
+    def _arrays(self, batch: Any) -> Sequence[np.ndarray]:
+        if self._keys is None:
+            return batch
+        if list(batch) != self._keys:
+            raise WrongContent(f"keys {list(batch)} came where {self._keys} were due")
+        return list(batch.values())
+
+    def check(self, batch: Any) -> None:
+        """Checks the batch that is due next: cheap, inside the timed part.
+
+        Raises
+        ------
+        WrongContent
+            Naming the batch, the field and the first wrong row.
+        """
+        for field, (array, expected) in enumerate(
+            zip(self._arrays(batch), self._batches[self.number], strict=True)
+        ):
+            if array.shape != expected.shape or array.dtype != expected.dtype:
+                raise WrongContent(
+                    f"epoch {self.epochs}, batch {self.number}, field {field}: "
+                    f"{array.dtype}{array.shape} came, {expected.dtype}{expected.shape} was due"
+                )
+            if expected.places is None:
+                probes = _probe(array)
+            else:
+                probes = array.reshape(-1).take(expected.places)
+            if probes.tobytes() != expected.probes:
+                raise WrongContent(self._explain(field, probes, expected))
+        self.number += 1
+        if self.number == len(self._batches):
+            self.number = 0
+            self.epochs += 1
+
+    def _explain(self, field: int, probes: np.ndarray, expected: _Expected) -> str:
+        due = np.frombuffer(expected.probes, probes.dtype).reshape(probes.shape)
+        place = int(np.nonzero((probes != due).reshape(len(probes), -1).any(axis=1))[0][0])
+        came, wanted = (np.atleast_1d(rows[place])[:16] for rows in (probes, due))
+        return (
+            f"epoch {self.epochs}, batch {self.number}, field {field}, "
+            f"row {place % self._batch_size}: {came} came where {wanted} was due"
+        )
+
+    def check_fully(self, batch: Any) -> None:
+        """Compares every byte of the batch that is due next, then `check`: slow, never timed."""
+        first = self.number * self._batch_size
+        examples = [
+            _fields(self._dataset.reference(first + row)) for row in range(self._batch_size)
+        ]
+        for field, array in enumerate(self._arrays(batch)):
+            for row, example in enumerate(examples):
+                value = np.asarray(example[field])
+                got = array[row]
+                if self._fill[field] is not None:
+                    got, rest = got[: len(value)], got[len(value) :]
+                    if (rest != self._fill[field]).any():
+                        raise WrongContent(
+                            f"batch {self.number}, field {field}, row {row}: padding is not "
+                            f"{self._fill[field]} throughout"
+                        )
+                if got.dtype != value.dtype or not np.array_equal(got, value):
+                    raise WrongContent(
+                        f"batch {self.number}, field {field}, row {row}: not the content of index "
+                        f"{first + row}"
+                    )
+        self.check(batch)

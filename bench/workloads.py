@@ -1,0 +1,234 @@
+"""The datasets of the pipeline benchmarks, W1 to W7.
+
+Each dataset class stands at module level, so that it can be pickled for workers that are spawned.
+Content is random but fixed by a seed. Beside ``__len__`` and ``__getitem__`` each has what the
+verification needs: ``reference(i)`` (the example that index ``i`` must give, never slow on
+purpose), ``distinct`` (the content of index ``i`` is that of ``i % distinct``) and ``index_field``
+(the field of an example that carries its index).
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+N_PREFETCH = 4
+
+
+class Images:
+    """W1: 20,480 indices over 1,024 images of 224x224x3 uint8 in one array, with the index."""
+
+    distinct = 1_024
+    index_field = 1
+
+    def __init__(self) -> None:
+        generator = np.random.default_rng(1)
+        shape = (self.distinct, 224, 224, 3)
+        self._array = generator.integers(0, 256, size=shape, dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return 20_480
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
+        return self._array[i % 1024], i
+
+    def reference(self, i: int) -> tuple[np.ndarray, int]:
+        return self[i]
+
+
+class ReadyTuples:
+    """W2: a list of 102,400 ready tuples of float32[16] and the index."""
+
+    distinct = 102_400
+    index_field = 1
+
+    def __init__(self) -> None:
+        rows = np.random.default_rng(2).random((self.distinct, 16), dtype=np.float32)
+        self._items = [(row.copy(), i) for i, row in enumerate(rows)]
+
+    def __len__(self) -> int:
+        return 102_400
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
+        return self._items[i]
+
+    def reference(self, i: int) -> tuple[np.ndarray, int]:
+        return self[i]
+
+
+class CompressedImages:
+    """W3: 2,048 indices over 64 images under zlib level 1, normalised to CHW float32; the index.
+
+    Noise summed along the rows keeps neighbours alike as in a photograph; it compresses to about
+    half.
+    """
+
+    distinct = 64
+    index_field = 1
+
+    def __init__(self) -> None:
+        noise = np.random.default_rng(3).integers(0, 4, size=(self.distinct, 224, 224, 3))
+        images = (np.cumsum(noise, axis=2) // 4).astype(np.uint8)
+        self._mean = images.mean(axis=(0, 1, 2), dtype=np.float64).astype(np.float32)[:, None, None]
+        self._std = images.std(axis=(0, 1, 2), dtype=np.float64).astype(np.float32)[:, None, None]
+        self._compressed = [zlib.compress(image.tobytes(), 1) for image in images]
+
+    def __len__(self) -> int:
+        return 2_048
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
+        pixels = np.frombuffer(zlib.decompress(self._compressed[i % 64]), dtype=np.uint8)
+        image = pixels.reshape(224, 224, 3).transpose(2, 0, 1).astype(np.float32, order="C")
+        image -= self._mean
+        image /= self._std
+        return image, i
+
+    def reference(self, i: int) -> tuple[np.ndarray, int]:
+        return self[i]
+
+
+class RaggedSequences:
+    """W4: 40,960 int64 slices of one pool, lengths lognormal(ln 64, 0.8) in 8..512; the index."""
+
+    distinct = 40_960
+    index_field = 1
+
+    def __init__(self) -> None:
+        generator = np.random.default_rng(4)
+        lengths = generator.lognormal(np.log(64), 0.8, size=self.distinct)
+        stops = np.cumsum(np.clip(lengths, 8, 512).astype(np.int64))
+        self._bounds = [0, *stops.tolist()]
+        self._pool = generator.integers(0, 50_000, size=self._bounds[-1], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return 40_960
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
+        return self._pool[self._bounds[i] : self._bounds[i + 1]], i
+
+    def reference(self, i: int) -> tuple[np.ndarray, int]:
+        return self[i]
+
+
+class Records:
+    """W5: 20,480 indices, dicts of six views of arrays of 4,096 rows; int32[1] is the index."""
+
+    distinct = 4_096
+    index_field = "index"
+
+    def __init__(self) -> None:
+        generator = np.random.default_rng(5)
+        n = self.distinct
+        self._image = generator.integers(0, 256, size=(n, 64, 64, 3), dtype=np.uint8)
+        self._features = generator.random((n, 1024), dtype=np.float32)
+        self._mask = generator.integers(0, 2, size=(n, 64, 64), dtype=np.uint8).astype(np.bool_)
+        self._tokens = generator.integers(0, 50_000, size=(n, 128), dtype=np.int64)
+        self._pose = generator.random((n, 4))
+        self._index = np.arange(len(self), dtype=np.int32)[:, None]
+
+    def __len__(self) -> int:
+        return 20_480
+
+    def __getitem__(self, i: int) -> dict[str, np.ndarray]:
+        row = i % 4096
+        return {
+            "image": self._image[row],
+            "features": self._features[row],
+            "mask": self._mask[row],
+            "tokens": self._tokens[row],
+            "pose": self._pose[row],
+            "index": self._index[i],
+        }
+
+    def reference(self, i: int) -> dict[str, np.ndarray]:
+        return self[i]
+
+
+class LargeArrays:
+    """W6: 512 indices over 16 arrays of float32[3,1024,1024], with the index."""
+
+    distinct = 16
+    index_field = 1
+
+    def __init__(self) -> None:
+        generator = np.random.default_rng(6)
+        shape = (3, 1024, 1024)
+        self._arrays = [generator.random(shape, dtype=np.float32) for _ in range(self.distinct)]
+
+    def __len__(self) -> int:
+        return 512
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
+        return self._arrays[i % 16], i
+
+    def reference(self, i: int) -> tuple[np.ndarray, int]:
+        return self[i]
+
+
+class SlowRows:
+    """W7: 2,048 indices, 2 ms of waiting each as for a network, then float32[256] and the index."""
+
+    distinct = 2_048
+    index_field = 1
+
+    def __init__(self) -> None:
+        self._rows = np.random.default_rng(7).random((self.distinct, 256), dtype=np.float32)
+
+    def __len__(self) -> int:
+        return 2_048
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
+        time.sleep(0.002)
+        return self._rows[i], i
+
+    def reference(self, i: int) -> tuple[np.ndarray, int]:
+        return self._rows[i], i
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One pipeline: a dataset and how it is loaded.
+
+    Attributes
+    ----------
+    make : callable
+        Makes the dataset (seconds at most).
+    batch_size : int
+        Divides ``len(dataset)``.
+    n_workers : int
+        Worker processes, or threads, of every candidate that has them.
+    padding : tuple or None
+        One fill value per field, as ``concat_examples`` takes it; None where all shapes are equal.
+    source_rows : int
+        Rows of memory that the examples are copied from, for the machine's limit: what
+        ``__getitem__`` produces afresh lies in cache, what it looks up does not.
+    """
+
+    name: str
+    title: str
+    make: Callable[[], Any]
+    batch_size: int
+    source_rows: int
+    n_workers: int = 2
+    padding: tuple[int | None, ...] | None = None
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("W1", "images 224x224x3 uint8 + label, from memory", Images, 64, 1_024),
+        Workload("W2", "ready tuples (float32[16], int)", ReadyTuples, 256, 102_400),
+        Workload("W3", "zlib + normalise to float32 (CPU bound)", CompressedImages, 32, 2),
+        Workload(
+            "W4", "ragged int64 8..512, padded", RaggedSequences, 128, 40_960, padding=(-1, None)
+        ),
+        Workload("W5", "dict of 6 arrays", Records, 64, 4_096),
+        Workload("W6", "float32 3x1024x1024", LargeArrays, 4, 16),
+        Workload("W7", "2 ms of waiting per example, 8 workers", SlowRows, 32, 2_048, n_workers=8),
+    )
+}
