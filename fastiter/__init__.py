@@ -26,6 +26,7 @@ from fastiter.dataset import (
 )
 from fastiter.errors import DatasetError, TimeoutWarning, WorkerDiedError
 from fastiter.iterators import (
+    MultiprocessIterator,
     MultithreadIterator,
     OrderSampler,
     SerialIterator,
@@ -39,6 +40,7 @@ __all__ = [
     "DatasetError",
     "DatasetMixin",
     "Iterator",
+    "MultiprocessIterator",
     "MultithreadIterator",
     "OrderSampler",
     "SerialIterator",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastiter import _batch, _device
+from fastiter import _batch, _device, _rows
 
 
 def collate(batch: Sequence[Any], padding: Any = None, *, copy: bool = False) -> Any:
@@ -46,15 +46,19 @@ def collate(batch: Sequence[Any], padding: Any = None, *, copy: bool = False) ->
     if isinstance(first, tuple):
         fills = padding if isinstance(padding, tuple) else (padding,) * len(first)
         return tuple(
-            join([example[field] for example in batch], fills[field]) for field in range(len(first))
+            join([example[field] for example in batch], fills[field], copy=copy)
+            for field in range(len(first))
         )
     if isinstance(first, dict):
         fill_of = padding if isinstance(padding, dict) else dict.fromkeys(first, padding)
-        return {key: join([example[key] for example in batch], fill_of[key]) for key in list(first)}
-    return join(batch, padding)
+        return {
+            key: join([example[key] for example in batch], fill_of[key], copy=copy)
+            for key in list(first)
+        }
+    return join(batch, padding, copy=copy)
 
 
-def join(field: Sequence[Any], fill: Any = None) -> Any:
+def join(field: Sequence[Any], fill: Any = None, *, copy: bool = False) -> Any:
     """Join one field of all examples into one array, on the device of the first one.
 
     Parameters
@@ -63,6 +67,9 @@ def join(field: Sequence[Any], fill: Any = None) -> Any:
         One entry for each example.
     fill : object, optional
         Fill value; None if the shapes must be equal.
+    copy : bool
+        False: the arrays of a batch as an iterator delivered it are handed over as the column of
+        shared memory that they are.
 
     Returns
     -------
@@ -72,6 +79,10 @@ def join(field: Sequence[Any], fill: Any = None) -> Any:
     """
     if _device.is_cupy_array(field[0]):
         return _join_cupy(field, fill)
+    if not copy and isinstance(field, list):
+        column = _rows.hand_over(field)
+        if column is not None:
+            return column
     if fill is None:
         return _batch.stack(field)
     return _batch.pad_stack(field, fill)

@@ -1,6 +1,177 @@
 # The one place where C is declared, grouped by header.
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+
+cdef extern from "fi_base.h" nogil:
+    enum:
+        FI_OK
+        FI_E_MEMORY
+        FI_E_FULL
+        FI_E_RANGE
+        FI_E_BROKEN
+        FI_E_BUSY
+        FI_PAGE
+    uint64_t fi_align_up(uint64_t value, uint64_t alignment)
+
+
+cdef extern from "fi_platform.h" nogil:
+    int fi_shm_open(uint64_t bytes, int *fd)
+    int fi_shm_map(int fd, uint64_t bytes, void **base)
+    int fi_shm_unmap(void *base, uint64_t bytes)
+    int fi_shm_dont_fork(void *base, uint64_t bytes)
+    uint64_t fi_shm_limit(uint64_t parts)
+    int fi_shm_commit(int fd, uint64_t offset, uint64_t bytes, uint64_t *need, uint64_t *have)
+    uint64_t fi_memory_available()
+    bint fi_bells_need_pipes()
+    int fi_pipe_open(int *ends)
+    int fi_event_open(int *ends)
+    void fi_event_ring(int write_end)
+    void fi_event_drain(int read_end)
+    int fi_wait(const int *descriptors, uint32_t count, int64_t timeout_ns, uint8_t *ready)
+    int64_t fi_now_ns()
+    int64_t fi_coarse_ns()
+    int fi_watch_parent(int parent_pidfd, int life_pipe)
+    int fi_die_with_parent(int parent)
+
+
+cdef extern from "fi_cell.h" nogil:
+    ctypedef struct fi_cell:
+        pass
+    ctypedef struct fi_report:
+        int64_t since
+        int64_t index
+        uint64_t rows
+        uint64_t bytes
+        uint64_t spills
+        uint64_t claims
+        uint64_t busy_ns
+        uint64_t sleep_ns
+        uint32_t ready
+        uint32_t pid
+        uint32_t note_bytes
+    void fi_cell_fetch_begins(fi_cell *cell, int64_t index)
+    void fi_cell_fetch_ends(fi_cell *cell)
+    void fi_cell_count(fi_cell *cell, uint64_t rows, uint64_t bytes, uint64_t spills)
+    void fi_cell_busy(fi_cell *cell, int64_t nanoseconds)
+    void fi_cell_let_in(fi_cell *cell, uint32_t start)
+    bint fi_cell_enter(fi_cell *cell, uint32_t start, uint32_t pid)
+    void fi_cell_loaded(fi_cell *cell, uint32_t start, uint32_t note_bytes)
+    void fi_cell_clear(fi_cell *cell)
+    void fi_cell_read(const fi_cell *cell, fi_report *report)
+
+
+cdef extern from "fi_ring.h" nogil:
+    enum:
+        FI_ROW_OK
+        FI_SPILL
+        FI_ERROR
+        FI_POISON
+        FI_CONVERTED_FIELDS
+        FI_CONVERTED_OBJECT
+        FI_CONVERTER_ERROR
+        FI_FINISH_POISON
+        FI_TURN_STOP
+        FI_TURN_ROWS
+        FI_TURN_FINISH
+        FI_SCHEMA_BYTES
+        FI_NOTE_BYTES
+        FI_LOSS_FINISH
+    const uint64_t FI_ANY
+    ctypedef struct fi_geometry:
+        uint32_t slots
+        uint32_t workers
+        uint32_t rows
+        uint32_t schemas
+        uint64_t slot_bytes
+    ctypedef struct fi_ring:
+        fi_geometry geometry
+        char *base
+        fi_cell *cells
+        char *schemas
+        char *notes
+    int fi_ring_size(const fi_geometry *geometry, uint64_t *control, uint64_t *total)
+    int fi_ring_attach(fi_ring *ring, const fi_geometry *geometry, void *base, int fd, int event)
+    char *fi_slot_payload(const fi_ring *ring, uint32_t slot)
+    int64_t *fi_row_index(const fi_ring *ring, uint32_t slot, uint32_t row)
+    uint64_t fi_slot_committed(const fi_ring *ring, uint32_t slot)
+    uint64_t fi_slot_used(const fi_ring *ring, uint32_t slot)
+    uint32_t fi_slot_schema(const fi_ring *ring, uint32_t slot)
+    void fi_entry_set(const fi_ring *ring, uint32_t slot, uint32_t row, uint64_t offset,
+                      uint64_t bytes)
+    void fi_entry_get(const fi_ring *ring, uint32_t slot, uint32_t row, uint64_t *offset,
+                      uint64_t *bytes)
+    void fi_result_set(const fi_ring *ring, uint32_t slot, uint64_t offset, uint64_t bytes)
+    void fi_result_get(const fi_ring *ring, uint32_t slot, uint64_t *offset, uint64_t *bytes)
+    uint32_t fi_row_code(const fi_ring *ring, uint32_t slot, uint32_t row, uint64_t q)
+    void fi_board_set_spin(const fi_ring *ring, uint32_t pauses)
+    int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *need,
+                       uint64_t *have)
+    int fi_heap_take(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *offset,
+                     uint64_t *need, uint64_t *have)
+
+    ctypedef struct fi_worker:
+        fi_ring *ring
+        uint32_t number
+        bint leave
+    ctypedef struct fi_turn:
+        uint64_t q
+        uint32_t slot
+        uint32_t n
+        uint32_t first
+        uint32_t count
+    void fi_worker_init(fi_worker *worker, fi_ring *ring, uint32_t number, int bell_pipe)
+    int fi_worker_next(fi_worker *worker, fi_turn *turn)
+    bint fi_row_own(const fi_worker *worker, const fi_turn *turn, uint32_t row)
+    void fi_row_done(const fi_worker *worker, const fi_turn *turn, uint32_t row, uint32_t code)
+    void fi_worker_ready(const fi_worker *worker, const fi_turn *turn, uint32_t flags)
+
+    ctypedef struct fi_private:
+        uint64_t q
+        uint32_t n
+        uint32_t schema
+    ctypedef struct fi_parent:
+        fi_ring *ring
+        fi_private *slot
+        uint32_t free_count
+        uint32_t spares
+        uint64_t head
+        uint64_t tail
+        uint32_t leased
+        uint32_t draining
+        uint32_t retired
+    ctypedef struct fi_loss:
+        uint32_t slot
+        uint32_t row
+        uint64_t q
+        int64_t index
+    int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int *bell_pipes)
+    void fi_parent_clear(fi_parent *parent)
+    int fi_parent_next_slot(fi_parent *parent, uint32_t *slot)
+    int fi_parent_schedule(fi_parent *parent, const int64_t *indices, uint32_t n, uint32_t schema,
+                           uint64_t heap, uint64_t limit, bint single, uint64_t *q)
+    void fi_parent_publish(fi_parent *parent)
+    void fi_parent_ring_all(fi_parent *parent)
+    void fi_parent_collect(fi_parent *parent)
+    int fi_parent_ready(const fi_parent *parent, uint32_t *slot, uint32_t *flags)
+    void fi_parent_doze(fi_parent *parent, uint64_t q)
+    void fi_parent_wake(fi_parent *parent)
+    int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *odd, uint32_t *row,
+                        uint64_t *word)
+    void fi_parent_take(fi_parent *parent, bint copied)
+    void fi_parent_release(fi_parent *parent, uint32_t slot)
+    void fi_parent_retire_leased(fi_parent *parent)
+    uint32_t fi_parent_usable(const fi_parent *parent)
+    void fi_parent_reset(fi_parent *parent)
+    uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *losses,
+                              uint32_t most)
+    void fi_parent_return(fi_parent *parent, const fi_loss *loss, bint poison)
+    void fi_parent_rewind(fi_parent *parent, uint32_t worker, int bell_pipe)
+    void fi_parent_repair(fi_parent *parent)
+    void fi_parent_offer_singly(fi_parent *parent)
+    bint fi_parent_stalled(const fi_parent *parent)
+    void fi_parent_stop(fi_parent *parent)
 
 
 cdef extern from "fi_batch.h" nogil:
@@ -18,3 +189,32 @@ cdef extern from "fi_order.h" nogil:
         pass
 
     void fi_order_permutation(const fi_bitgen *generator, int64_t *order, size_t n)
+
+
+# NumPy's arrays by borrowed pointer: Cython's own declarations count a reference for each mention.
+cdef extern from "numpy/arrayobject.h" nogil:
+    ctypedef struct PyArrayObject:
+        pass
+    ctypedef struct PyArray_Descr:
+        char byteorder
+        int type_num
+    bint PyArray_CheckExact(PyArrayObject *array)
+    bint PyArray_EquivTypes(PyArray_Descr *one, PyArray_Descr *other)
+    bint PyArray_IS_C_CONTIGUOUS(PyArrayObject *array)
+    int PyArray_NDIM(PyArrayObject *array)
+    Py_ssize_t *PyArray_DIMS(PyArrayObject *array)
+    void *PyArray_DATA(PyArrayObject *array)
+    PyArray_Descr *PyArray_DESCR(PyArrayObject *array)
+    # Takes over the reference to dtype.
+    object PyArray_Empty(int ndim, const Py_ssize_t *shape, PyArray_Descr *dtype, int fortran)
+
+
+cdef extern from "numpy/arrayscalars.h" nogil:
+    enum:
+        # Where the value of a number stands in its object: the same place for every type.
+        FI_SCALAR_OFFSET "offsetof(PyDoubleScalarObject, obval)"
+
+
+# The borrowed pointer itself; Cython's own declaration counts a reference.
+cdef extern from "Python.h" nogil:
+    PyObject *PyTuple_GET_ITEM(object items, Py_ssize_t i)

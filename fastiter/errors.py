@@ -6,7 +6,7 @@ between processes unchanged.
 
 from __future__ import annotations
 
-__all__ = ["DatasetError", "TimeoutWarning", "WorkerDiedError"]
+__all__ = ["DatasetError", "TimeoutWarning", "WorkerDiedError", "WorkerTraceback"]
 
 
 class DatasetError(RuntimeError):
@@ -33,4 +33,12 @@ class TimeoutWarning(RuntimeWarning):
 
     Raised as an exception under ``warnings.simplefilter('error')``; the batch is not lost then:
     the next call waits for it again.
+    """
+
+
+class WorkerTraceback(Exception):
+    """The cause of an exception that came from a worker: which row, and the traceback there.
+
+    Never raised by itself. It stands as ``__cause__`` of the dataset's own exception, so that a
+    printed traceback shows the worker's part first.
     """

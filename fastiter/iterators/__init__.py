@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from fastiter.iterators.multiprocess import MultiprocessIterator
 from fastiter.iterators.multithread import MultithreadIterator
 from fastiter.iterators.order import OrderSampler, ShuffleOrderSampler
 from fastiter.iterators.serial import SerialIterator
 
-__all__ = ["MultithreadIterator", "OrderSampler", "SerialIterator", "ShuffleOrderSampler"]
+__all__ = [
+    "MultiprocessIterator",
+    "MultithreadIterator",
+    "OrderSampler",
+    "SerialIterator",
+    "ShuffleOrderSampler",
+]

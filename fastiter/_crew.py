@@ -1,0 +1,333 @@
+"""The worker processes of one iterator: how they start, how their deaths are known, how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import logging
+import multiprocessing
+import os
+import pickle
+import random
+import select
+import signal
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from fastiter import _ring, _worker
+from fastiter._transport import Image
+from fastiter._worker import Descriptor, Job, Seat
+
+logger = logging.getLogger("fastiter")
+
+# A real-time signal that neither Python nor common libraries use, for workers only.
+_STACK_SIGNAL = signal.SIGRTMIN + 7
+_POLITE_SECONDS = 0.5  # for a worker to end by itself, then by SIGTERM
+_KILL_SECONDS = 3.0  # for the kernel to end what was killed
+
+# Descriptors that only the process that opened them may hold: a worker that a fork starts closes
+# the ones of all iterators, for a pipe's end seen open keeps others from noticing a death.
+_private_descriptors: set[int] = set()
+
+
+class Member:
+    """One running worker: its process, and the proofs of its death."""
+
+    def __init__(self, number: int, start: int, process: Any, pidfd: int, proven: bool):
+        self.number = number
+        self.start = start
+        self.process = process
+        self.pid: int = process.pid
+        self.pidfd = pidfd  # -1 where the system has none
+        # False: the pid was another process' child when its descriptor was opened, so the
+        # descriptor is right only once the worker has passed the gate that opened after it.
+        self.proven = proven
+        self.warned_since = 0
+        self.warnings = 0
+
+    def is_dead(self) -> bool:
+        """Whether all its threads have ended."""
+        if self.pidfd >= 0:
+            return bool(select.select([self.pidfd], [], [], 0)[0])
+        return self.process.exitcode is not None
+
+    def send(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self.pidfd >= 0:
+                signal.pidfd_send_signal(self.pidfd, number)
+            else:
+                os.kill(self.pid, number)
+
+    def end_text(self) -> str:
+        """How it ended, for messages."""
+        code = self.process.exitcode
+        if code is None:
+            return "ended with an unknown status"
+        if code >= 0:
+            return f"exited with status {code}"
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+
+    def release(self) -> None:
+        """Reaps the process and closes what belongs to it. The process is dead."""
+        self.process.join(1)
+        with contextlib.suppress(ValueError):  # somebody else has reaped it: its state is unknown
+            self.process.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            _private_descriptors.discard(self.pidfd)
+            self.pidfd = -1
+
+
+class Crew:
+    """Starts, watches and ends workers.
+
+    Parameters
+    ----------
+    ring : ParentEnd
+        The ring they work on.
+    count : int
+        Number of workers.
+    job : Job
+        Dataset and finisher.
+    context : multiprocessing context
+    claims : int or None
+        Ranges that a worker completes before it is replaced.
+    """
+
+    def __init__(
+        self, ring: _ring.ParentEnd, count: int, job: Job, context: Any, claims: int | None
+    ):
+        self.count = count
+        self.members: list[Member | None] = [None] * count
+        self._ring = ring
+        self._job = job
+        self._context = context
+        self._method = context.get_start_method()
+        self._claims = claims
+        self._starts = 0
+        self._image: Image | None = None
+        self._seed = _generator_digest()
+        self._life: tuple[int, int] = (-1, -1)
+        self._stacks: tuple[int, int] = (-1, -1)
+        self._self_pidfd = -1
+
+    # ---- start
+
+    def open(self) -> None:
+        """Opens what all workers share. `start` comes next, for each of them."""
+        if multiprocessing.current_process().daemon:
+            raise RuntimeError(
+                "MultiprocessIterator cannot start workers in a daemonic process: create that "
+                "process with daemon=False, or use MultithreadIterator"
+            )
+        self._life = os.pipe()
+        self._stacks = os.pipe()
+        os.set_blocking(self._stacks[0], False)
+        os.set_blocking(self._stacks[1], False)
+        _private_descriptors.update((self._life[1], self._stacks[0]))
+        with contextlib.suppress(AttributeError, OSError):
+            self._self_pidfd = os.pidfd_open(os.getpid())
+        if self._method != "fork" and not _travels_only_with_a_process(self._job):
+            self._image = _image_of(self._job)
+
+    def start(self, number: int) -> Member:
+        """Starts the worker `number`, which nobody holds now."""
+        self._starts += 1
+        forks = self._method == "fork"
+        arena = self._ring.arena
+        image = self._image
+        main = threading.current_thread() is threading.main_thread()
+        seat = Seat(
+            number=number,
+            start=self._starts,
+            arena=arena if forks else None,
+            geometry=arena.geometry,
+            memory=Descriptor(arena.fd),
+            event=Descriptor(arena.event_fd),
+            bell_pipe=Descriptor(self._ring.bell_pipe(number)),
+            life_pipe=Descriptor(self._life[0]),
+            parent_pidfd=Descriptor(self._self_pidfd),
+            stacks=Descriptor(self._stacks[1]),
+            stack_signal=_STACK_SIGNAL,
+            parent=os.getpid() if main and self._method != "forkserver" else 0,
+            private=tuple(_private_descriptors) if forks else (),
+            job=self._job if image is None else None,
+            image=Descriptor(-1 if image is None else image.fd),
+            image_bytes=0 if image is None else image.size,
+            claims=self._claims,
+            seed=self._seed,
+        )
+        self._ring.clear_cell(number)
+        process = self._context.Process(
+            target=_worker.main, args=(seat,), name=f"fastiter-worker-{number}", daemon=True
+        )
+        process.start()
+        pidfd = -1
+        # Without it (an old kernel, another system) the process' own status is the proof.
+        with contextlib.suppress(AttributeError, OSError):
+            pidfd = os.pidfd_open(process.pid)
+            _private_descriptors.add(pidfd)
+        member = Member(number, self._starts, process, pidfd, self._method != "forkserver")
+        self.members[number] = member
+        self._ring.let_in(number, self._starts)
+        return member
+
+    # ---- watch
+
+    def descriptors(self) -> list[int]:
+        """What becomes readable when a worker dies."""
+        fds = []
+        for member in self.members:
+            if member is None:
+                continue
+            if member.pidfd >= 0:
+                fds.append(member.pidfd)
+            if not member.proven:
+                member.proven = self._ring.report(member.number)["ready"] == member.start
+            if member.pidfd < 0 or not member.proven:
+                fds.append(member.process.sentinel)
+        return fds
+
+    def dead(self) -> list[Member]:
+        """The workers whose death is known."""
+        return [m for m in self.members if m is not None and self._has_died(m)]
+
+    def _has_died(self, member: Member) -> bool:
+        if member.is_dead():
+            return True
+        if member.proven or member.process.exitcode is None:
+            return False
+        # Never passed the gate, and its starter says that it ended: it owns nothing, and the
+        # descriptor may be that of a stranger.
+        return self._ring.report(member.number)["ready"] != member.start
+
+    def stack_of(self, member: Member) -> str:
+        """The worker's Python stacks at this moment; it need not take part."""
+        read = self._stacks[0]
+        with contextlib.suppress(BlockingIOError):
+            while os.read(read, 65536):
+                pass
+        member.send(_STACK_SIGNAL)
+        text = b""
+        patience = 1.0
+        while select.select([read], [], [], patience)[0]:
+            text += os.read(read, 65536)
+            patience = 0.1
+        return text.decode(errors="replace").rstrip()
+
+    # ---- end
+
+    def dismiss(self, member: Member) -> None:
+        """Forgets a dead worker."""
+        self.members[member.number] = None
+        member.release()
+
+    def close(self) -> None:
+        """Ends all workers, hung and stopped ones too, within a few seconds in total."""
+        self._ring.stop()
+        members = [m for m in self.members if m is not None]
+        self.members = [None] * self.count
+        left = _wait_for(members, _POLITE_SECONDS)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for member in left:
+                member.send(number)
+            left = _wait_for(
+                left, _POLITE_SECONDS if number == signal.SIGTERM else _KILL_SECONDS
+            )
+        for member in left:
+            logger.warning("worker process %d does not end, even by SIGKILL", member.pid)
+        for member in members:
+            if member not in left:
+                member.release()
+        self.close_descriptors()
+
+    def close_descriptors(self) -> None:
+        for fd in (*self._life, *self._stacks, self._self_pidfd):
+            if fd >= 0:
+                os.close(fd)
+                _private_descriptors.discard(fd)
+        self._life = self._stacks = (-1, -1)
+        self._self_pidfd = -1
+        if self._image is not None:
+            self._image.close()
+            self._image = None
+
+
+def _wait_for(members: Iterable[Member], seconds: float) -> list[Member]:
+    """Waits for the deaths of all; returns who still lives after `seconds`."""
+    end = time.monotonic() + seconds
+    left = [m for m in members if not m.is_dead()]
+    while left and (rest := end - time.monotonic()) > 0:
+        poll = select.poll()
+        for member in left:
+            poll.register(member.pidfd if member.pidfd >= 0 else member.process.sentinel)
+        poll.poll(min(rest, 0.05 if any(m.pidfd < 0 for m in left) else rest) * 1000)
+        left = [m for m in left if not m.is_dead()]
+    return left
+
+
+# ---- what travels --------------------------------------------------------------------------------
+
+
+def _generator_digest() -> bytes:
+    """A seed from the states of the parent's generators, which are not advanced by it."""
+    digest = hashlib.blake2b(repr(random.getstate()).encode(), digest_size=32)
+    digest.update(repr(np.random.get_state(legacy=False)).encode())
+    return digest.digest()
+
+
+def _travels_only_with_a_process(job: Job) -> bool:
+    """Whether the dataset holds locks or queues, which pickle only while a process starts."""
+    try:
+        pickle.dumps(job, protocol=5, buffer_callback=lambda buffer: None)
+    except RuntimeError as error:
+        return "inheritance" in str(error)
+    except Exception:
+        return False
+    return False
+
+
+def _image_of(job: Job) -> Image:
+    try:
+        return Image(job)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        with contextlib.suppress(ImportError):
+            cloudpickle = importlib.import_module("cloudpickle")
+            with contextlib.suppress(Exception):
+                return Image(job, dumps=cloudpickle.dumps)
+        raise TypeError(
+            f"{_unpicklable_part(job)} cannot be pickled for the worker processes: {error}. Define "
+            "it at module level, or pass context='fork', or use MultithreadIterator; with "
+            "cloudpickle installed, lambdas and local classes travel too"
+        ) from error
+
+
+def _unpicklable_part(job: Job) -> str:
+    """Names the smallest attribute that does not pickle."""
+    for name, value in (("the converter", job.finisher), ("the dataset", job.dataset)):
+        if _pickles(value):
+            continue
+        for _ in range(4):
+            parts = vars(value).items() if hasattr(value, "__dict__") else ()
+            bad = next(((k, v) for k, v in parts if not _pickles(v)), None)
+            if bad is None:
+                break
+            name, value = f"{name}'s attribute {bad[0]!r}", bad[1]
+        return f"{name} ({type(value).__qualname__})"
+    return "the dataset"
+
+
+def _pickles(value: object) -> bool:
+    try:
+        pickle.dumps(value, protocol=5, buffer_callback=lambda buffer: None)
+    except Exception:
+        return False
+    return True

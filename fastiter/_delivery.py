@@ -1,0 +1,113 @@
+"""From a READY slot to what ``next()`` returns: rows read, columns handed out, errors raised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from fastiter import _ring, _rows
+from fastiter._finish import ConcatFinisher, Finisher
+from fastiter._transport import Failure, exception_of, unpack
+from fastiter.errors import DatasetError, WorkerDiedError
+
+
+class Scheduled(NamedTuple):
+    """The parent's own record of a batch in the ring. Shared memory is never asked for these."""
+
+    q: int
+    indices: Sequence[int]
+    schema: _rows.Schema | None
+    label: str  # epoch and batch, for messages
+
+
+class Odd(NamedTuple):
+    """The rows of a batch that are not in its columns."""
+
+    examples: dict[int, Any]  # spilled ones, loaded
+    error: Exception | None  # of the first row that has one
+
+
+def read_odd(
+    ring: _ring.ParentEnd,
+    lease: _ring.Lease,
+    slot: int,
+    record: Scheduled,
+    codes: Sequence[tuple[int, int]],
+    deaths: dict[tuple[int, int], str],
+    copied: bool,
+) -> Odd:
+    """Loads what lies beside the columns.
+
+    Parameters
+    ----------
+    codes : (row, code) of the odd rows, ascending.
+    deaths : how the workers ended that row (q, row) has killed.
+    copied : load private copies, since the slot will be free at once.
+    """
+    examples: dict[int, Any] = {}
+    for row, code in codes:
+        index = record.indices[row]
+        facts = f"dataset index {index}, {record.label}"
+        if code == _rows.ROW_POISON:
+            end = deaths.get((record.q, row), "died")
+            return Odd(examples, poisoned(f"dataset index {index}", end, record.label))
+        offset, size = ring.entry(slot, row)
+        part = lease.part(offset, size)
+        if code == _rows.ROW_ERROR:
+            return Odd(examples, _row_error(part, facts))
+        try:
+            examples[row] = unpack(memoryview(bytearray(part)) if copied else part)
+        except Exception as error:
+            raised = DatasetError(f"an example cannot be loaded in the parent: {error!r} ({facts})")
+            raised.__cause__ = error
+            return Odd(examples, raised)
+    return Odd(examples, None)
+
+
+def _row_error(part: memoryview, facts: str) -> Exception:
+    if part.nbytes == 0:
+        return DatasetError(f"the dataset failed, and no memory was left for the reason ({facts})")
+    failure = Failure(*unpack(memoryview(bytearray(part))))
+    return exception_of(failure, f"{facts}, worker process {failure.pid}")
+
+
+def poisoned(what: str, end: str, label: str) -> WorkerDiedError:
+    return WorkerDiedError(
+        f"{what} has killed every worker that touched it; the last one {end} ({label}). Likely "
+        "causes: out of memory (SIGKILL), a crash in native code (SIGSEGV, SIGBUS, SIGABRT), or a "
+        "call of os._exit in the dataset"
+    )
+
+
+def assemble(
+    lease: _ring.Lease,
+    record: Scheduled,
+    flags: int,
+    result: memoryview | None,
+    odd: dict[int, Any],
+    finisher: Finisher | None,
+    copied: bool,
+) -> Any:
+    """The batch: the converter's result where there is a converter, else the list of examples."""
+    if flags & _rows.CONVERTER_ERROR and result is not None:
+        failure = Failure(*unpack(memoryview(bytearray(result))))
+        raise exception_of(failure, f"converter, {record.label}, worker process {failure.pid}")
+    if flags & _rows.CONVERTED_OBJECT and result is not None:
+        return unpack(memoryview(bytearray(result)) if copied else result)
+    if isinstance(finisher, ConcatFinisher) and not odd and record.schema is not None:
+        columns = record.schema.columns(
+            lease, bool(flags & _rows.CONVERTED_FIELDS), copied or finisher.copy
+        )
+        if columns is not None:
+            return columns
+    examples = read_examples(lease, record, odd, copied)
+    return examples if finisher is None else finisher.convert(examples)
+
+
+def read_examples(
+    lease: _ring.Lease, record: Scheduled, odd: dict[int, Any], copied: bool
+) -> list[Any]:
+    if record.schema is None:
+        return [odd[row] for row in range(len(record.indices))]
+    examples: list[Any] = record.schema.read(lease, copied, odd)
+    return examples

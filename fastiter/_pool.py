@@ -1,0 +1,418 @@
+"""Feeds the ring, takes batches from it, and repairs it when workers die.
+
+The pool belongs to one iterator and one process. All of it runs in the thread that calls the
+iterator, under the iterator's lock; there is no thread beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from collections import Counter, deque
+from collections.abc import Sequence
+from multiprocessing import util
+from typing import Any
+
+import numpy as np
+
+from fastiter import _ring, _rows, _transport
+from fastiter._crew import Crew, Member
+from fastiter._delivery import Scheduled, assemble, poisoned, read_examples, read_odd
+from fastiter._finish import Finisher
+from fastiter._worker import Job
+from fastiter.errors import TimeoutWarning, WorkerDiedError
+
+_SPARES = 16  # slots that replace those retired by forks of the program
+_SCHEMAS = 16
+_MOST_DEATHS = 3  # of workers, by one index or one converter call
+_SLICE = 0.5  # seconds; the longest sleep before a look at clocks and hints
+_SPIN = 100  # pauses, about 2 us
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+class Pool:
+    """Workers, the ring between them and the caller, and the arena that holds it.
+
+    Parameters
+    ----------
+    dataset, batch_size, n_prefetch, shared_mem, dataset_timeout, maxtasksperchild
+        As in MultiprocessIterator.
+    workers : int
+        Number of worker processes.
+    finisher : Finisher or None
+        What becomes of a complete batch.
+    context : multiprocessing context
+    """
+
+    def __init__(
+        self,
+        *,
+        dataset: Any,
+        workers: int,
+        batch_size: int,
+        n_prefetch: int,
+        shared_mem: int | None,
+        dataset_timeout: float | None,
+        maxtasksperchild: int | None,
+        finisher: Finisher | None,
+        context: Any,
+    ):
+        self.pid = os.getpid()
+        self.closed = False
+        self.copied_out = 0  # batches copied to the heap for want of slots
+        self.spilled_rows = 0
+        self.restarts = 0
+        self._batch_size = batch_size
+        self._n_prefetch = n_prefetch
+        self._timeout = dataset_timeout
+        self._planned_exits = maxtasksperchild is not None
+        self._finisher = finisher
+        self._scheduled: deque[Scheduled] = deque()
+        self._schemas: list[_rows.Schema | None] = [None]
+        self._heap_bytes = (shared_mem or 0) * batch_size
+        self._deaths_of_index: Counter[int] = Counter()
+        self._deaths_of_finish: Counter[int] = Counter()
+        self._death_texts: dict[tuple[int, int], str] = {}
+        self._idle_deaths = 0
+        self._single_until = -1  # sequence up to which rows are offered one by one
+        self._repaired = False
+        # Batches ahead and the one waited for; two for the consumer; and each worker may pin
+        # one of an old generation.
+        slots = n_prefetch + 3 + workers + _SPARES
+        arena = _ring.Arena.create(slots, workers, batch_size, _SCHEMAS)
+        self._ring = _ring.ParentEnd(arena, _SPARES)
+        if workers < (os.cpu_count() or 1):
+            self._ring.set_spin(_SPIN)
+        # Before multiprocessing ends daemonic children at exit: it would wait for a stopped one.
+        self._at_exit = util.Finalize(None, _close_at_exit, (weakref.ref(self),), exitpriority=10)
+        self._crew = Crew(self._ring, workers, Job(dataset, finisher), context, maxtasksperchild)
+        self._starting = False
+        try:
+            self._crew.open()
+            for number in range(workers):
+                self._start(number)
+        except BaseException:
+            self.close()
+            raise
+        _pools.add(self)
+
+    # ---- schedule
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether fewer batches are in the ring than the one waited for and those ahead."""
+        return len(self._scheduled) < self._n_prefetch + 1
+
+    def schedule(self, indices: np.ndarray[Any, np.dtype[np.int64]], label: str) -> bool:
+        """Puts a batch into the ring; False if no slot is free yet.
+
+        Raises
+        ------
+        MemoryError
+            If its slot cannot be given the memory that it needs.
+        """
+        number = len(self._schemas) - 1
+        schema = self._schemas[number]
+        columns = 0 if schema is None else schema.bytes
+        single = self._single_until >= 0
+        q = self._ring.schedule(indices, number, columns, columns + self._heap_bytes, single)
+        if q < 0:
+            return False
+        self._scheduled.append(Scheduled(q, indices.tolist(), schema, label))
+        return True
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no batch is in the ring."""
+        return not self._scheduled
+
+    def publish(self) -> None:
+        """Wakes workers for what was scheduled."""
+        self._ring.publish()
+
+    def collect(self) -> None:
+        """Takes back slots whose batches died or were reset."""
+        self._ring.collect()
+
+    # ---- take
+
+    def wait(self) -> tuple[int, int]:
+        """Blocks until the oldest batch is complete; returns what `deliver` takes.
+
+        Raises
+        ------
+        TimeoutWarning, KeyboardInterrupt
+            While waiting. Nothing is lost, the next call waits for the same batch.
+        Exception
+            The dataset cannot be loaded in the workers, or they die before they work.
+        """
+        ready: tuple[int, int] | None = self._ring.ready()
+        if ready is None:
+            self._sleep(self._ring.ready, any_event=False)
+            ready = self._ring.ready()
+            assert ready is not None
+        return ready
+
+    def wait_for_slot(self) -> None:
+        """Blocks until a slot that drains may have come back."""
+        self._sleep(lambda: self._ring.slots["free"] > 0, any_event=True)
+
+    def deliver(self, slot: int, flags: int) -> Any:
+        """The oldest batch, which leaves the ring, whatever is raised.
+
+        Raises
+        ------
+        Exception
+            What belongs to the batch: the dataset's or the converter's exception, or
+            `WorkerDiedError`.
+        """
+        ring = self._ring
+        record = self._scheduled[0]
+        # Holding batches costs memory, never progress.
+        copied = ring.usable < self._n_prefetch + 1
+        codes: Sequence[tuple[int, int]] = ()
+        try:
+            codes = ring.odd_rows(slot)
+        except RuntimeError:
+            self._forget_head(True)
+            raise
+        offset, size = ring.result(slot)
+        used = ring.used(slot)
+        if not copied:
+            # The head leaves before the lease is made: a lease may die at any moment.
+            self._forget_head(False)
+        lease = ring.view(slot, record.schema, not copied)
+        try:
+            odd = read_odd(ring, lease, slot, record, codes, self._death_texts, copied)
+            if odd.error is not None:
+                raise odd.error
+            if flags & _rows.FINISH_POISON:
+                raise poisoned("the converter", self._end_of_finish(record.q), record.label)
+            self._learn(lease, record, used, odd.examples)
+            result = lease.part(offset, size) if size else None
+            return assemble(lease, record, flags, result, odd.examples, self._finisher, copied)
+        finally:
+            if copied:
+                self.copied_out += 1
+                self._forget_head(True)
+
+    def _forget_head(self, copied: bool) -> None:
+        record = self._scheduled.popleft()
+        self._ring.take(copied)
+        self._idle_deaths = 0
+        self._repaired = False
+        if record.q >= self._single_until:
+            self._single_until = -1
+        if self._death_texts:
+            self._death_texts = {k: v for k, v in self._death_texts.items() if k[0] >= record.q}
+
+    def _learn(
+        self, lease: _ring.Lease, record: Scheduled, used: int, odd: dict[int, Any]
+    ) -> None:
+        """Lets later batches have the columns, and the memory, that this one would have needed."""
+        columns = 0 if record.schema is None else record.schema.bytes
+        if record.schema is self._schemas[-1] and used > columns + self._heap_bytes:
+            self._heap_bytes = used - columns
+        self.spilled_rows += len(odd) if record.schema is not None else 0
+        if len(odd) * 8 < len(record.indices) or len(self._schemas) >= _SCHEMAS:
+            return
+        known = self._schemas[-1]
+        if known is not record.schema:
+            return  # this batch was scheduled before what has been learnt since
+        examples = [odd[row] for row in sorted(odd)]
+        schema = _rows.derive_schema(examples, self._batch_size)
+        if known is not None:
+            schema = _rows.merge_schemas(known, schema)
+            if schema.same_as(known):
+                return
+        if self._ring.arena.put_schema_record(len(self._schemas), schema.record()):
+            self._schemas.append(schema)
+            self._heap_bytes = 0
+
+    # ---- wait
+
+    def _sleep(self, done: Any, any_event: bool) -> None:
+        """Sleeps until `done`, for the doorbell, deaths, timeouts and signals at once."""
+        ring = self._ring
+        while True:
+            if self.closed:
+                raise RuntimeError("the iterator was finalized while next() waited")
+            if done():
+                return
+            self._start_missing()
+            dead = False
+            try:
+                ring.doze(any_event)
+                if any_event:
+                    ring.collect()
+                if done():
+                    return
+                dead = bool(ring.wait(self._crew.descriptors(), self._slice()))
+            finally:
+                ring.wake()
+            if any_event:
+                ring.collect()
+            if done() or self.closed:
+                continue
+            if dead:
+                for member in self._crew.dead():
+                    self._recover(member)
+            self._look_at_clocks()
+            self._look_at_hints()
+
+    def _slice(self) -> float:
+        return _SLICE if self._timeout is None else min(_SLICE, self._timeout / 2)
+
+    def _look_at_clocks(self) -> None:
+        if self._timeout is None:
+            return
+        now = _ring.now()
+        for member in self._crew.members:
+            if member is None:
+                continue
+            report = self._ring.report(member.number)
+            since = report["since"]
+            if since != member.warned_since:
+                member.warned_since, member.warnings = since, 0
+            seconds = now - since / 1e9
+            if since and seconds > self._timeout * (member.warnings + 1):
+                member.warnings += 1
+                self._warn(member, report["index"], seconds)
+
+    def _warn(self, member: Member, index: int, seconds: float) -> None:
+        warnings.warn(
+            TimeoutWarning(
+                f"the dataset has been busy with index {index} for {seconds:.1f} s (dataset_timeout="
+                f"{self._timeout} s) in worker process {member.pid}; waiting for "
+                f"{self._scheduled[0].label if self._scheduled else 'a free slot'}. Its Python "
+                f"stack now:\n{self._crew.stack_of(member)}"
+            ),
+            stacklevel=7,
+        )
+
+    def _look_at_hints(self) -> None:
+        """Repairs what only an overwritten hint can cause: everybody sleeps, nothing is done."""
+        if not self._ring.stalled:
+            return
+        if self._repaired:
+            raise RuntimeError(
+                "shared memory was overwritten: all workers sleep although "
+                f"{self._scheduled[0].label} is not complete"
+            )
+        self._repaired = True
+        self._ring.repair()
+
+    # ---- deaths
+
+    def _start(self, number: int) -> None:
+        self._starting = True
+        try:
+            self._crew.start(number)
+        finally:
+            self._starting = False
+
+    def _start_missing(self) -> None:
+        for number, member in enumerate(self._crew.members):
+            if member is None:
+                self._start(number)
+
+    def _recover(self, member: Member) -> None:
+        """Gives back what a dead worker had in hand, and starts another in its place."""
+        ring = self._ring
+        report = ring.report(member.number)
+        note = ring.note(member.number) if report["ready"] == member.start else b""
+        end = member.end_text()
+        losses = ring.losses(member.number)
+        suspects = [loss for loss in losses if loss[1] >= 0]
+        for slot, row, q in losses:
+            ring.give_back(slot, row, q, self._is_poison(row, q, end, len(suspects)))
+        ring.rewind(member.number)
+        if len(suspects) > 1:
+            ring.offer_singly()
+            self._single_until = self._scheduled[-1].q if self._scheduled else -1
+        self._crew.dismiss(member)
+        ring.ring_all()
+        if note:
+            self.close()
+            raise _transport.exception_of(
+                _transport.unpack_note(note), f"loading the dataset in worker {member.pid}"
+            )
+        planned = self._planned_exits and not losses and end == "exited with status 0"
+        self.restarts += not planned
+        if not losses and not planned:
+            self._count_idle_death(member, report["ready"] == member.start, end)
+
+    def _is_poison(self, row: int, q: int, end: str, suspects: int) -> bool:
+        """Counts a death for the one index, or finish, that must have caused it."""
+        record = next((s for s in self._scheduled if s.q == q), None)
+        if record is None:
+            return False  # of a batch that was reset
+        self._death_texts[q, row] = end
+        if row < 0:
+            self._deaths_of_finish[q] += 1
+            return self._deaths_of_finish[q] >= _MOST_DEATHS
+        if suspects > 1:
+            return False
+        index = record.indices[row]
+        self._deaths_of_index[index] += 1
+        return self._deaths_of_index[index] >= _MOST_DEATHS
+
+    def _end_of_finish(self, q: int) -> str:
+        return self._death_texts.get((q, -1), "died")
+
+    def _count_idle_death(self, member: Member, was_ready: bool, end: str) -> None:
+        self._idle_deaths += 1
+        if self._idle_deaths < _MOST_DEATHS * len(self._crew.members):
+            return
+        self._idle_deaths = 0
+        when = "with no example in hand" if was_ready else "before they had loaded the dataset"
+        raise WorkerDiedError(
+            f"worker processes die again and again {when}; the last one, {member.pid}, {end}. "
+            "Likely causes: out of memory, or a crash while the main module or the dataset is "
+            "imported; under context='spawn' or 'forkserver' the main module needs an "
+            "if __name__ == '__main__' guard"
+        )
+
+    # ---- reset, end
+
+    def reset(self) -> None:
+        """Forgets all that is scheduled. Does not wait for the workers."""
+        self._ring.reset()
+        self._scheduled.clear()
+
+    def interrupt(self) -> None:
+        """Makes a `take` in another thread give up."""
+        self.closed = True
+        self._ring.interrupt()
+
+    def close(self) -> None:
+        """Ends the workers and closes the descriptors. The memory stays while a batch lives."""
+        self.closed = True
+        _pools.discard(self)
+        if os.getpid() != self.pid:
+            return
+        self._at_exit.cancel()
+        self._crew.close()
+        self._ring.arena.close_descriptors()
+
+
+def _close_at_exit(reference: weakref.ref[Pool]) -> None:
+    pool = reference()
+    if pool is not None:
+        pool.close()
+
+
+# ---- forks of the program --------------------------------------------------------------------------
+
+
+def _before_fork() -> None:
+    """A child that holds a batch keeps its content: what is leased now is never written again."""
+    for pool in list(_pools):
+        if not pool._starting and pool.pid == os.getpid():
+            pool._ring.retire_leased()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork)

@@ -1,0 +1,40 @@
+from libc.stdint cimport uint32_t, uint64_t
+
+from fastiter._csrc cimport fi_geometry, fi_parent, fi_ring, fi_turn, fi_worker
+
+
+cdef class Arena:
+    cdef fi_ring ring
+    cdef uint64_t total
+    cdef readonly int fd
+    cdef int event_ends[2]
+    cdef int _map(self, fi_geometry *geometry, uint64_t *control)
+
+
+cdef class ParentEnd:
+    cdef readonly Arena arena
+    cdef fi_parent parent
+    cdef int pid
+    cdef int *bell_writers
+    cdef list bell_pipes
+
+
+cdef class WorkerEnd:
+    cdef readonly Arena arena
+    cdef fi_worker worker
+    cdef fi_turn turn
+    cdef uint64_t heap_take(self, uint64_t bytes) except? 0xFFFFFFFFFFFFFFFF
+
+
+cdef class Lease:
+    cdef Arena arena
+    cdef ParentEnd ring
+    cdef uint32_t slot
+    cdef char *payload
+    cdef Py_ssize_t bytes
+    cdef readonly object schema
+    cdef readonly Py_ssize_t rows
+    cdef uint64_t handed
+
+
+cdef int check(int rc, str what, uint64_t need=*, uint64_t have=*) except -1

@@ -1,0 +1,209 @@
+"""How objects travel between processes: packed objects, exceptions, and the dataset's image.
+
+A *packed* object is a pickle (protocol 5) whose buffers lie beside it, 64-byte aligned, in one
+run of bytes. Where that run is shared memory, the arrays of the loaded object are views of it, so
+nothing is copied on the side that loads. Layout, all numbers little-endian uint64::
+
+    buffers, pickle_bytes, then per buffer: offset, bytes; then the pickle; then the buffers
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import struct
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fastiter import _ring
+from fastiter.errors import DatasetError, WorkerTraceback
+
+_ALIGNMENT = 64
+_HEAD = struct.Struct("<QQ")
+_PAIR = struct.Struct("<QQ")
+
+# Smaller buffers of a dataset stay in its pickle: a page-aligned home would cost more than a copy.
+_IMAGE_BUFFER_BYTES = 64 << 10
+_MOST_TEXT = 32 << 10  # characters
+_MOST_EXCEPTION_BYTES = 1 << 20
+
+
+def _align(number: int) -> int:
+    return (number + _ALIGNMENT - 1) & ~(_ALIGNMENT - 1)
+
+
+class Packed:
+    """An object ready to be written into `size` bytes of memory."""
+
+    def __init__(self, value: object, least: int = 0, dumps: Callable[..., bytes] = pickle.dumps):
+        self._buffers: list[memoryview] = []
+        self._least = least
+        self._pickle = dumps(value, protocol=5, buffer_callback=self._keep)
+        start = _HEAD.size + _PAIR.size * len(self._buffers)
+        end = start + len(self._pickle)
+        self._places = []
+        for buffer in self._buffers:
+            offset = _align(end)
+            self._places.append((offset, buffer.nbytes))
+            end = offset + buffer.nbytes
+        self.size = end
+
+    def _keep(self, buffer: pickle.PickleBuffer) -> bool:
+        """Takes a buffer out of the pickle; True leaves it in."""
+        try:
+            raw = buffer.raw()
+        except BufferError:  # not contiguous
+            return True
+        if raw.nbytes < self._least:
+            return True
+        self._buffers.append(raw)
+        return False
+
+    def write_into(self, view: memoryview) -> None:
+        _HEAD.pack_into(view, 0, len(self._buffers), len(self._pickle))
+        at = _HEAD.size
+        for place in self._places:
+            _PAIR.pack_into(view, at, *place)
+            at += _PAIR.size
+        view[at : at + len(self._pickle)] = self._pickle
+        for (offset, size), buffer in zip(self._places, self._buffers):
+            view[offset : offset + size] = buffer
+
+
+def unpack(view: memoryview) -> Any:
+    """Loads what `Packed` wrote. Arrays of the result are views of `view` and keep it alive.
+
+    ValueError if a length points outside of `view`.
+    """
+    buffers, length = _HEAD.unpack_from(view, 0)
+    at = _HEAD.size + _PAIR.size * buffers
+    if at + length > view.nbytes:
+        raise ValueError(f"a packed object claims {at + length} bytes and has {view.nbytes}")
+    outside = []
+    for number in range(buffers):
+        offset, size = _PAIR.unpack_from(view, _HEAD.size + _PAIR.size * number)
+        if offset + size > view.nbytes:
+            raise ValueError(f"a packed object claims {offset + size} bytes, has {view.nbytes}")
+        outside.append(view[offset : offset + size])
+    return pickle.loads(view[at : at + length], buffers=outside)
+
+
+# ---- exceptions ------------------------------------------------------------------------------
+
+
+class Failure(NamedTuple):
+    """An exception of user code in a worker, in a form that always travels."""
+
+    pickled: bytes | None  # None: it cannot be pickled and loaded, or is no Exception
+    summary: str  # its type and message
+    text: str  # its traceback
+    pid: int  # of the worker
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _MOST_TEXT:
+        return text
+    half = _MOST_TEXT // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+
+
+def _summary(error: BaseException) -> str:
+    try:
+        message = str(error)
+    except Exception:
+        message = "<its __str__ raised>"
+    name = type(error).__qualname__
+    if type(error).__module__ not in ("builtins", "__main__"):
+        name = f"{type(error).__module__}.{name}"
+    return _cut(f"{name}: {message}" if message else name)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Describes `error`; tries here, in the worker, that its pickle can be loaded."""
+    summary = _summary(error)
+    try:
+        text = _cut("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    except Exception:
+        text = summary
+    if isinstance(error, StopIteration):
+        # As PEP 479 has it: one that leaves a generator must not end somebody else's loop.
+        error = RuntimeError(f"the dataset raised {summary}")
+    pickled = None
+    if isinstance(error, Exception):
+        try:
+            pickled = pickle.dumps(error)
+            same = type(pickle.loads(pickled)) is type(error)
+            if not same or len(pickled) > _MOST_EXCEPTION_BYTES:
+                pickled = None
+        except BaseException:  # whatever a user's __reduce__ or __init__ does
+            pickled = None
+    return Failure(pickled, summary, text, os.getpid())
+
+
+def pack_note(failure: Failure) -> bytes:
+    """A failure as bytes that fit a worker's note."""
+    note = pickle.dumps(tuple(failure))
+    if len(note) > _ring.NOTE_BYTES:
+        # Four bytes a character at most.
+        short = failure._replace(
+            pickled=None, summary=failure.summary[:4000], text=failure.text[-8000:]
+        )
+        note = pickle.dumps(tuple(short))
+    return note
+
+
+def unpack_note(note: bytes) -> Failure:
+    return Failure(*pickle.loads(note))
+
+
+def exception_of(failure: Failure, facts: str) -> Exception:
+    """The exception to raise in the parent: of its own type where that travels, else a
+    `DatasetError`; the worker's traceback and `facts` are its cause and, from 3.11 on, a note."""
+    error: Exception | None = None
+    if failure.pickled is not None:
+        try:
+            error = pickle.loads(failure.pickled)
+        except Exception:
+            error = None
+    if error is None:
+        error = DatasetError(f"{failure.summary} ({facts})")
+    error.__cause__ = WorkerTraceback(f"{facts}\n{failure.text}")
+    if hasattr(error, "add_note"):
+        error.add_note(facts)
+    return error
+
+
+# ---- the dataset's image ----------------------------------------------------------------------
+
+
+class Image:
+    """Objects pickled once into shared memory that every worker maps privately.
+
+    Large buffers are not copied per worker: arrays are views of the private mapping, writable as
+    after ordinary unpickling, and a write copies just the page that it touches.
+    """
+
+    def __init__(self, value: object, dumps: Callable[..., bytes] = pickle.dumps):
+        packed = Packed(value, least=_IMAGE_BUFFER_BYTES, dumps=dumps)
+        self.size = packed.size
+        self.fd = _ring.open_shared(packed.size, "the dataset's image")
+        try:
+            with mmap.mmap(self.fd, self.size) as memory, memoryview(memory) as view:
+                packed.write_into(view)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def load_image(fd: int, size: int) -> Any:
+    """Loads an image in a worker. Closes the descriptor; the mapping lives with the arrays."""
+    memory = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    os.close(fd)
+    return unpack(memoryview(memory))

@@ -1,0 +1,127 @@
+"""What a worker process runs."""
+
+from __future__ import annotations
+
+import faulthandler
+import hashlib
+import os
+import random
+import signal
+import sys
+from multiprocessing import reduction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fastiter import _ring, _rows, _transport
+from fastiter._finish import Finisher
+
+
+class Descriptor:
+    """A file descriptor that travels to a child process, whatever starts that child."""
+
+    def __init__(self, fd: int):
+        self.fd = fd
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (reduction.DupFd(self.fd) if self.fd >= 0 else None,)
+
+
+def _arrived(duplicate: Any) -> Descriptor:
+    return Descriptor(-1 if duplicate is None else duplicate.detach())
+
+
+class Job(NamedTuple):
+    """What the workers work on: the same for all."""
+
+    dataset: Any
+    finisher: Finisher | None
+
+
+class Seat(NamedTuple):
+    """What one start of one worker is given."""
+
+    number: int
+    start: int  # counts the starts of this pool; the cell's gate compares it
+    arena: _ring.Arena | None  # inherited by a fork, else attached
+    geometry: tuple[int, ...]
+    memory: Descriptor
+    event: Descriptor
+    bell_pipe: Descriptor
+    life_pipe: Descriptor  # read end; its write end is the parent's alone
+    parent_pidfd: Descriptor
+    stacks: Descriptor  # where a Python stack is written on `stack_signal`
+    stack_signal: int
+    parent: int  # pid to die with, 0 if the parent's starting thread may end before it
+    private: tuple[int, ...]  # the parent's own descriptors, which a fork inherits
+    job: Job | None
+    image: Descriptor
+    image_bytes: int
+    claims: int | None  # ranges to complete before leaving
+    seed: bytes
+
+
+def main(seat: Seat) -> None:
+    """Runs a worker to its end."""
+    _take_signals(seat)
+    for fd in seat.private:
+        os.close(fd)
+    _ring.watch_parent(seat.parent_pidfd.fd, seat.life_pipe.fd)
+    if seat.parent:
+        _ring.die_with_parent(seat.parent)
+    arena = seat.arena
+    if arena is None:
+        arena = _ring.Arena.attach(seat.memory.fd, seat.event.fd, seat.geometry)
+    arena.dont_fork()
+    end = _ring.WorkerEnd(arena, seat.number, seat.bell_pipe.fd)
+    if not end.enter(seat.start):
+        return
+    _seed(seat)
+    try:
+        job = seat.job
+        if job is None:
+            job = _transport.load_image(seat.image.fd, seat.image_bytes)
+        rows = _rows.RowWriter(end, job.dataset)
+    except BaseException as error:
+        failure = _transport.failure_of(error)
+        end.loaded(seat.start, _transport.pack_note(failure))
+        sys.exit(1)
+    end.loaded(seat.start)
+    _work(rows, end, job.finisher, seat.claims)
+
+
+def _work(
+    rows: _rows.RowWriter, end: _ring.WorkerEnd, finisher: Finisher | None, claims: int | None
+) -> None:
+    done = 0
+    while True:
+        turn = rows.next()
+        if turn == "rows":
+            rows.fill()
+            done += 1
+            if done == claims:
+                end.leave()
+        elif turn == "finish":
+            rows.ready(0 if finisher is None else finisher.finish(rows))
+        else:
+            return
+
+
+def _take_signals(seat: Seat) -> None:
+    # Ctrl-C is the parent's; a handler of the parent's for SIGTERM must not outlive it here.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    faulthandler.register(seat.stack_signal, seat.stacks.fd, all_threads=True)
+
+
+def _seed(seat: Seat) -> None:
+    """Gives this start generators of its own, so that augmentations differ between workers."""
+    digest = hashlib.blake2b(
+        seat.seed + b"%d %d" % (seat.number, seat.start), digest_size=32
+    ).digest()
+    random.seed(digest)
+    np.random.seed(np.frombuffer(digest, dtype=np.uint32))
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -1,0 +1,279 @@
+"""The iterator that fetches in worker processes."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from fastiter import _device
+from fastiter._finish import CallableFinisher, ConcatFinisher, Finisher
+from fastiter._pool import Pool
+from fastiter.dataset.convert import concat_examples
+from fastiter.errors import TimeoutWarning
+from fastiter.iterators._arguments import checked_int, checked_optional_int, checked_seconds
+from fastiter.iterators._base import PlannedIterator
+from fastiter.iterators._fetch import Outcome, capture, fetch_examples
+from fastiter.iterators._state import Plan
+
+__all__ = ["MultiprocessIterator"]
+
+
+class MultiprocessIterator(PlannedIterator):
+    """Iterates over a dataset with worker processes that write into shared memory.
+
+    The workers share each batch: rows are dealt out a few at a time, and each example is written
+    once, where the caller will read it. Batches come in order. Their arrays are writable views of
+    shared memory, which is not used again before the last of them has died; holding batches costs
+    memory, never progress. A worker that dies is replaced, and its rows are fetched again.
+
+    Processes start with the first ``next()``, or with ``start()``. The dataset travels as one
+    image that all workers share, or is inherited where the start method is fork.
+
+    Parameters
+    ----------
+    dataset, batch_size, repeat, shuffle, order_sampler
+        As in `SerialIterator`.
+    n_processes : int, optional
+        Worker processes; None for as many as CPUs this process may use, 0 to fetch in the
+        caller's process (for debugging).
+    n_prefetch : int
+        Batches fetched ahead of the one that ``next()`` waits for, at least 1.
+    shared_mem : int, optional
+        Bytes per example that slots have room for at first. They grow as needed; None lets the
+        first batches tell.
+    dataset_timeout : float, optional
+        Seconds that the dataset may take for one example before `TimeoutWarning` is issued, again
+        after each further period; None for no limit. ``warnings.simplefilter('error',
+        MultiprocessIterator.TimeoutWarning)`` makes ``next()`` raise it; nothing is lost then.
+    maxtasksperchild : int, optional
+        Ranges of rows that a worker completes before a fresh one takes its place.
+    converter : callable, optional
+        ``next()`` returns what ``converter(examples, device)`` gives. `concat_examples`, also in a
+        `functools.partial` with ``padding`` or ``copy``, is done in place, without example
+        objects. Any other callable runs in a worker, with the device None, on examples of its
+        own; under spawn and forkserver it has to pickle.
+    device : device, optional
+        Where the converter's result is sent; see `to_device`.
+    context : str or multiprocessing context, optional
+        How workers are started: 'fork', 'spawn', 'forkserver'; None for the program's default.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is none of these, or the dataset is empty.
+
+    Notes
+    -----
+    ``next()`` blocks until the batch is complete; signals interrupt it. It raises what the dataset
+    raised, as its own type with the worker's traceback as cause, `DatasetError` for what is no
+    Exception or does not travel, and `WorkerDiedError` for an index that kills worker after
+    worker; the call after that goes on with the next batch.
+    """
+
+    TimeoutWarning: ClassVar[type[TimeoutWarning]] = TimeoutWarning
+
+    _RUNTIME = PlannedIterator._RUNTIME | {"_pool", "_unscheduled"}
+    _REOPENABLE = False
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        repeat: bool = True,
+        shuffle: bool | None = None,
+        n_processes: int | None = None,
+        n_prefetch: int = 1,
+        shared_mem: int | None = None,
+        order_sampler: Callable[[Any, int], Any] | None = None,
+        dataset_timeout: float | None = 30.0,
+        maxtasksperchild: int | None = None,
+        *,
+        converter: Callable[[Any, Any], Any] | None = None,
+        device: Any = None,
+        context: Any = None,
+    ) -> None:
+        self._n_processes = checked_optional_int("n_processes", n_processes, minimum=0)
+        self._n_prefetch = checked_int("n_prefetch", n_prefetch)
+        self._shared_mem = checked_optional_int("shared_mem", shared_mem, minimum=0)
+        self._dataset_timeout = checked_seconds("dataset_timeout", dataset_timeout)
+        self._maxtasksperchild = checked_optional_int("maxtasksperchild", maxtasksperchild)
+        self._context = _checked_context(context)
+        super().__init__(dataset, batch_size, repeat, shuffle, order_sampler, converter, device)
+
+    def _init_runtime(self) -> None:
+        super()._init_runtime()
+        self._pool: Pool | None = None
+        self._unscheduled: Plan | None = None  # planned, but there was no room for it yet
+
+    @property
+    def n_processes(self) -> int:
+        """Worker processes; 0 if the caller's process fetches."""
+        return _usable_cpus() if self._n_processes is None else self._n_processes
+
+    @property
+    def n_prefetch(self) -> int:
+        """Batches fetched ahead of the one that ``next()`` waits for."""
+        return self._n_prefetch
+
+    @property
+    def shared_mem(self) -> int | None:
+        """Bytes per example that slots have room for at first."""
+        return self._shared_mem
+
+    @property
+    def dataset_timeout(self) -> float | None:
+        """Seconds that the dataset may take for one example; None for no limit."""
+        return self._dataset_timeout
+
+    @property
+    def maxtasksperchild(self) -> int | None:
+        """Ranges of rows that a worker completes before it is replaced."""
+        return self._maxtasksperchild
+
+    def start(self) -> None:
+        """Start the worker processes now, all at once, and the first batches with them.
+
+        The first ``next()`` does it otherwise. Returns without waiting for the workers.
+
+        Raises
+        ------
+        RuntimeError
+            After `finalize`, or in a daemonic process.
+        TypeError
+            If the dataset or the converter cannot be pickled, under spawn or forkserver.
+        """
+        with self._lock:
+            if self._finalized:
+                raise RuntimeError("MultiprocessIterator is finalized: it cannot start any more")
+            if self.n_processes > 0:
+                self._top_up(self._running_pool())
+
+    def _fetch(self, plan: Plan) -> Outcome:
+        if self.n_processes == 0:
+            assert plan.indices is not None
+            return capture(self._fetch_here, plan.indices.tolist())
+        pool = self._running_pool()
+        self._top_up(pool)
+        while pool.is_empty:
+            pool.wait_for_slot()
+            self._top_up(pool)
+        ready = pool.wait()
+        return capture(self._deliver, pool, ready)
+
+    def _deliver(self, pool: Pool, ready: tuple[int, int]) -> Any:
+        batch = pool.deliver(*ready)
+        return batch if self._device is None else self._send(batch)
+
+    def _send(self, batch: Any) -> Any:
+        if isinstance(batch, dict):
+            return {key: _device.send(self._device, value) for key, value in batch.items()}
+        return _device.send(self._device, batch)
+
+    def _fetch_here(self, indices: list[int]) -> Any:
+        examples = fetch_examples(self._dataset, indices)
+        return examples if self._converter is None else self._converter(examples, self._device)
+
+    def _running_pool(self) -> Pool:
+        pool = self._pool
+        if pool is not None and pool.pid != os.getpid():
+            raise RuntimeError(
+                f"this iterator belongs to process {pool.pid}; in a child, iterate over a copy "
+                "(copy.copy(iterator))"
+            )
+        if pool is not None and not pool.closed:
+            return pool
+        # Not started yet, or the last start failed and said why.
+        self._unscheduled = None
+        self._planner.rewind()
+        self._pool = Pool(
+            dataset=self._dataset,
+            workers=self.n_processes,
+            batch_size=self._batch_size,
+            n_prefetch=self._n_prefetch,
+            shared_mem=self._shared_mem,
+            dataset_timeout=self._dataset_timeout,
+            maxtasksperchild=self._maxtasksperchild,
+            finisher=_finisher_of(self._converter),
+            context=multiprocessing.get_context(self._context),
+        )
+        return self._pool
+
+    def _top_up(self, pool: Pool) -> None:
+        """Schedules as many batches as are wanted and have room."""
+        pool.collect()
+        while pool.wants_more:
+            plan = self._unscheduled or self._planner.ahead()
+            if not plan.is_batch:
+                break
+            self._unscheduled = plan
+            try:
+                if not pool.schedule(plan.indices, self._label(plan)):
+                    break
+            except MemoryError:
+                if pool.is_empty:
+                    raise
+                break  # with fewer batches ahead it may do
+            self._unscheduled = None
+        pool.publish()
+
+    def _label(self, plan: Plan) -> str:
+        state = plan.state
+        batch = len(self) if state.is_new_epoch else -(-state.position // self._batch_size)
+        return f"epoch {state.epoch - state.is_new_epoch}, batch {batch - 1}"
+
+    def _discard_ahead(self) -> None:
+        self._unscheduled = None
+        if self._pool is not None and self._pool.pid == os.getpid():
+            self._pool.reset()
+
+    def _close(self) -> None:
+        pool = self._pool
+        if pool is None or pool.pid != os.getpid():
+            return
+        pool.interrupt()
+        with self._lock:
+            pool.close()
+
+
+def _checked_context(context: Any) -> str | Any | None:
+    """The name of a start method, a context, or None.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If this system has no such start method, or it is no context.
+    """
+    if context is None or hasattr(context, "Process"):
+        # A context itself does not pickle; its name does, and stands for it.
+        return None if context is None else context.get_start_method()
+    if not isinstance(context, str):
+        raise TypeError(f"context must be a start method's name or a context, not {context!r}")
+    known = multiprocessing.get_all_start_methods()
+    if context not in known:
+        raise ValueError(f"context must be one of {known}, not {context!r}")
+    return context
+
+
+def _finisher_of(converter: Callable[..., Any] | None) -> Finisher | None:
+    if converter is None:
+        return None
+    if converter is concat_examples:
+        return ConcatFinisher(None, False)
+    if (
+        type(converter) is functools.partial
+        and converter.func is concat_examples
+        and not converter.args
+        and set(converter.keywords) <= {"padding", "copy"}
+    ):
+        keywords = converter.keywords
+        return ConcatFinisher(keywords.get("padding"), bool(keywords.get("copy", False)))
+    return CallableFinisher(converter)
+
+
+def _usable_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
