@@ -1,0 +1,230 @@
+"""concat_examples: NumPy's results by definition, and Chainer's where Chainer imports."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from batches import WITH_PADDING, WITHOUT_PADDING
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fastiter import Converter, concat_examples, converter
+
+try:
+    import chainer
+except ImportError:
+    chainer = None
+
+dtypes = st.one_of(
+    hnp.boolean_dtypes(),
+    hnp.integer_dtypes(),
+    hnp.unsigned_integer_dtypes(),
+    hnp.floating_dtypes(sizes=(16, 32, 64)),
+    hnp.complex_number_dtypes(sizes=(64, 128)),
+    hnp.datetime64_dtypes(max_period="s", min_period="s"),
+)
+equal_arrays = st.tuples(dtypes, hnp.array_shapes(min_dims=0, min_side=0, max_side=4)).flatmap(
+    lambda kind: st.lists(hnp.arrays(*kind), min_size=1, max_size=5)
+)
+ragged_arrays = st.tuples(dtypes, st.integers(0, 3)).flatmap(
+    lambda kind: st.lists(
+        hnp.arrays(kind[0], hnp.array_shapes(min_dims=kind[1], max_dims=kind[1], min_side=0))
+        if kind[1]
+        else hnp.arrays(kind[0], ()),
+        min_size=1,
+        max_size=5,
+    )
+)
+
+
+few = settings(max_examples=40)
+
+
+def assert_same(result: Any, expected: Any) -> None:
+    assert type(result) is type(expected)
+    if isinstance(expected, tuple):
+        for one, other in zip(result, expected, strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, dict):
+        assert list(result) == list(expected)
+        for key in expected:
+            assert_same(result[key], expected[key])
+    else:
+        assert result.dtype == expected.dtype
+        assert result.shape == expected.shape
+        np.testing.assert_array_equal(np.ma.getmaskarray(result), np.ma.getmaskarray(expected))
+        np.testing.assert_array_equal(np.asarray(result), np.asarray(expected))
+
+
+def outcome(function: Any, *args: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy's, about casts and ragged lists
+        try:
+            return function(*args)
+        except Exception as error:
+            return error
+
+
+# -- by definition -------------------------------------------------------------------------------
+
+
+@few
+@given(equal_arrays)
+def test_equal_shapes_are_stacked(arrays):
+    result = concat_examples(arrays)
+    assert_same(result, np.concatenate([array[None] for array in arrays]))
+    assert not any(np.shares_memory(result, array) for array in arrays)
+
+
+@few
+@given(ragged_arrays)
+def test_other_shapes_are_padded(arrays):
+    shape = np.max([array.shape for array in arrays], axis=0).astype(int)
+    expected = np.full((len(arrays), *shape), 1, dtype=arrays[0].dtype)
+    for row, array in enumerate(arrays):
+        expected[(row, *map(slice, array.shape))] = array
+    assert_same(concat_examples(arrays, padding=1), expected)
+
+
+@few
+@given(st.lists(st.integers(-(2**63), 2**64 - 1), min_size=1) | st.lists(st.floats(), min_size=1))
+def test_numbers_become_what_asarray_makes(numbers):
+    assert_same(concat_examples(numbers), np.asarray(numbers))
+
+
+@few
+@given(equal_arrays, equal_arrays)
+def test_fields_are_joined_one_by_one(first, second):
+    pairs = list(zip(first, second, strict=False))
+    expected = tuple(concat_examples([pair[field] for pair in pairs]) for field in (0, 1))
+    assert_same(concat_examples(pairs), expected)
+    keys = [dict(zip("ab", pair, strict=True)) for pair in pairs]
+    assert_same(concat_examples(keys), dict(zip("ab", expected, strict=True)))
+
+
+def test_padding_of_one_field():
+    assert_same(
+        concat_examples([(np.float32([1, 2]), 3), (np.float32([4]), 5)], padding=(-1, None)),
+        (np.float32([[1, 2], [4, -1]]), np.array([3, 5])),
+    )
+
+
+@pytest.mark.parametrize("batch", [[], (), np.empty((0, 2)), None])
+def test_empty_batch(batch):
+    with pytest.raises(ValueError, match="empty"):
+        concat_examples(batch)
+
+
+def test_a_dict_is_no_batch():
+    with pytest.raises(TypeError, match="list of examples"):
+        concat_examples({0: 1, 1: 2})
+
+
+def test_an_array_is_a_batch_of_its_rows():
+    rows = np.arange(6).reshape(3, 2)
+    result = concat_examples(rows)
+    assert_same(result, rows)
+    assert not np.shares_memory(result, rows)
+
+
+def test_to_the_host():
+    arrays = concat_examples([(1, np.zeros(2))], device=-1)
+    assert_same(arrays, (np.array([1]), np.zeros((1, 2))))
+    assert_same(concat_examples([{"a": 1}], device="cpu"), {"a": np.array([1])})
+
+
+def test_copy_is_a_keyword():
+    array = np.arange(3)
+    assert not np.shares_memory(concat_examples([array], copy=True), array)
+    with pytest.raises(TypeError):
+        concat_examples([array], None, None, True)
+
+
+def test_pickles_by_reference_in_a_partial_too():
+    assert pickle.loads(pickle.dumps(concat_examples)) is concat_examples
+    padded = pickle.loads(pickle.dumps(functools.partial(concat_examples, padding=0)))
+    assert padded.func is concat_examples
+
+
+# -- by the oracle -------------------------------------------------------------------------------
+
+
+def assert_like_chainers(batch: Any, padding: Any) -> None:
+    expected = outcome(chainer.dataset.concat_examples, batch, None, padding)
+    result = outcome(concat_examples, batch, None, padding)
+    if isinstance(expected, Exception):
+        assert type(result) is type(expected), result
+    else:
+        assert_same(result, expected)
+
+
+@pytest.mark.skipif(chainer is None, reason="Chainer does not import here")
+@pytest.mark.parametrize("name", WITHOUT_PADDING)
+def test_like_chainers_without_padding(name):
+    assert_like_chainers(WITHOUT_PADDING[name], None)
+
+
+@pytest.mark.skipif(chainer is None, reason="Chainer does not import here")
+@pytest.mark.parametrize("name", WITH_PADDING)
+def test_like_chainers_with_padding(name):
+    assert_like_chainers(*WITH_PADDING[name])
+
+
+@pytest.mark.skipif(chainer is None, reason="Chainer does not import here")
+@few
+@given(equal_arrays, st.integers(0, 4), dtypes)
+def test_like_chainers_for_mixed_dtypes(arrays, index, dtype):
+    def cast():
+        index_here = index % len(arrays)
+        return [x.astype(dtype) if i == index_here else x for i, x in enumerate(arrays)]
+
+    mixed = outcome(cast)
+    if not isinstance(mixed, Exception):  # some dtypes do not cast
+        assert_like_chainers(mixed, None)
+        assert_like_chainers(mixed, 1)
+
+
+# -- converters ----------------------------------------------------------------------------------
+
+
+@converter()
+def name_the_device(batch, device, suffix=""):
+    """Made into a converter at module level."""
+    return f"{device}{suffix}"
+
+
+def test_converter_gets_a_device_object():
+    assert isinstance(name_the_device, Converter)
+    assert name_the_device.__doc__ == "Made into a converter at module level."
+    assert name_the_device([], -1) == "@numpy"
+    assert name_the_device([], device="cpu", suffix="!") == "@numpy!"
+    assert name_the_device([], None) == "None"
+
+
+def test_converter_at_module_level_pickles():
+    assert pickle.loads(pickle.dumps(name_the_device)) is name_the_device
+
+
+def test_converter_in_a_function_says_why_it_does_not_pickle():
+    @converter()
+    def local(batch, device):
+        return batch
+
+    with pytest.raises(pickle.PicklingError, match="module level"):
+        pickle.dumps(local)
+
+
+def test_converter_wants_a_callable():
+    with pytest.raises(TypeError, match="callable"):
+        converter()(5)
+
+
+def test_converter_class_is_abstract():
+    with pytest.raises(TypeError, match="__call__"):
+        Converter()

@@ -1,0 +1,106 @@
+"""DatasetMixin and the Iterator interface."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fastiter
+from fastiter import DatasetMixin, Iterator
+
+
+class Squares(DatasetMixin):
+    def __len__(self):
+        return 6
+
+    def get_example(self, i):
+        assert type(i) is int
+        if not -6 <= i < 6:
+            raise IndexError(f"no example {i}")
+        return i * i
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        slice(None),
+        slice(1, 4),
+        slice(None, None, -2),
+        slice(-2, None),
+        slice(9, 2, -1),
+        slice(3, 3),
+    ],
+)
+def test_slices_are_those_of_a_list(index):
+    assert Squares()[index] == [0, 1, 4, 9, 16, 25][index]
+
+
+def test_integers_lists_and_arrays():
+    dataset = Squares()
+    assert dataset[3] == dataset[np.int32(3)] == 9
+    assert dataset[-2] == 4
+    assert dataset[[4, 0]] == dataset[np.array([4, 0])] == [16, 0]
+    assert dataset[np.empty(0, dtype=int)] == []
+
+
+@pytest.mark.parametrize("index", [6, -7, [0, 6]])
+def test_wrong_index_is_an_index_error(index):
+    with pytest.raises(IndexError):
+        Squares()[index]
+
+
+def test_mixin_leaves_length_and_examples_to_the_subclass():
+    with pytest.raises(NotImplementedError):
+        len(DatasetMixin())
+    with pytest.raises(NotImplementedError):
+        DatasetMixin()[0]
+
+
+class Countdown(Iterator):
+    def __init__(self, n):
+        self.n = n
+        self.n_finalized = 0
+
+    def __next__(self):
+        if self.n == 0:
+            raise StopIteration
+        self.n -= 1
+        return self.n
+
+    def finalize(self):
+        self.n_finalized += 1
+
+
+def test_iterator_protocol():
+    iterator = Countdown(3)
+    assert iter(iterator) is iterator
+    with iterator as entered:
+        assert entered is iterator
+        assert iterator.next() == 2
+        assert list(iterator) == [1, 0]
+    assert iterator.n_finalized == 1
+    assert iterator.serialize({}.__setitem__) is None
+
+
+def test_dropped_iterator_is_finalized():
+    finalized = []
+
+    class Noting(Iterator):
+        def finalize(self):
+            finalized.append(True)
+
+    del_me = Noting()
+    del del_me
+    assert finalized == [True]
+
+
+def test_base_iterator_gives_nothing():
+    with pytest.raises(NotImplementedError):
+        next(Iterator())
+
+
+def test_public_names():
+    for name in fastiter.__all__:
+        assert getattr(fastiter, name) is not None
+    for module in (fastiter.dataset, fastiter.iterators, fastiter.errors):
+        assert set(module.__all__) - {"WorkerTraceback"} <= set(fastiter.__all__)

@@ -1,0 +1,133 @@
+"""Device arguments and what they do on a machine without CuPy, or with it (marked gpu)."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+
+import numpy as np
+import pytest
+
+from fastiter import SerialIterator, concat_examples, to_device
+from fastiter._device import CpuDevice, resolve
+
+HOST = [-1, -5, np.int64(-1), "cpu", "@numpy", "-1"]
+
+
+@pytest.mark.parametrize("device", HOST)
+def test_names_of_the_host(device):
+    assert resolve(device) == CpuDevice()
+    array = np.arange(3)
+    assert to_device(device, array) is array
+
+
+def test_none_leaves_anything_where_it_is():
+    assert resolve(None) is None
+    thing = object()
+    assert to_device(None, thing) is thing
+
+
+def test_host_takes_lists_numbers_and_none():
+    array = np.arange(3)
+    assert to_device(-1, None) is None
+    sent = to_device(-1, [array, None, 2.5, array])
+    assert type(sent) is list
+    assert sent[0] is sent[3] is array
+    assert sent[1] is None
+    assert sent[2].shape == ()
+    assert to_device(-1, (array,)) == (array,)
+
+
+@pytest.mark.parametrize("thing", [object(), {"a": 1}, {1, 2}])
+def test_what_is_no_array_is_refused(thing):
+    with pytest.raises(TypeError, match=type(thing).__name__):
+        to_device(-1, thing)
+
+
+@pytest.mark.parametrize(
+    "device", ["", "gpu", "cuda:", "cuda:x", "@cupy", "@numpy:0", "--1", "cpu:0"]
+)
+def test_wrong_names(device):
+    with pytest.raises(ValueError, match="device must be"):
+        resolve(device)
+
+
+@pytest.mark.parametrize("device", [1.0, True, [0], object()])
+def test_wrong_types(device):
+    with pytest.raises(TypeError, match="device must be"):
+        resolve(device)
+
+
+class Elsewhere:
+    """A device object of another library, as Chainer's."""
+
+    xp = np
+
+    def send(self, x):
+        return ("elsewhere", x)
+
+
+def test_device_objects_of_others_do_the_sending():
+    device = Elsewhere()
+    assert resolve(device) is device
+    assert concat_examples([1], device)[0] == "elsewhere"
+
+
+def test_devices_compare_hash_print_and_pickle():
+    device = CpuDevice()
+    assert pickle.loads(pickle.dumps(device)) == device
+    assert hash(device) == hash(CpuDevice())
+    assert device != "@numpy"
+    assert (str(device), device.xp) == ("@numpy", np)
+
+
+@pytest.mark.parametrize("device", [0, 3, "cuda", "cuda:1", "@cupy:0", "0"])
+def test_gpu_without_cupy_says_what_to_install(device, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(RuntimeError, match=r"pip install 'fastiter\[cuda12\]'"):
+        resolve(device)
+    with pytest.raises(RuntimeError, match="CuPy"):
+        concat_examples([1, 2], device)
+    with pytest.raises(RuntimeError, match="CuPy"):
+        SerialIterator([1], 1, converter=concat_examples, device=device)
+
+
+def test_cupy_is_not_imported_for_the_host():
+    before = "cupy" in sys.modules
+    concat_examples([np.zeros(2), np.ones(2)], -1)
+    assert ("cupy" in sys.modules) is before
+
+
+@pytest.mark.parametrize("device", [None, -1, "cpu"])
+def test_iterator_gives_the_converter_its_device(make, device):
+    iterator = make(range(4), 2, shuffle=False, converter=concat_examples, device=device)
+    assert iterator.device is device
+    assert iterator.converter is concat_examples
+    batch = next(iterator)
+    assert isinstance(batch, np.ndarray)
+    assert batch.tolist() == [0, 1]
+
+
+@pytest.mark.gpu
+def test_to_a_gpu_and_back():
+    cupy = pytest.importorskip("cupy")
+    array = np.arange(6.0).reshape(2, 3)
+    for device in (0, "cuda:0", "@cupy:0", cupy.cuda.Device(0)):
+        there = to_device(device, array)
+        assert isinstance(there, cupy.ndarray)
+        assert to_device(0, there) is there
+        np.testing.assert_array_equal(to_device(-1, there), array)
+    assert to_device(0, [2.5])[0].shape == ()
+
+
+@pytest.mark.gpu
+def test_gpu_examples_are_joined_where_they_are():
+    cupy = pytest.importorskip("cupy")
+    batch = [(cupy.arange(2), 1), (cupy.arange(3), 2)]
+    arrays, labels = concat_examples(batch, padding=(-1, None))
+    assert isinstance(arrays, cupy.ndarray)
+    assert arrays.get().tolist() == [[0, 1, -1], [0, 1, 2]]
+    assert isinstance(labels, np.ndarray)
+    assert concat_examples([cupy.ones(2)] * 3).shape == (3, 2)
+    with pytest.raises(ValueError, match="dimensions"):
+        concat_examples([cupy.ones(2), cupy.ones((2, 2))], padding=0)

@@ -1,0 +1,284 @@
+"""What is particular to threads: waiting, interrupting, hanging, forking."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from fastiter import DatasetError, MultithreadIterator
+
+PATIENCE = 30.0  # seconds; a limit for what should come at once
+
+
+class Gated:
+    """Waits at one index until the gate is opened; tells when it is there."""
+
+    def __init__(self, index: int, size: int = 8) -> None:
+        self._index = index
+        self._size = size
+        self.is_waiting = threading.Event()
+        self.gate = threading.Event()
+        self.on_arrival: Any = None
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> int:
+        if index == self._index and not self.gate.is_set():
+            if self.on_arrival is not None:
+                self.on_arrival()
+            self.is_waiting.set()
+            assert self.gate.wait(PATIENCE)
+        return index
+
+
+def our_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("fastiter-")}
+
+
+def wait_until_gone(threads: set[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    before = our_threads()
+    yield
+    gc.collect()
+    wait_until_gone(our_threads() - before)
+
+
+def test_one_batch_is_fetched_ahead():
+    asked: list[int] = []
+
+    class Noting:
+        def __len__(self):
+            return 100
+
+        def __getitem__(self, index):
+            asked.append(index)
+            return index
+
+    with MultithreadIterator(Noting(), 3, shuffle=False) as iterator:
+        for n in range(1, 6):
+            next(iterator)
+            # The batch ahead is with the thread, which may be through with it or not.
+            assert asked[: 3 * n] == list(range(3 * n))
+            assert len(asked) <= 3 * (n + 1)
+
+
+def test_all_threads_work_on_one_batch():
+    n_threads = 4
+    barrier = threading.Barrier(n_threads, timeout=PATIENCE)
+
+    class Meeting:
+        def __len__(self):
+            return n_threads
+
+        def __getitem__(self, index):
+            barrier.wait()  # passed only if all rows are fetched at the same time
+            return index
+
+    with MultithreadIterator(
+        Meeting(), n_threads, repeat=False, shuffle=False, n_threads=n_threads
+    ) as iterator:
+        assert next(iterator) == [0, 1, 2, 3]
+
+
+def test_first_failing_row_gives_the_error():
+    release = threading.Event()
+
+    class Failing:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            if index == 1:
+                assert release.wait(PATIENCE)
+                raise LookupError(index)
+            if index == 2:
+                release.set()
+                raise ValueError(index)
+            return index
+
+    with MultithreadIterator(Failing(), 4, shuffle=False, n_threads=4) as iterator:
+        for _ in range(5):
+            release.clear()
+            with pytest.raises(LookupError):
+                next(iterator)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+def test_error_that_would_end_a_thread_comes_as_dataset_error(error):
+    class Failing:
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            if index == 1:
+                raise error
+            return index
+
+    with MultithreadIterator(Failing(), 1, repeat=False, shuffle=False) as iterator:
+        assert next(iterator) == [0]
+        with pytest.raises(DatasetError, match=type(error).__name__) as caught:
+            next(iterator)
+        assert caught.value.__cause__ is error
+        assert next(iterator) == [2]
+
+
+def test_interrupt_ends_the_wait_and_loses_nothing():
+    dataset = Gated(2)
+    main = threading.main_thread().ident
+    dataset.on_arrival = lambda: signal.pthread_kill(main, signal.SIGINT)
+    with MultithreadIterator(dataset, 4, shuffle=False, repeat=False) as iterator:
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        assert iterator.current_position == 0
+        dataset.gate.set()
+        assert list(iterator) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_interrupt_in_the_converter_loses_nothing():
+    interrupts = [KeyboardInterrupt()]
+
+    def convert(batch, device):
+        if interrupts:
+            raise interrupts.pop()
+        return batch
+
+    with MultithreadIterator(
+        range(6), 2, shuffle=False, repeat=False, converter=convert
+    ) as iterator:
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        assert list(iterator) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_finalize_wakes_up_who_waits():
+    dataset = Gated(1)
+    iterator = MultithreadIterator(dataset, 4, shuffle=False)
+    errors: list[BaseException] = []
+
+    def wait_for_batch():
+        try:
+            next(iterator)
+        except RuntimeError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=wait_for_batch)
+    waiting.start()
+    assert dataset.is_waiting.wait(PATIENCE)
+    iterator.finalize()
+    waiting.join(PATIENCE)
+    assert not waiting.is_alive()
+    assert len(errors) == 1
+    dataset.gate.set()
+
+
+def test_finalize_leaves_a_hanging_thread_behind_and_reset_goes_on():
+    dataset = Gated(1)
+    iterator = MultithreadIterator(dataset, 1, shuffle=False)
+    assert next(iterator) == [0]  # the thread hangs in the batch ahead
+    assert dataset.is_waiting.wait(PATIENCE)
+    start = time.monotonic()
+    iterator.finalize()
+    assert time.monotonic() - start < 5
+    dataset.gate.set()
+    iterator.reset()
+    assert [next(iterator), next(iterator)] == [[0], [1]]
+    iterator.finalize()
+
+
+def test_dropped_iterator_ends_its_threads():
+    before = our_threads()
+    iterator = MultithreadIterator(range(8), 2, n_threads=3)
+    next(iterator)
+    started = our_threads() - before
+    assert len(started) == 3
+    del iterator
+    gc.collect()
+    wait_until_gone(started)
+
+
+def test_iterating_from_several_threads_gives_each_batch_once():
+    batches: list[list[int]] = []
+
+    def consume(iterator):
+        for batch in iterator:
+            batches.append(batch)
+
+    with MultithreadIterator(range(300), 2, repeat=False, shuffle=False, n_threads=2) as iterator:
+        consumers = [threading.Thread(target=consume, args=(iterator,)) for _ in range(4)]
+        for consumer in consumers:
+            consumer.start()
+        for consumer in consumers:
+            consumer.join(PATIENCE)
+    assert sorted(batches) == [[i, i + 1] for i in range(0, 300, 2)]
+
+
+def test_copy_has_threads_of_its_own():
+    with MultithreadIterator(range(6), 2, shuffle=False, n_threads=2) as iterator:
+        next(iterator)
+        with copy.copy(iterator) as other:
+            iterator.finalize()
+            assert next(other) == [2, 3]
+            assert other.n_threads == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_goes_on_in_a_forked_child():
+    with MultithreadIterator(range(6), 2, shuffle=False) as iterator:
+        next(iterator)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(int(PATIENCE))
+            os._exit(0 if [next(iterator), next(iterator)] == [[2, 3], [4, 5]] else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert next(iterator) == [2, 3]
+
+
+@pytest.mark.parametrize("n_threads", [0, -1, 1.5, None, True])
+def test_n_threads_is_checked(n_threads):
+    with pytest.raises((TypeError, ValueError), match="n_threads"):
+        MultithreadIterator(range(3), 1, n_threads=n_threads)
+
+
+def test_program_ends_silently_with_an_iterator_alive_and_a_thread_hanging():
+    program = """
+        import threading
+        from fastiter import MultithreadIterator
+
+        class Hanging:
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, index):
+                if index == 2:
+                    threading.Event().wait()
+                return index
+
+        iterator = MultithreadIterator(Hanging(), 2, shuffle=False)
+        print(next(iterator))
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "[0, 1]\n", "")
