@@ -51,10 +51,8 @@ LIST_SHARE = {"W1": 0.8, "W2": 0.5, "W3": 0.8, "W4": 0.5, "W5": 0.5, "W6": 0.8, 
 
 
 def best(rows: Iterable[Row]) -> Row | None:
-    """The fastest row that has a rate."""
-    return max(
-        (row for row in rows if row.rate is not None), key=lambda row: row.rate, default=None
-    )
+    """The fastest row that is ok."""
+    return max((row for row in rows if row.ok), key=lambda row: row.rate, default=None)
 
 
 def matching(rows: list[Row], other: str) -> list[Row]:
@@ -66,7 +64,7 @@ def matching(rows: list[Row], other: str) -> list[Row]:
 
 def ours_for(rows: list[Row], name: str, other: Row) -> Row | None:
     """Our row `name`, under the interpreter of `other` where it was measured there."""
-    by_name = {row.name: row for row in rows if row.rate is not None}
+    by_name = {row.name: row for row in rows if row.ok}
     return by_name.get(f"{name}@{other.family}", by_name.get(name))
 
 

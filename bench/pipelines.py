@@ -36,11 +36,17 @@ class Row:
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def rate(self) -> float | None:
-        """Median over the rounds, examples per second."""
-        return self.median("rate") if self.status == "ok" else None
+    def ok(self) -> bool:
+        """Whether there are figures, and none is known to be wrong."""
+        return self.status == "ok"
+
+    @property
+    def rate(self) -> float:
+        """Median over the rounds, examples per second; only of a row that is ok."""
+        return self.median("rate")
 
     def median(self, key: str) -> float:
+        """Median of a figure over the rounds."""
         return median(one[key] for one in self.slices)
 
     def as_json(self) -> dict[str, Any]:
@@ -53,7 +59,7 @@ class Row:
             }
         if self.reason:
             result["reason"] = self.reason
-        if self.status == "ok":
+        if self.ok:
             result |= {"rate": self.rate, "slices": self.slices} | self.facts
         return result
 
@@ -119,7 +125,7 @@ class Measurement:
     def start(self) -> None:
         """Starts all processes, which make their datasets side by side, then opens each loader."""
         for row in self._rows:
-            if row.status == "ok":
+            if row.ok:
                 self._launch(row)
         self._each(self._rows, lambda row, remote: remote.started())
         seconds = OPENING_SLICES * self._settings.seconds
@@ -168,7 +174,7 @@ class Measurement:
     def _each(self, rows: list[Row], act: Callable[[Row, Remote], Any]) -> None:
         """Does `act` for the rows still good; one that fails keeps the reason, not its process."""
         for row in rows:
-            if row.status != "ok":
+            if not row.ok:
                 continue
             try:
                 act(row, self._remotes[row.name])

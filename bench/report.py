@@ -63,7 +63,7 @@ def describe(facts: dict[str, Any], interpreters: dict[str, Interpreter]) -> str
 
 
 def _ratio(rows: list[Row], row: Row) -> str:
-    if row.family == "limit" or row.rate is None:
+    if row.family == "limit" or not row.ok:
         return ""
     ours = ours_for(rows, "fastiter.mp", row)
     return f"{ours.rate / row.rate:.2f}x" if ours is not None else ""
@@ -88,10 +88,10 @@ def _cells(rows: list[Row], row: Row, limit: float | None) -> tuple[str, ...]:
 def table(name: str, rows: list[Row]) -> str:
     """The table of one workload, its limit's parts, what gave no figure, and its goals."""
     workload = WORKLOADS[name]
-    limit = next((row.rate for row in rows if row.family == "limit"), None)
+    limit = next((row.rate for row in rows if row.family == "limit" and row.ok), None)
     loaded = f"batch {workload.batch_size}, {workload.n_workers} workers, n_prefetch {N_PREFETCH}"
     lines = [f"{name}: {workload.title}; {loaded}"]
-    cells = [_HEAD, *(_cells(rows, row, limit) for row in rows if row.rate is not None)]
+    cells = [_HEAD, *(_cells(rows, row, limit) for row in rows if row.ok)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:
         first, *others = (
@@ -100,13 +100,13 @@ def table(name: str, rows: list[Row]) -> str:
         )
         lines.append("  ".join((first, *others)).rstrip())
     for row in rows:
-        if row.family == "limit" and row.rate is not None:
+        if row.family == "limit" and row.ok:
             parts = [
                 f"{part} {median(one['parts'][part] for one in row.slices):,.0f}/s"
                 for part in row.slices[0]["parts"]
             ]
             lines.append("limit: " + ", ".join(parts))
-        elif row.status != "ok" and (row.interpreter is None or row.interpreter.reason is None):
+        elif not row.ok and (row.interpreter is None or row.interpreter.reason is None):
             lines.append(f"{row.name}: {row.status}: {row.reason}")
     for verdict in judge(name, rows):
         lines.append(
