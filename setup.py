@@ -49,6 +49,7 @@ else:
     compile_args += ["-O3", "-g0"]
 if DEBUG:
     compile_args += ["-UNDEBUG"]
+    define_macros += [("FI_DEBUG", "1")]
 if SANITIZE:
     sanitizers = f"-fsanitize={','.join(SANITIZE)}"
     compile_args += [sanitizers, "-fno-sanitize-recover=all"]
