@@ -1,173 +1,18 @@
-/* A parent that drives batches through a ring whose workers die at any moment, and what its workers
- * do. Contents, order, padding and held leases are compared word for word. test_ring_threads.c and
- * test_ring_fork.c say how a worker starts, dies and is known to be dead.
+/* A parent that drives batches through a ring whose workers die at any moment. Contents, order,
+ * padding and held leases are compared word for word. test_ring_threads.c and test_ring_fork.c say
+ * how a worker starts, dies and is known to be dead.
  */
 #ifndef FASTITER_TESTS_RING_STRESS_H
 #define FASTITER_TESTS_RING_STRESS_H
 
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "check.h"
 #include "fi_platform.h"
-#include "fi_ring.h"
+#include "ring_stress_rows.h"
 
-enum {
-    MOST_WORKERS = 12,
-    MOST_SLOTS = 24,
-    MOST_ROWS = 48,
-    ROW_WORDS = 6,
-    COLUMN_BYTES = MOST_ROWS * ROW_WORDS * 8,
-    HEAP_START = COLUMN_BYTES + MOST_ROWS * 8, /* columns, then one output word a row */
-    SLOT_BYTES = 1 << 20
-};
-
-#define PADDING UINT64_C(0x5041444450414444)
-
-static inline uint64_t mix(uint64_t x)
-{
-    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
-    return x ^ x >> 31;
-}
-
-static inline uint64_t draw(uint64_t *state, uint64_t bound)
-{
-    return mix(*state += UINT64_C(0x9e3779b97f4a7c15)) % bound;
-}
-
-/* ---- what a batch must contain ---------------------------------------------------------------- */
-
-static inline uint64_t row_content(uint64_t q, int64_t index, uint32_t word)
-{
-    return mix(mix(q) + (uint64_t)index * 4096 + word);
-}
-
-/* Most rows fit their column; some are spilled, some are errors. */
-static inline uint32_t row_kind(int64_t index)
-{
-    uint64_t kind = mix((uint64_t)index) % 16;
-    return kind == 0 ? FI_SPILL : kind == 1 ? FI_ERROR : FI_ROW_OK;
-}
-
-static inline uint32_t packed_words(int64_t index)
-{
-    return 1 + (uint32_t)(mix((uint64_t)index + 7) % 40);
-}
-
-static inline uint64_t output_word(uint64_t q, int64_t index, uint32_t code)
-{
-    return code == FI_ROW_OK ? ~row_content(q, index, 0) : code;
-}
-
-static inline uint64_t *column_row(const fi_ring *ring, uint32_t slot, uint32_t row)
-{
-    return (uint64_t *)(fi_slot_payload(ring, slot) + (size_t)row * ROW_WORDS * 8);
-}
-
-static inline uint64_t *output_of(const fi_ring *ring, uint32_t slot)
-{
-    return (uint64_t *)(fi_slot_payload(ring, slot) + COLUMN_BYTES);
-}
-
-/* ---- worker ------------------------------------------------------------------------------------- */
-
-/* Where a worker may die; defined by the test, may not return. */
-static void step(void);
-
-static void write_words(uint64_t *to, uint32_t count, uint64_t q, int64_t index)
-{
-    for (uint32_t word = 0; word < count; word++) {
-        to[word] = row_content(q, index, word);
-        if (word == count / 2)
-            step(); /* a torn copy */
-    }
-}
-
-static void fill_row(const fi_worker *worker, const fi_turn *turn, uint32_t row)
-{
-    const fi_ring *ring = worker->ring;
-    int64_t index = *fi_row_index(ring, turn->slot, row);
-    uint32_t code = row_kind(index);
-    if (code == FI_ROW_OK) {
-        write_words(column_row(ring, turn->slot, row), ROW_WORDS, turn->q, index);
-    } else {
-        uint64_t offset, need, have, bytes = packed_words(index) * 8;
-        CHECK_EQ(fi_heap_take(ring, turn->slot, bytes, &offset, &need, &have), FI_OK);
-        write_words((uint64_t *)(fi_slot_payload(ring, turn->slot) + offset), packed_words(index),
-                    turn->q, index);
-        fi_entry_set(ring, turn->slot, row, offset, bytes);
-    }
-    step(); /* bytes complete, row not yet done */
-    fi_row_done(worker, turn, row, code);
-    step();
-}
-
-static void fill_range(const fi_worker *worker, const fi_turn *turn, bool whole)
-{
-    bool own[MOST_ROWS];
-    if (whole)
-        for (uint32_t i = 0; i < turn->count; i++) {
-            own[i] = fi_row_own(worker, turn, turn->first + i);
-            step();
-        }
-    for (uint32_t i = 0; i < turn->count; i++) {
-        if (!whole) {
-            own[i] = fi_row_own(worker, turn, turn->first + i);
-            step();
-        }
-        if (own[i])
-            fill_row(worker, turn, turn->first + i);
-    }
-}
-
-static void finish_slot(const fi_worker *worker, const fi_turn *turn)
-{
-    const fi_ring *ring = worker->ring;
-    uint64_t *output = output_of(ring, turn->slot);
-    for (uint32_t row = 0; row < MOST_ROWS; row++) {
-        if (row == MOST_ROWS / 2)
-            step(); /* half of it is padded */
-        if (row >= turn->n) {
-            output[row] = PADDING ^ turn->q;
-            continue;
-        }
-        uint32_t code = fi_row_code(ring, turn->slot, row, turn->q);
-        output[row] = code == FI_ROW_OK ? ~*column_row(ring, turn->slot, row) : code;
-    }
-    step();
-    fi_worker_ready(worker, turn, 0);
-}
-
-static void work(fi_ring *ring, uint32_t number, int bell_pipe, uint64_t seed)
-{
-    fi_worker worker;
-    fi_turn turn;
-    fi_worker_init(&worker, ring, number, bell_pipe);
-    for (;;) {
-        step();
-        switch (fi_worker_next(&worker, &turn)) {
-        case FI_TURN_STOP:
-            return;
-        case FI_TURN_ROWS:
-            step(); /* a range was taken, no row is owned */
-            CHECK(turn.count <= MOST_ROWS && turn.slot < ring->geometry.slots);
-            fill_range(&worker, &turn, draw(&seed, 4) == 0);
-            break;
-        case FI_TURN_FINISH:
-            step();
-            finish_slot(&worker, &turn);
-            break;
-        }
-        if (draw(&seed, 8) == 0)
-            sched_yield();
-    }
-}
-
-/* ---- parent ------------------------------------------------------------------------------------- */
+/* ---- parent -------------------------------------------------------------------------------- */
 
 typedef struct plan {
     int64_t first; /* index of row 0; the others follow */
@@ -337,17 +182,17 @@ static void spoil_hints(stress *t)
 static void dump(const stress *t)
 {
     const fi_ring *ring = &t->ring;
-    fprintf(stderr, "head %" PRIu64 "/%" PRIu64 " tail %" PRIu64 "/%" PRIu64 " redo %u pwait %" PRIx64
-            " free %u leased %u draining %u\n", t->parent.head, atomic_load(&ring->board->head),
-            t->parent.tail, atomic_load(&ring->board->tail), atomic_load(&ring->board->redo),
-            atomic_load(ring->pwait), t->parent.free_count, t->parent.leased, t->parent.draining);
+    const fi_parent *parent = &t->parent;
+    fprintf(stderr, "head %" PRIu64 ", tail %" PRIu64 ", %u free, %u leased, %u draining\n",
+            parent->head, parent->tail, parent->free_count, parent->leased, parent->draining);
     for (uint32_t w = 0; w < ring->geometry.workers; w++)
-        fprintf(stderr, "worker %u: alive %d bell %u\n", w, t->alive[w], atomic_load(ring->bells + w));
+        fprintf(stderr, "worker %u: %s, bell %u\n", w, t->alive[w] ? "alive" : "dead",
+                atomic_load(ring->bells + w));
     for (uint32_t s = 0; s < ring->geometry.slots; s++) {
-        const fi_private *record = t->parent.slot + s;
-        fprintf(stderr, "slot %u: phase %d q %" PRIx64 " n %u claim %" PRIx64 " state %" PRIx64 " map %u;", s,
-                record->phase, record->q, record->n, atomic_load(&ring->slots[s].claim),
-                atomic_load(&ring->slots[s].state), atomic_load(ring->map + s));
+        const fi_private *record = parent->slot + s;
+        fprintf(stderr, "slot %u: phase %d q %" PRIx64 " claim %" PRIx64 " state %" PRIx64 ":", s,
+                (int)record->phase, record->q, atomic_load(&ring->slots[s].claim),
+                atomic_load(&ring->slots[s].state));
         for (uint32_t row = 0; row < record->n; row++)
             fprintf(stderr, " %" PRIx64, atomic_load(fi_row_word(ring, s, row)));
         fputc('\n', stderr);

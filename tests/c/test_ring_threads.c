@@ -81,7 +81,7 @@ static void no_disturbance(stress *t)
     (void)t;
 }
 
-/* ---- leases that die on another thread -------------------------------------------------------- */
+/* ---- leases that die on another thread ----------------------------------------------------- */
 
 static struct {
     pthread_mutex_t lock;
@@ -119,7 +119,7 @@ static void release_here_or_there(stress *t, uint32_t slot)
     pthread_mutex_unlock(&queue.lock);
 }
 
-/* ---- configurations ----------------------------------------------------------------------------- */
+/* ---- configurations ------------------------------------------------------------------------ */
 
 static void run(const char *name, uint32_t slots, uint32_t number, bool pipes, bool spoil,
                 uint64_t first_q, double seconds, uint64_t seed)

@@ -1,0 +1,397 @@
+/* The ring step by step in one thread: layout, words, each line of the state tables, ranges, rings,
+ * reset. What deaths, leases and spoilt words do is in test_ring_faults.c. */
+#include "ring_fixture.h"
+
+/* ---- layout and words ---------------------------------------------------------------------- */
+
+static int size_of(uint32_t slots, uint32_t workers, uint32_t rows, uint32_t schemas,
+                   uint64_t slot_bytes)
+{
+    fi_geometry geometry = {slots, workers, rows, schemas, slot_bytes};
+    uint64_t control = 0, total = 0;
+    int rc = fi_ring_size(&geometry, &control, &total);
+    if (rc == FI_OK)
+        CHECK(control % FI_HUGE_PAGE == 0 && total == control + slots * slot_bytes);
+    return rc;
+}
+
+static void test_geometry(void)
+{
+    const uint64_t most = UINT64_C(1) << 44;
+    CHECK_EQ(size_of(1, 1, 1, 1, FI_PAGE), FI_OK);
+    CHECK_EQ(size_of(1u << 16, 0xffff, 1u << 30, 1u << 10, most), FI_OK);
+    CHECK_EQ(size_of(0, 1, 1, 1, FI_PAGE), FI_E_RANGE);
+    CHECK_EQ(size_of((1u << 16) + 1, 1, 1, 1, FI_PAGE), FI_E_RANGE);
+    CHECK_EQ(size_of(1, 0, 1, 1, FI_PAGE), FI_E_RANGE);
+    CHECK_EQ(size_of(1, 0x10000, 1, 1, FI_PAGE), FI_E_RANGE);
+    CHECK_EQ(size_of(1, 1, 0, 1, FI_PAGE), FI_E_RANGE);
+    CHECK_EQ(size_of(1, 1, (1u << 30) + 1, 1, FI_PAGE), FI_E_RANGE);
+    CHECK_EQ(size_of(1, 1, 1, 0, FI_PAGE), FI_E_RANGE);
+    CHECK_EQ(size_of(1, 1, 1, (1u << 10) + 1, FI_PAGE), FI_E_RANGE);
+    CHECK_EQ(size_of(1, 1, 1, 1, 0), FI_E_RANGE);
+    CHECK_EQ(size_of(1, 1, 1, 1, FI_PAGE + 1), FI_E_RANGE);
+    CHECK_EQ(size_of(1, 1, 1, 1, most + FI_PAGE), FI_E_RANGE);
+}
+
+static void test_layout(void)
+{
+    fixture f;
+    set_up(&f, 0);
+    const fi_ring *r = &f.ring;
+    const struct {
+        const void *start;
+        size_t bytes, alignment;
+    } areas[] = {
+        {r->board, sizeof *r->board, FI_CACHE_LINE},
+        {r->map, SLOTS * sizeof *r->map, FI_CACHE_LINE},
+        {r->pwait, sizeof *r->pwait, FI_CACHE_LINE},
+        {r->bells, WORKERS * sizeof *r->bells, FI_CACHE_LINE},
+        {r->cells, WORKERS * sizeof *r->cells, FI_CACHE_LINE},
+        {r->slots, SLOTS * sizeof *r->slots, FI_CACHE_LINE},
+        {r->words, SLOTS * ROWS * sizeof *r->words, FI_CACHE_LINE},
+        {r->indices, SLOTS * ROWS * sizeof *r->indices, FI_CACHE_LINE},
+        {r->entries, SLOTS * ROWS * sizeof *r->entries, FI_CACHE_LINE},
+        {r->schemas, (size_t)2 * FI_SCHEMA_BYTES, FI_PAGE},
+        {r->notes, (size_t)WORKERS * FI_NOTE_BYTES, FI_PAGE},
+        {r->payload, (size_t)SLOTS * SLOT_BYTES, FI_PAGE},
+    };
+    const char *end = r->base;
+    for (size_t i = 0; i < sizeof areas / sizeof *areas; i++) {
+        const char *start = areas[i].start;
+        CHECK(start >= end && (size_t)(start - r->base) % areas[i].alignment == 0);
+        end = start + areas[i].bytes;
+    }
+    CHECK(end == r->base + f.bytes);
+    /* A range is taken with one line; what workers fill lies on another. */
+    CHECK(offsetof(fi_slot, single) + sizeof(uint32_t) <= FI_CACHE_LINE);
+    CHECK_EQ(offsetof(fi_slot, heap), FI_CACHE_LINE);
+    CHECK_EQ(sizeof(fi_board), FI_CACHE_LINE);
+    tear_down(&f);
+}
+
+static void test_words(void)
+{
+    uint64_t word = fi_word(UINT64_C(0x123456789a), 0x1fffe, FI_OWNED, 0x103);
+    CHECK(fi_word_q(word) == 0x3456789a && fi_word_owner(word) == 0xfffe);
+    CHECK(fi_word_code(word) == FI_OWNED && fi_word_flags(word) == 3);
+    for (uint32_t code = 0; code < 256; code++)
+        CHECK_EQ(fi_code_done(code), code == FI_ROW_OK || code == FI_SPILL || code == FI_ERROR ||
+                                         code == FI_POISON);
+}
+
+/* ---- schedule, ranges, rows, finish, take -------------------------------------------------- */
+
+static void test_schedule(void)
+{
+    fixture f;
+    int64_t indices[ROWS + 1] = {0};
+    uint32_t slot;
+    uint64_t q;
+    set_up(&f, 0);
+    CHECK_EQ(fi_parent_schedule(&f.parent, indices, 0, 0, 0, 0, false, &q), FI_E_RANGE);
+    CHECK_EQ(fi_parent_schedule(&f.parent, indices, ROWS + 1, 0, 0, 0, false, &q), FI_E_RANGE);
+    CHECK_EQ(fi_parent_schedule(&f.parent, indices, 1, 2, 0, 0, false, &q), FI_E_RANGE);
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        CHECK_EQ(fi_parent_next_slot(&f.parent, &slot), FI_OK);
+        q = schedule(&f, 3 + i);
+        CHECK(q > 0 && q == f.parent.tail - 1); /* 0 would look like a parent that is awake */
+        CHECK_EQ(slot_of(&f, q), slot);
+        CHECK_EQ(atomic_load(f.ring.map + q % SLOTS), slot);
+        CHECK_EQ(atomic_load(&f.ring.slots[slot].n), 3 + i);
+        CHECK_EQ(fi_slot_schema(&f.ring, slot), 1);
+        CHECK_EQ(fi_slot_used(&f.ring, slot), HEAP);
+        CHECK(state_word(&f, slot) == fi_word(q, 0, FI_FILLING, 0));
+        CHECK(atomic_load(&f.ring.slots[slot].claim) == q << 32);
+        for (uint32_t row = 0; row < 3 + i; row++) {
+            CHECK(row_word(&f, slot, row) == fi_word(q, 0, FI_TODO, 0));
+            CHECK_EQ(*fi_row_index(&f.ring, slot, row), 1000 * (int64_t)q + row);
+        }
+        CHECK(row_word(&f, slot, 3 + i) == 0);
+        CHECK_EQ(atomic_load(&f.ring.board->tail), q + 1);
+    }
+    CHECK_EQ(fi_parent_next_slot(&f.parent, &slot), FI_E_FULL);
+    CHECK_EQ(fi_parent_schedule(&f.parent, indices, 1, 0, 0, 0, false, &q), FI_E_FULL);
+    tear_down(&f);
+}
+
+static void test_ranges(void)
+{
+    fixture f;
+    fi_turn turn;
+    set_up(&f, 0);
+    schedule(&f, 50);
+    uint32_t next = 0;
+    while (next < 50) { /* guided: half of a fair share of what is left */
+        CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_ROWS);
+        CHECK_EQ(turn.first, next);
+        CHECK_EQ(turn.count, fi_max_u64(1, (50 - next) / (2 * WORKERS)));
+        CHECK_EQ(turn.n, 50);
+        next += turn.count;
+    }
+    CHECK_EQ(next_turn(&f, 1, &turn), TURN_SLEEP); /* no row was done: nothing to finish */
+    fi_parent_rewind(&f.parent, 1, -1);
+    fi_parent_offer_singly(&f.parent);
+    for (next = 0; next < 50; next++) {
+        CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
+        CHECK(turn.first == next && turn.count == 1);
+    }
+    tear_down(&f);
+}
+
+static void test_row_states(void)
+{
+    static const uint32_t done[] = {FI_ROW_OK, FI_SPILL, FI_ERROR, FI_POISON};
+    fixture f;
+    fi_turn turn;
+    set_up(&f, 0);
+    uint64_t q = schedule(&f, 4);
+    uint32_t slot = slot_of(&f, q);
+    for (uint32_t row = 0; row < 4; row++) {
+        CHECK_EQ(next_turn(&f, 2, &turn), FI_TURN_ROWS);
+        CHECK(fi_row_own(f.workers + 2, &turn, row));
+        CHECK(row_word(&f, slot, row) == fi_word(q, 2, FI_OWNED, 0));
+        CHECK(!fi_row_own(f.workers + 1, &turn, row) && !fi_row_own(f.workers + 2, &turn, row));
+        CHECK(row_word(&f, slot, row) == fi_word(q, 2, FI_OWNED, 0));
+        CHECK_EQ(fi_row_code(&f.ring, slot, row, q), FI_OWNED);
+        fi_row_done(f.workers + 2, &turn, row, done[row]);
+        CHECK(row_word(&f, slot, row) == fi_word(q, 0, done[row], 0));
+        CHECK(!fi_row_own(f.workers + 1, &turn, row));
+        CHECK_EQ(fi_row_code(&f.ring, slot, row, q), done[row]);
+        CHECK_EQ(fi_row_code(&f.ring, slot, row, q + 1), 0);
+    }
+    tear_down(&f);
+}
+
+static void test_finish_and_take(void)
+{
+    fixture f;
+    fi_turn turn, other;
+    uint32_t slot, flags;
+    set_up(&f, 0);
+    uint64_t q = schedule(&f, 5);
+    slot = slot_of(&f, q);
+    CHECK_EQ(fi_parent_ready(&f.parent, &slot, &flags), FI_E_BUSY);
+    for (uint32_t row = 0; row < 5; row++) {
+        CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
+        own_all(&f, 0, &turn, FI_ROW_OK);
+    }
+    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_FINISH);
+    CHECK(turn.q == q && turn.slot == slot && turn.n == 5 && turn.count == 0);
+    CHECK(state_word(&f, slot) == fi_word(q, 0, FI_FINISHING, 0));
+    CHECK_EQ(next_turn(&f, 1, &other), TURN_SLEEP); /* there is one finisher */
+    CHECK_EQ(fi_parent_ready(&f.parent, &slot, &flags), FI_E_BUSY);
+    fi_worker_ready(f.workers, &turn, FI_CONVERTED_FIELDS);
+    CHECK(state_word(&f, slot) == fi_word(q, 0, FI_READY, FI_CONVERTED_FIELDS));
+    CHECK_EQ(fi_parent_ready(&f.parent, &slot, &flags), FI_OK);
+    CHECK(slot == slot_of(&f, q) && flags == FI_CONVERTED_FIELDS);
+    CHECK_EQ(next_turn(&f, 2, &other), TURN_SLEEP); /* READY is final */
+    fi_parent_take(&f.parent, false);
+    CHECK_EQ(f.parent.slot[slot].phase, FI_LEASED);
+    CHECK_EQ(atomic_load(&f.ring.board->head), q + 1);
+    CHECK_EQ(fi_parent_ready(&f.parent, &slot, &flags), FI_E_BUSY);
+
+    uint32_t leased = slot;
+    q = schedule(&f, 1);
+    work_all(&f, 0);
+    slot = slot_of(&f, q);
+    take_ready(&f, true); /* copied: free at once, and the next to be used */
+    CHECK_EQ(f.parent.slot[slot].phase, FI_FREE);
+    CHECK_EQ(slot_of(&f, schedule(&f, 1)), slot);
+    fi_parent_release(&f.parent, leased);
+    CHECK_EQ(f.parent.slot[leased].phase, FI_LEASED);
+    fi_parent_collect(&f.parent);
+    CHECK_EQ(f.parent.slot[leased].phase, FI_FREE);
+    CHECK_EQ(slot_of(&f, schedule(&f, 1)), leased); /* last in, first out */
+    tear_down(&f);
+}
+
+static void test_sequence_wraps(void)
+{
+    fixture f;
+    set_up(&f, 0);
+    f.parent.head = f.parent.tail = UINT32_MAX - UINT64_C(6);
+    atomic_store(&f.ring.board->head, f.parent.head);
+    atomic_store(&f.ring.board->tail, f.parent.tail);
+    for (int batch = 0; batch < 12; batch++) {
+        schedule(&f, 1 + (uint32_t)batch);
+        schedule(&f, ROWS);
+        work_all(&f, (uint32_t)batch % WORKERS);
+        take_ready(&f, true);
+        take_ready(&f, true);
+    }
+    CHECK(f.parent.head > UINT32_MAX + UINT64_C(10));
+    tear_down(&f);
+}
+
+static void test_leave_only_between_slots(void)
+{
+    fixture f;
+    fi_turn turn;
+    set_up(&f, 0);
+    uint64_t q = schedule(&f, 2);
+    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
+    f.workers[0].leave = true; /* as when it has done its share of claims */
+    atomic_fetch_add(&f.ring.board->redo, 1);
+    own_all(&f, 0, &turn, FI_ROW_OK);
+    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
+    own_all(&f, 0, &turn, FI_ROW_OK);
+    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_FINISH); /* the leave check is not skipped */
+    fi_worker_ready(f.workers, &turn, 0);
+    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_STOP);
+    CHECK(state_word(&f, slot_of(&f, q)) == fi_word(q, 0, FI_READY, 0));
+    tear_down(&f);
+}
+
+/* ---- bells --------------------------------------------------------------------------------- */
+
+static void test_bells(void)
+{
+    fixture f;
+    fi_turn turn;
+    set_up(&f, 0);
+    for (uint32_t w = 0; w < WORKERS; w++)
+        CHECK_EQ(next_turn(&f, w, &turn), TURN_SLEEP);
+    schedule(&f, 2);
+    fi_parent_publish(&f.parent); /* no more sleepers than rows */
+    uint32_t rings = 0;
+    for (uint32_t w = 0; w < WORKERS; w++)
+        rings += atomic_load(f.ring.bells + w) == 0;
+    CHECK_EQ(rings, 2);
+    fi_parent_publish(&f.parent); /* nothing new: nobody */
+    CHECK_EQ(atomic_load(f.ring.bells + 2), 1);
+    fi_parent_ring_all(&f.parent);
+    CHECK_EQ(atomic_load(f.ring.bells + 2), 0);
+
+    /* Re-check before sleep: stop, redo and new work each keep a worker awake. */
+    work_all(&f, 0);
+    atomic_fetch_add(&f.ring.board->redo, 1);
+    CHECK(has_work(f.workers));
+    CHECK_EQ(next_turn(&f, 0, &turn), TURN_SLEEP);
+    CHECK(!has_work(f.workers));
+    fi_parent_stop(&f.parent);
+    CHECK(has_work(f.workers));
+    CHECK_EQ(fi_worker_next(f.workers, &turn), FI_TURN_STOP);
+    tear_down(&f);
+}
+
+static void test_parent_bell(void)
+{
+    fixture f;
+    fi_turn turn;
+    set_up(&f, 0);
+    uint64_t q = schedule(&f, 1);
+    schedule(&f, 1);
+    fi_parent_doze(&f.parent, q + 1); /* waits for the second batch only */
+    for (int batch = 0; batch < 2; batch++) {
+        CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
+        own_all(&f, 0, &turn, FI_ROW_OK);
+        CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_FINISH);
+        CHECK(!parent_was_rung(&f));
+        fi_worker_ready(f.workers, &turn, 0);
+        CHECK_EQ(parent_was_rung(&f), batch == 1);
+    }
+    CHECK_EQ(atomic_load(f.ring.pwait), 0);
+    take_ready(&f, true);
+    take_ready(&f, true);
+
+    schedule(&f, 1); /* a parent that is awake is not rung, one that waits for anything is */
+    work_all(&f, 0);
+    CHECK(!parent_was_rung(&f));
+    schedule(&f, 1);
+    fi_parent_doze(&f.parent, FI_ANY);
+    work_all(&f, 0);
+    CHECK(parent_was_rung(&f));
+    fi_parent_doze(&f.parent, 12345);
+    fi_parent_wake(&f.parent);
+    CHECK_EQ(atomic_load(f.ring.pwait), 0);
+    tear_down(&f);
+}
+
+/* ---- reset --------------------------------------------------------------------------------- */
+
+static void test_reset_states(void)
+{
+    fixture f;
+    fi_turn owned, finishing;
+    set_up(&f, 0);
+    uint64_t todo, ready;
+    finishing.q = schedule(&f, 1);
+    ready = schedule(&f, 1);
+    CHECK_EQ(next_turn(&f, 0, &finishing), FI_TURN_ROWS);
+    own_all(&f, 0, &finishing, FI_ROW_OK);
+    CHECK_EQ(next_turn(&f, 0, &finishing), FI_TURN_FINISH);
+    work_all(&f, 1); /* the second batch becomes READY */
+    schedule(&f, 2);
+    todo = schedule(&f, 2);
+    CHECK_EQ(next_turn(&f, 1, &owned), FI_TURN_ROWS);
+    CHECK(fi_row_own(f.workers + 1, &owned, 0));
+
+    fi_parent_reset(&f.parent);
+    CHECK_EQ(f.parent.draining, 4);
+    CHECK(f.parent.head == f.parent.tail);
+    CHECK(state_word(&f, finishing.slot) == fi_word(finishing.q, 0, FI_FINISHING, 0));
+    CHECK(state_word(&f, slot_of(&f, ready)) == fi_word(ready, 0, FI_READY, 0));
+    CHECK(state_word(&f, owned.slot) == fi_word(owned.q, 0, FI_VOID, 0));
+    CHECK(state_word(&f, slot_of(&f, todo)) == fi_word(todo, 0, FI_VOID, 0));
+    CHECK(row_word(&f, owned.slot, 0) == fi_word(owned.q, 1, FI_OWNED, 0));
+    CHECK(row_word(&f, owned.slot, 1) == fi_word(owned.q, 0, FI_VOID, 0));
+    CHECK(!fi_row_own(f.workers + 1, &owned, 1));
+    for (uint32_t row = 0; row < 2; row++)
+        CHECK(row_word(&f, slot_of(&f, todo), row) == fi_word(todo, 0, FI_VOID, 0));
+
+    fi_parent_collect(&f.parent); /* READY and VOID slots are free, the other two are in use */
+    CHECK_EQ(f.parent.draining, 2);
+    CHECK_EQ(f.parent.slot[finishing.slot].phase, FI_DRAIN);
+    CHECK_EQ(f.parent.slot[owned.slot].phase, FI_DRAIN);
+    fi_parent_doze(&f.parent, FI_ANY);
+    fi_row_done(f.workers + 1, &owned, 0, FI_ROW_OK);
+    CHECK_EQ(next_turn(&f, 1, &owned), TURN_SLEEP);
+    CHECK(parent_was_rung(&f)); /* W7 */
+    fi_parent_collect(&f.parent);
+    CHECK_EQ(f.parent.draining, 1);
+    fi_parent_doze(&f.parent, FI_ANY);
+    fi_worker_ready(f.workers, &finishing, 0);
+    CHECK(parent_was_rung(&f));
+    fi_parent_collect(&f.parent);
+    CHECK_EQ(f.parent.draining, 0);
+    CHECK_EQ(f.parent.free_count, SLOTS);
+    tear_down(&f);
+}
+
+/* A worker that slept through a whole life of the slot cannot take anything of the next. */
+static void test_late_worker(void)
+{
+    fixture f;
+    fi_turn late, turn;
+    set_up(&f, 0);
+    uint64_t q = schedule(&f, 2);
+    CHECK_EQ(next_turn(&f, 0, &late), FI_TURN_ROWS);
+    fi_parent_reset(&f.parent);
+    fi_parent_collect(&f.parent);
+    CHECK_EQ(slot_of(&f, schedule(&f, 2)), late.slot);
+    CHECK(!fi_row_own(f.workers, &late, late.first));
+    own_batch(&f, 1, &turn, 2);
+    CHECK(turn.q == q + 1 && turn.slot == late.slot);
+    for (uint32_t row = 0; row < 2; row++)
+        CHECK(row_word(&f, turn.slot, row) == fi_word(q + 1, 1, FI_OWNED, 0));
+    CHECK_EQ(next_turn(&f, 0, &turn), TURN_SLEEP); /* leaves the old, finds no row in the new */
+    tear_down(&f);
+}
+
+int main(void)
+{
+    test_geometry();
+    test_layout();
+    test_words();
+    test_schedule();
+    test_ranges();
+    test_row_states();
+    test_finish_and_take();
+    test_sequence_wraps();
+    test_leave_only_between_slots();
+    test_bells();
+    test_parent_bell();
+    test_reset_states();
+    test_late_worker();
+    return 0;
+}
