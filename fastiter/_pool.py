@@ -7,6 +7,7 @@ iterator, under the iterator's lock; there is no thread beside it.
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 import weakref
 from collections import Counter, deque
@@ -15,6 +16,7 @@ from multiprocessing import util
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fastiter import _ring, _rows, _transport
 from fastiter._crew import Crew, Member
@@ -30,6 +32,7 @@ _SLICE = 0.5  # seconds; the longest sleep before a look at clocks and hints
 _SPIN = 100  # pauses, about 2 us
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_this_thread = threading.local()
 
 
 class Pool:
@@ -88,7 +91,6 @@ class Pool:
         # Before multiprocessing ends daemonic children at exit: it would wait for a stopped one.
         self._at_exit = util.Finalize(None, _close_at_exit, (weakref.ref(self),), exitpriority=10)
         self._crew = Crew(self._ring, workers, Job(dataset, finisher), context, maxtasksperchild)
-        self._starting = False
         try:
             self._crew.open()
             for number in range(workers):
@@ -105,8 +107,13 @@ class Pool:
         """Whether fewer batches are in the ring than the one waited for and those ahead."""
         return len(self._scheduled) < self._n_prefetch + 1
 
-    def schedule(self, indices: np.ndarray[Any, np.dtype[np.int64]], label: str) -> bool:
+    def schedule(self, indices: npt.NDArray[np.int64], place: tuple[int, int]) -> bool:
         """Puts a batch into the ring; False if no slot is free yet.
+
+        Parameters
+        ----------
+        indices : int64[rows], the dataset indices, which nobody changes from now on.
+        place : epoch, and batch in it, for messages.
 
         Raises
         ------
@@ -120,7 +127,7 @@ class Pool:
         q = self._ring.schedule(indices, number, columns, columns + self._heap_bytes, single)
         if q < 0:
             return False
-        self._scheduled.append(Scheduled(q, indices.tolist(), schema, label))
+        self._scheduled.append(Scheduled(q, indices, schema, place))
         return True
 
     @property
@@ -307,11 +314,11 @@ class Pool:
     # ---- deaths
 
     def _start(self, number: int) -> None:
-        self._starting = True
+        _this_thread.starts_worker = True
         try:
             self._crew.start(number)
         finally:
-            self._starting = False
+            _this_thread.starts_worker = False
 
     def _start_missing(self) -> None:
         for number, member in enumerate(self._crew.members):
@@ -355,7 +362,7 @@ class Pool:
             return self._deaths_of_finish[q] >= _MOST_DEATHS
         if suspects > 1:
             return False
-        index = record.indices[row]
+        index = int(record.indices[row])
         self._deaths_of_index[index] += 1
         return self._deaths_of_index[index] >= _MOST_DEATHS
 
@@ -408,9 +415,15 @@ def _close_at_exit(reference: weakref.ref[Pool]) -> None:
 
 
 def _before_fork() -> None:
-    """A child that holds a batch keeps its content: what is leased now is never written again."""
+    """A child that holds a batch keeps its content: what is leased now is never written again.
+
+    Workers are no such children, of whichever pool: they read nothing but their own dataset, and
+    a batch in there is alive in this process too.
+    """
+    if getattr(_this_thread, "starts_worker", False):
+        return
     for pool in list(_pools):
-        if not pool._starting and pool.pid == os.getpid():
+        if pool.pid == os.getpid():
             pool._ring.retire_leased()
 
 

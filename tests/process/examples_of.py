@@ -1,0 +1,223 @@
+"""Datasets that worker processes under spawn and forkserver can import."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+class Blocks:
+    """Arrays whose every element tells index and position."""
+
+    def __init__(self, size: int, elements: int = 64, dtype: str = "f8"):
+        self.size, self.elements, self.dtype = size, elements, dtype
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return (np.arange(self.elements) + index * self.elements).astype(self.dtype)
+
+
+class Numbered(Blocks):
+    """A block and its index."""
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return super().__getitem__(index), index
+
+
+class Gated:
+    """Indices; those in `held` wait until the file `gate` exists, in short sleeps."""
+
+    def __init__(self, size: int, held: set[int], gate: Path):
+        self.size, self.held, self.gate = size, held, gate
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        if index in self.held:
+            Path(f"{self.gate}.{index}").touch()
+            while not self.gate.exists():
+                time.sleep(0.005)
+        return index
+
+
+class Misfits:
+    """Indices, except that `deed` is done at those in `at`, where `once` only the first time.
+
+    `once` is a directory: a file in it tells that the deed was done.
+    """
+
+    def __init__(self, size: int, at: set[int], deed: str, once: Path | None = None):
+        self.size, self.at, self.deed, self.once = size, at, deed, once
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        if index in self.at and self._may(index):
+            do(self.deed)
+        return np.full(5, index)
+
+    def _may(self, index: int) -> bool:
+        if self.once is None:
+            return True
+        mark = self.once / str(index)
+        if mark.exists():
+            return False
+        mark.touch()
+        return True
+
+
+def do(deed: str) -> Any:
+    """Ends this process, in one way or another."""
+    if deed.startswith("SIG"):
+        os.kill(os.getpid(), getattr(signal, deed))
+        time.sleep(60)
+    if deed == "fault":
+        import ctypes
+
+        ctypes.string_at(0)
+    if deed.startswith("_exit"):
+        os._exit(int(deed[5:]))
+    raise ValueError(deed)
+
+
+def killing_converter(batch: Any, device: Any) -> Any:
+    """A converter that does not survive the batch with example 7."""
+    if any(int(example[0]) == 7 for example in batch):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return np.stack(batch)
+
+
+class Unloadable(Blocks):
+    """Pickles, and raises on load, or kills the loader."""
+
+    def __init__(self, size: int, deed: str = "raise"):
+        super().__init__(size)
+        self.deed = deed
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if state["deed"] == "raise":
+            raise LookupError("the file is not on this machine")
+        do(state["deed"])
+
+
+class Locked(Blocks):
+    """Travels only with a process that starts: holds a lock and a shared number."""
+
+    def __init__(self, size: int, method: str):
+        super().__init__(size)
+        context = multiprocessing.get_context(method)
+        self.lock = context.Lock()
+        self.count = context.Value("i", 0)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        with self.lock, self.count.get_lock():
+            self.count.value += 1
+        return super().__getitem__(index)
+
+
+class Opened(Blocks):
+    """Holds what does not pickle, two attributes deep."""
+
+    def __init__(self, size: int):
+        super().__init__(size)
+        self.source = Source()
+
+
+class Source:
+    def __init__(self) -> None:
+        self.name = "a name"
+        self.handle = sys.stderr
+
+
+class Big:
+    """Large arrays, of which examples are small."""
+
+    def __init__(self, nbytes: int):
+        self.table = np.ones(nbytes // 8)
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        part = len(self.table) // 64
+        return np.array([index, self.table[index * part : (index + 1) * part].sum()])
+
+
+class OneArgument(Exception):
+    """Does not load: its pickle calls the constructor with one argument."""
+
+    def __init__(self, path: str, line: int):
+        super().__init__(f"{path}:{line}")
+
+
+class Unpicklable(Exception):
+    """Refuses to be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("no pickle of this")
+
+
+class NoText(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text of this")
+
+
+class OwnBase(BaseException):
+    """No Exception."""
+
+
+class ForeignText(Exception):
+    """Loads as another type."""
+
+    def __reduce__(self) -> Any:
+        return dict, ()
+
+
+class LoadsNot:
+    """An example that pickles, but cannot be loaded in any process."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+    def __setstate__(self, state: Any) -> None:
+        raise KeyError("loads nowhere")
+
+
+class MyDict(dict):
+    pass
+
+
+class MyTuple(tuple):
+    pass
+
+
+class MyList(list):
+    pass
+
+
+class MyArray(np.ndarray):
+    """A subclass with an attribute of its own."""
+
+    unit = "m"
+
+
+def an_ordered_dict(index: int) -> OrderedDict[str, Any]:
+    return OrderedDict([("b", np.arange(3) + index), ("a", index)])

@@ -1,0 +1,142 @@
+"""Looks at processes from outside: children, descriptors, mappings, and deadlines."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+HANG = 30.0  #: seconds after which something is taken to hang; no test asserts a speed
+HERE = Path(__file__).parent
+
+
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = HANG) -> Any:
+    """Polls until `condition` is true and returns its value; AssertionError after `seconds`."""
+    end = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < end, f"{what}: not within {seconds} s"
+        time.sleep(0.005)
+
+
+def children(pid: int | None = None) -> set[int]:
+    """Pids of all descendants that have not ended; zombies count as ended."""
+    found = set()
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE:
+                found.add(child.pid)
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def descriptors() -> dict[int, str]:
+    """Open descriptors of this process and what they are."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    return {fd: link for fd, link in found.items() if not link.startswith("/proc/")}
+
+
+def mapped_arenas(pid: int | str = "self") -> int:
+    """Mappings of fastiter's memory in a process."""
+    return Path(f"/proc/{pid}/maps").read_text().count("memfd:fastiter")
+
+
+def shared_names() -> set[str]:
+    """Names in /dev/shm."""
+    return set(os.listdir("/dev/shm"))
+
+
+def threads() -> int:
+    """Native threads of this process."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def resident(pid: int | None = None) -> int:
+    """Resident bytes."""
+    gc.collect()
+    return psutil.Process(pid).memory_info().rss
+
+
+def pids_of(iterator: Any) -> list[int]:
+    """Pids of an iterator's workers."""
+    return [member.pid for member in iterator._pool._crew.members if member is not None]
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Sends a signal to a process that may have ended already."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+@contextlib.contextmanager
+def later(action: Callable[[], Any]) -> Iterator[threading.Thread]:
+    """Runs `action` in a thread beside the body, and raises here what it raised there."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            action()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    yield thread
+    thread.join(HANG)
+    assert not thread.is_alive(), "the thread beside hangs"
+    if raised:
+        raise raised[0]
+
+
+def environment() -> dict[str, str]:
+    """For subprocesses: the package under test and these helpers are importable."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+
+
+def start_script(tmp_path: Path, source: str, **options: Any) -> subprocess.Popen[str]:
+    """Starts a program of its own, from a file, so that spawn can import it again."""
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(source))
+    return subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", "-W", "default::ResourceWarning", str(path)],
+        stdin=options.pop("stdin", subprocess.DEVNULL),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        **options,
+    )
+
+
+def run_script(tmp_path: Path, source: str, **options: Any) -> tuple[int, str, str]:
+    """Runs a program to its end: status, stdout, stderr."""
+    program = start_script(tmp_path, source, **options)
+    try:
+        out, err = program.communicate(timeout=HANG)
+    finally:
+        program.kill()
+        program.communicate()
+    return program.returncode, out, err
