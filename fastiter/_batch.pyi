@@ -40,8 +40,9 @@ def pad_stack(arrays: Iterable[Any], fill: Any, out: NDArray[Any] | None = None)
     is cast as by ``numpy.full`` of the NumPy that runs. If the first example is no array, the
     examples are those of ``numpy.asarray(arrays)``.
 
-    Exact, C-contiguous arrays of one plain dtype (in any byte order) and number of dimensions are
-    written in one pass, each output byte once, without the GIL if the result is 64 KiB or more.
+    Exact, C-contiguous arrays of one bool or number dtype, in any byte order, with one number of
+    dimensions, and a number as `fill`, are written in one pass, each output byte once, and with
+    the GIL released if the result is 64 KiB or more.
 
     Parameters
     ----------

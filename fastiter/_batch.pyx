@@ -44,8 +44,8 @@ cdef enum:
     # Up to these the tables of one call lie on the stack.
     STACK_ROWS = 256
     STACK_LENGTHS = 512
-    # Most bytes of a fill value that are kept on the stack.
-    FILL_BYTES = 64
+    # Of the largest number, a complex of two long doubles.
+    NUMBER_BYTES = 32
     # Releasing the GIL and taking it back costs more than copying less than this.
     NOGIL_BYTES = 65536
 
@@ -86,17 +86,24 @@ def pad_stack(arrays, fill, out=None):
 # ---- what the fast ways take ----
 
 
-cdef bint _is_plain(PyArray_Descr *descr):
-    """Whether elements of this dtype are copied by their bytes, and equal dtypes are the same."""
+cdef bint _is_number(PyArray_Descr *descr):
     cdef int num = descr.type_num
-    return (
-        num <= cnp.NPY_CLONGDOUBLE
-        or num == cnp.NPY_FLOAT16
-        or num == cnp.NPY_STRING
+    return (num <= cnp.NPY_CLONGDOUBLE or num == cnp.NPY_FLOAT16) and (
+        (<object>descr).metadata is None
+    )
+
+
+cdef bint _is_plain(PyArray_Descr *descr):
+    """Whether elements are copied by their bytes, and arrays of this dtype keep it when joined."""
+    cdef int num = descr.type_num
+    if (
+        num == cnp.NPY_STRING
         or num == cnp.NPY_UNICODE
         or num == cnp.NPY_DATETIME
         or num == cnp.NPY_TIMEDELTA
-    ) and (<object>descr).metadata is None and (<object>descr).itemsize != 0
+    ):
+        return (<object>descr).metadata is None and (<object>descr).itemsize != 0
+    return _is_number(descr)
 
 
 cdef bint _is_same(PyArray_Descr *descr, PyArray_Descr *other):
@@ -354,7 +361,7 @@ cdef object _pad_arrays(tuple rows, object fill, object out):
     if not PyArray_CheckExact(first):
         return _pad_numbers(rows, fill, out)
     cdef int ndim = PyArray_NDIM(first)
-    if ndim >= FI_PAD_MAX_NDIM or not _is_plain(PyArray_DESCR(first)):
+    if ndim >= FI_PAD_MAX_NDIM or not _is_number(PyArray_DESCR(first)):
         return None
 
     cdef Py_ssize_t n = PyTuple_GET_SIZE(rows)
@@ -381,7 +388,7 @@ cdef object _pad_scanned(tuple rows, const void **data, const int64_t *shapes, o
     cdef size_t itemsize = cnp.PyArray_ITEMSIZE(first)
     cdef int64_t row_shape[FI_PAD_MAX_NDIM]
     cdef Py_ssize_t shape[FI_PAD_MAX_NDIM]
-    cdef char fill_item[FILL_BYTES]
+    cdef char fill_item[NUMBER_BYTES]
     cdef size_t nbytes
     cdef void *target
     cdef int d
@@ -412,7 +419,7 @@ cdef object _pad_scanned(tuple rows, const void **data, const int64_t *shapes, o
 
 cdef object _pad_numbers(tuple rows, object fill, object out):
     """Nothing is padded, but a fill value that the dtype cannot take is an error all the same."""
-    cdef char fill_item[FILL_BYTES]
+    cdef char fill_item[NUMBER_BYTES]
     result = _stack_numbers(rows, out)
     if result is None or not _cast_fill(fill, result.dtype, fill_item):
         return None
@@ -420,7 +427,7 @@ cdef object _pad_numbers(tuple rows, object fill, object out):
 
 
 cdef bint _cast_fill(object fill, object dtype, char *item) except -1:
-    """Write the fill value as one element of `dtype`; False where `fill` may be no scalar."""
+    """Write the fill value, if it is a number, as one element of `dtype`; else return False."""
     cdef int num = (<PyArray_Descr *>dtype).type_num
     cdef cnp.ndarray element
 
@@ -429,13 +436,9 @@ cdef bint _cast_fill(object fill, object dtype, char *item) except -1:
             return True
         if PyFloat_CheckExact(fill) and _cast_float(PyFloat_AS_DOUBLE(fill), num, item):
             return True
-    if type(fill) not in (int, float, bool, complex) and not isinstance(
-        fill, (numpy.number, numpy.bool_)
-    ):
+    if type(fill) not in (int, float, bool, complex) and type(fill) not in SCALAR_DTYPES:
         return False
     element = numpy.full((), fill, dtype)
-    if cnp.PyArray_ITEMSIZE(element) > FILL_BYTES:
-        return False
     memcpy(item, cnp.PyArray_DATA(element), cnp.PyArray_ITEMSIZE(element))
     return True
 
