@@ -70,6 +70,8 @@ directives = {
     "cdivision": True,
     "embedsignature": True,
     "embedsignature.format": "python",
+    "autotestdict": False,
+    "auto_pickle": False,  # a handle of shared memory must never be copied by its fields
     "linetrace": COVERAGE,
 }
 
