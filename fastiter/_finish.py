@@ -8,7 +8,7 @@ parent for the batches of which the worker could make nothing.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ class ConcatFinisher:
         if not rows.columns_complete:
             return 0
         schema = rows.current_schema
-        if not schema.has_ragged_fields:
+        if schema is None or not schema.has_ragged_fields:
             return 0
         if self._fills[0] is not schema:
             self._fills = (schema, self._fills_for(schema))
@@ -56,10 +56,11 @@ class ConcatFinisher:
         without a word from NumPy, which the parent shall say."""
         padding = self.padding
         count = len(schema.specs)
+        values: Sequence[Any]
         try:
             if schema.container == _rows.TUPLE:
                 values = padding if isinstance(padding, tuple) else (padding,) * count
-            elif schema.container == _rows.DICT:
+            elif schema.keys is not None:
                 values = [padding[k] if isinstance(padding, dict) else padding for k in schema.keys]
             else:
                 values = (padding,)

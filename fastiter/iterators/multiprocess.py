@@ -206,11 +206,11 @@ class MultiprocessIterator(PlannedIterator):
         pool.collect()
         while pool.wants_more:
             plan = self._unscheduled or self._planner.ahead()
-            if not plan.is_batch:
+            if plan.indices is None:
                 break
             self._unscheduled = plan
             try:
-                if not pool.schedule(plan.indices, self._label(plan)):
+                if not pool.schedule(plan.indices, self._place(plan)):
                     break
             except MemoryError:
                 if pool.is_empty:
@@ -219,10 +219,11 @@ class MultiprocessIterator(PlannedIterator):
             self._unscheduled = None
         pool.publish()
 
-    def _label(self, plan: Plan) -> str:
+    def _place(self, plan: Plan) -> tuple[int, int]:
+        """Epoch in which the batch begins, and its number there."""
         state = plan.state
-        batch = len(self) if state.is_new_epoch else -(-state.position // self._batch_size)
-        return f"epoch {state.epoch - state.is_new_epoch}, batch {batch - 1}"
+        position = state.epoch_size if state.is_new_epoch else state.position
+        return state.epoch - state.is_new_epoch, (position - 1) // self._batch_size
 
     def _discard_ahead(self) -> None:
         self._unscheduled = None
