@@ -18,8 +18,8 @@ def permutation(random_state, n):
     if type(random_state) is not RandomState or n < 0:
         return random_state.permutation(n)
 
-    cdef cnp.npy_intp length = n
-    cdef cnp.ndarray order = cnp.PyArray_EMPTY(1, &length, cnp.NPY_INT64, 0)
+    cdef Py_ssize_t length = n
+    cdef cnp.ndarray order = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&length, cnp.NPY_INT64, 0)
     cdef int64_t *data = <int64_t *>cnp.PyArray_DATA(order)
     # Held here for the length of the call: the state's owner can be given another one meanwhile.
     bit_generator = random_state._bit_generator
