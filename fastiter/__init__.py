@@ -6,6 +6,8 @@ The iterators, datasets and converters speak the interface of Chainer's.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 try:
     import fastiter._batch  # noqa: F401  (whether it is there)
 except ModuleNotFoundError as error:
@@ -26,12 +28,24 @@ from fastiter.dataset import (
 )
 from fastiter.errors import DatasetError, TimeoutWarning, WorkerDiedError
 from fastiter.iterators import (
-    MultiprocessIterator,
     MultithreadIterator,
     OrderSampler,
     SerialIterator,
     ShuffleOrderSampler,
 )
+
+if TYPE_CHECKING:
+    from fastiter.iterators import MultiprocessIterator
+else:
+
+    def __getattr__(name):
+        if name != "MultiprocessIterator":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from fastiter.iterators import MultiprocessIterator
+
+        globals()[name] = MultiprocessIterator
+        return MultiprocessIterator
+
 
 __version__ = "0.1.0"
 
@@ -51,3 +65,7 @@ __all__ = [
     "converter",
     "to_device",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,6 +7,7 @@ Those with ``make`` are about ours alone.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import pickle
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from epochs import Step, sampler_calls, steps
+
+from fastiter import concat_examples
 
 SIZES = [(6, 2), (6, 3), (7, 2), (7, 3), (5, 5), (4, 9), (1, 1), (2, 7), (3, 1)]
 
@@ -500,6 +503,29 @@ def refuse_twos(batch: list[int], device: Any) -> list[int]:
 def test_converter_makes_the_batch(make):
     iterator = make(range(5), 2, shuffle=False, repeat=False, converter=add_up)
     assert list(iterator) == [(1, None), (5, None), (4, None)]
+
+
+class Ragged:
+    """Examples of different lengths, with a number each."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return np.full(index + 1, index, dtype=np.int32), index
+
+
+@pytest.mark.parametrize("padding", [-1, (-1, None)])
+def test_converter_with_padding_makes_what_the_list_of_examples_makes(make, padding):
+    converter = functools.partial(concat_examples, padding=padding)
+    converted = make(Ragged(), 3, repeat=False, shuffle=False, converter=converter)
+    listed = make(Ragged(), 3, repeat=False, shuffle=False)
+    for arrays, examples in zip(converted, listed, strict=True):
+        assert type(examples) is list
+        expected = concat_examples(examples, padding=padding, copy=True)
+        assert type(arrays) is tuple
+        for array, other in zip(arrays, expected, strict=True):
+            assert (array.dtype, array.tolist()) == (other.dtype, other.tolist())
 
 
 def test_error_of_the_converter_belongs_to_its_batch(make):

@@ -100,7 +100,11 @@ def test_base_iterator_gives_nothing():
 
 
 def test_public_names():
-    for name in fastiter.__all__:
-        assert getattr(fastiter, name) is not None
+    for module in (fastiter, fastiter.iterators):
+        assert set(module.__all__) <= set(dir(module))
+        for name in module.__all__:
+            assert getattr(module, name).__name__ == name
+        with pytest.raises(AttributeError, match="no_such_name"):
+            module.no_such_name  # noqa: B018
     for module in (fastiter.dataset, fastiter.iterators, fastiter.errors):
         assert set(module.__all__) - {"WorkerTraceback"} <= set(fastiter.__all__)

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from fastiter.iterators.multiprocess import MultiprocessIterator
+from typing import TYPE_CHECKING
+
 from fastiter.iterators.multithread import MultithreadIterator
 from fastiter.iterators.order import OrderSampler, ShuffleOrderSampler
 from fastiter.iterators.serial import SerialIterator
+
+if TYPE_CHECKING:
+    from fastiter.iterators.multiprocess import MultiprocessIterator
+else:
+
+    def __getattr__(name):
+        # On first use: it brings multiprocessing along, which takes longer than all the rest.
+        if name != "MultiprocessIterator":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from fastiter.iterators.multiprocess import MultiprocessIterator
+
+        globals()[name] = MultiprocessIterator
+        return MultiprocessIterator
+
 
 __all__ = [
     "MultiprocessIterator",
@@ -14,3 +29,7 @@ __all__ = [
     "SerialIterator",
     "ShuffleOrderSampler",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
