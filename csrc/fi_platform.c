@@ -93,6 +93,12 @@ int fi_shm_unmap(void *base, uint64_t bytes)
     return munmap(base, bytes) == 0 ? FI_OK : errno;
 }
 
+int fi_shm_forget(void *base, uint64_t bytes)
+{
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    return mmap(base, bytes, PROT_READ | PROT_WRITE, flags, -1, 0) == base ? FI_OK : errno;
+}
+
 int fi_shm_dont_fork(void *base, uint64_t bytes)
 {
 #ifdef MADV_DONTFORK

@@ -18,6 +18,10 @@ int fi_shm_open(uint64_t bytes, int *fd);
 int fi_shm_map(int fd, uint64_t bytes, void **base);
 int fi_shm_unmap(void *base, uint64_t bytes);
 
+/* Puts private empty pages in the place of the mapping, so that this process keeps the memory
+ * alive no more and old pointers stay harmless. */
+int fi_shm_forget(void *base, uint64_t bytes);
+
 /* Children that this process forks from now on do not get the mapping: a grandchild of a worker
  * must not be able to write late into a slot. */
 int fi_shm_dont_fork(void *base, uint64_t bytes);

@@ -14,6 +14,7 @@ import select
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -30,9 +31,16 @@ _STACK_SIGNAL = signal.SIGRTMIN + 7
 _POLITE_SECONDS = 0.5  # for a worker to end by itself, then by SIGTERM
 _KILL_SECONDS = 3.0  # for the kernel to end what was killed
 
-# Descriptors that only the process that opened them may hold: a worker that a fork starts closes
-# the ones of all iterators, for a pipe's end seen open keeps others from noticing a death.
-_private_descriptors: set[int] = set()
+# What all iterators of this process hold. A worker that a fork starts keeps its own and lets go of
+# the rest: a pipe's end held open keeps others from noticing a death, an arena its memory alive.
+_open_descriptors: set[int] = set()
+_rings: weakref.WeakSet[_ring.ParentEnd] = weakref.WeakSet()
+_this_thread = threading.local()
+
+
+def starts_worker() -> bool:
+    """Whether the fork under way in this thread makes a worker, and not a child of the program."""
+    return getattr(_this_thread, "starts_worker", False)
 
 
 class Member:
@@ -82,7 +90,7 @@ class Member:
             self.process.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
-            _private_descriptors.discard(self.pidfd)
+            _open_descriptors.discard(self.pidfd)
             self.pidfd = -1
 
 
@@ -118,6 +126,7 @@ class Crew:
         self._life: tuple[int, int] = (-1, -1)
         self._stacks: tuple[int, int] = (-1, -1)
         self._self_pidfd = -1
+        self._workers_own: set[int] = set()
 
     # ---- start
 
@@ -128,13 +137,16 @@ class Crew:
                 "MultiprocessIterator cannot start workers in a daemonic process: create that "
                 "process with daemon=False, or use MultithreadIterator"
             )
+        _rings.add(self._ring)
         self._life = os.pipe()
         self._stacks = os.pipe()
         os.set_blocking(self._stacks[0], False)
         os.set_blocking(self._stacks[1], False)
-        _private_descriptors.update((self._life[1], self._stacks[0]))
         with contextlib.suppress(AttributeError, OSError):
             self._self_pidfd = os.pidfd_open(os.getpid())
+        self._workers_own = {self._life[0], self._stacks[1], self._self_pidfd}
+        self._workers_own |= self._ring.arena.descriptors
+        _open_descriptors.update(self._workers_own, (self._life[1], self._stacks[0]))
         if self._method != "fork" and not _travels_only_with_a_process(self._job):
             self._image = _image_of(self._job)
 
@@ -158,7 +170,8 @@ class Crew:
             stacks=Descriptor(self._stacks[1]),
             stack_signal=_STACK_SIGNAL,
             parent=os.getpid() if main and self._method != "forkserver" else 0,
-            private=tuple(_private_descriptors) if forks else (),
+            private=tuple(_open_descriptors - self._workers_own) if forks else (),
+            others=self._unused_arenas() if forks else (),
             job=self._job if image is None else None,
             image=Descriptor(-1 if image is None else image.fd),
             image_bytes=0 if image is None else image.size,
@@ -169,16 +182,27 @@ class Crew:
         process = self._context.Process(
             target=_worker.main, args=(seat,), name=f"fastiter-worker-{number}", daemon=True
         )
-        process.start()
+        _this_thread.starts_worker = True
+        try:
+            process.start()
+        finally:
+            _this_thread.starts_worker = False
         pidfd = -1
         # Without it (an old kernel, another system) the process' own status is the proof.
         with contextlib.suppress(AttributeError, OSError):
             pidfd = os.pidfd_open(process.pid)
-            _private_descriptors.add(pidfd)
+            _open_descriptors.add(pidfd)
         member = Member(number, self._starts, process, pidfd, self._method != "forkserver")
         self.members[number] = member
         self._ring.let_in(number, self._starts)
         return member
+
+    def _unused_arenas(self) -> tuple[_ring.Arena, ...]:
+        """Arenas of other iterators that a forked worker has no use for. A dataset may well be
+        made of another iterator's batches: those arenas stay."""
+        return tuple(
+            ring.arena for ring in list(_rings) if ring is not self._ring and not ring.has_views
+        )
 
     # ---- watch
 
@@ -250,10 +274,10 @@ class Crew:
         self.close_descriptors()
 
     def close_descriptors(self) -> None:
+        _open_descriptors.difference_update(self._workers_own, self._life, self._stacks)
         for fd in (*self._life, *self._stacks, self._self_pidfd):
             if fd >= 0:
                 os.close(fd)
-                _private_descriptors.discard(fd)
         self._life = self._stacks = (-1, -1)
         self._self_pidfd = -1
         if self._image is not None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from fastiter import _ring, _rows
 from fastiter._finish import ConcatFinisher, Finisher
 from fastiter._transport import Failure, exception_of, unpack
@@ -15,9 +18,14 @@ class Scheduled(NamedTuple):
     """The parent's own record of a batch in the ring. Shared memory is never asked for these."""
 
     q: int
-    indices: Sequence[int]
+    indices: npt.NDArray[np.int64]
     schema: _rows.Schema | None
-    label: str  # epoch and batch, for messages
+    place: tuple[int, int]  # epoch, and batch in it, both from 0
+
+    @property
+    def label(self) -> str:
+        """For messages."""
+        return f"epoch {self.place[0]}, batch {self.place[1]}"
 
 
 class Odd(NamedTuple):

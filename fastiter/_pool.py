@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fastiter import _ring, _rows, _transport
-from fastiter._crew import Crew, Member
+from fastiter._crew import Crew, Member, starts_worker
 from fastiter._delivery import Scheduled, assemble, poisoned, read_examples, read_odd
 from fastiter._finish import Finisher
 from fastiter._worker import Job
 from fastiter.errors import TimeoutWarning, WorkerDiedError
 
-_SPARES = 16  # slots that replace those retired by forks of the program
+_SPARES = 32  # slots that replace those retired by forks of the program
 _SCHEMAS = 16
 _MOST_DEATHS = 3  # of workers, by one index or one converter call
 _SLICE = 0.5  # seconds; the longest sleep before a look at clocks and hints
@@ -94,7 +94,7 @@ class Pool:
         try:
             self._crew.open()
             for number in range(workers):
-                self._start(number)
+                self._crew.start(number)
         except BaseException:
             self.close()
             raise
@@ -313,17 +313,10 @@ class Pool:
 
     # ---- deaths
 
-    def _start(self, number: int) -> None:
-        _this_thread.starts_worker = True
-        try:
-            self._crew.start(number)
-        finally:
-            _this_thread.starts_worker = False
-
     def _start_missing(self) -> None:
         for number, member in enumerate(self._crew.members):
             if member is None:
-                self._start(number)
+                self._crew.start(number)
 
     def _recover(self, member: Member) -> None:
         """Gives back what a dead worker had in hand, and starts another in its place."""

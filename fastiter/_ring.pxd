@@ -12,6 +12,7 @@ cdef class Arena:
 
 
 cdef class ParentEnd:
+    cdef object __weakref__
     cdef readonly Arena arena
     cdef fi_parent parent
     cdef int pid

@@ -136,6 +136,15 @@ cdef class Arena:
         """Keeps the mapping away from children that this process forks from now on."""
         check(fi_shm_dont_fork(self.ring.base, self.total), "hiding the arena from children")
 
+    def forget(self):
+        """Lets go of the memory in a child that has inherited it without any view of a batch."""
+        check(fi_shm_forget(self.ring.base, self.total), "forgetting an inherited arena")
+
+    @property
+    def descriptors(self):
+        """All that this process holds open for it."""
+        return {fd for fd in (self.fd, self.event_ends[0], self.event_ends[1]) if fd >= 0}
+
     def close_descriptors(self):
         cdef int fds[3]
         fds[:] = [self.fd, self.event_ends[0], self.event_ends[1]]
@@ -349,6 +358,12 @@ cdef class ParentEnd:
             "retired": self.parent.retired,
             "usable": fi_parent_usable(&self.parent),
         }
+
+    @property
+    def has_views(self):
+        """Whether a batch, or a part of one, is alive in shared memory."""
+        fi_parent_collect(&self.parent)
+        return self.parent.leased + self.parent.retired > 0
 
     @property
     def usable(self):

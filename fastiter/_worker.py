@@ -53,7 +53,8 @@ class Seat(NamedTuple):
     stacks: Descriptor  # where a Python stack is written on `stack_signal`
     stack_signal: int
     parent: int  # pid to die with, 0 if the parent's starting thread may end before it
-    private: tuple[int, ...]  # the parent's own descriptors, which a fork inherits
+    private: tuple[int, ...]  # descriptors that a fork inherits and a worker must not hold
+    others: tuple[_ring.Arena, ...]  # arenas of other iterators, inherited likewise
     job: Job | None
     image: Descriptor
     image_bytes: int
@@ -66,6 +67,8 @@ def main(seat: Seat) -> None:
     _take_signals(seat)
     for fd in seat.private:
         os.close(fd)
+    for other in seat.others:
+        other.forget()
     _ring.watch_parent(seat.parent_pidfd.fd, seat.life_pipe.fd)
     if seat.parent:
         _ring.die_with_parent(seat.parent)
