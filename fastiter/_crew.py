@@ -35,12 +35,25 @@ _KILL_SECONDS = 3.0  # for the kernel to end what was killed
 # the rest: a pipe's end held open keeps others from noticing a death, an arena its memory alive.
 _open_descriptors: set[int] = set()
 _rings: weakref.WeakSet[_ring.ParentEnd] = weakref.WeakSet()
+_processes: weakref.WeakSet[Any] = weakref.WeakSet()
 _this_thread = threading.local()
 
 
 def starts_worker() -> bool:
     """Whether the fork under way in this thread makes a worker, and not a child of the program."""
     return getattr(_this_thread, "starts_worker", False)
+
+
+def _disown_workers() -> None:
+    """In a forked child of the program: multiprocessing would end and join the parent's workers
+    there when the child exits, for it takes them for the child's own."""
+    known = getattr(multiprocessing.process, "_children", None)
+    if known is not None:
+        known.difference_update(_processes)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown_workers)
 
 
 class Member:
@@ -182,6 +195,7 @@ class Crew:
         process = self._context.Process(
             target=_worker.main, args=(seat,), name=f"fastiter-worker-{number}", daemon=True
         )
+        _processes.add(process)
         _this_thread.starts_worker = True
         try:
             process.start()

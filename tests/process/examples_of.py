@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+
 class Pair(NamedTuple):
     x: Any
     y: Any

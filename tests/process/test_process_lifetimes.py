@@ -405,3 +405,15 @@ def test_memory_of_a_long_run_stays(make):
         concat_examples(batch)
     assert resident() - before < 8 << 20
     assert psutil.Process().memory_info().shared - shared < 8 << 20
+
+
+def test_l3_a_dataset_of_anothers_batches(make):
+    """Forked workers read examples that still lie in the slots of another iterator."""
+    dataset = Blocks(6)
+    source = make(dataset, 2)
+    kept = [example for _ in range(3) for example in next(source)]
+    assert slots(source)["leased"] > 0
+    iterator = make(kept, 3)
+    for number in range(10):
+        assert is_intact(next(iterator), dataset, 3 * number)
+        next(source)

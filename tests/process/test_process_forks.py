@@ -1,0 +1,176 @@
+"""What a forked child of the program may and may not do to its parent's workers."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+
+import pytest
+from examples_of import Blocks
+from outside import is_alive, pids_of, run_script
+
+from fastiter import MultiprocessIterator
+
+HEAD = """
+import gc, os, sys, time
+from multiprocessing import get_context
+from examples_of import Blocks
+from fastiter import MultiprocessIterator, concat_examples
+from outside import is_alive, pids_of, wait_until
+"""
+
+
+def in_child(function):
+    """Runs `function` in a forked child; its exit status is 0 if that returned True."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            status = 0 if function() is True else 2
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.fixture
+def iterator():
+    with MultiprocessIterator(
+        Blocks(60), 3, n_processes=2, shuffle=False, context="fork"
+    ) as iterator:
+        next(iterator)
+        yield iterator
+
+
+def test_next_in_a_child_is_a_clear_error(iterator):
+    def child():
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=f"process {os.getppid()}.*copy"):
+                next(iterator)
+        return True
+
+    assert in_child(child) == 0
+    assert next(iterator)[0][0] == 3 * 64
+
+
+@pytest.mark.parametrize("deed", ["finalize", "close", "delete", "reset", "start", "with"])
+def test_a_childs_deed_does_not_touch_the_workers(iterator, deed):
+    box = [iterator]
+    pids = pids_of(iterator)
+
+    def child():
+        iterator = box.pop()
+        if deed == "delete":
+            del iterator
+            gc.collect()
+        elif deed == "with":
+            with iterator:
+                pass
+        elif deed == "start":
+            with pytest.raises(RuntimeError, match="belongs to process"):
+                iterator.start()
+        else:
+            getattr(iterator, deed)()
+        return True
+
+    del iterator
+    assert in_child(child) == 0
+    assert all(map(is_alive, pids))
+    for number in range(1, 40):
+        assert next(box[0])[0][0] == number * 3 % 60 * 64
+    assert pids_of(box[0]) == pids
+
+
+def test_a_copy_works_in_a_child(iterator):
+    import copy
+
+    def child():
+        with copy.copy(iterator) as other:
+            return bool(next(other)[0][0] == 3 * 64 and next(other)[0][0] == 6 * 64)
+
+    assert in_child(child) == 0
+    assert next(iterator)[0][0] == 3 * 64
+
+
+def test_a_fork_in_another_thread_while_next_runs(iterator):
+    """Forks at any moment, with a child that ends at once or finalizes."""
+    stop = threading.Event()
+    statuses = []
+
+    def fork_often():
+        while not stop.is_set() and len(statuses) < 50:
+            pid = os.fork()
+            if pid == 0:
+                iterator.finalize()
+                os._exit(0)
+            statuses.append(os.waitpid(pid, 0)[1])
+
+    thread = threading.Thread(target=fork_often)
+    thread.start()
+    try:
+        for number in range(1, 400):
+            assert next(iterator)[1][5] == (number * 3 + 1) % 60 * 64 + 5
+    finally:
+        stop.set()
+        thread.join()
+    assert set(statuses) == {0}
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("end", ["sys.exit(0)", "None", "1 / 0"])
+def test_a_childs_exit_does_not_touch_the_workers(tmp_path, method, end):
+    """An ordinary end runs the exit handlers that the child inherited, multiprocessing's too."""
+    status, out, err = run_script(
+        tmp_path,
+        HEAD
+        + f"""
+        if __name__ == "__main__":
+            iterator = MultiprocessIterator(
+                Blocks(60), 3, n_processes=2, shuffle=False, context={method!r}
+            )
+            batch = next(iterator)
+            pids = pids_of(iterator)
+            child = os.fork()
+            if child == 0:
+                sys.stderr = open(os.devnull, "w") if "1 / 0" == {end!r} else sys.stderr
+                {end}
+                sys.exit(0)
+            os.waitpid(child, 0)
+            assert all(map(is_alive, pids)), "the child's end killed workers"
+            for number in range(1, 100):
+                assert next(iterator)[0][0] == number * 3 % 60 * 64
+            assert pids_of(iterator) == pids
+            assert iterator._pool.restarts == 0
+            print("done")
+        """.replace("\n        ", "\n"),
+    )
+    assert (status, out, err) == (0, "done\n", "")
+
+
+def test_a_multiprocessing_child_that_holds_the_iterator(tmp_path):
+    status, out, err = run_script(
+        tmp_path,
+        HEAD
+        + """
+def look(iterator):
+    try:
+        next(iterator)
+    except RuntimeError as error:
+        assert "copy" in str(error), error
+    else:
+        raise AssertionError("next() worked in a child")
+
+if __name__ == "__main__":
+    iterator = MultiprocessIterator(Blocks(60), 3, n_processes=2, shuffle=False, context="fork")
+    next(iterator)
+    pids = pids_of(iterator)
+    process = get_context("fork").Process(target=look, args=(iterator,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert all(map(is_alive, pids))
+    assert next(iterator)[0][0] == 3 * 64
+    print("done")
+""",
+    )
+    assert (status, out, err) == (0, "done\n", "")
