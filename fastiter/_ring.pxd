@@ -36,6 +36,3 @@ cdef class Lease:
     cdef readonly object schema
     cdef readonly Py_ssize_t rows
     cdef uint64_t handed
-
-
-cdef int check(int rc, str what, uint64_t need=*, uint64_t have=*) except -1
