@@ -44,8 +44,8 @@ cdef enum:
     # Up to these the tables of one call lie on the stack.
     STACK_ROWS = 256
     STACK_LENGTHS = 512
-    # Of the largest number, a complex of two long doubles.
-    NUMBER_BYTES = 32
+    # Room for the largest number, a complex of two long doubles, in 8-byte words.
+    NUMBER_WORDS = 4
     # Releasing the GIL and taking it back costs more than copying less than this.
     NOGIL_BYTES = 65536
 
@@ -388,7 +388,7 @@ cdef object _pad_scanned(tuple rows, const void **data, const int64_t *shapes, o
     cdef size_t itemsize = cnp.PyArray_ITEMSIZE(first)
     cdef int64_t row_shape[FI_PAD_MAX_NDIM]
     cdef Py_ssize_t shape[FI_PAD_MAX_NDIM]
-    cdef char fill_item[NUMBER_BYTES]
+    cdef int64_t fill_item[NUMBER_WORDS]
     cdef size_t nbytes
     cdef void *target
     cdef int d
@@ -419,15 +419,18 @@ cdef object _pad_scanned(tuple rows, const void **data, const int64_t *shapes, o
 
 cdef object _pad_numbers(tuple rows, object fill, object out):
     """Nothing is padded, but a fill value that the dtype cannot take is an error all the same."""
-    cdef char fill_item[NUMBER_BYTES]
+    cdef int64_t fill_item[NUMBER_WORDS]
     result = _stack_numbers(rows, out)
     if result is None or not _cast_fill(fill, result.dtype, fill_item):
         return None
     return result
 
 
-cdef bint _cast_fill(object fill, object dtype, char *item) except -1:
-    """Write the fill value, if it is a number, as one element of `dtype`; else return False."""
+cdef bint _cast_fill(object fill, object dtype, void *item) except -1:
+    """Write the fill value, if it is a number, as one element of `dtype`; else return False.
+
+    `item`: aligned for any number.
+    """
     cdef int num = (<PyArray_Descr *>dtype).type_num
     cdef cnp.ndarray element
 
@@ -443,7 +446,7 @@ cdef bint _cast_fill(object fill, object dtype, char *item) except -1:
     return True
 
 
-cdef bint _cast_int(object fill, int num, char *item) except -1:
+cdef bint _cast_int(object fill, int num, void *item) except -1:
     """Cast what every NumPy casts without loss; the rest, answered by False, is left to NumPy."""
     cdef int overflow = 0
     cdef int64_t value = PyLong_AsLongLongAndOverflow(fill, &overflow)
@@ -474,7 +477,7 @@ cdef bint _cast_int(object fill, int num, char *item) except -1:
     return False
 
 
-cdef bint _cast_float(double value, int num, char *item):
+cdef bint _cast_float(double value, int num, void *item):
     if num == cnp.NPY_DOUBLE:
         (<double *>item)[0] = value
         return True
