@@ -104,7 +104,8 @@ extensions = [
     extension("_order", "fi_order.c"),
     extension("_batch", "fi_batch.c"),
     extension("_ring", "fi_ring.c", "fi_parent.c", "fi_cell.c", "fi_platform.c"),
-    extension("_rows", "fi_ring.c", "fi_cell.c", "fi_platform.c", "fi_batch.c"),
+    extension("_rows", "fi_ring.c", "fi_platform.c", "fi_batch.c"),
+    extension("_fill", "fi_ring.c", "fi_cell.c", "fi_platform.c"),
 ]
 
 setup(

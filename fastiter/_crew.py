@@ -1,4 +1,4 @@
-"""The worker processes of one iterator: how they start, how their deaths are known, how they end."""
+"""The worker processes of one iterator: how they start, die, and end."""
 
 from __future__ import annotations
 
@@ -277,9 +277,7 @@ class Crew:
         for number in (signal.SIGTERM, signal.SIGKILL):
             for member in left:
                 member.send(number)
-            left = _wait_for(
-                left, _POLITE_SECONDS if number == signal.SIGTERM else _KILL_SECONDS
-            )
+            left = _wait_for(left, _POLITE_SECONDS if number == signal.SIGTERM else _KILL_SECONDS)
         for member in left:
             logger.warning("worker process %d does not end, even by SIGKILL", member.pid)
         for member in members:

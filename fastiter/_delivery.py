@@ -56,12 +56,12 @@ def read_odd(
     for row, code in codes:
         index = record.indices[row]
         facts = f"dataset index {index}, {record.label}"
-        if code == _rows.ROW_POISON:
+        if code == _ring.ROW_POISON:
             end = deaths.get((record.q, row), "died")
             return Odd(examples, poisoned(f"dataset index {index}", end, record.label))
         offset, size = ring.entry(slot, row)
         part = lease.part(offset, size)
-        if code == _rows.ROW_ERROR:
+        if code == _ring.ROW_ERROR:
             return Odd(examples, _row_error(part, facts))
         try:
             examples[row] = unpack(memoryview(bytearray(part)) if copied else part)
@@ -97,14 +97,14 @@ def assemble(
     copied: bool,
 ) -> Any:
     """The batch: the converter's result where there is a converter, else the list of examples."""
-    if flags & _rows.CONVERTER_ERROR and result is not None:
+    if flags & _ring.CONVERTER_ERROR and result is not None:
         failure = Failure(*unpack(memoryview(bytearray(result))))
         raise exception_of(failure, f"converter, {record.label}, worker process {failure.pid}")
-    if flags & _rows.CONVERTED_OBJECT and result is not None:
+    if flags & _ring.CONVERTED_OBJECT and result is not None:
         return unpack(memoryview(bytearray(result)) if copied else result)
     if isinstance(finisher, ConcatFinisher) and not odd and record.schema is not None:
         columns = record.schema.columns(
-            lease, bool(flags & _rows.CONVERTED_FIELDS), copied or finisher.copy
+            lease, bool(flags & _ring.CONVERTED_FIELDS), copied or finisher.copy
         )
         if columns is not None:
             return columns

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fastiter import _collate, _rows
+from fastiter import _collate, _fill, _ring, _rows
 from fastiter._transport import Packed, failure_of
 
 
@@ -35,7 +35,7 @@ class ConcatFinisher:
     def __reduce__(self) -> tuple[Any, ...]:
         return ConcatFinisher, (self.padding, self.copy)
 
-    def finish(self, rows: _rows.RowWriter) -> int:
+    def finish(self, rows: _fill.RowWriter) -> int:
         if not rows.columns_complete:
             return 0
         schema = rows.current_schema
@@ -46,7 +46,7 @@ class ConcatFinisher:
         fills = self._fills[1]
         try:
             if fills is not None and schema.pad_fields(rows.end, fills):
-                return _rows.CONVERTED_FIELDS
+                return _ring.CONVERTED_FIELDS
         except MemoryError:
             pass  # the parent tries on its heap, and raises if that fails too
         return 0
@@ -91,18 +91,18 @@ class CallableFinisher:
     def __init__(self, function: Callable[[list[Any], Any], Any]):
         self.function = function
 
-    def finish(self, rows: _rows.RowWriter) -> int:
+    def finish(self, rows: _fill.RowWriter) -> int:
         try:
             examples = rows.examples()
         except Exception:
             return 0  # an example cannot be loaded again: the parent says which
         if examples is None:
             return 0
-        flags = _rows.CONVERTED_OBJECT
+        flags = _ring.CONVERTED_OBJECT
         try:
             result = self.function(examples, None)
         except BaseException as error:
-            flags = _rows.CONVERTER_ERROR
+            flags = _ring.CONVERTER_ERROR
             result = tuple(failure_of(error))
         try:
             rows.put_result(Packed(result))

@@ -7,7 +7,6 @@ iterator, under the iterator's lock; there is no thread beside it.
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 import weakref
 from collections import Counter, deque
@@ -20,8 +19,9 @@ import numpy.typing as npt
 
 from fastiter import _ring, _rows, _transport
 from fastiter._crew import Crew, Member, starts_worker
-from fastiter._delivery import Scheduled, assemble, poisoned, read_examples, read_odd
+from fastiter._delivery import Scheduled, assemble, poisoned, read_odd
 from fastiter._finish import Finisher
+from fastiter._schema import derive_schema, merge_schemas
 from fastiter._worker import Job
 from fastiter.errors import TimeoutWarning, WorkerDiedError
 
@@ -32,7 +32,6 @@ _SLICE = 0.5  # seconds; the longest sleep before a look at clocks and hints
 _SPIN = 100  # pauses, about 2 us
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-_this_thread = threading.local()
 
 
 class Pool:
@@ -195,7 +194,7 @@ class Pool:
             odd = read_odd(ring, lease, slot, record, codes, self._death_texts, copied)
             if odd.error is not None:
                 raise odd.error
-            if flags & _rows.FINISH_POISON:
+            if flags & _ring.FINISH_POISON:
                 raise poisoned("the converter", self._end_of_finish(record.q), record.label)
             self._learn(lease, record, used, odd.examples)
             result = lease.part(offset, size) if size else None
@@ -215,9 +214,7 @@ class Pool:
         if self._death_texts:
             self._death_texts = {k: v for k, v in self._death_texts.items() if k[0] >= record.q}
 
-    def _learn(
-        self, lease: _ring.Lease, record: Scheduled, used: int, odd: dict[int, Any]
-    ) -> None:
+    def _learn(self, lease: _ring.Lease, record: Scheduled, used: int, odd: dict[int, Any]) -> None:
         """Lets later batches have the columns, and the memory, that this one would have needed."""
         columns = 0 if record.schema is None else record.schema.bytes
         if record.schema is self._schemas[-1] and used > columns + self._heap_bytes:
@@ -229,9 +226,9 @@ class Pool:
         if known is not record.schema:
             return  # this batch was scheduled before what has been learnt since
         examples = [odd[row] for row in sorted(odd)]
-        schema = _rows.derive_schema(examples, self._batch_size)
+        schema = derive_schema(examples, self._batch_size)
         if known is not None:
-            schema = _rows.merge_schemas(known, schema)
+            schema = merge_schemas(known, schema)
             if schema.same_as(known):
                 return
         if self._ring.arena.put_schema_record(len(self._schemas), schema.record()):
@@ -291,8 +288,8 @@ class Pool:
     def _warn(self, member: Member, index: int, seconds: float) -> None:
         warnings.warn(
             TimeoutWarning(
-                f"the dataset has been busy with index {index} for {seconds:.1f} s (dataset_timeout="
-                f"{self._timeout} s) in worker process {member.pid}; waiting for "
+                f"the dataset has been busy with index {index} for {seconds:.1f} s "
+                f"(dataset_timeout={self._timeout} s) in worker process {member.pid}; waiting for "
                 f"{self._scheduled[0].label if self._scheduled else 'a free slot'}. Its Python "
                 f"stack now:\n{self._crew.stack_of(member)}"
             ),
@@ -404,7 +401,7 @@ def _close_at_exit(reference: weakref.ref[Pool]) -> None:
         pool.close()
 
 
-# ---- forks of the program --------------------------------------------------------------------------
+# ---- forks of the program ----------------------------------------------------------------------
 
 
 def _before_fork() -> None:
@@ -413,7 +410,7 @@ def _before_fork() -> None:
     Workers are no such children, of whichever pool: they read nothing but their own dataset, and
     a batch in there is alive in this process too.
     """
-    if getattr(_this_thread, "starts_worker", False):
+    if starts_worker():
         return
     for pool in list(_pools):
         if pool.pid == os.getpid():

@@ -7,6 +7,16 @@ from typing_extensions import Self, disjoint_base
 
 NOTE_BYTES: int
 
+ROW_OK: int
+ROW_SPILL: int
+ROW_ERROR: int
+ROW_POISON: int
+
+CONVERTED_FIELDS: int
+CONVERTED_OBJECT: int
+CONVERTER_ERROR: int
+FINISH_POISON: int
+
 class _Slots(TypedDict):
     free: int
     leased: int
@@ -72,6 +82,8 @@ class ParentEnd:
     def used(self, slot: int) -> int: ...
     @property
     def slots(self) -> _Slots: ...
+    @property
+    def has_views(self) -> bool: ...
     @property
     def usable(self) -> int: ...
     @property

@@ -22,6 +22,16 @@ cdef enum:
 
 NOTE_BYTES = FI_NOTE_BYTES
 
+# Codes of done rows, and flags of a finished slot.
+ROW_OK = FI_ROW_OK
+ROW_SPILL = FI_SPILL
+ROW_ERROR = FI_ERROR
+ROW_POISON = FI_POISON
+CONVERTED_FIELDS = FI_CONVERTED_FIELDS
+CONVERTED_OBJECT = FI_CONVERTED_OBJECT
+CONVERTER_ERROR = FI_CONVERTER_ERROR
+FINISH_POISON = FI_FINISH_POISON
+
 
 cdef int check(int rc, str what, uint64_t need=0, uint64_t have=0) except -1:
     """Turns a status of the C floor into an exception."""

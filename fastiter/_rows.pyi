@@ -1,13 +1,12 @@
 import builtins
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterable
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self, disjoint_base
 
 from fastiter._ring import Lease, WorkerEnd
-from fastiter._transport import Packed
 
 BARE: int
 TUPLE: int
@@ -21,16 +20,6 @@ FLOAT: int
 BOOL: int
 SCALAR: int
 OBJECT: int
-
-ROW_OK: int
-ROW_SPILL: int
-ROW_ERROR: int
-ROW_POISON: int
-
-CONVERTED_FIELDS: int
-CONVERTED_OBJECT: int
-CONVERTER_ERROR: int
-FINISH_POISON: int
 
 # Kind, dtype, and the shape (ARRAY) or the number of dimensions (RAGGED).
 _Spec: TypeAlias = tuple[int, np.dtype[Any] | None, tuple[int, ...] | int | None]
@@ -55,8 +44,6 @@ class Schema:
     @property
     def bytes(self) -> int: ...
     @property
-    def packs_whole_examples(self) -> bool: ...
-    @property
     def has_ragged_fields(self) -> bool: ...
     def record(self) -> builtins.bytes: ...
     @staticmethod
@@ -68,21 +55,4 @@ class Schema:
         self, lease: Lease, converted: bool, copy: bool
     ) -> NDArray[Any] | tuple[NDArray[Any], ...] | dict[str | int, NDArray[Any]] | None: ...
 
-@disjoint_base
-class RowWriter:
-    def __new__(cls, end: WorkerEnd, dataset: Any) -> Self: ...
-    @property
-    def end(self) -> WorkerEnd: ...
-    @property
-    def columns_complete(self) -> bool: ...
-    @property
-    def current_schema(self) -> Schema | None: ...
-    def next(self) -> Literal["rows", "finish", "stop"]: ...
-    def fill(self) -> None: ...
-    def examples(self) -> list[Any] | None: ...
-    def put_result(self, packed: Packed) -> None: ...
-    def ready(self, flags: int) -> None: ...
-
-def derive_schema(examples: Sequence[Any], rows: int) -> Schema: ...
-def merge_schemas(a: Schema, b: Schema) -> Schema: ...
 def hand_over(values: list[Any]) -> NDArray[Any] | None: ...

@@ -3,7 +3,7 @@
 A `Schema` says what the examples of a dataset have in common: their container, and per field
 what it holds. Fields of equal shape lie in columns; ragged arrays lie in the slot's heap, with a
 column of offsets and shapes; other objects are packed into the heap, with a column of offsets
-and lengths. An example that fits no schema is spilled: packed as a whole.
+and lengths. An example that does not fit is spilled: packed as a whole.
 """
 
 import pickle
@@ -18,7 +18,7 @@ from cpython.list cimport PyList_CheckExact, PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact, PyLong_FromLongLong
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc
-from cpython.object cimport PyObject, PyObject_GetItem, PyObject_RichCompareBool, Py_EQ
+from cpython.object cimport PyObject, PyObject_RichCompareBool, Py_EQ
 from cpython.ref cimport Py_INCREF, Py_TYPE
 from cpython.tuple cimport (
     PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM)
@@ -30,7 +30,7 @@ from fastiter._numpy cimport (
     PyArray_Type, base_of, bytes_of, copy_into, descr_of, dims_of, equivalent, is_contiguous,
     nbytes_of, ndim_of, new_array, scalar_into, scalar_of, set_base)
 from fastiter._ring cimport Lease, WorkerEnd
-from fastiter._transport import Packed, failure_of, unpack
+from fastiter._transport import Packed, unpack
 
 cnp.import_array()
 
@@ -39,7 +39,7 @@ cdef extern from "Python.h":
 
 # Containers of an example.
 BARE, TUPLE, LIST, DICT = range(4)
-# Kinds of field. ARRAY < RAGGED < OBJECT: a field only ever moves to the right.
+# Kinds of field.
 ARRAY, RAGGED, INT, FLOAT, BOOL, SCALAR, OBJECT = range(7)
 
 cdef enum:
@@ -54,7 +54,6 @@ cdef enum:
     _BOOL = 4
     _SCALAR = 5
     _OBJECT = 6
-    MOST_FIELDS = 64
     ALIGNMENT = 64
     # Below it, giving up and taking back Python's lock costs more than the copy.
     NOGIL_BYTES = 65536
@@ -62,16 +61,6 @@ cdef enum:
 cdef object ndarray = numpy.ndarray
 cdef uint64_t NOT_CONVERTED = 0xFFFFFFFFFFFFFFFF
 cdef tuple NUMBERS = (numpy.dtype(numpy.int64), numpy.dtype(numpy.float64), numpy.dtype(numpy.bool_))
-
-
-def _plain(dtype):
-    """True if bytes of this dtype may be copied and mean the same elsewhere."""
-    return (
-        type(dtype).__module__.startswith("numpy")
-        and dtype.num in range(24)
-        and not dtype.hasobject
-        and not dtype.metadata
-    )
 
 
 def _handable(dtype):
@@ -151,10 +140,6 @@ cdef class Schema:
     def same_as(self, Schema other):
         return (self.container, self.keys, self.specs) == (
             other.container, other.keys, other.specs)
-
-    @property
-    def packs_whole_examples(self):
-        return self.container == _BARE and self.fields[0].kind == _OBJECT
 
     # ---- worker: one example into its row
 
@@ -465,78 +450,6 @@ cdef class Schema:
         return self.view(lease, f, 1 + f.ndim, dims, entry[0], copy)
 
 
-# ---- what a schema is derived from --------------------------------------------------------------
-
-
-def _field_of(values):
-    """(kind, dtype, shape or ndim) that fits all values."""
-    first = values[0]
-    kind = type(first)
-    if any(type(value) is not kind for value in values):
-        return OBJECT, None, None
-    if kind is ndarray:
-        dtype, ndim = first.dtype, first.ndim
-        if ndim > 31 or not _plain(dtype) or any(
-                v.dtype != dtype or v.ndim != ndim or not _plain(v.dtype) for v in values):
-            return OBJECT, None, None
-        if all(value.shape == first.shape for value in values):
-            return ARRAY, dtype, first.shape
-        return RAGGED, dtype, ndim
-    if kind is int:
-        fits = all(-(1 << 63) <= value < 1 << 63 for value in values)
-        return (INT, None, None) if fits else (OBJECT, None, None)
-    if kind is float:
-        return FLOAT, None, None
-    if kind is bool:
-        return BOOL, None, None
-    if isinstance(first, numpy.generic):
-        dtype = first.dtype
-        if _plain(dtype) and dtype.kind in "biufcmM" and dtype.type is kind and all(
-                value.dtype == dtype for value in values):
-            return SCALAR, dtype, None
-    return OBJECT, None, None
-
-
-def derive_schema(examples, rows):
-    """The schema that fits all of `examples`."""
-    first = examples[0]
-    kind = type(first)
-    whole = Schema(BARE, None, [(OBJECT, None, None)], rows)
-    if kind not in (tuple, list, dict):
-        return Schema(BARE, None, [_field_of(examples)], rows)
-    size = len(first)
-    if not 0 < size <= MOST_FIELDS or any(
-            type(example) is not kind or len(example) != size for example in examples):
-        return whole
-    if kind is dict:
-        keys = tuple(first)
-        if any(type(key) not in (str, int) for key in keys) or any(
-                tuple(example) != keys for example in examples):
-            return whole
-        fields = [[example[key] for example in examples] for key in keys]
-        return Schema(DICT, keys, map(_field_of, fields), rows)
-    container = TUPLE if kind is tuple else LIST
-    return Schema(container, None, map(_field_of, zip(*examples)), rows)
-
-
-def _merge_fields(a, b):
-    if a == b:
-        return a
-    if a[0] in (ARRAY, RAGGED) and b[0] in (ARRAY, RAGGED) and a[1] == b[1]:
-        ndims = [spec[2] if spec[0] == RAGGED else len(spec[2]) for spec in (a, b)]
-        if ndims[0] == ndims[1] > 0:
-            return RAGGED, a[1], ndims[0]
-    return OBJECT, None, None
-
-
-def merge_schemas(Schema a, Schema b):
-    """The narrowest schema that fits what either fits. It never moves back, so a dataset
-    changes its schema a few times at most."""
-    if a.container != b.container or a.keys != b.keys or a.count != b.count:
-        return Schema(BARE, None, [(OBJECT, None, None)], a.rows)
-    return Schema(a.container, a.keys, map(_merge_fields, a.specs, b.specs), a.rows)
-
-
 # ---- hand-over to concat_examples ----------------------------------------------------------------
 
 
@@ -588,202 +501,3 @@ def hand_over(list values):
                 return None
     lease.handed |= <uint64_t>1 << number
     return schema.column(lease, f, False, False)
-
-
-# ---- worker: the rows of a turn ------------------------------------------------------------------
-
-
-cdef class RowWriter:
-    """Fetches the examples of the turns that a `WorkerEnd` gets and writes them into their rows.
-
-    Used by one thread of one worker process. What the dataset raises ends the row, not the
-    worker.
-    """
-
-    cdef readonly WorkerEnd end
-    cdef object dataset
-    cdef object getitems
-    cdef Schema schema
-    cdef int64_t schema_number
-
-    def __cinit__(self, WorkerEnd end, dataset):
-        self.end = end
-        self.dataset = dataset
-        self.getitems = getattr(dataset, "__getitems__", None)
-        self.schema_number = -1
-
-    def next(self):
-        """Blocks until there is work: "rows", "finish", or "stop"."""
-        cdef int kind
-        cdef WorkerEnd end = self.end
-        with nogil:
-            kind = fi_worker_next(&end.worker, &end.turn)
-        if kind == FI_TURN_ROWS:
-            return "rows"
-        return "finish" if kind == FI_TURN_FINISH else "stop"
-
-    def fill(self):
-        """Fetches and writes the rows of the turn that nobody else owns."""
-        cdef WorkerEnd end = self.end
-        cdef fi_cell *cell = end.worker.ring.cells + end.worker.number
-        cdef int64_t since = fi_now_ns()
-        cdef uint32_t row
-        if self.getitems is not None and end.turn.count > 1:
-            self.fill_together(cell)
-        else:
-            for row in range(end.turn.first, end.turn.first + end.turn.count):
-                if fi_row_own(&end.worker, &end.turn, row):
-                    self.fill_row(cell, row)
-        fi_cell_busy(cell, fi_now_ns() - since)
-
-    cdef int fill_row(self, fi_cell *cell, uint32_t row) except -1:
-        cdef WorkerEnd end = self.end
-        cdef int64_t index = fi_row_index(end.worker.ring, end.turn.slot, row)[0]
-        cdef uint32_t code
-        fi_cell_fetch_begins(cell, index)
-        try:
-            if self.getitems is not None:
-                example, = self.getitems([index])
-            else:
-                example = PyObject_GetItem(self.dataset, PyLong_FromLongLong(index))
-            code = self.store(row, example)
-        except BaseException as error:
-            code = self.store_failure(row, error)
-        fi_cell_fetch_ends(cell)
-        fi_cell_count(cell, 1, 0, code == FI_SPILL)
-        fi_row_done(&end.worker, &end.turn, row, code)
-        return 0
-
-    cdef int fill_together(self, fi_cell *cell) except -1:
-        """`__getitems__`: owns the rows first, fetches those it won, marks each."""
-        cdef WorkerEnd end = self.end
-        cdef uint32_t row, code
-        cdef list rows = [], indices = []
-        for row in range(end.turn.first, end.turn.first + end.turn.count):
-            if fi_row_own(&end.worker, &end.turn, row):
-                rows.append(row)
-                indices.append(fi_row_index(end.worker.ring, end.turn.slot, row)[0])
-        if not rows:
-            return 0
-        fi_cell_fetch_begins(cell, indices[0])
-        examples = failure = None
-        try:
-            examples = list(self.getitems(list(indices)))
-            if len(examples) != len(rows):
-                raise ValueError(
-                    f"__getitems__ was asked for {len(rows)} examples and returned {len(examples)}"
-                )
-        except BaseException as error:
-            failure = error
-        for position, row in enumerate(rows):
-            try:
-                if failure is not None:
-                    raise failure
-                code = self.store(row, examples[position])
-            except BaseException as error:
-                code = self.store_failure(row, error)
-            fi_cell_count(cell, 1, 0, code == FI_SPILL)
-            fi_row_done(&end.worker, &end.turn, row, code)
-        fi_cell_fetch_ends(cell)
-        return 0
-
-    cdef uint32_t store(self, uint32_t row, object example) except 0:
-        cdef WorkerEnd end = self.end
-        cdef uint32_t number = fi_slot_schema(end.worker.ring, end.turn.slot)
-        if number != self.schema_number:
-            self.use_schema(number)
-        if self.schema is not None and self.schema.write(
-                end, fi_slot_payload(end.worker.ring, end.turn.slot), row, example):
-            return FI_ROW_OK
-        self.put(row, Packed(example))
-        return FI_SPILL
-
-    cdef int use_schema(self, uint32_t number) except -1:
-        record = self.end.arena.schema_record(number)
-        rows = self.end.worker.ring.geometry.rows
-        # Number 0 stays empty: nothing is known yet, everything is spilled.
-        self.schema = Schema.load(record, rows) if record else None
-        self.schema_number = number
-        return 0
-
-    cdef int put(self, uint32_t row, object packed) except -1:
-        cdef WorkerEnd end = self.end
-        cdef uint64_t size = packed.size, offset = end.heap_take(size)
-        packed.write_into(PyMemoryView_FromMemory(
-            fi_slot_payload(end.worker.ring, end.turn.slot) + offset, size, PyBUF_WRITE))
-        fi_entry_set(end.worker.ring, end.turn.slot, row, offset, size)
-        return 0
-
-    cdef uint32_t store_failure(self, uint32_t row, object error) except 0:
-        fi_entry_set(self.end.worker.ring, self.end.turn.slot, row, 0, 0)
-        try:
-            self.put(row, Packed(tuple(failure_of(error))))
-        except BaseException:  # no memory even for the text: the bare fact has to do
-            pass
-        return FI_ERROR
-
-    # ---- finish
-
-    @property
-    def columns_complete(self):
-        """True if every row of the turn is in the columns of the current schema."""
-        cdef WorkerEnd end = self.end
-        cdef uint32_t row
-        number = fi_slot_schema(end.worker.ring, end.turn.slot)
-        if number != self.schema_number:
-            self.use_schema(number)
-        if self.schema is None:
-            return False
-        for row in range(end.turn.n):
-            if fi_row_code(end.worker.ring, end.turn.slot, row, end.turn.q) != FI_ROW_OK:
-                return False
-        return True
-
-    @property
-    def current_schema(self):
-        return self.schema
-
-    def examples(self):
-        """Private copies of all examples of the turn, or None if a row holds none."""
-        cdef WorkerEnd end = self.end
-        cdef Lease lease = Lease.__new__(Lease)
-        cdef uint64_t offset, size
-        cdef uint32_t row, code
-        cdef dict odd = {}
-        lease.arena = end.arena
-        lease.payload = fi_slot_payload(end.worker.ring, end.turn.slot)
-        lease.bytes = fi_slot_committed(end.worker.ring, end.turn.slot)
-        lease.rows = end.turn.n
-        if not self.columns_complete:
-            for row in range(end.turn.n):
-                code = fi_row_code(end.worker.ring, end.turn.slot, row, end.turn.q)
-                if code == FI_SPILL:
-                    fi_entry_get(end.worker.ring, end.turn.slot, row, &offset, &size)
-                    odd[row] = unpack(memoryview(bytearray(lease.part(offset, size))))
-                elif code != FI_ROW_OK:
-                    return None
-        if self.schema is None:
-            return [odd[row] for row in range(end.turn.n)]
-        return self.schema.read(lease, True, odd)
-
-    def put_result(self, packed):
-        """Leaves the converter's result, or its exception, in the slot in hand."""
-        cdef WorkerEnd end = self.end
-        cdef uint64_t size = packed.size, offset = end.heap_take(size)
-        packed.write_into(PyMemoryView_FromMemory(
-            fi_slot_payload(end.worker.ring, end.turn.slot) + offset, size, PyBUF_WRITE))
-        fi_result_set(end.worker.ring, end.turn.slot, offset, size)
-
-    def ready(self, uint32_t flags):
-        """Publishes the slot in hand."""
-        fi_worker_ready(&self.end.worker, &self.end.turn, flags)
-
-
-CONVERTED_FIELDS = FI_CONVERTED_FIELDS
-CONVERTED_OBJECT = FI_CONVERTED_OBJECT
-CONVERTER_ERROR = FI_CONVERTER_ERROR
-FINISH_POISON = FI_FINISH_POISON
-ROW_OK = FI_ROW_OK
-ROW_SPILL = FI_SPILL
-ROW_ERROR = FI_ERROR
-ROW_POISON = FI_POISON

@@ -68,7 +68,7 @@ class Packed:
             _PAIR.pack_into(view, at, *place)
             at += _PAIR.size
         view[at : at + len(self._pickle)] = self._pickle
-        for (offset, size), buffer in zip(self._places, self._buffers):
+        for (offset, size), buffer in zip(self._places, self._buffers, strict=True):
             view[offset : offset + size] = buffer
 
 

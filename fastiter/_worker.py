@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastiter import _ring, _rows, _transport
+from fastiter import _fill, _ring, _transport
 from fastiter._finish import Finisher
 
 
@@ -84,7 +84,7 @@ def main(seat: Seat) -> None:
         job = seat.job
         if job is None:
             job = _transport.load_image(seat.image.fd, seat.image_bytes)
-        rows = _rows.RowWriter(end, job.dataset)
+        rows = _fill.RowWriter(end, job.dataset)
     except BaseException as error:
         failure = _transport.failure_of(error)
         end.loaded(seat.start, _transport.pack_note(failure))
@@ -94,7 +94,7 @@ def main(seat: Seat) -> None:
 
 
 def _work(
-    rows: _rows.RowWriter, end: _ring.WorkerEnd, finisher: Finisher | None, claims: int | None
+    rows: _fill.RowWriter, end: _ring.WorkerEnd, finisher: Finisher | None, claims: int | None
 ) -> None:
     done = 0
     while True:

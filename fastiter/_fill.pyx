@@ -1,0 +1,203 @@
+"""The rows of a turn: fetched from the dataset, written into their slot, and finished.
+
+This is the inner loop of a worker.
+"""
+
+from cpython.long cimport PyLong_FromLongLong
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from cpython.object cimport PyObject_GetItem
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from fastiter._csrc cimport *
+from fastiter._ring cimport Lease, WorkerEnd
+from fastiter._rows cimport Schema
+from fastiter._transport import Packed, failure_of, unpack
+
+cdef extern from "Python.h":
+    int PyBUF_WRITE
+
+
+cdef class RowWriter:
+    """Fetches the examples of the turns that a `WorkerEnd` gets and writes them into their rows.
+
+    Used by one thread of one worker process. What the dataset raises ends the row, not the
+    worker.
+    """
+
+    cdef readonly WorkerEnd end
+    cdef object dataset
+    cdef object getitems
+    cdef Schema schema
+    cdef int64_t schema_number
+
+    def __cinit__(self, WorkerEnd end, dataset):
+        self.end = end
+        self.dataset = dataset
+        self.getitems = getattr(dataset, "__getitems__", None)
+        self.schema_number = -1
+
+    def next(self):
+        """Blocks until there is work: "rows", "finish", or "stop"."""
+        cdef int kind
+        cdef WorkerEnd end = self.end
+        with nogil:
+            kind = fi_worker_next(&end.worker, &end.turn)
+        if kind == FI_TURN_ROWS:
+            return "rows"
+        return "finish" if kind == FI_TURN_FINISH else "stop"
+
+    def fill(self):
+        """Fetches and writes the rows of the turn that nobody else owns."""
+        cdef WorkerEnd end = self.end
+        cdef fi_cell *cell = end.worker.ring.cells + end.worker.number
+        cdef int64_t since = fi_now_ns()
+        cdef uint32_t row
+        if self.getitems is not None and end.turn.count > 1:
+            self.fill_together(cell)
+        else:
+            for row in range(end.turn.first, end.turn.first + end.turn.count):
+                if fi_row_own(&end.worker, &end.turn, row):
+                    self.fill_row(cell, row)
+        fi_cell_busy(cell, fi_now_ns() - since)
+
+    cdef int fill_row(self, fi_cell *cell, uint32_t row) except -1:
+        cdef WorkerEnd end = self.end
+        cdef int64_t index = fi_row_index(end.worker.ring, end.turn.slot, row)[0]
+        cdef uint32_t code
+        fi_cell_fetch_begins(cell, index)
+        try:
+            if self.getitems is not None:
+                example, = self.getitems([index])
+            else:
+                example = PyObject_GetItem(self.dataset, PyLong_FromLongLong(index))
+            code = self.store(row, example)
+        except BaseException as error:
+            code = self.store_failure(row, error)
+        fi_cell_fetch_ends(cell)
+        fi_cell_count(cell, 1, 0, code == FI_SPILL)
+        fi_row_done(&end.worker, &end.turn, row, code)
+        return 0
+
+    cdef int fill_together(self, fi_cell *cell) except -1:
+        """`__getitems__`: owns the rows first, fetches those it won, marks each."""
+        cdef WorkerEnd end = self.end
+        cdef uint32_t row, code
+        cdef list rows = [], indices = []
+        for row in range(end.turn.first, end.turn.first + end.turn.count):
+            if fi_row_own(&end.worker, &end.turn, row):
+                rows.append(row)
+                indices.append(fi_row_index(end.worker.ring, end.turn.slot, row)[0])
+        if not rows:
+            return 0
+        fi_cell_fetch_begins(cell, indices[0])
+        examples = failure = None
+        try:
+            examples = list(self.getitems(list(indices)))
+            if len(examples) != len(rows):
+                raise ValueError(
+                    f"__getitems__ was asked for {len(rows)} examples and returned {len(examples)}"
+                )
+        except BaseException as error:
+            failure = error
+        for position, row in enumerate(rows):
+            try:
+                if failure is not None:
+                    raise failure
+                code = self.store(row, examples[position])
+            except BaseException as error:
+                code = self.store_failure(row, error)
+            fi_cell_count(cell, 1, 0, code == FI_SPILL)
+            fi_row_done(&end.worker, &end.turn, row, code)
+        fi_cell_fetch_ends(cell)
+        return 0
+
+    cdef uint32_t store(self, uint32_t row, object example) except 0:
+        cdef WorkerEnd end = self.end
+        cdef uint32_t number = fi_slot_schema(end.worker.ring, end.turn.slot)
+        if number != self.schema_number:
+            self.use_schema(number)
+        if self.schema is not None and self.schema.write(
+                end, fi_slot_payload(end.worker.ring, end.turn.slot), row, example):
+            return FI_ROW_OK
+        self.put(row, Packed(example))
+        return FI_SPILL
+
+    cdef int use_schema(self, uint32_t number) except -1:
+        record = self.end.arena.schema_record(number)
+        rows = self.end.worker.ring.geometry.rows
+        # Number 0 stays empty: nothing is known yet, everything is spilled.
+        self.schema = Schema.load(record, rows) if record else None
+        self.schema_number = number
+        return 0
+
+    cdef int put(self, uint32_t row, object packed) except -1:
+        cdef WorkerEnd end = self.end
+        cdef uint64_t size = packed.size, offset = end.heap_take(size)
+        packed.write_into(PyMemoryView_FromMemory(
+            fi_slot_payload(end.worker.ring, end.turn.slot) + offset, size, PyBUF_WRITE))
+        fi_entry_set(end.worker.ring, end.turn.slot, row, offset, size)
+        return 0
+
+    cdef uint32_t store_failure(self, uint32_t row, object error) except 0:
+        fi_entry_set(self.end.worker.ring, self.end.turn.slot, row, 0, 0)
+        try:
+            self.put(row, Packed(tuple(failure_of(error))))
+        except BaseException:  # no memory even for the text: the bare fact has to do
+            pass
+        return FI_ERROR
+
+    # ---- finish
+
+    @property
+    def columns_complete(self):
+        """True if every row of the turn is in the columns of the current schema."""
+        cdef WorkerEnd end = self.end
+        cdef uint32_t row
+        number = fi_slot_schema(end.worker.ring, end.turn.slot)
+        if number != self.schema_number:
+            self.use_schema(number)
+        if self.schema is None:
+            return False
+        for row in range(end.turn.n):
+            if fi_row_code(end.worker.ring, end.turn.slot, row, end.turn.q) != FI_ROW_OK:
+                return False
+        return True
+
+    @property
+    def current_schema(self):
+        return self.schema
+
+    def examples(self):
+        """Private copies of all examples of the turn, or None if a row holds none."""
+        cdef WorkerEnd end = self.end
+        cdef Lease lease = Lease.__new__(Lease)
+        cdef uint64_t offset, size
+        cdef uint32_t row, code
+        cdef dict odd = {}
+        lease.arena = end.arena
+        lease.payload = fi_slot_payload(end.worker.ring, end.turn.slot)
+        lease.bytes = fi_slot_committed(end.worker.ring, end.turn.slot)
+        lease.rows = end.turn.n
+        if not self.columns_complete:
+            for row in range(end.turn.n):
+                code = fi_row_code(end.worker.ring, end.turn.slot, row, end.turn.q)
+                if code == FI_SPILL:
+                    fi_entry_get(end.worker.ring, end.turn.slot, row, &offset, &size)
+                    odd[row] = unpack(memoryview(bytearray(lease.part(offset, size))))
+                elif code != FI_ROW_OK:
+                    return None
+        if self.schema is None:
+            return [odd[row] for row in range(end.turn.n)]
+        return self.schema.read(lease, True, odd)
+
+    def put_result(self, packed):
+        """Leaves the converter's result, or its exception, in the slot in hand."""
+        cdef WorkerEnd end = self.end
+        cdef uint64_t size = packed.size, offset = end.heap_take(size)
+        packed.write_into(PyMemoryView_FromMemory(
+            fi_slot_payload(end.worker.ring, end.turn.slot) + offset, size, PyBUF_WRITE))
+        fi_result_set(end.worker.ring, end.turn.slot, offset, size)
+
+    def ready(self, uint32_t flags):
+        """Publishes the slot in hand."""
+        fi_worker_ready(&self.end.worker, &self.end.turn, flags)
