@@ -1,0 +1,457 @@
+/* fi_platform: shared memory and its limits, bells, waits, and no worker outlives its parent. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#endif
+
+#include "check.h"
+#include "fi_platform.h"
+
+#define MIB (UINT64_C(1) << 20)
+#define LONG_ENOUGH (30 * INT64_C(1000000000)) /* only a failure waits so long */
+
+static bool is_readable(int descriptor, int64_t timeout_ns)
+{
+    uint8_t ready;
+    CHECK_EQ(fi_wait(&descriptor, 1, timeout_ns, &ready), FI_OK);
+    return ready;
+}
+
+/* Runs `body` in a child and returns its wait status. */
+static int in_child(void (*body)(void))
+{
+    int status;
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        body();
+        _exit(EXIT_SUCCESS);
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    return status;
+}
+
+/* ---- shared memory ------------------------------------------------------------------------- */
+
+static uint64_t allocated(int fd)
+{
+    struct stat status;
+    CHECK_EQ(fstat(fd, &status), 0);
+    return (uint64_t)status.st_blocks * 512;
+}
+
+static void check_no_name_left(void)
+{
+    char prefix[64];
+    struct dirent *entry;
+    DIR *directory = opendir("/dev/shm");
+    if (!directory)
+        return; /* then shm_open makes its names elsewhere, as on macOS */
+    snprintf(prefix, sizeof prefix, "fastiter-%ld-", (long)getpid());
+    while ((entry = readdir(directory)))
+        CHECK(strncmp(entry->d_name, prefix, strlen(prefix)) != 0);
+    closedir(directory);
+}
+
+static void test_memory_is_sparse_and_nameless(void)
+{
+    int fd;
+    struct stat status;
+    CHECK_EQ(fi_shm_open(1024 * MIB, &fd), FI_OK);
+    CHECK_EQ(fstat(fd, &status), 0);
+    CHECK_EQ(status.st_size, 1024 * MIB);
+    CHECK_EQ(allocated(fd), 0);
+    CHECK(fcntl(fd, F_GETFD) & FD_CLOEXEC);
+    check_no_name_left();
+    close(fd);
+    CHECK_EQ(fi_shm_open((uint64_t)INT64_MAX + 1, &fd), EFBIG);
+    CHECK_EQ(fd, -1);
+}
+
+static void *shared_base;
+
+static void write_shared(void)
+{
+    *(volatile char *)shared_base = 42;
+}
+
+/* The kernel looks for us, so that no signal is needed to see that the page is not there. */
+static void expect_unmapped(void)
+{
+    int ends[2];
+    CHECK_EQ(fi_pipe_open(ends), FI_OK);
+    CHECK(write(ends[1], shared_base, 1) == -1 && errno == EFAULT);
+}
+
+static void test_mapping_is_shared_until_told_otherwise(void)
+{
+    int fd;
+    CHECK_EQ(fi_shm_open(MIB, &fd), FI_OK);
+    CHECK_EQ(fi_shm_map(fd, MIB, &shared_base), FI_OK);
+    CHECK_EQ(in_child(write_shared), 0);
+    CHECK_EQ(*(volatile char *)shared_base, 42);
+#ifdef __linux__
+    CHECK_EQ(fi_shm_dont_fork(shared_base, MIB), FI_OK);
+    CHECK_EQ(in_child(expect_unmapped), 0);
+    CHECK_EQ(*(volatile char *)shared_base, 42);
+#endif
+    CHECK_EQ(fi_shm_unmap(shared_base, MIB), FI_OK);
+    expect_unmapped();
+    close(fd);
+    CHECK(fi_shm_map(-1, MIB, &shared_base) > 0);
+}
+
+static void test_commit(void)
+{
+    int fd;
+    uint64_t need = 0, have = 0;
+    CHECK_EQ(fi_shm_open(UINT64_C(1) << 43, &fd), FI_OK);
+    CHECK_EQ(fi_shm_commit(fd, 3 * FI_PAGE, 40 * MIB, &need, &have), FI_OK);
+    CHECK_EQ(need, 40 * MIB);
+    CHECK(allocated(fd) >= 40 * MIB && allocated(fd) < 48 * MIB);
+    /* Refused before anything is allocated; both numbers are for the message. */
+    CHECK_EQ(fi_shm_commit(fd, 64 * MIB, UINT64_C(1) << 42, &need, &have), FI_E_MEMORY);
+    CHECK(need == UINT64_C(1) << 42 && have < need);
+    CHECK(allocated(fd) < 48 * MIB);
+    close(fd);
+    CHECK(fi_shm_commit(fd, 0, FI_PAGE, &need, &have) > 0);
+}
+
+static void test_memory_available(void)
+{
+    uint64_t total = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t available = fi_memory_available();
+#ifdef __linux__
+    CHECK(available > 0 && available <= total - total / 20);
+#else
+    CHECK(available == UINT64_MAX || available <= total);
+#endif
+}
+
+static void limit_file_size(void)
+{
+    const struct rlimit limit = {8 * MIB, 8 * MIB};
+    int fd;
+    CHECK(signal(SIGXFSZ, SIG_IGN) != SIG_ERR); /* as Python does */
+    CHECK_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    CHECK_EQ(fi_shm_limit(4), 2 * MIB);
+    CHECK_EQ(fi_shm_open(16 * MIB, &fd), EFBIG);
+    CHECK_EQ(fi_shm_open(8 * MIB, &fd), FI_OK);
+}
+
+static void test_limits(void)
+{
+    CHECK(fi_shm_limit(1) <= UINT64_C(1) << 40);
+    CHECK_EQ(in_child(limit_file_size), 0);
+}
+
+/* ---- bells --------------------------------------------------------------------------------- */
+
+enum { SLEEPS = 3000 };
+
+struct sleeper {
+    _Atomic uint32_t bell;
+    int ends[2]; /* or -1 */
+    bool cancels;
+    atomic_uint woken;
+};
+
+static void *sleep_and_wake(void *argument)
+{
+    struct sleeper *s = argument;
+    for (uint32_t i = 0; i < SLEEPS; i++) {
+        atomic_store(&s->bell, 1);
+        if (s->cancels && i % 3 == 0)
+            fi_bell_cancel(&s->bell, s->ends[0]);
+        else
+            fi_bell_sleep(&s->bell, s->ends[0]);
+        CHECK_EQ(atomic_load(&s->bell), 0);
+        atomic_fetch_add(&s->woken, 1);
+    }
+    return NULL;
+}
+
+/* Each sleep is ended by a ring, and at the end no byte of a ring is left. */
+static void check_bell(bool pipe, bool cancels)
+{
+    struct sleeper s = {.ends = {-1, -1}, .cancels = cancels};
+    pthread_t thread;
+    uint32_t rings = 0;
+    if (pipe)
+        CHECK_EQ(fi_pipe_open(s.ends), FI_OK);
+    CHECK(!fi_bell_ring(&s.bell, s.ends[1])); /* awake */
+    CHECK_EQ(pthread_create(&thread, NULL, sleep_and_wake, &s), 0);
+    while (atomic_load(&s.woken) < SLEEPS)
+        rings += fi_bell_ring(&s.bell, s.ends[1]);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    CHECK(rings <= SLEEPS && rings > 0);
+    if (!pipe)
+        return;
+    CHECK(!is_readable(s.ends[0], 0));
+    CHECK(cancels || rings == SLEEPS);
+    /* A spoilt bell: the owner sleeps although the word denies it. */
+    atomic_store(&s.bell, 7);
+    CHECK(!fi_bell_ring(&s.bell, s.ends[1]));
+    fi_bell_force(&s.bell, s.ends[1]);
+    fi_bell_sleep(&s.bell, s.ends[0]);
+    CHECK_EQ(atomic_load(&s.bell), 0);
+    close(s.ends[0]);
+    close(s.ends[1]);
+}
+
+static void test_bells(void)
+{
+    check_bell(true, false);
+    check_bell(true, true);
+    if (!fi_bells_need_pipes()) {
+        check_bell(false, false);
+        check_bell(false, true);
+    }
+}
+
+struct forced {
+    _Atomic uint32_t bell;
+    int ends[2];
+    atomic_bool awake;
+};
+
+static void *sleep_once(void *argument)
+{
+    struct forced *f = argument;
+    fi_bell_sleep(&f->bell, f->ends[0]);
+    atomic_store(&f->awake, true);
+    return NULL;
+}
+
+/* fi_bell_force wakes whoever sleeps, before or after he has fallen asleep. */
+static void test_force(void)
+{
+    for (int pipe = fi_bells_need_pipes(); pipe < 2; pipe++) {
+        struct forced f = {.bell = 1, .ends = {-1, -1}};
+        pthread_t thread;
+        if (pipe)
+            CHECK_EQ(fi_pipe_open(f.ends), FI_OK);
+        CHECK_EQ(pthread_create(&thread, NULL, sleep_once, &f), 0);
+        fi_bell_force(&f.bell, f.ends[1]);
+        CHECK_EQ(pthread_join(thread, NULL), 0);
+        CHECK(atomic_load(&f.awake));
+        if (pipe) {
+            close(f.ends[0]);
+            close(f.ends[1]);
+        }
+    }
+}
+
+static void test_event(void)
+{
+    int ends[2];
+    CHECK_EQ(fi_event_open(ends), FI_OK);
+    CHECK(fcntl(ends[0], F_GETFD) & FD_CLOEXEC && fcntl(ends[1], F_GETFD) & FD_CLOEXEC);
+    CHECK(!is_readable(ends[0], 0));
+    fi_event_drain(ends[0]); /* does not block */
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < 20000; i++)
+            fi_event_ring(ends[1]); /* nor does this, when it is full */
+        CHECK(is_readable(ends[0], LONG_ENOUGH));
+        fi_event_drain(ends[0]);
+        CHECK(!is_readable(ends[0], 0));
+    }
+    close(ends[0]);
+    if (ends[1] != ends[0])
+        close(ends[1]);
+}
+
+/* ---- waiting ------------------------------------------------------------------------------- */
+
+static volatile sig_atomic_t alarms;
+
+static void count_alarm(int number)
+{
+    (void)number;
+    alarms = alarms + 1;
+}
+
+static void test_wait(void)
+{
+    enum { MANY = 100 }; /* more than fit the stack's array */
+    int ends[MANY][2], descriptors[MANY];
+    uint8_t ready[MANY];
+    for (int i = 0; i < MANY; i++) {
+        CHECK_EQ(fi_pipe_open(ends[i]), FI_OK);
+        descriptors[i] = ends[i][0];
+    }
+    int64_t before = fi_now_ns();
+    CHECK_EQ(fi_wait(descriptors, MANY, 3000000, ready), FI_OK);
+    CHECK(fi_now_ns() - before >= 3000000);
+    for (int i = 0; i < MANY; i++)
+        CHECK_EQ(ready[i], 0);
+    CHECK_EQ(write(ends[3][1], "x", 1), 1);
+    close(ends[77][1]); /* the end of a file is an event, too */
+    CHECK_EQ(fi_wait(descriptors, MANY, -1, ready), FI_OK);
+    for (int i = 0; i < MANY; i++)
+        CHECK_EQ(ready[i], i == 3 || i == 77);
+    for (int i = 0; i < MANY; i++) {
+        close(ends[i][0]);
+        if (i != 77)
+            close(ends[i][1]);
+    }
+
+    const struct sigaction action = {.sa_handler = count_alarm};
+    const struct timeval period = {.tv_usec = 20000};
+    const struct itimerval soon = {.it_value = period, .it_interval = period};
+    const struct itimerval never = {.it_value = {0}};
+    int silent[2];
+    CHECK_EQ(fi_pipe_open(silent), FI_OK);
+    CHECK_EQ(sigaction(SIGALRM, &action, NULL), 0);
+    CHECK_EQ(setitimer(ITIMER_REAL, &soon, NULL), 0);
+    CHECK_EQ(fi_wait(silent, 1, LONG_ENOUGH, ready), EINTR);
+    CHECK_EQ(ready[0], 0);
+    CHECK_EQ(setitimer(ITIMER_REAL, &never, NULL), 0);
+    CHECK(alarms > 0);
+    close(silent[0]);
+    close(silent[1]);
+}
+
+static void test_clocks(void)
+{
+    int64_t before = fi_now_ns(), coarse = fi_coarse_ns();
+    CHECK(before > 0 && coarse > 0 && coarse - before < 1000000000);
+    CHECK(fi_now_ns() >= before && fi_coarse_ns() >= coarse);
+}
+
+/* ---- death watch --------------------------------------------------------------------------- */
+
+enum watch_kind { BY_LIFE_PIPE, BY_CLOSED_PIPE, BY_PIDFD, BY_KERNEL };
+
+static int open_pidfd(pid_t pid)
+{
+#ifdef SYS_pidfd_open
+    return (int)syscall(SYS_pidfd_open, pid, 0);
+#else
+    (void)pid;
+    return -1;
+#endif
+}
+
+/* What a worker does when a native call never returns and holds every lock. */
+static void spin_for_ever(void)
+{
+    for (volatile uint64_t turns = 0;; turns++) {
+    }
+}
+
+static void be_worker(enum watch_kind kind, pid_t parent, const int life[2], int proof)
+{
+    close(life[1]);
+    if (kind == BY_KERNEL)
+        CHECK_EQ(fi_die_with_parent((int)parent), FI_OK);
+    else if (kind == BY_PIDFD)
+        CHECK_EQ(fi_watch_parent(open_pidfd(parent), -1), FI_OK);
+    else
+        CHECK_EQ(fi_watch_parent(-1, life[0]), FI_OK);
+    CHECK_EQ(write(proof, "r", 1), 1);
+    spin_for_ever();
+}
+
+static void be_parent(enum watch_kind kind, const int proof[2], int command)
+{
+    int life[2];
+    char byte;
+    pid_t self = getpid();
+    CHECK_EQ(fi_pipe_open(life), FI_OK);
+    pid_t worker = fork();
+    CHECK(worker >= 0);
+    if (worker == 0)
+        be_worker(kind, self, life, proof[1]);
+    close(life[0]);
+    close(proof[1]);
+    CHECK(is_readable(command, -1));
+    CHECK_EQ(read(command, &byte, 1), 1);
+    close(life[1]);
+    CHECK(is_readable(command, -1)); /* until it is killed */
+}
+
+/* The test starts a parent that starts a worker, and ends the parent. `proof` is open in the worker
+ * alone: its end shows the worker's death, and nothing else does. */
+static void check_watch(enum watch_kind kind)
+{
+    int proof[2], command[2], status;
+    char byte;
+    CHECK_EQ(fi_pipe_open(proof), FI_OK);
+    CHECK_EQ(fi_pipe_open(command), FI_OK);
+    pid_t parent = fork();
+    CHECK(parent >= 0);
+    if (parent == 0) {
+        close(command[1]);
+        be_parent(kind, proof, command[0]);
+        _exit(EXIT_FAILURE);
+    }
+    close(proof[1]);
+    CHECK(is_readable(proof[0], LONG_ENOUGH));
+    CHECK_EQ(read(proof[0], &byte, 1), 1); /* the worker stands; it does not die by itself */
+    CHECK(!is_readable(proof[0], 50000000));
+    if (kind == BY_CLOSED_PIPE)
+        CHECK_EQ(write(command[1], "c", 1), 1); /* the parent lives on, as after execv */
+    else
+        CHECK_EQ(kill(parent, SIGKILL), 0);
+    CHECK(is_readable(proof[0], LONG_ENOUGH));
+    CHECK_EQ(read(proof[0], &byte, 1), 0);
+    if (kind == BY_CLOSED_PIPE) {
+        CHECK_EQ(waitpid(parent, &status, WNOHANG), 0);
+        CHECK_EQ(kill(parent, SIGKILL), 0);
+    }
+    CHECK_EQ(waitpid(parent, &status, 0), parent);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    close(proof[0]);
+    close(command[0]);
+    close(command[1]);
+}
+
+static void ask_to_die_with_somebody_else(void)
+{
+    CHECK_EQ(fi_die_with_parent((int)getpid()), FI_OK); /* not our parent: it died meanwhile */
+}
+
+static void test_watch(void)
+{
+    check_watch(BY_LIFE_PIPE);
+    check_watch(BY_CLOSED_PIPE);
+    int descriptor = open_pidfd(getpid());
+    if (descriptor >= 0) { /* where the kernel has no pidfd, there is none to watch */
+        close(descriptor);
+        check_watch(BY_PIDFD);
+    }
+#ifdef __linux__
+    check_watch(BY_KERNEL);
+    int status = in_child(ask_to_die_with_somebody_else);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_FAILURE);
+#endif
+}
+
+int main(void)
+{
+    test_memory_is_sparse_and_nameless();
+    test_mapping_is_shared_until_told_otherwise();
+    test_commit();
+    test_memory_available();
+    test_limits();
+    test_bells();
+    test_force();
+    test_event();
+    test_wait();
+    test_clocks();
+    test_watch();
+    return 0;
+}
