@@ -85,7 +85,8 @@ class Member:
                 os.kill(self.pid, number)
 
     def end_text(self) -> str:
-        """How it ended, for messages."""
+        """How it ended, for messages. It is dead, but a forkserver may be late to say how."""
+        self.process.join(1)
         code = self.process.exitcode
         if code is None:
             return "ended with an unknown status"

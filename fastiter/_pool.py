@@ -194,6 +194,9 @@ class Pool:
             odd = read_odd(ring, lease, slot, record, codes, self._death_texts, copied)
             if odd.error is not None:
                 raise odd.error
+            if self._deaths_of_index:  # only deaths on end count
+                for index in record.indices:
+                    self._deaths_of_index.pop(int(index), None)
             if flags & _ring.FINISH_POISON:
                 raise poisoned("the converter", self._end_of_finish(record.q), record.label)
             self._learn(lease, record, used, odd.examples)
@@ -207,6 +210,7 @@ class Pool:
     def _forget_head(self, copied: bool) -> None:
         record = self._scheduled.popleft()
         self._ring.take(copied)
+        self._deaths_of_finish.pop(record.q, None)
         self._idle_deaths = 0
         self._repaired = False
         if record.q >= self._single_until:

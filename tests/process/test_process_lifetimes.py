@@ -155,6 +155,9 @@ def test_l4_a_drained_slot_waits_for_its_owner(make, tmp_path):
     iterator.start()
     wait_until(tmp_path.joinpath("gate.1").exists, "a worker fetches index 1")
     iterator.reset()
+    wait_until(lambda: slots(iterator)["draining"] == 1, "all but the owned slot come back")
+    for _ in range(3):
+        iterator.reset()
     assert slots(iterator)["draining"] == 1
     gate.touch()
     assert next(iterator) == [0, 1]

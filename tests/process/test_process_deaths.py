@@ -1,0 +1,314 @@
+"""Workers that die: nothing is lost or repeated, and who kills them all is named."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import re
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from examples_of import Blocks, Gated, Misfits, Numbered, Unloadable, killing_converter
+from outside import HANG, is_alive, kill, later, pids_of, wait_until
+
+from fastiter import MultiprocessIterator, WorkerDiedError, concat_examples
+
+METHODS = ["fork", "spawn", "forkserver"]
+DEEDS = {
+    "SIGKILL": "SIGKILL",
+    "SIGTERM": "SIGTERM",
+    "fault": "SIGSEGV",
+    "SIGABRT": "SIGABRT",
+    "SIGBUS": "SIGBUS",
+    "_exit0": "status 0",
+    "_exit3": "status 3",
+}
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def build(dataset, batch_size, **arguments):
+        defaults = {"n_processes": 2, "shuffle": False, "context": "fork"}
+        made.append(MultiprocessIterator(dataset, batch_size, **{**defaults, **arguments}))
+        return made[-1]
+
+    yield build
+    for iterator in made:
+        iterator.finalize()
+
+
+def indices(batch):
+    return [int(example.flat[0]) for example in batch]
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+def test_a_death_in_fetch_loses_nothing(make, tmp_path, deed):
+    iterator = make(Misfits(24, {5, 13}, deed, tmp_path), 4, repeat=False)
+    assert [indices(batch) for batch in iterator] == np.arange(24).reshape(6, 4).tolist()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["13", "5"]
+    assert iterator._pool.restarts == 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_death_in_fetch_loses_nothing_under(make, tmp_path, method):
+    iterator = make(Misfits(24, {5}, "SIGKILL", tmp_path), 4, repeat=False, context=method)
+    assert [indices(batch) for batch in iterator] == np.arange(24).reshape(6, 4).tolist()
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+def test_an_index_that_kills_every_worker_is_named(make, deed):
+    iterator = make(Misfits(24, {9}, deed), 4, n_prefetch=2)
+    seen = []
+    for number in range(12):
+        if number % 6 == 2:
+            with pytest.raises(WorkerDiedError) as caught:
+                next(iterator)
+            text = str(caught.value)
+            assert re.search(r"\bindex 9\b", text)
+            assert DEEDS[deed] in text
+            assert f"epoch {number // 6}, batch 2" in text
+        else:
+            seen.append(indices(next(iterator)))
+    expected = np.arange(24).reshape(6, 4).tolist()
+    del expected[2]
+    assert seen == 2 * expected
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_an_index_that_kills_every_worker_is_named_under(make, method):
+    iterator = make(Misfits(8, {3}, "_exit7"), 4, context=method)
+    with pytest.raises(WorkerDiedError, match=r"index 3\b.*exited with status 7"):
+        next(iterator)
+    assert indices(next(iterator)) == [4, 5, 6, 7]
+
+
+def test_two_indices_of_one_batch_that_kill(make):
+    iterator = make(Misfits(12, {1, 2}, "SIGKILL"), 4)
+    with pytest.raises(WorkerDiedError, match=r"index [12]\b"):
+        next(iterator)
+    assert indices(next(iterator)) == [4, 5, 6, 7]
+
+
+def test_getitems_that_dies_names_one_index(make, tmp_path):
+    class Together(Misfits):
+        def __getitems__(self, wanted):
+            return [self[index] for index in wanted]
+
+    iterator = make(Together(64, {9}, "SIGKILL"), 32)
+    with pytest.raises(WorkerDiedError, match=r"index 9\b"):
+        next(iterator)
+    assert indices(next(iterator)) == list(range(32, 64))
+
+
+def test_a_converter_that_kills_is_named(make):
+    iterator = make(Misfits(24, set(), ""), 4, converter=killing_converter, context="fork")
+    assert next(iterator)[:, 0].tolist() == [0, 1, 2, 3]
+    with pytest.raises(WorkerDiedError, match=r"converter.*SIGKILL.*epoch 0, batch 1"):
+        next(iterator)
+    assert next(iterator)[:, 0].tolist() == [8, 9, 10, 11]
+
+
+def test_a_converter_that_dies_once_loses_nothing(make, tmp_path):
+    def convert(batch, device):
+        if not (mark := tmp_path / "mark").exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.stack(batch)
+
+    iterator = make(Blocks(24, 1), 4, converter=convert)
+    for number in range(12):
+        assert next(iterator)[:, 0].tolist() == [(4 * number + row) % 24 for row in range(4)]
+    assert iterator._pool.restarts == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGSEGV"])
+def test_idle_workers_killed_all_at_once(make, method, number):
+    iterator = make(Blocks(40, 1), 4, n_processes=3, context=method)
+    for round_ in range(3):
+        assert indices(next(iterator)) == [(8 * round_ + row) % 40 for row in range(4)]
+        pids = pids_of(iterator)
+        for pid in pids:
+            kill(pid, getattr(signal, number))
+        wait_until(lambda pids=pids: not any(map(is_alive, pids)), "the killed end")
+        assert indices(next(iterator)) == [(8 * round_ + 4 + row) % 40 for row in range(4)]
+
+
+def test_a_death_is_noticed_while_next_waits(make, tmp_path):
+    """Both workers sit in a long fetch, one is killed: another fetches its rows at once."""
+    gate = tmp_path / "gate"
+    iterator = make(Gated(40, {0, 1}, gate), 2)
+    iterator.start()
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2, "both workers fetch")
+    victims = pids_of(iterator)
+    (tmp_path / "gate.0").unlink()
+
+    def kill_and_look():
+        for pid in victims:
+            kill(pid)
+        killed = time.monotonic()
+        wait_until((tmp_path / "gate.0").exists, "another worker fetches index 0")
+        noticed.append(time.monotonic() - killed)
+        gate.touch()
+
+    noticed = []
+    with later(kill_and_look):
+        assert next(iterator) == [0, 1]
+    assert noticed[0] < 5
+
+
+def test_random_kills_under_load(make):
+    dataset = Numbered(97)
+    iterator = make(dataset, 8, n_processes=3, n_prefetch=3)
+    next(iterator)
+    stop = threading.Event()
+    generator = random.Random(0)
+    kills = 0
+
+    def kill_at_random():
+        nonlocal kills
+        while not stop.is_set():
+            pids = [m.pid for m in list(iterator._pool._crew.members) if m is not None]
+            if pids:
+                kill(generator.choice(pids))
+                kills += 1
+            stop.wait(generator.uniform(0.001, 0.05))
+
+    with later(kill_at_random):
+        try:
+            expected = itertools.count(8)
+            end = time.monotonic() + 4
+            while time.monotonic() < end:
+                for block, index in next(iterator):
+                    assert index == next(expected) % 97
+                    np.testing.assert_array_equal(block, Blocks(97)[index])
+        finally:
+            stop.set()
+    assert kills > 20
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("converter", [None, concat_examples])
+def test_random_kills_and_resets_for_long(make, method, converter):
+    iterator = make(
+        Numbered(97), 8, n_processes=3, n_prefetch=3, context=method, converter=converter
+    )
+    generator = random.Random(1)
+    expected = itertools.count()
+    held = []
+    end = time.monotonic() + 40
+    while time.monotonic() < end:
+        if generator.random() < 0.02:
+            iterator.reset()
+            expected = itertools.count()
+        if generator.random() < 0.05:
+            for pid in generator.sample(pids_of(iterator) or [0], 1):
+                if pid:
+                    kill(pid)
+        batch = next(iterator)
+        blocks, numbers = batch if converter else zip(*batch, strict=True)
+        wanted = [next(expected) % 97 for _ in range(8)]
+        assert list(numbers) == wanted
+        held.append((blocks, wanted))
+        if len(held) > 20:
+            for blocks, wanted in held:
+                for block, index in zip(blocks, wanted, strict=True):
+                    np.testing.assert_array_equal(block, Blocks(97)[index])
+            held.clear()
+
+
+def test_rare_deaths_over_many_epochs_poison_nothing(make, tmp_path):
+    """An index is given up for deaths on end, not for one an epoch."""
+    iterator = make(Misfits(8, {5}, "SIGKILL", tmp_path), 8)
+    for _ in range(6):
+        assert indices(next(iterator)) == list(range(8))
+        next(iterator)
+        for mark in tmp_path.iterdir():
+            mark.unlink()
+    assert iterator._pool.restarts >= 5
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_dataset_that_cannot_be_loaded(make, method):
+    iterator = make(Unloadable(40), 4, context=method)
+    for _ in range(2):
+        with pytest.raises(LookupError, match="not on this machine") as caught:
+            next(iterator)
+        cause = str(caught.value.__cause__)
+        assert "__setstate__" in cause
+        assert "loading the dataset in worker" in cause
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_dataset_that_kills_on_load(make, method):
+    iterator = make(Unloadable(40, "_exit9"), 4, context=method)
+    with pytest.raises(WorkerDiedError, match="loaded the dataset.*exited with status 9"):
+        next(iterator)
+
+
+def test_workers_that_die_idle_again_and_again_are_an_error(make):
+    class DiesAfter(Blocks):
+        def __getitem__(self, index):
+            threading.Timer(0, os._exit, (4,)).start()
+            time.sleep(HANG)
+
+    iterator = make(DiesAfter(4), 2)
+    with pytest.raises(WorkerDiedError, match=r"index [01]\b.*status 4"):
+        next(iterator)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_planned_exits_lose_nothing(make, method):
+    epochs = 20 if method == "fork" else 3
+    iterator = make(Numbered(24), 4, maxtasksperchild=2, context=method)
+    pids = set()
+    for number in range(6 * epochs):
+        for row, (block, index) in enumerate(next(iterator)):
+            assert index == (4 * number + row) % 24
+            np.testing.assert_array_equal(block, Blocks(24)[index])
+        pids.update(pids_of(iterator))
+    assert len(pids) > 4
+    assert iterator._pool.restarts == 0
+
+
+def test_one_task_per_child_for_long_batches(make):
+    """Planned exits in numbers, in one batch, are no deaths."""
+    iterator = make(Blocks(64, 1), 64, maxtasksperchild=1, n_processes=2)
+    for _ in range(3):
+        assert indices(next(iterator)) == list(range(64))
+    assert iterator._pool.restarts == 0
+
+
+def test_the_forkserver_killed(make):
+    from multiprocessing import forkserver
+
+    iterator = make(Blocks(40, 1), 4, context="forkserver")
+    assert indices(next(iterator)) == [0, 1, 2, 3]
+    server = forkserver._forkserver._forkserver_pid
+    kill(server)
+    wait_until(lambda: not is_alive(server), "the forkserver ends")
+    for number in range(1, 20):
+        assert indices(next(iterator)) == [(4 * number + row) % 40 for row in range(4)]
+    pids = pids_of(iterator)
+    for pid in pids:
+        kill(pid)
+    for number in range(20, 40):
+        assert indices(next(iterator)) == [(4 * number + row) % 40 for row in range(4)]
+
+
+def test_a_stopped_worker_that_is_then_killed(make):
+    iterator = make(Blocks(40, 1), 4)
+    next(iterator)
+    for pid in pids_of(iterator):
+        os.kill(pid, signal.SIGSTOP)
+        os.kill(pid, signal.SIGKILL)
+    for number in range(1, 20):
+        assert indices(next(iterator)) == [(4 * number + row) % 40 for row in range(4)]
