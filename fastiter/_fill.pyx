@@ -67,7 +67,12 @@ cdef class RowWriter:
         fi_cell_fetch_begins(cell, index)
         try:
             if self.getitems is not None:
-                example, = self.getitems([index])
+                examples = list(self.getitems([index]))
+                if len(examples) != 1:
+                    raise ValueError(
+                        f"__getitems__ was asked for 1 example and returned {len(examples)}"
+                    )
+                example = examples[0]
             else:
                 example = PyObject_GetItem(self.dataset, PyLong_FromLongLong(index))
             code = self.store(row, example)
