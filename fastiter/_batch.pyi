@@ -8,9 +8,9 @@ def stack(examples: Iterable[Any], out: NDArray[Any] | None = None) -> NDArray[A
 
     Takes any examples, and gives what ``concat_examples`` without padding gives for NumPy arrays
     and numbers. If the first example is an array (a subclass counts), that is
-    ``numpy.concatenate([e[None] for e in examples])``, so mixed dtypes are promoted; otherwise it is
-    ``numpy.asarray(examples)``, its rows joined in the same way. A list example is one array and
-    not a sequence of fields.
+    ``numpy.concatenate([e[None] for e in examples])``, so mixed dtypes are promoted; otherwise it
+    is ``numpy.asarray(examples)``, its rows joined in the same way. A list example is one array
+    and not a sequence of fields.
 
     Exact, C-contiguous arrays of one plain dtype (bool, numbers, datetime64, timedelta64, bytes,
     str) and one shape are copied once each, and the GIL is released if they are 64 KiB or more in

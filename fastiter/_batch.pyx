@@ -49,15 +49,13 @@ cdef enum:
     # Releasing the GIL and taking it back costs more than copying less than this.
     NOGIL_BYTES = 65536
 
-cdef object INT_DTYPE = numpy.asarray([0]).dtype
-cdef object FLOAT_DTYPE = numpy.asarray([0.0]).dtype
-cdef object BOOL_DTYPE = numpy.asarray([False]).dtype
-# NumPy's scalar types of which an example is its value in memory.
-cdef dict SCALAR_DTYPES = {
+# The types of numbers that are read where they stand, and what NumPy makes of a list of them.
+cdef dict NUMBER_DTYPES = {
     numpy.dtype(code).type: numpy.dtype(code)
     for code in numpy.typecodes["All"]
     if numpy.dtype(code).kind in "biufc"
 }
+NUMBER_DTYPES.update({kind: numpy.asarray([kind()]).dtype for kind in (int, float, bool)})
 
 
 def stack(examples, out=None):
@@ -95,12 +93,8 @@ cdef bint _is_number(PyArray_Descr *descr):
 
 cdef bint _is_plain(PyArray_Descr *descr):
     """Whether elements are copied by their bytes, and arrays of this dtype keep it when joined."""
-    cdef int num = descr.type_num
-    if (
-        num == cnp.NPY_STRING
-        or num == cnp.NPY_UNICODE
-        or num == cnp.NPY_DATETIME
-        or num == cnp.NPY_TIMEDELTA
+    if descr.type_num in (
+        cnp.NPY_STRING, cnp.NPY_UNICODE, cnp.NPY_DATETIME, cnp.NPY_TIMEDELTA
     ):
         return (<object>descr).metadata is None and (<object>descr).itemsize != 0
     return _is_number(descr)
@@ -256,19 +250,12 @@ cdef object _stack_arrays(tuple rows, object out):
 
 cdef object _stack_numbers(tuple rows, object out):
     cdef Py_ssize_t n = PyTuple_GET_SIZE(rows)
-    cdef type kind = type(rows[0])
     cdef bint done
 
-    if kind is int:
-        dtype = INT_DTYPE
-    elif kind is float:
-        dtype = FLOAT_DTYPE
-    elif kind is bool:
-        dtype = BOOL_DTYPE
-    else:
-        dtype = SCALAR_DTYPES.get(kind)
-        if dtype is None:
-            return None
+    kind = type(rows[0])
+    dtype = NUMBER_DTYPES.get(kind)
+    if dtype is None:
+        return None
     result = _result(out, dtype, 1, &n)
     if result is None:
         return None
@@ -439,7 +426,7 @@ cdef bint _cast_fill(object fill, object dtype, void *item) except -1:
             return True
         if PyFloat_CheckExact(fill) and _cast_float(PyFloat_AS_DOUBLE(fill), num, item):
             return True
-    if type(fill) not in (int, float, bool, complex) and type(fill) not in SCALAR_DTYPES:
+    if type(fill) is not complex and type(fill) not in NUMBER_DTYPES:
         return False
     element = numpy.full((), fill, dtype)
     memcpy(item, cnp.PyArray_DATA(element), cnp.PyArray_ITEMSIZE(element))

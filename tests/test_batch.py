@@ -52,7 +52,7 @@ def chainer_pad(arrays, fill):
         return chainer_concat([(array,) for array in arrays], None, (fill,))[0]
     except TypeError as error:
         # Old NumPy fails on the empty shape of a 0-d array over its dtype, before its length.
-        raise ValueError if len({np.ndim(array) for array in arrays}) > 1 else error from error
+        raise ValueError if "ufunc 'maximum'" in str(error) else error from error
 
 
 STACKS = [numpy_stack] + ([chainer_stack] if chainer_concat else [])
