@@ -75,7 +75,7 @@ class MultiprocessIterator(PlannedIterator):
 
     TimeoutWarning: ClassVar[type[TimeoutWarning]] = TimeoutWarning
 
-    _RUNTIME = PlannedIterator._RUNTIME | {"_pool", "_unscheduled"}
+    _RUNTIME = PlannedIterator._RUNTIME | {"_pool", "_unscheduled", "_taken", "_unsettled"}
     _REOPENABLE = False
 
     def __init__(
@@ -107,6 +107,8 @@ class MultiprocessIterator(PlannedIterator):
         super()._init_runtime()
         self._pool: Pool | None = None
         self._unscheduled: Plan | None = None  # planned, but there was no room for it yet
+        self._taken: Plan | None = None  # the last one whose batch was taken out of the ring
+        self._unsettled = False  # an interrupt hit the moment between planning and scheduling
 
     @property
     def n_processes(self) -> int:
@@ -156,11 +158,17 @@ class MultiprocessIterator(PlannedIterator):
             assert plan.indices is not None
             return capture(self._fetch_here, plan.indices.tolist())
         pool = self._running_pool()
+        if self._taken is plan or self._unsettled:
+            # Ctrl-C, or another signal handler's exception, came at a moment that leaves ring and
+            # planner apart: all batches from this one on are fetched again.
+            self._discard_ahead()
+            self._planner.rewind()
         self._top_up(pool)
         while pool.is_empty:
             pool.wait_for_slot()
             self._top_up(pool)
         ready = pool.wait()
+        self._taken = plan
         return capture(self._deliver, pool, ready)
 
     def _deliver(self, pool: Pool, ready: tuple[int, int]) -> Any:
@@ -204,6 +212,7 @@ class MultiprocessIterator(PlannedIterator):
     def _top_up(self, pool: Pool) -> None:
         """Schedules as many batches as are wanted and have room."""
         pool.collect()
+        self._unsettled = True
         while pool.wants_more:
             plan = self._unscheduled or self._planner.ahead()
             if plan.indices is None:
@@ -214,9 +223,11 @@ class MultiprocessIterator(PlannedIterator):
                     break
             except MemoryError:
                 if pool.is_empty:
+                    self._unsettled = False
                     raise
                 break  # with fewer batches ahead it may do
             self._unscheduled = None
+        self._unsettled = False
         pool.publish()
 
     def _place(self, plan: Plan) -> tuple[int, int]:
@@ -226,7 +237,8 @@ class MultiprocessIterator(PlannedIterator):
         return state.epoch - state.is_new_epoch, (position - 1) // self._batch_size
 
     def _discard_ahead(self) -> None:
-        self._unscheduled = None
+        self._unscheduled = self._taken = None
+        self._unsettled = False
         if self._pool is not None and self._pool.pid == os.getpid():
             self._pool.reset()
 
