@@ -1,6 +1,5 @@
 from typing import Any, Protocol
 
-
 class _Permutes(Protocol):
     def permutation(self, n: int, /) -> Any: ...
 
