@@ -12,8 +12,11 @@ import gzip
 import multiprocessing
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,9 @@ import fastiter
 BATCH_SIZE = 50
 N_TRAIN = 1500  # images, drawn at random; the other 297 are the test split
 N_VIEWS = 4  # variants of each training image: 6,000 examples make an epoch
+
+# A bar for each epoch; disable=None draws none where the output is no terminal.
+progress = partial(tqdm, leave=False, disable=None, dynamic_ncols=True)
 
 
 class Digits(fastiter.dataset.DatasetMixin):
@@ -116,10 +122,9 @@ class Record:
     indices: list[list[int]] = field(default_factory=list)
 
 
-def train(model: Classifier, iterator: Any, n_batches: int, title: str, record: Record) -> None:
-    """Train `model` on the next `n_batches` of `iterator`, and add them to `record`."""
-    # disable=None: no bar where the output is no terminal
-    for _ in tqdm(range(n_batches), title, leave=False, disable=None, dynamic_ncols=True):
+def train(model: Classifier, iterator: Any, steps: Iterable[int], record: Record) -> None:
+    """Train `model` on a batch of `iterator` for each of `steps`; add what happens to `record`."""
+    for _ in steps:
         start = time.perf_counter()
         batch = next(iterator)
         ready = time.perf_counter()
@@ -138,7 +143,7 @@ def compare(iterators: list[Any], seed: int, n_batches: int) -> None:
         name, record = type(iterator).__name__, Record()
         with iterator:
             next(iterator)  # starts the workers; not timed
-            train(Classifier(seed), iterator, n_batches, name, record)
+            train(Classifier(seed), iterator, progress(range(n_batches), name), record)
             batch = next(iterator)
             images = fastiter.concat_examples(batch)[0]
             image_nbytes = images[0].nbytes
@@ -148,8 +153,8 @@ def compare(iterators: list[Any], seed: int, n_batches: int) -> None:
         print(f"{name:20}  {n_batches * BATCH_SIZE / seconds:>10,.0f}", end="")
         print(f"  {record.waited / seconds:>10.0%}  {by_workers:>11}{by_loop:>11}")
     print(f"Speed and waiting: measured over {n_batches} batches, the workers' start not counted.")
-    print("Bytes: derived. A worker process writes each image once; concat_examples copies it")
-    print("again, unless its array shares memory with the batch, which is looked up.")
+    print("Bytes: derived. A worker process writes each image once; concat_examples copies")
+    print("it, unless its array shares memory with the batch, which is looked up.")
 
 
 def draw_curve(losses: list[float], accuracies: list[float], path: Path) -> str:
@@ -185,14 +190,14 @@ def run(options: argparse.Namespace) -> None:
     with fastiter.MultiprocessIterator(training, BATCH_SIZE, **workers) as iterator:
         for epoch in range(1, options.epochs + 1):
             model.rate = Classifier.rate * (1 - (epoch - 1) / options.epochs)
-            record = Record()
-            train(model, iterator, half, f"epoch {epoch}", record)
+            record, steps = Record(), iter(progress(range(n_batches), f"epoch {epoch}"))
+            train(model, iterator, islice(steps, half), record)
             if epoch == options.epochs:
                 # dict.setdefault is a serializer: it fills an empty dict, and reads a full one.
                 state: dict[str, Any] = {}
                 iterator.serialize(state.setdefault)
                 np.savez(out / "snapshot.npz", **state)
-            train(model, iterator, n_batches - half, f"epoch {epoch}", record)
+            train(model, iterator, steps, record)
             losses.append(float(np.mean(record.losses)))
             accuracies.append(model.accuracy(test_images, test_labels))
             print(f"epoch {epoch}  loss {losses[-1]:.3f}  test accuracy {accuracies[-1]:.3f}")
