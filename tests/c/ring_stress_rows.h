@@ -74,8 +74,11 @@ static void write_words(uint64_t *to, uint32_t count, uint64_t q, int64_t index)
 {
     for (uint32_t word = 0; word < count; word++) {
         to[word] = row_content(q, index, word);
-        if (word == count / 2)
+        if (word == count / 2) {
             step(); /* a torn copy */
+            if (index % 128 == 0)
+                sched_yield(); /* a late one */
+        }
     }
 }
 
