@@ -161,6 +161,7 @@ cdef extern from "fi_ring.h" nogil:
     int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *odd, uint32_t *row,
                         uint64_t *word)
     void fi_parent_take(fi_parent *parent, bint copied)
+    void fi_parent_drop(fi_parent *parent)
     void fi_parent_release(fi_parent *parent, uint32_t slot)
     void fi_parent_retire_leased(fi_parent *parent)
     uint32_t fi_parent_usable(const fi_parent *parent)

@@ -182,13 +182,15 @@ class Pool:
         try:
             codes = ring.odd_rows(slot)
         except RuntimeError:
-            self._forget_head(True)
+            ring.drop()
+            self._forget_head()
             raise
         offset, size = ring.result(slot)
         used = ring.used(slot)
         if not copied:
             # The head leaves before the lease is made: a lease may die at any moment.
-            self._forget_head(False)
+            ring.take(False)
+            self._forget_head()
         lease = ring.view(slot, record.schema, not copied)
         try:
             odd = read_odd(ring, lease, slot, record, codes, self._death_texts, copied)
@@ -205,11 +207,11 @@ class Pool:
         finally:
             if copied:
                 self.copied_out += 1
-                self._forget_head(True)
+                ring.take(True)
+                self._forget_head()
 
-    def _forget_head(self, copied: bool) -> None:
+    def _forget_head(self) -> None:
         record = self._scheduled.popleft()
-        self._ring.take(copied)
         self._deaths_of_finish.pop(record.q, None)
         self._idle_deaths = 0
         self._repaired = False
@@ -250,25 +252,26 @@ class Pool:
             if done():
                 return
             self._start_missing()
-            dead = False
+            woken: list[int] = []
             try:
                 ring.doze(any_event)
                 if any_event:
                     ring.collect()
                 if done():
                     return
-                dead = bool(ring.wait(self._crew.descriptors(), self._slice()))
+                woken = ring.wait(self._crew.descriptors(), self._slice())
             finally:
                 ring.wake()
             if any_event:
                 ring.collect()
             if done() or self.closed:
                 continue
-            if dead:
+            if any(position >= 0 for position in woken):
                 for member in self._crew.dead():
                     self._recover(member)
             self._look_at_clocks()
-            self._look_at_hints()
+            if not woken:
+                self._look_at_hints()
 
     def _slice(self) -> float:
         return _SLICE if self._timeout is None else min(_SLICE, self._timeout / 2)
@@ -301,10 +304,9 @@ class Pool:
         )
 
     def _look_at_hints(self) -> None:
-        """Repairs what only an overwritten hint can cause: everybody sleeps, nothing is done."""
-        if not self._ring.stalled:
-            return
-        if self._repaired:
+        """Repairs after a silent period what only an overwritten hint can cause: somebody sleeps
+        who should not. If all is well, the workers have looked around once for nothing."""
+        if self._repaired and self._ring.stalled:
             raise RuntimeError(
                 "shared memory was overwritten: all workers sleep although "
                 f"{self._scheduled[0].label} is not complete"

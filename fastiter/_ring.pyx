@@ -284,7 +284,7 @@ cdef class ParentEnd:
     def wait(self, list descriptors, double seconds):
         """Sleeps until the doorbell rings or one of `descriptors` is readable, at most `seconds`.
 
-        Returns the positions of the readable ones. Python's signal handlers run, and may raise.
+        Returns the positions of the readable ones, and -1 for the doorbell. Python's signal handlers run, and may raise.
         """
         cdef uint32_t count = <uint32_t>len(descriptors) + 1
         cdef int *fds = <int *>calloc(count, sizeof(int) + 1)
@@ -302,7 +302,7 @@ cdef class ParentEnd:
             PyErr_CheckSignals()
             if rc != EINTR:
                 check(rc, "waiting for a batch")
-            return [i - 1 for i in range(1, count) if ready[i]]
+            return [i - 1 for i in range(count) if ready[i]]
         finally:
             free(fds)
 
@@ -329,6 +329,10 @@ cdef class ParentEnd:
     def take(self, bint copied):
         """The oldest batch leaves the ring; `copied`: its slot is free again at once."""
         fi_parent_take(&self.parent, copied)
+
+    def drop(self):
+        """The oldest batch leaves undelivered, since its row words are broken. Its slot drains."""
+        fi_parent_drop(&self.parent)
 
     def view(self, uint32_t slot, object schema, bint owning):
         """A `Lease` over the slot; one that is not `owning` is for copying out of it."""
