@@ -1,0 +1,103 @@
+"""The documentation: its programs run, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import fastiter
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "csrc" / "README.md"])
+OTHERS = ("chainer", "torch")  # packages that a program may import besides ours, where they are
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+class Program(NamedTuple):
+    name: str  # page and line
+    source: str
+
+
+def programs() -> list[Program]:
+    found = []
+    for page in PAGES:
+        text = page.read_text()
+        for fence in FENCE.finditer(text):
+            if fence[1] == "python":
+                line = text.count("\n", 0, fence.start()) + 2
+                found.append(Program(f"{page.relative_to(ROOT)}:{line}", fence[2]))
+    return found
+
+
+PROGRAMS = programs()
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragments of a page's headings, as GitHub makes them."""
+    text = FENCE.sub("", page.read_text())
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+def run(source: str, tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(source)
+    root = str(Path(fastiter.__file__).parent.parent)
+    result = subprocess.run(
+        # Of other packages' warnings ours is not the place to hear.
+        [sys.executable, "-W", "ignore", "-W", "error::ResourceWarning", str(path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_every_page_of_programs_is_found() -> None:
+    pages = {program.name.partition(":")[0] for program in PROGRAMS}
+    assert {"README.md", "docs/migrating.md", "docs/snapshots.md", "docs/lifetimes.md"} <= pages
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_program_runs(program: Program, tmp_path: Path) -> None:
+    for package in OTHERS:
+        is_imported = re.search(rf"^(import|from) {package}\b", program.source, re.MULTILINE)
+        if is_imported and importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    run(program.source, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [p for p in PROGRAMS if "MultiprocessIterator(" in p.source and "chainer" not in p.source],
+    ids=lambda program: program.name,
+)
+def test_program_has_its_guard(program: Program, tmp_path: Path) -> None:
+    # The default of Python 3.14 and of other systems, which imports the program in each worker.
+    spawn = "import multiprocessing\n\nmultiprocessing.set_start_method('spawn', force=True)\n"
+    run(spawn + program.source, tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for link in LINK.findall(FENCE.sub("", page.read_text())):
+        if re.match(r"\w+:", link):
+            continue  # elsewhere
+        name, _, fragment = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        there = target.exists() and target.is_relative_to(ROOT)
+        if not there or (fragment and fragment not in anchors(target)):
+            broken.append(link)
+    assert broken == []
