@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable
+from multiprocessing import resource_tracker
 from typing import Any
 
 import numpy as np
@@ -197,10 +198,16 @@ class Crew:
             target=_worker.main, args=(seat,), name=f"fastiter-worker-{number}", daemon=True
         )
         _processes.add(process)
+        if self._method == "spawn":
+            resource_tracker.ensure_running()  # it would unblock SIGINT
         _this_thread.starts_worker = True
+        # The worker inherits the mask, so that Ctrl-C finds it ready to ignore it; a forkserver's
+        # does not.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             _this_thread.starts_worker = False
         pidfd = -1
         # Without it (an old kernel, another system) the process' own status is the proof.
@@ -260,6 +267,8 @@ class Crew:
         while select.select([read], [], [], patience)[0]:
             text += os.read(read, 65536)
             patience = 0.1
+        if not text:
+            return "  not to be had: the process is stopped, or waits in the kernel"
         return text.decode(errors="replace").rstrip()
 
     # ---- end
@@ -273,7 +282,6 @@ class Crew:
         """Ends all workers, hung and stopped ones too, within a few seconds in total."""
         self._ring.stop()
         members = [m for m in self.members if m is not None]
-        self.members = [None] * self.count
         left = _wait_for(members, _POLITE_SECONDS)
         for number in (signal.SIGTERM, signal.SIGKILL):
             for member in left:
@@ -281,7 +289,9 @@ class Crew:
             left = _wait_for(left, _POLITE_SECONDS if number == signal.SIGTERM else _KILL_SECONDS)
         for member in left:
             logger.warning("worker process %d does not end, even by SIGKILL", member.pid)
+        # Only now, so that Ctrl-C on the way here leaves something to close again.
         for member in members:
+            self.members[member.number] = None
             if member not in left:
                 member.release()
         self.close_descriptors()

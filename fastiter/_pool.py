@@ -63,6 +63,7 @@ class Pool:
     ):
         self.pid = os.getpid()
         self.closed = False
+        self._released = False
         self.copied_out = 0  # batches copied to the heap for want of slots
         self.spilled_rows = 0
         self.restarts = 0
@@ -187,11 +188,11 @@ class Pool:
             raise
         offset, size = ring.result(slot)
         used = ring.used(slot)
+        # Made before the head leaves: if Ctrl-C comes in between, the slot is not lost.
+        lease = ring.view(slot, record.schema, not copied)
         if not copied:
-            # The head leaves before the lease is made: a lease may die at any moment.
             ring.take(False)
             self._forget_head()
-        lease = ring.view(slot, record.schema, not copied)
         try:
             odd = read_odd(ring, lease, slot, record, codes, self._death_texts, copied)
             if odd.error is not None:
@@ -394,11 +395,13 @@ class Pool:
         """Ends the workers and closes the descriptors. The memory stays while a batch lives."""
         self.closed = True
         _pools.discard(self)
-        if os.getpid() != self.pid:
+        # Once: called again while the interpreter ends, it would find modules already emptied.
+        if self._released or os.getpid() != self.pid:
             return
-        self._at_exit.cancel()
         self._crew.close()
         self._ring.arena.close_descriptors()
+        self._at_exit.cancel()
+        self._released = True
 
 
 def _close_at_exit(reference: weakref.ref[Pool]) -> None:

@@ -113,6 +113,7 @@ def _work(
 def _take_signals(seat: Seat) -> None:
     # Ctrl-C is the parent's; a handler of the parent's for SIGTERM must not outlive it here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # as for what a worker starts
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     faulthandler.register(seat.stack_signal, seat.stacks.fd, all_threads=True)

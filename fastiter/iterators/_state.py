@@ -362,11 +362,13 @@ class Planner:
             this batch anew.
         """
         plan = self.peek()
-        self._plans.popleft()
+        # The plan leaves last: if Ctrl-C comes in between, it is the next one again.
         self._n_handed_out = max(0, self._n_handed_out - 1)
+        if plan.error is None:
+            self._state = plan.state
+        self._plans.popleft()
         if plan.error is not None:
             raise plan.error
-        self._state = plan.state
         if not plan.is_batch:
             raise StopIteration
         return plan

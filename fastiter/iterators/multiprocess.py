@@ -108,7 +108,7 @@ class MultiprocessIterator(PlannedIterator):
         self._pool: Pool | None = None
         self._unscheduled: Plan | None = None  # planned, but there was no room for it yet
         self._taken: Plan | None = None  # the last one whose batch was taken out of the ring
-        self._unsettled = False  # an interrupt hit the moment between planning and scheduling
+        self._unsettled = False  # ring and planner may differ in what is scheduled
 
     @property
     def n_processes(self) -> int:
@@ -158,11 +158,9 @@ class MultiprocessIterator(PlannedIterator):
             assert plan.indices is not None
             return capture(self._fetch_here, plan.indices.tolist())
         pool = self._running_pool()
-        if self._taken is plan or self._unsettled:
-            # Ctrl-C, or another signal handler's exception, came at a moment that leaves ring and
-            # planner apart: all batches from this one on are fetched again.
-            self._discard_ahead()
-            self._planner.rewind()
+        if self._taken is plan:  # its delivery was interrupted
+            self._unsettled = True
+            self._taken = None
         self._top_up(pool)
         while pool.is_empty:
             pool.wait_for_slot()
@@ -211,8 +209,13 @@ class MultiprocessIterator(PlannedIterator):
 
     def _top_up(self, pool: Pool) -> None:
         """Schedules as many batches as are wanted and have room."""
-        pool.collect()
+        if self._unsettled:
+            # Ctrl-C, or another signal handler's exception, came at a moment that left ring and
+            # planner apart: all batches from the next one on are fetched again.
+            self._discard_ahead()
+            self._planner.rewind()
         self._unsettled = True
+        pool.collect()
         while pool.wants_more:
             plan = self._unscheduled or self._planner.ahead()
             if plan.indices is None:
@@ -237,8 +240,8 @@ class MultiprocessIterator(PlannedIterator):
         return state.epoch - state.is_new_epoch, (position - 1) // self._batch_size
 
     def _discard_ahead(self) -> None:
-        self._unscheduled = self._taken = None
-        self._unsettled = False
+        self._unsettled = True  # until the planner has started over, too
+        self._unscheduled = None
         if self._pool is not None and self._pool.pid == os.getpid():
             self._pool.reset()
 

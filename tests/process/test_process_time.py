@@ -1,0 +1,389 @@
+"""Waiting: timeouts, stopped workers, Ctrl-C, and finalize from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import threading
+import time
+import warnings
+
+import pytest
+from examples_of import Blocks, Gated, Numbered
+from outside import HANG, is_alive, later, pids_of, run_script, wait_until
+
+from fastiter import MultiprocessIterator
+
+TimeoutWarning = MultiprocessIterator.TimeoutWarning
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def build(dataset, batch_size, **arguments):
+        defaults = {"n_processes": 2, "shuffle": False, "context": "fork"}
+        made.append(MultiprocessIterator(dataset, batch_size, **{**defaults, **arguments}))
+        return made[-1]
+
+    yield build
+    for iterator in made:
+        iterator.finalize()
+
+
+def test_the_warning_says_all(make, tmp_path):
+    gate = tmp_path / "gate"
+    iterator = make(Gated(16, {5}, gate), 4, dataset_timeout=0.2)
+    assert next(iterator) == [0, 1, 2, 3]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+
+        def open_the_gate():
+            wait_until(lambda: len(caught) >= 3, "three warnings")
+            gate.touch()
+
+        with later(open_the_gate):
+            assert next(iterator) == [4, 5, 6, 7]
+    seconds = []
+    for warning in caught:
+        assert warning.category is TimeoutWarning
+        text = str(warning.message)
+        assert re.search(r"\bindex 5\b", text)
+        assert "dataset_timeout=0.2" in text
+        assert "epoch 0, batch 1" in text
+        assert any(f"worker process {pid}" in text for pid in pids_of(iterator))
+        assert "in __getitem__" in text
+        assert "examples_of.py" in text
+        seconds.append(float(re.search(r"for (\d+\.\d) s", text)[1]))
+        assert warning.filename == __file__
+    assert seconds == sorted(seconds)
+    assert seconds[0] >= 0.2
+    assert seconds[2] >= 0.6
+    assert next(iterator) == [8, 9, 10, 11]
+
+
+def test_the_warning_as_an_error_loses_nothing(make, tmp_path):
+    gate = tmp_path / "gate"
+    iterator = make(Gated(16, {0, 9}, gate), 4, dataset_timeout=0.1)
+    got = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TimeoutWarning)
+        for _ in range(3):
+            with pytest.raises(TimeoutWarning, match="index 0"):
+                next(iterator)
+            assert iterator.current_position == 0
+        gate.touch()
+        while len(got) < 4:
+            got.append(next(iterator))
+    assert got == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+
+
+def test_no_warning_for_many_short_fetches(make):
+    class Slow(Blocks):
+        def __getitem__(self, index):
+            time.sleep(0.02)
+            return index
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        iterator = make(Slow(64), 64, dataset_timeout=0.4)
+        assert next(iterator) == list(range(64))
+
+
+def test_no_limit_no_warning(make, tmp_path):
+    gate = tmp_path / "gate"
+    iterator = make(Gated(8, {1}, gate), 4, dataset_timeout=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+
+        def open_the_gate():
+            wait_until((tmp_path / "gate.1").exists, "a worker waits at the gate")
+            threading.Event().wait(1.2)
+            gate.touch()
+
+        with later(open_the_gate):
+            assert next(iterator) == [0, 1, 2, 3]
+
+
+def test_a_stopped_worker_goes_on_with_nothing_lost(make):
+    dataset = Numbered(32)
+    iterator = make(dataset, 4, dataset_timeout=0.3)
+    next(iterator)
+    pids = pids_of(iterator)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+
+    def go_on():
+        threading.Event().wait(1.5)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+    with warnings.catch_warnings(record=True), later(go_on):
+        warnings.simplefilter("always")
+        for number in range(1, 24):
+            assert [i for _, i in next(iterator)] == [(4 * number + row) % 32 for row in range(4)]
+    assert pids_of(iterator) == pids
+
+
+def test_a_worker_stopped_in_a_fetch_is_warned_of(make, tmp_path):
+    gate = tmp_path / "gate"
+    iterator = make(Gated(16, {0}, gate), 4, dataset_timeout=0.3)
+    iterator.start()
+    wait_until((tmp_path / "gate.0").exists, "a worker waits at the gate")
+    pids = pids_of(iterator)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TimeoutWarning)
+        with pytest.raises(TimeoutWarning, match=r"index 0\b[^\0]*stopped"):
+            next(iterator)
+    gate.touch()
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    assert next(iterator) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("how", ["once", "repeatedly"])
+def test_ctrl_c_while_waiting(make, tmp_path, how):
+    gate = tmp_path / "gate"
+    iterator = make(Gated(16, {0}, gate), 4)
+    iterator.start()
+    pids = pids_of(iterator)
+    wait_until((tmp_path / "gate.0").exists, "a worker waits at the gate")
+    sent = []
+
+    def interrupt():
+        threading.Event().wait(0.1)
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    for _ in range(1 if how == "once" else 4):
+        with later(interrupt), pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        assert time.monotonic() - sent[-1] < 5
+        assert iterator.current_position == 0
+    gate.touch()
+    assert next(iterator) == [0, 1, 2, 3]
+    assert next(iterator) == [4, 5, 6, 7]
+    assert pids_of(iterator) == pids
+
+
+def test_interrupts_at_any_moment(make):
+    """Whatever they hit, each batch that arrives is the one that the state names."""
+    iterator = make(Numbered(30), 3, n_prefetch=2)
+    next(iterator)  # imports of compiled modules swallow what a handler raises
+    generator = random.Random(2)
+
+    def handler(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGVTALRM, handler)
+    interrupts = arrived = 0
+    try:
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            try:
+                signal.setitimer(signal.ITIMER_VIRTUAL, generator.uniform(1e-5, 2e-3))
+                while time.monotonic() < end:
+                    batch = next(iterator)
+                    position = iterator.current_position
+                    got = [index for _, index in batch]
+                    batch = None
+                    assert got == [(position - 3 + row) % 30 for row in range(3)]
+                    arrived += 1
+            except KeyboardInterrupt:
+                interrupts += 1
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+    assert interrupts > 20
+    assert arrived > 20
+    for _ in range(40):
+        got = [index for _, index in next(iterator)]
+        assert got == [(iterator.current_position - 3 + row) % 30 for row in range(3)]
+
+
+def test_ctrl_c_to_the_whole_group(tmp_path):
+    """As a terminal does it: workers stay, the program gets its KeyboardInterrupt, and goes on."""
+    status, out, err = run_script(
+        tmp_path,
+        f"""
+        import os, pathlib, signal, threading, time
+        from examples_of import Gated
+        from fastiter import MultiprocessIterator
+        from outside import pids_of, wait_until
+
+        if __name__ == "__main__":
+            gate = pathlib.Path({str(tmp_path)!r}) / "gate"
+            for method in ("fork", "spawn", "forkserver"):
+                iterator = MultiprocessIterator(
+                    Gated(16, {{0}}, gate), 4, n_processes=2, shuffle=False, context=method
+                )
+                iterator.start()
+                pids = pids_of(iterator)
+                mark = pathlib.Path(f"{{gate}}.0")
+                wait_until(mark.exists, "a worker fetches")
+                sender = threading.Timer(0.2, os.killpg, (0, signal.SIGINT))
+                sender.start()
+                try:
+                    next(iterator)
+                except KeyboardInterrupt:
+                    gate.touch()
+                    assert next(iterator) == [0, 1, 2, 3]
+                    assert next(iterator) == [4, 5, 6, 7]
+                    assert pids_of(iterator) == pids
+                else:
+                    raise SystemExit("no KeyboardInterrupt")
+                sender.join()
+                iterator.finalize()
+                gate.unlink()
+                mark.unlink()
+            print("done")
+        """,
+        start_new_session=True,
+    )
+    assert (status, out, err) == (0, "done\n", "")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_ctrl_c_to_the_group_while_workers_start(tmp_path, method):
+    """Workers that are still on their way neither die of it nor write a word."""
+    status, out, err = run_script(
+        tmp_path,
+        f"""
+        import os, signal, threading
+        from examples_of import Blocks
+        from fastiter import MultiprocessIterator
+        from outside import pids_of
+
+        if __name__ == "__main__":
+            iterator = MultiprocessIterator(
+                Blocks(16, 1), 4, n_processes=3, shuffle=False, context={method!r}
+            )
+            iterator.start()
+            for _ in range(5):
+                try:
+                    os.killpg(0, signal.SIGINT)
+                    threading.Event().wait(0.03)
+                except KeyboardInterrupt:
+                    pass
+            assert [int(a[0]) for a in next(iterator)] == [0, 1, 2, 3]
+            iterator.finalize()
+            assert iterator._pool.restarts == 0 or {method!r} == "forkserver"
+            print("done")
+        """,
+        start_new_session=True,
+    )
+    assert (status, out) == (0, "done\n"), err
+    if method != "forkserver":  # its children are open to signals before they run our code
+        assert err == ""
+
+
+# -- finalize -------------------------------------------------------------------------------------
+
+
+def test_finalize_wakes_who_waits(make, tmp_path):
+    iterator = make(Gated(16, {0}, tmp_path / "gate"), 4)
+    iterator.start()
+    wait_until((tmp_path / "gate.0").exists, "a worker waits at the gate")
+    raised = []
+
+    def wait():
+        with pytest.raises(RuntimeError, match="finalize"):
+            next(iterator)
+        raised.append(True)
+
+    with later(wait) as thread:
+        wait_until(lambda: iterator._pool._ring.pending, "batches are scheduled")
+        threading.Event().wait(0.2)
+        begin = time.monotonic()
+        iterator.finalize()
+        assert time.monotonic() - begin < 5
+        thread.join(5)
+    assert raised
+    with pytest.raises(RuntimeError, match="finalized"):
+        next(iterator)
+
+
+def test_two_threads_finalize_while_two_wait(make, tmp_path):
+    iterator = make(Gated(16, {0}, tmp_path / "gate"), 4)
+    iterator.start()
+    wait_until((tmp_path / "gate.0").exists, "a worker waits at the gate")
+    errors = []
+
+    def wait():
+        try:
+            next(iterator)
+        except RuntimeError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=wait, daemon=True) for _ in range(2)]
+    threads += [threading.Thread(target=iterator.finalize, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG)
+        assert not thread.is_alive()
+    assert len(errors) == 2
+
+
+@pytest.mark.parametrize("state", ["sleeping", "native", "stopped", "signals", "idle"])
+def test_finalize_is_bounded(make, tmp_path, state):
+    class Hangs(Blocks):
+        def __getitem__(self, index):
+            if state == "signals":
+                signal.pthread_sigmask(signal.SIG_SETMASK, range(1, 32))
+            (tmp_path / str(index)).touch()
+            if state == "native":
+                sum(range(10**12))
+            threading.Event().wait()
+
+    iterator = make(Blocks(16) if state in ("idle", "stopped") else Hangs(16), 4, n_processes=3)
+    if state in ("idle", "stopped"):
+        next(iterator)
+    else:
+        iterator.start()
+        wait_until(lambda: len(list(tmp_path.iterdir())) >= 3, "all workers hang")
+    pids = pids_of(iterator)
+    if state == "stopped":
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    iterator.finalize()
+    assert time.monotonic() - begin < 5
+    assert not any(map(is_alive, pids))
+    iterator.finalize()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_finalize_right_after_the_start(make, method):
+    for _ in range(3):
+        iterator = make(Blocks(16), 4, context=method)
+        iterator.start()
+        pids = pids_of(iterator)
+        begin = time.monotonic()
+        iterator.finalize()
+        assert time.monotonic() - begin < 5
+        assert not any(map(is_alive, pids))
+
+
+def test_ctrl_c_in_finalize_leaves_nothing(make, tmp_path):
+    """The second try ends what the first has left."""
+    iterator = make(Gated(16, {0}, tmp_path / "gate"), 4)
+    iterator.start()
+    wait_until((tmp_path / "gate.0").exists, "a worker waits at the gate")
+    pids = pids_of(iterator)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+
+    def interrupt():
+        wait_until(lambda: iterator._pool.closed, "finalize is under way")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with later(interrupt), pytest.raises(KeyboardInterrupt):
+        iterator.finalize()
+        threading.Event().wait(1)
+    iterator.finalize()
+    assert not any(map(is_alive, pids))
