@@ -1,0 +1,424 @@
+"""Nothing is left, whoever ends and how."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from examples_of import Blocks
+from outside import (
+    children,
+    descriptors,
+    is_alive,
+    kill,
+    mapped_arenas,
+    resident,
+    run_script,
+    shared_names,
+    start_script,
+    threads,
+    wait_until,
+)
+
+from fastiter import MultiprocessIterator, concat_examples
+
+HEAD = """
+import atexit, builtins, gc, os, pathlib, signal, sys, threading, time
+from examples_of import Blocks
+from fastiter import MultiprocessIterator, concat_examples
+from outside import pids_of, wait_until
+
+class Stuck(Blocks):
+    # At index 0 the first, at 1 the second of two workers hangs.
+    def __init__(self, size, how, marks):
+        super().__init__(size)
+        self.how, self.marks = how, marks
+
+    def __getitem__(self, index):
+        if index < 2 and self.how:
+            pathlib.Path(self.marks, str(index)).touch()
+            if self.how == "sleep":
+                time.sleep(1000)
+            elif self.how == "loop":
+                sum(range(10**12))
+            else:
+                os.kill(os.getpid(), signal.SIGSTOP)
+        return super().__getitem__(index)
+"""
+
+
+def footprint():
+    gc.collect()
+    return {
+        "children": sorted(children()),
+        "threads": threads(),
+        "descriptors": descriptors(),
+        "names": shared_names(),
+        "mappings": mapped_arenas(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "cycles"), [("fork", 200), ("spawn", 6), ("forkserver", 10)]
+)
+def test_cycles_leave_nothing(method, cycles):
+    def cycle(number):
+        iterator = MultiprocessIterator(
+            Blocks(40, 2000),
+            4,
+            n_processes=2,
+            context=method,
+            converter=concat_examples if number % 2 else None,
+        )
+        for _ in range(3):
+            next(iterator)
+        if number % 3:
+            iterator.finalize()
+
+    for number in range(3):
+        cycle(number)
+    before, memory = footprint(), resident()
+    for number in range(cycles):
+        cycle(number)
+    # multiprocessing reaps its own children late
+    wait_until(lambda: footprint()["children"] == before["children"], "all workers end")
+    assert footprint() == before
+    assert resident() - memory < 12 << 20
+
+
+def test_starts_that_fail_leave_nothing():
+    def cycle():
+        iterator = MultiprocessIterator([lambda: 1] * 8, 4, n_processes=2, context="spawn")
+        with pytest.raises(TypeError):
+            next(iterator)
+        iterator.finalize()
+
+    cycle()
+    before = footprint()
+    for _ in range(5):
+        cycle()
+    assert footprint() == before
+
+
+def test_no_descriptor_left_leaves_nothing(tmp_path):
+    """Out of descriptors at the start: an OSError, nothing half made, and later it works."""
+    status, out, err = run_script(
+        tmp_path,
+        HEAD
+        + """
+if __name__ == "__main__":
+    import resource
+    from outside import children, descriptors
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with MultiprocessIterator(Blocks(40), 4, n_processes=3, context="fork") as iterator:
+        next(iterator)
+    before = descriptors()
+    errors = 0
+    for limit in range(max(before) + 1, max(before) + 40):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        iterator = MultiprocessIterator(Blocks(40), 4, n_processes=3, context="fork")
+        try:
+            batch = next(iterator)
+        except OSError as error:
+            assert error.errno == 24, error
+            errors += 1
+        else:
+            assert len(batch) == 4
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        if limit % 2:
+            assert len(next(iterator)) == 4
+        iterator.finalize()
+        del iterator
+        batch = None
+        wait_until(lambda: not children(), "no child stays")
+        assert descriptors() == before, (limit, before, descriptors())
+    assert errors > 3, errors
+    print("done")
+""",
+    )
+    assert (status, out, err) == (0, "done\n", "")
+
+
+# -- the parent ends ---------------------------------------------------------------------------
+
+PROGRAM = (
+    HEAD
+    + """
+if __name__ == "__main__":
+    method, how, marks, begin = {arguments!r}
+    def main():
+        global iterator, batch
+        iterator = MultiprocessIterator(
+            Stuck(40, how, marks), 4, n_processes=2, shuffle=False, context=method
+        )
+        if how:
+            iterator.start()
+            wait_until(lambda: len(os.listdir(marks)) == 2, "both workers hang")
+        else:
+            batch = next(iterator)
+        print(*pids_of(iterator), flush=True)
+        sys.stdin.readline()
+        if begin == "exec":
+            os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(60)"])
+    if begin == "thread":
+        thread = threading.Thread(target=main)
+        thread.start()
+        thread.join()
+    else:
+        main()
+"""
+)
+
+
+@pytest.mark.parametrize("begin", ["main", "thread", "exec"])
+@pytest.mark.parametrize("how", ["", "sleep", "loop"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_parent_killed_or_replaced_leaves_nothing(tmp_path, method, how, begin):
+    names = shared_names()
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    import subprocess
+
+    program = start_script(
+        tmp_path,
+        PROGRAM.format(arguments=(method, how, str(marks), begin)),
+        stdin=subprocess.PIPE,
+    )
+    try:
+        line = program.stdout.readline()
+        assert line, program.communicate()[1]
+        workers = [int(pid) for pid in line.split()]
+        family = children(program.pid)
+        assert len(workers) == 2
+        assert set(workers) <= family
+        if begin == "exec":
+            program.stdin.write("\n")
+            program.stdin.flush()
+            family = set(workers)
+        else:
+            program.kill()
+        wait_until(lambda: not any(map(is_alive, family)), "all end with the parent", 10)
+    finally:
+        program.kill()
+        program.communicate()
+    assert shared_names() <= names
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP", "SIGABRT"])
+def test_a_parent_ended_by_a_signal_leaves_nothing(tmp_path, number):
+    import subprocess
+
+    program = start_script(
+        tmp_path, PROGRAM.format(arguments=("fork", "", "", "main")), stdin=subprocess.PIPE
+    )
+    try:
+        assert program.stdout.readline()
+        family = children(program.pid)
+        assert len(family) == 2
+        kill(program.pid, getattr(signal, number))
+        wait_until(lambda: not any(map(is_alive, family)), "all end with the parent", 10)
+    finally:
+        program.kill()
+        program.communicate()
+
+
+# -- the interpreter exits in silence --------------------------------------------------------------
+
+ENDS = {
+    "a global": "",
+    "held batches": "kept = [next(iterator), concat_examples(next(iterator))]",
+    "a cycle": "class A: pass\n    a = A(); a.a = a; a.i = iterator; del iterator, a",
+    "builtins": "builtins.iterator = iterator",
+    "after finalize": "iterator.finalize()",
+    "prefetch under way": "iterator.reset(); iterator.start()",
+    "sys.exit": "sys.exit(0)",
+    "os._exit": "os._exit(0)",
+    "a daemon thread in next": """
+    def go_on():
+        for batch in iterator:
+            pass
+    threading.Thread(target=go_on, daemon=True).start()
+    time.sleep(0.1)""",
+    "a daemon thread that waits": """
+    iterator = MultiprocessIterator(
+        Stuck(40, "sleep", sys.argv[0] + ".d"), 4, n_processes=2, shuffle=False, context="fork"
+    )
+    os.mkdir(sys.argv[0] + ".d")
+    threading.Thread(target=next, args=(iterator,), daemon=True).start()
+    wait_until(lambda: len(os.listdir(sys.argv[0] + ".d")) == 2, "both workers hang")""",
+    "an exit handler that uses it": "atexit.register(lambda: next(iterator))",
+    "workers stopped": "[os.kill(pid, signal.SIGSTOP) for pid in pids_of(iterator)]",
+    "workers killed": "[os.kill(pid, signal.SIGKILL) for pid in pids_of(iterator)]",
+    "many iterators": """
+    more = [MultiprocessIterator(Blocks(40), 4, n_processes=2, context="fork") for _ in range(4)]
+    for other in more:
+        next(other)""",
+}
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("state", ENDS)
+def test_the_exit_is_silent(tmp_path, state, method):
+    if method == "spawn" and state not in ("a global", "a cycle", "held batches"):
+        method = "forkserver"
+    if method == "forkserver" and state not in ("workers stopped", "sys.exit", "builtins"):
+        pytest.skip("the start method has no part in it")
+    status, out, err = run_script(
+        tmp_path,
+        HEAD
+        + f"""
+if __name__ == "__main__":
+    iterator = MultiprocessIterator(
+        Blocks(40), 4, n_processes=2, shuffle=False, context={method!r}
+    )
+    next(iterator)
+    pids = pids_of(iterator)
+    pathlib.Path({str(tmp_path / "pids")!r}).write_text(" ".join(map(str, pids)))
+    {ENDS[state]}
+""",
+    )
+    assert (status, out, err) == (0, "", "")
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    wait_until(lambda: not any(map(is_alive, pids)), "workers end with the program", 10)
+
+
+@pytest.mark.parametrize("how", ["sleep", "loop", "stop"])
+def test_the_exit_with_hung_workers_is_silent(tmp_path, how):
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    status, out, err = run_script(
+        tmp_path,
+        HEAD
+        + f"""
+if __name__ == "__main__":
+    iterator = MultiprocessIterator(
+        Stuck(40, {how!r}, {str(marks)!r}), 4, n_processes=2, shuffle=False, context="fork"
+    )
+    iterator.start()
+    wait_until(lambda: len(os.listdir({str(marks)!r})) == 2, "both workers hang")
+""",
+    )
+    assert (status, out, err) == (0, "", "")
+
+
+def test_an_unhandled_exception_is_the_only_thing_said(tmp_path):
+    status, out, err = run_script(
+        tmp_path,
+        HEAD
+        + """
+if __name__ == "__main__":
+    iterator = MultiprocessIterator(Blocks(40), 4, n_processes=2, context="fork")
+    for batch in iterator:
+        raise LookupError("the loop's own")
+""",
+    )
+    assert (status, out) == (1, "")
+    assert err.count("Traceback") == 1
+    assert err.endswith("LookupError: the loop's own\n")
+
+
+# -- odd environments ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("closed", [(0,), (0, 1, 2)])
+def test_closed_standard_streams(tmp_path, method, closed):
+    status, _, _ = run_script(
+        tmp_path,
+        HEAD
+        + f"""
+if __name__ == "__main__":
+    for fd in {closed!r}:
+        os.close(fd)
+    if 1 in {closed!r}:
+        sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = None
+    iterator = MultiprocessIterator(
+        Blocks(40, 1), 4, n_processes=2, shuffle=False, context={method!r}
+    )
+    for number in range(30):
+        batch = next(iterator)
+        for row in range(4):
+            if batch[row][0] != (4 * number + row) % 40:
+                os._exit(5)
+    taken = [fd for fd in {closed!r} if os.path.exists(f"/proc/self/fd/{{fd}}")]
+    links = [os.readlink(f"/proc/self/fd/{{fd}}") for fd in taken]
+    if any("fastiter" in link for link in links):
+        os._exit(6)
+    iterator.finalize()
+    os._exit(7)
+""",
+    )
+    assert status == 7
+
+
+def test_a_daemonic_process_is_told(tmp_path):
+    status, out, err = run_script(
+        tmp_path,
+        HEAD
+        + """
+from multiprocessing import get_context
+
+def child():
+    try:
+        next(MultiprocessIterator(Blocks(40), 4, n_processes=2, context="fork"))
+    except RuntimeError as error:
+        assert "daemon" in str(error) and "MultithreadIterator" in str(error)
+    else:
+        raise AssertionError("no error")
+
+if __name__ == "__main__":
+    process = get_context("fork").Process(target=child, daemon=True)
+    process.start()
+    process.join()
+    print(process.exitcode)
+""",
+    )
+    assert (status, out, err) == (0, "0\n", "")
+
+
+def test_handlers_and_states_of_the_program_stay():
+    import random
+
+    import numpy as np
+
+    before = [signal.getsignal(number) for number in range(1, 32)]
+    random.seed(1)
+    np.random.seed(1)
+    states = random.getstate(), np.random.get_state()[1].tolist(), np.random.get_state()[2]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with MultiprocessIterator(
+        Blocks(40), 4, n_processes=2, shuffle=False, context="fork"
+    ) as iterator:
+        for _ in range(20):
+            next(iterator)
+    assert before == [signal.getsignal(number) for number in range(1, 32)]
+    assert states[0] == random.getstate()
+    assert states[1:] == (np.random.get_state()[1].tolist(), np.random.get_state()[2])
+    assert mask == signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert threading.active_count() == len(threading.enumerate())
+
+
+def test_children_of_the_program_are_left_alone():
+    """A program that reaps all children, ours too, or ignores SIGCHLD, loses nothing."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with MultiprocessIterator(
+            Blocks(40, 1), 4, n_processes=2, shuffle=False, context="fork"
+        ) as iterator:
+            next(iterator)
+            for pid in [child.pid for child in psutil.Process().children()]:
+                os.kill(pid, signal.SIGKILL)
+            for number in range(1, 20):
+                assert next(iterator)[0][0] == number * 4 % 40
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_core_dumps_and_names_have_no_trace():
+    assert not [name for name in shared_names() if "fastiter" in name]
+    assert not list(Path("/tmp").glob("fastiter*"))
