@@ -51,8 +51,8 @@ def test_a_tree_that_is_not_compiled_names_the_command(tmp_path):
         copy = tmp_path / path.relative_to(PACKAGE.parent)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(path.read_text())
-    run = subprocess.run(
-        [sys.executable, "-c", "import fastiter"], cwd=tmp_path, capture_output=True, text=True
-    )
+    # -S: an editable installation would find the compiled modules of the tree that it belongs to.
+    command = [sys.executable, "-S", "-c", "import fastiter"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 1
     assert re.search(r"^ImportError: .*pip install", run.stderr, re.MULTILINE | re.DOTALL)
