@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import logging
 import multiprocessing
+import multiprocessing.connection  # join() needs it, at exit too
 import os
 import pickle
 import random
@@ -289,11 +290,13 @@ class Crew:
             left = _wait_for(left, _POLITE_SECONDS if number == signal.SIGTERM else _KILL_SECONDS)
         for member in left:
             logger.warning("worker process %d does not end, even by SIGKILL", member.pid)
-        # Only now, so that Ctrl-C on the way here leaves something to close again.
+        # Only now, so that Ctrl-C on the way here leaves something to close again. A garbage
+        # collection in here may drop the iterator, which closes too.
         for member in members:
-            self.members[member.number] = None
-            if member not in left:
-                member.release()
+            if self.members[member.number] is member:
+                self.members[member.number] = None
+                if member not in left:
+                    member.release()
         self.close_descriptors()
 
     def close_descriptors(self) -> None:

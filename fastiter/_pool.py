@@ -7,6 +7,7 @@ iterator, under the iterator's lock; there is no thread beside it.
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 import weakref
 from collections import Counter, deque
@@ -32,6 +33,23 @@ _SLICE = 0.5  # seconds; the longest sleep before a look at clocks and hints
 _SPIN = 100  # pauses, about 2 us
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_exits = False  # the interpreter does
+
+
+def stay_away_at_exit() -> None:
+    """Stops a daemon thread that calls `next()` while the interpreter exits: whatever it was given
+    or told now would end in a traceback on stderr.
+
+    Raises
+    ------
+    RuntimeError
+        In the main thread, which runs the exit handlers.
+    """
+    if not _exits:
+        return
+    if threading.current_thread() is threading.main_thread():
+        raise RuntimeError("next() is possible no more while the interpreter exits")
+    threading.Event().wait()
 
 
 class Pool:
@@ -249,6 +267,7 @@ class Pool:
         ring = self._ring
         while True:
             if self.closed:
+                stay_away_at_exit()
                 raise RuntimeError("the iterator was finalized while next() waited")
             if done():
                 return
@@ -405,6 +424,8 @@ class Pool:
 
 
 def _close_at_exit(reference: weakref.ref[Pool]) -> None:
+    global _exits
+    _exits = True
     pool = reference()
     if pool is not None:
         pool.close()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from fastiter import _device
 from fastiter._finish import CallableFinisher, ConcatFinisher, Finisher
-from fastiter._pool import Pool
+from fastiter._pool import Pool, stay_away_at_exit
 from fastiter.dataset.convert import concat_examples
 from fastiter.errors import TimeoutWarning
 from fastiter.iterators._arguments import checked_int, checked_optional_int, checked_seconds
@@ -191,6 +191,7 @@ class MultiprocessIterator(PlannedIterator):
             )
         if pool is not None and not pool.closed:
             return pool
+        stay_away_at_exit()
         # Not started yet, or the last start failed and said why.
         self._unscheduled = None
         self._planner.rewind()

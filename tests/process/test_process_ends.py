@@ -6,11 +6,10 @@ import gc
 import os
 import signal
 import threading
-from pathlib import Path
 
 import psutil
 import pytest
-from examples_of import Blocks
+from examples_of import Blocks, Opened
 from outside import (
     children,
     descriptors,
@@ -93,7 +92,7 @@ def test_cycles_leave_nothing(method, cycles):
 
 def test_starts_that_fail_leave_nothing():
     def cycle():
-        iterator = MultiprocessIterator([lambda: 1] * 8, 4, n_processes=2, context="spawn")
+        iterator = MultiprocessIterator(Opened(8), 4, n_processes=2, context="spawn")
         with pytest.raises(TypeError):
             next(iterator)
         iterator.finalize()
@@ -119,7 +118,7 @@ if __name__ == "__main__":
         next(iterator)
     before = descriptors()
     errors = 0
-    for limit in range(max(before) + 1, max(before) + 40):
+    for limit in range(4, 40):
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         iterator = MultiprocessIterator(Blocks(40), 4, n_processes=3, context="fork")
         try:
@@ -419,6 +418,3 @@ def test_children_of_the_program_are_left_alone():
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_core_dumps_and_names_have_no_trace():
-    assert not [name for name in shared_names() if "fastiter" in name]
-    assert not list(Path("/tmp").glob("fastiter*"))
