@@ -17,6 +17,28 @@ try:
 except ImportError:  # it needs NumPy 1.23; where it is there, it is the oracle
     chainer = None
 
+
+def gpu_missing() -> str | None:
+    """Why tests marked gpu cannot run here; None if they can."""
+    try:
+        import cupy
+    except ImportError as error:
+        return f"CuPy is not installed: {error}"
+    try:
+        cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"CuPy finds no device: {error}"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    reason = gpu_missing() if on_gpu else None
+    if reason is not None:
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
 settings.register_profile("fastiter", deadline=None)  # on a busy machine any example can be slow
 settings.load_profile("fastiter")
 
