@@ -62,9 +62,7 @@ def footprint():
     }
 
 
-@pytest.mark.parametrize(
-    ("method", "cycles"), [("fork", 200), ("spawn", 6), ("forkserver", 10)]
-)
+@pytest.mark.parametrize(("method", "cycles"), [("fork", 200), ("spawn", 6), ("forkserver", 10)])
 def test_cycles_leave_nothing(method, cycles):
     def cycle(number):
         iterator = MultiprocessIterator(
@@ -260,13 +258,17 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("state", ENDS)
+@pytest.mark.parametrize(
+    ("state", "method"),
+    [
+        *((state, "fork") for state in ENDS),
+        ("a global", "spawn"),
+        ("a cycle", "spawn"),
+        ("builtins", "forkserver"),
+        ("workers stopped", "forkserver"),
+    ],
+)
 def test_the_exit_is_silent(tmp_path, state, method):
-    if method == "spawn" and state not in ("a global", "a cycle", "held batches"):
-        method = "forkserver"
-    if method == "forkserver" and state not in ("workers stopped", "sys.exit", "builtins"):
-        pytest.skip("the start method has no part in it")
     status, out, err = run_script(
         tmp_path,
         HEAD
@@ -416,5 +418,3 @@ def test_children_of_the_program_are_left_alone():
                 assert next(iterator)[0][0] == number * 4 % 40
     finally:
         signal.signal(signal.SIGCHLD, before)
-
-

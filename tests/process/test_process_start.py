@@ -1,0 +1,181 @@
+"""Start methods, what travels to the workers, and what it costs there."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import random
+import sys
+
+import numpy as np
+import psutil
+import pytest
+from examples_of import Big, Blocks, Locked, Numbered, Opened
+from outside import pids_of, run_script
+
+from fastiter import MultiprocessIterator, concat_examples
+
+METHODS = ["fork", "spawn", "forkserver"]
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def build(dataset, batch_size, **arguments):
+        defaults = {"n_processes": 2, "shuffle": False}
+        made.append(MultiprocessIterator(dataset, batch_size, **{**defaults, **arguments}))
+        return made[-1]
+
+    yield build
+    for iterator in made:
+        iterator.finalize()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("as_context", [False, True])
+def test_every_start_method_gives_the_same(make, method, as_context):
+    context = multiprocessing.get_context(method) if as_context else method
+    iterator = make(Numbered(20), 3, context=context)
+    for number in range(14):
+        for row, (block, index) in enumerate(next(iterator)):
+            assert index == (3 * number + row) % 20
+            np.testing.assert_array_equal(block, Blocks(20)[index])
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_what_does_not_pickle_is_named(make, method):
+    iterator = make(Opened(20), 4, context=method)
+    for _ in range(2):
+        with pytest.raises(TypeError) as caught:
+            next(iterator)
+        text = str(caught.value)
+        assert "'source'" in text
+        assert "'handle'" in text
+        assert "TextIOWrapper" in text or "file" in text.lower() or "IO" in text
+        assert "context='fork'" in text
+        assert "MultithreadIterator" in text
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_converter_that_does_not_pickle_is_an_error_at_the_start(make, monkeypatch, method):
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)  # as if it were not installed
+    iterator = make(Blocks(20), 4, context=method, converter=lambda batch, device: len(batch))
+    with pytest.raises(TypeError, match=r"converter.*module level.*cloudpickle"):
+        iterator.start()
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_lambdas_travel_with_cloudpickle(make, method):
+    pytest.importorskip("cloudpickle")
+    offset = 5
+    iterator = make(
+        Blocks(20, 1),
+        4,
+        context=method,
+        converter=lambda batch, device: np.stack(batch)[:, 0] + offset,
+    )
+    assert next(iterator).tolist() == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_locks_and_shared_numbers_travel(make, method):
+    dataset = Locked(20, method)
+    iterator = make(dataset, 4, context=method)
+    for number in range(10):
+        assert next(iterator)[0][0] == number * 4 % 20 * 64
+    iterator.finalize()
+    assert dataset.count.value >= 40
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_share_one_image_of_the_dataset(make, method):
+    nbytes = 64 << 20
+    iterator = make(Big(nbytes), 16, n_processes=3, context=method)
+    for batch in (next(iterator) for _ in range(8)):
+        assert all(example[1] == nbytes // 8 // 64 for example in batch)
+    private = 0
+    for pid in pids_of(iterator):
+        memory = psutil.Process(pid).memory_full_info()
+        private += memory.uss
+    assert private < nbytes // 2 + 3 * (60 << 20)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_dataset_that_writes_to_itself_is_private_to_a_worker(make, method):
+    iterator = make(Writing(32), 8, context=method)
+    for number in range(8):
+        for row, example in enumerate(next(iterator)):
+            assert example[0] == (8 * number + row) % 32
+            assert example[1] == 7
+
+
+class Writing:
+    def __init__(self, size):
+        self.size = size
+        self.table = np.zeros((size, 40_000))
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        self.table[index] = 7
+        value = self.table[index].mean()
+        self.table[index] = 0
+        return np.array([index, value])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_generators_differ_between_workers_and_starts(make, method):
+    def draws():
+        iterator = make(Draws(64), 1, n_processes=2, context=method, maxtasksperchild=4)
+        got = {}
+        for _ in range(64):
+            pid, ours, numpys = next(iterator)[0]
+            got.setdefault(pid, []).append((ours, numpys))
+        iterator.finalize()
+        return got
+
+    random.seed(3)
+    np.random.seed(3)
+    got = draws()
+    assert len(got) > 4
+    firsts = [values[0] for values in got.values()]
+    assert len({ours for ours, _ in firsts}) == len(firsts)
+    assert len({numpys for _, numpys in firsts}) == len(firsts)
+
+
+class Draws:
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        import os
+
+        return os.getpid(), random.random(), float(np.random.random())
+
+
+def test_padding_travels_under_spawn(make):
+    convert = functools.partial(concat_examples, padding=-1)
+    iterator = make([np.arange(n) for n in (1, 3, 2)], 3, context="spawn", converter=convert)
+    expected = [[0, -1, -1], [0, 1, 2], [0, 1, -1]]
+    for _ in range(4):
+        assert next(iterator).tolist() == expected
+
+
+def test_a_program_without_a_main_guard_is_told(tmp_path):
+    status, _, err = run_script(
+        tmp_path,
+        """
+        from examples_of import Blocks
+        from fastiter import MultiprocessIterator
+
+        iterator = MultiprocessIterator(Blocks(20), 4, n_processes=2, context="spawn")
+        next(iterator)
+        """,
+    )
+    assert status != 0
+    assert "__main__" in err
