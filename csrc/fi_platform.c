@@ -28,6 +28,19 @@
 
 /* ---- shared memory ---------------------------------------------------------------------- */
 
+/* 0 to 2 are the standard streams, even where the program has closed them: what somebody prints
+ * must not land in shared memory or ring a bell. Returns the descriptor to use, or -1 and errno. */
+static int beyond_streams(int fd)
+{
+    if (fd < 0 || fd > 2)
+        return fd;
+    int moved = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    int reason = errno;
+    close(fd);
+    errno = reason;
+    return moved;
+}
+
 static int open_named_and_unlink(int *fd)
 {
     static atomic_uint serial;
@@ -39,7 +52,8 @@ static int open_named_and_unlink(int *fd)
         *fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
         if (*fd >= 0) {
             shm_unlink(name);
-            return FI_OK;
+            *fd = beyond_streams(*fd);
+            return *fd >= 0 ? FI_OK : errno;
         }
         if (errno != EEXIST)
             return errno;
@@ -53,7 +67,7 @@ int fi_shm_open(uint64_t bytes, int *fd)
     if (bytes > (uint64_t)INT64_MAX)
         return EFBIG;
 #ifdef FI_LINUX
-    *fd = memfd_create("fastiter", MFD_CLOEXEC);
+    *fd = beyond_streams(memfd_create("fastiter", MFD_CLOEXEC));
     if (*fd < 0 && errno != ENOSYS)
         return errno;
 #endif
@@ -325,6 +339,15 @@ int fi_pipe_open(int ends[2])
 {
     if (pipe(ends) != 0)
         return errno;
+    ends[0] = beyond_streams(ends[0]);
+    ends[1] = beyond_streams(ends[1]);
+    if (ends[0] < 0 || ends[1] < 0) {
+        int rc = errno;
+        for (int end = 0; end < 2; end++)
+            if (ends[end] >= 0)
+                close(ends[end]);
+        return rc;
+    }
     for (int end = 0; end < 2; end++) {
         (void)fcntl(ends[end], F_SETFD, FD_CLOEXEC);
         (void)fcntl(ends[end], F_SETFL, O_NONBLOCK);
@@ -335,7 +358,7 @@ int fi_pipe_open(int ends[2])
 int fi_event_open(int ends[2])
 {
 #ifdef FI_LINUX
-    ends[0] = ends[1] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    ends[0] = ends[1] = beyond_streams(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (ends[0] >= 0)
         return FI_OK;
     if (errno != ENOSYS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import importlib
 import logging
@@ -31,6 +32,7 @@ logger = logging.getLogger("fastiter")
 # A real-time signal that neither Python nor common libraries use, for workers only.
 _STACK_SIGNAL = signal.SIGRTMIN + 7
 _POLITE_SECONDS = 0.5  # for a worker to end by itself, then by SIGTERM
+_DESCRIPTORS_OF_A_START = 16  # more than multiprocessing opens on the way, in any start method
 _KILL_SECONDS = 3.0  # for the kernel to end what was killed
 
 # What all iterators of this process hold. A worker that a fork starts keeps its own and lets go of
@@ -154,12 +156,12 @@ class Crew:
                 "process with daemon=False, or use MultithreadIterator"
             )
         _rings.add(self._ring)
-        self._life = os.pipe()
-        self._stacks = os.pipe()
+        self._life = _pipe()
+        self._stacks = _pipe()
         os.set_blocking(self._stacks[0], False)
         os.set_blocking(self._stacks[1], False)
         with contextlib.suppress(AttributeError, OSError):
-            self._self_pidfd = os.pidfd_open(os.getpid())
+            self._self_pidfd = _beyond_streams(os.pidfd_open(os.getpid()))
         self._workers_own = {self._life[0], self._stacks[1], self._self_pidfd}
         self._workers_own |= self._ring.arena.descriptors
         _open_descriptors.update(self._workers_own, (self._life[1], self._stacks[0]))
@@ -195,6 +197,7 @@ class Crew:
             seed=self._seed,
         )
         self._ring.clear_cell(number)
+        _require_descriptors(_DESCRIPTORS_OF_A_START, self._life[0])
         process = self._context.Process(
             target=_worker.main, args=(seat,), name=f"fastiter-worker-{number}", daemon=True
         )
@@ -213,7 +216,7 @@ class Crew:
         pidfd = -1
         # Without it (an old kernel, another system) the process' own status is the proof.
         with contextlib.suppress(AttributeError, OSError):
-            pidfd = os.pidfd_open(process.pid)
+            pidfd = _beyond_streams(os.pidfd_open(process.pid))
             _open_descriptors.add(pidfd)
         member = Member(number, self._starts, process, pidfd, self._method != "forkserver")
         self.members[number] = member
@@ -309,6 +312,45 @@ class Crew:
         if self._image is not None:
             self._image.close()
             self._image = None
+
+
+def _beyond_streams(fd: int) -> int:
+    """A descriptor that is none of the standard streams, which a program may have closed: what is
+    printed then must not look like a sign of life or death. Takes over `fd`."""
+    if fd > 2:
+        return fd
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(fd)
+
+
+def _pipe() -> tuple[int, int]:
+    read, write = os.pipe()
+    return _beyond_streams(read), _beyond_streams(write)
+
+
+def _require_descriptors(count: int, some: int) -> None:
+    """Fails early where multiprocessing would fail half way and leave some open.
+
+    Raises
+    ------
+    OSError
+        If `some`, an open descriptor, cannot be duplicated `count` times.
+    """
+    opened: list[int] = []
+    try:
+        while len(opened) < count:
+            opened.append(os.dup(some))
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"starting a worker takes up to {count} file descriptors, and {len(opened)} are left: "
+            f"{error.strerror}; raise RLIMIT_NOFILE or close some",
+        ) from error
+    finally:
+        for fd in opened:
+            os.close(fd)
 
 
 def _wait_for(members: Iterable[Member], seconds: float) -> list[Member]:

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 
-import psutil
 import pytest
 from examples_of import Blocks, Opened
 from outside import (
@@ -16,6 +15,7 @@ from outside import (
     is_alive,
     kill,
     mapped_arenas,
+    pids_of,
     resident,
     run_script,
     shared_names,
@@ -412,7 +412,7 @@ def test_children_of_the_program_are_left_alone():
             Blocks(40, 1), 4, n_processes=2, shuffle=False, context="fork"
         ) as iterator:
             next(iterator)
-            for pid in [child.pid for child in psutil.Process().children()]:
+            for pid in pids_of(iterator):
                 os.kill(pid, signal.SIGKILL)
             for number in range(1, 20):
                 assert next(iterator)[0][0] == number * 4 % 40

@@ -37,9 +37,7 @@ class Mixed:
 def pair(request):
     """The process iterator, and the serial one as its judge."""
     dataset = Mixed(24, request.param)
-    with MultiprocessIterator(
-        dataset, 4, n_processes=2, shuffle=False, context="fork"
-    ) as iterator:
+    with MultiprocessIterator(dataset, 4, n_processes=2, shuffle=False, context="fork") as iterator:
         serial = SerialIterator(dataset, 4, shuffle=False)
         next(iterator), next(serial)  # columns are known from the second on
         next(iterator), next(serial)
