@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from fastiter import _batch, _device, _rows
 
 
@@ -79,13 +81,25 @@ def join(field: Sequence[Any], fill: Any = None, *, copy: bool = False) -> Any:
     """
     if _device.is_cupy_array(field[0]):
         return _join_cupy(field, fill)
-    if not copy and isinstance(field, list):
+    if not copy and isinstance(field, list) and _is_fill(fill, field[0]):
         column = _rows.hand_over(field)
         if column is not None:
             return column
     if fill is None:
         return _batch.stack(field)
     return _batch.pad_stack(field, fill)
+
+
+def _is_fill(fill: Any, first: Any) -> bool:
+    """Whether a column may be handed over although it leaves nothing to fill: a fill value that
+    does not cast is an error all the same."""
+    if fill is None:
+        return True
+    try:
+        np.full((), fill, first.dtype)
+    except Exception:
+        return False
+    return True
 
 
 def _join_cupy(field: Sequence[Any], fill: Any) -> Any:

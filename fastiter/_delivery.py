@@ -102,8 +102,9 @@ def assemble(
         raise exception_of(failure, f"converter, {record.label}, worker process {failure.pid}")
     if flags & _ring.CONVERTED_OBJECT and result is not None:
         return unpack(memoryview(bytearray(result)) if copied else result)
-    if isinstance(finisher, ConcatFinisher) and not odd and record.schema is not None:
-        columns = record.schema.columns(
+    schema = record.schema
+    if isinstance(finisher, ConcatFinisher) and schema and not odd and finisher.suits(schema):
+        columns = schema.columns(
             lease, bool(flags & _ring.CONVERTED_FIELDS), copied or finisher.copy
         )
         if columns is not None:

@@ -16,6 +16,8 @@ import numpy as np
 from fastiter import _collate, _fill, _ring, _rows
 from fastiter._transport import Packed, failure_of
 
+_NUMBERS = {_rows.INT: np.int64, _rows.FLOAT: np.float64, _rows.BOOL: np.bool_}
+
 
 class ConcatFinisher:
     """concat_examples, done in place: equal shapes lie in columns already, ragged fields are put
@@ -41,9 +43,7 @@ class ConcatFinisher:
         schema = rows.current_schema
         if schema is None or not schema.has_ragged_fields:
             return 0
-        if self._fills[0] is not schema:
-            self._fills = (schema, self._fills_for(schema))
-        fills = self._fills[1]
+        fills = self._fills_for(schema)
         try:
             if fills is not None and schema.pad_fields(rows.end, fills):
                 return _ring.CONVERTED_FIELDS
@@ -51,7 +51,17 @@ class ConcatFinisher:
             pass  # the parent tries on its heap, and raises if that fails too
         return 0
 
+    def suits(self, schema: _rows.Schema) -> bool:
+        """Whether the columns of this schema are what concat_examples would give. Its errors about
+        the padding are raised by itself, in `convert`."""
+        return self._fills_for(schema) is not None
+
     def _fills_for(self, schema: _rows.Schema) -> list[Any] | None:
+        if self._fills[0] is not schema:
+            self._fills = (schema, self._cast_fills(schema))
+        return self._fills[1]
+
+    def _cast_fills(self, schema: _rows.Schema) -> list[Any] | None:
         """Per field its fill value as a 0-d array, or None; None if a fill cannot be cast
         without a word from NumPy, which the parent shall say."""
         padding = self.padding
@@ -67,9 +77,9 @@ class ConcatFinisher:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 return [
-                    np.full((), values[number], dtype)
-                    if kind == _rows.RAGGED and values[number] is not None
-                    else None
+                    None
+                    if values[number] is None
+                    else np.full((), values[number], _NUMBERS.get(kind, dtype))
                     for number, (kind, dtype, _) in enumerate(schema.specs)
                 ]
         except Exception:

@@ -9,6 +9,7 @@ nothing is copied on the side that loads. Layout, all numbers little-endian uint
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 import pickle
@@ -16,6 +17,8 @@ import struct
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from fastiter import _ring
 from fastiter.errors import DatasetError, WorkerTraceback
@@ -34,13 +37,39 @@ def _align(number: int) -> int:
     return (number + _ALIGNMENT - 1) & ~(_ALIGNMENT - 1)
 
 
-class Packed:
-    """An object ready to be written into `size` bytes of memory."""
+class _WritablePickler(pickle.Pickler):
+    """Writes arrays so that they load writable, the read-only ones too."""
 
-    def __init__(self, value: object, least: int = 0, dumps: Callable[..., bytes] = pickle.dumps):
+    def reducer_override(self, obj: object) -> Any:
+        if type(obj) is np.ndarray and not obj.flags.writeable:
+            return obj.copy(order="K").__reduce_ex__(5)
+        return NotImplemented
+
+
+class Packed:
+    """An object ready to be written into `size` bytes of memory.
+
+    Parameters
+    ----------
+    least : bytes from which on a buffer has a place of its own.
+    writable : let read-only arrays load writable, as those in columns are.
+    """
+
+    def __init__(
+        self,
+        value: object,
+        least: int = 0,
+        dumps: Callable[..., bytes] = pickle.dumps,
+        writable: bool = True,
+    ):
         self._buffers: list[memoryview] = []
         self._least = least
         self._pickle = dumps(value, protocol=5, buffer_callback=self._keep)
+        if writable and any(buffer.readonly for buffer in self._buffers):
+            self._buffers.clear()
+            file = io.BytesIO()
+            _WritablePickler(file, protocol=5, buffer_callback=self._keep).dump(value)
+            self._pickle = file.getvalue()
         start = _HEAD.size + _PAIR.size * len(self._buffers)
         end = start + len(self._pickle)
         self._places = []
@@ -186,7 +215,7 @@ class Image:
     """
 
     def __init__(self, value: object, dumps: Callable[..., bytes] = pickle.dumps):
-        packed = Packed(value, least=_IMAGE_BUFFER_BYTES, dumps=dumps)
+        packed = Packed(value, least=_IMAGE_BUFFER_BYTES, dumps=dumps, writable=False)
         self.size = packed.size
         self.fd = _ring.open_shared(packed.size, "the dataset's image")
         try:

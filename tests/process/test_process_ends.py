@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
+import subprocess
 import threading
 
 import pytest
@@ -172,15 +174,20 @@ if __name__ == "__main__":
 )
 
 
-@pytest.mark.parametrize("begin", ["main", "thread", "exec"])
-@pytest.mark.parametrize("how", ["", "sleep", "loop"])
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def parents():
+    """Start method, what the workers do, and what the parent does; the rare ones nightly."""
+    for method, how, begin in itertools.product(
+        ["fork", "spawn", "forkserver"], ["", "sleep", "loop"], ["main", "thread", "exec"]
+    ):
+        nightly = method != "fork" and (how != "loop" or begin == "thread")
+        yield pytest.param(method, how, begin, marks=[pytest.mark.stress] if nightly else [])
+
+
+@pytest.mark.parametrize(("method", "how", "begin"), parents())
 def test_a_parent_killed_or_replaced_leaves_nothing(tmp_path, method, how, begin):
     names = shared_names()
     marks = tmp_path / "marks"
     marks.mkdir()
-    import subprocess
-
     program = start_script(
         tmp_path,
         PROGRAM.format(arguments=(method, how, str(marks), begin)),
@@ -208,8 +215,6 @@ def test_a_parent_killed_or_replaced_leaves_nothing(tmp_path, method, how, begin
 
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP", "SIGABRT"])
 def test_a_parent_ended_by_a_signal_leaves_nothing(tmp_path, number):
-    import subprocess
-
     program = start_script(
         tmp_path, PROGRAM.format(arguments=("fork", "", "", "main")), stdin=subprocess.PIPE
     )

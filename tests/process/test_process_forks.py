@@ -116,8 +116,16 @@ def test_a_fork_in_another_thread_while_next_runs(iterator):
     assert set(statuses) == {0}
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("end", ["sys.exit(0)", "None", "1 / 0"])
+@pytest.mark.parametrize(
+    ("method", "end"),
+    [
+        ("fork", "sys.exit(0)"),
+        ("fork", "None"),
+        ("fork", "1 / 0"),
+        ("spawn", "sys.exit(0)"),
+        ("forkserver", "None"),
+    ],
+)
 def test_a_childs_exit_does_not_touch_the_workers(tmp_path, method, end):
     """An ordinary end runs the exit handlers that the child inherited, multiprocessing's too."""
     status, out, err = run_script(

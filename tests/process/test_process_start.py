@@ -130,7 +130,7 @@ def test_generators_differ_between_workers_and_starts(make, method):
     def draws():
         iterator = make(Draws(64), 1, n_processes=2, context=method, maxtasksperchild=4)
         got = {}
-        for _ in range(64):
+        for _ in range(64 if method == "fork" else 14):
             pid, ours, numpys = next(iterator)[0]
             got.setdefault(pid, []).append((ours, numpys))
         iterator.finalize()
@@ -139,7 +139,7 @@ def test_generators_differ_between_workers_and_starts(make, method):
     random.seed(3)
     np.random.seed(3)
     got = draws()
-    assert len(got) > 4
+    assert len(got) > 2
     firsts = [values[0] for values in got.values()]
     assert len({ours for ours, _ in firsts}) == len(firsts)
     assert len({numpys for _, numpys in firsts}) == len(firsts)
