@@ -192,7 +192,7 @@ def test_random_kills_under_load(make):
                     np.testing.assert_array_equal(block, Blocks(97)[index])
         finally:
             stop.set()
-    assert kills > 20
+    assert kills > 3
 
 
 @pytest.mark.stress
