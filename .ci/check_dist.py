@@ -8,7 +8,17 @@ import zipfile
 from pathlib import Path
 
 WHEEL_BYTES = 2 * 2**20
-SDIST_DIRECTORIES = ["csrc", "fastiter", "tests", "tests/c", "tests/process", "bench", "docs", "examples", ".ci"]
+SDIST_DIRECTORIES = [
+    "csrc",
+    "fastiter",
+    "tests",
+    "tests/c",
+    "tests/process",
+    "bench",
+    "docs",
+    "examples",
+    ".ci",
+]
 SDIST_FILES = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
