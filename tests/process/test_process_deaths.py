@@ -15,7 +15,7 @@ import pytest
 from examples_of import Blocks, Gated, Misfits, Numbered, Unloadable, killing_converter
 from outside import HANG, is_alive, kill, later, pids_of, wait_until
 
-from fastiter import MultiprocessIterator, WorkerDiedError, concat_examples
+from fastiter import WorkerDiedError, concat_examples
 
 METHODS = ["fork", "spawn", "forkserver"]
 DEEDS = {
@@ -27,20 +27,6 @@ DEEDS = {
     "_exit0": "status 0",
     "_exit3": "status 3",
 }
-
-
-@pytest.fixture
-def make():
-    made = []
-
-    def build(dataset, batch_size, **arguments):
-        defaults = {"n_processes": 2, "shuffle": False, "context": "fork"}
-        made.append(MultiprocessIterator(dataset, batch_size, **{**defaults, **arguments}))
-        return made[-1]
-
-    yield build
-    for iterator in made:
-        iterator.finalize()
 
 
 def indices(batch):

@@ -42,20 +42,6 @@ class Raises:
         return np.full(3, index)
 
 
-@pytest.fixture
-def make():
-    made = []
-
-    def build(dataset, batch_size, **arguments):
-        defaults = {"n_processes": 2, "shuffle": False, "context": "fork"}
-        made.append(MultiprocessIterator(dataset, batch_size, **{**defaults, **arguments}))
-        return made[-1]
-
-    yield build
-    for iterator in made:
-        iterator.finalize()
-
-
 def indices(batch):
     return [int(example[0]) for example in batch]
 

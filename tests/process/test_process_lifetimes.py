@@ -32,20 +32,6 @@ from fastiter import MultiprocessIterator, concat_examples
 from fastiter._pool import _SPARES
 
 
-@pytest.fixture
-def make():
-    made = []
-
-    def build(dataset, batch_size, **arguments):
-        defaults = {"n_processes": 2, "shuffle": False, "context": "fork"}
-        made.append(MultiprocessIterator(dataset, batch_size, **{**defaults, **arguments}))
-        return made[-1]
-
-    yield build
-    for iterator in made:
-        iterator.finalize()
-
-
 def numbers(batch):
     return [int(example[0]) // example.size for example in batch]
 

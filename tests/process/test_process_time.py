@@ -19,20 +19,6 @@ from fastiter import MultiprocessIterator
 TimeoutWarning = MultiprocessIterator.TimeoutWarning
 
 
-@pytest.fixture
-def make():
-    made = []
-
-    def build(dataset, batch_size, **arguments):
-        defaults = {"n_processes": 2, "shuffle": False, "context": "fork"}
-        made.append(MultiprocessIterator(dataset, batch_size, **{**defaults, **arguments}))
-        return made[-1]
-
-    yield build
-    for iterator in made:
-        iterator.finalize()
-
-
 def test_the_warning_says_all(make, tmp_path):
     gate = tmp_path / "gate"
     iterator = make(Gated(16, {5}, gate), 4, dataset_timeout=0.2)
