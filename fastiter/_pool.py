@@ -313,9 +313,10 @@ class Pool:
                 self._warn(member, report["index"], seconds)
 
     def _warn(self, member: Member, index: int, seconds: float) -> None:
+        what = "loading" if index == _ring.LOADING else f"busy with index {index}"
         warnings.warn(
             TimeoutWarning(
-                f"the dataset has been busy with index {index} for {seconds:.1f} s "
+                f"the dataset has been {what} for {seconds:.1f} s "
                 f"(dataset_timeout={self._timeout} s) in worker process {member.pid}; waiting for "
                 f"{self._scheduled[0].label if self._scheduled else 'a free slot'}. Its Python "
                 f"stack now:\n{self._crew.stack_of(member)}"

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from typing_extensions import Self, disjoint_base
 
 NOTE_BYTES: int
+LOADING: int
 
 ROW_OK: int
 ROW_SPILL: int

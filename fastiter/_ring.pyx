@@ -22,6 +22,9 @@ cdef enum:
 
 NOTE_BYTES = FI_NOTE_BYTES
 
+# In the place of the index in hand.
+LOADING = -1
+
 # Codes of done rows, and flags of a finished slot.
 ROW_OK = FI_ROW_OK
 ROW_SPILL = FI_SPILL
@@ -467,11 +470,17 @@ cdef class WorkerEnd:
         fi_worker_init(&self.worker, &arena.ring, number, bell_pipe)
 
     def enter(self, uint32_t start):
-        """Waits at the gate; False if this start has been given up meanwhile."""
+        """Waits at the gate; False if this start has been given up meanwhile.
+
+        From here on, until `loaded`, the cell says that the worker loads the dataset.
+        """
         cdef bint entered
         cdef uint32_t pid = getpid()
+        cdef fi_cell *cell = self.worker.ring.cells + self.worker.number
         with nogil:
-            entered = fi_cell_enter(self.worker.ring.cells + self.worker.number, start, pid)
+            entered = fi_cell_enter(cell, start, pid)
+        if entered:
+            fi_cell_fetch_begins(cell, LOADING)
         return entered
 
     def loaded(self, uint32_t start, bytes note=b""):
@@ -479,6 +488,7 @@ cdef class WorkerEnd:
         cdef uint32_t length = min(<uint32_t>len(note), <uint32_t>FI_NOTE_BYTES)
         memcpy(self.arena.ring.notes + <uint64_t>self.worker.number * FI_NOTE_BYTES,
                <char *>note, length)
+        fi_cell_fetch_ends(self.worker.ring.cells + self.worker.number)
         fi_cell_loaded(self.worker.ring.cells + self.worker.number, start, length)
 
     def leave(self):

@@ -45,9 +45,10 @@ class MultiprocessIterator(PlannedIterator):
         Bytes per example that slots have room for at first. They grow as needed; None lets the
         first batches tell.
     dataset_timeout : float, optional
-        Seconds that the dataset may take for one example before `TimeoutWarning` is issued, again
-        after each further period; None for no limit. ``warnings.simplefilter('error',
-        MultiprocessIterator.TimeoutWarning)`` makes ``next()`` raise it; nothing is lost then.
+        Seconds that the dataset may take for one example, or to load in a worker, before
+        `TimeoutWarning` is issued, again after each further period; None for no limit.
+        ``warnings.simplefilter('error', MultiprocessIterator.TimeoutWarning)`` makes ``next()``
+        raise it; nothing is lost then.
     maxtasksperchild : int, optional
         Ranges of rows that a worker completes before a fresh one takes its place.
     converter : callable, optional

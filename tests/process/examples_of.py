@@ -119,6 +119,19 @@ class Unloadable(Blocks):
         do(state["deed"])
 
 
+class SlowToLoad(Blocks):
+    """Loads once a file is there."""
+
+    def __init__(self, size: int, gate: Path):
+        super().__init__(size)
+        self.gate = gate
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        while not state["gate"].exists():
+            time.sleep(0.005)
+        self.__dict__.update(state)
+
+
 class Locked(Blocks):
     """Travels only with a process that starts: holds a lock and a shared number."""
 

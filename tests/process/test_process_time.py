@@ -11,7 +11,7 @@ import time
 import warnings
 
 import pytest
-from examples_of import Blocks, Gated, Numbered
+from examples_of import Blocks, Gated, Numbered, SlowToLoad
 from outside import HANG, is_alive, later, pids_of, run_script, wait_until
 
 from fastiter import MultiprocessIterator
@@ -48,6 +48,17 @@ def test_the_warning_says_all(make, tmp_path):
     assert seconds[0] >= 0.2
     assert seconds[2] >= 0.6
     assert next(iterator) == [8, 9, 10, 11]
+
+
+def test_a_dataset_that_does_not_load_is_named(make, tmp_path):
+    gate = tmp_path / "gate"
+    iterator = make(SlowToLoad(8, gate), 4, dataset_timeout=0.2, context="spawn", n_processes=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TimeoutWarning)
+        with pytest.raises(TimeoutWarning, match=r"(?s)been loading for 0\.\d s.*in __setstate__"):
+            next(iterator)
+    gate.touch()
+    assert [int(x[0]) // 64 for x in next(iterator)] == [0, 1, 2, 3]
 
 
 def test_the_warning_as_an_error_loses_nothing(make, tmp_path):
