@@ -340,7 +340,7 @@ def _require_descriptors(count: int, some: int) -> None:
     """
     opened: list[int] = []
     try:
-        while len(opened) < count:
+        for _ in range(count):
             opened.append(os.dup(some))
     except OSError as error:
         raise OSError(
