@@ -215,7 +215,7 @@ cdef object _stack_arrays(tuple rows, object out):
     if not PyArray_CheckExact(first):
         return None
     cdef PyArray_Descr *descr = PyArray_DESCR(first)
-    cdef int ndim = PyArray_NDIM(first)
+    cdef int ndim = PyArray_NDIM(first), axis
     # NumPy makes the result's byte order native.
     if ndim >= FI_PAD_MAX_NDIM or not cnp.PyArray_ISNBO(descr.byteorder) or not _is_plain(descr):
         return None
@@ -230,7 +230,8 @@ cdef object _stack_arrays(tuple rows, object out):
         if not _scan(rows, data, NULL):
             return None
         shape[0] = n
-        memcpy(shape + 1, PyArray_DIMS(first), ndim * sizeof(Py_ssize_t))
+        for axis in range(ndim):
+            shape[1 + axis] = PyArray_DIMS(first)[axis]
         result = _result(out, <object>descr, ndim + 1, shape)
         if result is None:
             return None
