@@ -183,7 +183,7 @@ def parents():
         yield pytest.param(method, how, begin, marks=[pytest.mark.stress] if nightly else [])
 
 
-@pytest.mark.parametrize(("method", "how", "begin"), parents())
+@pytest.mark.parametrize(("method", "how", "begin"), list(parents()))
 def test_a_parent_killed_or_replaced_leaves_nothing(tmp_path, method, how, begin):
     names = shared_names()
     marks = tmp_path / "marks"

@@ -339,7 +339,7 @@ def cases():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("name", "how"), cases())
+@pytest.mark.parametrize(("name", "how"), list(cases()))
 def test_converted_as_afterwards(name, how):
     make, convert = ALL[name], CONVERTERS[how]
     if how in ("padded by field", "padded with too few"):
