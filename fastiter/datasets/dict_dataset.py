@@ -1,0 +1,57 @@
+"""Datasets side by side, as dicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["DictDataset"]
+
+
+class DictDataset:
+    """Puts datasets of equal length side by side: example i is the dict of their examples i.
+
+    Parameters
+    ----------
+    **datasets : sequence
+        At least one, all of the same length, each with ``__len__`` and ``__getitem__``. Their
+        names are the keys of the examples.
+
+    Raises
+    ------
+    ValueError
+        If there is none, or their lengths differ.
+
+    Examples
+    --------
+    >>> DictDataset(x=[8, 0, 5], y="abc")[2]
+    {'x': 5, 'y': 'c'}
+    """
+
+    def __init__(self, **datasets: Any) -> None:
+        if not datasets:
+            raise ValueError("no datasets are given: pass at least one")
+        first, length = next(iter(datasets)), len(next(iter(datasets.values())))
+        for key, dataset in datasets.items():
+            if len(dataset) != length:
+                raise ValueError(
+                    f"dataset {key!r} has {len(dataset)} examples where {first!r} has {length}: "
+                    "all datasets must be equally long"
+                )
+        self._datasets = datasets
+        self._length = length
+
+    def __getitem__(self, index: Any) -> Any:
+        """Get an example, or the list of those in a slice.
+
+        Any other index goes to each of the datasets, and the results make one dict: with arrays,
+        a list of integers gives a dict of arrays.
+        """
+        parts = {key: dataset[index] for key, dataset in self._datasets.items()}
+        if isinstance(index, slice):
+            length = len(next(iter(parts.values())))
+            return [{key: part[row] for key, part in parts.items()} for row in range(length)]
+        return parts
+
+    def __len__(self) -> int:
+        """Get the number of examples, which was that of the first dataset in the constructor."""
+        return self._length

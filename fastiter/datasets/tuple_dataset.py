@@ -1,0 +1,55 @@
+"""Datasets side by side, as tuples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["TupleDataset"]
+
+
+class TupleDataset:
+    """Puts datasets of equal length side by side: example i is the tuple of their examples i.
+
+    Parameters
+    ----------
+    *datasets : sequence
+        At least one, all of the same length, each with ``__len__`` and ``__getitem__``.
+
+    Raises
+    ------
+    ValueError
+        If there is none, or their lengths differ.
+
+    Examples
+    --------
+    >>> TupleDataset([8, 0, 5], "abc")[1:]
+    [(0, 'b'), (5, 'c')]
+    """
+
+    def __init__(self, *datasets: Any) -> None:
+        if not datasets:
+            raise ValueError("no datasets are given: pass at least one")
+        length = len(datasets[0])
+        for number, dataset in enumerate(datasets):
+            if len(dataset) != length:
+                raise ValueError(
+                    f"dataset {number} has {len(dataset)} examples where dataset 0 has {length}: "
+                    "all datasets must be equally long"
+                )
+        self._datasets = datasets
+        self._length = length
+
+    def __getitem__(self, index: Any) -> Any:
+        """Get an example, or the list of those in a slice.
+
+        Any other index goes to each of the datasets, and the results make one tuple: with arrays,
+        a list of integers gives a tuple of arrays.
+        """
+        parts = [dataset[index] for dataset in self._datasets]
+        if isinstance(index, slice):
+            return [tuple([part[row] for part in parts]) for row in range(len(parts[0]))]
+        return tuple(parts)
+
+    def __len__(self) -> int:
+        """Get the number of examples, which was that of the first dataset in the constructor."""
+        return self._length
