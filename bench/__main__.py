@@ -3,54 +3,70 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
+import importlib
+import pkgutil
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from bench import pipelines, report
-from bench.interpreters import FAMILIES, Interpreter, parse_interpreters, probe
+import bench
+from bench import micro_measure, pipelines, report
+from bench.interpreters import FAMILIES, parse_interpreters, probe
+from bench.rows import Row
 from bench.workloads import WORKLOADS
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 PEERS = tuple(family for family in FAMILIES if family != "fastiter")
-ROUNDS, SECONDS = 5, 0.5
-QUICK_ROUNDS, QUICK_SECONDS = 3, 0.2
 
 
-def _arguments() -> argparse.Namespace:
+def micro_jobs() -> dict[str, ModuleType]:
+    """The modules of `bench` that are jobs of micro-benchmarks, by name."""
+    modules = [
+        importlib.import_module(f"bench.{info.name}")
+        for info in pkgutil.iter_modules(bench.__path__)
+        if info.name != "__main__"
+    ]
+    return {module.NAME: module for module in modules if hasattr(module, "cases")}
+
+
+def _arguments(jobs: dict[str, ModuleType]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    jobs = parser.add_subparsers(dest="job", required=True)
-    job = jobs.add_parser("pipelines", help="whole pipelines, from dataset to checked batch")
-    job.add_argument(
-        "workloads", nargs="*", metavar="W", help=f"of {' '.join(WORKLOADS)}; default all"
+    known = (*jobs, "pipelines", *WORKLOADS)
+    parser.add_argument(
+        "jobs", nargs="*", metavar="JOB", help=f"of {', '.join(known)}; default all"
     )
-    job.add_argument(
-        "--quick", action="store_true", help="short slices, three rounds, main candidates only"
+    parser.add_argument(
+        "--quick", action="store_true", help="few cases, main candidates, three short rounds"
     )
-    job.add_argument(
+    parser.add_argument(
+        "--only", metavar="PATTERN", help="cases whose name matches, as in '*float32*'"
+    )
+    parser.add_argument(
         "--peers",
         default=",".join(PEERS),
         help="comma-separated, of " + ", ".join(PEERS) + "; 'none' for fastiter alone",
     )
-    job.add_argument(
+    parser.add_argument(
         "--python",
         action="append",
         default=[],
         metavar="FAMILY=PATH",
         help="the interpreter that has this library, e.g. chainer=/opt/py310/bin/python",
     )
-    job.add_argument("--rounds", type=int, help=f"default {ROUNDS}, with --quick {QUICK_ROUNDS}")
-    job.add_argument(
-        "--seconds",
-        type=float,
-        help=f"of one slice; default {SECONDS}, with --quick {QUICK_SECONDS}",
+    parser.add_argument("--rounds", type=int, help="default 5, with --quick 3")
+    parser.add_argument(
+        "--seconds", type=float, help="of one timed slice; the default depends on the job"
     )
-    job.add_argument("--json", metavar="FILE", help="write every figure to FILE")
+    parser.add_argument("--json", metavar="FILE", help="write every figure to FILE")
+    parser.add_argument("--list", action="store_true", help="print jobs and cases, and end")
     arguments = parser.parse_args()
-    arguments.workloads = arguments.workloads or list(WORKLOADS)
-    for name in arguments.workloads:
-        if name not in WORKLOADS:
-            parser.error(f"workload {name!r}: expected one of {' '.join(WORKLOADS)}")
+    for name in arguments.jobs:
+        if name not in known:
+            parser.error(f"job {name!r}: expected some of {', '.join(known)}")
     arguments.peers = [] if arguments.peers == "none" else arguments.peers.split(",")
     for peer in arguments.peers:
         if peer not in PEERS:
@@ -68,47 +84,118 @@ def _say(text: str) -> None:
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def _interpreters(
-    arguments: argparse.Namespace,
-) -> tuple[dict[str, Interpreter], dict[str, Interpreter]]:
-    """The interpreter of each chosen family, and fastiter under those of peers that use another."""
-    paths = arguments.python
-    chosen = {
-        family: probe(family, paths[family], ROOT) for family in ("fastiter", *arguments.peers)
-    }
-    twins = {
-        peer: probe("fastiter", paths[peer], ROOT)
-        for peer in arguments.peers
-        if chosen[peer].reason is None and paths[peer] != paths["fastiter"]
-    }
-    return chosen, twins
+class Run:
+    """One run: what was asked for, under which interpreters, and what came out."""
+
+    def __init__(self, arguments: argparse.Namespace, jobs: dict[str, ModuleType]) -> None:
+        chosen = arguments.jobs or [*jobs, "pipelines"]
+        pattern = arguments.only or "*"
+        workloads = WORKLOADS if "pipelines" in chosen else [w for w in WORKLOADS if w in chosen]
+        self.workloads = [name for name in workloads if fnmatch.fnmatch(name, pattern)]
+        self.cases = {
+            name: (job, [c for c in job.cases(arguments.quick) if fnmatch.fnmatch(c.name, pattern)])
+            for name, job in jobs.items()
+            if name in chosen
+        }
+        self.results: dict[str, dict[str, Any]] = {}
+        self.wrong = False
+        self._arguments = arguments
+
+    def probe(self) -> None:
+        """Finds out which libraries there are (seconds).
+
+        `interpreters` has one per chosen family, `twins` fastiter under those of peers that use
+        another one than fastiter does.
+        """
+        arguments, paths = self._arguments, self._arguments.python
+        self.interpreters = {
+            family: probe(family, paths[family], ROOT) for family in ("fastiter", *arguments.peers)
+        }
+        self.twins = {
+            peer: probe("fastiter", paths[peer], ROOT)
+            for peer in arguments.peers
+            if self.interpreters[peer].reason is None and paths[peer] != paths["fastiter"]
+        }
+
+    def micro(self) -> None:
+        arguments, quick = self._arguments, self._arguments.quick
+        rounds, seconds = (
+            (micro_measure.QUICK_ROUNDS, micro_measure.QUICK_SECONDS)
+            if quick
+            else (micro_measure.ROUNDS, micro_measure.SECONDS)
+        )
+        settings = micro_measure.MicroSettings(
+            arguments.rounds or rounds, arguments.seconds or seconds, ROOT, quick
+        )
+        for name, (module, cases) in self.cases.items():
+            results = {}
+            with closing(micro_measure.Job(module, settings)) as job:
+                for case in cases:
+                    rows = micro_measure.rows_of(case, self.interpreters, self.twins)
+                    label = f"{name}, {case.name}"
+                    job.measure(case, rows, lambda text, label=label: _say(f"{label}: {text}"))
+                    results[case.name] = report.micro_json(case, rows)
+                    self._show(report.micro_table(name, case, rows), rows)
+            self.results[name] = {
+                "title": module.TITLE,
+                "rounds": settings.rounds,
+                "seconds": settings.seconds,
+                "cases": results,
+            }
+
+    def pipelines(self) -> None:
+        arguments, quick = self._arguments, self._arguments.quick
+        rounds, seconds = (
+            (pipelines.QUICK_ROUNDS, pipelines.QUICK_SECONDS)
+            if quick
+            else (pipelines.ROUNDS, pipelines.SECONDS)
+        )
+        settings = pipelines.Settings(
+            arguments.rounds or rounds, arguments.seconds or seconds, ROOT
+        )
+        results = {}
+        for name in self.workloads:
+            rows = pipelines.rows_of(self.interpreters, self.twins, main_only=quick)
+            pipelines.measure(name, rows, settings, lambda text, name=name: _say(f"{name}: {text}"))
+            results[name] = report.pipeline_json(name, rows)
+            self._show(report.pipeline_table(name, rows), rows)
+        if results:
+            self.results["pipelines"] = {
+                "title": "from dataset to checked batch",
+                "rounds": settings.rounds,
+                "seconds": settings.seconds,
+                "cases": results,
+            }
+
+    def _show(self, table: str, rows: list[Row]) -> None:
+        _say("")
+        print("\n" + table, flush=True)
+        self.wrong = self.wrong or any(row.status == "WRONG" for row in rows)
 
 
 def main() -> int:
-    arguments = _arguments()
-    settings = pipelines.Settings(
-        rounds=arguments.rounds or (QUICK_ROUNDS if arguments.quick else ROUNDS),
-        seconds=arguments.seconds or (QUICK_SECONDS if arguments.quick else SECONDS),
-        root=ROOT,
-    )
-    facts = report.machine()
-    interpreters, twins = _interpreters(arguments)
-    print(report.describe(facts, interpreters), flush=True)
+    jobs = micro_jobs()
+    arguments = _arguments(jobs)
+    run = Run(arguments, jobs)
+    if arguments.list:
+        for name, (module, cases) in run.cases.items():
+            print(f"{name}: {module.TITLE}")
+            print("".join(f"  {case.name}\n" for case in cases), end="")
+        for name in run.workloads:
+            print(f"{name}: {WORKLOADS[name].title}")
+        return 0
     begin = time.monotonic()
-    results = {}
-    for name in arguments.workloads:
-        rows = pipelines.rows_of(interpreters, twins, main_only=arguments.quick)
-        pipelines.measure(name, rows, settings, lambda text, name=name: _say(f"{name}: {text}"))
-        results[name] = rows
-        _say("")
-        print("\n" + report.table(name, rows), flush=True)
-    print(f"\n{time.monotonic() - begin:.0f} s in all")
+    facts = report.machine()
+    run.probe()
+    print(report.describe(facts, run.interpreters), flush=True)
+    run.micro()
+    run.pipelines()
+    took = time.monotonic() - begin
+    print(f"\n{took:.0f} s in all")
     if arguments.json:
-        report.write_json(
-            arguments.json, facts, {"rounds": settings.rounds, "seconds": settings.seconds}, results
-        )
-    wrong = any(row.status == "WRONG" for rows in results.values() for row in rows)
-    return 1 if wrong else 0
+        settings = {"quick": arguments.quick, "took": took}
+        report.write_json(arguments.json, facts, run.interpreters, settings, run.results)
+    return 1 if run.wrong else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What `MultiprocessIterator` is to reach, as ratios within one run, and what it reached.
+"""What fastiter is to reach, as ratios within one run, and what it reached.
 
 A goal counts as met from nine tenths of it on: the rest is the noise of a shared machine.
 """
@@ -9,90 +9,183 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bench.pipelines import Row
+from bench.rows import Row
 
 MET_FROM = 0.9
 
 
 @dataclass(frozen=True)
 class Goal:
-    """At least `ratio` times the best row of `other`.
+    """At least `ratio` times as good as the best row of `other`.
 
     Attributes
     ----------
     other : str
-        A row and its variants (``torch.mp``, ``torch.mp-numpy``: the best one counts), or
-        ``best peer``: the best row of all peers.
+        A row and its variants (``torch.mp``, ``torch.mp-numpy``; ``torch``: all of torch's; the
+        best one counts), or ``best peer``: the best row of all peers.
     ours : str
-        The row of fastiter, or ``fastiter``: the best of them.
+        The row of fastiter; with ``.*`` behind it ("fastiter.*") the best that begins so.
+    figure : str
+        What is compared. ``rate`` is better when more, every other figure when less.
     """
 
     other: str
     ratio: float
-    ours: str = "fastiter.mp"
+    ours: str = "fastiter"
+    figure: str = "rate"
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """A figure of our row that is to be `value` or less, in its own unit.
+
+    Attributes
+    ----------
+    figure : str
+        ``seconds`` (per call), ``p95_ratio`` (95th percentile over median), ``ns_per_item``,
+        ``cpu_us_per_example``, ``pss_added`` (bytes), or one that the candidate measured itself.
+    """
+
+    figure: str
+    value: float
+    ours: str = "fastiter"
+
+
+def _pipeline(*goals: Goal, list_share: float) -> tuple[Goal, ...]:
+    """`goals`, and those of ``fastiter.mp`` once more for the rows without a converter."""
+    lists = [
+        Goal(goal.other, list_share * goal.ratio, "fastiter.mp-list")
+        for goal in goals
+        if goal.ours == "fastiter.mp"
+    ]
+    return (*goals, *lists)
+
+
+def _mp(other: str, ratio: float) -> Goal:
+    return Goal(other, ratio, "fastiter.mp")
 
 
 PIPELINES = {
-    "W1": (
-        Goal("torch.mp", 16),
-        Goal("chainer.mp", 6),
-        Goal("limit", 0.70),
-        Goal("best peer", 1.0, ours="fastiter"),
+    "W1": _pipeline(
+        _mp("torch.mp", 16),
+        _mp("chainer.mp", 6),
+        _mp("limit", 0.70),
+        Goal("best peer", 1.0, "fastiter.*"),
+        list_share=0.8,
     ),
-    "W2": (Goal("torch.mp", 12), Goal("chainer.mp", 35), Goal("best peer", 1.5)),
-    "W3": (Goal("torch.mp", 2), Goal("chainer.mp", 1.3), Goal("limit", 0.85)),
-    "W4": (Goal("torch.mp", 15), Goal("chainer.mp", 40), Goal("best peer", 1.4)),
-    "W5": (Goal("torch.mp", 15), Goal("chainer.mp", 30), Goal("best peer", 1.6)),
-    "W6": (Goal("torch.mp", 11), Goal("chainer.mp", 5), Goal("best peer", 1.9)),
-    "W7": (Goal("limit", 0.99),),
+    "W2": _pipeline(
+        _mp("torch.mp", 12), _mp("chainer.mp", 35), _mp("best peer", 1.5), list_share=0.5
+    ),
+    "W3": _pipeline(_mp("torch.mp", 2), _mp("chainer.mp", 1.3), _mp("limit", 0.85), list_share=0.8),
+    "W4": _pipeline(
+        _mp("torch.mp", 15), _mp("chainer.mp", 40), _mp("best peer", 1.4), list_share=0.5
+    ),
+    "W5": _pipeline(
+        _mp("torch.mp", 15), _mp("chainer.mp", 30), _mp("best peer", 1.6), list_share=0.5
+    ),
+    "W6": _pipeline(
+        _mp("torch.mp", 11), _mp("chainer.mp", 5), _mp("best peer", 1.9), list_share=0.8
+    ),
+    "W7": _pipeline(_mp("limit", 0.99), list_share=0.8),
 }
-# The list of examples, then concat_examples, against the goals of the iterator with a converter.
-LIST_SHARE = {"W1": 0.8, "W2": 0.5, "W3": 0.8, "W4": 0.5, "W5": 0.5, "W6": 0.8, "W7": 0.8}
 
 
-def best(rows: Iterable[Row]) -> Row | None:
-    """The fastest row that is ok."""
-    return max((row for row in rows if row.ok), key=lambda row: row.rate, default=None)
+def value(row: Row, figure: str) -> float | None:
+    """A figure of a row that is ok, also those that follow from others; None where it has none."""
+    if figure == "ns_per_item":
+        return 1e9 / row.rate
+    if figure == "p95_ratio":
+        p95, seconds = row.figure("p95"), row.figure("seconds")
+        return p95 / seconds if p95 and seconds else None
+    return row.figure(figure)
+
+
+def best(rows: Iterable[Row], figure: str = "rate") -> Row | None:
+    """The best row that is ok and has this figure."""
+    having = [(value(row, figure), row) for row in rows if row.ok]
+    known = [(found, row) for found, row in having if found is not None]
+    choose = max if figure == "rate" else min
+    return choose(known, key=lambda pair: pair[0])[1] if known else None
 
 
 def matching(rows: list[Row], other: str) -> list[Row]:
     """The rows that a goal compares with."""
     if other == "best peer":
         return [row for row in rows if row.family not in ("limit", "fastiter")]
-    return [row for row in rows if row.name == other or row.name.startswith(f"{other}-")]
+    return [
+        row for row in rows if row.name == other or row.name.startswith((f"{other}-", f"{other}."))
+    ]
 
 
-def ours_for(rows: list[Row], name: str, other: Row) -> Row | None:
+def ours_for(
+    rows: list[Row], name: str, other: Row | None = None, figure: str = "rate"
+) -> Row | None:
     """Our row `name`, under the interpreter of `other` where it was measured there."""
+    if name.endswith(".*"):
+        stem = name[:-2]
+        return best(
+            (
+                row
+                for row in rows
+                if "@" not in row.name and (row.name == stem or row.name.startswith(f"{stem}."))
+            ),
+            figure,
+        )
     by_name = {row.name: row for row in rows if row.ok}
+    if other is None:
+        return by_name.get(name)
     return by_name.get(f"{name}@{other.family}", by_name.get(name))
 
 
-def judge(workload: str, rows: list[Row]) -> list[dict[str, Any]]:
-    """Each goal of `workload` with what was reached; none where figures are missing."""
-    verdicts = []
-    for goal in PIPELINES.get(workload, ()):
-        other = best(matching(rows, goal.other))
-        if other is None:
-            continue
-        candidates = [(goal.ours, goal.ratio)]
-        if goal.ours == "fastiter.mp":
-            candidates.append(("fastiter.mp-list", goal.ratio * LIST_SHARE[workload]))
-        for name, wanted in candidates:
-            if name == "fastiter":
-                ours = best(row for row in rows if row.family == "fastiter" and "@" not in row.name)
-            else:
-                ours = ours_for(rows, name, other)
-            if ours is None:
-                continue
-            reached = ours.rate / other.rate
-            verdicts.append(
-                {
-                    "ours": ours.name,
-                    "other": other.name,
-                    "wanted": round(wanted, 3),
-                    "reached": reached,
-                    "met": reached >= MET_FROM * wanted,
-                }
-            )
-    return verdicts
+def judge(goals: Iterable[Goal | AtMost], rows: list[Row]) -> list[dict[str, Any]]:
+    """Each of `goals` with what was reached; those whose figures are missing are left out."""
+    verdicts = (
+        _judge_ratio(goal, rows) if isinstance(goal, Goal) else _judge_most(goal, rows)
+        for goal in goals
+    )
+    return [verdict for verdict in verdicts if verdict is not None]
+
+
+def _judge_ratio(goal: Goal, rows: list[Row]) -> dict[str, Any] | None:
+    other = best(matching(rows, goal.other), goal.figure)
+    if other is None:
+        return None
+    ours = ours_for(rows, goal.ours, other, goal.figure)
+    mine = value(ours, goal.figure) if ours is not None else None
+    theirs = value(other, goal.figure)
+    if ours is None or not mine or not theirs:
+        return None
+    reached = mine / theirs if goal.figure == "rate" else theirs / mine
+    return {
+        "ours": ours.name,
+        "figure": goal.figure,
+        "other": other.name,
+        "wanted": round(goal.ratio, 3),
+        "reached": reached,
+        "met": reached >= MET_FROM * goal.ratio,
+    }
+
+
+def _judge_most(goal: AtMost, rows: list[Row]) -> dict[str, Any] | None:
+    ours = ours_for(rows, goal.ours, figure=goal.figure)
+    mine = value(ours, goal.figure) if ours is not None else None
+    if ours is None or mine is None:
+        return None
+    return {
+        "ours": ours.name,
+        "figure": goal.figure,
+        "other": None,
+        "wanted": goal.value,
+        "reached": mine,
+        "met": MET_FROM * mine <= goal.value,
+    }
+
+
+def sentence(verdict: dict[str, Any]) -> str:
+    """A verdict as a line for people."""
+    met = "met" if verdict["met"] else "NOT met"
+    ours, figure, other = verdict["ours"], verdict["figure"], verdict["other"]
+    if other is None:
+        return f"{ours} {figure} <= {verdict['wanted']:g}: {verdict['reached']:.3g}, {met}"
+    what = "" if figure == "rate" else f" {figure},"
+    return f"{ours} >= {verdict['wanted']:g}x {other}:{what} {verdict['reached']:.2f}x, {met}"

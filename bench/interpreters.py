@@ -15,7 +15,10 @@ try:
     if name != "numpy":
         importlib.import_module(name)
     import numpy
-    facts = {"version": importlib.metadata.version(distribution)}
+    if distribution == "python":
+        facts = {"version": sys.version.split()[0]}
+    else:
+        facts = {"version": importlib.metadata.version(distribution)}
 except importlib.metadata.PackageNotFoundError:
     facts = {"version": "in place"}
 except Exception as error:
@@ -31,8 +34,10 @@ MODULES = {
     "fastiter": ("fastiter.iterators", "fastiter"),
     "torch": ("torch", "torch"),
     "chainer": ("chainer.iterators", "chainer"),
+    "grain": ("grain", "grain"),
     "spdl": ("spdl.pipeline", "spdl-core"),
     "numpy": ("numpy", "numpy"),
+    "python": ("multiprocessing", "python"),
 }
 FAMILIES = tuple(MODULES)
 

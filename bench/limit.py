@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import os
 import subprocess
 import time
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from bench.candidates import concat
+from bench.micro import compile_c
 from bench.verify import Verifier
 from bench.workloads import Workload
 
@@ -39,17 +39,9 @@ WARM_UP = 0.3  # seconds, enough for a whole epoch where examples are Python obj
 FETCHED = 32  # examples between two looks at the clock
 
 
-def compile_memcpy(directory: str) -> str:
-    """Compiles the C program into `directory` and returns its path.
-
-    Raises OSError or subprocess.CalledProcessError where no compiler does it.
-    """
-    source = Path(__file__).with_name("memcpy_limit.c")
-    program = os.path.join(directory, "memcpy_limit")
-    compiler = os.environ.get("CC", "cc").split()
-    command = [*compiler, "-std=c11", "-O3", "-pthread", str(source), "-o", program]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    return program
+def compile_memcpy() -> str:
+    """The path of the compiled C program; raises as `bench.micro.compile_c` does."""
+    return str(compile_c(Path(__file__).with_name("memcpy_limit.c"), "-pthread"))
 
 
 def _fetch(dataset: Any, first: int, step: int, requests: Any) -> None:

@@ -5,63 +5,22 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
-from statistics import median
+from dataclasses import dataclass
 from typing import Any
 
 from bench.candidates import CANDIDATES, Candidate
 from bench.interpreters import Interpreter
 from bench.limit import compile_memcpy
 from bench.remote import CandidateError, Remote
+from bench.rows import Row
 
+ROUNDS, SECONDS = 5, 0.5
+QUICK_ROUNDS, QUICK_SECONDS = 3, 0.2
 MIN_BATCHES = 24
 IDLE_SECONDS = 0.1
 OPENING_SLICES = 3  # length of the first warm-up, in slices
-
-
-@dataclass
-class Row:
-    """One candidate's figures on one workload; `status` is ``ok`` or says why there are none."""
-
-    name: str
-    title: str
-    family: str
-    interpreter: Interpreter | None
-    status: str = "ok"
-    reason: str = ""
-    slices: list[dict[str, Any]] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def ok(self) -> bool:
-        """Whether there are figures, and none is known to be wrong."""
-        return self.status == "ok"
-
-    @property
-    def rate(self) -> float:
-        """Median over the rounds, examples per second; only of a row that is ok."""
-        return self.median("rate")
-
-    def median(self, key: str) -> float:
-        """Median of a figure over the rounds."""
-        return median(one[key] for one in self.slices)
-
-    def as_json(self) -> dict[str, Any]:
-        result: dict[str, Any] = {"name": self.name, "title": self.title, "status": self.status}
-        if self.interpreter is not None:
-            result |= {
-                "python": self.interpreter.python,
-                "numpy": self.interpreter.numpy,
-                "version": self.interpreter.version,
-            }
-        if self.reason:
-            result["reason"] = self.reason
-        if self.ok:
-            result |= {"rate": self.rate, "slices": self.slices} | self.facts
-        return result
 
 
 @dataclass(frozen=True)
@@ -114,13 +73,11 @@ class Measurement:
         self._rows = rows
         self._settings = settings
         self._remotes: dict[str, Remote] = {}
-        self._directory = tempfile.TemporaryDirectory()
 
     def close(self) -> None:
         """Ends all processes."""
         for remote in self._remotes.values():
             remote.end()
-        self._directory.cleanup()
 
     def start(self) -> None:
         """Starts all processes, which make their datasets side by side, then opens each loader."""
@@ -140,12 +97,12 @@ class Measurement:
             python = row.interpreter.path
         else:
             try:
-                arguments = [compile_memcpy(self._directory.name)]
+                arguments = [compile_memcpy()]
             except (OSError, subprocess.CalledProcessError) as error:
                 row.status, row.reason = "skipped", f"no compiler for the memcpy program: {error}"
                 return
         self._remotes[row.name] = Remote(
-            python, self._settings.root, candidate, self._workload, *arguments
+            python, self._settings.root, "bench.runner", candidate, self._workload, *arguments
         )
 
     def round(self, number: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import time
 from pathlib import Path
 
@@ -48,3 +50,10 @@ def pss_bytes(pids: list[int]) -> int:
             if line.startswith("Pss:"):
                 total += 1024 * int(line.split()[1])
     return total
+
+
+def own_cpu_seconds() -> float:
+    """CPU time of this process and all its descendants so far, those waited for included."""
+    own = time.process_time()
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own + cpu_seconds(process_tree(os.getpid())[1:]) + ended.ru_utime + ended.ru_stime

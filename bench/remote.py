@@ -1,10 +1,10 @@
-"""The benchmark's side of one candidate process (`bench.runner`).
+"""The benchmark's side of one candidate process (`bench.runner`, `bench.micro_runner`).
 
-Each candidate runs each workload in one fresh process that lives through all rounds. A process per
-round would spend most of a run on imports and warm-ups, a common process would let one candidate's
-threads, heap and page cache touch another's figures. A candidate that is not asked for batches is
-asleep: its workers have filled their prefetch depth, which each slice's warm-up uses up again
-before the clock starts; `idle_cores` measures that this is so.
+Each candidate of a pipeline runs each workload in one fresh process that lives through all rounds.
+A process per round would spend most of a run on imports and warm-ups, a common process would let
+one candidate's threads, heap and page cache touch another's figures. A candidate that is not asked
+for batches is asleep: its workers have filled their prefetch depth, which each slice's warm-up uses
+up again before the clock starts; `idle_cores` measures that this is so.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CandidateError(Exception):
 class Remote:
     """Starts a candidate's process, puts requests to it and ends it with all its workers."""
 
-    def __init__(self, python: str, root: str, name: str, workload: str, *arguments: str) -> None:
+    def __init__(self, python: str, root: str, module: str, *arguments: str) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in end())
         # One thread for each numeric library: candidates are compared by their processes, and
         # thread pools of BLAS or OpenMP in each of them would only fight for the cores.
@@ -47,7 +47,7 @@ class Remote:
             filter(None, (root, os.environ.get("PYTHONPATH")))
         )
         self._process = subprocess.Popen(
-            [python, "-m", "bench.runner", name, workload, *arguments],
+            [python, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -5,27 +5,18 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.goals import judge, ours_for
+from bench.goals import PIPELINES, AtMost, Goal, judge, ours_for, sentence
 from bench.interpreters import Interpreter
-from bench.pipelines import Row
+from bench.micro import Case
+from bench.rows import Row
 from bench.workloads import N_PREFETCH, WORKLOADS
 
-_HEAD = (
-    "candidate",
-    "examples/s",
-    "min",
-    "max",
-    "of limit",
-    "fastiter",
-    "CPU us",
-    "cores",
-    "MB",
-    "epochs",
-)
+SCHEMA = 1
 
 
 def machine() -> dict[str, Any]:
@@ -62,22 +53,67 @@ def describe(facts: dict[str, Any], interpreters: dict[str, Interpreter]) -> str
     return "\n".join(lines)
 
 
-def _ratio(rows: list[Row], row: Row) -> str:
-    if row.family == "limit" or not row.ok:
+def lay_out(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table: first column to the left, the others to the right, empty ones left out."""
+    head, *body = cells
+    used = [place for place in range(len(head)) if any(line[place] for line in body)]
+    widths = {place: max(len(line[place]) for line in cells) for place in used}
+    lines = []
+    for line in cells:
+        first, *others = used
+        texts = [line[first].ljust(widths[first])]
+        texts += [line[place].rjust(widths[place]) for place in others]
+        lines.append("  ".join(texts).rstrip())
+    return lines
+
+
+def _ratio(rows: list[Row], row: Row, ours: str) -> str:
+    if row.family == "limit":
         return ""
-    ours = ours_for(rows, "fastiter.mp", row)
-    return f"{ours.rate / row.rate:.2f}x" if ours is not None else ""
+    mine = ours_for(rows, ours, row)
+    return f"{mine.rate / row.rate:.2f}x" if mine is not None else ""
 
 
-def _cells(rows: list[Row], row: Row, limit: float | None) -> tuple[str, ...]:
+def _limit(rows: list[Row]) -> Row | None:
+    return next((row for row in rows if row.family == "limit" and row.ok), None)
+
+
+def _left_out(rows: Iterable[Row]) -> list[str]:
+    """Why rows have no figures, unless their whole library is missing."""
+    return [
+        f"{row.name}: {row.status}: {row.reason}"
+        for row in rows
+        if not row.ok and (row.interpreter is None or row.interpreter.reason is None)
+    ]
+
+
+def _goals(goals: Iterable[Goal | AtMost], rows: list[Row]) -> list[str]:
+    return [f"goal: {sentence(verdict)}" for verdict in judge(goals, rows)]
+
+
+_PIPELINE_HEAD = (
+    "candidate",
+    "examples/s",
+    "min",
+    "max",
+    "of limit",
+    "fastiter",
+    "CPU us",
+    "cores",
+    "MB",
+    "epochs",
+)
+
+
+def _pipeline_cells(rows: list[Row], row: Row, limit: Row | None) -> tuple[str, ...]:
     rates = [one["rate"] for one in row.slices]
     cells = [row.name, f"{row.rate:,.0f}", f"{min(rates):,.0f}", f"{max(rates):,.0f}"]
     if row.family == "limit":
-        return (*cells, *[""] * (len(_HEAD) - len(cells)))
+        return (*cells, *[""] * (len(_PIPELINE_HEAD) - len(cells)))
     return (
         *cells,
-        f"{row.rate / limit:.0%}" if limit else "",
-        _ratio(rows, row),
+        f"{row.rate / limit.rate:.0%}" if limit else "",
+        _ratio(rows, row, "fastiter.mp"),
         f"{row.median('cpu_us_per_example'):,.2f}",
         f"{row.median('cores'):.2f}",
         f"{row.facts['pss_added'] / 1e6:,.0f}",
@@ -85,53 +121,122 @@ def _cells(rows: list[Row], row: Row, limit: float | None) -> tuple[str, ...]:
     )
 
 
-def table(name: str, rows: list[Row]) -> str:
+def pipeline_table(name: str, rows: list[Row]) -> str:
     """The table of one workload, its limit's parts, what gave no figure, and its goals."""
     workload = WORKLOADS[name]
-    limit = next((row.rate for row in rows if row.family == "limit" and row.ok), None)
+    limit = _limit(rows)
     loaded = f"batch {workload.batch_size}, {workload.n_workers} workers, n_prefetch {N_PREFETCH}"
-    lines = [f"{name}: {workload.title}; {loaded}"]
-    cells = [_HEAD, *(_cells(rows, row, limit) for row in rows if row.ok)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        first, *others = (
-            text.ljust(width) if place == 0 else text.rjust(width)
-            for place, (text, width) in enumerate(zip(line, widths, strict=True))
-        )
-        lines.append("  ".join((first, *others)).rstrip())
-    for row in rows:
-        if row.family == "limit" and row.ok:
-            parts = [
-                f"{part} {median(one['parts'][part] for one in row.slices):,.0f}/s"
-                for part in row.slices[0]["parts"]
-            ]
-            lines.append("limit: " + ", ".join(parts))
-        elif not row.ok and (row.interpreter is None or row.interpreter.reason is None):
-            lines.append(f"{row.name}: {row.status}: {row.reason}")
-    for verdict in judge(name, rows):
-        lines.append(
-            f"goal: {verdict['ours']} >= {verdict['wanted']:g}x {verdict['other']}: "
-            f"{verdict['reached']:.2f}x, {'met' if verdict['met'] else 'NOT met'}"
-        )
-    return "\n".join(lines)
+    cells = [_PIPELINE_HEAD, *(_pipeline_cells(rows, row, limit) for row in rows if row.ok)]
+    lines = [f"{name}: {workload.title}; {loaded}", *lay_out(cells)]
+    if limit:
+        parts = [
+            f"{part} {median(one['parts'][part] for one in limit.slices):,.0f}/s"
+            for part in limit.slices[0]["parts"]
+        ]
+        lines.append("limit: " + ", ".join(parts))
+    return "\n".join((*lines, *_left_out(rows), *_goals(PIPELINES.get(name, ()), rows)))
+
+
+def duration(seconds: float) -> str:
+    """Three digits and a unit: ``12.3 us``."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= 0.9995 * scale:
+            return f"{seconds / scale:#.3g} {unit}".replace(". ", " ")
+    return f"{seconds * 1e9:#.3g} ns".replace(". ", " ")
+
+
+_OWN_COLUMNS = (
+    "rate",
+    "seconds",
+    "p95",
+    "cpu_us_per_example",
+    "cores",
+    "calls",
+    "memory_mb",
+)
+
+
+def _micro_cells(case: Case, rows: list[Row], row: Row, more: list[str]) -> tuple[str, ...]:
+    limit = _limit(rows)
+    seconds = row.median("seconds")
+    memory = row.figure("memory_mb")
+    if memory is None:
+        memory = row.facts["pss_added"] / 1e6
+    return (
+        row.name,
+        duration(seconds),
+        duration(row.median("p95")),
+        duration(1 / row.rate) if case.items > 1 else "",
+        f"{case.nbytes / seconds / 1e9:.1f}" if case.nbytes else "",
+        f"{row.rate / limit.rate:.0%}" if limit and row.family != "limit" else "",
+        _ratio(rows, row, "fastiter"),
+        f"{row.median('cpu_us_per_example') * case.items:,.2f}",
+        f"{memory:,.1f}",
+        *(f"{value:.4g}" if (value := row.figure(key)) is not None else "" for key in more),
+    )
+
+
+def micro_table(job: str, case: Case, rows: list[Row]) -> str:
+    """The table of one case of a job of micro-benchmarks."""
+    good = [row for row in rows if row.ok]
+    more = sorted({key for row in good for key in row.slices[0]} - {*_OWN_COLUMNS})
+    head = ("candidate", "a call", "p95", f"per {case.item}", "GB/s", "of limit", "fastiter")
+    cells = [
+        (*head, "CPU us", "MB", *more),
+        *(_micro_cells(case, rows, row, more) for row in good),
+    ]
+    lines = [f"{job}: {case.name}"]
+    if good:
+        lines += lay_out(cells)
+    return "\n".join((*lines, *_left_out(rows), *_goals(case.goals, rows)))
+
+
+def pipeline_json(name: str, rows: list[Row]) -> dict[str, Any]:
+    """A workload's part of the JSON."""
+    workload = WORKLOADS[name]
+    return {
+        "title": workload.title,
+        "item": "example",
+        "items": workload.batch_size,
+        "n_workers": workload.n_workers,
+        "rows": [row.as_json() for row in rows],
+        "goals": judge(PIPELINES.get(name, ()), rows),
+    }
+
+
+def micro_json(case: Case, rows: list[Row]) -> dict[str, Any]:
+    """A case's part of the JSON."""
+    return {
+        "title": case.name,
+        "item": case.item,
+        "items": case.items,
+        "nbytes": case.nbytes,
+        "rows": [row.as_json() for row in rows],
+        "goals": judge(case.goals, rows),
+    }
 
 
 def write_json(
-    path: str, facts: dict[str, Any], settings: dict[str, Any], results: dict[str, list[Row]]
+    path: str,
+    facts: dict[str, Any],
+    interpreters: dict[str, Interpreter],
+    settings: dict[str, Any],
+    jobs: dict[str, dict[str, Any]],
 ) -> None:
-    """Everything measured, each round by itself."""
+    """Everything measured, each round by itself; bench/README.md describes the fields."""
     document = {
+        "schema": SCHEMA,
         "machine": facts,
-        "settings": settings,
-        "pipelines": {
-            name: {
-                "title": WORKLOADS[name].title,
-                "batch_size": WORKLOADS[name].batch_size,
-                "n_workers": WORKLOADS[name].n_workers,
-                "rows": [row.as_json() for row in rows],
-                "goals": judge(name, rows),
+        "libraries": {
+            family: {
+                "version": interpreter.version,
+                "python": interpreter.python,
+                "numpy": interpreter.numpy,
+                "skipped": interpreter.reason,
             }
-            for name, rows in results.items()
+            for family, interpreter in interpreters.items()
         },
+        "settings": settings,
+        "jobs": jobs,
     }
     Path(path).write_text(json.dumps(document, indent=1) + "\n")

@@ -1,0 +1,145 @@
+"""Runs the jobs of micro-benchmarks: a process per library, candidates in turns."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from bench.interpreters import Interpreter
+from bench.micro import Case
+from bench.remote import CandidateError, Remote
+from bench.rows import Row
+
+ROUNDS, SECONDS = 5, 0.1
+QUICK_ROUNDS, QUICK_SECONDS = 3, 0.03
+
+
+@dataclass(frozen=True)
+class MicroSettings:
+    """How long and how often; `seconds` is the length of one timed slice."""
+
+    rounds: int
+    seconds: float
+    root: str
+    quick: bool
+
+
+def rows_of(
+    case: Case, interpreters: dict[str, Interpreter], twins: dict[str, Interpreter]
+) -> list[Row]:
+    """The rows of a case, limit first; candidates of libraries that were not chosen are left out.
+
+    As in the pipelines, a peer under another interpreter adds the row ``fastiter@PEER``.
+    """
+    names = sorted(case.candidates, key=lambda name: name != "limit")
+    families = {name.partition(".")[0] for name in names}
+    rows = []
+    for name in names:
+        family = name.partition(".")[0]
+        # What is written with NumPy alone, the limit too, runs under fastiter's interpreter.
+        interpreter = interpreters.get("fastiter" if family == "limit" else family)
+        if interpreter is None:
+            continue
+        rows.append(_row(name, family, interpreter))
+        if name == "fastiter":
+            rows += [
+                _row(f"{name}@{peer}", family, twins[peer]) for peer in twins if peer in families
+            ]
+    return rows
+
+
+def _row(name: str, family: str, interpreter: Interpreter) -> Row:
+    row = Row(name, "", family, interpreter)
+    if interpreter.reason is not None:
+        row.status, row.reason = "skipped", interpreter.reason
+    return row
+
+
+class Job:
+    """A job's processes, started when first needed, from construction to `close`."""
+
+    def __init__(self, job: ModuleType, settings: MicroSettings) -> None:
+        self._name = job.__name__.rpartition(".")[2]
+        self._settings = settings
+        self._remotes: dict[tuple[str, str], Remote] = {}
+
+    def close(self) -> None:
+        """Ends all processes."""
+        for remote in self._remotes.values():
+            remote.end()
+
+    def measure(self, case: Case, rows: list[Row], say: Callable[[str], None]) -> None:
+        """Measures `case`, filling in `rows`."""
+        seconds = self._settings.seconds * case.share
+        self._rows = rows
+        say("starting")
+        self._launch(rows)
+        self._all(rows, lambda names: {"do": "open", "case": case.name, "candidates": names})
+        for number in range(self._settings.rounds):
+            say(f"round {number + 1} of {self._settings.rounds}")
+            order = list(rows)
+            random.Random(number).shuffle(order)
+            for row in order:
+                self._ask(row, "run", row.slices.append, seconds)
+        say("memory")
+        for row in rows:
+            self._ask(row, "memory", row.facts.update, seconds)
+        self._all(rows, lambda names: {"do": "close"})
+
+    def _key(self, row: Row) -> tuple[str, str]:
+        """The process that runs a row: one per library and interpreter."""
+        assert row.interpreter is not None
+        return row.family, row.interpreter.path
+
+    def _launch(self, rows: list[Row]) -> None:
+        starting = {}
+        for row in rows:
+            key = self._key(row)
+            if row.ok and key not in self._remotes:
+                quick = str(int(self._settings.quick))
+                remote = Remote(
+                    key[1], self._settings.root, "bench.micro_runner", self._name, quick
+                )
+                self._remotes[key] = starting[key] = remote
+        for key, remote in starting.items():
+            try:
+                remote.started()
+            except CandidateError as error:
+                self._lost(key, error)
+
+    def _lost(self, key: tuple[str, str], error: CandidateError) -> None:
+        """A process that ended or hangs takes its rows of this case with it; it starts anew."""
+        for row in self._rows:
+            if row.ok and self._key(row) == key:
+                row.status, row.reason = error.kind, error.reason
+        self._remotes.pop(key).end()
+
+    def _all(self, rows: list[Row], request: Callable[[list[str]], dict[str, Any]]) -> None:
+        """Puts a request to each process that has rows which are ok; refused rows drop out."""
+        groups: dict[tuple[str, str], list[Row]] = {}
+        for row in rows:
+            if row.ok:
+                groups.setdefault(self._key(row), []).append(row)
+        for key, group in groups.items():
+            by_name = {row.name.partition("@")[0]: row for row in group}
+            try:
+                answer = self._remotes[key].ask(**request(list(by_name)))
+            except CandidateError as error:
+                self._lost(key, error)
+                continue
+            for name, (kind, reason) in answer["refused"].items():
+                by_name[name].status, by_name[name].reason = kind, reason
+
+    def _ask(
+        self, row: Row, do: str, keep: Callable[[dict[str, Any]], Any], seconds: float
+    ) -> None:
+        if not row.ok:
+            return
+        name, key = row.name.partition("@")[0], self._key(row)
+        try:
+            keep(self._remotes[key].ask(do, candidate=name, seconds=seconds))
+        except CandidateError as error:
+            self._lost(key, error)
