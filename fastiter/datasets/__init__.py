@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from fastiter.datasets.concatenated_dataset import ConcatenatedDataset
 from fastiter.datasets.dict_dataset import DictDataset
+from fastiter.datasets.split import (
+    get_cross_validation_datasets,
+    get_cross_validation_datasets_random,
+    split_dataset,
+    split_dataset_n,
+    split_dataset_n_random,
+    split_dataset_random,
+)
+from fastiter.datasets.sub_dataset import SubDataset
+from fastiter.datasets.transform_dataset import TransformDataset
 from fastiter.datasets.tuple_dataset import TupleDataset
 
 __all__ = [
+    "ConcatenatedDataset",
     "DictDataset",
+    "SubDataset",
+    "TransformDataset",
     "TupleDataset",
+    "get_cross_validation_datasets",
+    "get_cross_validation_datasets_random",
+    "split_dataset",
+    "split_dataset_n",
+    "split_dataset_n_random",
+    "split_dataset_random",
 ]

@@ -1,0 +1,235 @@
+"""Functions that split a dataset into parts, and into pairs of parts for cross-validation."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from fastiter.datasets.sub_dataset import SubDataset, packed_order
+
+__all__ = [
+    "get_cross_validation_datasets",
+    "get_cross_validation_datasets_random",
+    "split_dataset",
+    "split_dataset_n",
+    "split_dataset_n_random",
+    "split_dataset_random",
+]
+
+
+def split_dataset(dataset: Any, split_at: int, order: Any = None) -> tuple[SubDataset, SubDataset]:
+    """Split a dataset in two.
+
+    Parameters
+    ----------
+    dataset : sequence
+        Has ``__len__`` and ``__getitem__``.
+    split_at : int
+        Size of the first part, from 0 to ``len(dataset)``.
+    order : sequence of int, optional
+        See `SubDataset`.
+
+    Returns
+    -------
+    tuple of SubDataset
+        The examples ``order[:split_at]`` and ``order[split_at:]``.
+
+    Raises
+    ------
+    TypeError
+        If ``split_at`` is no integer.
+    ValueError
+        If ``split_at`` is negative or beyond the dataset, or the order has another length.
+    """
+    size = len(dataset)
+    if not isinstance(split_at, (int, np.integer)):
+        raise TypeError(
+            f"split_at must be an integer, not {split_at!r} of type {type(split_at).__qualname__}"
+        )
+    if not 0 <= split_at <= size:
+        raise ValueError(f"split_at must be between 0 and len(dataset) = {size}, not {split_at}")
+    order = packed_order(order)
+    return SubDataset(dataset, 0, split_at, order), SubDataset(dataset, split_at, size, order)
+
+
+def split_dataset_random(
+    dataset: Any, first_size: int, seed: Any = None
+) -> tuple[SubDataset, SubDataset]:
+    """Split a dataset in two at random.
+
+    Parameters
+    ----------
+    dataset : sequence
+        Has ``__len__`` and ``__getitem__``.
+    first_size : int
+        Size of the first part, from 0 to ``len(dataset)``.
+    seed : int, optional
+        As `numpy.random.RandomState` takes it. The same seed gives the same parts, which are
+        those of Chainer; None gives other parts each time.
+
+    Returns
+    -------
+    tuple of SubDataset
+        ``first_size`` examples, and the rest, both in random order.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `split_dataset` does.
+    """
+    return split_dataset(dataset, first_size, _permutation(dataset, seed))
+
+
+def split_dataset_n(dataset: Any, n: int, order: Any = None) -> list[SubDataset]:
+    """Split a dataset into parts of equal size.
+
+    Parameters
+    ----------
+    dataset : sequence
+        Has ``__len__`` and ``__getitem__``.
+    n : int
+        Number of parts, at least 1. Each has ``len(dataset) // n`` examples; the remainder is
+        in none of them.
+    order : sequence of int, optional
+        See `SubDataset`.
+
+    Returns
+    -------
+    list of SubDataset
+        Part i has the examples ``order[i * size:(i + 1) * size]``.
+
+    Raises
+    ------
+    TypeError
+        If ``n`` is no integer.
+    ValueError
+        If it is below 1, or the order has another length.
+    """
+    size = len(dataset) // _checked_number("n", n)
+    order = packed_order(order)
+    return [SubDataset(dataset, size * i, size * (i + 1), order) for i in range(n)]
+
+
+def split_dataset_n_random(dataset: Any, n: int, seed: Any = None) -> list[SubDataset]:
+    """Split a dataset into parts of equal size at random.
+
+    Parameters
+    ----------
+    dataset : sequence
+        Has ``__len__`` and ``__getitem__``.
+    n : int
+        Number of parts, as in `split_dataset_n`.
+    seed : int, optional
+        As in `split_dataset_random`.
+
+    Returns
+    -------
+    list of SubDataset
+        Parts of ``len(dataset) // n`` examples each, without any in common.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `split_dataset_n` does.
+    """
+    return split_dataset_n(dataset, n, _permutation(dataset, seed))
+
+
+def get_cross_validation_datasets(
+    dataset: Any, n_folds: int | None = None, order: Any = None, *, n_fold: int | None = None
+) -> list[tuple[SubDataset, SubDataset]]:
+    """Make the pairs of training and test datasets of a k-fold cross-validation.
+
+    Parameters
+    ----------
+    dataset : sequence
+        Has ``__len__`` and ``__getitem__``.
+    n_folds : int
+        Number of pairs, from 1 to ``len(dataset)``.
+    order : sequence of int, optional
+        See `SubDataset`; it is copied.
+    n_fold : int
+        An old name of ``n_folds``; warns.
+
+    Returns
+    -------
+    list of tuple of SubDataset
+        ``(training, test)`` for each fold. Every example is in the test dataset of exactly one
+        fold; their sizes differ by 1 at most. The first fold tests the end of the order, the
+        second one what precedes it, and so on.
+
+    Raises
+    ------
+    TypeError
+        If ``n_folds`` is no integer, or is missing.
+    ValueError
+        If it is below 1 or above the number of examples, or the order has another length.
+    """
+    folds, size = _checked_number("n_folds", _folds(n_folds, n_fold)), len(dataset)
+    if folds > size:
+        raise ValueError(f"n_folds must be at most len(dataset) = {size}, not {folds}")
+    order = np.arange(size) if order is None else np.array(order)
+    if len(order) != size:
+        raise ValueError(
+            f"order has {len(order)} indices and the dataset {size} examples: they must be as many"
+        )
+    # Each fold's order is the one before, turned by the size of its test part: a window of this.
+    twice = np.concatenate([order, order])
+    splits = []
+    for fold in reversed(range(folds)):
+        start, finish = size * fold // folds, size * (fold + 1) // folds
+        splits.append(split_dataset(dataset, size - finish + start, twice[finish:][:size]))
+    return splits
+
+
+def get_cross_validation_datasets_random(
+    dataset: Any, n_folds: int | None = None, seed: Any = None, *, n_fold: int | None = None
+) -> list[tuple[SubDataset, SubDataset]]:
+    """Make the pairs of datasets of a k-fold cross-validation at random.
+
+    Parameters
+    ----------
+    dataset : sequence
+        Has ``__len__`` and ``__getitem__``.
+    n_folds : int
+        Number of pairs, from 1 to ``len(dataset)``.
+    seed : int, optional
+        As in `split_dataset_random`.
+    n_fold : int
+        An old name of ``n_folds``; warns.
+
+    Returns
+    -------
+    list of tuple of SubDataset
+        As of `get_cross_validation_datasets`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `get_cross_validation_datasets` does.
+    """
+    folds = _folds(n_folds, n_fold)
+    return get_cross_validation_datasets(dataset, folds, _permutation(dataset, seed))
+
+
+def _permutation(dataset: Any, seed: Any) -> Any:
+    return np.random.RandomState(seed).permutation(len(dataset))
+
+
+def _checked_number(name: str, value: Any) -> int:
+    if not isinstance(value, (int, np.integer)):
+        raise TypeError(
+            f"{name} must be an integer, not {value!r} of type {type(value).__qualname__}"
+        )
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value}")
+    return int(value)
+
+
+def _folds(n_folds: Any, n_fold: Any) -> Any:
+    if n_fold is None:
+        return n_folds
+    warnings.warn("n_fold is an old name: pass n_folds", DeprecationWarning, stacklevel=3)
+    return n_fold
