@@ -100,8 +100,16 @@ def extension(name: str, *csrc: str) -> Extension:
     )
 
 
+SHUFFLE = [
+    "fi_shuffle.c",
+    "fi_shuffle_deal.c",
+    "fi_shuffle_generic.c",
+    "fi_shuffle_avx2.c",
+    "fi_shuffle_avx512.c",
+]
+
 extensions = [
-    extension("_order", "fi_order.c"),
+    extension("_order", "fi_order.c", "fi_seed.c", *SHUFFLE),
     extension("_batch", "fi_batch.c"),
     extension("_ring", "fi_ring.c", "fi_parent.c", "fi_cell.c", "fi_platform.c"),
     extension("_rows", "fi_ring.c", "fi_platform.c", "fi_batch.c"),

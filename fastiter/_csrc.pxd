@@ -193,6 +193,25 @@ cdef extern from "fi_order.h" nogil:
     void fi_order_permutation(const fi_bitgen *generator, int64_t *order, size_t n)
 
 
+cdef extern from "fi_shuffle.h" nogil:
+    const uint32_t FI_SHUFFLE_MAX
+    ctypedef struct fi_seed:
+        uint64_t words[2]
+    ctypedef struct fi_shuffle_plan:
+        int method
+        unsigned int label_bits
+        unsigned int block_bits
+        bint cells32
+    fi_shuffle_plan fi_shuffle_plan_of(uint64_t n)
+    int fi_shuffle_isa()
+    unsigned int fi_shuffle_threads(uint64_t n)
+    int fi_shuffle(int64_t *order, uint64_t n, const fi_seed *seed, uint64_t stream,
+                   unsigned int threads)
+    int fi_shuffle_by(const fi_shuffle_plan *plan, int isa, int64_t *order, uint64_t n,
+                      const fi_seed *seed, uint64_t stream, unsigned int threads)
+    void fi_seed_from_entropy(fi_seed *seed, const uint32_t *entropy, size_t words)
+
+
 # NumPy's arrays by borrowed pointer: Cython's own declarations count a reference for each mention.
 cdef extern from "numpy/arrayobject.h" nogil:
     ctypedef struct PyArrayObject:
