@@ -113,6 +113,7 @@ extensions = [
     extension("_batch", "fi_batch.c"),
     extension("_ring", "fi_ring.c", "fi_parent.c", "fi_cell.c", "fi_platform.c"),
     extension("_rows", "fi_ring.c", "fi_platform.c", "fi_batch.c"),
+    extension("_columns", "fi_gather.c"),
     extension("_fill", "fi_ring.c", "fi_cell.c", "fi_platform.c"),
 ]
 

@@ -186,6 +186,13 @@ cdef extern from "fi_batch.h" nogil:
                const void *const *src, const int64_t *src_shapes, size_t n, const void *fill)
 
 
+cdef extern from "fi_gather.h" nogil:
+    bint fi_rows_lie_within(const int64_t *rows, size_t n, int64_t length)
+    void fi_rows_translate(int64_t *out, const int64_t *table, const int64_t *rows, size_t n)
+    void fi_gather_rows(void *dst, size_t row_bytes, const void *base, Py_ssize_t stride,
+                        const int64_t *rows, size_t n)
+
+
 cdef extern from "fi_order.h" nogil:
     ctypedef struct fi_bitgen:
         pass

@@ -8,6 +8,8 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.object cimport PyObject_GetItem
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from fastiter._columnar import plain_columns, rows_getter
+from fastiter._columns cimport ColumnReader
 from fastiter._csrc cimport *
 from fastiter._ring cimport Lease, WorkerEnd
 from fastiter._rows cimport Schema
@@ -27,13 +29,15 @@ cdef class RowWriter:
     cdef readonly WorkerEnd end
     cdef object dataset
     cdef object getitems
+    cdef object plain
     cdef Schema schema
     cdef int64_t schema_number
 
     def __cinit__(self, WorkerEnd end, dataset):
         self.end = end
         self.dataset = dataset
-        self.getitems = getattr(dataset, "__getitems__", None)
+        self.plain = plain_columns(dataset)
+        self.getitems = rows_getter(dataset) if self.plain is None else None
         self.schema_number = -1
 
     def next(self):
@@ -52,7 +56,9 @@ cdef class RowWriter:
         cdef fi_cell *cell = end.worker.ring.cells + end.worker.number
         cdef int64_t since = fi_now_ns()
         cdef uint32_t row
-        if self.getitems is not None and end.turn.count > 1:
+        if self.plain is not None and self.are_columns_fitting():
+            self.fill_columns(cell)
+        elif self.getitems is not None and end.turn.count > 1:
             self.fill_together(cell)
         else:
             for row in range(end.turn.first, end.turn.first + end.turn.count):
@@ -67,12 +73,7 @@ cdef class RowWriter:
         fi_cell_fetch_begins(cell, index)
         try:
             if self.getitems is not None:
-                examples = list(self.getitems([index]))
-                if len(examples) != 1:
-                    raise ValueError(
-                        f"__getitems__ was asked for 1 example and returned {len(examples)}"
-                    )
-                example = examples[0]
+                example = self.getitems([index])[0]
             else:
                 example = PyObject_GetItem(self.dataset, PyLong_FromLongLong(index))
             code = self.store(row, example)
@@ -81,6 +82,48 @@ cdef class RowWriter:
         fi_cell_fetch_ends(cell)
         fi_cell_count(cell, 1, 0, code == FI_SPILL)
         fi_row_done(&end.worker, &end.turn, row, code)
+        return 0
+
+    cdef bint are_columns_fitting(self) except -1:
+        """Whether the slot's columns hold what the dataset's columns do."""
+        cdef WorkerEnd end = self.end
+        cdef uint32_t number = fi_slot_schema(end.worker.ring, end.turn.slot)
+        if number != self.schema_number:
+            self.use_schema(number)
+        return self.schema is not None and self.plain.is_current and (
+            <ColumnReader>self.plain.reader).fits(self.schema)
+
+    cdef int fill_columns(self, fi_cell *cell) except -1:
+        """A dataset of arrays: owns the rows first, gathers those it won, no example is made."""
+        cdef WorkerEnd end = self.end
+        cdef uint32_t row = end.turn.first, first
+        cdef uint32_t stop = end.turn.first + end.turn.count
+        while row < stop:
+            first = row
+            while row < stop and fi_row_own(&end.worker, &end.turn, row):
+                row += 1
+            if row > first:
+                self.gather_rows(cell, first, row - first)
+            if row < stop:  # that one is somebody else's
+                row += 1
+        return 0
+
+    cdef int gather_rows(self, fi_cell *cell, uint32_t first, uint32_t count) except -1:
+        cdef WorkerEnd end = self.end
+        cdef uint32_t row
+        cdef bint done
+        fi_cell_fetch_begins(cell, fi_row_index(end.worker.ring, end.turn.slot, first)[0])
+        done = (<ColumnReader>self.plain.reader).into_slot(
+            self.schema, fi_slot_payload(end.worker.ring, end.turn.slot), first,
+            fi_row_index(end.worker.ring, end.turn.slot, first), count)
+        fi_cell_fetch_ends(cell)
+        for row in range(first, first + count):
+            if done:
+                fi_row_done(&end.worker, &end.turn, row, FI_ROW_OK)
+            else:  # an index is out of range: the dataset says so itself
+                self.fill_row(cell, row)
+        if done:
+            fi_cell_count(cell, count, 0, 0)
         return 0
 
     cdef int fill_together(self, fi_cell *cell) except -1:
@@ -97,11 +140,7 @@ cdef class RowWriter:
         fi_cell_fetch_begins(cell, indices[0])
         examples = failure = None
         try:
-            examples = list(self.getitems(list(indices)))
-            if len(examples) != len(rows):
-                raise ValueError(
-                    f"__getitems__ was asked for {len(rows)} examples and returned {len(examples)}"
-                )
+            examples = self.getitems(list(indices))
         except BaseException as error:
             failure = error
         for position, row in enumerate(rows):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastiter._columnar import Column, Columns
+
 __all__ = ["TupleDataset"]
 
 
@@ -53,3 +55,8 @@ class TupleDataset:
     def __len__(self) -> int:
         """Get the number of examples, which was that of the first dataset in the constructor."""
         return self._length
+
+    def __fastiter_columns__(self) -> Columns:
+        columns = tuple(map(Column, self._datasets))
+        keys = tuple(map(str, range(len(columns))))
+        return Columns(tuple, keys, columns, views=True)

@@ -15,6 +15,7 @@ from fastiter.iterators._arguments import (
     checked_flag,
     checked_int,
 )
+from fastiter.iterators._fetch import Source
 from fastiter.iterators._state import Plan, Planner, dataset_length, initial_state
 from fastiter.iterators.order import ShuffleOrderSampler
 
@@ -60,7 +61,7 @@ class PlannedIterator(Iterator):
         As in the subclasses, all without defaults.
     """
 
-    _RUNTIME: ClassVar[frozenset[str]] = frozenset({"_lock", "_finalized"})
+    _RUNTIME: ClassVar[frozenset[str]] = frozenset({"_lock", "_finalized", "_source"})
     _REOPENABLE: ClassVar[bool] = True
 
     def __init__(
@@ -108,6 +109,7 @@ class PlannedIterator(Iterator):
         # Reentrant: a signal handler may save a snapshot while its thread waits in next().
         self._lock = threading.RLock()
         self._finalized = False
+        self._source = Source(self._dataset, self._converter, self._device)
 
     def _fetch(self, plan: Plan) -> Outcome:
         raise NotImplementedError

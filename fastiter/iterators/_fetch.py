@@ -1,9 +1,26 @@
-"""Fetching the examples of a batch from a dataset, and keeping what came of it."""
+"""Fetching a batch from a dataset, and keeping what came of it."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fastiter import _device
+from fastiter._columnar import (
+    PlainColumns,
+    collate_columns,
+    column_getter,
+    plain_columns,
+    rows_getter,
+    suits,
+)
+from fastiter.dataset.convert import concat_examples
+
+if TYPE_CHECKING:
+    from fastiter.iterators._state import Indices
+
+_UNKNOWN: Any = object()
 
 
 class Outcome(NamedTuple):
@@ -13,23 +30,112 @@ class Outcome(NamedTuple):
     error: Exception | None = None
 
 
+class Concat(NamedTuple):
+    """The arguments of a converter that is concat_examples."""
+
+    padding: Any
+    copy: bool
+
+
+def concat_of(converter: Callable[..., Any] | None) -> Concat | None:
+    """What concat_examples, also in a `functools.partial`, is called with; None for any other."""
+    if converter is concat_examples:
+        return Concat(None, False)
+    if (
+        type(converter) is functools.partial
+        and converter.func is concat_examples
+        and not converter.args
+        and set(converter.keywords) <= {"padding", "copy"}
+    ):
+        keywords = converter.keywords
+        return Concat(keywords.get("padding"), bool(keywords.get("copy", False)))
+    return None
+
+
+class Source:
+    """Makes batches of a dataset, in the shortest way that gives what its examples would give.
+
+    Parameters
+    ----------
+    dataset, converter, device
+        Those of the iterator.
+    """
+
+    def __init__(self, dataset: Any, converter: Callable[..., Any] | None, device: Any) -> None:
+        self._dataset = dataset
+        self._converter = converter
+        self._device = device
+        self._concat = concat_of(converter)
+        self._plain: PlainColumns | None = _UNKNOWN  # found out with the first batch
+        self._padded: bool | None = None
+
+    def batch(self, indices: Indices) -> Any:
+        """Fetch a batch and convert it. `indices`: int64[n], contiguous."""
+        if self._concat is not None:
+            arrays = self._arrays(indices, self._concat)
+            if arrays is not None:
+                return arrays if self._device is None else self._sent(arrays)
+        examples = self.examples(indices)
+        return examples if self._converter is None else self._converter(examples, self._device)
+
+    def examples(self, indices: Indices) -> list[Any]:
+        """Fetch the examples at ``indices``, int64[n], contiguous."""
+        plain = self.plain()
+        if plain is not None:
+            examples = plain.reader.examples(indices)
+            if examples is not None:
+                return examples
+        return fetch_examples(self._dataset, indices.tolist())
+
+    def plain(self) -> PlainColumns | None:
+        """The dataset's arrays, if it is nothing but these."""
+        plain = self._plain
+        if plain is _UNKNOWN or (plain is not None and not plain.is_current):
+            plain = self._plain = plain_columns(self._dataset)
+        return plain
+
+    def joins(self, plain: PlainColumns) -> bool:
+        """Whether concat_examples makes just the columns' rows of the examples."""
+        return self._concat is not None and _fills_suit(plain, self._concat.padding)
+
+    def _arrays(self, indices: Indices, concat: Concat) -> Any:
+        """The batch without examples, or None."""
+        plain = self.plain()
+        if plain is not None:
+            return plain.reader.gather(indices) if _fills_suit(plain, concat.padding) else None
+        getter = column_getter(self._dataset)
+        if getter is None:
+            return None
+        columns = getter(indices.tolist())
+        return collate_columns(self._dataset, columns, len(indices), *concat)
+
+    def _sent(self, arrays: Any) -> Any:
+        if isinstance(arrays, dict):
+            return {key: _device.send(self._device, array) for key, array in arrays.items()}
+        return _device.send(self._device, arrays)
+
+
+def _fills_suit(plain: PlainColumns, padding: Any) -> bool:
+    """Whether a padding, for which equal shapes have no use, is at least none that is refused."""
+    if padding is None:
+        return True
+    dtypes = plain.reader.array_dtypes
+    if isinstance(padding, (tuple, dict)):
+        return False
+    return all(suits(dtype, padding) for dtype in dtypes)
+
+
 def fetch_examples(dataset: Any, indices: list[int]) -> list[Any]:
-    """Get the examples at ``indices``, by ``dataset.__getitems__(indices)`` where it exists.
+    """Get the examples at ``indices``, many at once where the dataset has a way to.
 
     Raises
     ------
     ValueError
-        If ``__getitems__`` gives another number of examples. What the dataset raises passes.
+        If ``__getitems__`` or ``get_examples`` gives another number of examples. What the dataset
+        raises passes.
     """
-    getitems = getattr(dataset, "__getitems__", None)
-    if getitems is None:
-        return [dataset[index] for index in indices]
-    examples = list(getitems(indices))
-    if len(examples) != len(indices):
-        raise ValueError(
-            f"dataset.__getitems__ returned {len(examples)} examples for {len(indices)} indices"
-        )
-    return examples
+    getter = rows_getter(dataset)
+    return [dataset[index] for index in indices] if getter is None else getter(indices)
 
 
 def capture(function: Callable[..., Any], *args: Any) -> Outcome:

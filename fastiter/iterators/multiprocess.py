@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -11,11 +10,10 @@ from typing import Any, ClassVar
 from fastiter import _device
 from fastiter._finish import CallableFinisher, ConcatFinisher, Finisher
 from fastiter._pool import Pool, stay_away_at_exit
-from fastiter.dataset.convert import concat_examples
 from fastiter.errors import TimeoutWarning
 from fastiter.iterators._arguments import checked_int, checked_optional_int, checked_seconds
 from fastiter.iterators._base import PlannedIterator
-from fastiter.iterators._fetch import Outcome, capture, fetch_examples
+from fastiter.iterators._fetch import Outcome, capture, concat_of
 from fastiter.iterators._state import Plan
 
 __all__ = ["MultiprocessIterator"]
@@ -157,7 +155,7 @@ class MultiprocessIterator(PlannedIterator):
     def _fetch(self, plan: Plan) -> Outcome:
         if self.n_processes == 0:
             assert plan.indices is not None
-            return capture(self._fetch_here, plan.indices.tolist())
+            return capture(self._source.batch, plan.indices)
         pool = self._running_pool()
         if self._taken is plan:  # its delivery was interrupted
             self._unsettled = True
@@ -178,10 +176,6 @@ class MultiprocessIterator(PlannedIterator):
         if isinstance(batch, dict):
             return {key: _device.send(self._device, value) for key, value in batch.items()}
         return _device.send(self._device, batch)
-
-    def _fetch_here(self, indices: list[int]) -> Any:
-        examples = fetch_examples(self._dataset, indices)
-        return examples if self._converter is None else self._converter(examples, self._device)
 
     def _running_pool(self) -> Pool:
         pool = self._pool
@@ -278,16 +272,9 @@ def _checked_context(context: Any) -> str | Any | None:
 def _finisher_of(converter: Callable[..., Any] | None) -> Finisher | None:
     if converter is None:
         return None
-    if converter is concat_examples:
-        return ConcatFinisher(None, False)
-    if (
-        type(converter) is functools.partial
-        and converter.func is concat_examples
-        and not converter.args
-        and set(converter.keywords) <= {"padding", "copy"}
-    ):
-        keywords = converter.keywords
-        return ConcatFinisher(keywords.get("padding"), bool(keywords.get("copy", False)))
+    concat = concat_of(converter)
+    if concat is not None:
+        return ConcatFinisher(*concat)
     return CallableFinisher(converter)
 
 

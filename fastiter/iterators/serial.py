@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fastiter.iterators._base import PlannedIterator
-from fastiter.iterators._fetch import Outcome, capture, fetch_examples
+from fastiter.iterators._fetch import Outcome, capture
 from fastiter.iterators._state import Plan
 
 __all__ = ["SerialIterator"]
@@ -56,10 +56,4 @@ class SerialIterator(PlannedIterator):
 
     def _fetch(self, plan: Plan) -> Outcome:
         assert plan.indices is not None
-        return capture(self._make_batch, plan.indices.tolist())
-
-    def _make_batch(self, indices: list[int]) -> Any:
-        examples = fetch_examples(self._dataset, indices)
-        if self._converter is None:
-            return examples
-        return self._converter(examples, self._device)
+        return capture(self._source.batch, plan.indices)

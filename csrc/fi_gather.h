@@ -1,0 +1,29 @@
+/* Rows of one array, by their numbers, gathered back to back.
+ *
+ * Everything here works on memory that the caller owns and allocates nothing. Source and output
+ * must not overlap. All functions are thread-safe as long as their outputs differ.
+ */
+#ifndef FI_GATHER_H
+#define FI_GATHER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Whether 0 <= rows[i] < length for all n rows. */
+bool fi_rows_lie_within(const int64_t *rows, size_t n, int64_t length);
+
+/* out[i] = table[rows[i]]: what the rows of a view are in the array below. The caller has checked
+ * that the rows lie within the table. out may be rows itself. */
+void fi_rows_translate(int64_t *out, const int64_t *table, const int64_t *rows, size_t n);
+
+/* Copies n rows of row_bytes bytes each to dst, back to back; row i is the one at
+ * base + rows[i] * stride. Memory is asked for several rows ahead of the copy, since rows in random
+ * order are more than a processor foresees.
+ *
+ * dst: room for n * row_bytes bytes. stride: bytes from row to row, which may be 0 or negative.
+ * The caller has checked the rows. Nothing needs to be aligned. */
+void fi_gather_rows(void *dst, size_t row_bytes, const void *base, ptrdiff_t stride,
+                    const int64_t *rows, size_t n);
+
+#endif

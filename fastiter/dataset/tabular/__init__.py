@@ -1,0 +1,13 @@
+"""Datasets of columns: made of arrays, lists and functions, and wrapped by classes of one's own."""
+
+from __future__ import annotations
+
+from fastiter.dataset.tabular._base import TabularDataset
+from fastiter.dataset.tabular._delegate import DelegateDataset
+from fastiter.dataset.tabular._from_data import from_data
+
+__all__ = [
+    "DelegateDataset",
+    "TabularDataset",
+    "from_data",
+]

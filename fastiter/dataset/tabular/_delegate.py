@@ -1,0 +1,60 @@
+"""A dataset of columns that is another one: the base of classes of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastiter._columnar import Columns, columns_of
+from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
+
+__all__ = ["DelegateDataset"]
+
+
+class DelegateDataset(TabularDataset):
+    """Has the columns of ``dataset``. Subclasses make one in their constructor.
+
+    `convert` is the default one, whatever that of ``dataset`` is.
+
+    Parameters
+    ----------
+    dataset : TabularDataset
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastiter.dataset import tabular
+    >>> class Squares(tabular.DelegateDataset):
+    ...     def __init__(self):
+    ...         columns = (("i", np.arange(10)), ("square", self.square))
+    ...         super().__init__(tabular.from_data(columns))
+    ...
+    ...     def square(self, i):
+    ...         return i * i
+    >>> Squares()[3] == (3, 9)
+    True
+    """
+
+    def __init__(self, dataset: TabularDataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return self.dataset.keys
+
+    @property
+    def mode(self) -> Mode:
+        return self.dataset.mode
+
+    def get_examples(
+        self, indices: Rows, key_indices: tuple[int, ...] | None
+    ) -> tuple[Sequence[Any], ...]:
+        return self.dataset.get_examples(indices, key_indices)
+
+    def __fastiter_columns__(self) -> Columns | None:
+        columns = columns_of(self.dataset)
+        # The attribute is public: whoever keeps the columns has to look whether it has changed.
+        return columns and columns._replace(delegates=((self, self.dataset), *columns.delegates))

@@ -1,0 +1,146 @@
+"""Datasets of columns made of arrays, lists and functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastiter._columnar import Column, Columns
+from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset, is_array
+
+__all__ = ["from_data"]
+
+
+def from_data(data: Any, *, size: int | None = None) -> TabularDataset:
+    """Make a dataset of columns.
+
+    A column is an array, a list, or a function of the index. A function needs a name, or a tuple
+    of names if its result has several fields; other columns may have one.
+
+    Parameters
+    ----------
+    data : column, tuple or dict
+        - a column: examples are its values;
+        - ``(name, column)``: the same, with a name;
+        - a tuple of columns and of such pairs: examples are tuples;
+        - a dict of names (or tuples of them) and columns: examples are dicts.
+    size : int, optional
+        The number of rows, needed if there are only functions.
+
+    Returns
+    -------
+    TabularDataset
+
+    Raises
+    ------
+    ValueError
+        If there is no column, their lengths differ, two have one name, or a function has no name
+        or nothing says how many rows there are.
+    TypeError
+        If a column is neither array, list nor callable.
+
+    Examples
+    --------
+    >>> from_data({"i": [0, 1, 2], "square": lambda i: i * i})[2]
+    {'i': 2, 'square': 4}
+    """
+    if isinstance(data, tuple):
+        if len(data) == 2 and _is_name(data[0]):
+            return _column(data[0], data[1], size)
+        pairs = [part if isinstance(part, tuple) else (None, part) for part in data]
+        return _joined(pairs, size).astuple()
+    if isinstance(data, dict):
+        return _joined(list(data.items()), size).asdict()
+    return _column(None, data, size)
+
+
+def _is_name(key: Any) -> bool:
+    return isinstance(key, str) or (
+        isinstance(key, tuple) and all(isinstance(name, str) for name in key)
+    )
+
+
+def _joined(pairs: list[tuple[Any, Any]], size: int | None) -> TabularDataset:
+    if not pairs:
+        raise ValueError("data is empty: give at least one column")
+    for _, data in pairs:
+        if size is None and hasattr(data, "__len__"):
+            size = len(data)
+    columns = [_column(key, data, size) for key, data in pairs]
+    return columns[0].join(*columns[1:])
+
+
+def _column(key: Any, data: Any, size: int | None) -> TabularDataset:
+    if is_array(data) or isinstance(data, list):
+        name = f"_{id(data)}" if key is None else key
+        return ListColumn(name, data) if isinstance(data, list) else ArrayColumn(name, data)
+    if not callable(data):
+        raise TypeError(
+            f"a column must be an array, a list or a callable, not {type(data).__qualname__}"
+        )
+    if key is None:
+        raise ValueError("a callable needs a name: give (name, callable), or a dict")
+    if size is None:
+        raise ValueError("size is needed, since no array or list says how many rows there are")
+    return IndexColumn(size).transform(key, data)
+
+
+class _Single(TabularDataset):
+    """A dataset of one column, whose examples are its values."""
+
+    def __init__(self, key: str, data: Any) -> None:
+        self._key = key
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self._key,)
+
+    @property
+    def mode(self) -> Mode:
+        return None
+
+    def get_examples(
+        self, indices: Rows, key_indices: tuple[int, ...] | None
+    ) -> tuple[Sequence[Any], ...]:
+        n_columns = 1 if key_indices is None else len(key_indices)
+        return (self._get(indices),) * n_columns
+
+    def _get(self, indices: Rows) -> Any:
+        raise NotImplementedError
+
+
+class ArrayColumn(_Single):
+    """An array."""
+
+    def _get(self, indices: Rows) -> Any:
+        return self._data if indices is None else self._data[indices]
+
+    def __fastiter_columns__(self) -> Columns | None:
+        return Columns(None, self.keys, (Column(self._data, None),), views=False)
+
+
+class ListColumn(_Single):
+    """A list."""
+
+    def _get(self, indices: Rows) -> Any:
+        if indices is None:
+            return self._data
+        if isinstance(indices, slice):
+            return self._data[indices]
+        return [self._data[index] for index in indices]
+
+
+class IndexColumn(_Single):
+    """The indices themselves."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__("index", range(size))
+
+    def _get(self, indices: Rows) -> Any:
+        if indices is None or isinstance(indices, slice):
+            return list(self._data[slice(None) if indices is None else indices])
+        return indices

@@ -1,0 +1,80 @@
+"""Columns beside columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastiter._columnar import Columns, columns_of
+from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
+
+
+class Join(TabularDataset):
+    """Datasets of the same rows side by side; see `TabularDataset.join`."""
+
+    def __init__(self, *datasets: TabularDataset) -> None:
+        keys = set(datasets[0].keys)
+        for dataset in datasets[1:]:
+            if len(dataset) != len(datasets[0]):
+                raise ValueError(
+                    f"all datasets must have the same length, not {len(datasets[0])} and "
+                    f"{len(dataset)}"
+                )
+            if not keys.isdisjoint(dataset.keys):
+                raise ValueError(
+                    f"keys must be unique among all datasets: {keys.intersection(dataset.keys)} "
+                    "are in several"
+                )
+            keys.update(dataset.keys)
+        self._datasets = datasets
+
+    def __len__(self) -> int:
+        return len(self._datasets[0])
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(key for dataset in self._datasets for key in dataset.keys)
+
+    @property
+    def mode(self) -> Mode:
+        for dataset in self._datasets:
+            mode = dataset.mode
+            if mode:
+                return mode
+        return tuple
+
+    def get_examples(
+        self, indices: Rows, key_indices: tuple[int, ...] | None
+    ) -> tuple[Sequence[Any], ...]:
+        if key_indices is None:
+            return tuple(
+                column
+                for dataset in self._datasets
+                for column in dataset.get_examples(indices, None)
+            )
+        found: dict[int, Sequence[Any]] = {}
+        offset = 0
+        for dataset in self._datasets:
+            stop = offset + len(dataset.keys)
+            # Each column once, however often it is asked for.
+            wanted = tuple(dict.fromkeys(k for k in key_indices if offset <= k < stop))
+            if wanted:
+                below = tuple(k - offset for k in wanted)
+                found.update(zip(wanted, dataset.get_examples(indices, below), strict=False))
+            offset = stop
+        return tuple(found[k] for k in key_indices)
+
+    def convert(self, data: Any) -> Any:
+        return self._datasets[0].convert(data)
+
+    def __fastiter_columns__(self) -> Columns | None:
+        parts = [columns_of(dataset) for dataset in self._datasets]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return None
+        return known[0]._replace(
+            mode=self.mode,
+            keys=tuple(key for part in known for key in part.keys),
+            columns=tuple(column for part in known for column in part.columns),
+            delegates=tuple(delegate for part in known for delegate in part.delegates),
+        )

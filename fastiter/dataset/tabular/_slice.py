@@ -1,0 +1,143 @@
+"""Views of some rows and some columns."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fastiter._columnar import Columns, columns_of
+from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
+
+
+class Slicer:
+    """What ``dataset.slice`` is: an index makes a view of the dataset."""
+
+    def __init__(self, dataset: TabularDataset) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, index: Any) -> TabularDataset:
+        rows, keys = index if isinstance(index, tuple) else (index, None)
+        return Slice(self._dataset, rows, keys)
+
+
+class Slice(TabularDataset):
+    """Some rows and columns of a dataset; see `TabularDataset.slice`.
+
+    Raises
+    ------
+    IndexError
+        If there is no such row, or no column of such a number.
+    KeyError
+        If there is no column of such a name.
+    ValueError
+        If there are not as many bools as rows.
+    """
+
+    def __init__(self, dataset: TabularDataset, rows: Any, keys: Any) -> None:
+        self._dataset = dataset
+        self._is_bare = None if keys is None else not isinstance(keys, tuple)
+        if self._is_bare:
+            keys = (keys,)
+        self._rows = _checked_rows(rows, len(dataset))
+        self._key_indices = None if keys is None else _places(keys, dataset.keys)
+
+    def __len__(self) -> int:
+        if isinstance(self._rows, slice):
+            return len(range(*self._rows.indices(len(self._dataset))))
+        return len(self._rows)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        keys = self._dataset.keys
+        return keys if self._key_indices is None else tuple(keys[k] for k in self._key_indices)
+
+    @property
+    def mode(self) -> Mode:
+        if self._is_bare is None:
+            return self._dataset.mode
+        return None if self._is_bare else self._dataset.mode or tuple
+
+    def get_examples(
+        self, indices: Rows, key_indices: tuple[int, ...] | None
+    ) -> tuple[Sequence[Any], ...]:
+        if self._key_indices is not None:
+            key_indices = (
+                self._key_indices
+                if key_indices is None
+                else tuple(self._key_indices[k] for k in key_indices)
+            )
+        return self._dataset.get_examples(self._rows_below(indices), key_indices)
+
+    def _rows_below(self, indices: Rows) -> Rows:
+        """Where rows of this view are in the dataset below."""
+        rows = self._rows
+        if indices is None:
+            return rows
+        if isinstance(rows, slice):
+            below = range(*rows.indices(len(self._dataset)))
+            if isinstance(indices, slice):
+                return slice_of(below[indices])
+            return [below[index] for index in indices]
+        return rows[indices] if isinstance(indices, slice) else [rows[index] for index in indices]
+
+    def convert(self, data: Any) -> Any:
+        return self._dataset.convert(data)
+
+    def __fastiter_columns__(self) -> Columns | None:
+        columns = columns_of(self._dataset)
+        if columns is None:
+            return None
+        if isinstance(self._rows, slice):
+            rows = np.arange(len(self._dataset), dtype=np.int64)[self._rows]
+        else:
+            rows = np.asarray(self._rows, dtype=np.int64)
+        columns = columns.at(rows)._replace(mode=self.mode)
+        if self._key_indices is None:
+            return columns
+        chosen = tuple(columns.columns[place] for place in self._key_indices)
+        return columns._replace(keys=self.keys, columns=chosen)
+
+
+def slice_of(rows: range) -> slice:
+    """The slice that takes ``rows``, which are not negative, out of a sequence."""
+    if len(rows) == 0:
+        return slice(0, 0)
+    stop = rows[-1] + rows.step
+    return slice(rows[0], stop if stop >= 0 else None, rows.step)
+
+
+def _checked_rows(rows: Any, length: int) -> Any:
+    """A slice as it is; else the rows' numbers as a list."""
+    if isinstance(rows, slice):
+        return rows
+    if len(rows) == 0:
+        return []
+    if all(isinstance(row, (bool, np.bool_)) for row in rows):
+        if len(rows) != length:
+            raise ValueError(f"{len(rows)} bools are given for {length} rows: give one for each")
+        return [number for number, is_wanted in enumerate(rows) if is_wanted]
+    return [_checked_row(int(row), length) for row in rows]
+
+
+def _checked_row(row: int, length: int) -> int:
+    if not -length <= row < length:
+        raise IndexError(f"row {row} is out of bounds for a dataset of {length} rows")
+    return row % length
+
+
+def _places(keys: tuple[Any, ...], names: tuple[str, ...]) -> tuple[int, ...]:
+    """Places of columns that are given by name or number."""
+    places = []
+    for key in keys:
+        if isinstance(key, numbers.Integral):
+            if not -len(names) <= key < len(names):
+                raise IndexError(f"column {key} is out of bounds for the columns {names}")
+            places.append(int(key) % len(names))
+        elif key in names:
+            places.append(names.index(key))
+        else:
+            raise KeyError(f"there is no column {key!r}; the columns are {names}")
+    return tuple(places)

@@ -1,0 +1,123 @@
+"""Views with a function applied to examples, or to columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
+
+
+class _Transformed(TabularDataset):
+    """What both kinds of transform share.
+
+    Parameters
+    ----------
+    dataset : TabularDataset
+    keys : str or tuple of str
+        The names of the new columns.
+    transform : callable
+        See `TabularDataset.transform` and `TabularDataset.transform_batch`.
+    """
+
+    _WHAT = ""
+
+    def __init__(
+        self,
+        dataset: TabularDataset,
+        keys: str | tuple[str, ...],
+        transform: Callable[..., Any],
+    ) -> None:
+        self._dataset = dataset
+        self._keys = keys if isinstance(keys, tuple) else (keys,)
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return self._keys
+
+    @property
+    def mode(self) -> Mode:
+        """What the function gives; the first row is fetched to see, if none has been before."""
+        if not hasattr(self, "_mode"):
+            self.get_examples([0], None)
+        return self._mode
+
+    def convert(self, data: Any) -> Any:
+        return self._dataset.convert(data)
+
+    def _call(self, fields: Sequence[Any]) -> Any:
+        """Call the function with fields or columns; a bare value comes back as a tuple of one."""
+        if self._dataset.mode is dict:
+            names = dict(zip(self._dataset.keys, fields, strict=False))
+            result = self._transform(**names)
+        else:
+            result = self._transform(*fields)
+        mode: Mode = None
+        if isinstance(result, tuple):
+            mode = tuple
+        elif isinstance(result, dict):
+            mode = dict
+        else:
+            result = (result,)
+        if getattr(self, "_mode", mode) is not mode:
+            raise ValueError(
+                f"{self._WHAT} must not change its return type: it gave {_name(mode)} after "
+                f"{_name(self._mode)}"
+            )
+        self._mode: Mode = mode
+        return result
+
+    def _pick(self, result: Any, key_index: int) -> Any:
+        """One of the fields or columns that the function gave."""
+        return result[self._keys[key_index] if isinstance(result, dict) else key_index]
+
+
+class Transform(_Transformed):
+    """A view with a function applied to each example."""
+
+    _WHAT = "transform"
+
+    def get_examples(
+        self, indices: Rows, key_indices: tuple[int, ...] | None
+    ) -> tuple[Sequence[Any], ...]:
+        wanted = range(len(self._keys)) if key_indices is None else key_indices
+        columns: tuple[list[Any], ...] = tuple([] for _ in wanted)
+        below = self._dataset.get_examples(indices, None)
+        for example in zip(*below, strict=False):
+            result = self._call(example)
+            for column, key_index in zip(columns, wanted, strict=True):
+                column.append(self._pick(result, key_index))
+        return columns
+
+
+class TransformBatch(_Transformed):
+    """A view with a function applied to columns."""
+
+    _WHAT = "transform_batch"
+
+    def get_examples(
+        self, indices: Rows, key_indices: tuple[int, ...] | None
+    ) -> tuple[Sequence[Any], ...]:
+        if indices is None:
+            n_rows = len(self)
+        elif isinstance(indices, slice):
+            n_rows = len(range(*indices.indices(len(self))))
+        else:
+            n_rows = len(indices)
+        wanted = range(len(self._keys)) if key_indices is None else key_indices
+        result = self._call(self._dataset.get_examples(indices, None))
+        for column in result.values() if isinstance(result, dict) else result:
+            if len(column) != n_rows:
+                raise ValueError(
+                    f"transform_batch must not change the number of rows: it gave a column of "
+                    f"{len(column)} for {n_rows} rows"
+                )
+        return tuple(self._pick(result, key_index) for key_index in wanted)
+
+
+def _name(mode: Mode) -> str:
+    return "a bare value" if mode is None else f"a {mode.__name__}"

@@ -1,0 +1,74 @@
+"""Views that change the mode or the converter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastiter._columnar import Columns, columns_of
+from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
+
+
+class View(TabularDataset):
+    """The same rows and columns as ``dataset``, converted as there."""
+
+    def __init__(self, dataset: TabularDataset) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return self._dataset.keys
+
+    @property
+    def mode(self) -> Mode:
+        return self._dataset.mode
+
+    def get_examples(
+        self, indices: Rows, key_indices: tuple[int, ...] | None
+    ) -> tuple[Sequence[Any], ...]:
+        return self._dataset.get_examples(indices, key_indices)
+
+    def convert(self, data: Any) -> Any:
+        return self._dataset.convert(data)
+
+    def __fastiter_columns__(self) -> Columns | None:
+        columns = columns_of(self._dataset)
+        return columns and columns._replace(mode=self.mode)
+
+
+class AsTuple(View):
+    """A view whose examples are tuples."""
+
+    @property
+    def mode(self) -> Mode:
+        return tuple
+
+    __fastiter_columns__ = View.__fastiter_columns__
+
+
+class AsDict(View):
+    """A view whose examples are dicts."""
+
+    @property
+    def mode(self) -> Mode:
+        return dict
+
+    __fastiter_columns__ = View.__fastiter_columns__
+
+
+class WithConverter(View):
+    """A view that is converted by ``converter``."""
+
+    def __init__(self, dataset: TabularDataset, converter: Callable[..., Any]) -> None:
+        super().__init__(dataset)
+        self._converter = converter
+
+    def convert(self, data: Any) -> Any:
+        if isinstance(data, tuple):
+            return self._converter(*data)
+        if isinstance(data, dict):
+            return self._converter(**data)
+        return self._converter(data)
