@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import bench
-from bench import micro_measure, pipelines, report
+from bench import compare, micro_measure, pipelines, render, report
 from bench.interpreters import FAMILIES, parse_interpreters, probe
 from bench.rows import Row
 from bench.workloads import WORKLOADS
@@ -125,7 +125,11 @@ class Run:
             else (micro_measure.ROUNDS, micro_measure.SECONDS)
         )
         settings = micro_measure.MicroSettings(
-            arguments.rounds or rounds, arguments.seconds or seconds, ROOT, quick
+            arguments.rounds or rounds,
+            arguments.rounds is not None,
+            arguments.seconds or seconds,
+            ROOT,
+            quick,
         )
         for name, (module, cases) in self.cases.items():
             results = {}
@@ -174,6 +178,9 @@ class Run:
 
 
 def main() -> int:
+    for tool in (compare, render):
+        if sys.argv[1:2] == [tool.__name__.rpartition(".")[2]]:
+            return tool.main(sys.argv[2:])
     jobs = micro_jobs()
     arguments = _arguments(jobs)
     run = Run(arguments, jobs)

@@ -210,6 +210,35 @@ def _spdl_thread(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
         yield pipeline.get_iterator()
 
 
+def _grain(*, processes: bool) -> Open:
+    """A map dataset of batches, built by worker processes (they are spawned) or by threads."""
+
+    @contextmanager
+    def open_(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
+        import grain
+
+        collate = None  # its own, which stacks straight into shared memory
+        if workload.padding is not None:
+            collate = functools.partial(concat, padding=workload.padding)
+        # One thread in each process reads ahead: no slower than none or two on any workload.
+        threads = 1 if processes else workload.n_workers
+        batches = (
+            grain.MapDataset.source(dataset)
+            .repeat()
+            .batch(workload.batch_size, batch_fn=collate)
+            .to_iter_dataset(grain.ReadOptions(threads, max(threads, N_PREFETCH)))
+        )
+        if processes:
+            depth = max(1, N_PREFETCH // workload.n_workers)
+            batches = batches.mp_prefetch(
+                grain.multiprocessing.MultiprocessingOptions(workload.n_workers, depth)
+            )
+        with closing(iter(batches)) as iterator:
+            yield iterator
+
+    return open_
+
+
 CANDIDATES = {
     candidate.name: candidate
     for candidate in (
@@ -262,6 +291,15 @@ CANDIDATES = {
             "MultithreadIterator, then concat_examples",
             _chainer_like("chainer", "MultithreadIterator"),
             main=False,
+        ),
+        Candidate(
+            "grain.mp",
+            "MapDataset, batches by mp_prefetch's workers",
+            _grain(processes=True),
+            main=False,
+        ),
+        Candidate(
+            "grain.thread", "MapDataset, batches by threads", _grain(processes=False), main=False
         ),
         Candidate("spdl.thread", "Pipeline, threads, a batch per call", _spdl_thread, main=False),
         Candidate("numpy.loop", "plain loop, no loader, numpy.stack", _numpy_loop),

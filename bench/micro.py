@@ -61,10 +61,15 @@ What the benchmark does with it
     One process per library (the part of a candidate's name before the first dot) runs all cases of
     a job, so that neither heaps nor threads of one touch another's, and Chainer can have an
     interpreter of its own. In each, for each case: make the sources, open the candidates, compare
-    their results with ``check`` (on up to three sources before the timing, on one after it; a
-    wrong one says WRONG and has no figure). Then rounds: each candidate gets a slice of time, in an
-    order that changes with the round; only one of all runs at a time. Before a slice its garbage
-    is collected, and for its time collection is off; calls that are not timed warm it up.
+    their results with ``check`` (on up to three sources before the timing, and the last result of
+    the last slice; a wrong one says WRONG and has no figure). Then rounds: each candidate gets a
+    slice of time, in an order that changes with the round; only one of all runs at a time. Before a
+    slice its garbage is collected, and for its time collection is off; calls that are not timed
+    warm it up.
+
+    Memory is looked at during the checks before the timing. Where one call of each candidate takes
+    long, there are fewer rounds: as many as fit into 15 s, two at least, unless ``--rounds`` says
+    otherwise.
 
     Calls shorter than 20 us are timed in bundles that last as long. A slice's ``seconds`` is the
     median of its calls, ``p95`` the 95th percentile; a figure is the median of the rounds. The loop
@@ -156,6 +161,9 @@ class Case:
     goals : sequence of Goal and AtMost
     share : float
         Length of this case's slices, as a share of the usual one.
+    processes : bool
+        Whether candidates start processes. The memory is then that of all together, looked at from
+        outside (PSS); without, the kernel's high-water mark of the candidate's own process.
     """
 
     name: str
@@ -167,6 +175,7 @@ class Case:
     nbytes: int = 0
     goals: Sequence[Goal | AtMost] = ()
     share: float = 1.0
+    processes: bool = False
 
 
 @dataclass(frozen=True)
@@ -181,7 +190,6 @@ class Measured:
         For ``check``.
     figures : dict of str to float
         More figures, of which less is better; columns of their own, goals may name them.
-        ``memory_mb`` takes the place of the memory that the benchmark looks at.
     """
 
     seconds: float

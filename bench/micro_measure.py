@@ -6,22 +6,27 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 from bench.interpreters import Interpreter
 from bench.micro import Case
 from bench.remote import CandidateError, Remote
 from bench.rows import Row
 
-ROUNDS, SECONDS = 5, 0.1
-QUICK_ROUNDS, QUICK_SECONDS = 3, 0.03
+ROUNDS, SECONDS = 5, 0.05
+QUICK_ROUNDS, QUICK_SECONDS = 3, 0.02
+LONGEST = 15.0  # seconds of a case's rounds together, where a call takes long
+OPEN_LIMIT = 180.0
 
 
 @dataclass(frozen=True)
 class MicroSettings:
-    """How long and how often; `seconds` is the length of one timed slice."""
+    """How long and how often; `seconds` is the length of one timed slice.
+
+    With `fixed`, a case has `rounds` rounds, however long they take.
+    """
 
     rounds: int
+    fixed: bool
     seconds: float
     root: str
     quick: bool
@@ -32,10 +37,12 @@ def rows_of(
 ) -> list[Row]:
     """The rows of a case, limit first; candidates of libraries that were not chosen are left out.
 
-    As in the pipelines, a peer under another interpreter adds the row ``fastiter@PEER``.
+    As in the pipelines, a peer under another interpreter adds the row ``fastiter@PEER``, and the
+    same for each other row of ours that a goal names.
     """
     names = sorted(case.candidates, key=lambda name: name != "limit")
     families = {name.partition(".")[0] for name in names}
+    ours = {"fastiter", *(goal.ours for goal in case.goals)}
     rows = []
     for name in names:
         family = name.partition(".")[0]
@@ -44,7 +51,7 @@ def rows_of(
         if interpreter is None:
             continue
         rows.append(_row(name, family, interpreter))
-        if name == "fastiter":
+        if name in ours:
             rows += [
                 _row(f"{name}@{peer}", family, twins[peer]) for peer in twins if peer in families
             ]
@@ -77,17 +84,22 @@ class Job:
         self._rows = rows
         say("starting")
         self._launch(rows)
-        self._all(rows, lambda names: {"do": "open", "case": case.name, "candidates": names})
-        for number in range(self._settings.rounds):
-            say(f"round {number + 1} of {self._settings.rounds}")
+        self._open(case)
+        rounds = self._settings.rounds
+        if not self._settings.fixed:
+            calls = sum(row.facts["call_s"] for row in rows if row.ok)
+            rounds = min(rounds, max(2, int(LONGEST / max(calls, 1e-9))))
+        for number in range(rounds):
+            say(f"round {number + 1} of {rounds}")
             order = list(rows)
             random.Random(number).shuffle(order)
             for row in order:
-                self._ask(row, "run", row.slices.append, seconds)
-        say("memory")
-        for row in rows:
-            self._ask(row, "memory", row.facts.update, seconds)
-        self._all(rows, lambda names: {"do": "close"})
+                self._slice(row, seconds, last=number == rounds - 1)
+        for key in {self._key(row) for row in rows if row.ok}:
+            try:
+                self._remotes[key].ask("close")
+            except CandidateError as error:
+                self._lost(key, error)
 
     def _key(self, row: Row) -> tuple[str, str]:
         """The process that runs a row: one per library and interpreter."""
@@ -117,29 +129,38 @@ class Job:
                 row.status, row.reason = error.kind, error.reason
         self._remotes.pop(key).end()
 
-    def _all(self, rows: list[Row], request: Callable[[list[str]], dict[str, Any]]) -> None:
-        """Puts a request to each process that has rows which are ok; refused rows drop out."""
+    def _open(self, case: Case) -> None:
+        """Opens and checks all candidates, the processes side by side; refused rows drop out."""
         groups: dict[tuple[str, str], list[Row]] = {}
-        for row in rows:
+        for row in self._rows:
             if row.ok:
                 groups.setdefault(self._key(row), []).append(row)
         for key, group in groups.items():
-            by_name = {row.name.partition("@")[0]: row for row in group}
+            names = [row.name.partition("@")[0] for row in group]
+            self._remotes[key].put("open", case=case.name, candidates=names)
+        for key, group in groups.items():
             try:
-                answer = self._remotes[key].ask(**request(list(by_name)))
+                answer = self._remotes[key].take(OPEN_LIMIT)
             except CandidateError as error:
                 self._lost(key, error)
                 continue
-            for name, (kind, reason) in answer["refused"].items():
-                by_name[name].status, by_name[name].reason = kind, reason
+            for row in group:
+                name = row.name.partition("@")[0]
+                if name in answer["refused"]:
+                    row.status, row.reason = answer["refused"][name]
+                else:
+                    row.facts |= answer["facts"][name]
 
-    def _ask(
-        self, row: Row, do: str, keep: Callable[[dict[str, Any]], Any], seconds: float
-    ) -> None:
+    def _slice(self, row: Row, seconds: float, last: bool) -> None:
         if not row.ok:
             return
         name, key = row.name.partition("@")[0], self._key(row)
         try:
-            keep(self._remotes[key].ask(do, candidate=name, seconds=seconds))
+            answer = self._remotes[key].ask("run", candidate=name, seconds=seconds, last=last)
         except CandidateError as error:
             self._lost(key, error)
+            return
+        if "refused" in answer:
+            row.status, row.reason = answer["refused"]
+        else:
+            row.slices.append(answer)

@@ -6,16 +6,18 @@ from stdin and answers each by one on what was its stdout:
 ``{"do": "open", "case": name, "candidates": [name, ...]}``
     makes the sources, opens the candidates and checks their results; answers ``{"refused": {name:
     [kind, reason]}}`` for those that gave none or a wrong one;
-``{"do": "run", "candidate": name, "seconds": s}``
-    a timed slice;
-``{"do": "memory", "candidate": name, "seconds": s}``
-    the same, not timed, and how far memory grew meanwhile;
+    [kind, reason]}}`` for those that gave none or a wrong one, and for the others ``{"facts":
+    {name: {"call_s": seconds, "pss_added": bytes}}}``;
+``{"do": "run", "candidate": name, "seconds": s, "last": bool}``
+    a timed slice; after the last one its last result is checked; ``{"refused": [kind, reason]}`` as
+    with ``open``;
 ``{"do": "close"}``
-    checks each candidate once more and closes the case; answers as ``open`` does.
+    closes the case.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import itertools
@@ -30,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.micro import Case, Measured, Prepared, WrongResult
-from bench.procs import own_cpu_seconds, process_tree, pss_bytes
+from bench.procs import Watcher, own_cpu_seconds
 
 BUNDLE = 20e-6  # seconds that a sample lasts at least
 CHECKED = 3  # sources on which a candidate is checked before the timing
@@ -49,11 +51,20 @@ class Slices:
         """Makes the sources and opens what can be opened and gives right results."""
         self._case = self._cases[case]
         self._sources: Sequence[Any] = self._case.sources()
-        self._given: dict[str, Sequence[Any]] = {}
-        self._turns: dict[str, Iterator[Any]] = {}
+        self._turns: dict[str, Iterator[tuple[Any, Any]]] = {}
         self._runs: dict[str, Callable[[Any], Any]] = {}
-        self._seconds: dict[str, float] = {}  # that the latest checked call took
-        return {"refused": self._refusing(candidates, self._open_one)}
+        self._facts: dict[str, dict[str, float]] = {}
+        if self._case.processes:
+            self._watcher = Watcher()
+            self._stack.callback(self._watcher.close)
+        refused = {}
+        for name in candidates:
+            try:
+                self._open_one(name)
+            except Exception as error:
+                self._runs.pop(name, None)
+                refused[name] = _refusal(error)
+        return {"refused": refused, "facts": self._facts}
 
     def _open_one(self, name: str) -> None:
         run = self._case.candidates[name]()
@@ -64,15 +75,22 @@ class Slices:
             given = [run.prepare(source) for source in self._sources]
             run = run.run
         self._runs[name] = run
-        self._given[name] = given
-        self._turns[name] = itertools.cycle(given)
-        for number in range(min(CHECKED, len(given))):
-            self._check(name, number)
+        self._turns[name] = itertools.cycle(zip(given, self._sources, strict=True))
+        facts = self._facts[name] = {"call_s": 0.0, "pss_added": 0.0}
+        for part, source in list(zip(given, self._sources, strict=True))[:CHECKED]:
+            gc.collect()
+            with self._watching() as peak:
+                begin = time.perf_counter()
+                result = run(part)
+                facts["call_s"] = time.perf_counter() - begin
+            facts["pss_added"] = max(facts["pss_added"], peak[0])
+            self._check(name, result, source)
+            del result
 
-    def _check(self, name: str, number: int) -> None:
-        begin = time.perf_counter()
-        result, source = self._runs[name](self._given[name][number]), self._sources[number]
-        self._seconds[name] = time.perf_counter() - begin
+    def _watching(self) -> AbstractContextManager[list[int]]:
+        return self._watcher.watching() if self._case.processes else _high_water()
+
+    def _check(self, name: str, result: Any, source: Any) -> None:
         if isinstance(result, Measured):
             result = result.result
         if name.partition(".")[0] == "limit":
@@ -84,38 +102,30 @@ class Slices:
         except Exception as error:  # of a result that is not even of the right kind
             raise WrongResult(f"the check raised {type(error).__name__}: {error}") from error
 
-    def _refusing(self, names: list[str], act: Callable[[str], None]) -> dict[str, list[str]]:
-        """Does `act` for each name; the kind and reason of those that raised."""
-        refused = {}
-        for name in names:
-            try:
-                act(name)
-            except WrongResult as error:
-                refused[name] = ["WRONG", str(error)]
-            except ImportError as error:
-                refused[name] = ["skipped", f"{type(error).__name__}: {error}"]
-            except Exception as error:
-                traceback.print_exc()
-                refused[name] = ["FAILED", f"{type(error).__name__}: {error}"]
-            else:
-                continue
-            self._runs.pop(name, None)
-        return refused
+    def run(self, candidate: str, seconds: float, last: bool) -> dict[str, Any]:
+        """`_slice`, or ``{"refused": [kind, reason]}`` if it raised."""
+        try:
+            return self._slice(candidate, seconds, last)
+        except Exception as error:
+            self._runs.pop(candidate)
+            return {"refused": _refusal(error)}
 
-    def run(self, candidate: str, seconds: float) -> dict[str, Any]:
+    def _slice(self, candidate: str, seconds: float, last: bool) -> dict[str, Any]:
         """A slice: warm-up, then samples for about `seconds`, one call at least."""
         run, turns = self._runs[candidate], self._turns[candidate]
         gc.collect()
         gc.disable()
         try:
             bundle = 1
-            if self._seconds[candidate] < seconds:  # else the check was warm-up enough
+            if self._facts[candidate]["call_s"] < seconds:  # else the checks were warm-up enough
                 bundle = self._warm_up(run, turns, WARM_UP_SHARE * seconds)
             cpu = own_cpu_seconds()
-            samples, figures, elapsed = _sample(run, turns, bundle, seconds)
+            samples, result, source, elapsed = _sample(run, turns, bundle, seconds)
             cpu = own_cpu_seconds() - cpu
         finally:
             gc.enable()
+        if last:
+            self._check(candidate, result, source)
         samples.sort()
         items = self._case.items
         middle = samples[len(samples) // 2]
@@ -127,7 +137,7 @@ class Slices:
             "cpu_us_per_example": 1e6 * cpu / (calls * items),
             "cores": cpu / elapsed,
             "calls": calls,
-            **figures,
+            **(result.figures if isinstance(result, Measured) else {}),
         }
 
     def _warm_up(self, run: Callable[[Any], Any], turns: Iterator[Any], seconds: float) -> int:
@@ -135,7 +145,7 @@ class Slices:
         calls, shortest = 0, float("inf")
         begin = now = time.perf_counter()
         while not calls or now - begin < seconds:
-            result = run(next(turns))
+            result = run(next(turns)[0])
             before, now = now, time.perf_counter()
             calls += 1
             shortest = min(shortest, now - before)
@@ -143,34 +153,34 @@ class Slices:
             return 1
         return max(1, int(BUNDLE / max(shortest, 1e-9)))
 
-    def memory(self, candidate: str, seconds: float) -> dict[str, Any]:
-        """By how many bytes memory stood higher at its peak than before the slice.
-
-        The kernel's own high-water mark, so that no peak is missed between two looks; processes
-        of the candidate come as they stand afterwards.
-        """
-        gc.collect()
-        Path("/proc/self/clear_refs").write_text("5")
-        before = _status("VmRSS")
-        run, turns = self._runs[candidate], self._turns[candidate]
-        end = time.perf_counter() + seconds
-        once = True
-        while once or time.perf_counter() < end:
-            run(next(turns))
-            once = False
-        added = _status("VmHWM") - before
-        children = process_tree(os.getpid())[1:]
-        return {"pss_added": added + pss_bytes(children)}
-
     def close(self) -> dict[str, Any]:
-        """The last check of each candidate; then all are closed."""
-        refused = self._refusing(list(self._runs), lambda name: self._check(name, 0))
+        """Closes all candidates and drops the sources."""
         self._stack.close()
-        for kept in (self._runs, self._given, self._turns):
-            kept.clear()
+        self._runs.clear()
+        self._turns.clear()
         self._sources = ()
         gc.collect()
-        return {"refused": refused}
+        return {}
+
+
+def _refusal(error: Exception) -> list[str]:
+    """Kind and reason of a candidate's failure."""
+    if isinstance(error, WrongResult):
+        return ["WRONG", str(error)]
+    if isinstance(error, ImportError):
+        return ["skipped", f"{type(error).__name__}: {error}"]
+    traceback.print_exception(error)
+    return ["FAILED", f"{type(error).__name__}: {error}"]
+
+
+@contextlib.contextmanager
+def _high_water() -> Iterator[list[int]]:
+    """As `Watcher.watching`, of this process alone, and exact: what the kernel remembers."""
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    peak: list[int] = []
+    yield peak
+    peak.append(max(0, _status("VmHWM") - before))
 
 
 def _status(key: str) -> int:
@@ -182,28 +192,27 @@ def _status(key: str) -> int:
 
 
 def _sample(
-    run: Callable[[Any], Any], turns: Iterator[Any], bundle: int, seconds: float
-) -> tuple[list[float], dict[str, float], float]:
-    """Seconds per call of each sample, the last call's other figures, and the seconds in all."""
+    run: Callable[[Any], Any], turns: Iterator[tuple[Any, Any]], bundle: int, seconds: float
+) -> tuple[list[float], Any, Any, float]:
+    """Seconds per call of each sample, the last result and its source, and the seconds in all."""
     clock = time.perf_counter
     samples: list[float] = []
-    result = None
+    result = source = None
     begin = now = clock()
     while not samples or (now - begin < seconds and len(samples) < SAMPLES):
         if bundle == 1:
-            source = next(turns)
+            given, source = next(turns)
             before = clock()
-            result = run(source)
+            result = run(given)
             now = clock()
         else:
             before = clock()
-            for source in itertools.islice(turns, bundle):
-                result = run(source)
+            for given, source in itertools.islice(turns, bundle):  # noqa: B007
+                result = run(given)
             now = clock()
         measured = isinstance(result, Measured)
         samples.append(result.seconds if measured else (now - before) / bundle)
-    figures = dict(result.figures) if isinstance(result, Measured) else {}
-    return samples, figures, now - begin
+    return samples, result, source, now - begin
 
 
 def main(arguments: list[str]) -> int:

@@ -86,9 +86,12 @@ class Measurement:
                 self._launch(row)
         self._each(self._rows, lambda row, remote: remote.started())
         seconds = OPENING_SLICES * self._settings.seconds
-        self._each(
-            self._rows, lambda row, remote: row.facts.update(remote.ask("open", seconds=seconds))
-        )
+
+        def open_(row: Row, remote: Remote) -> None:
+            row.facts["pss_before"] = remote.memory()
+            row.facts |= remote.ask("open", watched=True, seconds=seconds)
+
+        self._each(self._rows, open_)
 
     def _launch(self, row: Row) -> None:
         candidate, _, _ = row.name.partition("@")
@@ -123,7 +126,8 @@ class Measurement:
 
         def look(row: Row, remote: Remote) -> None:
             row.facts["idle_cores"] = remote.idle_cores(IDLE_SECONDS)
-            row.facts |= remote.ask("memory", seconds=seconds)
+            remote.ask("consume", watched=True, seconds=seconds)
+            row.facts["pss_added"] = remote.peak - row.facts["pss_before"]
             row.facts |= remote.ask("close")
 
         self._each(self._rows, look)

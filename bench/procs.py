@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import select
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+PERIOD = 0.02  # seconds between two looks at the memory
 
 
 def process_tree(root: int) -> list[int]:
@@ -57,3 +64,54 @@ def own_cpu_seconds() -> float:
     own = time.process_time()
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return own + cpu_seconds(process_tree(os.getpid())[1:]) + ended.ru_utime + ended.ru_stime
+
+
+class Watcher:
+    """A process beside this one that looks at the memory of this one and all its descendants."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.procs", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            cwd=Path(__file__).resolve().parent.parent,
+        )
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.communicate()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[list[int]]:
+        """The list holds, after the block, by how many bytes PSS was higher at its peak."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        peak: list[int] = []
+        self._process.stdin.write("begin\n")
+        self._process.stdout.readline()  # it has looked once
+        try:
+            yield peak
+        finally:
+            self._process.stdin.write("end\n")
+            peak.append(int(self._process.stdout.readline()))
+
+
+def _watch(root: int) -> None:
+    """A `Watcher`'s process: between "begin" and "end" it looks all the time."""
+
+    def memory() -> int:
+        return pss_bytes([pid for pid in process_tree(root) if pid != os.getpid()])
+
+    while sys.stdin.readline():
+        before = peak = memory()
+        print("begun", flush=True)
+        while not select.select([sys.stdin], [], [], PERIOD)[0]:
+            peak = max(peak, memory())
+        sys.stdin.readline()
+        print(max(peak, memory()) - before, flush=True)
+
+
+if __name__ == "__main__":
+    _watch(int(sys.argv[1]))

@@ -19,11 +19,12 @@ import tempfile
 import time
 from typing import Any
 
-from bench.procs import cpu_seconds, process_tree
+from bench.procs import cpu_seconds, process_tree, pss_bytes
 
 START_LIMIT = 120.0
 ANSWER_LIMIT = 60.0
 STDERR_SHOWN = 300
+MEMORY_PERIOD = 0.02
 
 
 class CandidateError(Exception):
@@ -56,19 +57,40 @@ class Remote:
             start_new_session=True,  # so that its workers can be ended with it
         )
         self._pending = b""
+        self._peak = 0
 
     def started(self) -> dict[str, Any]:
         """Waits until the dataset is made; facts of the interpreter. Raises CandidateError."""
         return self._answer(START_LIMIT)
 
-    def ask(self, do: str, **fields: Any) -> dict[str, Any]:
-        """Puts one request and waits for its answer. Raises CandidateError."""
+    def ask(self, do: str, *, watched: bool = False, **fields: Any) -> dict[str, Any]:
+        """Puts one request and waits for its answer. Raises CandidateError.
+
+        With `watched`, `peak` takes in the memory meanwhile.
+        """
+        self.put(do, **fields)
+        return self._answer(ANSWER_LIMIT + fields.get("seconds", 0.0), watched)
+
+    def put(self, do: str, **fields: Any) -> None:
+        """Puts one request, whose answer `take` waits for."""
         assert self._process.stdin is not None
         request = json.dumps({"do": do, **fields}) + "\n"
         with contextlib.suppress(BrokenPipeError):  # its death is told by the missing answer
             self._process.stdin.write(request.encode())
             self._process.stdin.flush()
-        return self._answer(ANSWER_LIMIT + fields.get("seconds", 0.0))
+
+    def take(self, limit: float = ANSWER_LIMIT) -> dict[str, Any]:
+        """The answer to the request that was put, within `limit` seconds. Raises CandidateError."""
+        return self._answer(limit)
+
+    def memory(self) -> int:
+        """Proportional set size of the process and all its workers now, in bytes."""
+        return pss_bytes(process_tree(self._process.pid))
+
+    @property
+    def peak(self) -> int:
+        """The most that `memory` was during watched requests, looked at 50 times a second."""
+        return self._peak
 
     def idle_cores(self, seconds: float) -> float:
         """Cores that the process and its workers keep busy while nobody asks them for anything."""
@@ -88,20 +110,23 @@ class Remote:
                 stream.close()
         self._errors.close()
 
-    def _answer(self, limit: float) -> dict[str, Any]:
-        line = self._line(limit)
+    def _answer(self, limit: float, watched: bool = False) -> dict[str, Any]:
+        line = self._line(limit, watched)
         answer = json.loads(line)
         if not answer.pop("ok"):
             raise CandidateError(answer["kind"], answer["reason"])
         return answer
 
-    def _line(self, limit: float) -> bytes:
+    def _line(self, limit: float, watched: bool) -> bytes:
         assert self._process.stdout is not None
         stdout = self._process.stdout.fileno()
         end = time.monotonic() + limit
         while b"\n" not in self._pending:
             # Workers hold the pipe as well, so its end does not tell the death of the process.
-            readable, _, _ = select.select([stdout], [], [], 0.2)
+            if watched:
+                self._peak = max(self._peak, self.memory())
+            wait = MEMORY_PERIOD if watched else 0.2
+            readable, _, _ = select.select([stdout], [], [], wait)
             data = os.read(stdout, 65536) if readable else b""
             self._pending += data
             if not data and self._process.poll() is not None:

@@ -74,6 +74,12 @@ def _ratio(rows: list[Row], row: Row, ours: str) -> str:
     return f"{mine.rate / row.rate:.2f}x" if mine is not None else ""
 
 
+def _counterpart(rows: list[Row], row: Row) -> str:
+    """Our row of the same variant, ``fastiter.spawn`` for ``torch.spawn``, if there is one."""
+    name = "fastiter." + row.name.partition("@")[0].partition(".")[2]
+    return name if any(other.name == name for other in rows) else "fastiter"
+
+
 def _limit(rows: list[Row]) -> Row | None:
     return next((row for row in rows if row.family == "limit" and row.ok), None)
 
@@ -152,16 +158,12 @@ _OWN_COLUMNS = (
     "cpu_us_per_example",
     "cores",
     "calls",
-    "memory_mb",
 )
 
 
 def _micro_cells(case: Case, rows: list[Row], row: Row, more: list[str]) -> tuple[str, ...]:
     limit = _limit(rows)
     seconds = row.median("seconds")
-    memory = row.figure("memory_mb")
-    if memory is None:
-        memory = row.facts["pss_added"] / 1e6
     return (
         row.name,
         duration(seconds),
@@ -169,9 +171,9 @@ def _micro_cells(case: Case, rows: list[Row], row: Row, more: list[str]) -> tupl
         duration(1 / row.rate) if case.items > 1 else "",
         f"{case.nbytes / seconds / 1e9:.1f}" if case.nbytes else "",
         f"{row.rate / limit.rate:.0%}" if limit and row.family != "limit" else "",
-        _ratio(rows, row, "fastiter"),
+        _ratio(rows, row, _counterpart(rows, row)),
         f"{row.median('cpu_us_per_example') * case.items:,.2f}",
-        f"{memory:,.1f}",
+        f"{row.facts['pss_added'] / 1e6:,.1f}",
         *(f"{value:.4g}" if (value := row.figure(key)) is not None else "" for key in more),
     )
 

@@ -9,8 +9,8 @@ what was its stdout:
     opens the loader, compares a few batches in full and warms up;
 ``{"do": "run", "seconds": s, "min_batches": n}``
     a timed slice;
-``{"do": "memory", "seconds": s}``
-    an untimed slice in which the memory of all processes is looked at;
+``{"do": "consume", "seconds": s}``
+    an untimed slice, for the benchmark to look at the memory of all processes meanwhile;
 ``{"do": "close"}``
     closes the loader, answers how long that took, and ends.
 
@@ -34,12 +34,11 @@ import numpy as np
 from bench.candidates import CANDIDATES, Candidate
 from bench.interpreters import MODULES
 from bench.limit import Limit
-from bench.procs import cpu_seconds, process_tree, pss_bytes
+from bench.procs import own_cpu_seconds
 from bench.verify import Verifier, WrongContent
 from bench.workloads import N_PREFETCH, WORKLOADS, Workload
 
 FULL_CHECKS = 3
-MEMORY_PERIOD = 0.05
 WARM_UP_SHARE = 0.25
 
 
@@ -51,7 +50,6 @@ class Slices:
         self._dataset = workload.make()
         self._verifier = Verifier(self._dataset, workload.batch_size, workload.padding)
         importlib.import_module(MODULES[candidate.family][0])
-        self._base = pss_bytes(process_tree(os.getpid()))
         self._loader: AbstractContextManager[Any] = candidate.open(workload, self._dataset)
 
     def open(self, seconds: float) -> dict[str, Any]:
@@ -83,8 +81,7 @@ class Slices:
         while n < 2 * (N_PREFETCH + self._workload.n_workers) or time.perf_counter() < warm:
             check(next(batches))
             n += 1
-        tree = process_tree(os.getpid())
-        cpu = cpu_seconds(tree)
+        cpu = own_cpu_seconds()
         n = 0
         begin = time.perf_counter()
         end = begin + seconds
@@ -93,7 +90,7 @@ class Slices:
             check(next(batches))
             n += 1
             now = time.perf_counter()
-        cpu = cpu_seconds(tree) - cpu
+        cpu = own_cpu_seconds() - cpu
         self._verifier.check_fully(next(batches))
         examples = n * self._workload.batch_size
         return {
@@ -103,17 +100,12 @@ class Slices:
             "epochs": self._verifier.epochs,
         }
 
-    def memory(self, seconds: float) -> dict[str, Any]:
-        """Peak of the processes' proportional set size, and what of it the loader added (bytes)."""
-        peak = 0
+    def consume(self, seconds: float) -> dict[str, Any]:
+        """Batches for `seconds`, not timed, while the benchmark looks at the memory."""
         end = time.perf_counter() + seconds
-        looked = 0.0
-        while (now := time.perf_counter()) < end:
+        while time.perf_counter() < end:
             self._verifier.check(next(self._batches))
-            if now - looked > MEMORY_PERIOD:
-                looked = now
-                peak = max(peak, pss_bytes(process_tree(os.getpid())))
-        return {"pss_peak": peak, "pss_added": peak - self._base}
+        return {}
 
     def close(self) -> dict[str, Any]:
         """Closes the loader; how long that took (s)."""
@@ -137,7 +129,7 @@ class LimitSlices:
         rates = self._limit.run(seconds)
         return {"rate": rates.pop("limit"), "parts": rates}
 
-    def memory(self, seconds: float) -> dict[str, Any]:
+    def consume(self, seconds: float) -> dict[str, Any]:
         return {}
 
     def close(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The datasets of the pipeline benchmarks, W1 to W7.
+"""The datasets of the pipeline benchmarks, W1 to W7, and of `bench.startup`, W8.
 
 Each dataset class stands at module level, so that it can be pickled for workers that are spawned.
-Content is random but fixed by a seed. Beside ``__len__`` and ``__getitem__`` each has what the
+Content is random but fixed by a seed. Beside ``__len__`` and ``__getitem__`` W1 to W7 have what the
 verification needs: ``reference(i)`` (the example that index ``i`` must give, never slow on
 purpose), ``distinct`` (the content of index ``i`` is that of ``i % distinct``) and ``index_field``
 (the field of an example that carries its index).
@@ -188,6 +188,20 @@ class SlowRows:
 
     def reference(self, i: int) -> tuple[np.ndarray, int]:
         return self._rows[i], i
+
+
+class ManyImages:
+    """W8: as many images of 224x224x3 uint8 as there are indices, in one array; the index."""
+
+    def __init__(self, n: int) -> None:
+        generator = np.random.default_rng(8)
+        self.images = generator.integers(0, 256, size=(n, 224, 224, 3), dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
+        return self.images[i], i
 
 
 @dataclass(frozen=True)
