@@ -123,8 +123,8 @@ def rows_getter(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
     return None
 
 
-def _checked_examples(examples: Any, indices: list[int]) -> list[Any]:
-    examples = list(examples)
+def _checked_examples(given: Any, indices: list[int]) -> list[Any]:
+    examples = list(given)
     if len(examples) != len(indices):
         raise ValueError(
             f"dataset.__getitems__ returned {len(examples)} examples for {len(indices)} indices"
@@ -206,7 +206,7 @@ def collate_columns(
         fills = padding if isinstance(padding, tuple) else (padding,) * len(columns)
         if len(fills) >= len(columns):
             return tuple(map(_joined, columns, fills))
-    elif mode is dict and isinstance(padding, dict) is False:
+    elif mode is dict and not isinstance(padding, dict):
         keys = dataset.keys
         if len(keys) == len(columns):
             return {key: _joined(c, padding) for key, c in zip(keys, columns, strict=True)}
@@ -234,5 +234,5 @@ def _is_joined(column: Any, fill: Any) -> bool:
 
 
 def suits(dtype: np.dtype[Any], fill: Any) -> bool:
-    """Whether a fill value is one that NumPy casts to ``dtype`` without a word."""
+    """Whether a fill value is one that NumPy casts to ``dtype``."""
     return fill is None or _collate._is_fill(fill, np.empty((), dtype))

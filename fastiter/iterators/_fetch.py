@@ -74,7 +74,7 @@ class Source:
         if self._concat is not None:
             arrays = self._arrays(indices, self._concat)
             if arrays is not None:
-                return arrays if self._device is None else self._sent(arrays)
+                return self.sent(arrays)
         examples = self.examples(indices)
         return examples if self._converter is None else self._converter(examples, self._device)
 
@@ -109,7 +109,10 @@ class Source:
         columns = getter(indices.tolist())
         return collate_columns(self._dataset, columns, len(indices), *concat)
 
-    def _sent(self, arrays: Any) -> Any:
+    def sent(self, arrays: Any) -> Any:
+        """The arrays of a batch, on the iterator's device."""
+        if self._device is None:
+            return arrays
         if isinstance(arrays, dict):
             return {key: _device.send(self._device, array) for key, array in arrays.items()}
         return _device.send(self._device, arrays)

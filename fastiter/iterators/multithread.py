@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from fastiter.iterators._arguments import checked_int
 from fastiter.iterators._base import PlannedIterator
 from fastiter.iterators._fetch import Outcome, capture
-from fastiter.iterators._state import Plan
-from fastiter.iterators._threads import BatchJob, Threads
+from fastiter.iterators._state import Indices, Plan
+from fastiter.iterators._threads import ColumnsJob, ExamplesJob, Job, Threads
 
 __all__ = ["MultithreadIterator"]
 
@@ -75,7 +75,7 @@ class MultithreadIterator(PlannedIterator):
     def _init_runtime(self) -> None:
         super()._init_runtime()
         self._threads: Threads | None = None
-        self._started: deque[tuple[Plan, BatchJob]] = deque()  # the oldest one first
+        self._started: deque[tuple[Plan, Job]] = deque()  # the oldest one first
 
     @property
     def n_threads(self) -> int:
@@ -100,8 +100,11 @@ class MultithreadIterator(PlannedIterator):
         self._start_batches(plan)
         if self._finalized:  # by another thread, which may have missed what was just started
             self._close()
-        outcome = self._started[0][1].wait()
-        if outcome.error is None and self._converter is not None:
+        job = self._started[0][1]
+        outcome = job.wait()
+        if outcome.error is None and isinstance(job, ColumnsJob):
+            outcome = capture(self._finish_columns, plan, outcome.batch)
+        elif outcome.error is None and self._converter is not None:
             outcome = capture(self._converter, outcome.batch, self._device)
         self._started.popleft()
         return outcome
@@ -120,9 +123,23 @@ class MultithreadIterator(PlannedIterator):
             planned = self._planner.ahead()
             if planned.indices is None:
                 return
-            job = BatchJob(self._dataset, planned.indices.tolist(), self._n_threads)
+            job = self._job(planned.indices)
             self._started.append((planned, job))
             threads.submit(job)
+
+    def _job(self, indices: Indices) -> Job:
+        plain = self._source.plain()
+        if plain is not None and self._source.joins(plain):
+            outputs = plain.reader.outputs(len(indices))
+            if outputs is not None:
+                return ColumnsJob(plain.reader, outputs, indices, self._n_threads)
+        return ExamplesJob(self._source.examples, indices, self._n_threads)
+
+    def _finish_columns(self, plan: Plan, columns: Any) -> Any:
+        if columns is None:
+            assert plan.indices is not None
+            return self._source.batch(plan.indices)
+        return self._source.sent(columns)
 
     def _discard_ahead(self) -> None:
         while self._started:

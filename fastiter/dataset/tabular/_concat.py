@@ -71,7 +71,7 @@ class Concat(TabularDataset):
         self, rows: Sequence[int], key_indices: tuple[int, ...] | None, n_columns: int
     ) -> tuple[Sequence[Any], ...]:
         places: list[Any] = [None] * len(rows)  # for each row its part, and the place there
-        parts = []
+        parts: list[tuple[Sequence[Any], ...]] = []
         offset = 0
         for dataset in self._datasets:
             below: list[int] = []

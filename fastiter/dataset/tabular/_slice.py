@@ -73,15 +73,19 @@ class Slice(TabularDataset):
 
     def _rows_below(self, indices: Rows) -> Rows:
         """Where rows of this view are in the dataset below."""
-        rows = self._rows
+        rows: Any = self._rows
         if indices is None:
-            return rows
+            whole: Rows = rows
+            return whole
         if isinstance(rows, slice):
             below = range(*rows.indices(len(self._dataset)))
             if isinstance(indices, slice):
                 return slice_of(below[indices])
             return [below[index] for index in indices]
-        return rows[indices] if isinstance(indices, slice) else [rows[index] for index in indices]
+        if isinstance(indices, slice):
+            taken: list[int] = rows[indices]
+            return taken
+        return [rows[index] for index in indices]
 
     def convert(self, data: Any) -> Any:
         return self._dataset.convert(data)
@@ -133,9 +137,10 @@ def _places(keys: tuple[Any, ...], names: tuple[str, ...]) -> tuple[int, ...]:
     places = []
     for key in keys:
         if isinstance(key, numbers.Integral):
-            if not -len(names) <= key < len(names):
+            place = int(key)
+            if not -len(names) <= place < len(names):
                 raise IndexError(f"column {key} is out of bounds for the columns {names}")
-            places.append(int(key) % len(names))
+            places.append(place % len(names))
         elif key in names:
             places.append(names.index(key))
         else:
