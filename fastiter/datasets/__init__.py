@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from fastiter.datasets.concatenated_dataset import ConcatenatedDataset
 from fastiter.datasets.dict_dataset import DictDataset
+from fastiter.datasets.pickle_dataset import PickleDataset, open_pickle_dataset
+from fastiter.datasets.pickle_dataset_writer import (
+    PickleDatasetWriter,
+    open_pickle_dataset_writer,
+)
 from fastiter.datasets.split import (
     get_cross_validation_datasets,
     get_cross_validation_datasets_random,
@@ -13,17 +18,23 @@ from fastiter.datasets.split import (
     split_dataset_random,
 )
 from fastiter.datasets.sub_dataset import SubDataset
+from fastiter.datasets.text_dataset import TextDataset
 from fastiter.datasets.transform_dataset import TransformDataset
 from fastiter.datasets.tuple_dataset import TupleDataset
 
 __all__ = [
     "ConcatenatedDataset",
     "DictDataset",
+    "PickleDataset",
+    "PickleDatasetWriter",
     "SubDataset",
+    "TextDataset",
     "TransformDataset",
     "TupleDataset",
     "get_cross_validation_datasets",
     "get_cross_validation_datasets_random",
+    "open_pickle_dataset",
+    "open_pickle_dataset_writer",
     "split_dataset",
     "split_dataset_n",
     "split_dataset_n_random",

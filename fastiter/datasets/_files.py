@@ -1,0 +1,167 @@
+"""Files that many threads and processes read from at once."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from typing import Any
+
+
+class _Handle:
+    """An open descriptor that is closed when nobody uses it any more.
+
+    A thread in the middle of a read keeps it open, so that its number cannot come to mean
+    another file meanwhile.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    @classmethod
+    def of(cls, path: Any) -> _Handle:
+        with io.FileIO(path) as file:  # which refuses directories
+            return cls(os.dup(file.fileno()))
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class SharedFile:
+    """A file to read from at given offsets.
+
+    There is no position that one reader could move under another: threads read at the same
+    time without a lock, and a forked process goes on with the descriptor it inherits. Pickles as
+    the absolute path, and opens it again when first read.
+
+    Parameters
+    ----------
+    path : str or path-like
+
+    Raises
+    ------
+    OSError
+        If it cannot be opened.
+    """
+
+    def __init__(self, path: Any) -> None:
+        path = os.path.abspath(os.fspath(path))
+        self._start(path, _Handle.of(path))
+
+    @classmethod
+    def adopted(cls, reader: Any) -> SharedFile | None:
+        """The same file as a plain binary file object has open; None for any other object.
+
+        Independent of that object from then on. It pickles if it can be found under its name.
+        """
+        raw = getattr(reader, "raw", reader)
+        plain = type(reader) in (io.BufferedReader, io.BufferedRandom, io.FileIO)
+        if not plain or type(raw) is not io.FileIO or not reader.readable():
+            return None
+        reader.flush()
+        handle = _Handle(os.dup(raw.fileno()))
+        path = None
+        if isinstance(raw.name, (str, bytes)):
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.stat(raw.name), os.fstat(handle.fd)):
+                    path = os.path.abspath(raw.name)
+        self = cls.__new__(cls)
+        self._start(path, handle)
+        return self
+
+    def _start(self, path: Any, handle: _Handle) -> None:
+        self.path = path  #: None if it is not known
+        self.size = os.fstat(handle.fd).st_size  #: bytes
+        self._is_closed = False
+        self._handle: _Handle | None = handle
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Read ``size`` bytes from ``offset`` on; from any thread.
+
+        Raises
+        ------
+        ValueError
+            If this file has been closed.
+        OSError
+            If it cannot be read, or has become too short.
+        """
+        handle = self._handle or self._open_again()
+        data = os.pread(handle.fd, size, offset)
+        while len(data) < size:
+            more = os.pread(handle.fd, size - len(data), offset + len(data))
+            if not more:
+                raise OSError(
+                    f"{self.name} ends at byte {offset + len(data)}, where {size} bytes from "
+                    f"{offset} on are expected: it has become shorter since it was opened"
+                )
+            data += more
+        return data
+
+    def stream(self, buffer_bytes: int = 8192) -> io.BufferedReader:
+        """An ordinary file object with a position of its own; it needs not be closed."""
+        return io.BufferedReader(Cursor(self), buffer_bytes)
+
+    @property
+    def name(self) -> str:
+        """The path, for texts."""
+        return "a file without a name" if self.path is None else os.fsdecode(self.path)
+
+    def close(self) -> None:
+        """Close the file in this process, as soon as reads under way in other threads end."""
+        self._is_closed = True
+        self._handle = None
+
+    def _open_again(self) -> _Handle:
+        if self._is_closed:
+            raise ValueError(f"{self.name} has been closed")
+        handle = _Handle.of(self.path)
+        size = os.fstat(handle.fd).st_size
+        if size < self.size:
+            raise OSError(
+                f"{self.name} has {size} bytes, but had {self.size} when the dataset was made: "
+                "it is not the same file any more; make the dataset anew"
+            )
+        self._handle = handle
+        return handle
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.path is None:
+            raise TypeError(
+                "cannot pickle a dataset whose file has no name to open it again by: open it by "
+                "its path"
+            )
+        return {"path": self.path, "size": self.size}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._is_closed = False
+        self._handle = None
+
+
+class Cursor(io.RawIOBase):
+    """A position in a `SharedFile`, which makes it a file object."""
+
+    def __init__(self, file: SharedFile) -> None:
+        self.file = file
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.file.size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        size = max(0, min(view.nbytes, self.file.size - self._position))
+        view[:size] = self.file.read(self._position, size)
+        self._position += size
+        return size

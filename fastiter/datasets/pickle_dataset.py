@@ -1,0 +1,198 @@
+"""Examples from a file of pickles."""
+
+from __future__ import annotations
+
+import operator
+import os
+import pickle
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastiter.dataset.mixin import DatasetMixin
+from fastiter.datasets._files import Cursor, SharedFile
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+__all__ = ["PickleDataset", "open_pickle_dataset"]
+
+_BUFFER_BYTES = 1 << 20
+
+
+class PickleDataset(DatasetMixin):
+    """Examples from a file of pickles, one after another, as `PickleDatasetWriter` writes it.
+
+    The constructor loads each example once to see where it ends; from then on examples are read
+    from the file when they are asked for. As any pickle, the file must come from a source that
+    you trust.
+
+    A plain file (`open_pickle_dataset`, or ``open(path, "rb")``) is read at offsets: threads read
+    at the same time, and forked processes do not disturb each other. It pickles as its path. Of
+    any other reader, reads are made one by one under a lock; it must pickle if the dataset shall,
+    and if forked processes cannot share it, have a method ``after_fork``, which is called in each.
+
+    Parameters
+    ----------
+    reader : binary file
+        Has ``seekable``, ``seek``, ``tell``, ``read``, ``readline`` and ``close``.
+
+    Raises
+    ------
+    ValueError
+        If the reader is not seekable.
+    pickle.UnpicklingError
+        If an example is damaged, or the file ends amid one.
+    """
+
+    def __init__(self, reader: Any) -> None:
+        if not reader.seekable():
+            raise ValueError(f"the reader must support random access, but {reader!r} does not")
+        self._reader = reader
+        file = reader.file if type(reader) is Cursor else SharedFile.adopted(reader)
+        self._source: SharedFile | _LockedReader = file or _LockedReader(reader)
+        stream = reader if file is None else file.stream(_BUFFER_BYTES)
+        self._bounds = np.array(_bounds(stream, self._source.name), dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def get_example(self, i: int) -> Any:
+        """Load example ``i``; negative indices count from the end.
+
+        Raises
+        ------
+        IndexError
+            If there is no such example.
+        ValueError
+            If the dataset has been closed.
+        OSError
+            If it cannot be read.
+        """
+        size = len(self)
+        if not -size <= i < size:
+            raise IndexError(f"index {i} is outside of a dataset of {size} examples")
+        number = operator.index(i) % size
+        start = self._bounds.item(number)
+        return pickle.loads(self._source.read(start, self._bounds.item(number + 1) - start))
+
+    def close(self) -> None:
+        """Close the reader. What is fetched from then on is a ValueError."""
+        self._source.close()
+        if isinstance(self._source, SharedFile) and self._reader is not None:
+            self._reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        if isinstance(self._source, SharedFile):
+            state["_reader"] = None  # opened again by its path
+        return state
+
+
+def open_pickle_dataset(path: Any) -> PickleDataset:
+    """Open a file of pickles as a dataset.
+
+    Close it with ``close()``, or use it in a ``with`` statement; a dataset that is dropped closes
+    its file too.
+
+    Parameters
+    ----------
+    path : str or path-like
+        What `open_pickle_dataset_writer` wrote, fastiter's or Chainer's. A relative path is
+        resolved at once.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be opened.
+    pickle.UnpicklingError
+        If an example is damaged, or the file ends amid one.
+    """
+    return PickleDataset(Cursor(SharedFile(path)))
+
+
+def _bounds(stream: Any, name: str) -> list[int]:
+    """Offsets of the pickles in ``stream``, and of its end."""
+    bounds = [0]
+    stream.seek(0)
+    while True:
+        try:
+            pickle.load(stream)
+        except (EOFError, pickle.UnpicklingError) as error:
+            if isinstance(error, EOFError) and stream.tell() == bounds[-1]:
+                return bounds
+            raise pickle.UnpicklingError(
+                f"example {len(bounds) - 1}, at byte {bounds[-1]} of {name}, cannot be loaded: "
+                f"{error}"
+            ) from error
+        bounds.append(stream.tell())
+
+
+class _LockedReader:
+    """A reader with a position: one thread at a time, and one process."""
+
+    def __init__(self, reader: Any) -> None:
+        self._start(reader)
+
+    def _start(self, reader: Any) -> None:
+        self._reader = reader
+        self._lock = threading.Lock()
+        _readers.add(self)
+
+    @property
+    def name(self) -> str:
+        return repr(self._reader)
+
+    def read(self, offset: int, size: int) -> bytes:
+        with self._lock:
+            self._reader.seek(offset)
+            data: bytes = self._reader.read(size)
+            while len(data) < size:
+                more = self._reader.read(size - len(data))
+                if not more:
+                    raise OSError(f"{self.name} ends amid an example")
+                data += more
+        return data
+
+    def close(self) -> None:
+        """Waits for a read under way."""
+        with self._lock:
+            self._reader.close()
+
+    def after_fork(self) -> None:
+        self._lock = threading.Lock()  # a thread that is not here may have had the other one
+        hook = getattr(self._reader, "after_fork", None)
+        if callable(hook):
+            hook()
+
+    def __getstate__(self) -> Any:
+        return self._reader
+
+    def __setstate__(self, reader: Any) -> None:
+        self._start(reader)
+
+
+_readers: weakref.WeakSet[_LockedReader] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for reader in list(_readers):
+        reader.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,91 @@
+"""Writing files of pickles."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+__all__ = ["PickleDatasetWriter", "open_pickle_dataset_writer"]
+
+
+class PickleDatasetWriter:
+    """Writes examples as pickles, one after another, for `PickleDataset`.
+
+    Threads may write at the same time. An example that cannot be pickled leaves the file as it
+    was. Use it in a ``with`` statement, or close it.
+
+    Parameters
+    ----------
+    writer : binary file
+        Has ``write`` and ``close``, and possibly ``flush``.
+    protocol : int
+        Of `pickle`.
+    """
+
+    def __init__(self, writer: Any, protocol: int = pickle.HIGHEST_PROTOCOL) -> None:
+        self._writer = writer
+        self._protocol = protocol
+        self._lock = threading.Lock()
+
+    def write(self, x: Any) -> None:
+        """Append an example.
+
+        Raises
+        ------
+        pickle.PicklingError, TypeError, AttributeError
+            If it cannot be pickled.
+        OSError, ValueError
+            If it cannot be written, or the writer has been closed.
+        """
+        data = pickle.dumps(x, protocol=self._protocol)
+        with self._lock:
+            written = self._writer.write(data)
+            if isinstance(self._writer, io.RawIOBase):  # which may take a part
+                while written < len(data):
+                    written += self._writer.write(data[written:])
+
+    def flush(self) -> None:
+        """Flush the writer, if it can be flushed."""
+        if hasattr(self._writer, "flush"):
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Close the writer."""
+        self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_pickle_dataset_writer(
+    path: Any, protocol: int = pickle.HIGHEST_PROTOCOL
+) -> PickleDatasetWriter:
+    """Open a file to write a `PickleDataset` to. What it held is lost.
+
+    Parameters
+    ----------
+    path : str or path-like
+    protocol : int
+        Of `pickle`.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be opened.
+    """
+    return PickleDatasetWriter(open(path, "wb"), protocol)
