@@ -24,3 +24,14 @@ readme_command() {
         found && /^```/ { if (inside) exit; inside = 1; next }
         inside' "$top/README.md"
 }
+
+# provide_spin: Spin on PATH, from Debian's package unless it is installed. Needs no root.
+provide_spin() {
+    command -v spin >/dev/null && return
+    local lists=$work/apt options
+    mkdir -p "$lists/partial" "$work/spin"
+    options="-qq -oDir::State::Lists=$lists -oAPT::Sandbox::User= -oDebug::NoLocking=1"
+    (cd "$work/spin" && apt-get $options update && apt-get $options download spin && dpkg -x spin_*.deb .) || return
+    export PATH=$PATH:$work/spin/usr/bin
+    command -v spin >/dev/null
+}

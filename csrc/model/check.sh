@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# Checks the model of the ring with Spin: every configuration must pass, and every deliberate
+# mistake must be found. check.sh [quick|full] [NAME...]: quick takes about half a minute,
+# full half an hour and 8 GB. Needs spin and a C compiler.
+set -euo pipefail
+model=$(cd "$(dirname "$0")" && pwd)/ring.pml
+effort=${1:-quick}
+shift || true
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+
+# explore NAME "MODEL DEFINES" "PAN DEFINES" "PAN OPTIONS" -> output in $work/NAME/out
+explore() {
+    mkdir -p "$work/$1"
+    cd "$work/$1"
+    spin $2 -a "$model" >spin.out
+    gcc -O1 -w -DVECTORSZ=2048 $3 -o pan pan.c
+    ./pan -m4000000 -w26 $4 >out
+    cd "$work"
+}
+
+report() { # NAME VERDICT
+    local out=$work/$1/out
+    printf '%-22s %-7s %9s states %6s s  %s\n' "$1" "$2" \
+        "$(sed -n 's/^ *\([0-9.e+]*\) states, stored.*/\1/p' "$out" | head -1)" \
+        "$(sed -n 's/^pan: elapsed time \([0-9.e+]*\) seconds/\1/p' "$out")" \
+        "$(sed -n 's/^pan:1: \(.*\) (at depth.*/\1/p' "$out" | head -1)"
+    rm -f "$work/$1/pan"
+}
+
+holds() { # EFFORT NAME "MODEL DEFINES" ["PAN DEFINES"] ["PAN OPTIONS"]
+    [ "$1" = quick ] || [ "$effort" = full ] || return 0
+    [ ${#only[@]} = 0 ] || [[ " ${only[*]} " == *" $2 "* ]] || return 0
+    explore "$2" "$3" "${4:--DSAFETY -DNOCLAIM -DCOLLAPSE}" "${5:-}"
+    if grep -q 'errors: 0' "$work/$2/out" && ! grep -q 'max search depth too small' "$work/$2/out"; then
+        report "$2" passes
+    else
+        report "$2" FAILS && failed=1
+    fi
+}
+
+is_found() { # EFFORT MISTAKE "MODEL DEFINES" ["PAN DEFINES"] ["PAN OPTIONS"]
+    [ "$1" = quick ] || [ "$effort" = full ] || return 0
+    [ ${#only[@]} = 0 ] || [[ " ${only[*]} " == *" $2 "* ]] || return 0
+    explore "$2" "-DMISTAKE_$2 $3" "${4:--DSAFETY -DNOCLAIM}" "${5:-}"
+    if grep -q 'errors: 1' "$work/$2/out"; then
+        report "$2" found
+    else
+        report "$2" MISSED && failed=1
+    fi
+}
+
+only=("$@")
+live="-DNFAIR=6 -DHC4"
+fair="-a -f"
+
+holds quick one-batch "-DBATCHES=1"
+holds quick a-death "-DBATCHES=1 -DB=1 -DDEATHS=1 -DREPLACED=1 -DLEASES=0"
+holds quick a-reset "-DBATCHES=1 -DB=1 -DRESETS=1 -DLEASES=0"
+
+holds full two-rows-death "-DBATCHES=1 -DDEATHS=1 -DREPLACED=1 -DLEASES=0"
+holds full two-rows-reset "-DBATCHES=1 -DRESETS=1 -DLEASES=0"
+holds full two-batches "-DBATCHES=2"
+holds full a-death-unreplaced "-DBATCHES=1 -DDEATHS=1"
+holds full a-death-leases "-DBATCHES=1 -DDEATHS=1 -DREPLACED=1"
+holds full a-reset-leases "-DBATCHES=1 -DRESETS=1"
+holds full two-deaths "-DBATCHES=1 -DDEATHS=2 -DREPLACED=2 -DLEASES=0"
+holds full death-and-reset "-DBATCHES=1 -DDEATHS=1 -DRESETS=1 -DLEASES=0"
+holds full ranges "-DBATCHES=1 -DB=3 -DRANGES"
+holds full three-slots "-DBATCHES=2 -DS=3 -DAHEAD=2 -DB=1 -DLEASES=0"
+holds full unequal-pipes "-DBATCHES=2 -DUNEQUAL -DPIPES -DLEASES=0"
+holds full pipes-death "-DBATCHES=1 -DPIPES -DDEATHS=1 -DREPLACED=1 -DLEASES=0"
+holds full three-workers "-DBATCHES=1 -DW=3 -DB=2 -DLEASES=0"
+holds full ends "-DBATCHES=1 -DLEASES=0" "$live" "$fair"
+holds full ends-death "-DBATCHES=1 -DB=1 -DDEATHS=1 -DREPLACED=1 -DLEASES=0" "$live" "$fair"
+
+# What must not be brought back: the checker finds each.
+is_found quick NO_REDO "-DBATCHES=1 -DDEATHS=1 -DLEASES=0"
+is_found full NO_SWEEP "-DBATCHES=1 -DDEATHS=1 -DLEASES=0"
+is_found full NO_REWIND "-DBATCHES=1 -DDEATHS=1 -DLEASES=0"
+is_found full RECHECK_WITHOUT_REDO "-DBATCHES=1 -DDEATHS=1 -DLEASES=0"
+is_found quick RECHECK_BEFORE_BELL "-DBATCHES=1 -DLEASES=0"
+is_found full LOOK_BEFORE_PWAIT "-DBATCHES=1 -DLEASES=0"
+is_found full RING_BEFORE_TAIL "-DBATCHES=1 -DLEASES=0"
+is_found full RING_BEFORE_READY "-DBATCHES=1 -DLEASES=0"
+is_found quick FINISH_UNCLAIMED "-DBATCHES=2 -DLEASES=0"
+is_found quick FREE_AT_RESET "-DBATCHES=1 -DRESETS=1 -DLEASES=0"
+is_found full NO_VOID_STATE "-DBATCHES=1 -DRESETS=1 -DLEASES=0"
+is_found full ROW_WITHOUT_SEQUENCE "-DBATCHES=1 -DRESETS=1 -DLEASES=0"
+is_found full NO_DRAIN_RING "-DBATCHES=1 -DRESETS=1 -DS=1 -DAHEAD=0 -DLEASES=0"
+
+exit $failed

@@ -1,0 +1,676 @@
+/* The slot ring as fi_ring.c and fi_parent.c build it, for the model checker Spin.
+ *
+ * One parent, W workers that may be killed between any two of their steps, S slots of up to B rows.
+ * Step names (W1, S3, ...) are those of ../README.md and of the comments in the code; README.md
+ * says which function each action stands for, what is merged into one step, and what is left out.
+ * check.sh has the configurations that are checked, and the mistakes that have to be found.
+ */
+
+#ifndef S
+#define S 2                     /* slots */
+#endif
+#ifndef B
+#define B 2                     /* rows a slot has room for */
+#endif
+#ifndef W
+#define W 2                     /* workers */
+#endif
+#ifndef BATCHES
+#define BATCHES 2               /* batches of one generation */
+#endif
+#ifndef AHEAD
+#define AHEAD 1                 /* batches scheduled beyond the one waited for */
+#endif
+#ifndef DEATHS
+#define DEATHS 0
+#endif
+#ifndef REPLACED
+#define REPLACED 0              /* dead workers that get a successor */
+#endif
+#ifndef RESETS
+#define RESETS 0
+#endif
+#ifndef LEASES
+#define LEASES 1                /* slots that the consumer may hold; what exceeds it is copied */
+#endif
+
+#define ANY 255                 /* pwait: the parent sleeps for any event */
+#define NOBODY 15
+
+mtype = { TODO, OWNED, DONE, VOID, FILLING, FINISHING, READY };
+mtype:phase = { FREE, FILL, DRAIN, LEASED };
+
+/* ---- shared segment: one struct field per atomic word's part; q 0 is no sequence ---- */
+
+typedef Word { byte q; byte owner; mtype code };
+
+byte head = 1, tail = 1, redo;
+bool stop;
+byte map[S];
+byte pwait;
+bool bell[W];
+byte claim_q[S], claim_next[S];
+byte rows_of[S];                /* n */
+Word state[S];
+Word row[S * B];
+
+/* What lies in a slot: a row is copied in two steps, so that a torn copy would show. */
+byte front[S * B], back[S * B];
+byte padded[S];
+
+/* ---- kernel objects ---- */
+
+bool event;                     /* the parent's bell */
+byte pipe_bytes[W];                   /* bytes in a worker's pipe, where bells are pipes */
+bool killed[W];                 /* what a pidfd tells */
+bool gone[W];                   /* has left by itself */
+bool alive[W];                  /* a process runs under this number */
+bool recovered[W];              /* dead for good: nobody takes this number again */
+
+/* ---- private to the parent ---- */
+
+mtype:phase phase[S];
+byte q_of[S], n_of[S], slot_of[S];
+byte free_stack[S], n_free;
+bool returned[S];               /* the stack of released leases */
+byte n_leased, n_draining;
+byte n_deaths, n_replaced;
+bool finished;
+
+#define NQ(q) ((q) % S)
+#define AT(s, r) ((s) * B + (r))
+#define row_is(s, r, Q, C) (row[AT(s, r)].q == Q && row[AT(s, r)].code == C)
+#define state_is(s, Q, C) (state[s].q == Q && state[s].code == C)
+#define set_word(word, Q, O, C) word.q = Q; word.owner = O; word.code = C
+
+/* A writer's right to its bytes (I1): the slot still serves this batch, and nobody reads it. */
+#define writable(s, Q) (q_of[s] == Q && (phase[s] == FILL || phase[s] == DRAIN))
+
+/* ---- bells ---- */
+
+inline ring_worker(v)           /* fi_bell_ring: a load, then a swap, then the wake-up */
+{
+    if
+    :: bell[v] ->
+        atomic {
+            if
+            :: bell[v] -> bell[v] = false; rung++
+#ifdef PIPES
+                ; pipe_bytes[v]++
+#endif
+            :: else
+            fi
+        }
+    :: else
+    fi
+}
+
+inline ring_workers(most)       /* after F4 */
+{
+    rung = 0; v = 0;
+    do
+    :: v < W && rung < most -> ring_worker(v); v++
+    :: else -> break
+    od;
+    v = 0; rung = 0
+}
+
+inline ring_parent(Q)
+{
+    if
+    :: pwait == ANY || pwait == Q ->
+        atomic {
+            if
+            :: pwait != 0 -> pwait = 0; rings = true
+            :: else
+            fi
+        };
+        if
+        :: rings -> rings = false; event = true
+        :: else
+        fi
+    :: else
+    fi
+}
+
+/* ---- worker ---- */
+
+proctype Worker(byte w)
+{
+    byte current, seen, s, q, n, next, stop_at, r;
+    bool rings;
+
+born:
+    {
+        alive[w];
+turn:   atomic {            /* W1 to W3: one look at the board */
+            if
+            :: stop -> goto leave
+            :: else
+            fi;
+            if
+#ifndef MISTAKE_NO_SWEEP
+            :: redo != seen -> seen = redo; current = 0
+#else
+            :: redo != seen -> seen = redo
+#endif
+            :: else
+            fi;
+            if
+            :: current < head -> current = head
+            :: else
+            fi;
+            if
+            :: current >= tail -> goto doze
+            :: else -> s = map[NQ(current)]
+            fi
+        }
+claim:  atomic { q = claim_q[s]; next = claim_next[s] }       /* W4 */
+        if
+        :: q != current -> goto next_slot
+        :: else
+        fi;
+        atomic {
+            n = rows_of[s];
+            if
+            :: next >= n -> goto check
+            :: else -> stop_at = next + 1
+#ifdef RANGES
+            :: next < n -> stop_at = n
+#endif
+            fi
+        }
+        atomic {
+            if
+            :: claim_q[s] == q && claim_next[s] == next -> claim_next[s] = stop_at
+            :: else -> goto claim
+            fi
+        }
+        do                  /* W5 */
+        :: next < stop_at ->
+            atomic {
+                if
+#ifndef MISTAKE_ROW_WITHOUT_SEQUENCE
+                :: row_is(s, next, q, TODO) -> set_word(row[AT(s, next)], q, w, OWNED)
+#else
+                :: row[AT(s, next)].code == TODO -> set_word(row[AT(s, next)], q, w, OWNED)
+#endif
+                :: else -> next++; goto rows
+                fi
+            }
+            d_step { assert(writable(s, q)); front[AT(s, next)] = q }
+            d_step { assert(writable(s, q)); back[AT(s, next)] = q }
+            atomic {
+                set_word(row[AT(s, next)], q, NOBODY, DONE);
+                next++
+            }
+rows:   skip
+        :: else -> break
+        od;
+        goto claim;
+check:  r = n;              /* W6, after F1 */
+        do
+        :: r > 0 && row_is(s, r - 1, q, DONE) -> r--
+        :: r > 0 && !row_is(s, r - 1, q, DONE) -> goto after_check
+        :: else -> break
+        od;
+#ifndef MISTAKE_FINISH_UNCLAIMED
+        atomic {
+            if
+            :: state_is(s, q, FILLING) -> set_word(state[s], q, w, FINISHING)
+            :: else -> goto after_check
+            fi
+        }
+#else
+        if
+        :: state_is(s, q, FILLING)
+        :: else -> goto after_check
+        fi;
+#endif
+        d_step { assert(writable(s, q)); padded[s] = q }
+#ifdef MISTAKE_RING_BEFORE_READY
+        ring_parent(q);
+#endif
+        d_step {
+            r = 0;
+            do              /* I3 */
+            :: r < n -> assert(row_is(s, r, q, DONE)); r++
+            :: else -> break
+            od;
+            r = 0;
+            set_word(state[s], q, NOBODY, READY)
+        }
+#ifndef MISTAKE_RING_BEFORE_READY
+        ring_parent(q);     /* after F2 */
+#endif
+after_check:
+#ifndef MISTAKE_NO_DRAIN_RING
+        if
+        :: state_is(s, q, VOID) -> ring_parent(q)                  /* W7 */
+        :: else
+        fi;
+#endif
+next_slot:atomic { current++; s = 0; q = 0; n = 0; next = 0; stop_at = 0; r = 0 } /* W8 */
+        goto turn;
+doze:
+#ifdef MISTAKE_RECHECK_BEFORE_BELL
+        if
+        :: redo != seen || tail > current || stop -> goto turn
+        :: else
+        fi;
+        bell[w] = true;
+#else
+        bell[w] = true;     /* B1 */
+        if                  /* B3, after F3 */
+#ifndef MISTAKE_RECHECK_WITHOUT_REDO
+        :: redo != seen || tail > current || stop ->
+#else
+        :: tail > current || stop ->
+#endif
+#ifdef PIPES
+            atomic {
+                if
+                :: bell[w] -> bell[w] = false; goto turn
+                :: else     /* the byte is under way */
+                fi
+            };
+            atomic { pipe_bytes[w] > 0 -> pipe_bytes[w]-- }
+#else
+            bell[w] = false;
+#endif
+            goto turn
+        :: else
+        fi;
+#endif
+#ifdef PIPES
+        atomic { pipe_bytes[w] > 0 -> pipe_bytes[w]-- };                       /* B4 */
+#else
+        !bell[w];           /* B4: the futex returns once somebody has cleared it */
+#endif
+        bell[w] = false;
+        goto turn;
+leave:
+        gone[w] = true
+    } unless { killed[w] };
+    if
+    :: killed[w] ->             /* a successor starts with nothing but its number */
+        atomic {
+            alive[w] = false;
+            current = 0; seen = 0; s = 0; q = 0; n = 0; next = 0; stop_at = 0; r = 0;
+            rings = false
+        };
+        do
+        :: atomic { alive[w] && !killed[w] -> goto born }
+        :: atomic { alive[w] && killed[w] -> alive[w] = false }       /* killed at birth */
+        :: atomic { finished -> break }
+        od
+    :: else
+    fi
+}
+
+/* Kills between any two steps, as long as somebody is left or will come. */
+proctype Killer()
+{
+    byte v, living;
+end:
+    do
+    :: atomic {
+        !finished && n_deaths < DEATHS ->
+        living = 0; v = 0;
+        do
+        :: v < W -> living = living + (!killed[v]); v++
+        :: else -> break
+        od;
+        if
+        :: living + REPLACED - n_replaced > 1 ->
+            if
+            :: !killed[0] && !gone[0] -> killed[0] = true
+            :: !killed[1] && !gone[1] -> killed[1] = true
+#if W > 2
+            :: !killed[2] && !gone[2] -> killed[2] = true
+#endif
+            :: else
+            fi;
+            n_deaths++
+        :: else -> n_deaths = DEATHS
+        fi;
+        v = 0; living = 0
+    }
+    :: atomic { finished || n_deaths == DEATHS -> break }
+    od
+}
+
+/* ---- parent ---- */
+
+inline make_free(s) { phase[s] = FREE; free_stack[n_free] = s; n_free++ }
+
+inline collect()                /* fi_parent_collect: one step */
+{
+    d_step {
+        s = 0;
+        do
+        :: s < S ->
+            if
+            :: returned[s] ->
+                returned[s] = false; n_leased--; make_free(s)
+            :: else
+            fi;
+            if
+            :: phase[s] == DRAIN ->
+                r = 0;
+                do
+                :: r < n_of[s] && row_is(s, r, q_of[s], OWNED) -> break
+                :: r < n_of[s] && !row_is(s, r, q_of[s], OWNED) -> r++
+                :: else -> break
+                od;
+                if
+                :: r == n_of[s] && !state_is(s, q_of[s], FINISHING) ->
+                    n_draining--; make_free(s)
+                :: else
+                fi
+            :: else
+            fi;
+            s++
+        :: else -> break
+        od;
+        s = 0; r = 0
+    }
+}
+
+inline schedule()               /* fi_parent_schedule */
+{
+    atomic {
+        n_free--; s = free_stack[n_free];                                    /* S1 */
+        q_of[s] = tail; phase[s] = FILL; slot_of[NQ(tail)] = s;
+#ifdef UNEQUAL
+        if
+        :: n_of[s] = 1
+        :: n_of[s] = B
+        fi;
+#else
+        n_of[s] = B;
+#endif
+        assert(state[s].code != FINISHING);                            /* I4 */
+        rows_of[s] = n_of[s];                                          /* S2 */
+        r = 0;
+        do
+        :: r < n_of[s] ->
+            assert(row[AT(s, r)].code != OWNED);                       /* I4 */
+            set_word(row[AT(s, r)], tail, NOBODY, TODO); r++           /* S3 */
+        :: else -> break
+        od;
+        r = 0;
+        set_word(state[s], tail, NOBODY, FILLING)                      /* S4 */
+    }
+    d_step { claim_q[s] = tail; claim_next[s] = 0 }                    /* S5 */
+#ifdef MISTAKE_RING_BEFORE_TAIL
+    ring_workers(W);
+#endif
+    d_step { map[NQ(tail)] = s; tail++; s = 0; planned++; offered = offered + B } /* S6, S7 */
+}
+
+inline top_up()
+{
+    do
+    :: planned < BATCHES && tail - head <= AHEAD && n_free > 0 -> schedule()
+    :: else -> break
+    od;
+#ifndef MISTAKE_RING_BEFORE_TAIL
+    if
+    :: offered > 0 -> ring_workers(offered)                            /* S8 */
+    :: else
+    fi;
+#endif
+    offered = 0
+}
+
+inline recover(w)
+{
+    s = 0;
+    do
+    :: s < S ->
+        d_step {                                                       /* R2 */
+            if
+            :: phase[s] == FILL || phase[s] == DRAIN ->
+                r = 0;
+                do
+                :: r < n_of[s] ->
+                    if
+                    :: row_is(s, r, q_of[s], OWNED) && row[AT(s, r)].owner == w ->
+                        row[AT(s, r)].owner = NOBODY;
+                        row[AT(s, r)].code = (phase[s] == FILL -> TODO : VOID)
+                    :: else
+                    fi;
+                    r++
+                :: else -> break
+                od;
+                r = 0;
+                if
+                :: state_is(s, q_of[s], FINISHING) && state[s].owner == w ->
+                    state[s].owner = NOBODY;
+                    state[s].code = (phase[s] == FILL -> FILLING : VOID)
+                :: else
+                fi
+            :: else
+            fi
+        }
+        s++
+    :: else -> break
+    od;
+    s = 0;
+#ifndef MISTAKE_NO_REWIND
+    do                                                                 /* R3 */
+    :: s < S ->
+        d_step {
+            if
+            :: phase[s] == FILL -> claim_q[s] = q_of[s]; claim_next[s] = 0
+            :: else
+            fi;
+            s++
+        }
+    :: else -> break
+    od;
+    s = 0;
+#endif
+#ifndef MISTAKE_NO_REDO
+    redo++;                                                            /* R4 */
+#endif
+    d_step { bell[w] = false; pipe_bytes[w] = 0 }                            /* R5 */
+    atomic {
+        if
+        :: n_replaced < REPLACED -> n_replaced++; killed[w] = false; alive[w] = true
+        :: else -> recovered[w] = true
+        fi
+    }
+    ring_workers(W)                                                    /* R6 */
+}
+
+inline reset()                  /* fi_parent_reset */
+{
+    s = 0;
+    do
+    :: s < S && phase[s] == FILL ->
+#ifndef MISTAKE_NO_VOID_STATE
+        atomic {                                                       /* X1 */
+            if
+            :: state_is(s, q_of[s], FILLING) -> set_word(state[s], q_of[s], NOBODY, VOID)
+            :: else
+            fi
+        }
+#endif
+        r = 0;
+        do                                                             /* X2 */
+        :: r < n_of[s] ->
+            atomic {
+                if
+                :: row_is(s, r, q_of[s], TODO) -> set_word(row[AT(s, r)], q_of[s], NOBODY, VOID)
+                :: else
+                fi;
+                r++
+            }
+        :: else -> break
+        od;
+        r = 0;
+        d_step { claim_q[s] = q_of[s]; claim_next[s] = n_of[s] }       /* X3 */
+#ifndef MISTAKE_FREE_AT_RESET
+        d_step { phase[s] = DRAIN; n_draining++; s++ }                 /* X4 */
+#else
+        d_step { make_free(s); s++ }
+#endif
+    :: s < S && phase[s] != FILL -> s++
+    :: else -> break
+    od;
+    s = 0;
+    d_step { head = tail; planned = 0; offered = 0; taken = 0 }
+}
+
+inline take()                   /* T5, of slot s */
+{
+    d_step {
+        r = 0;
+        do
+        :: r < n_of[s] ->
+            assert(row_is(s, r, head, DONE));
+            assert(front[AT(s, r)] == head && back[AT(s, r)] == head); /* I6 */
+            r++
+        :: else -> break
+        od;
+        r = 0;
+        assert(phase[s] == FILL && q_of[s] == head && padded[s] == head)
+    }
+    atomic {
+        head++; taken++;
+        if
+        :: n_leased < LEASES -> phase[s] = LEASED; n_leased++
+        :: make_free(s)                                                /* L5: copied */
+        fi;
+        s = 0
+    }
+}
+
+#define head_ready (head != tail && state_is(slot_of[NQ(head)], head, READY))
+#define is_dead(u) (killed[u] && !alive[u] && !recovered[u])    /* its pidfd is readable */
+#define a_death (is_dead(0) || is_dead(1) || is_dead(W - 1))
+
+inline recover_dead()
+{
+    u = 0;
+    do
+    :: u < W ->
+        if
+        :: is_dead(u) -> recover(u)
+        :: else
+        fi;
+        u++
+    :: else -> break
+    od;
+    u = 0
+}
+
+/* The consumer drops a batch that it held: whenever, in whatever order (L3). */
+inline release(x)
+{
+    atomic {
+        phase[x] == LEASED && !returned[x] ->
+        r2 = 0;
+        do
+        :: r2 < n_of[x] ->
+            assert(front[AT(x, r2)] == q_of[x] && back[AT(x, r2)] == q_of[x]); r2++
+        :: else -> break
+        od;
+        r2 = 0;
+        assert(padded[x] == q_of[x]);
+        returned[x] = true
+    }
+}
+
+proctype Consumer()
+{
+    byte r2;
+end:
+    do
+    :: release(0)
+#if S > 1
+    :: release(1)
+#endif
+#if S > 2
+    :: release(2)
+#endif
+    od
+}
+
+active proctype Parent()
+{
+    byte s, r, u, v, rung, planned, taken, offered, n_resets;
+
+    atomic {
+        s = S;
+        do
+        :: s > 0 -> s--; make_free(s); state[s].code = VOID
+        :: else -> break
+        od;
+        do
+        :: r < S * B -> row[r].code = VOID; r++
+        :: else -> break
+        od;
+        r = 0;
+        do
+        :: u < W -> alive[u] = true; run Worker(u); u++
+        :: else -> break
+        od;
+        u = 0;
+        run Killer();
+        run Consumer()
+    }
+    do
+    :: taken < BATCHES ->
+        collect();
+        top_up();
+look:   if
+        :: head_ready -> s = slot_of[NQ(head)]; take()                 /* T1, T5 */
+        :: else ->
+#ifdef MISTAKE_LOOK_BEFORE_PWAIT
+            skip;
+#endif
+            pwait = (head == tail -> ANY : head);                      /* T2 */
+#ifndef MISTAKE_LOOK_BEFORE_PWAIT
+            if                                                         /* T3, after F5 */
+            :: head_ready -> pwait = 0; goto look
+            :: else
+            fi;
+            if
+            :: pwait == ANY || head == tail ->
+                collect();
+                if
+                :: n_free > 0 -> pwait = 0; goto again
+                :: else
+                fi
+            :: else
+            fi;
+#endif
+            if                                                         /* T4 */
+            :: event
+            :: a_death
+            :: n_resets < RESETS                                       /* interrupted: Ctrl-C */
+            fi;
+            pwait = 0;
+            event = false;
+            recover_dead()
+        fi;
+again:  skip
+    :: n_resets < RESETS -> n_resets++; reset()
+    :: taken == BATCHES -> break
+    od;
+    stop = true;
+    ring_workers(W);
+    u = 0;
+    do
+    :: u < W ->
+        gone[u] || (killed[u] && !alive[u]);
+        u++
+    :: else -> break
+    od;
+    finished = true
+}
+
+ltl every_run_ends { <> finished }
