@@ -6,27 +6,23 @@ FILE is of ``--json``. The table is Markdown, for a README; the chart is a PNG, 
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from bench.compare import load
 
-FAMILIES = {"torch": "torch", "chainer": "Chainer", "grain": "Grain", "spdl": "SPDL"}
+FAMILIES = {"torch": "torch", "chainer": "Chainer", "grain": "Grain"}
 LABELS = {
-    "fastiter.mp": "fastiter",
-    "fastiter.serial": "fastiter, no workers",
+    "fastiter.serial": "fastiter, serial",
     "fastiter.thread": "fastiter, threads",
-    "torch.mp": "torch DataLoader",
-    "torch.mp-files": "torch DataLoader, files",
-    "torch.mp-numpy": "torch DataLoader, NumPy",
-    "torch.serial": "torch DataLoader, no workers",
-    "chainer.mp": "Chainer",
-    "chainer.serial": "Chainer, no workers",
+    "torch.serial": "torch DataLoader",
+    "chainer.serial": "Chainer, serial",
     "chainer.thread": "Chainer, threads",
-    "grain.mp": "Grain",
     "grain.thread": "Grain, threads",
     "spdl.thread": "SPDL, threads",
-    "numpy.loop": "plain loop, numpy.stack",
+    "numpy.loop": "numpy.stack in a loop",
 }
 OURS, PEER, DRAWN_LIMIT = "#0b6e99", "#b8bec4", "#c0392b"
 
@@ -34,37 +30,56 @@ Row = dict[str, Any]
 
 
 class Workload:
-    """The rows of one workload that are shown: ours, and the best of each peer."""
+    """The rows of one workload that are shown.
+
+    These are fastiter's, torch's, Chainer's and Grain's worker processes, each library's best way
+    to use them, and without worker processes the best of ours and the best of all peers.
+    """
 
     def __init__(self, name: str, result: dict[str, Any]) -> None:
         self.title = f"{name}: {result['title']}"
-        self.rows: dict[str, Row] = {
+        self._rows: dict[str, Row] = {
             row["name"]: row for row in result["rows"] if row["status"] == "ok"
         }
-        self.limit = self.rows.get("limit")
+        self.limit = self._rows.get("limit")
 
     @property
     def ours(self) -> Row | None:
         """`MultiprocessIterator` with a converter."""
-        return self.rows.get("fastiter.mp")
+        return self._rows.get("fastiter.mp")
 
-    def best(self, family: str) -> Row | None:
-        """The fastest row of a library, "@" ones left out."""
-        rows = [row for name, row in self.rows.items() if name.partition(".")[0] == family]
-        return max(
-            (row for row in rows if "@" not in row["name"]), key=lambda r: r["rate"], default=None
+    def workers(self, family: str) -> Row | None:
+        """The fastest of a peer's ways to use worker processes."""
+        return _fastest(row for name, row in self._rows.items() if name.startswith(f"{family}.mp"))
+
+    def no_workers(self, *, ours: bool) -> Row | None:
+        """The fastest way without worker processes, ours or of all peers."""
+        return _fastest(
+            row
+            for name, row in self._rows.items()
+            if name != "limit" and ".mp" not in name and name.startswith("fastiter") == ours
         )
 
-    def shown(self) -> list[Row]:
-        """Ours, the best of ours if it is another one, and the best of each peer."""
-        rows = [self.ours, self.best("fastiter"), *map(self.best, FAMILIES), self.best("numpy")]
-        return list({row["name"]: row for row in rows if row is not None}.values())
-
     def ratio(self, row: Row) -> float | None:
-        """How many times faster ours is than `row`, under the interpreter of `row`."""
+        """How many times as fast `ours` is as `row`, under the interpreter of `row`."""
         family = row["name"].partition(".")[0]
-        ours = self.rows.get(f"fastiter.mp@{family}", self.ours)
+        ours = self._rows.get(f"fastiter.mp@{family}", self.ours)
         return ours["rate"] / row["rate"] if ours is not None else None
+
+    def shown(self) -> list[tuple[str, Row]]:
+        """Labels and rows, in order."""
+        rows = [("fastiter, workers", self.ours)]
+        rows += [(f"{title}, workers", self.workers(f)) for f, title in FAMILIES.items()]
+        rows += [
+            (LABELS.get(row["name"], row["name"]), row)
+            for row in (self.no_workers(ours=True), self.no_workers(ours=False))
+            if row is not None
+        ]
+        return [(label, row) for label, row in rows if row is not None]
+
+
+def _fastest(rows: Iterable[Row]) -> Row | None:
+    return max(rows, key=lambda row: row["rate"], default=None)
 
 
 def _workloads(document: dict[str, Any]) -> list[Workload]:
@@ -83,25 +98,26 @@ def _digits(rate: float) -> str:
 def machine_line(document: dict[str, Any]) -> str:
     """Machine and versions, as below a table."""
     facts = document["machine"]
+    names = {**FAMILIES, "spdl": "SPDL", "numpy": "NumPy"}
     versions = [
-        f"{FAMILIES.get(family, family)} {library['version']}"
+        f"{names[family]} {library['version']}"
         for family, library in document["libraries"].items()
-        if library["skipped"] is None and family not in ("fastiter", "python")
+        if library["skipped"] is None and family in names
     ]
     return f"{facts['cpu']}, {facts['cores']} cores; {', '.join(versions)}"
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """The table: examples per second, and in brackets how many times faster fastiter is."""
+    """The table: examples per second, and in brackets how many times as fast fastiter is."""
     workloads = _workloads(document)
-    families = [f for f in FAMILIES if any(workload.best(f) for workload in workloads)]
-    head = ["", "fastiter", *(FAMILIES[f] for f in families), "plain loop", "machine's limit"]
-    lines = [" | ".join(head), "|".join(["---", *["--:"] * (len(head) - 1)])]
+    families = [f for f in FAMILIES if any(workload.workers(f) for workload in workloads)]
+    titles = [f"{FAMILIES[family]}, workers" for family in families]
+    head = ["", "fastiter, workers", *titles, "best peer without workers", "machine's limit"]
+    lines = [" | ".join(head), " | ".join(["---", *["--:"] * (len(head) - 1)])]
     for workload in workloads:
         assert workload.ours is not None
         cells = [workload.title, f"**{_digits(workload.ours['rate'])}**"]
-        for family in (*families, "numpy"):
-            row = workload.best(family)
+        for row in (*map(workload.workers, families), workload.no_workers(ours=False)):
             ratio = workload.ratio(row) if row else None
             cells.append(f"{_digits(row['rate'])} ({ratio:.1f}x)" if row and ratio else "")
         cells.append(_digits(workload.limit["rate"]) if workload.limit else "")
@@ -109,43 +125,64 @@ def markdown(document: dict[str, Any]) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def _panel(axes: Any, workload: Workload) -> None:
-    rows = workload.shown()
-    rates = [row["rate"] for row in rows]
-    names = [LABELS.get(row["name"], row["name"]) for row in rows]
-    colours = [OURS if row["name"].startswith("fastiter") else PEER for row in rows]
-    axes.barh(range(len(rows)), rates, color=colours, height=0.72)
-    axes.set_yticks(range(len(rows)), names, fontsize=8)
+def _bars(axes: Any, title: str, bars: list[tuple[str, float, str, bool]], widest: float) -> None:
+    """Horizontal bars from 0, each (label, length, text behind it, whether it is ours)."""
+    lengths = [length for _, length, _, _ in bars]
+    colours = [OURS if ours else PEER for *_, ours in bars]
+    axes.barh(range(len(bars)), lengths, color=colours, height=0.72)
+    axes.set_yticks(range(len(bars)), [label for label, *_ in bars], fontsize=8)
     axes.invert_yaxis()
-    longest = max(rates)
-    limit = workload.limit["rate"] if workload.limit else None
-    if limit is not None and limit <= 1.5 * longest:
-        longest = max(longest, limit)
-        axes.axvline(limit, color=DRAWN_LIMIT, linewidth=1, linestyle="--")
-    for place, row in enumerate(rows):
-        ratio = workload.ratio(row)
-        text = f" {_digits(row['rate'])}"
-        if not row["name"].startswith("fastiter") and ratio is not None:
-            text += f"  ({ratio:.1f}x)"
-        inside = row["rate"] > 0.62 * longest
-        axes.text(
-            row["rate"],
-            place,
-            text.strip() + " " if inside else text,
+    for place, (_, length, text, ours) in enumerate(bars):
+        axes.annotate(
+            text,
+            (length, place),
+            xytext=(4, 0),
+            textcoords="offset points",
             va="center",
-            ha="right" if inside else "left",
             fontsize=8,
-            color="white" if inside and row["name"].startswith("fastiter") else "black",
+            weight="bold" if ours else "normal",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
         )
-    title = workload.title
-    if limit is not None:
-        title += f"\nmachine's limit {_digits(limit)}"
     axes.set_title(title, fontsize=9, loc="left")
-    axes.set_xlim(0, 1.04 * longest)
+    axes.set_xlim(0, 1.3 * widest)
     axes.set_xticks([])
     for side in ("top", "right", "bottom"):
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="y", length=0)
+
+
+def _pipeline_panel(axes: Any, workload: Workload) -> None:
+    bars = []
+    for label, row in workload.shown():
+        ours = row["name"].startswith("fastiter")
+        ratio = None if ours else workload.ratio(row)
+        text = _digits(row["rate"]) + (f"  ({ratio:.1f}x)" if ratio else "")
+        bars.append((label, row["rate"], text, ours))
+    widest = max(length for _, length, _, _ in bars)
+    title = workload.title
+    if workload.limit is not None:
+        limit = workload.limit["rate"]
+        title += f"\nmachine's limit {_digits(limit)}"
+        if limit <= 1.5 * widest:
+            widest = max(widest, limit)
+            axes.axvline(limit, color=DRAWN_LIMIT, linewidth=1, linestyle="--", zorder=0)
+    _bars(axes, title, bars, widest)
+
+
+def _startup_panel(axes: Any, document: dict[str, Any]) -> None:
+    """W8's seconds to the first batch, of workers that are spawned."""
+    (name, case), *_ = document["jobs"]["startup"]["cases"].items()
+    rows = {row["name"]: row for row in case["rows"] if row["status"] == "ok"}
+    bars = []
+    for family, title in {"fastiter": "fastiter", **FAMILIES}.items():
+        if f"{family}.spawn" in rows:
+            seconds = 1 / rows[f"{family}.spawn"]["rate"]
+            ours = rows.get(f"fastiter.spawn@{family}", rows.get("fastiter.spawn"))
+            ratio = seconds * ours["rate"] if ours and family != "fastiter" else None
+            text = f"{seconds:.2f} s" + (f"  ({ratio:.1f}x)" if ratio else "")
+            bars.append((f"{title}, spawn", seconds, text, family == "fastiter"))
+    title = f"W8: seconds to the first batch, {name} in memory\nless is better"
+    _bars(axes, title, bars, max((length for _, length, _, _ in bars), default=1.0))
 
 
 def chart(document: dict[str, Any], path: str) -> None:
@@ -155,23 +192,28 @@ def chart(document: dict[str, Any], path: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    workloads = _workloads(document)
-    columns = 2 if len(workloads) > 1 else 1
-    lines = -(-len(workloads) // columns)
+    panels: list[Callable[[Any], None]] = [
+        functools.partial(_pipeline_panel, workload=workload) for workload in _workloads(document)
+    ]
+    if "startup" in document["jobs"]:
+        panels.append(functools.partial(_startup_panel, document=document))
+    columns = 2 if len(panels) > 1 else 1
+    lines = -(-len(panels) // columns)
     figure, grid = pyplot.subplots(
         lines, columns, figsize=(5.6 * columns, 1.9 * lines + 0.9), squeeze=False
     )
-    for axes, workload in zip(grid.flat, workloads, strict=False):
-        _panel(axes, workload)
-    for axes in list(grid.flat)[len(workloads) :]:
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        panel(axes)
+    for axes in grid.flat[len(panels) :]:
         axes.axis("off")
     figure.suptitle(
-        "Examples per second, more is better (in brackets: how many times faster fastiter is)",
+        "Examples per second, more is better "
+        "(in brackets: so many times as fast are fastiter's workers)",
         fontsize=10,
         x=0.01,
         ha="left",
     )
-    note = f"{machine_line(document)}. The best way of each library; dashed: machine's limit."
+    note = f"{machine_line(document)}. Dashed: the machine's limit."
     figure.text(0.01, 0.004, note, fontsize=7, color="#555555")
     figure.tight_layout(rect=(0, 0.02, 1, 0.985))
     figure.savefig(path, dpi=130)

@@ -1,0 +1,386 @@
+"""The benchmarks themselves: that each runs, and that wrong content does not pass for speed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+TOP = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(TOP))
+
+from bench import compare, goals, micro, micro_runner, render, startup  # noqa: E402
+from bench.__main__ import micro_jobs  # noqa: E402
+from bench.rows import Row  # noqa: E402
+from bench.verify import Verifier, WrongContent  # noqa: E402
+
+BATCH = 4
+N = 16
+WITHOUT_PEERS = {"fastiter", "limit", "numpy", "python"}
+
+
+class Pairs:
+    """Rows of two pages with their index; rows of different lengths, if `ragged`."""
+
+    distinct = N
+    index_field = 1
+
+    def __init__(self, ragged=False):
+        rng = np.random.default_rng(0)
+        lengths = rng.integers(1, 9, N) if ragged else [8192] * N
+        self.rows = [rng.integers(1, 200, length, dtype=np.uint8) for length in lengths]
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        return self.rows[i], i
+
+    reference = __getitem__
+
+
+def batch_of(dataset, indices):
+    rows = [dataset[i][0] for i in indices]
+    padded = np.full((len(rows), max(map(len, rows))), 255, dtype=np.uint8)
+    for row, values in zip(padded, rows, strict=True):
+        row[: len(values)] = values
+    return padded, np.array(indices)
+
+
+def epoch_of(dataset):
+    return [batch_of(dataset, range(start, start + BATCH)) for start in range(0, N, BATCH)]
+
+
+def consume(dataset, batches, padding=None, fully=False):
+    verifier = Verifier(dataset, BATCH, padding)
+    for batch in batches:
+        (verifier.check_fully if fully else verifier.check)(batch)
+    return verifier
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("fully", [False, True])
+def test_right_epochs_pass(ragged, fully):
+    dataset = Pairs(ragged)
+    padding = (255, None) if ragged else None
+    verifier = consume(dataset, epoch_of(dataset) * 2, padding, fully)
+    assert (verifier.epochs, verifier.number) == (2, 0)
+
+
+def repeats_a_batch(dataset, batches):
+    batches.insert(2, batches[1])
+
+
+def loses_a_batch(dataset, batches):
+    del batches[1]
+
+
+def repeats_an_example(dataset, batches):
+    batches[1] = batch_of(dataset, [4, 5, 5, 7])
+
+
+def swaps_two_examples(dataset, batches):
+    batches[1] = batch_of(dataset, [4, 6, 5, 7])
+
+
+def loses_an_example(dataset, batches):
+    batches[1] = batch_of(dataset, [4, 5, 6])
+
+
+def starts_the_next_epoch_early(dataset, batches):
+    del batches[-1]
+    batches += epoch_of(dataset)
+
+
+def gives_old_content(dataset, batches):
+    batches[2] = batches[1][0], batches[2][1]
+
+
+def leaves_a_page_unwritten(dataset, batches):
+    batches[3][0][2, 4096:] = 0
+
+
+def casts(dataset, batches):
+    batches[0] = batches[0][0].astype(np.int16), batches[0][1]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        repeats_a_batch,
+        loses_a_batch,
+        repeats_an_example,
+        swaps_two_examples,
+        loses_an_example,
+        starts_the_next_epoch_early,
+        gives_old_content,
+        leaves_a_page_unwritten,
+        casts,
+    ],
+)
+def test_a_loader_that_errs_is_caught(spoil):
+    dataset = Pairs()
+    batches = epoch_of(dataset)
+    spoil(dataset, batches)
+    with pytest.raises(WrongContent):
+        consume(dataset, batches)
+
+
+@pytest.mark.parametrize("place", ["first", "last", "padding"])
+def test_a_wrong_padded_batch_is_caught(place):
+    dataset = Pairs(ragged=True)
+    batches = epoch_of(dataset)
+    padded = batches[1][0]
+    lengths = [len(dataset[i][0]) for i in range(4, 8)]
+    row = int(np.argmin(lengths))
+    padded[row, {"first": 0, "last": lengths[row] - 1, "padding": lengths[row]}[place]] ^= 1
+    with pytest.raises(WrongContent):
+        consume(dataset, batches, (255, None))
+
+
+def test_a_byte_between_the_probes_is_caught_by_the_full_check():
+    dataset = Pairs()
+    batches = epoch_of(dataset)
+    batches[0][0][1, 77] ^= 1
+    consume(dataset, batches)
+    with pytest.raises(WrongContent):
+        consume(dataset, batches, fully=True)
+
+
+def run_bench(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "bench", *map(str, arguments)],
+        cwd=TOP,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """A run of the smallest jobs through the command line, as a document."""
+    path = tmp_path_factory.mktemp("bench") / "results.json"
+    arguments = ["W5", "import", "--peers", "none", "--quick", "--rounds", "1"]
+    done = run_bench(*arguments, "--seconds", "0.01", "--json", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(path.read_text())
+
+
+def rows_of(document, job, case):
+    return {row["name"]: row for row in document["jobs"][job]["cases"][case]["rows"]}
+
+
+def test_a_run_measures_every_row(results):
+    rows = rows_of(results, "pipelines", "W5")
+    assert set(rows) == {"limit", "fastiter.mp", "fastiter.mp-list", "fastiter.serial"}
+    assert {row["status"] for row in rows.values()} == {"ok"}, rows
+    assert rows_of(results, "import", "import")["fastiter"]["status"] == "ok"
+    for row in rows.values():
+        assert len(row["slices"]) == 1
+        assert all(one["rate"] > 0 for one in row["slices"])
+    assert rows["fastiter.mp"]["pss_added"] > 0
+    assert all(one["cpu_us_per_example"] > 0 for one in rows["fastiter.mp"]["slices"])
+
+
+def test_an_unknown_job_is_refused():
+    done = run_bench("W99")
+    assert done.returncode == 2
+    assert "W99" in done.stderr
+
+
+jobs = micro_jobs()
+
+
+@pytest.mark.parametrize("name", jobs)
+def test_the_first_case_of_each_job_runs(name):
+    """In this process, what needs no peer: results are checked, before and after a short slice.
+
+    Where a call starts processes and so takes long, the checked calls are enough.
+    """
+    case = next(iter(jobs[name].cases(True)))
+    slices = micro_runner.Slices({case.name: case})
+    candidates = [c for c in case.candidates if c.partition(".")[0] in WITHOUT_PEERS]
+    answer = slices.open(case.name, candidates)
+    try:
+        assert answer["refused"] == {}
+        assert any(candidate.startswith("fastiter") for candidate in candidates)
+        for candidate in candidates if not case.processes else ():
+            figures = slices.run(candidate, 0.001, last=True)
+            assert figures.get("rate", 0) > 0, figures
+    finally:
+        slices.close()
+
+
+def a_case(run, **changes):
+    given = {
+        "name": "a case",
+        "sources": lambda: [np.arange(5), np.arange(7)],
+        "candidates": {"fastiter": lambda: run},
+        "check": lambda result, source: micro.expect_equal(result, source + 1),
+        **changes,
+    }
+    return micro.Case(**given)
+
+
+def refusals(run, **changes):
+    slices = micro_runner.Slices({"a case": a_case(run, **changes)})
+    refused = slices.open("a case", ["fastiter"])["refused"]
+    if not refused:
+        refused = slices.run("fastiter", 0.001, last=True).get("refused")
+    slices.close()
+    return refused
+
+
+def test_a_right_micro_candidate_is_timed():
+    assert refusals(lambda source: source + 1) is None
+    prepared = micro.Prepared(lambda source: source * 2, lambda double: double // 2 + 1)
+    assert refusals(prepared) is None
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda source: source,
+        lambda source: (source + 1).astype(np.float32),
+        lambda source: (source + 1)[:-1],
+        lambda source: source + (1 if len(source) == 5 else 2),
+        lambda source: "nonsense",
+    ],
+)
+def test_a_wrong_micro_candidate_has_no_figure(run):
+    assert refusals(run)["fastiter"][0] == "WRONG"
+
+
+def test_a_micro_candidate_that_turns_wrong_has_no_figure():
+    calls = []
+
+    def run(source):
+        calls.append(source)
+        return source + (1 if len(calls) <= 2 else 0)
+
+    assert refusals(run)[0] == "WRONG"
+
+
+def test_a_missing_peer_is_skipped_and_a_failing_one_told():
+    def missing():
+        raise ImportError("no such library")
+
+    slices = micro_runner.Slices(
+        {"a case": a_case(None, candidates={"a": missing, "b": lambda: lambda source: 1 // 0})}
+    )
+    refused = slices.open("a case", ["a", "b"])["refused"]
+    slices.close()
+    assert refused["a"] == ["skipped", "ImportError: no such library"]
+    assert refused["b"][0] == "FAILED"
+
+
+def test_limits_copy_and_fill():
+    library = micro.limits()
+    sources = [np.full(5, value, np.uint8) for value in (1, 2, 3)]
+    addresses = micro.pointers(sources)
+    out = np.zeros((3, 5), np.uint8)
+    assert library.limit_copy(out.ctypes.data, addresses.ctypes.data, 3, 5) > 0
+    assert np.array_equal(out, np.stack(sources))
+    copied, filled = np.array([2, 0, 5], np.uintp), np.array([3, 5, 0], np.uintp)
+    segments = [out.ctypes.data, 3, *(a.ctypes.data for a in (addresses, copied, filled)), 9]
+    library.limit_segments(*segments)
+    assert out.tolist() == [[1, 1, 9, 9, 9], [9] * 5, [3] * 5]
+    count = np.empty(4, np.int64)
+    library.limit_count(count.ctypes.data, 4)
+    assert count.tolist() == [0, 1, 2, 3]
+    library.limit_fill(out.ctypes.data, 15, 7)
+    assert (out == 7).all()
+
+
+def a_row(name, *rates, **figures):
+    slices = [{"rate": rate, "seconds": 1 / rate, "p95": 1.2 / rate} for rate in rates]
+    return Row(name, "", name.partition(".")[0], None, slices=slices, facts=figures)
+
+
+def test_goals_are_judged_by_the_best_of_the_others_and_met_from_nine_tenths():
+    rows = [a_row("fastiter", 100.0), a_row("torch", 9.0), a_row("torch.fast", 10.9, memory=5)]
+    verdicts = goals.judge(
+        [
+            goals.Goal("torch", 10),
+            goals.Goal("torch", 11),
+            goals.Goal("best peer", 9),
+            goals.Goal("chainer", 1),
+            goals.AtMost("seconds", 0.0091),
+            goals.AtMost("p95_ratio", 1.0),
+        ],
+        rows,
+    )
+    assert [verdict["met"] for verdict in verdicts] == [True, False, True, True, False]
+    assert {verdict["other"] for verdict in verdicts} == {"torch.fast", None}
+
+
+def changed(document, factor, name="fastiter.mp", **facts):
+    """The document with all rates of a row multiplied."""
+    document = copy.deepcopy(document)
+    row = next(r for r in document["jobs"]["pipelines"]["cases"]["W5"]["rows"] if r["name"] == name)
+    row["rate"] *= factor
+    for one in row["slices"]:
+        one["rate"] *= factor
+    row.update(facts)
+    return document
+
+
+def verdicts(a, b):
+    return {change.where: change.verdicts for change in compare.changes(a, b) if change.verdicts}
+
+
+def test_compare_tells_what_got_slower(results):
+    where = "pipelines, W5, fastiter.mp"
+    assert verdicts(results, results) == {}
+    assert verdicts(results, changed(results, 0.01)) == {where: ["slower"]}
+    assert verdicts(results, changed(results, 100)) == {where: ["faster"]}
+    memory = rows_of(results, "pipelines", "W5")["fastiter.mp"]["pss_added"]
+    assert verdicts(results, changed(results, 1, pss_added=2 * memory + 1e7)) == {
+        where: ["more memory"]
+    }
+
+
+def test_compare_takes_the_drift_of_the_machine_out(results):
+    slow = changed(changed(results, 0.01), 0.01, name="limit")
+    assert verdicts(results, slow) == {}
+
+
+def test_compare_and_render_on_the_command_line(results, tmp_path):
+    a, b, other = (tmp_path / name for name in ("a.json", "b.json", "other.json"))
+    a.write_text(json.dumps(results))
+    b.write_text(json.dumps(changed(results, 0.01)))
+    other.write_text("[]")
+    assert run_bench("compare", a, a).returncode == 0
+    slower = run_bench("compare", a, b)
+    assert slower.returncode == 1
+    assert "slower: pipelines, W5, fastiter.mp: 0.01x" in slower.stdout
+    assert run_bench("compare", a, other).returncode == 2
+    assert "| W5: dict of 6 arrays |" in render.markdown(results)
+
+
+def test_the_chart_is_drawn(results, tmp_path):
+    pytest.importorskip("matplotlib")
+    document = copy.deepcopy(results)
+    document["jobs"]["startup"] = {
+        "cases": {"1 GiB": {"rows": [{"name": "fastiter.spawn", "status": "ok", "rate": 2.0}]}}
+    }
+    render.chart(document, str(tmp_path / "chart.png"))
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_startup_refuses_wrong_batches():
+    dataset = startup.ManyImages(2 * startup.BATCH_SIZE)
+    indices = np.arange(startup.BATCH_SIZE)
+    images = dataset.images[: startup.BATCH_SIZE].copy()
+    startup._check_batch((images, indices), 0, dataset)
+    with pytest.raises(micro.WrongResult, match="batch 1"):
+        startup._check_batch((images, indices), 1, dataset)
+    images[3, 0, 0, 0] ^= 1
+    with pytest.raises(micro.WrongResult, match="not the images"):
+        startup._check_batch((images, indices), 0, dataset)
