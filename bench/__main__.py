@@ -8,6 +8,7 @@ import importlib
 import pkgutil
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +24,9 @@ ROOT = str(Path(__file__).resolve().parent.parent)
 PEERS = tuple(family for family in FAMILIES if family != "fastiter")
 
 
+LOADER_JOBS = ("import", "startup")  # not about one kernel
+
+
 def micro_jobs() -> dict[str, ModuleType]:
     """The modules of `bench` that are jobs of micro-benchmarks, by name."""
     modules = [
@@ -35,12 +39,18 @@ def micro_jobs() -> dict[str, ModuleType]:
 
 def _arguments(jobs: dict[str, ModuleType]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    known = (*jobs, "pipelines", *WORKLOADS)
+    known = (*jobs, "kernels", "pipelines", *WORKLOADS)
     parser.add_argument(
-        "jobs", nargs="*", metavar="JOB", help=f"of {', '.join(known)}; default all"
+        "jobs",
+        nargs="*",
+        metavar="JOB",
+        help=f"of {', '.join(known)}; kernels: all before it but {' and '.join(LOADER_JOBS)}; "
+        "default all",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="few cases, main candidates, three short rounds"
+        "--quick",
+        action="store_true",
+        help="few cases and candidates, short rounds: to see that it runs",
     )
     parser.add_argument(
         "--only", metavar="PATTERN", help="cases whose name matches, as in '*float32*'"
@@ -89,8 +99,12 @@ class Run:
 
     def __init__(self, arguments: argparse.Namespace, jobs: dict[str, ModuleType]) -> None:
         chosen = arguments.jobs or [*jobs, "pipelines"]
+        if "kernels" in chosen:
+            chosen = [*chosen, *(name for name in jobs if name not in LOADER_JOBS)]
         pattern = arguments.only or "*"
-        workloads = WORKLOADS if "pipelines" in chosen else [w for w in WORKLOADS if w in chosen]
+        workloads = [name for name in WORKLOADS if name in chosen]
+        if "pipelines" in chosen and not workloads:
+            workloads = list(pipelines.QUICK_WORKLOADS if arguments.quick else WORKLOADS)
         self.workloads = [name for name in workloads if fnmatch.fnmatch(name, pattern)]
         self.cases = {
             name: (job, [c for c in job.cases(arguments.quick) if fnmatch.fnmatch(c.name, pattern)])
@@ -108,9 +122,10 @@ class Run:
         another one than fastiter does.
         """
         arguments, paths = self._arguments, self._arguments.python
-        self.interpreters = {
-            family: probe(family, paths[family], ROOT) for family in ("fastiter", *arguments.peers)
-        }
+        families = ("fastiter", *arguments.peers)
+        with ThreadPoolExecutor() as pool:
+            probes = pool.map(lambda family: probe(family, paths[family], ROOT), families)
+            self.interpreters = dict(zip(families, probes, strict=True))
         self.twins = {
             peer: probe("fastiter", paths[peer], ROOT)
             for peer in arguments.peers

@@ -33,12 +33,16 @@ class Candidate:
         The library; ``--peers`` and ``--python`` go by it.
     main : bool
         Whether a ``--quick`` run includes it.
+    prefetches : bool
+        Whether batches are made before they are asked for, so that each slice must use them up
+        first.
     """
 
     name: str
     title: str
     open: Open
     main: bool = True
+    prefetches: bool = True
 
     @property
     def family(self) -> str:
@@ -256,6 +260,7 @@ CANDIDATES = {
             "fastiter.serial",
             "SerialIterator(converter=concat_examples)",
             _converting("SerialIterator"),
+            prefetches=False,
         ),
         Candidate(
             "fastiter.thread",
@@ -275,7 +280,13 @@ CANDIDATES = {
             "DataLoader, workers, collated to NumPy arrays",
             _torch(workers=True, numpy_collate=True),
         ),
-        Candidate("torch.serial", "DataLoader without workers", _torch(workers=False), main=False),
+        Candidate(
+            "torch.serial",
+            "DataLoader without workers",
+            _torch(workers=False),
+            main=False,
+            prefetches=False,
+        ),
         Candidate(
             "chainer.mp",
             "MultiprocessIterator, then concat_examples",
@@ -285,6 +296,7 @@ CANDIDATES = {
             "chainer.serial",
             "SerialIterator, then concat_examples",
             _chainer_like("chainer", "SerialIterator"),
+            prefetches=False,
         ),
         Candidate(
             "chainer.thread",
@@ -302,6 +314,8 @@ CANDIDATES = {
             "grain.thread", "MapDataset, batches by threads", _grain(processes=False), main=False
         ),
         Candidate("spdl.thread", "Pipeline, threads, a batch per call", _spdl_thread, main=False),
-        Candidate("numpy.loop", "plain loop, no loader, numpy.stack", _numpy_loop),
+        Candidate(
+            "numpy.loop", "plain loop, no loader, numpy.stack", _numpy_loop, prefetches=False
+        ),
     )
 }

@@ -7,7 +7,8 @@ A job is a module of `bench` with
 ``cases(quick)``
     gives its `Case` objects. It must be cheap and import no peer, since the benchmark calls it in
     several processes, of other interpreters too. ``quick`` asks for the few cases that show that
-    everything runs.
+    everything runs; the first of them is also a test, and should take no second. All cases together
+    should take at most 25 s on 2 cores, the quick ones 5 s.
 
 `python -m bench` finds it by these names. All of this is a job::
 

@@ -14,7 +14,7 @@ from bench.rows import Row
 
 ROUNDS, SECONDS = 5, 0.05
 QUICK_ROUNDS, QUICK_SECONDS = 3, 0.02
-LONGEST = 15.0  # seconds of a case's rounds together, where a call takes long
+LONGEST, QUICK_LONGEST = 15.0, 3.0  # seconds of a case's rounds together, if a call takes long
 OPEN_LIMIT = 180.0
 
 
@@ -88,7 +88,8 @@ class Job:
         rounds = self._settings.rounds
         if not self._settings.fixed:
             calls = sum(row.facts["call_s"] for row in rows if row.ok)
-            rounds = min(rounds, max(2, int(LONGEST / max(calls, 1e-9))))
+            longest, fewest = (QUICK_LONGEST, 1) if self._settings.quick else (LONGEST, 2)
+            rounds = min(rounds, max(fewest, int(longest / max(calls, 1e-9))))
         for number in range(rounds):
             say(f"round {number + 1} of {rounds}")
             order = list(rows)

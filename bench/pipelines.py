@@ -16,9 +16,10 @@ from bench.limit import compile_memcpy
 from bench.remote import CandidateError, Remote
 from bench.rows import Row
 
-ROUNDS, SECONDS = 5, 0.5
+ROUNDS, SECONDS = 5, 0.3
 QUICK_ROUNDS, QUICK_SECONDS = 3, 0.2
-MIN_BATCHES = 24
+QUICK_WORKLOADS = ("W1", "W2")  # if none is named
+MIN_BATCHES = 12
 IDLE_SECONDS = 0.1
 OPENING_SLICES = 3  # length of the first warm-up, in slices
 

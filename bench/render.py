@@ -1,6 +1,6 @@
-"""``python -m bench render FILE``: the results of the pipelines as a table and as a chart.
+"""``python -m bench render FILE ...``: the results of the pipelines as a table and as a chart.
 
-FILE is of ``--json``. The table is Markdown, for a README; the chart is a PNG, by matplotlib.
+FILEs are of ``--json``. The table is Markdown, for a README; the chart a PNG, by matplotlib.
 """
 
 from __future__ import annotations
@@ -224,11 +224,15 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench render", description="results of the pipelines as table and chart"
     )
-    parser.add_argument("file", metavar="FILE", help="a file of --json")
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="files of --json; the first tells the machine"
+    )
     parser.add_argument("--png", metavar="FILE", help="draw the chart into this file")
     parsed = parser.parse_args(arguments)
     try:
-        document = load(parsed.file)
+        document = load(parsed.files[0])
+        for path in parsed.files[1:]:
+            document["jobs"] |= load(path)["jobs"]
         print(markdown(document))
         print(f"\n{machine_line(document)}")
     except (OSError, ValueError) as error:

@@ -50,6 +50,8 @@ class Slices:
         self._dataset = workload.make()
         self._verifier = Verifier(self._dataset, workload.batch_size, workload.padding)
         importlib.import_module(MODULES[candidate.family][0])
+        prefetched = N_PREFETCH + workload.n_workers if candidate.prefetches else 0
+        self._warm_up = max(1, 2 * prefetched)  # batches
         self._loader: AbstractContextManager[Any] = candidate.open(workload, self._dataset)
 
     def open(self, seconds: float) -> dict[str, Any]:
@@ -78,7 +80,7 @@ class Slices:
         check, batches = self._verifier.check, self._batches
         warm = time.perf_counter() + WARM_UP_SHARE * seconds
         n = 0
-        while n < 2 * (N_PREFETCH + self._workload.n_workers) or time.perf_counter() < warm:
+        while n < self._warm_up or time.perf_counter() < warm:
             check(next(batches))
             n += 1
         cpu = own_cpu_seconds()
