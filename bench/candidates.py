@@ -224,18 +224,19 @@ def _grain(*, processes: bool) -> Open:
         collate = None  # its own, which stacks straight into shared memory
         if workload.padding is not None:
             collate = functools.partial(concat, padding=workload.padding)
-        # One thread in each process reads ahead: no slower than none or two on any workload.
+        # One thread in each process makes a batch ahead: as fast as none or two on W1, W2 and W4.
         threads = 1 if processes else workload.n_workers
+        depth = 1 if processes else max(threads, N_PREFETCH)
         batches = (
             grain.MapDataset.source(dataset)
             .repeat()
             .batch(workload.batch_size, batch_fn=collate)
-            .to_iter_dataset(grain.ReadOptions(threads, max(threads, N_PREFETCH)))
+            .to_iter_dataset(grain.ReadOptions(threads, depth))
         )
         if processes:
-            depth = max(1, N_PREFETCH // workload.n_workers)
+            each = max(1, N_PREFETCH // workload.n_workers)
             batches = batches.mp_prefetch(
-                grain.multiprocessing.MultiprocessingOptions(workload.n_workers, depth)
+                grain.multiprocessing.MultiprocessingOptions(workload.n_workers, each)
             )
         with closing(iter(batches)) as iterator:
             yield iterator

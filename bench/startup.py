@@ -133,7 +133,7 @@ def _grain() -> Callable[[ManyImages], Measured]:
     def loader(dataset: ManyImages) -> AbstractContextManager[Iterator[Any]]:
         workers = grain.multiprocessing.MultiprocessingOptions(N_WORKERS, N_PREFETCH // N_WORKERS)
         batches = grain.MapDataset.source(dataset).batch(BATCH_SIZE)
-        reading = grain.ReadOptions(1, N_PREFETCH)
+        reading = grain.ReadOptions(1, 1)
         return closing(iter(batches.to_iter_dataset(reading).mp_prefetch(workers)))
 
     return _opening(loader)

@@ -166,7 +166,7 @@ def run_bench(*arguments):
 def results(tmp_path_factory):
     """A run of the smallest jobs through the command line, as a document."""
     path = tmp_path_factory.mktemp("bench") / "results.json"
-    arguments = ["W5", "import", "--peers", "none", "--quick", "--rounds", "1"]
+    arguments = ["W7", "import", "--peers", "none", "--quick", "--rounds", "1"]
     done = run_bench(*arguments, "--seconds", "0.01", "--json", path)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(path.read_text())
@@ -177,7 +177,7 @@ def rows_of(document, job, case):
 
 
 def test_a_run_measures_every_row(results):
-    rows = rows_of(results, "pipelines", "W5")
+    rows = rows_of(results, "pipelines", "W7")
     assert set(rows) == {"limit", "fastiter.mp", "fastiter.mp-list", "fastiter.serial"}
     assert {row["status"] for row in rows.values()} == {"ok"}, rows
     assert rows_of(results, "import", "import")["fastiter"]["status"] == "ok"
@@ -323,7 +323,7 @@ def test_goals_are_judged_by_the_best_of_the_others_and_met_from_nine_tenths():
 def changed(document, factor, name="fastiter.mp", **facts):
     """The document with all rates of a row multiplied."""
     document = copy.deepcopy(document)
-    row = next(r for r in document["jobs"]["pipelines"]["cases"]["W5"]["rows"] if r["name"] == name)
+    row = next(r for r in document["jobs"]["pipelines"]["cases"]["W7"]["rows"] if r["name"] == name)
     row["rate"] *= factor
     for one in row["slices"]:
         one["rate"] *= factor
@@ -336,11 +336,11 @@ def verdicts(a, b):
 
 
 def test_compare_tells_what_got_slower(results):
-    where = "pipelines, W5, fastiter.mp"
+    where = "pipelines, W7, fastiter.mp"
     assert verdicts(results, results) == {}
     assert verdicts(results, changed(results, 0.01)) == {where: ["slower"]}
     assert verdicts(results, changed(results, 100)) == {where: ["faster"]}
-    memory = rows_of(results, "pipelines", "W5")["fastiter.mp"]["pss_added"]
+    memory = rows_of(results, "pipelines", "W7")["fastiter.mp"]["pss_added"]
     assert verdicts(results, changed(results, 1, pss_added=2 * memory + 1e7)) == {
         where: ["more memory"]
     }
@@ -359,9 +359,9 @@ def test_compare_and_render_on_the_command_line(results, tmp_path):
     assert run_bench("compare", a, a).returncode == 0
     slower = run_bench("compare", a, b)
     assert slower.returncode == 1
-    assert "slower: pipelines, W5, fastiter.mp: 0.01x" in slower.stdout
+    assert "slower: pipelines, W7, fastiter.mp: 0.01x" in slower.stdout
     assert run_bench("compare", a, other).returncode == 2
-    assert "| W5: dict of 6 arrays |" in render.markdown(results)
+    assert "| W7: 2 ms of waiting per example |" in render.markdown(results)
 
 
 def test_the_chart_is_drawn(results, tmp_path):
