@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import importlib
 import logging
@@ -24,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from fastiter import _ring, _worker
-from fastiter._transport import Image
-from fastiter._worker import Descriptor, Job, Seat
+from fastiter._share import Shared, packing
+from fastiter._worker import Descriptor, Job, Seat, SpawnedWorker
 
 logger = logging.getLogger("fastiter")
 
@@ -139,7 +140,7 @@ class Crew:
         self._method = context.get_start_method()
         self._claims = claims
         self._starts = 0
-        self._image: Image | None = None
+        self._image: Shared[Job] | None = None
         self._seed = _generator_digest()
         self._life: tuple[int, int] = (-1, -1)
         self._stacks: tuple[int, int] = (-1, -1)
@@ -149,7 +150,11 @@ class Crew:
     # ---- start
 
     def open(self) -> None:
-        """Opens what all workers share. `start` comes next, for each of them."""
+        """Opens what all workers share, and starts them all.
+
+        They wait at their gates until the dataset's image is written: that, and what they import
+        until then, is most of what a start costs.
+        """
         if multiprocessing.current_process().daemon:
             raise RuntimeError(
                 "MultiprocessIterator cannot start workers in a daemonic process: create that "
@@ -167,13 +172,22 @@ class Crew:
         _open_descriptors.update(self._workers_own, (self._life[1], self._stacks[0]))
         if self._method != "fork" and not _travels_only_with_a_process(self._job):
             self._image = _image_of(self._job)
+        members = [self._launch(number) for number in range(self.count)]
+        if self._image is not None:
+            self._image.write()
+        for member in members:
+            self._ring.let_in(member.number, member.start)
 
-    def start(self, number: int) -> Member:
-        """Starts the worker `number`, which nobody holds now."""
+    def start(self, number: int) -> None:
+        """Starts the worker `number` anew: nobody holds it now."""
+        member = self._launch(number)
+        self._ring.let_in(number, member.start)
+
+    def _launch(self, number: int) -> Member:
+        """Starts a process, which waits at its gate."""
         self._starts += 1
         forks = self._method == "fork"
         arena = self._ring.arena
-        image = self._image
         main = threading.current_thread() is threading.main_thread()
         seat = Seat(
             number=number,
@@ -190,15 +204,14 @@ class Crew:
             parent=os.getpid() if main and self._method != "forkserver" else 0,
             private=tuple(_open_descriptors - self._workers_own) if forks else (),
             others=self._unused_arenas() if forks else (),
-            job=self._job if image is None else None,
-            image=Descriptor(-1 if image is None else image.fd),
-            image_bytes=0 if image is None else image.size,
+            job=self._job if self._image is None else self._image,
             claims=self._claims,
             seed=self._seed,
         )
         self._ring.clear_cell(number)
         _require_descriptors(_DESCRIPTORS_OF_A_START, self._life[0])
-        process = self._context.Process(
+        process_type: Any = SpawnedWorker if self._method == "spawn" else self._context.Process
+        process = process_type(
             target=_worker.main, args=(seat,), name=f"fastiter-worker-{number}", daemon=True
         )
         _processes.add(process)
@@ -220,7 +233,6 @@ class Crew:
             _open_descriptors.add(pidfd)
         member = Member(number, self._starts, process, pidfd, self._method != "forkserver")
         self.members[number] = member
-        self._ring.let_in(number, self._starts)
         return member
 
     def _unused_arenas(self) -> tuple[_ring.Arena, ...]:
@@ -286,6 +298,8 @@ class Crew:
         """Ends all workers, hung and stopped ones too, within a few seconds in total."""
         self._ring.stop()
         members = [m for m in self.members if m is not None]
+        for member in members:  # who waits at a gate finds that it was given up
+            self._ring.let_in(member.number, self._starts + 1)
         left = _wait_for(members, _POLITE_SECONDS)
         for number in (signal.SIGTERM, signal.SIGKILL):
             for member in left:
@@ -379,7 +393,7 @@ def _generator_digest() -> bytes:
 def _travels_only_with_a_process(job: Job) -> bool:
     """Whether the dataset holds locks or queues, which pickle only while a process starts."""
     try:
-        pickle.dumps(job, protocol=5, buffer_callback=lambda buffer: None)
+        _try_pickle(job)
     except RuntimeError as error:
         return "inheritance" in str(error)
     except Exception:
@@ -387,14 +401,21 @@ def _travels_only_with_a_process(job: Job) -> bool:
     return False
 
 
-def _image_of(job: Job) -> Image:
+def _image_of(job: Job) -> Shared[Job]:
+    image = functools.partial(
+        Shared.reserve,
+        job,
+        "the dataset's image",
+        "let the dataset read its examples from files, or pass context='fork', which inherits it, "
+        "or use MultithreadIterator",
+    )
     try:
-        return Image(job)
+        return image()
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         with contextlib.suppress(ImportError):
             cloudpickle = importlib.import_module("cloudpickle")
             with contextlib.suppress(Exception):
-                return Image(job, dumps=cloudpickle.dumps)
+                return image(dumps=cloudpickle.dumps)
         raise TypeError(
             f"{_unpicklable_part(job)} cannot be pickled for the worker processes: {error}. Define "
             "it at module level, or pass context='fork', or use MultithreadIterator; with "
@@ -419,7 +440,12 @@ def _unpicklable_part(job: Job) -> str:
 
 def _pickles(value: object) -> bool:
     try:
-        pickle.dumps(value, protocol=5, buffer_callback=lambda buffer: None)
+        _try_pickle(value)
     except Exception:
         return False
     return True
+
+
+def _try_pickle(value: object) -> None:
+    with packing():
+        pickle.dumps(value, protocol=5, buffer_callback=lambda buffer: None)

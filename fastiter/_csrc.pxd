@@ -37,6 +37,12 @@ cdef extern from "fi_platform.h" nogil:
     int fi_die_with_parent(int parent)
 
 
+cdef extern from "fi_image.h" nogil:
+    int fi_image_open(uint64_t bytes, int *fd, uint64_t *need, uint64_t *have)
+    int fi_image_map(int fd, uint64_t bytes, void **base)
+    void fi_image_close(int fd, uint64_t bytes)
+
+
 cdef extern from "fi_cell.h" nogil:
     ctypedef struct fi_cell:
         pass

@@ -111,8 +111,6 @@ class Pool:
         self._crew = Crew(self._ring, workers, Job(dataset, finisher), context, maxtasksperchild)
         try:
             self._crew.open()
-            for number in range(workers):
-                self._crew.start(number)
         except BaseException:
             self.close()
             raise

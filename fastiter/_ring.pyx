@@ -546,17 +546,3 @@ def watch_parent(int parent_pidfd, int life_pipe):
 def die_with_parent(int parent):
     """Asks the kernel to end this process with the thread that started it."""
     check(fi_die_with_parent(parent), "tying the worker to its parent")
-
-
-def open_shared(uint64_t bytes, str what):
-    """Descriptor of fresh anonymous shared memory with all its pages committed."""
-    cdef uint64_t need = 0, have = 0
-    cdef int fd = -1
-    cdef int rc
-    check(fi_shm_open(bytes, &fd), what)
-    with nogil:
-        rc = fi_shm_commit(fd, 0, bytes, &need, &have)
-    if rc != FI_OK:
-        close(fd)
-        check(rc, what, need, have)
-    return fd

@@ -1,4 +1,4 @@
-"""How objects travel between processes: packed objects, exceptions, and the dataset's image.
+"""How objects travel between processes: packed objects, and exceptions.
 
 A *packed* object is a pickle (protocol 5) whose buffers lie beside it, 64-byte aligned, in one
 run of bytes. Where that run is shared memory, the arrays of the loaded object are views of it, so
@@ -10,7 +10,6 @@ nothing is copied on the side that loads. Layout, all numbers little-endian uint
 from __future__ import annotations
 
 import io
-import mmap
 import os
 import pickle
 import struct
@@ -27,8 +26,7 @@ _ALIGNMENT = 64
 _HEAD = struct.Struct("<QQ")
 _PAIR = struct.Struct("<QQ")
 
-# Smaller buffers of a dataset stay in its pickle: a page-aligned home would cost more than a copy.
-_IMAGE_BUFFER_BYTES = 64 << 10
+_WRITTEN_AT_ONCE = 16 << 20  # bytes; between two of them Ctrl-C is heard
 _MOST_TEXT = 32 << 10  # characters
 _MOST_EXCEPTION_BYTES = 1 << 20
 
@@ -90,15 +88,34 @@ class Packed:
         self._buffers.append(raw)
         return False
 
+    def _head(self) -> bytes:
+        pairs = [_PAIR.pack(*place) for place in self._places]
+        return b"".join([_HEAD.pack(len(self._buffers), len(self._pickle)), *pairs])
+
     def write_into(self, view: memoryview) -> None:
-        _HEAD.pack_into(view, 0, len(self._buffers), len(self._pickle))
-        at = _HEAD.size
-        for place in self._places:
-            _PAIR.pack_into(view, at, *place)
-            at += _PAIR.size
-        view[at : at + len(self._pickle)] = self._pickle
+        head = self._head()
+        start, end = len(head), len(head) + len(self._pickle)
+        view[:start] = head
+        view[start:end] = self._pickle
         for (offset, size), buffer in zip(self._places, self._buffers, strict=True):
             view[offset : offset + size] = buffer
+
+    def write_to(self, fd: int) -> None:
+        """Writes into a file, from its start on. Into fresh shared memory that takes half the time
+        of `write_into`: the kernel allocates and fills each page in one go, without a fault."""
+        head = self._head()
+        _write_at(fd, head, 0)
+        _write_at(fd, self._pickle, len(head))
+        for (offset, _), buffer in zip(self._places, self._buffers, strict=True):
+            _write_at(fd, buffer, offset)
+
+
+def _write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(fd, left[:_WRITTEN_AT_ONCE], offset)
+        left = left[written:]
+        offset += written
 
 
 def unpack(view: memoryview) -> Any:
@@ -202,37 +219,3 @@ def exception_of(failure: Failure, facts: str) -> Exception:
     if hasattr(error, "add_note"):
         error.add_note(facts)
     return error
-
-
-# ---- the dataset's image ----------------------------------------------------------------------
-
-
-class Image:
-    """Objects pickled once into shared memory that every worker maps privately.
-
-    Large buffers are not copied per worker: arrays are views of the private mapping, writable as
-    after ordinary unpickling, and a write copies just the page that it touches.
-    """
-
-    def __init__(self, value: object, dumps: Callable[..., bytes] = pickle.dumps):
-        packed = Packed(value, least=_IMAGE_BUFFER_BYTES, dumps=dumps, writable=False)
-        self.size = packed.size
-        self.fd = _ring.open_shared(packed.size, "the dataset's image")
-        try:
-            with mmap.mmap(self.fd, self.size) as memory, memoryview(memory) as view:
-                packed.write_into(view)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-
-def load_image(fd: int, size: int) -> Any:
-    """Loads an image in a worker. Closes the descriptor; the mapping lives with the arrays."""
-    memory = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    os.close(fd)
-    return unpack(memoryview(memory))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import hashlib
 import os
 import random
 import signal
 import sys
-from multiprocessing import reduction
+from multiprocessing import reduction, util
+from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastiter import _fill, _ring, _transport
 from fastiter._finish import Finisher
+from fastiter._share import Shared
 
 
 class Descriptor:
@@ -29,6 +32,18 @@ class Descriptor:
 
 def _arrived(duplicate: Any) -> Descriptor:
     return Descriptor(-1 if duplicate is None else duplicate.detach())
+
+
+class SpawnedWorker(SpawnProcess):
+    """A spawned process that ends as one of multiprocessing does, its finalizers and the exit
+    handlers run and its streams flushed, but does not take its interpreter and its modules apart:
+    that takes longer than all the rest, and nobody sees it."""
+
+    def _bootstrap(self, parent_sentinel: Any = None) -> int:
+        status: int = super()._bootstrap(parent_sentinel)  # type: ignore[misc]
+        atexit._run_exitfuncs()
+        util._flush_std_streams()  # type: ignore[attr-defined]
+        os._exit(status)
 
 
 class Job(NamedTuple):
@@ -55,9 +70,7 @@ class Seat(NamedTuple):
     parent: int  # pid to die with, 0 if the parent's starting thread may end before it
     private: tuple[int, ...]  # descriptors that a fork inherits and a worker must not hold
     others: tuple[_ring.Arena, ...]  # arenas of other iterators, inherited likewise
-    job: Job | None
-    image: Descriptor
-    image_bytes: int
+    job: Job | Shared[Job]  # inherited, or an image of it
     claims: int | None  # ranges to complete before leaving
     seed: bytes
 
@@ -82,8 +95,9 @@ def main(seat: Seat) -> None:
     _seed(seat)
     try:
         job = seat.job
-        if job is None:
-            job = _transport.load_image(seat.image.fd, seat.image_bytes)
+        if isinstance(job, Shared):
+            handle, job = job, job.value
+            handle.close()
         rows = _fill.RowWriter(end, job.dataset)
     except BaseException as error:
         failure = _transport.failure_of(error)

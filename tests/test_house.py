@@ -20,6 +20,7 @@ FLOORS = {
     "_order": 1,
     "_batch": 1,
     "_ring": 1,
+    "_memory": 1,
     "_demo": 3,
     "__main__": 3,
 }

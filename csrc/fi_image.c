@@ -1,0 +1,113 @@
+#define _GNU_SOURCE
+#include "fi_image.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "fi_platform.h"
+
+/* From here on a thread costs less than the wait. */
+#define MANY_BYTES ((uint64_t)64 << 20)
+
+/* Images that threads of `settling_pid` are freeing. A forked child has no such thread. */
+static _Atomic int settling;
+static _Atomic int settling_pid;
+
+int fi_image_open(uint64_t bytes, int *fd, uint64_t *need, uint64_t *have)
+{
+    *fd = -1;
+    *need = bytes;
+    *have = fi_memory_available();
+    if (bytes > *have) {
+        fi_image_settle();
+        *have = fi_memory_available();
+    }
+    return bytes > *have ? FI_E_MEMORY : fi_shm_open(bytes, fd);
+}
+
+int fi_image_map(int fd, uint64_t bytes, void **base)
+{
+    void *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, 0);
+    if (address == MAP_FAILED)
+        return errno;
+#ifdef MADV_DONTDUMP
+    (void)madvise(address, bytes, MADV_DONTDUMP);
+#endif
+    *base = address;
+    return FI_OK;
+}
+
+struct mapping {
+    void *base;
+    uint64_t bytes;
+};
+
+static void *unmap(void *argument)
+{
+    struct mapping mapping = *(struct mapping *)argument;
+    free(argument);
+    (void)munmap(mapping.base, mapping.bytes);
+    /* Release: who reads zero in fi_image_settle finds the memory free. */
+    atomic_fetch_sub_explicit(&settling, 1, memory_order_release);
+    return NULL;
+}
+
+static bool unmap_in_a_thread(struct mapping *mapping)
+{
+    int pid = (int)getpid();
+    if (atomic_exchange_explicit(&settling_pid, pid, memory_order_relaxed) != pid)
+        atomic_store_explicit(&settling, 0, memory_order_relaxed);
+    atomic_fetch_add_explicit(&settling, 1, memory_order_relaxed);
+    sigset_t every, before;
+    sigfillset(&every);
+    pthread_sigmask(SIG_SETMASK, &every, &before); /* signals belong to the program's threads */
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, (size_t)PTHREAD_STACK_MIN + (256u << 10));
+    pthread_t thread;
+    int rc = pthread_create(&thread, &attributes, unmap, mapping);
+    pthread_attr_destroy(&attributes);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc != 0)
+        atomic_fetch_sub_explicit(&settling, 1, memory_order_relaxed);
+    return rc == 0;
+}
+
+void fi_image_close(int fd, uint64_t bytes)
+{
+    struct mapping *last = NULL;
+#ifdef MADV_DONTFORK
+    if (bytes >= MANY_BYTES)
+        last = malloc(sizeof *last);
+    if (last) {
+        /* A mapping in the descriptor's place, which no child gets. */
+        *last = (struct mapping){mmap(NULL, bytes, PROT_NONE, MAP_SHARED, fd, 0), bytes};
+        if (last->base == MAP_FAILED || madvise(last->base, bytes, MADV_DONTFORK) != 0) {
+            if (last->base != MAP_FAILED)
+                (void)munmap(last->base, bytes);
+            free(last);
+            last = NULL;
+        }
+    }
+#endif
+    close(fd);
+    if (last && !unmap_in_a_thread(last)) {
+        (void)munmap(last->base, last->bytes);
+        free(last);
+    }
+}
+
+void fi_image_settle(void)
+{
+    const struct timespec moment = {.tv_nsec = 1000000};
+    while (atomic_load_explicit(&settling_pid, memory_order_relaxed) == (int)getpid() &&
+           atomic_load_explicit(&settling, memory_order_acquire) > 0)
+        nanosleep(&moment, NULL);
+}
