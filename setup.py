@@ -114,6 +114,7 @@ extensions = [
     extension("_memory", "fi_image.c", "fi_platform.c"),
     extension("_ring", "fi_ring.c", "fi_parent.c", "fi_cell.c", "fi_platform.c"),
     extension("_rows", "fi_ring.c", "fi_platform.c", "fi_batch.c"),
+    extension("_views"),
     extension("_columns", "fi_gather.c"),
     extension("_fill", "fi_ring.c", "fi_cell.c", "fi_platform.c"),
 ]

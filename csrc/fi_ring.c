@@ -162,7 +162,8 @@ int fi_heap_take(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *o
 
 void fi_worker_init(fi_worker *worker, fi_ring *ring, uint32_t number, int bell_pipe)
 {
-    *worker = (fi_worker){.ring = ring, .number = number, .bell_pipe = bell_pipe};
+    *worker =
+        (fi_worker){.ring = ring, .number = number, .bell_pipe = bell_pipe, .least = 1};
 }
 
 static inline void pause_briefly(void)
@@ -252,6 +253,20 @@ static bool enter_slot(fi_worker *worker)
     }
 }
 
+/* Shorter ranges cost more in contention for the claim word than they gain by ending together. */
+#define SHORTEST_RANGE_NS 2000
+
+void fi_worker_pace(fi_worker *worker, uint32_t rows, int64_t nanoseconds)
+{
+    /* Slower at once, faster only little by little: among slow rows a few cheap ones must not
+     * bring long ranges, since all that follow a slow row in its range wait for it. */
+    int64_t now = nanoseconds / (rows ? rows : 1) + 1;
+    int64_t before = worker->row_ns - worker->row_ns / 8;
+    worker->row_ns = now > before ? now : before;
+    int64_t least = SHORTEST_RANGE_NS / worker->row_ns;
+    worker->least = least > 1 ? (uint32_t)least : 1;
+}
+
 /* W4: takes a range of rows, fewer the fewer are left, so that all workers end together. */
 static bool take_range(fi_worker *worker, fi_turn *turn)
 {
@@ -268,8 +283,10 @@ static bool take_range(fi_worker *worker, fi_turn *turn)
         turn->n = n < ring->geometry.rows ? n : ring->geometry.rows;
         if (next >= turn->n)
             return false;
-        uint32_t share = (turn->n - next) / (2 * ring->geometry.workers);
-        uint32_t count = share > 1 && !load_relaxed(&s->single) ? share : 1;
+        uint32_t left = turn->n - next;
+        uint32_t share = left / (2 * ring->geometry.workers);
+        share = share > worker->least ? share : worker->least;
+        uint32_t count = load_relaxed(&s->single) ? 1 : share < left ? share : left;
         if (atomic_compare_exchange_weak_explicit(&s->claim, &claim,
                                                   claim_word(worker->current, next + count),
                                                   memory_order_acquire, memory_order_acquire)) {

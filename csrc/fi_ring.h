@@ -203,6 +203,8 @@ typedef struct fi_worker {
     uint32_t number;
     int bell_pipe;    /* read end, or -1 for a futex */
     uint32_t seen;    /* last value of board->redo acted upon */
+    uint32_t least;   /* rows that a range has at least, where so many are left */
+    int64_t row_ns;   /* what one row takes, no less than it lately took */
     bool in_slot;     /* between W3 and W8 */
     bool leave;       /* set by the owner: exit at the next W1 */
     uint32_t slot;    /* valid in a slot */
@@ -228,6 +230,9 @@ enum fi_turn_kind fi_worker_next(fi_worker *worker, fi_turn *turn);
 /* W5. True if this worker owns the row from here on; only then may it read the row's index. */
 bool fi_row_own(const fi_worker *worker, const fi_turn *turn, uint32_t row);
 void fi_row_done(const fi_worker *worker, const fi_turn *turn, uint32_t row, uint32_t code);
+/* Tells how long the range in hand took, so that the next ones of cheap rows are not so short that
+ * taking them costs more than filling them. */
+void fi_worker_pace(fi_worker *worker, uint32_t rows, int64_t nanoseconds);
 /* W6, second half. Publishes the batch and rings the parent if it sleeps for it. */
 void fi_worker_ready(const fi_worker *worker, const fi_turn *turn, uint32_t flags);
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastiter import _batch, _device, _rows
+from fastiter import _batch, _device, _views
 
 
 def collate(batch: Sequence[Any], padding: Any = None, *, copy: bool = False) -> Any:
@@ -48,15 +48,11 @@ def collate(batch: Sequence[Any], padding: Any = None, *, copy: bool = False) ->
     if isinstance(first, tuple):
         fills = padding if isinstance(padding, tuple) else (padding,) * len(first)
         return tuple(
-            join([example[field] for example in batch], fills[field], copy=copy)
-            for field in range(len(first))
+            join(_views.pick(batch, field), fills[field], copy=copy) for field in range(len(first))
         )
     if isinstance(first, dict):
         fill_of = padding if isinstance(padding, dict) else dict.fromkeys(first, padding)
-        return {
-            key: join([example[key] for example in batch], fill_of[key], copy=copy)
-            for key in list(first)
-        }
+        return {key: join(_views.pick(batch, key), fill_of[key], copy=copy) for key in list(first)}
     return join(batch, padding, copy=copy)
 
 
@@ -82,7 +78,7 @@ def join(field: Sequence[Any], fill: Any = None, *, copy: bool = False) -> Any:
     if _device.is_cupy_array(field[0]):
         return _join_cupy(field, fill)
     if not copy and isinstance(field, list) and _is_fill(fill, field[0]):
-        column = _rows.hand_over(field)
+        column = _views.hand_over(field)
         if column is not None:
             return column
     if fill is None:

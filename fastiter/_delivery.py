@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastiter import _ring, _rows
+from fastiter import _ring, _rows, _views
 from fastiter._finish import ConcatFinisher, Finisher
 from fastiter._transport import Failure, exception_of, unpack
 from fastiter.errors import DatasetError, WorkerDiedError
@@ -104,8 +104,8 @@ def assemble(
         return unpack(memoryview(bytearray(result)) if copied else result)
     schema = record.schema
     if isinstance(finisher, ConcatFinisher) and schema and not odd and finisher.suits(schema):
-        columns = schema.columns(
-            lease, bool(flags & _ring.CONVERTED_FIELDS), copied or finisher.copy
+        columns = _views.columns(
+            schema, lease, bool(flags & _ring.CONVERTED_FIELDS), copied or finisher.copy
         )
         if columns is not None:
             return columns
@@ -118,5 +118,5 @@ def read_examples(
 ) -> list[Any]:
     if record.schema is None:
         return [odd[row] for row in range(len(record.indices))]
-    examples: list[Any] = record.schema.read(lease, copied, odd)
+    examples: list[Any] = _views.read(record.schema, lease, copied, odd)
     return examples

@@ -13,6 +13,7 @@ from fastiter._columns cimport ColumnReader
 from fastiter._csrc cimport *
 from fastiter._ring cimport Lease, WorkerEnd
 from fastiter._rows cimport Schema
+from fastiter import _views
 from fastiter._transport import Packed, failure_of, unpack
 
 cdef extern from "Python.h":
@@ -55,34 +56,40 @@ cdef class RowWriter:
         cdef WorkerEnd end = self.end
         cdef fi_cell *cell = end.worker.ring.cells + end.worker.number
         cdef int64_t since = fi_now_ns()
-        cdef uint32_t row
         if self.plain is not None and self.are_columns_fitting():
             self.fill_columns(cell)
-        elif self.getitems is not None and end.turn.count > 1:
+        elif self.getitems is not None:
             self.fill_together(cell)
         else:
-            for row in range(end.turn.first, end.turn.first + end.turn.count):
-                if fi_row_own(&end.worker, &end.turn, row):
-                    self.fill_row(cell, row)
-        fi_cell_busy(cell, fi_now_ns() - since)
+            self.fill_singly(cell, end.turn.first, end.turn.count, False)
+        since = fi_now_ns() - since
+        fi_worker_pace(&end.worker, end.turn.count, since)
+        fi_cell_busy(cell, since)
 
-    cdef int fill_row(self, fi_cell *cell, uint32_t row) except -1:
+    cdef int fill_singly(self, fi_cell *cell, uint32_t row, uint32_t count, bint owned) except -1:
+        """Owns, unless that is done, fetches and marks row after row: a death has one suspect."""
         cdef WorkerEnd end = self.end
-        cdef int64_t index = fi_row_index(end.worker.ring, end.turn.slot, row)[0]
-        cdef uint32_t code
-        fi_cell_fetch_begins(cell, index)
-        try:
-            if self.getitems is not None:
-                example = self.getitems([index])[0]
-            else:
-                example = PyObject_GetItem(self.dataset, PyLong_FromLongLong(index))
-            code = self.store(row, example)
-        except BaseException as error:
-            code = self.store_failure(row, error)
+        cdef uint32_t stop = row + count, code
+        cdef int64_t index
+        while row < stop:
+            try:  # outside of the inner loop: to enter it takes as long as a small copy
+                while row < stop:
+                    if owned or fi_row_own(&end.worker, &end.turn, row):
+                        index = fi_row_index(end.worker.ring, end.turn.slot, row)[0]
+                        fi_cell_fetch_begins(cell, index)
+                        code = self.store(
+                            row, PyObject_GetItem(self.dataset, PyLong_FromLongLong(index)))
+                        self.mark(cell, row, code)
+                    row += 1
+            except BaseException as error:
+                self.mark(cell, row, self.store_failure(row, error))
+                row += 1
+        return 0
+
+    cdef void mark(self, fi_cell *cell, uint32_t row, uint32_t code) noexcept:
         fi_cell_fetch_ends(cell)
         fi_cell_count(cell, 1, 0, code == FI_SPILL)
-        fi_row_done(&end.worker, &end.turn, row, code)
-        return 0
+        fi_row_done(&self.end.worker, &self.end.turn, row, code)
 
     cdef bint are_columns_fitting(self) except -1:
         """Whether the slot's columns hold what the dataset's columns do."""
@@ -117,13 +124,11 @@ cdef class RowWriter:
             self.schema, fi_slot_payload(end.worker.ring, end.turn.slot), first,
             fi_row_index(end.worker.ring, end.turn.slot, first), count)
         fi_cell_fetch_ends(cell)
+        if not done:  # an index is out of range: the dataset says so itself
+            return self.fill_singly(cell, first, count, True)
         for row in range(first, first + count):
-            if done:
-                fi_row_done(&end.worker, &end.turn, row, FI_ROW_OK)
-            else:  # an index is out of range: the dataset says so itself
-                self.fill_row(cell, row)
-        if done:
-            fi_cell_count(cell, count, 0, 0)
+            fi_row_done(&end.worker, &end.turn, row, FI_ROW_OK)
+        fi_cell_count(cell, count, 0, 0)
         return 0
 
     cdef int fill_together(self, fi_cell *cell) except -1:
@@ -169,8 +174,13 @@ cdef class RowWriter:
     cdef int use_schema(self, uint32_t number) except -1:
         record = self.end.arena.schema_record(number)
         rows = self.end.worker.ring.geometry.rows
+        self.schema = None
         # Number 0 stays empty: nothing is known yet, everything is spilled.
-        self.schema = Schema.load(record, rows) if record else None
+        if record:
+            try:
+                self.schema = Schema.load(record, rows)
+            except Exception:  # a type that cannot be imported here; every row can be spilled
+                pass
         self.schema_number = number
         return 0
 
@@ -232,7 +242,7 @@ cdef class RowWriter:
                     return None
         if self.schema is None:
             return [odd[row] for row in range(end.turn.n)]
-        return self.schema.read(lease, True, odd)
+        return _views.read(self.schema, lease, True, odd)
 
     def put_result(self, packed):
         """Leaves the converter's result, or its exception, in the slot in hand."""

@@ -68,7 +68,7 @@ class ConcatFinisher:
         count = len(schema.specs)
         values: Sequence[Any]
         try:
-            if schema.container == _rows.TUPLE:
+            if schema.container in (_rows.TUPLE, _rows.NAMED):
                 values = padding if isinstance(padding, tuple) else (padding,) * count
             elif schema.keys is not None:
                 values = [padding[k] if isinstance(padding, dict) else padding for k in schema.keys]

@@ -1,10 +1,24 @@
 cimport numpy as cnp
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint64_t
 
-from fastiter._ring cimport Lease, WorkerEnd
+from fastiter._ring cimport WorkerEnd
 
 cdef enum:
     MOST_NDIM = 32
+    FIELD_LIMIT = 64  # a lease marks the fields it has handed over in 64 bits
+    _BARE = 0
+    _TUPLE = 1
+    _LIST = 2
+    _DICT = 3
+    _NAMED = 4
+    _ARRAY = 0
+    _RAGGED = 1
+    _INT = 2
+    _FLOAT = 3
+    _BOOL = 4
+    _SCALAR = 5
+    _OBJECT = 6
 
 cdef struct Field:
     int kind
@@ -12,6 +26,7 @@ cdef struct Field:
     bint handable  # its column is what NumPy's concatenate would give
     bint timed  # datetime64 or timedelta64: the scalar's type does not tell its unit
     cnp.PyArray_Descr *descr  # of the elements; kept alive by Schema.dtypes
+    cnp.PyArray_Descr *twin  # an equivalent one that came last; owned, or NULL
     cnp.PyTypeObject *scalar
     cnp.npy_intp dims[MOST_NDIM]
     cnp.npy_intp itemsize
@@ -28,14 +43,17 @@ cdef class Schema:
     cdef list dtypes
     cdef Field *fields
     cdef Py_ssize_t count
+    cdef readonly object type
     cdef int write(self, WorkerEnd end, char *payload, Py_ssize_t row, object example) except -1
-    cdef int write_field(self, WorkerEnd end, char *payload, Py_ssize_t row, Field *f,
-                         object value) except -1
+    cdef int hold(self, object example, PyObject **values) except -1
+    cdef int write_fields(self, WorkerEnd end, char *payload, Py_ssize_t row,
+                          PyObject **values) except -1
+    cdef int write_number(self, Field *f, char *place, PyObject *value) except -1
+    cdef int write_ragged(self, WorkerEnd end, Field *f, char *payload, int64_t *entry,
+                          cnp.PyArrayObject *array) except -1
+    cdef int pack(self, WorkerEnd end, char *payload, int64_t *entry, object value) except -1
+    cdef int is_of(self, Field *f, PyObject *value) except -1
     cdef int copy_array(self, Field *f, char *place, cnp.PyArrayObject *array,
                         Py_ssize_t bytes) except -1
     cdef int64_t *entry(self, Field *f, char *payload, Py_ssize_t row) noexcept
-    cdef object read_field(self, Lease lease, Py_ssize_t row, Field *f, bint copy)
-    cdef object view(self, Lease lease, Field *f, int ndim, cnp.npy_intp *dims, uint64_t offset,
-                     bint copy)
-    cdef object column(self, Lease lease, Field *f, bint converted, bint copy)
     cdef bint pad_field(self, WorkerEnd end, char *payload, Field *f, object fill) except -1

@@ -6,12 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self, disjoint_base
 
-from fastiter._ring import Lease, WorkerEnd
+from fastiter._ring import WorkerEnd
 
 BARE: int
 TUPLE: int
 LIST: int
 DICT: int
+NAMED: int
+
+MOST_FIELDS: int
 
 ARRAY: int
 RAGGED: int
@@ -29,7 +32,7 @@ class Schema:
     def __new__(
         cls,
         container: int,
-        keys: Iterable[str | int] | None,
+        keys: Iterable[str | int] | builtins.type[tuple[Any, ...]] | None,
         specs: Iterable[_Spec],
         rows: int,
     ) -> Self: ...
@@ -37,6 +40,8 @@ class Schema:
     def container(self) -> int: ...
     @property
     def keys(self) -> tuple[str | int, ...] | None: ...
+    @property
+    def type(self) -> builtins.type[tuple[Any, ...]] | None: ...
     @property
     def specs(self) -> tuple[_Spec, ...]: ...
     @property
@@ -50,9 +55,3 @@ class Schema:
     def load(record: builtins.bytes, rows: int) -> Schema: ...
     def same_as(self, other: Schema) -> bool: ...
     def pad_fields(self, end: WorkerEnd, fills: list[NDArray[Any] | None]) -> bool: ...
-    def read(self, lease: Lease, copy: bool, odd: dict[int, Any] | None) -> list[Any]: ...
-    def columns(
-        self, lease: Lease, converted: bool, copy: bool
-    ) -> NDArray[Any] | tuple[NDArray[Any], ...] | dict[str | int, NDArray[Any]] | None: ...
-
-def hand_over(values: list[Any]) -> NDArray[Any] | None: ...

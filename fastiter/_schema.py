@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copyreg
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +17,8 @@ from fastiter._rows import (
     FLOAT,
     INT,
     LIST,
+    MOST_FIELDS,
+    NAMED,
     OBJECT,
     RAGGED,
     SCALAR,
@@ -26,7 +30,6 @@ from fastiter._rows import (
 # ARRAY, RAGGED, OBJECT.
 Spec = tuple[int, Any, Any]
 
-_MOST_FIELDS = 64
 _MOST_NDIM = 31  # a batch has one more, and NumPy 1 allows 32
 
 
@@ -76,15 +79,46 @@ def _field_of(values: Sequence[Any]) -> Spec:
     return OBJECT, None, None
 
 
+def _is_named_tuple(kind: type) -> bool:
+    """Whether objects of this type are their items and nothing else, and a type that can be found
+    by its name: what collections.namedtuple and typing.NamedTuple make, and slotted subclasses."""
+    return (
+        issubclass(kind, tuple)
+        and isinstance(getattr(kind, "_fields", None), tuple)
+        and type(kind) is type
+        and kind.__dictoffset__ == 0
+        and kind.__basicsize__ == tuple.__basicsize__
+        and kind not in copyreg.dispatch_table
+        and all(_is_inherited(kind, name) for name in _OWN_PICKLES)
+        and _travels(kind)
+    )
+
+
+# A class that defines one of these has its objects pickled and copied in a way of its own.
+_OWN_PICKLES = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
+
+
+def _is_inherited(kind: type, name: str) -> bool:
+    return getattr(kind, name, None) is getattr(object, name, None)
+
+
+def _travels(kind: type) -> bool:
+    try:
+        return pickle.loads(pickle.dumps(kind)) is kind
+    except Exception:
+        return False
+
+
 def derive_schema(examples: Sequence[Any], rows: int) -> Schema:
     """The schema that fits all of `examples`."""
     first = examples[0]
     kind = type(first)
     whole = Schema(BARE, None, [(OBJECT, None, None)], rows)
-    if kind not in (tuple, list, dict):
+    named = kind is not tuple and _is_named_tuple(kind)
+    if kind not in (tuple, list, dict) and not named:
         return Schema(BARE, None, [_field_of(examples)], rows)
     size = len(first)
-    if not 0 < size <= _MOST_FIELDS or any(
+    if not 0 < size <= MOST_FIELDS or any(
         type(example) is not kind or len(example) != size for example in examples
     ):
         return whole
@@ -96,8 +130,9 @@ def derive_schema(examples: Sequence[Any], rows: int) -> Schema:
             return whole
         fields = [[example[key] for example in examples] for key in keys]
         return Schema(DICT, keys, map(_field_of, fields), rows)
-    container = TUPLE if kind is tuple else LIST
-    return Schema(container, None, map(_field_of, zip(*examples, strict=True)), rows)
+    container = NAMED if named else TUPLE if kind is tuple else LIST
+    fields = map(_field_of, zip(*examples, strict=True))
+    return Schema(container, kind if named else None, fields, rows)
 
 
 def _merge_fields(a: Spec, b: Spec) -> Spec:
@@ -113,6 +148,7 @@ def _merge_fields(a: Spec, b: Spec) -> Spec:
 def merge_schemas(a: Schema, b: Schema) -> Schema:
     """The narrowest schema that fits what either fits. It never moves back, so a dataset
     changes its schema a few times at most."""
-    if a.container != b.container or a.keys != b.keys or len(a.specs) != len(b.specs):
+    kinds = [(schema.container, schema.type, schema.keys, len(schema.specs)) for schema in (a, b)]
+    if kinds[0] != kinds[1]:
         return Schema(BARE, None, [(OBJECT, None, None)], a.rows)
-    return Schema(a.container, a.keys, map(_merge_fields, a.specs, b.specs), a.rows)
+    return Schema(a.container, a.type or a.keys, map(_merge_fields, a.specs, b.specs), a.rows)

@@ -37,13 +37,16 @@ static void work(fi_ring *ring, uint32_t number)
             return;
         case FI_TURN_ROWS: {
             int64_t *column = (int64_t *)fi_slot_payload(ring, turn.slot);
+            int64_t since = fi_now_ns();
             for (uint32_t row = turn.first; row < turn.first + turn.count; row++) {
                 if (!fi_row_own(&worker, &turn, row))
                     continue;
                 column[row] = ~*fi_row_index(ring, turn.slot, row);
                 fi_row_done(&worker, &turn, row, FI_ROW_OK);
             }
-            fi_cell_busy(ring->cells + number, 0);
+            since = fi_now_ns() - since;
+            fi_worker_pace(&worker, turn.count, since);
+            fi_cell_busy(ring->cells + number, since);
             break;
         }
         case FI_TURN_FINISH:

@@ -151,6 +151,7 @@ static void work(fi_ring *ring, uint32_t number, int bell_pipe, uint64_t seed)
             step(); /* a range was taken, no row is owned */
             CHECK(turn.count <= MOST_ROWS && turn.slot < ring->geometry.slots);
             fill_range(&worker, &turn, draw(&seed, 4) == 0);
+            fi_worker_pace(&worker, 1, (int64_t)draw(&seed, 4000)); /* ranges of any length */
             break;
         case FI_TURN_FINISH:
             step();

@@ -138,6 +138,35 @@ static void test_ranges(void)
     tear_down(&f);
 }
 
+static void test_ranges_of_cheap_rows(void)
+{
+    static const struct {
+        uint32_t rows;
+        int64_t nanoseconds;
+        uint32_t least; /* rows that take about 2 us together */
+    } paces[] = {{10, 1000, 19}, {1, 0, 22}, {100, INT64_C(1000000), 1}, {0, 5, 1}};
+    fixture f;
+    fi_turn turn;
+    set_up(&f, 0);
+    for (size_t i = 0; i < sizeof paces / sizeof *paces; i++) {
+        fi_worker_pace(f.workers, paces[i].rows, paces[i].nanoseconds);
+        CHECK_EQ(f.workers[0].least, paces[i].least);
+    }
+    for (int range = 0; range < 60; range++) /* a slow range is forgotten little by little */
+        fi_worker_pace(f.workers, 10, 1000);
+    CHECK_EQ(f.workers[0].least, 19);
+    schedule(&f, 50);
+    for (uint32_t next = 0; next < 50; next += turn.count) {
+        CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
+        CHECK_EQ(turn.count, fi_min_u64(19, 50 - next));
+    }
+    fi_parent_rewind(&f.parent, 1, -1);
+    fi_parent_offer_singly(&f.parent);
+    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
+    CHECK_EQ(turn.count, 1);
+    tear_down(&f);
+}
+
 static void test_row_states(void)
 {
     static const uint32_t done[] = {FI_ROW_OK, FI_SPILL, FI_ERROR, FI_POISON};
@@ -385,6 +414,7 @@ int main(void)
     test_words();
     test_schedule();
     test_ranges();
+    test_ranges_of_cheap_rows();
     test_row_states();
     test_finish_and_take();
     test_sequence_wraps();

@@ -20,6 +20,29 @@ class Pair(NamedTuple):
     y: Any
 
 
+class Named(Pair):
+    """Still nothing but its items."""
+
+    __slots__ = ()
+
+    @property
+    def total(self) -> Any:
+        return self.x + self.y
+
+
+class Marked(Pair):
+    """Has attributes of its own beside its items."""
+
+
+class Pickled(Pair):
+    """Comes out of a pickle as another object."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Pair, (self.y, self.x)
+
+
 class Blocks:
     """Arrays whose every element tells index and position."""
 

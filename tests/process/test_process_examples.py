@@ -10,7 +10,16 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from examples_of import MyArray, MyDict, MyList, MyTuple, Pair, an_ordered_dict
+from examples_of import (
+    Marked,
+    MyArray,
+    MyDict,
+    MyList,
+    MyTuple,
+    Named,
+    Pair,
+    an_ordered_dict,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +33,12 @@ ALIGNED = np.dtype([("a", "i1"), ("b", "f8")], align=True)
 def read_only(array):
     array.flags.writeable = False
     return array
+
+
+def marked(i):
+    pair = Marked(i, 2 * i)
+    pair.mark = i
+    return pair
 
 
 def cyclic():
@@ -123,6 +138,9 @@ VALUES = {
     "dict with tuples as keys": lambda i: {(1, 2): i, None: 1},
     "dict with True as key": lambda i: {True: i} if i % 2 else {1: i},
     "namedtuple": lambda i: Pair(np.arange(3) + i, i),
+    "namedtuple with methods": lambda i: Named(np.arange(3) + i, i),
+    "namedtuple with attributes": marked,
+    "namedtuple or tuple": lambda i: (Pair if i % 2 else Named)(i, 2 * i),
     "OrderedDict": an_ordered_dict,
     "defaultdict": lambda i: defaultdict(list, a=[i]),
     "dict subclass": lambda i: MyDict(a=np.arange(2), b=i),

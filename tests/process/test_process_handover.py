@@ -5,11 +5,19 @@ from __future__ import annotations
 import copy
 import functools
 import random
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from fastiter import MultiprocessIterator, SerialIterator, concat_examples
+
+
+class Quadruple(NamedTuple):
+    image: np.ndarray
+    label: int
+    mask: np.ndarray
+    twin: np.ndarray
 
 
 class Mixed:
@@ -28,12 +36,14 @@ class Mixed:
         twin = image + 0.5
         if self.container == "tuple":
             return image, label, mask, twin
+        if self.container == "named":
+            return Quadruple(image, label, mask, twin)
         if self.container == "dict":
             return {"image": image, "label": label, "mask": mask, "twin": twin}
         return image
 
 
-@pytest.fixture(params=["bare", "tuple", "dict"])
+@pytest.fixture(params=["bare", "tuple", "dict", "named"])
 def pair(request):
     """The process iterator, and the serial one as its judge."""
     dataset = Mixed(24, request.param)

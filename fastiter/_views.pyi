@@ -1,0 +1,13 @@
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fastiter._ring import Lease
+from fastiter._rows import Schema
+
+def read(schema: Schema, lease: Lease, copy: bool, odd: dict[int, Any] | None) -> list[Any]: ...
+def columns(
+    schema: Schema, lease: Lease, converted: bool, copy: bool
+) -> NDArray[Any] | tuple[NDArray[Any], ...] | dict[str | int, NDArray[Any]] | None: ...
+def pick(batch: Any, key: Any) -> list[Any]: ...
+def hand_over(values: list[Any]) -> NDArray[Any] | None: ...

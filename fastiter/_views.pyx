@@ -1,0 +1,260 @@
+"""What a parent makes of the rows in a taken slot: examples, columns, and columns of examples.
+
+The arrays are views whose base is the slot's `Lease`. Numbers that come from shared memory are
+checked before anything is made of them; the schema's own are trusted.
+"""
+
+cimport numpy as cnp
+from cpython.list cimport PyList_CheckExact, PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.long cimport PyLong_FromLongLong
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport (
+    PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM)
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+
+from fastiter._numpy cimport (
+    PyArray_Type, base_of, bytes_of, descr_of, dims_of, equivalent, is_contiguous, ndim_of,
+    new_array, scalar_of, set_base)
+from fastiter._ring cimport Lease
+from fastiter._rows cimport (
+    MOST_NDIM, Field, Schema, _ARRAY, _BARE, _BOOL, _DICT, _FLOAT, _INT, _LIST, _NAMED, _OBJECT,
+    _RAGGED, _SCALAR, _TUPLE)
+from fastiter._transport import unpack
+
+cnp.import_array()
+
+cdef extern from *:
+    """
+    /* A new object of a tuple type, its items still NULL. */
+    static PyObject *fi_new_tuple(PyObject *type, Py_ssize_t count)
+    {
+        return ((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, count);
+    }
+    /* Whether an object, exact or not, is indexed as a tuple is. */
+    static int fi_is_tuple(PyObject *object)
+    {
+        return PyTuple_Check(object) && Py_TYPE(object)->tp_as_mapping &&
+               Py_TYPE(object)->tp_as_mapping->mp_subscript ==
+                   PyTuple_Type.tp_as_mapping->mp_subscript;
+    }
+    """
+    object fi_new_tuple(object type, Py_ssize_t count)
+    bint fi_is_tuple(object example)
+    void *type_of "Py_TYPE"(PyObject *value)
+
+cdef uint64_t MOST_BYTES = 1 << 46
+
+
+cdef int check_part(Lease lease, uint64_t offset, uint64_t size) except -1:
+    if offset > <uint64_t>lease.bytes or size > <uint64_t>lease.bytes - offset:
+        raise ValueError(
+            f"shared memory was overwritten: an array of {size} bytes at {offset} does not lie in "
+            f"a slot of {lease.bytes} bytes"
+        )
+    return 0
+
+
+cdef object view(Lease lease, Field *f, int ndim, const cnp.npy_intp *dims, uint64_t offset,
+                 bint copy):
+    """An array over the slot's bytes at `offset`, which lie there."""
+    Py_INCREF(<object>f.descr)
+    array = new_array(&PyArray_Type, f.descr, ndim, dims, NULL, lease.payload + offset,
+                      cnp.NPY_ARRAY_CARRAY, NULL)
+    if copy:
+        return array.copy()
+    Py_INCREF(lease)
+    set_base(<cnp.PyArrayObject *>array, <PyObject *>lease)
+    return array
+
+
+cdef object checked_view(Lease lease, Field *f, int ndim, const cnp.npy_intp *dims,
+                         uint64_t offset, bint copy):
+    """The same, for dimensions and an offset that come from shared memory."""
+    cdef uint64_t size = f.itemsize
+    cdef int axis
+    for axis in range(ndim):
+        if dims[axis] < 0 or (dims[axis] and size > MOST_BYTES // <uint64_t>dims[axis]):
+            raise ValueError(f"shared memory was overwritten: axis {axis} of {dims[axis]}")
+        size *= dims[axis]
+    check_part(lease, offset, size)
+    return view(lease, f, ndim, dims, offset, copy)
+
+
+# ---- examples ------------------------------------------------------------------------------------
+
+
+def read(Schema schema, Lease lease, bint copy, dict odd):
+    """The examples of a slot, as a list.
+
+    Parameters
+    ----------
+    copy : give arrays memory of their own, instead of views of the slot.
+    odd : examples of the rows that are not in the columns.
+    """
+    cdef Py_ssize_t row, number, count = schema.count
+    cdef int container = schema.container
+    cdef Field *fields = schema.fields
+    cdef list batch = []
+    cdef dict named
+    check_part(lease, 0, schema.bytes)
+    for row in range(lease.rows):
+        if odd and row in odd:
+            example = odd[row]
+        elif container == _TUPLE or container == _NAMED:
+            example = PyTuple_New(count) if container == _TUPLE else (
+                fi_new_tuple(schema.type, count))
+            for number in range(count):
+                value = read_field(lease, row, &fields[number], copy)
+                Py_INCREF(value)
+                PyTuple_SET_ITEM(example, number, value)
+        elif container == _BARE:
+            example = read_field(lease, row, &fields[0], copy)
+        elif container == _LIST:
+            example = [read_field(lease, row, &fields[number], copy) for number in range(count)]
+        else:
+            named = {}
+            for number in range(count):
+                named[<object>PyTuple_GET_ITEM(schema.keys, number)] = read_field(
+                    lease, row, &fields[number], copy)
+            example = named
+        batch.append(example)
+    return batch
+
+
+cdef object read_field(Lease lease, Py_ssize_t row, Field *f, bint copy):
+    cdef uint64_t offset = f.offset + <uint64_t>f.stride * row
+    cdef char *place = lease.payload + offset
+    cdef int64_t *entry = <int64_t *>place
+    cdef cnp.npy_intp dims[MOST_NDIM]
+    cdef int axis
+    if f.kind == _ARRAY:
+        return view(lease, f, f.ndim, f.dims, offset, copy)
+    if f.kind == _INT:
+        return PyLong_FromLongLong(entry[0])
+    if f.kind == _FLOAT:
+        return (<double *>place)[0]
+    if f.kind == _BOOL:
+        return (<uint8_t *>place)[0] != 0
+    if f.kind == _SCALAR:
+        return scalar_of(place, f.descr, NULL)
+    if f.kind == _RAGGED:
+        for axis in range(f.ndim):
+            dims[axis] = entry[1 + axis]
+        return checked_view(lease, f, f.ndim, dims, entry[0], copy)
+    part = lease.part(entry[0], entry[1])
+    return unpack(memoryview(bytearray(part)) if copy else part)
+
+
+# ---- columns -------------------------------------------------------------------------------------
+
+
+def columns(Schema schema, Lease lease, bint converted, bint copy):
+    """The batch as concat_examples would give it, or None if the columns do not hold that.
+
+    `converted`: the finisher has put the ragged fields together.
+    """
+    cdef Py_ssize_t number
+    if schema.container == _LIST:
+        return None
+    outputs = []
+    for number in range(schema.count):
+        array = column(schema, lease, &schema.fields[number], converted, copy)
+        if array is None:
+            return None
+        outputs.append(array)
+    if schema.container == _BARE:
+        return outputs[0]
+    return dict(zip(schema.keys, outputs)) if schema.container == _DICT else tuple(outputs)
+
+
+cdef object column(Schema schema, Lease lease, Field *f, bint converted, bint copy):
+    cdef cnp.npy_intp dims[MOST_NDIM + 1]
+    cdef int64_t *entry
+    cdef int axis
+    if f.kind == _OBJECT or not f.handable or f.ndim == MOST_NDIM:
+        return None
+    dims[0] = lease.rows
+    if f.kind != _RAGGED:
+        for axis in range(f.ndim):
+            dims[1 + axis] = f.dims[axis]
+        return checked_view(lease, f, 1 + f.ndim, dims, f.offset, copy)
+    if not converted:
+        return None
+    # The finisher's entry follows those of the rows.
+    entry = <int64_t *>(lease.payload + f.offset + <uint64_t>f.stride * schema.rows)
+    for axis in range(f.ndim):
+        dims[1 + axis] = entry[1 + axis]
+    return checked_view(lease, f, 1 + f.ndim, dims, entry[0], copy)
+
+
+# ---- hand-over to concat_examples ----------------------------------------------------------------
+
+
+def pick(batch, key):
+    """The field `key` of each example of a batch, as a list."""
+    cdef list examples, values
+    cdef Py_ssize_t row, place
+    if not PyList_CheckExact(batch) or type(key) is not int:
+        return [example[key] for example in batch]
+    # A copy, for an example's own __getitem__ may change the list.
+    examples = batch[:]
+    values = []
+    place = key
+    for row in range(PyList_GET_SIZE(examples)):
+        example = <object>PyList_GET_ITEM(examples, row)
+        if fi_is_tuple(example) and 0 <= place < PyTuple_GET_SIZE(example):
+            values.append(<object>PyTuple_GET_ITEM(example, place))
+        else:
+            values.append(example[key])
+    return values
+
+
+def hand_over(list values):
+    """One field of a batch without copying, or None.
+
+    The column is handed over if the values are, in order and complete, the arrays of one field
+    of one taken slot, none replaced, reshaped, or moved. From then on the column and the
+    examples share memory. A second time the same field is not handed over: two results
+    must not share memory with each other.
+    """
+    cdef Lease lease
+    cdef Schema schema
+    cdef Field *f = NULL
+    cdef PyObject *base
+    cdef cnp.PyArrayObject *array
+    cdef Py_ssize_t row, number, axis
+    cdef char *start
+    if not values or type_of(<PyObject *>PyList_GET_ITEM(values, 0)) != <void *>&PyArray_Type:
+        return None
+    base = base_of(<cnp.PyArrayObject *>values[0])
+    if base == NULL or not isinstance(<object>base, Lease):
+        return None
+    lease = <object>base
+    if lease.schema is None or lease.rows != len(values):
+        return None
+    schema = lease.schema
+    start = bytes_of(<cnp.PyArrayObject *>values[0])
+    for number in range(schema.count):
+        if schema.fields[number].kind == _ARRAY and schema.fields[number].handable and (
+                lease.payload + schema.fields[number].offset == start):
+            f = &schema.fields[number]
+            # Empty columns share their start with a neighbour: the dtype tells.
+            if equivalent(descr_of(<cnp.PyArrayObject *>values[0]), f.descr):
+                break
+    if f == NULL or lease.handed >> number & 1 or f.stride == 0 or f.ndim == MOST_NDIM:
+        return None
+    for row in range(lease.rows):
+        array = <cnp.PyArrayObject *>PyList_GET_ITEM(values, row)
+        if type_of(<PyObject *>array) != <void *>&PyArray_Type:
+            return None
+        if base_of(array) != base or bytes_of(array) != start + row * f.stride or (
+                ndim_of(array) != f.ndim) or not is_contiguous(array) or (
+                descr_of(array) != f.descr
+                and not equivalent(descr_of(array), f.descr)):
+            return None
+        for axis in range(f.ndim):
+            if dims_of(array)[axis] != f.dims[axis]:
+                return None
+    lease.handed |= <uint64_t>1 << number
+    return column(schema, lease, f, False, False)
