@@ -38,7 +38,8 @@ def rows_of(
     """The rows of a case, limit first; candidates of libraries that were not chosen are left out.
 
     As in the pipelines, a peer under another interpreter adds the row ``fastiter@PEER``, and the
-    same for each other row of ours that a goal names.
+    same for each other row of ours that a goal names; but not where processes are started, which
+    takes long and depends little on the interpreter.
     """
     names = sorted(case.candidates, key=lambda name: name != "limit")
     families = {name.partition(".")[0] for name in names}
@@ -51,7 +52,7 @@ def rows_of(
         if interpreter is None:
             continue
         rows.append(_row(name, family, interpreter))
-        if name in ours:
+        if name in ours and not case.processes:
             rows += [
                 _row(f"{name}@{peer}", family, twins[peer]) for peer in twins if peer in families
             ]
@@ -131,15 +132,26 @@ class Job:
         self._remotes.pop(key).end()
 
     def _open(self, case: Case) -> None:
-        """Opens and checks all candidates, the processes side by side; refused rows drop out."""
+        """Opens and checks all candidates; refused rows drop out.
+
+        The libraries' processes do it side by side, unless each starts more of them: their memory
+        is looked at meanwhile, and many copies of a large dataset might not fit.
+        """
         groups: dict[tuple[str, str], list[Row]] = {}
         for row in self._rows:
             if row.ok:
                 groups.setdefault(self._key(row), []).append(row)
-        for key, group in groups.items():
-            names = [row.name.partition("@")[0] for row in group]
+
+        def put(key: tuple[str, str]) -> None:
+            names = [row.name.partition("@")[0] for row in groups[key]]
             self._remotes[key].put("open", case=case.name, candidates=names)
+
+        if not case.processes:
+            for key in groups:
+                put(key)
         for key, group in groups.items():
+            if case.processes:
+                put(key)
             try:
                 answer = self._remotes[key].take(OPEN_LIMIT)
             except CandidateError as error:

@@ -361,7 +361,7 @@ def test_compare_and_render_on_the_command_line(results, tmp_path):
     assert slower.returncode == 1
     assert "slower: pipelines, W7, fastiter.mp: 0.01x" in slower.stdout
     assert run_bench("compare", a, other).returncode == 2
-    assert "| W7: 2 ms of waiting per example |" in render.markdown(results)
+    assert "| W7: 2 ms of waiting per example, 8 workers |" in render.markdown(results)
 
 
 def test_the_chart_is_drawn(results, tmp_path):
