@@ -19,7 +19,7 @@ from bench.rows import Row
 ROUNDS, SECONDS = 5, 0.3
 QUICK_ROUNDS, QUICK_SECONDS = 3, 0.2
 QUICK_WORKLOADS = ("W1", "W2")  # if none is named
-MIN_BATCHES = 12
+MIN_BATCHES = 8
 IDLE_SECONDS = 0.1
 OPENING_SLICES = 3  # length of the first warm-up, in slices
 

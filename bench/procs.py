@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PERIOD = 0.02  # seconds between two looks at the memory
+REST = 5.0  # and so many times what a look took, which is long where much memory is mapped
 
 
 def process_tree(root: int) -> list[int]:
@@ -105,10 +106,14 @@ def _watch(root: int) -> None:
         return pss_bytes([pid for pid in process_tree(root) if pid != os.getpid()])
 
     while sys.stdin.readline():
+        begin = time.perf_counter()
         before = peak = memory()
+        took = time.perf_counter() - begin
         print("begun", flush=True)
-        while not select.select([sys.stdin], [], [], PERIOD)[0]:
+        while not select.select([sys.stdin], [], [], max(PERIOD, REST * took))[0]:
+            begin = time.perf_counter()
             peak = max(peak, memory())
+            took = time.perf_counter() - begin
         sys.stdin.readline()
         print(max(peak, memory()) - before, flush=True)
 

@@ -19,12 +19,11 @@ import tempfile
 import time
 from typing import Any
 
-from bench.procs import cpu_seconds, process_tree, pss_bytes
+from bench.procs import PERIOD, REST, cpu_seconds, process_tree, pss_bytes
 
 START_LIMIT = 120.0
 ANSWER_LIMIT = 60.0
 STDERR_SHOWN = 300
-MEMORY_PERIOD = 0.02
 
 
 class CandidateError(Exception):
@@ -89,7 +88,7 @@ class Remote:
 
     @property
     def peak(self) -> int:
-        """The most that `memory` was during watched requests, looked at 50 times a second."""
+        """The most that `memory` was during watched requests, looked at up to 50 times a second."""
         return self._peak
 
     def idle_cores(self, seconds: float) -> float:
@@ -123,9 +122,11 @@ class Remote:
         end = time.monotonic() + limit
         while b"\n" not in self._pending:
             # Workers hold the pipe as well, so its end does not tell the death of the process.
+            wait = 0.2
             if watched:
+                begin = time.monotonic()
                 self._peak = max(self._peak, self.memory())
-            wait = MEMORY_PERIOD if watched else 0.2
+                wait = max(PERIOD, REST * (time.monotonic() - begin))
             readable, _, _ = select.select([stdout], [], [], wait)
             data = os.read(stdout, 65536) if readable else b""
             self._pending += data

@@ -50,8 +50,8 @@ class Slices:
         self._dataset = workload.make()
         self._verifier = Verifier(self._dataset, workload.batch_size, workload.padding)
         importlib.import_module(MODULES[candidate.family][0])
-        prefetched = N_PREFETCH + workload.n_workers if candidate.prefetches else 0
-        self._warm_up = max(1, 2 * prefetched)  # batches
+        # Batches that a slice begins with: those prefetched, one in the hands of each worker.
+        self._warm_up = N_PREFETCH + workload.n_workers + 2 if candidate.prefetches else 1
         self._loader: AbstractContextManager[Any] = candidate.open(workload, self._dataset)
 
     def open(self, seconds: float) -> dict[str, Any]:
