@@ -168,7 +168,7 @@ def get_cross_validation_datasets(
         If it is below 1 or above the number of examples, or the order has another length.
     """
     folds, size = _checked_number("n_folds", _folds(n_folds, n_fold)), len(dataset)
-    if folds > size:
+    if folds > size > 0:  # of an empty dataset all folds are empty
         raise ValueError(f"n_folds must be at most len(dataset) = {size}, not {folds}")
     order = np.arange(size) if order is None else np.array(order)
     if len(order) != size:

@@ -1,0 +1,58 @@
+"""Images in files."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from fastiter.dataset.mixin import DatasetMixin
+from fastiter.datasets._images import checked_dtype, listed_paths, pillow, place, read_image
+
+__all__ = ["ImageDataset"]
+
+
+class ImageDataset(DatasetMixin):
+    """Images in files, decoded by Pillow when they are asked for.
+
+    An example is an array (channels, height, width) of its own. Channels are those of the file,
+    one for grey: images of different modes give different shapes. Needs the extra ``image``.
+
+    Parameters
+    ----------
+    paths : sequence of str, or str or path-like
+        The files, relative to ``root``; or the name of a text file with one of them in a line.
+        They are packed, so that worker processes share them.
+    root : str or path-like
+        Directory that paths are relative to; itself resolved at once.
+    dtype : dtype, optional
+        Of the arrays; by default float32. Values are not scaled.
+
+    Raises
+    ------
+    ImportError
+        If Pillow is not installed.
+    OSError, ValueError
+        If the text file cannot be read, or has an empty line.
+    """
+
+    def __init__(self, paths: Any, root: Any = ".", dtype: Any = None) -> None:
+        pillow()
+        self._paths = listed_paths(paths)
+        self._root = os.path.abspath(root)
+        self._dtype = checked_dtype(dtype)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def get_example(self, i: int) -> Any:
+        """Read image ``i``; negative indices count from the end.
+
+        Raises
+        ------
+        IndexError
+            If there is no such image.
+        OSError
+            If the file cannot be read, or is no image that Pillow knows.
+        """
+        path = self._paths[place(self._paths, i)]
+        return read_image(os.path.join(self._root, path), self._dtype)

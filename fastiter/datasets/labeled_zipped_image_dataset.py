@@ -1,0 +1,93 @@
+"""Images in a zip archive, with labels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastiter.dataset.mixin import DatasetMixin
+from fastiter.datasets._images import listed_pairs, place
+from fastiter.datasets._zip import ZipArchive
+from fastiter.datasets.zipped_image_dataset import ZippedImageDataset
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+__all__ = ["LabeledZippedImageDataset"]
+
+
+class LabeledZippedImageDataset(DatasetMixin):
+    """Images in a zip archive, with labels: tuples of an image and an array.
+
+    Parameters
+    ----------
+    zipfilename : str or path-like
+        The archive.
+    labelfilename : str or path-like
+        A text file with the name of an image in the archive, a blank and an integer in each
+        line: the examples.
+    dtype : dtype, optional
+        Of the images; by default float32. Values are not scaled.
+    label_dtype : dtype
+        Of the labels.
+
+    Raises
+    ------
+    ImportError
+        If Pillow is not installed.
+    OSError, zipfile.BadZipFile, ValueError
+        If a file cannot be read, is no archive, or has a line of another form.
+    """
+
+    def __init__(
+        self,
+        zipfilename: Any,
+        labelfilename: Any,
+        dtype: Any = None,
+        label_dtype: Any = np.int32,
+    ) -> None:
+        self._pairs = listed_pairs(labelfilename)
+        self._images = ZippedImageDataset(zipfilename, dtype)
+        self._label_dtype = label_dtype
+        # Found here once, so that no worker needs a table of names.
+        numbers = ZipArchive(zipfilename).numbers()
+        self._numbers = np.array([numbers.get(name, -1) for name, _ in self._pairs], np.int64)
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def get_example(self, i: int) -> Any:
+        """Read image ``i`` and its label; negative indices count from the end.
+
+        Raises
+        ------
+        IndexError
+            If there is no such example.
+        KeyError
+            If the archive lacks its image.
+
+        Other errors are those of `ZippedImageDataset`.
+        """
+        row = place(self._pairs, i)
+        name, label = self._pairs[row]
+        number = self._numbers.item(row)
+        image = self._images.get_example(name if number < 0 else number)
+        return image, np.array(label, dtype=self._label_dtype)
+
+    def close(self) -> None:
+        """Close the archive. What is fetched from then on is a ValueError."""
+        self._images.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,65 @@
+"""Images in several zip archives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastiter.dataset.mixin import DatasetMixin
+from fastiter.datasets.concatenated_dataset import ConcatenatedDataset
+from fastiter.datasets.zipped_image_dataset import ZippedImageDataset
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+__all__ = ["MultiZippedImageDataset"]
+
+
+class MultiZippedImageDataset(DatasetMixin):
+    """Images in several zip archives, one archive after another, as of `ZippedImageDataset`.
+
+    Parameters
+    ----------
+    zipfilenames : sequence of str or path-like
+        The archives.
+    dtype : dtype, optional
+        Of the images; by default float32. Values are not scaled.
+
+    Raises
+    ------
+    ImportError
+        If Pillow is not installed.
+    OSError, zipfile.BadZipFile
+        If an archive cannot be read, or is none.
+    """
+
+    def __init__(self, zipfilenames: Any, dtype: Any = None) -> None:
+        self._archives = [ZippedImageDataset(name, dtype) for name in zipfilenames]
+        self._all = ConcatenatedDataset(*self._archives)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def get_example(self, i: int) -> Any:
+        """Read image ``i``; IndexError if it is negative, or not below the length.
+
+        Other errors are those of `ZippedImageDataset`.
+        """
+        return self._all[i]
+
+    def close(self) -> None:
+        """Close the archives. What is fetched from then on is a ValueError."""
+        for archive in self._archives:
+            archive.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
