@@ -1,7 +1,9 @@
 """W8: opening and closing a loader of a dataset that lies in memory, 1 GiB of images.
 
 A call opens the loader, takes and compares `BATCHES` batches and closes it. Its duration is that of
-the first batch, from the construction of the loader on.
+the first batch, from the construction of the loader on. ``loaded_mb`` is by how much the memory of
+all processes (PSS) is higher with the loader at work, ``system_mb`` how much less memory the system
+has free then: it knows of pages in shared memory too that no process has touched yet.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,15 +33,19 @@ QUICK_IMAGES = 640
 Loader = Callable[[ManyImages], AbstractContextManager[Iterator[Any]]]
 
 
-def _memory() -> int:
-    return pss_bytes(process_tree(os.getpid()))
+def _memory() -> tuple[int, int]:
+    """PSS of this process and its workers, and what the system could give away, in bytes."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return pss_bytes(process_tree(os.getpid())), 1024 * int(line.split()[1])
+    raise LookupError("/proc/meminfo has no MemAvailable")
 
 
 def _opening(loader: Loader) -> Callable[[ManyImages], Measured]:
     """What a candidate times: the first batch; more figures: memory then added, and closing."""
 
     def run(dataset: ManyImages) -> Measured:
-        memory = _memory()
+        used, free = _memory()
         begin = time.perf_counter()
         opened = loader(dataset)
         iterator = opened.__enter__()
@@ -48,12 +55,17 @@ def _opening(loader: Loader) -> Callable[[ManyImages], Measured]:
             for number in range(BATCHES):
                 _check_batch(batch, number, dataset)
                 batch = next(iterator)
-            memory = _memory() - memory
+            used_then, free_then = _memory()
         finally:
             begin = time.perf_counter()
             opened.__exit__(None, None, None)
         closed = time.perf_counter() - begin
-        return Measured(seconds, BATCHES, {"loaded_mb": memory / 1e6, "close_s": closed})
+        figures = {
+            "loaded_mb": (used_then - used) / 1e6,
+            "system_mb": (free - free_then) / 1e6,
+            "close_s": closed,
+        }
+        return Measured(seconds, BATCHES, figures)
 
     return run
 
@@ -176,9 +188,12 @@ def cases(quick: bool) -> Iterator[Case]:
             AtMost("seconds", 1.5, "fastiter.spawn"),
             *(Goal(f"{peer}.spawn", 4, "fastiter.spawn") for peer in ("torch", "chainer", "grain")),
             AtMost("seconds", 0.06, "fastiter.fork"),
-            AtMost("loaded_mb", 1.15 * nbytes / 1e6, "fastiter.spawn"),
             *(
-                Goal(f"{peer}.spawn", 1.8, "fastiter.spawn", "loaded_mb")
+                AtMost(figure, 1.15 * nbytes / 1e6, "fastiter.spawn")
+                for figure in ("loaded_mb", "system_mb")
+            ),
+            *(
+                Goal(f"{peer}.spawn", 1.8, "fastiter.spawn", "system_mb")
                 for peer in ("torch", "chainer", "grain")
             ),
             AtMost("loaded_mb", slots / 1e6 + 20, "fastiter.fork"),
