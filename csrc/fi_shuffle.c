@@ -5,9 +5,9 @@
 /* None of these may change: they decide what order a seed gives. */
 enum {
     CELLS16_MAX = 1 << 16,
-    CELLS32_MAX = 1 << 22,
+    CELLS32_MAX = 1 << 20,
     PILE_SIZE = 49152, /* at most so many on average: a pile of 16-bit cells fits into the L2 cache */
-    BLOCK_BITS = 18
+    BLOCK_BITS = 16
 };
 #define GOLDEN 0x9e3779b97f4a7c15u
 
@@ -19,8 +19,7 @@ static uint64_t mixed(uint64_t z)
     return z ^ z >> 31;
 }
 
-/* The two words never meet, so for each number this is a bijection of 128 bits. */
-static fi_seed mixed_with(const fi_seed *key, uint64_t number)
+fi_seed fi_seed_mixed(const fi_seed *key, uint64_t number)
 {
     return (fi_seed){{mixed(key->words[0] ^ mixed(number + GOLDEN)),
                       mixed(key->words[1] ^ mixed(number - GOLDEN))}};
@@ -28,7 +27,7 @@ static fi_seed mixed_with(const fi_seed *key, uint64_t number)
 
 void fi_unit_init(fi_unit *unit, const fi_seed *key, unsigned kind, uint32_t number)
 {
-    fi_seed own = mixed_with(key, (uint64_t)kind << 32 | number);
+    fi_seed own = fi_seed_mixed(key, (uint64_t)kind << 32 | number);
 
     /* A lane takes two words of each splitmix64 sequence. No two of a sequence are equal, so no lane
      * is all zero, which xoshiro256++ never leaves. */
@@ -113,8 +112,8 @@ fi_shuffle_plan fi_shuffle_plan_of(uint64_t n)
     if (n > CELLS32_MAX) {
         plan.method = FI_SHUFFLE_DEAL;
         plan.block_bits = BLOCK_BITS;
-        while (plan.label_bits < FI_LABEL_BITS_MAX && n >> plan.label_bits > PILE_SIZE) {
-            plan.label_bits++;
+        while (plan.pile_bits < FI_PILE_BITS_MAX && n >> plan.pile_bits > PILE_SIZE) {
+            plan.pile_bits++;
         }
     } else if (n > CELLS16_MAX) {
         plan.method = FI_SHUFFLE_CELLS32;
@@ -124,8 +123,8 @@ fi_shuffle_plan fi_shuffle_plan_of(uint64_t n)
 
 unsigned fi_shuffle_threads(uint64_t n)
 {
-    /* A block is the least that a thread is worth starting for. */
-    return n > CELLS32_MAX ? (unsigned)fi_min_u64(n >> BLOCK_BITS, 1024) : 1;
+    /* Starting a thread takes some 30 us, four blocks a millisecond. */
+    return n > CELLS32_MAX ? (unsigned)fi_min_u64(n >> (BLOCK_BITS + 2), 1024) : 1;
 }
 
 static bool plan_fits(const fi_shuffle_plan *plan, uint64_t n)
@@ -136,8 +135,8 @@ static bool plan_fits(const fi_shuffle_plan *plan, uint64_t n)
     case FI_SHUFFLE_CELLS32:
         return n <= FI_SHUFFLE_MAX;
     case FI_SHUFFLE_DEAL:
-        return n <= FI_SHUFFLE_MAX && plan->label_bits <= FI_LABEL_BITS_MAX &&
-               plan->block_bits >= 5 && plan->block_bits < 32;
+        return n <= FI_SHUFFLE_MAX && plan->pile_bits <= FI_PILE_BITS_MAX &&
+               plan->block_bits < 32;
     default:
         return false;
     }
@@ -147,13 +146,13 @@ int fi_shuffle_by(const fi_shuffle_plan *plan, int isa, int64_t *order, uint64_t
                   const fi_seed *seed, uint64_t stream, unsigned threads)
 {
     const fi_shuffle_loops *const loops = loops_of(isa);
-    fi_seed key = mixed_with(seed, n);
+    fi_seed key = fi_seed_mixed(seed, n);
     fi_unit unit;
 
     if (loops == NULL || !plan_fits(plan, n) || threads == 0) {
         return FI_E_RANGE;
     }
-    key = mixed_with(&key, stream);
+    key = fi_seed_mixed(&key, stream);
     if (plan->method == FI_SHUFFLE_DEAL) {
         return fi_shuffle_deal(plan, loops, order, (uint32_t)n, &key, threads);
     }

@@ -7,13 +7,21 @@
  * How an order is made is chosen by n:
  *
  * - up to 65,536: Fisher and Yates's shuffle (Durstenfeld, CACM 7(7), 1964) of 16-bit cells;
- * - up to 4,194,304: the same of 32-bit cells, with the draws made and their places fetched into
+ * - up to 1,048,576: the same of 32-bit cells, with the draws made and their places fetched into
  *   the cache ahead of the swaps;
- * - above: the deal. Each position draws one of K piles, K a power of two. Pile b holds the values
- *   first_b .. first_b + size_b - 1, where size_b is the number of positions that drew b and
- *   first_b the sum of the sizes before; it is shuffled as above, and its positions take its
- *   values from the top. Each byte is moved once, and piles fit into the cache. This is the
- *   inverse of the scatter shuffle of Rao (1961) and Sandelius (1962), hence just as uniform.
+ * - above: the deal. Positions lie in blocks, values in K piles, K a power of two. How many values
+ *   each block gets of each pile is drawn first; the sums over the blocks are the sizes of the
+ *   piles. Then each pile is shuffled, each block takes its numbers of values from the top of the
+ *   piles, and is shuffled too. Nothing but piles and blocks is read in random order, and these
+ *   fit into the cache; each can be made by another thread.
+ *
+ * Why the deal is uniform. If every position drew a pile at random, and the positions took the
+ * values of their piles in turn, then the inverse of the order would be made by the scatter shuffle
+ * of Rao (1961) and Sandelius (1962): each value goes to a random place list, the lists are shuffled
+ * and joined. That is uniform, and so is its inverse. It stays uniform when the positions of each
+ * block are then shuffled among themselves; but after that it does not matter any more which
+ * position of the block drew which pile, only how many did. The number of those that draw the left
+ * half of the piles is the number of ones among as many random bits, and so on down the halves.
  *
  * The generator is eight lanes of xoshiro256++ (Blackman and Vigna, ACM TOMS 47(4), 2021). Bounded
  * draws multiply 32 random bits by the bound, and reject so that they are exactly uniform (Lemire,
@@ -39,7 +47,7 @@ enum {
 };
 
 #define FI_SHUFFLE_MAX UINT32_MAX
-#define FI_LABEL_BITS_MAX 12
+#define FI_PILE_BITS_MAX 12
 
 typedef struct {
     uint64_t words[2];
@@ -48,8 +56,8 @@ typedef struct {
 /* How an order is made. The fields after `method` are the deal's. */
 typedef struct {
     int method;
-    unsigned label_bits; /* K = 2^label_bits piles, at most FI_LABEL_BITS_MAX */
-    unsigned block_bits; /* labels are drawn in blocks of 2^block_bits positions, at least 2^5 */
+    unsigned pile_bits; /* K = 2^pile_bits piles, at most FI_PILE_BITS_MAX */
+    unsigned block_bits; /* blocks of 2^block_bits positions, below 32 */
     bool cells32;        /* 32-bit cells also where 16 bits would do: the same order */
 } fi_shuffle_plan;
 

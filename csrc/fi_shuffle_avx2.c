@@ -5,7 +5,7 @@
 
 #include <immintrin.h>
 
-#define FI_TARGET __attribute__((target("avx2,bmi2")))
+#define FI_TARGET __attribute__((target("avx2,bmi2,popcnt")))
 
 /* s[0] holds lanes 0 to 3, s[1] lanes 4 to 7. */
 typedef struct {
@@ -83,14 +83,13 @@ FI_TARGET static inline void fi_draw16(fi_vector *vector, fi_unit *unit, uint32_
     }
 }
 
-FI_TARGET static inline void fi_label32(fi_vector *vector, unsigned label_bits, uint16_t *labels)
+FI_TARGET static inline void fi_words8(fi_vector *vector, uint64_t *words)
 {
-    const __m128i shift = _mm_cvtsi32_si128((int)(16 - label_bits));
-
-    _mm256_store_si256((__m256i *)labels, _mm256_srl_epi16(next_words(vector, 0), shift));
-    _mm256_store_si256((__m256i *)(labels + 16), _mm256_srl_epi16(next_words(vector, 1), shift));
+    _mm256_store_si256((__m256i *)words, next_words(vector, 0));
+    _mm256_store_si256((__m256i *)(words + 4), next_words(vector, 1));
 }
 
+#include "fi_shuffle_x86.h"
 #include "fi_shuffle_body.h"
 
 const fi_shuffle_loops fi_shuffle_avx2 = FI_SHUFFLE_LOOPS;

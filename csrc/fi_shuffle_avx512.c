@@ -5,7 +5,7 @@
 
 #include <immintrin.h>
 
-#define FI_TARGET __attribute__((target("avx512f,avx512bw,bmi2")))
+#define FI_TARGET __attribute__((target("avx512f,avx512bw,bmi2,popcnt")))
 
 typedef struct {
     __m512i s0, s1, s2, s3;
@@ -52,13 +52,12 @@ FI_TARGET static inline void fi_draw16(fi_vector *vector, fi_unit *unit, uint32_
     }
 }
 
-FI_TARGET static inline void fi_label32(fi_vector *vector, unsigned label_bits, uint16_t *labels)
+FI_TARGET static inline void fi_words8(fi_vector *vector, uint64_t *words)
 {
-    const __m128i shift = _mm_cvtsi32_si128((int)(16 - label_bits));
-
-    _mm512_store_si512(labels, _mm512_srl_epi16(next_words(vector), shift));
+    _mm512_store_si512(words, next_words(vector));
 }
 
+#include "fi_shuffle_x86.h"
 #include "fi_shuffle_body.h"
 
 const fi_shuffle_loops fi_shuffle_avx512 = FI_SHUFFLE_LOOPS;

@@ -2,6 +2,7 @@
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS, madvise */
 
 #include <pthread.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "fi_shuffle_loops.h"
@@ -13,8 +14,8 @@ typedef struct {
     const fi_seed *key;
     int64_t *order;
     uint32_t n, piles, blocks;
-    unsigned label_bits, block_bits;
-    uint32_t *counts; /* (blocks, piles): of labels, then where the block begins in each pile */
+    unsigned pile_bits, block_bits;
+    uint32_t *counts; /* (blocks + 1, piles): first counts, then where the block begins in the pile */
     uint32_t *firsts; /* (piles + 1): first value of each pile */
     void *cells;      /* n cells: the piles, one after the other */
     bool cells32;
@@ -85,19 +86,19 @@ static uint32_t block_size(const deal *job, uint32_t block)
     return (uint32_t)fi_min_u64(job->n - start, (uint64_t)1 << job->block_bits);
 }
 
-static void count_block(deal *job, uint32_t block)
+static void split_block(deal *job, uint32_t block)
 {
     fi_unit unit;
 
-    fi_unit_init(&unit, job->key, FI_UNIT_LABELS, block);
-    job->loops->count(&unit, job->label_bits, block_size(job, block),
+    fi_unit_init(&unit, job->key, FI_UNIT_SPLIT, block);
+    job->loops->split(&unit, job->pile_bits, block_size(job, block),
                       job->counts + (size_t)block * job->piles);
 }
 
 /* Turns counts into where each block begins in each pile; returns the size of the largest pile. */
 static uint32_t place_piles(deal *job)
 {
-    uint32_t begins[1 << FI_LABEL_BITS_MAX] = {0}, largest = 0, first = 0;
+    uint32_t begins[1 << FI_PILE_BITS_MAX] = {0}, largest = 0, first = 0;
 
     for (uint32_t block = 0; block < job->blocks; block++) {
         const uint32_t *const counts = job->counts + (size_t)block * job->piles;
@@ -120,6 +121,7 @@ static uint32_t place_piles(deal *job)
             begins[b] += count;
         }
     }
+    memcpy(job->counts + (size_t)job->blocks * job->piles, begins, job->piles * sizeof *begins);
     return largest;
 }
 
@@ -139,39 +141,36 @@ static void shuffle_pile(deal *job, uint32_t pile)
 static void deal_block(deal *job, uint32_t block)
 {
     const uint32_t *const begins = job->counts + (size_t)block * job->piles;
-    const uint32_t size = block_size(job, block);
+    /* A block ends in each pile where the next one begins; after the last comes the pile's end. */
+    const fi_share share = {job->piles, job->firsts, begins, begins + job->piles};
     int64_t *const order = job->order + ((size_t)block << job->block_bits);
-    fi_pile piles[1 << FI_LABEL_BITS_MAX];
     fi_unit unit;
 
-    for (uint32_t b = 0; b < job->piles; b++) {
-        piles[b] = (uint64_t)job->firsts[b] << 32 | begins[b];
-    }
-    fi_unit_init(&unit, job->key, FI_UNIT_LABELS, block); /* the labels that were counted, again */
+    fi_unit_init(&unit, job->key, FI_UNIT_BLOCK, block);
     if (job->cells32) {
-        job->loops->deal32(&unit, job->label_bits, size, piles, job->cells, order);
+        job->loops->deal32(&unit, &share, job->cells, order);
     } else {
-        job->loops->deal16(&unit, job->label_bits, size, piles, job->cells, order);
+        job->loops->deal16(&unit, &share, job->cells, order);
     }
 }
 
 int fi_shuffle_deal(const fi_shuffle_plan *plan, const fi_shuffle_loops *loops, int64_t *order,
                     uint32_t n, const fi_seed *key, unsigned threads)
 {
-    const uint32_t piles = (uint32_t)1 << plan->label_bits;
+    const uint32_t piles = (uint32_t)1 << plan->pile_bits;
     const uint64_t block = (uint64_t)1 << plan->block_bits;
     const uint32_t blocks = (uint32_t)((n + block - 1) >> plan->block_bits);
     deal job = {.loops = loops, .key = key, .order = order, .n = n, .piles = piles,
-                .blocks = blocks, .label_bits = plan->label_bits, .block_bits = plan->block_bits};
-    const size_t counts_bytes = ((size_t)blocks * piles + piles + 1) * sizeof *job.counts;
+                .blocks = blocks, .pile_bits = plan->pile_bits, .block_bits = plan->block_bits};
+    const size_t counts_bytes = (((size_t)blocks + 2) * piles + 1) * sizeof *job.counts;
     size_t cells_bytes;
 
     job.counts = scratch_open(counts_bytes);
     if (job.counts == NULL) {
         return FI_E_MEMORY;
     }
-    job.firsts = job.counts + (size_t)blocks * piles;
-    fan_out(&job, count_block, blocks, threads);
+    job.firsts = job.counts + ((size_t)blocks + 1) * piles;
+    fan_out(&job, split_block, blocks, threads);
     /* Piles have nearly the same size. One that 16 bits do not suffice for is all but impossible
      * where the plan expects none, and then all of them get 32. */
     job.cells32 = place_piles(&job) > (uint32_t)1 << 16 || plan->cells32;

@@ -58,17 +58,25 @@ static inline void fi_draw16(fi_vector *vector, fi_unit *unit, uint32_t bound, u
     }
 }
 
-static inline void fi_label32(fi_vector *vector, unsigned label_bits, uint16_t *labels)
+static inline void fi_words8(fi_vector *vector, uint64_t *words)
 {
-    uint64_t words[FI_LANES];
-
     next_words(vector, words);
-    for (int l = 0; l < FI_LANES; l++) {
-        for (int m = 0; m < 4; m++) {
-            labels[4 * l + m] = (uint16_t)((uint16_t)(words[l] >> 16 * m) >> (16 - label_bits));
-        }
-    }
 }
+
+#define FI_SWAP16(NAME, CELL, OUT)                                                                  \
+    static inline void NAME(CELL *cells, OUT *out, uint32_t last, const uint32_t *draws)            \
+    {                                                                                               \
+        for (uint32_t m = 0; m < 16; m++) {                                                         \
+            const CELL value = cells[draws[m]];                                                     \
+            cells[draws[m]] = cells[last - m];                                                      \
+            out[last - m] = (OUT)value;                                                             \
+        }                                                                                           \
+    }
+
+FI_SWAP16(fi_swap16_16, uint16_t, uint16_t)
+FI_SWAP16(fi_swap16_32, uint32_t, uint32_t)
+FI_SWAP16(fi_swap16_16_out, uint16_t, int64_t)
+FI_SWAP16(fi_swap16_32_out, uint32_t, int64_t)
 
 #include "fi_shuffle_body.h"
 

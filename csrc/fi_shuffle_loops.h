@@ -7,14 +7,18 @@
 
 enum { FI_LANES = 8 };
 
-/* Generator of one unit of work: a whole order, the labels of a block, or a pile. */
+/* Generator of one unit of work. */
 typedef struct {
     _Alignas(FI_CACHE_LINE) uint64_t lanes[4][FI_LANES];
     uint64_t spare[4]; /* lane that replaces rejected draws */
 } fi_unit;
 
-/* Where a pile's next cell stands (low half), and the pile's first value (high half). */
-typedef uint64_t fi_pile;
+/* What a block of positions gets of each pile: its cells from begins to ends, to which the pile's
+ * first value is added. */
+typedef struct {
+    uint32_t piles;
+    const uint32_t *firsts, *begins, *ends;
+} fi_share;
 
 typedef struct {
     /* order: a random order of 0 .. n-1. The cells are the lower part of order itself: cells[0 .. i]
@@ -24,13 +28,11 @@ typedef struct {
     /* cells: a random order of 0 .. n-1; 16-bit cells for n up to 65,536 */
     void (*shuffle16)(fi_unit *unit, uint16_t *cells, uint32_t n);
     void (*shuffle32)(fi_unit *unit, uint32_t *cells, uint32_t n);
-    /* counts[b] += number of the unit's first n labels that are b */
-    void (*count)(fi_unit *unit, unsigned label_bits, uint32_t n, uint32_t *counts);
-    /* order[0 .. n-1]: the next value of each label's pile */
-    void (*deal16)(fi_unit *unit, unsigned label_bits, uint32_t n, fi_pile *piles,
-                   const uint16_t *cells, int64_t *order);
-    void (*deal32)(fi_unit *unit, unsigned label_bits, uint32_t n, fi_pile *piles,
-                   const uint32_t *cells, int64_t *order);
+    /* counts[b]: how many of n positions get pile b, of 2^pile_bits that are equally likely */
+    void (*split)(fi_unit *unit, unsigned pile_bits, uint32_t n, uint32_t *counts);
+    /* order: what the share takes from the piles, in random order */
+    void (*deal16)(fi_unit *unit, const fi_share *share, const uint16_t *piles, int64_t *order);
+    void (*deal32)(fi_unit *unit, const fi_share *share, const uint32_t *piles, int64_t *order);
 } fi_shuffle_loops;
 
 extern const fi_shuffle_loops fi_shuffle_generic;
@@ -48,10 +50,15 @@ int fi_shuffle_deal(const fi_shuffle_plan *plan, const fi_shuffle_loops *loops, 
                     uint32_t n, const fi_seed *key, unsigned threads);
 
 enum {
-    FI_UNIT_ORDER,
-    FI_UNIT_LABELS,
-    FI_UNIT_PILE
+    FI_UNIT_ORDER, /* a whole order */
+    FI_UNIT_SPLIT, /* of a block's positions into piles */
+    FI_UNIT_PILE,
+    FI_UNIT_BLOCK
 };
+
+/* A key of its own for each number. The two words never meet: for one number this is a bijection of
+ * 128 bits. */
+fi_seed fi_seed_mixed(const fi_seed *key, uint64_t number);
 
 /* The generator of unit `number` of a kind. */
 void fi_unit_init(fi_unit *unit, const fi_seed *key, unsigned kind, uint32_t number);

@@ -213,7 +213,7 @@ cdef extern from "fi_shuffle.h" nogil:
         uint64_t words[2]
     ctypedef struct fi_shuffle_plan:
         int method
-        unsigned int label_bits
+        unsigned int pile_bits
         unsigned int block_bits
         bint cells32
     fi_shuffle_plan fi_shuffle_plan_of(uint64_t n)

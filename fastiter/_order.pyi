@@ -94,7 +94,7 @@ def fast_permutation_by(
     threads: int,
     isa: int,
     method: int,
-    label_bits: int,
+    pile_bits: int,
     block_bits: int,
     cells32: bool,
 ) -> npt.NDArray[np.int64]:

@@ -61,14 +61,14 @@ def permutation(random_state, n):
 
 def entropy_of(seed):
     """32-bit words, lowest first, in one array: what SeedSequence makes of ints."""
-    if hasattr(seed, "__index__"):
-        values = [seed]
-    elif isinstance(seed, (str, bytes)) or not hasattr(seed, "__iter__"):
-        raise TypeError(
-            "seed must be an int, a numpy.random.SeedSequence or a sequence of ints, not "
-            f"{type(seed).__qualname__}"
-        )
-    else:
+    try:
+        values = [operator.index(seed)]
+    except TypeError:
+        if isinstance(seed, (str, bytes)) or not hasattr(seed, "__iter__"):
+            raise TypeError(
+                "seed must be an int, a numpy.random.SeedSequence or a sequence of ints, not "
+                f"{type(seed).__qualname__}"
+            ) from None
         values = list(seed)
     if not values:
         raise ValueError("seed must hold at least one int, but is an empty sequence")
@@ -172,7 +172,7 @@ def isa_levels():
     return list(range(fi_shuffle_isa() + 1))
 
 
-def fast_permutation_by(n, words, stream, threads, isa, method, label_bits, block_bits, cells32):
+def fast_permutation_by(n, words, stream, threads, isa, method, pile_bits, block_bits, cells32):
     cdef Py_ssize_t length = order_length(n)
     cdef cnp.ndarray order = empty_order(length)
     cdef int64_t *data = <int64_t *>cnp.PyArray_DATA(order)
@@ -183,7 +183,7 @@ def fast_permutation_by(n, words, stream, threads, isa, method, label_bits, bloc
     cdef fi_seed seed
 
     plan.method, plan.cells32 = method, cells32
-    plan.label_bits, plan.block_bits = label_bits, block_bits
+    plan.pile_bits, plan.block_bits = pile_bits, block_bits
     seed.words[0], seed.words[1] = words
     with nogil:
         rc = fi_shuffle_by(&plan, level, data, length, &seed, number, count)

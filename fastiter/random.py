@@ -33,7 +33,7 @@ def permutation(
         Ints of any size, none negative. An int, a sequence and a SeedSequence of the same entropy
         give the same order. For one that differs every time pass ``numpy.random.SeedSequence()``.
     threads : int, optional
-        Most threads to use, this one included. Only orders of more than 4,194,304 are made by
+        Most threads to use, this one included. Only orders of more than 1,048,576 are made by
         several; by default by as many as this process may use processors, at most 8.
     out : int64[n], optional
         Array to write the order into, contiguous and writeable. Memory that is already in use is
@@ -52,14 +52,15 @@ def permutation(
         If ``n``, ``seed``, ``threads``, or the shape or dtype of ``out`` is out of range.
     MemoryError
         If there is no memory for the order, or for the 2 to 4 bytes per index that orders of more
-        than 4,194,304 need while they are made.
+        than 1,048,576 need while they are made.
 
     Notes
     -----
-    Up to 65,536 and up to 4,194,304 indices by Fisher and Yates's shuffle (Durstenfeld, CACM
-    7(7), 1964) of 16-bit and 32-bit cells. Above by the inverse of the scatter shuffle of Rao
-    (1961) and Sandelius (1962), whose parts fit into the cache. Random words are of xoshiro256++
-    in eight lanes (Blackman and Vigna, 2021), bounded as Lemire (2019) does.
+    Up to 65,536 and up to 1,048,576 indices by Fisher and Yates's shuffle (Durstenfeld, CACM
+    7(7), 1964) of 16-bit and 32-bit cells. Above by a deal: blocks of positions take random numbers
+    of values from shuffled piles and are shuffled themselves, which gives the law of the scatter
+    shuffle of Rao (1961) and Sandelius (1962), and all of which fits into the cache. Random words
+    are of xoshiro256++ in eight lanes (Blackman and Vigna, 2021), bounded as Lemire (2019) does.
 
     Examples
     --------

@@ -1,49 +1,212 @@
-"""The fast shuffle: the same order by every instruction set, method and number of threads."""
+"""The fast shuffle: its orders never change, are the same however made, and equally likely."""
 
 from __future__ import annotations
+
+import csv
+import hashlib
+import itertools
+import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fastiter import _order, random
 
+GOLDEN = Path(__file__).parent / "data" / "shuffles.csv"
 CELLS16, CELLS32, DEAL = range(3)
+BEST = _order.isa_levels()[-1]
 WORDS = _order.seed_words(20261)
-# (label_bits, block_bits) of a deal, with piles of many sizes, empty ones included
-DEALS = [(0, 5), (1, 6), (3, 5), (6, 9), (12, 18)]
 
 
-def made_by(n, method, *, isa=0, threads=1, label_bits=0, block_bits=5, cells32=False, stream=0):
-    return _order.fast_permutation_by(
-        n, WORDS, stream, threads, isa, method, label_bits, block_bits, cells32
-    )
+def made_by(n, method, *, isa=BEST, threads=1, shape=(0, 0), cells32=False, stream=0):
+    return _order.fast_permutation_by(n, WORDS, stream, threads, isa, method, *shape, cells32)
 
 
-@pytest.mark.parametrize("n", [*range(70), 255, 256, 257, 4095, 65_535, 65_536])
-def test_cells_of_both_widths_and_all_instruction_sets_agree(n):
-    order = random.permutation(n, 20261)
-    assert order.dtype == np.int64
+# ---- always the same ------------------------------------------------------------------------
+
+
+def test_golden_orders():
+    with GOLDEN.open(newline="") as file:
+        for line in csv.DictReader(file):
+            words = _order.seed_words([int(number) for number in line["seed"].split()])
+            order = _order.fast_permutation(int(line["n"]), words, int(line["stream"]))
+            assert " ".join(map(str, order[:8])) == line["first"], line
+            assert hashlib.sha256(order.astype("<i8").tobytes()).hexdigest() == line["sha256"]
+
+
+@pytest.mark.parametrize("isa", _order.isa_levels())
+@pytest.mark.parametrize("method", [CELLS16, CELLS32])
+def test_cells_of_both_widths_and_all_instruction_sets_agree(method, isa):
+    for n in [*range(70), 255, 256, 257, 4095, 65_535, 65_536]:
+        order = random.permutation(n, 20261)
+        assert order.dtype == np.int64
+        assert np.array_equal(np.sort(order), np.arange(n))
+        assert np.array_equal(made_by(n, method, isa=isa), order), n
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (1, 6), (3, 5), (6, 9), (12, 16)], ids=str)
+def test_deals_agree_for_all_instruction_sets_and_numbers_of_threads(shape):
+    for n in [0, 1, 2, 31, 32, 33, 100, 1000, 5000]:
+        order = made_by(n, DEAL, isa=0, shape=shape)
+        assert np.array_equal(np.sort(order), np.arange(n))
+        for isa, threads, cells32 in itertools.product(_order.isa_levels(), (1, 3), (False, True)):
+            other = made_by(n, DEAL, isa=isa, threads=threads, shape=shape, cells32=cells32)
+            assert np.array_equal(other, order), (n, isa, threads, cells32)
+
+
+@pytest.mark.parametrize("isa", _order.isa_levels())
+def test_a_pile_that_16_bits_do_not_suffice_for(isa):
+    order = made_by(200_000, DEAL, isa=isa, shape=(1, 16))  # piles of about 100,000
+    assert np.array_equal(np.sort(order), np.arange(200_000))
+    assert np.array_equal(order, made_by(200_000, DEAL, shape=(1, 16), cells32=True))
+
+
+def test_threads_do_not_change_an_order():
+    n = 1_200_000
+    order = random.permutation(n, 3, threads=1)
     assert np.array_equal(np.sort(order), np.arange(n))
-    for isa in _order.isa_levels():
-        for method in (CELLS16, CELLS32):
-            assert np.array_equal(made_by(n, method, isa=isa), order), (isa, method)
+    for threads in (2, 7, 1000, None):
+        assert np.array_equal(random.permutation(n, 3, threads=threads), order)
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 31, 32, 33, 100, 1000, 5000])
-@pytest.mark.parametrize(("label_bits", "block_bits"), DEALS)
-def test_deals_agree(n, label_bits, block_bits):
-    order = made_by(n, DEAL, label_bits=label_bits, block_bits=block_bits)
-    assert np.array_equal(np.sort(order), np.arange(n))
-    for isa in _order.isa_levels():
-        for threads in (1, 3):
-            for cells32 in (False, True):
-                other = made_by(
-                    n,
-                    DEAL,
-                    isa=isa,
-                    threads=threads,
-                    label_bits=label_bits,
-                    block_bits=block_bits,
-                    cells32=cells32,
-                )
-                assert np.array_equal(other, order), (isa, threads, cells32)
+# ---- seeds ----------------------------------------------------------------------------------
+
+SEEDS = [0, 1, 2**32 - 1, 2**32, 2**64 - 1, 2**64, 2**200 + 7, [0], [1, 2, 3], (2**40, 0, 5)]
+
+
+@pytest.mark.parametrize("seed", [*SEEDS, list(range(20)), np.uint64(7), np.arange(3)], ids=str)
+def test_seeds_are_those_of_numpys_seed_sequence(seed):
+    sequence = np.random.SeedSequence(seed)
+    expected = tuple(map(int, sequence.generate_state(2, np.uint64)))
+    assert _order.seed_words(seed) == _order.seed_words(sequence) == expected
+    order = random.permutation(20, seed)
+    assert np.array_equal(order, random.permutation(20, sequence))
+
+
+def test_spawned_seeds_streams_and_lengths_give_orders_of_their_own():
+    first, second = np.random.SeedSequence(1).spawn(2)
+    streams = [_order.fast_permutation(100, WORDS, stream) for stream in (0, 1, 2**64 - 1)]
+    orders = [*streams, random.permutation(100, first), random.permutation(100, second)]
+    orders.append(random.permutation(101, 20261)[np.argsort(random.permutation(101, 20261))])
+    assert len({order.tobytes() for order in orders}) == len(orders)
+    # The places of the same values under the next length: related draws would correlate.
+    n = 10_000
+    one, other = np.argsort(random.permutation(n, 1)), np.argsort(random.permutation(n + 1, 1))
+    assert abs(np.corrcoef(one, other[:n])[0, 1]) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("seed", "error", "message"),
+    [
+        (None, TypeError, "NoneType"),
+        (1.5, TypeError, "float"),
+        ("1", TypeError, "str"),
+        ([1.5], TypeError, "holds a float: 1.5"),
+        (-1, ValueError, "negative.*-1"),
+        ([3, -2], ValueError, "negative.*-2"),
+        ([], ValueError, "empty"),
+    ],
+)
+def test_wrong_seeds(seed, error, message):
+    with pytest.raises(error, match=f"seed must .*{message}"):
+        random.permutation(5, seed)
+
+
+# ---- arguments ------------------------------------------------------------------------------
+
+
+def test_an_output_array_is_filled_and_returned():
+    out = np.full(1000, -1)
+    assert random.permutation(1000, 5, out=out) is out
+    assert np.array_equal(out, random.permutation(1000, 5))
+    part = np.full(12, -1)
+    random.permutation(10, 5, out=part[1:11])
+    assert part[0] == part[11] == -1
+    assert np.array_equal(part[1:11], random.permutation(10, 5))
+
+
+def read_only(n: int) -> np.ndarray:
+    array = np.zeros(n, np.int64)
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"n": -1}, ValueError, "at least 0.*-1"),
+        ({"n": 2**32}, ValueError, "4294967296.*at most 4294967295"),
+        ({"n": 5.0}, TypeError, "float"),
+        ({"threads": 0}, ValueError, "threads must be at least 1.*0"),
+        ({"threads": 1.0}, TypeError, "float"),
+        ({"out": [0] * 5}, TypeError, "array, not list"),
+        ({"out": np.zeros(5, np.int32)}, ValueError, r"int64 of shape \(5,\), but is int32"),
+        ({"out": np.zeros(5, ">i8")}, ValueError, "int64"),
+        ({"out": np.zeros(6, np.int64)}, ValueError, r"shape \(6,\)"),
+        ({"out": np.zeros((5, 1), np.int64)}, ValueError, r"shape \(5, 1\)"),
+        ({"out": np.zeros(10, np.int64)[::2]}, ValueError, "contiguous"),
+        ({"out": read_only(5)}, ValueError, "writeable"),
+    ],
+)
+def test_wrong_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        random.permutation(**{"n": 5, "seed": 0, **arguments})
+
+
+def test_a_plan_that_cannot_be_is_an_error():
+    with pytest.raises(ValueError, match="refuses"):
+        made_by(65_537, CELLS16)
+    with pytest.raises(ValueError, match="refuses"):
+        made_by(5, CELLS16, isa=99)
+
+
+# ---- equally likely -------------------------------------------------------------------------
+# The orders are always the same ones, so these tests pass or fail for good. z is about normal.
+
+METHODS = [
+    pytest.param(CELLS16, (0, 0), id="cells16"),
+    pytest.param(CELLS32, (0, 0), id="cells32"),
+    pytest.param(DEAL, (1, 1), id="deal-2-piles-blocks-of-2"),
+    pytest.param(DEAL, (2, 0), id="deal-4-piles-blocks-of-1"),
+    pytest.param(DEAL, (0, 2), id="deal-1-pile-blocks-of-4"),
+    pytest.param(DEAL, (3, 4), id="deal-8-piles-blocks-of-16"),
+]
+
+
+def orders_of(n: int, count: int, method: int, shape: tuple[int, int]) -> np.ndarray:
+    return np.array([made_by(n, method, shape=shape, stream=k) for k in range(count)])
+
+
+def z_of(counts: np.ndarray, freedom: int) -> float:
+    """How far chi-squared lies from its mean, in standard deviations."""
+    expected = counts.mean()
+    return float((((counts - expected) ** 2).sum() / expected - freedom) / math.sqrt(2 * freedom))
+
+
+@pytest.mark.parametrize(("method", "shape"), METHODS)
+@pytest.mark.parametrize("n", [5, 6])
+def test_all_orders_are_equally_likely(n, method, shape):
+    outcomes = math.factorial(n)
+    orders = orders_of(n, (100 if n == 5 else 25) * outcomes, method, shape)
+    numbers = orders @ n ** np.arange(n)
+    counts = np.unique(numbers, return_counts=True)[1]
+    assert len(counts) == outcomes
+    assert abs(z_of(counts, outcomes - 1)) < 4
+
+
+@pytest.mark.parametrize(("method", "shape"), METHODS)
+def test_each_value_is_equally_likely_in_each_position(method, shape):
+    n = 100
+    orders = orders_of(n, 3000, method, shape)
+    counts = np.bincount((orders + n * np.arange(n)).ravel(), minlength=n * n)
+    assert abs(z_of(counts, (n - 1) ** 2)) < 4
+
+
+@pytest.mark.parametrize(("method", "shape"), [*METHODS[:2], (DEAL, (1, 4))])
+def test_each_pair_is_equally_likely_in_the_first_two_positions(method, shape):
+    n = 40
+    orders = orders_of(n, 25_000, method, shape)
+    counts = np.bincount(orders[:, 0] * n + orders[:, 1], minlength=n * n).reshape(n, n)
+    assert np.trace(counts) == 0
+    assert abs(z_of(counts[~np.eye(n, dtype=bool)], n * (n - 1) - 1)) < 4
