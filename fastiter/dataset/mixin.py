@@ -30,6 +30,8 @@ class DatasetMixin:
         object or list
             What ``get_example`` gives for an integer; else the list of what it gives for each.
         """
+        if type(index) is int:  # as iterators ask
+            return self.get_example(index)
         if isinstance(index, slice):
             return [self.get_example(i) for i in range(*index.indices(len(self)))]
         if isinstance(index, (list, np.ndarray)):

@@ -91,21 +91,24 @@ class ZipArchive:
             If the archive has been closed, or cannot be read.
         """
         entry = Entry(*self._entries[number].tolist())
-        name = f"{self.names[number]} in {self.file.name}"
         if entry.flag_bits & _ENCRYPTED:
-            raise RuntimeError(f"{name} is encrypted, which is not supported")
+            raise RuntimeError(f"{self._named(number)} is encrypted, which is not supported")
         start, data = _raw(self.file, entry)
         try:
             content = _decompress(data[start : start + entry.compress_size], entry)
         except (zlib.error, OSError, EOFError, lzma.LZMAError) as error:
-            raise zipfile.BadZipFile(f"{name} is damaged: {error}") from error
+            raise zipfile.BadZipFile(f"{self._named(number)} is damaged: {error}") from error
         if content is None:
             raise NotImplementedError(
-                f"{name} is compressed by method {entry.compress_type}, which is not supported"
+                f"{self._named(number)} is compressed by method {entry.compress_type}, which is "
+                "not supported"
             )
         if len(content) != entry.file_size or zlib.crc32(content) != entry.crc:
-            raise zipfile.BadZipFile(f"{name} is damaged: its checksum is wrong")
+            raise zipfile.BadZipFile(f"{self._named(number)} is damaged: its checksum is wrong")
         return content
+
+    def _named(self, number: int) -> str:
+        return f"{self.names[number]} in {self.file.name}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_numbers": None}

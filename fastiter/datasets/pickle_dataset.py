@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PickleDataset", "open_pickle_dataset"]
 
-_BUFFER_BYTES = 1 << 20
+_BUFFER_BYTES = 16 << 10  # pickle looks at the whole buffer once for each example
 
 
 class PickleDataset(DatasetMixin):

@@ -80,7 +80,12 @@ class SubDataset(DatasetMixin):
         if not -size <= i < size:
             raise IndexError(f"index {i} is outside of a dataset of {size} examples")
         position = (self._start if i >= 0 else self._finish) + i
-        return position if self._order is None else _python_int(self._order[position])
+        order = self._order
+        if order is None:
+            return position
+        if type(order) is np.ndarray and order.ndim == 1:
+            return order.item(position)
+        return _python_int(order[position])
 
     def _getitems(self, indices: list[int]) -> list[Any]:
         base = [self._base_index(i) for i in indices]
