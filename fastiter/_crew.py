@@ -18,13 +18,13 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from multiprocessing import resource_tracker
 from typing import Any
 
 import numpy as np
 
-from fastiter import _ring, _worker
+from fastiter import _forkserver, _ring, _worker
 from fastiter._share import Shared, packing
 from fastiter._worker import Descriptor, Job, Seat, SpawnedWorker
 
@@ -172,11 +172,20 @@ class Crew:
         _open_descriptors.update(self._workers_own, (self._life[1], self._stacks[0]))
         if self._method != "fork" and not _travels_only_with_a_process(self._job):
             self._image = _image_of(self._job)
+        if self._method == "forkserver":
+            # Its workers have little to import once the server has.
+            with _interrupts_blocked(self._method):
+                _forkserver.ensure_running()
+            self._write_image()
         members = [self._launch(number) for number in range(self.count)]
-        if self._image is not None:
-            self._image.write()
+        if self._method == "spawn":
+            self._write_image()
         for member in members:
             self._ring.let_in(member.number, member.start)
+
+    def _write_image(self) -> None:
+        if self._image is not None:
+            self._image.write()
 
     def start(self, number: int) -> None:
         """Starts the worker `number` anew: nobody holds it now."""
@@ -210,22 +219,16 @@ class Crew:
         )
         self._ring.clear_cell(number)
         _require_descriptors(_DESCRIPTORS_OF_A_START, self._life[0])
-        process_type: Any = SpawnedWorker if self._method == "spawn" else self._context.Process
-        process = process_type(
+        process = _process_type(self._method, self._context)(
             target=_worker.main, args=(seat,), name=f"fastiter-worker-{number}", daemon=True
         )
         _processes.add(process)
-        if self._method == "spawn":
-            resource_tracker.ensure_running()  # it would unblock SIGINT
-        _this_thread.starts_worker = True
-        # The worker inherits the mask, so that Ctrl-C finds it ready to ignore it; a forkserver's
-        # does not.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            _this_thread.starts_worker = False
+        with _interrupts_blocked(self._method):
+            _this_thread.starts_worker = True
+            try:
+                process.start()
+            finally:
+                _this_thread.starts_worker = False
         pidfd = -1
         # Without it (an old kernel, another system) the process' own status is the proof.
         with contextlib.suppress(AttributeError, OSError):
@@ -326,6 +329,25 @@ class Crew:
         if self._image is not None:
             self._image.close()
             self._image = None
+
+
+def _process_type(method: str, context: Any) -> Any:
+    if method == "fork":
+        return context.Process
+    return SpawnedWorker if method == "spawn" else _forkserver.ForkedWorker
+
+
+@contextlib.contextmanager
+def _interrupts_blocked(method: str) -> Iterator[None]:
+    """What starts within inherits the mask: a Ctrl-C, which a terminal sends to all processes of a
+    program, waits until a worker is ready to ignore it."""
+    if method != "fork":
+        resource_tracker.ensure_running()  # its start would unblock SIGINT
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _beyond_streams(fd: int) -> int:

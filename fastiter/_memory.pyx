@@ -61,7 +61,7 @@ cdef class Image:
         return image
 
     def map(self):
-        """A `Mapping` of it.
+        """A writable memoryview of a `Mapping` of it.
 
         Raises
         ------
@@ -77,7 +77,7 @@ cdef class Image:
         if rc != FI_OK:
             raise OSError(rc, f"mapping an image: {os.strerror(rc)}")
         mapping.nbytes = self.nbytes
-        return mapping
+        return memoryview(mapping)
 
     def close(self):
         """Closes the descriptor. Mappings stay."""

@@ -112,7 +112,7 @@ class Shared(Generic[T]):
             raise ValueError("this handle was closed in this process before its value was loaded")
         before, _context.loading = _context.loading, self._carried
         try:
-            value = unpack(memoryview(self._image.map()))
+            value = unpack(self._image.map())
         finally:
             _context.loading = before
         return self._loaded.setdefault("value", value)  # another thread may have been faster

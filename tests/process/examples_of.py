@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import multiprocessing
 import os
@@ -153,6 +154,14 @@ class SlowToLoad(Blocks):
         while not state["gate"].exists():
             time.sleep(0.005)
         self.__dict__.update(state)
+
+
+class Farewell(Blocks):
+    """Says goodbye when its worker's interpreter ends, without a flush."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        atexit.register(print, "goodbye")
 
 
 class Locked(Blocks):

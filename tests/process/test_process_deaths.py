@@ -12,6 +12,7 @@ import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 from examples_of import Blocks, Gated, Misfits, Numbered, Unloadable, killing_converter
 from outside import HANG, is_alive, kill, later, pids_of, wait_until
@@ -277,11 +278,9 @@ def test_one_task_per_child_for_long_batches(make):
 
 
 def test_the_forkserver_killed(make):
-    from multiprocessing import forkserver
-
     iterator = make(Blocks(40, 1), 4, context="forkserver")
     assert indices(next(iterator)) == [0, 1, 2, 3]
-    server = forkserver._forkserver._forkserver_pid
+    (server,) = {psutil.Process(pid).ppid() for pid in pids_of(iterator)}
     kill(server)
     wait_until(lambda: not is_alive(server), "the forkserver ends")
     for number in range(1, 20):

@@ -29,7 +29,7 @@ from outside import (
 from fastiter import MultiprocessIterator, concat_examples
 
 HEAD = """
-import atexit, builtins, gc, os, pathlib, signal, sys, threading, time
+import atexit, builtins, gc, multiprocessing, os, pathlib, signal, sys, threading, time
 from examples_of import Blocks
 from fastiter import MultiprocessIterator, concat_examples
 from outside import pids_of, wait_until
@@ -229,6 +229,48 @@ def test_a_parent_ended_by_a_signal_leaves_nothing(tmp_path, number):
         program.communicate()
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_ctrl_c_while_workers_import_is_the_parents_alone(tmp_path, method):
+    """Sent to the whole group, as a terminal does, while the workers import the main program."""
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    program = start_script(
+        tmp_path,
+        HEAD
+        + f"""
+if __name__ == "__mp_main__":
+    pathlib.Path({str(marks)!r}, str(os.getpid())).touch()
+    wait_until(pathlib.Path({str(tmp_path / "go")!r}).exists, "the parent was interrupted")
+
+if __name__ == "__main__":
+    multiprocessing.set_forkserver_preload([])  # newer ones would import the program once for all
+    iterator = MultiprocessIterator(
+        Blocks(40), 4, n_processes=2, shuffle=False, context={method!r}
+    )
+    iterator.start()
+    pids = pids_of(iterator)
+    print("started", flush=True)
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        pathlib.Path({str(tmp_path / "go")!r}).touch()
+    batch = next(iterator)
+    print(batch[1][0], pids_of(iterator) == pids)
+    iterator.finalize()
+""",
+        start_new_session=True,
+    )
+    try:
+        assert program.stdout.readline() == "started\n"
+        wait_until(lambda: os.listdir(marks), "a worker, or its server, imports")
+        os.killpg(program.pid, signal.SIGINT)
+        out, err = program.communicate(timeout=30)
+    finally:
+        program.kill()
+        program.communicate()
+    assert (program.returncode, out, err) == (0, "64.0 True\n", "")
+
+
 # -- the interpreter exits in silence --------------------------------------------------------------
 
 ENDS = {
@@ -326,6 +368,26 @@ if __name__ == "__main__":
     assert (status, out) == (1, "")
     assert err.count("Traceback") == 1
     assert err.endswith("LookupError: the loop's own\n")
+
+
+def test_a_spawned_worker_runs_its_exit_handlers(tmp_path):
+    status, out, err = run_script(
+        tmp_path,
+        """
+        from examples_of import Farewell
+        from fastiter import MultiprocessIterator
+
+        if __name__ == "__main__":
+            iterator = MultiprocessIterator(
+                Farewell(4), 1, n_processes=1, context="spawn", maxtasksperchild=1
+            )
+            for _ in range(2):  # the second comes when the first worker has ended
+                next(iterator)
+            iterator.finalize()
+        """,
+    )
+    assert (status, err) == (0, "")
+    assert "goodbye\n" in out
 
 
 # -- odd environments ------------------------------------------------------------------------------

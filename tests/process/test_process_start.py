@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import os
 import random
+import signal
 import sys
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -13,7 +16,8 @@ import pytest
 from examples_of import Big, Blocks, Locked, Numbered, Opened
 from outside import pids_of, run_script
 
-from fastiter import MultiprocessIterator, concat_examples
+import fastiter
+from fastiter import MultiprocessIterator, _forkserver, concat_examples
 
 METHODS = ["fork", "spawn", "forkserver"]
 
@@ -153,9 +157,38 @@ class Draws:
         return self.size
 
     def __getitem__(self, index):
-        import os
 
         return os.getpid(), random.random(), float(np.random.random())
+
+
+def blocked_signals(connection):
+    connection.send(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    connection.recv()
+
+
+def test_the_forkserver_of_the_program_is_left_alone(make):
+    iterator = make(Blocks(8), 4, context="forkserver")
+    next(iterator)
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=blocked_signals, args=(theirs,))
+    process.start()
+    assert ours.recv() == set()
+    servers = {psutil.Process(pid).ppid() for pid in pids_of(iterator)}
+    assert len(servers) == 1
+    assert psutil.Process(process.pid).ppid() not in servers
+    ours.send(None)
+    process.join()
+
+
+def test_another_copy_of_the_package_is_not_loaded_beforehand(tmp_path, monkeypatch):
+    """One that lies where a server would look first."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(fastiter.__file__).parent.parent))
+    assert _forkserver._is_found_by_others()
+    (tmp_path / "fastiter").mkdir()
+    (tmp_path / "fastiter" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert not _forkserver._is_found_by_others()
 
 
 def test_padding_travels_under_spawn(make):
