@@ -112,6 +112,7 @@ extensions = [
     extension("_order", "fi_order.c", "fi_seed.c", *SHUFFLE),
     extension("_batch", "fi_batch.c"),
     extension("_memory", "fi_image.c", "fi_platform.c"),
+    extension("_buffers", "fi_buffers.c", "fi_platform.c"),
     extension("_ring", "fi_ring.c", "fi_parent.c", "fi_cell.c", "fi_platform.c"),
     extension("_rows", "fi_ring.c", "fi_platform.c", "fi_batch.c"),
     extension("_views"),

@@ -60,53 +60,61 @@ int fi_pad_shape(int64_t *out_shape, int ndim, const int64_t *src_shapes, size_t
     return FI_OK;
 }
 
+/* Fill values are written in blocks of this size, which is that of a vector register with AVX2, and
+ * of two without; every number's size divides it. */
+enum { BLOCK = 32 };
+typedef unsigned char fill_block __attribute__((vector_size(BLOCK)));
+
+/* From this size on memset is faster than a loop over blocks, in spite of being called. */
+enum { MEMSET_BYTES = 1024 };
+
 /* What stays the same for all rows of one call. */
 typedef struct {
     const unsigned char *fill;
     size_t itemsize;
     bool uniform;                    /* all bytes of the fill value are equal */
+    bool in_blocks;                  /* the item size divides a block */
     int ndim;
     const int64_t *shape;            /* of a padded row */
     size_t stride[FI_PAD_MAX_NDIM];  /* of a padded row, in bytes */
+    fill_block block;                /* the fill value, repeated */
 } pad_layout;
 
-/* memcpy of a constant size is the portable way to store to an address of any alignment; the
- * compiler makes vector stores of these loops. */
-#define FILL_TYPED(type)                                                \
-    do {                                                                \
-        type value;                                                     \
-        memcpy(&value, layout->fill, sizeof value);                     \
-        for (size_t i = 0; i < bytes; i += sizeof value) {              \
-            memcpy(out + i, &value, sizeof value);                      \
-        }                                                               \
-    } while (0)
+#define ALWAYS_INLINE inline __attribute__((always_inline))
 
-/* Sets bytes (a multiple of the item size) at out to the fill value; returns the end. */
-static inline unsigned char *fill_run(const pad_layout *layout, unsigned char *out, size_t bytes)
+/* Sets bytes (a multiple of the item size) at out to the fill value; returns the end. A fill that
+ * is no whole number of blocks ends with a block that overlaps the one before: both begin at an
+ * item, and so have the same content. memcpy of a constant size is the portable way to store to an
+ * address of any alignment. */
+static ALWAYS_INLINE unsigned char *fill_run(const pad_layout *layout, unsigned char *out,
+                                             size_t bytes)
 {
-    if (layout->uniform) {
+    unsigned char *const end = out + bytes;
+
+    if (layout->uniform && bytes >= MEMSET_BYTES) {
         memset(out, layout->fill[0], bytes);
-        return out + bytes;
-    }
-    switch (layout->itemsize) {
-    case 2:
-        FILL_TYPED(uint16_t);
-        break;
-    case 4:
-        FILL_TYPED(uint32_t);
-        break;
-    case 8:
-        FILL_TYPED(uint64_t);
-        break;
-    default:
-        for (size_t i = 0; i < bytes; i += layout->itemsize) {
-            memcpy(out + i, layout->fill, layout->itemsize);
+    } else if (layout->in_blocks && bytes >= BLOCK) {
+        const fill_block block = layout->block;
+        for (; out + BLOCK <= end; out += BLOCK) {
+            memcpy(out, &block, BLOCK);
+        }
+        memcpy(end - BLOCK, &block, BLOCK);
+    } else if (layout->in_blocks) {
+        for (size_t part = BLOCK / 2; part > 0; part /= 2) {
+            if (bytes & part) {
+                memcpy(out, &layout->block, part);
+                out += part;
+            }
+        }
+    } else {
+        for (; out < end; out += layout->itemsize) {
+            memcpy(out, layout->fill, layout->itemsize);
         }
     }
-    return out + bytes;
+    return end;
 }
 
-static inline unsigned char *copy_run(unsigned char *out, const unsigned char **src, size_t bytes)
+static ALWAYS_INLINE unsigned char *copy_run(unsigned char *out, const unsigned char **src, size_t bytes)
 {
     if (bytes != 0) { /* the source of an empty array may be NULL */
         memcpy(out, *src, bytes);
@@ -154,6 +162,55 @@ static int whole_dimension(const pad_layout *layout, const int64_t *shape)
     return dim;
 }
 
+/* One row, dimension 0 to the last. Most have one or two: those are written without recursion. */
+static ALWAYS_INLINE unsigned char *pad_row(const pad_layout *layout, const int64_t *shape,
+                                            unsigned char *out, const unsigned char *src)
+{
+    const int whole = whole_dimension(layout, shape);
+
+    if (whole == 0) {
+        out = copy_run(out, &src, (size_t)shape[0] * layout->stride[0]);
+        const size_t rest = (size_t)(layout->shape[0] - shape[0]) * layout->stride[0];
+        return rest != 0 ? fill_run(layout, out, rest) : out;
+    }
+    if (whole == 1) {
+        const size_t stride = layout->stride[0];
+        const size_t real = (size_t)shape[1] * layout->stride[1];
+        for (int64_t i = 0; i < shape[0]; i++) {
+            out = copy_run(out, &src, real);
+            out = fill_run(layout, out, stride - real);
+        }
+        const size_t rest = (size_t)(layout->shape[0] - shape[0]) * stride;
+        return rest != 0 ? fill_run(layout, out, rest) : out;
+    }
+    return pad_dimension(layout, 0, whole, shape, out, &src);
+}
+
+static ALWAYS_INLINE void pad_rows(const pad_layout *layout, unsigned char *out,
+                                   const void *const *src, const int64_t *shapes, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        out = pad_row(layout, shapes + i * (size_t)layout->ndim, out, src[i]);
+    }
+}
+
+static void pad_rows_baseline(const pad_layout *layout, unsigned char *out, const void *const *src,
+                              const int64_t *shapes, size_t n)
+{
+    pad_rows(layout, out, src, shapes, n);
+}
+
+#if defined(__x86_64__)
+/* The same code, its blocks in registers of 32 bytes. */
+__attribute__((target("avx2"))) static void pad_rows_avx2(const pad_layout *layout,
+                                                          unsigned char *out,
+                                                          const void *const *src,
+                                                          const int64_t *shapes, size_t n)
+{
+    pad_rows(layout, out, src, shapes, n);
+}
+#endif
+
 static bool bytes_are_equal(const unsigned char *bytes, size_t n)
 {
     return memcmp(bytes, bytes + 1, n - 1) == 0;
@@ -191,7 +248,6 @@ int fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
            const void *const *src, const int64_t *src_shapes, size_t n, const void *fill)
 {
     pad_layout layout = {.fill = fill, .itemsize = itemsize, .ndim = ndim, .shape = dst_shape};
-    unsigned char *out = dst;
 
     if (ndim < 0 || ndim > FI_PAD_MAX_NDIM || itemsize == 0) {
         return FI_E_RANGE;
@@ -209,14 +265,20 @@ int fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
         return FI_OK;
     }
     layout.uniform = bytes_are_equal(fill, itemsize);
+    layout.in_blocks = BLOCK % itemsize == 0;
+    for (size_t b = 0; layout.in_blocks && b < BLOCK; b += itemsize) {
+        memcpy((unsigned char *)&layout.block + b, fill, itemsize);
+    }
     layout.stride[ndim - 1] = itemsize;
     for (int d = ndim - 1; d > 0; d--) {
         layout.stride[d - 1] = layout.stride[d] * (size_t)dst_shape[d];
     }
-    for (size_t i = 0; i < n; i++) {
-        const int64_t *shape = src_shapes + i * (size_t)ndim;
-        const unsigned char *data = src[i];
-        out = pad_dimension(&layout, 0, whole_dimension(&layout, shape), shape, out, &data);
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2")) {
+        pad_rows_avx2(&layout, dst, src, src_shapes, n);
+        return FI_OK;
     }
+#endif
+    pad_rows_baseline(&layout, dst, src, src_shapes, n);
     return FI_OK;
 }

@@ -1,4 +1,4 @@
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -37,7 +37,8 @@ def pad_stack(arrays: Iterable[Any], fill: Any, out: NDArray[Any] | None = None)
 
     Takes any examples, and gives what ``concat_examples`` with padding gives for NumPy arrays and
     numbers. The dtype is the first array's; later ones are cast to it as by an assignment; `fill`
-    is cast as by ``numpy.full`` of the NumPy that runs. If the first example is no array, the
+    is cast as by ``numpy.full`` of the NumPy that runs, but a float that an integer dtype has no
+    value near to (NaN, infinite, out of range) is an error. If the first example is no array, the
     examples are those of ``numpy.asarray(arrays)``.
 
     Exact, C-contiguous arrays of one bool or number dtype, in any byte order, with one number of
@@ -61,5 +62,40 @@ def pad_stack(arrays: Iterable[Any], fill: Any, out: NDArray[Any] | None = None)
     Raises
     ------
     ValueError
-        `arrays` is empty; the numbers of dimensions differ; `out` does not fit.
+        `arrays` is empty; the numbers of dimensions differ; `out` does not fit; `fill` has no
+        value in the dtype.
+    """
+
+def join_batch(batch: Any) -> Any:
+    """Join a list or tuple of plain examples, field by field, without padding.
+
+    Returns
+    -------
+    array, tuple of arrays, dict of arrays, or None
+        None if any field is not one for the fast ways: see `join_fields`.
+    """
+
+def join_fields(
+    batch: Sequence[Any],
+    names: tuple[Any, ...] | None,
+    rules: tuple[tuple[Any, int, int, bool, str | None], ...],
+) -> list[Any]:
+    """Join each field of a batch of plain examples, as far as the fast ways go.
+
+    Parameters
+    ----------
+    batch
+        At least one example; for the fast ways a list or tuple of tuples that have at least these
+        fields, or of dicts that have just these keys in this order.
+    names
+        The keys of dicts, the numbers of a tuple's fields; None if each example is one field.
+    rules
+        Per field a ``FieldRule``.
+
+    Returns
+    -------
+    list
+        Per field an array, a pair of array and lengths if the rule asks for these, or None if the
+        field is not one for the fast ways, whatever the reason: unlike examples, other objects than
+        NumPy arrays and numbers, arrays in a batch's shared memory, shapes that do not fit.
     """

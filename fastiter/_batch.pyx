@@ -1,53 +1,56 @@
 """Batch assembly: one array from the examples of a batch.
 
 The fast ways take exact arrays of one plain dtype, and numbers of one exact type, and answer None
-to everything else. What they leave takes the slow way, which is written in NumPy's own operations,
-and therefore gives NumPy's result, warnings and errors.
+to everything else. What they leave goes to `_by_numpy`, which gives NumPy's result by definition.
+
+The fast ways hold no references to what they read (see _table.pxd), so they run no Python code,
+unless after `hold`.
 """
 
-from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
-from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
-from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from cpython.object cimport Py_TYPE, PyObject
-from cpython.ref cimport Py_INCREF
-from cpython.tuple cimport PyTuple_GET_SIZE
-from libc.float cimport FLT_MAX, FLT_MIN
-from libc.math cimport fabs, isinf, isnan
-from libc.stdint cimport int64_t, uint8_t
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 cimport numpy as cnp
 
+from fastiter._buffers cimport empty_array
 from fastiter._csrc cimport (
     FI_PAD_MAX_NDIM,
-    FI_SCALAR_OFFSET,
-    PyArray_CheckExact,
+    PyArray_BASE,
     PyArray_DATA,
     PyArray_Descr,
     PyArray_DESCR,
     PyArray_DIMS,
-    PyArray_Empty,
     PyArray_EquivTypes,
     PyArray_IS_C_CONTIGUOUS,
     PyArray_NDIM,
     PyArrayObject,
-    PyTuple_GET_ITEM,
     fi_gather,
     fi_pad,
     fi_pad_shape,
 )
+from fastiter._objects cimport *
+from fastiter._numbers cimport *
+from fastiter._ring cimport Lease
+from fastiter._table cimport *
 
 import numpy
+
+from fastiter._by_numpy import cast_fill, pad as _pad_by_numpy, stack as _stack_by_numpy, stored
 
 cnp.import_array()
 
 cdef enum:
-    # Up to these the tables of one call lie on the stack.
-    STACK_ROWS = 256
     STACK_LENGTHS = 512
     # Room for the largest number, a complex of two long doubles, in 8-byte words.
     NUMBER_WORDS = 4
     # Releasing the GIL and taking it back costs more than copying less than this.
     NOGIL_BYTES = 65536
+
+# No array is as large as this; products of lengths that stay below it do not overflow.
+cdef size_t MOST_BYTES = <size_t>1 << 46
+
+cdef PyObject *NDARRAY = <PyObject *>numpy.ndarray
+cdef PyObject *LEASE = <PyObject *>Lease
 
 # The types of numbers that are read where they stand, and what NumPy makes of a list of them.
 cdef dict NUMBER_DTYPES = {
@@ -57,28 +60,125 @@ cdef dict NUMBER_DTYPES = {
 }
 NUMBER_DTYPES.update({kind: numpy.asarray([kind()]).dtype for kind in (int, float, bool)})
 
+# How one field is padded: see FieldRule in _padding.py.
+cdef struct Rule:
+    Py_ssize_t max_length  # of the first axis, or negative
+    Py_ssize_t multiple
+    bint lengths
+    bint explicit
+
 
 def stack(examples, out=None):
-    # A copy: other threads, and an example's own methods, can change a list while it is read.
-    cdef tuple rows = tuple(examples)
-    if not rows:
-        raise ValueError("examples is empty: a batch has at least one example")
-    result = _stack_arrays(rows, out)
-    if result is None:
-        result = _stack_numbers(rows, out)
-    if result is None:
-        result = _stored(_stack_by_numpy(rows), out)
-    return result
+    cdef Table table
+    rows = rows_of(examples)
+    table_of_one(&table, rows)
+    try:
+        if out is not None:
+            hold(&table)
+        result = _stack(&table, 0, out)
+        if result is None:
+            result = stored(_stack_by_numpy(column_of(&table, 0)), out)
+        return result
+    finally:
+        drop(&table)
 
 
 def pad_stack(arrays, fill, out=None):
-    cdef tuple rows = tuple(arrays)
-    if not rows:
-        raise ValueError("arrays is empty: a batch has at least one example")
-    result = _pad_arrays(rows, fill, out)
-    if result is None:
-        result = _stored(_pad_by_numpy(rows, fill), out)
-    return result
+    cdef Table table
+    cdef Rule rule = [-1, 1, False, False]
+    rows = rows_of(arrays)
+    table_of_one(&table, rows)
+    try:
+        if out is not None:
+            hold(&table)
+        result = _pad(&table, 0, fill, &rule, out)
+        if result is None:
+            result = stored(_pad_by_numpy(column_of(&table, 0), fill), out)
+        return result
+    finally:
+        drop(&table)
+
+
+def join_batch(batch):
+    kind = type(batch)
+    if kind is not list and kind is not tuple or not batch:
+        return None
+    kind = type(batch[0])
+    names = None
+    if kind is dict:
+        names = tuple(batch[0])
+    elif issubclass(kind, tuple):
+        names = tuple(range(len(batch[0])))
+    elif issubclass(kind, dict):
+        return None
+    arrays = _join_fields(batch, names, None, True)
+    if arrays is None:
+        return None
+    if names is None:
+        return arrays[0]
+    return dict(zip(names, arrays)) if kind is dict else tuple(arrays)
+
+
+def join_fields(batch, tuple names, tuple rules):
+    if type(batch) is not list and type(batch) is not tuple:
+        return [None] * (1 if names is None else len(names))
+    return _join_fields(batch, names, rules, False)
+
+
+cdef list _join_fields(object batch, tuple names, tuple rules, bint all_or_none):
+    """A list with an array or a pair for each field, None for fields that are left to others. With
+    `all_or_none` None instead of the list if it would have one of these."""
+    cdef Table table
+    cdef Rule rule = [-1, 1, False, False]
+    cdef Py_ssize_t field
+    cdef list results = [None] * (1 if names is None else len(names))
+    rows = rows_of(batch)
+    if names is None:
+        table_of_one(&table, rows)
+    elif not table_of_fields(&table, rows, names):
+        return None if all_or_none else results
+    try:
+        for field in range(table.count):
+            if all_or_none and _is_delivered(table.items[field * table.n]):
+                return None
+        for field in range(table.count):
+            fill = None if rules is None else _read_rule(<tuple>rules[field], &rule)
+            if not _is_delivered(table.items[field * table.n]):
+                results[field] = _join(&table, field, fill, &rule)
+            if all_or_none and results[field] is None:
+                return None
+        return results
+    finally:
+        drop(&table)
+
+
+cdef object _read_rule(tuple given, Rule *rule):
+    """A FieldRule (which is a tuple, read as one); returns its fill value."""
+    rule.max_length = given[1]
+    rule.multiple = given[2]
+    rule.lengths = given[3]
+    rule.explicit = given[4] is not None
+    return given[0]
+
+
+cdef object _join(Table *table, Py_ssize_t field, object fill, Rule *rule):
+    """One field: an array, or a pair of array and lengths; None for what is left to others."""
+    cdef PyObject *first = table.items[field * table.n]
+    cdef bint plain = rule.max_length < 0 and rule.multiple == 1 and not rule.lengths
+    if fill is not None:
+        return _pad(table, field, fill, rule, None)
+    if plain or not rule.explicit and _number_dtype(fi_type(first)) is not None:
+        return _stack(table, field, None)
+    return None
+
+
+cdef bint _is_delivered(PyObject *value) noexcept:
+    """Whether it lies in the shared memory of a batch, of which a whole column may be had."""
+    cdef PyObject *base
+    if fi_type(value) != NDARRAY:
+        return False
+    base = PyArray_BASE(<PyArrayObject *>value)
+    return base != NULL and fi_type(base) == LEASE
 
 
 # ---- what the fast ways take ----
@@ -108,14 +208,15 @@ cdef bint _is_same(PyArray_Descr *descr, PyArray_Descr *other):
     )
 
 
-cdef bint _scan(tuple rows, const void **data, int64_t *shapes):
+cdef bint _scan(PyObject **rows, Py_ssize_t n, const void **data, int64_t *shapes):
     """Collect the address of each row's data, and its shape.
 
     Returns False unless all rows are exact, C-contiguous arrays with the dtype and the number of
     dimensions of the first one (which is an array). With `shapes` NULL they have its shape, too.
     """
-    cdef PyArrayObject *first = <PyArrayObject *>PyTuple_GET_ITEM(rows, 0)
+    cdef PyArrayObject *first = <PyArrayObject *>rows[0]
     cdef PyArray_Descr *descr = PyArray_DESCR(first)
+    cdef PyObject *kind = NDARRAY
     cdef int ndim = PyArray_NDIM(first)
     cdef const Py_ssize_t *shape = PyArray_DIMS(first)
     cdef const Py_ssize_t *lengths
@@ -123,9 +224,11 @@ cdef bint _scan(tuple rows, const void **data, int64_t *shapes):
     cdef Py_ssize_t i
     cdef int d
 
-    for i in range(PyTuple_GET_SIZE(rows)):
-        row = <PyArrayObject *>PyTuple_GET_ITEM(rows, i)
-        if not PyArray_CheckExact(row):
+    for i in range(n):
+        if i + AHEAD < n:
+            fi_prefetch(rows[i + AHEAD])
+        row = <PyArrayObject *>rows[i]
+        if fi_type(rows[i]) != kind:
             return False
         if PyArray_DESCR(row) != descr and not _is_same(PyArray_DESCR(row), descr):
             return False
@@ -141,35 +244,17 @@ cdef bint _scan(tuple rows, const void **data, int64_t *shapes):
                 if lengths[d] != shape[d]:
                     return False
         data[i] = PyArray_DATA(row)
+        fi_prefetch(data[i])
     return True
-
-
-cdef void *_table(size_t count, size_t itemsize, void *local, size_t local_count) except NULL:
-    """Room for `count` items: `local` where they fit there, else memory for `_drop_table`.
-
-    `count` is at most 32 times the length of a tuple that exists, so that no product overflows.
-    """
-    if count <= local_count:
-        return local
-    cdef void *table = PyMem_Malloc(count * itemsize)
-    if table == NULL:
-        raise MemoryError(f"no memory for a table of {count} entries")
-    return table
-
-
-cdef void _drop_table(void *table, void *local) noexcept:
-    if table != local:
-        PyMem_Free(table)
 
 
 # ---- where the result goes ----
 
 
-cdef object _result(object out, object dtype, int ndim, const Py_ssize_t *shape):
+cdef object _result(object out, object dtype, int ndim, const Py_ssize_t *shape, size_t nbytes):
     """A new array, or `out` where the fast ways can write to it; else None."""
     if out is None:
-        Py_INCREF(dtype)  # the constructor takes it over
-        return PyArray_Empty(ndim, shape, <PyArray_Descr *>dtype, 0)
+        return empty_array(ndim, shape, <PyArray_Descr *>dtype, nbytes)
     if type(out) is not numpy.ndarray or out.dtype != dtype or out.dtype.metadata is not None:
         return None
     if not (out.flags.c_contiguous and out.flags.writeable) or out.ndim != ndim:
@@ -192,208 +277,162 @@ cdef bint _overlap(const void *start, size_t nbytes, const void **data, Py_ssize
     return False
 
 
-cdef object _stored(object result, object out):
-    """`result`, or `out` with its content."""
-    if out is None:
-        return result
-    if not isinstance(out, numpy.ndarray):
-        raise TypeError(f"out is a {type(out).__name__}: pass a numpy.ndarray or None")
-    if out.shape != result.shape or out.dtype != result.dtype:
-        raise ValueError(
-            f"out has shape {out.shape} and dtype {out.dtype}, but this batch has shape "
-            f"{result.shape} and dtype {result.dtype}: pass such an array as out, or None"
-        )
-    numpy.copyto(out, result)
-    return out
-
-
 # ---- stack ----
 
 
-cdef object _stack_arrays(tuple rows, object out):
-    cdef PyArrayObject *first = <PyArrayObject *>PyTuple_GET_ITEM(rows, 0)
-    if not PyArray_CheckExact(first):
-        return None
+cdef object _stack(Table *table, Py_ssize_t field, object out):
+    cdef PyObject **rows = table.items + field * table.n
+    if fi_type(rows[0]) == NDARRAY:
+        return _stack_arrays(table, rows, out)
+    return _stack_numbers(rows, table.n, out)
+
+
+cdef object _stack_arrays(Table *table, PyObject **rows, object out):
+    cdef PyArrayObject *first = <PyArrayObject *>rows[0]
     cdef PyArray_Descr *descr = PyArray_DESCR(first)
     cdef int ndim = PyArray_NDIM(first), axis
     # NumPy makes the result's byte order native.
     if ndim >= FI_PAD_MAX_NDIM or not cnp.PyArray_ISNBO(descr.byteorder) or not _is_plain(descr):
         return None
 
-    cdef Py_ssize_t n = PyTuple_GET_SIZE(rows)
+    cdef Py_ssize_t n = table.n
     cdef Py_ssize_t shape[FI_PAD_MAX_NDIM]
     cdef const void *local[STACK_ROWS]
-    cdef const void **data = <const void **>_table(n, sizeof(void *), local, STACK_ROWS)
-    cdef size_t row_nbytes
+    cdef const void **data = <const void **>room_for(n, sizeof(void *), local, STACK_ROWS)
+    cdef size_t row_nbytes = cnp.PyArray_NBYTES(<cnp.ndarray>rows[0])
+    cdef size_t nbytes = n * row_nbytes
     cdef void *target
     try:
-        if not _scan(rows, data, NULL):
+        if row_nbytes >= MOST_BYTES // n or not _scan(rows, n, data, NULL):
             return None
         shape[0] = n
         for axis in range(ndim):
             shape[1 + axis] = PyArray_DIMS(first)[axis]
-        result = _result(out, <object>descr, ndim + 1, shape)
+        result = _result(out, <object>descr, ndim + 1, shape, nbytes)
         if result is None:
             return None
-        row_nbytes = cnp.PyArray_NBYTES(<cnp.ndarray>PyTuple_GET_ITEM(rows, 0))
-        target = cnp.PyArray_DATA(result)
-        if out is not None and _overlap(target, n * row_nbytes, data, n, row_nbytes):
+        target = cnp.PyArray_DATA(<cnp.ndarray>result)
+        if out is not None and _overlap(target, nbytes, data, n, row_nbytes):
             return None
-        if n * row_nbytes < NOGIL_BYTES:
+        if nbytes < NOGIL_BYTES:
             fi_gather(target, row_nbytes, data, n)
         else:
+            hold(table)
             with nogil:
                 fi_gather(target, row_nbytes, data, n)
         return result
     finally:
-        _drop_table(data, local)
+        drop_room(data, local)
 
 
-cdef object _stack_numbers(tuple rows, object out):
-    cdef Py_ssize_t n = PyTuple_GET_SIZE(rows)
+cdef object _number_dtype(PyObject *kind):
+    if fi_type(kind) != <PyObject *>type:  # which may have Python code for its hash
+        return None
+    return NUMBER_DTYPES.get(<object>kind)
+
+
+cdef object _stack_numbers(PyObject **rows, Py_ssize_t n, object out):
+    cdef PyObject *kind = fi_type(rows[0])
     cdef bint done
 
-    kind = type(rows[0])
-    dtype = NUMBER_DTYPES.get(kind)
+    dtype = _number_dtype(kind)
     if dtype is None:
         return None
-    result = _result(out, dtype, 1, &n)
+    result = _result(out, dtype, 1, &n, n * <size_t>cnp.PyDataType_ELSIZE(dtype))
     if result is None:
         return None
-    if kind is int:
-        done = _store_ints(rows, result)
-    elif kind is float:
-        done = _store_floats(rows, result)
-    elif kind is bool:
-        done = _store_bools(rows, result)
+    if <object>kind is int:
+        done = store_ints(rows, n, result)
+    elif <object>kind is float:
+        done = store_floats(rows, n, result)
+    elif <object>kind is bool:
+        done = store_bools(rows, n, result)
     else:
-        done = _store_scalars(rows, result)
+        done = store_scalars(rows, n, result)
     return result if done else None
-
-
-cdef bint _store_ints(tuple rows, cnp.ndarray result) except -1:
-    cdef int64_t *target = <int64_t *>cnp.PyArray_DATA(result)
-    cdef int overflow = 0
-    cdef Py_ssize_t i
-
-    if cnp.PyArray_ITEMSIZE(result) != sizeof(int64_t):  # NumPy 1 on Windows
-        return False
-    for i in range(PyTuple_GET_SIZE(rows)):
-        row = <object>PyTuple_GET_ITEM(rows, i)
-        if not PyLong_CheckExact(row):
-            return False
-        target[i] = PyLong_AsLongLongAndOverflow(row, &overflow)
-        if overflow:
-            return False
-    return True
-
-
-cdef bint _store_floats(tuple rows, cnp.ndarray result):
-    cdef double *target = <double *>cnp.PyArray_DATA(result)
-    cdef Py_ssize_t i
-
-    for i in range(PyTuple_GET_SIZE(rows)):
-        row = <object>PyTuple_GET_ITEM(rows, i)
-        if not PyFloat_CheckExact(row):
-            return False
-        target[i] = PyFloat_AS_DOUBLE(row)
-    return True
-
-
-cdef bint _store_bools(tuple rows, cnp.ndarray result):
-    cdef uint8_t *target = <uint8_t *>cnp.PyArray_DATA(result)
-    cdef Py_ssize_t i
-
-    for i in range(PyTuple_GET_SIZE(rows)):
-        row = <object>PyTuple_GET_ITEM(rows, i)
-        if row is not True and row is not False:
-            return False
-        target[i] = row is True
-    return True
-
-
-cdef bint _store_scalars(tuple rows, cnp.ndarray result) except -1:
-    """NumPy's scalars of one type: the values are read where they stand in the objects."""
-    cdef Py_ssize_t n = PyTuple_GET_SIZE(rows)
-    cdef PyObject *kind = <PyObject *>Py_TYPE(rows[0])
-    cdef const void *local[STACK_ROWS]
-    cdef const void **data = <const void **>_table(n, sizeof(void *), local, STACK_ROWS)
-    cdef PyObject *row
-    cdef Py_ssize_t i
-    try:
-        for i in range(n):
-            row = PyTuple_GET_ITEM(rows, i)
-            if <PyObject *>Py_TYPE(<object>row) != kind:
-                return False
-            data[i] = <const char *>row + FI_SCALAR_OFFSET
-        fi_gather(cnp.PyArray_DATA(result), cnp.PyArray_ITEMSIZE(result), data, n)
-        return True
-    finally:
-        _drop_table(data, local)
-
-
-cdef object _stack_by_numpy(tuple rows):
-    if not isinstance(rows[0], numpy.ndarray):
-        array = numpy.asarray(rows)
-        if array.dtype.kind in "biufc" and array.dtype.isnative:
-            return array  # what taking it apart and joining it again would give
-        rows = tuple(array)
-    return numpy.concatenate([row[numpy.newaxis] for row in rows])
 
 
 # ---- pad_stack ----
 
 
-cdef object _pad_arrays(tuple rows, object fill, object out):
-    cdef PyArrayObject *first = <PyArrayObject *>PyTuple_GET_ITEM(rows, 0)
-    if not PyArray_CheckExact(first):
-        return _pad_numbers(rows, fill, out)
+cdef object _pad(Table *table, Py_ssize_t field, object fill, Rule *rule, object out):
+    """The padded array, or None; with lengths asked for, and an axis to have them, a pair."""
+    cdef PyObject **rows = table.items + field * table.n
+    cdef PyArrayObject *first = <PyArrayObject *>rows[0]
+    if fi_type(rows[0]) != NDARRAY:
+        return None if rule.explicit else _pad_numbers(table, rows, fill, out)
     cdef int ndim = PyArray_NDIM(first)
     if ndim >= FI_PAD_MAX_NDIM or not _is_number(PyArray_DESCR(first)):
         return None
 
-    cdef Py_ssize_t n = PyTuple_GET_SIZE(rows)
+    cdef Py_ssize_t n = table.n
     cdef const void *local_data[STACK_ROWS]
     cdef int64_t local_shapes[STACK_LENGTHS]
     cdef const void **data = NULL
     cdef int64_t *shapes = NULL
     try:
-        data = <const void **>_table(n, sizeof(void *), local_data, STACK_ROWS)
-        shapes = <int64_t *>_table(n * max(ndim, 1), sizeof(int64_t), local_shapes, STACK_LENGTHS)
-        if not _scan(rows, data, shapes):
+        data = <const void **>room_for(n, sizeof(void *), local_data, STACK_ROWS)
+        shapes = <int64_t *>room_for(n * max(ndim, 1), sizeof(int64_t), local_shapes, STACK_LENGTHS)
+        if not _scan(rows, n, data, shapes):
             return None
-        return _pad_scanned(rows, data, shapes, fill, out)
+        if ndim == 0 and rule.explicit:
+            return None
+        _truncate(shapes, n, ndim, rule.max_length)
+        result = _pad_scanned(table, first, data, shapes, fill, rule.multiple, out)
+        if result is None or not rule.lengths or ndim == 0:
+            return result
+        return result, _first_lengths(shapes, n, ndim)
     finally:
-        _drop_table(data, local_data)
-        _drop_table(shapes, local_shapes)
+        drop_room(data, local_data)
+        drop_room(shapes, local_shapes)
 
 
-cdef object _pad_scanned(tuple rows, const void **data, const int64_t *shapes, object fill,
-                         object out):
-    cdef cnp.ndarray first = rows[0]
-    cdef Py_ssize_t n = PyTuple_GET_SIZE(rows)
-    cdef int ndim = cnp.PyArray_NDIM(first)
-    cdef size_t itemsize = cnp.PyArray_ITEMSIZE(first)
+cdef void _truncate(int64_t *shapes, Py_ssize_t n, int ndim, Py_ssize_t max_length) noexcept:
+    """Shortens the first axes. Of C-contiguous rows it is the end that goes."""
+    cdef Py_ssize_t i
+    if max_length >= 0 and ndim > 0:
+        for i in range(n):
+            shapes[i * ndim] = min(shapes[i * ndim], max_length)
+
+
+cdef object _first_lengths(const int64_t *shapes, Py_ssize_t n, int ndim):
+    cdef cnp.ndarray lengths = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&n, cnp.NPY_INT64, 0)
+    cdef int64_t *target = <int64_t *>cnp.PyArray_DATA(lengths)
+    cdef Py_ssize_t i
+    for i in range(n):
+        target[i] = shapes[i * ndim]
+    return lengths
+
+
+cdef object _pad_scanned(Table *table, PyArrayObject *first, const void **data,
+                         const int64_t *shapes, object fill, Py_ssize_t multiple, object out):
+    cdef PyArray_Descr *descr = PyArray_DESCR(first)
+    cdef Py_ssize_t n = table.n
+    cdef int ndim = PyArray_NDIM(first)
+    cdef size_t itemsize = cnp.PyDataType_ELSIZE(<cnp.dtype>descr)
     cdef int64_t row_shape[FI_PAD_MAX_NDIM]
     cdef Py_ssize_t shape[FI_PAD_MAX_NDIM]
     cdef int64_t fill_item[NUMBER_WORDS]
-    cdef size_t nbytes
+    cdef size_t nbytes = n * itemsize
     cdef void *target
     cdef int d
 
     fi_pad_shape(row_shape, ndim, shapes, n)
+    if ndim > 0 and row_shape[0] % multiple != 0:
+        row_shape[0] += multiple - row_shape[0] % multiple
     shape[0] = n
     for d in range(ndim):
         shape[d + 1] = row_shape[d]
-        if row_shape[d] == 0:  # NumPy does not cast a fill value that it has no use for
+        if row_shape[d] == 0 or nbytes >= MOST_BYTES // <size_t>row_shape[d]:
             return None
-    if not _cast_fill(fill, first.dtype, fill_item):
+        nbytes *= row_shape[d]
+    hold(table)  # casting the fill value may run NumPy's Python code
+    if not _cast_fill(fill, <object>descr, fill_item):
         return None
-    result = _result(out, first.dtype, ndim + 1, shape)
+    result = _result(out, <object>descr, ndim + 1, shape, nbytes)
     if result is None:
         return None
-    nbytes = cnp.PyArray_NBYTES(result)
-    target = cnp.PyArray_DATA(result)
+    target = cnp.PyArray_DATA(<cnp.ndarray>result)
     # No row is larger than a padded one.
     if out is not None and _overlap(target, nbytes, data, n, nbytes // n):
         return None
@@ -405,10 +444,11 @@ cdef object _pad_scanned(tuple rows, const void **data, const int64_t *shapes, o
     return result
 
 
-cdef object _pad_numbers(tuple rows, object fill, object out):
+cdef object _pad_numbers(Table *table, PyObject **rows, object fill, object out):
     """Nothing is padded, but a fill value that the dtype cannot take is an error all the same."""
     cdef int64_t fill_item[NUMBER_WORDS]
-    result = _stack_numbers(rows, out)
+    result = _stack_numbers(rows, table.n, out)
+    hold(table)
     if result is None or not _cast_fill(fill, result.dtype, fill_item):
         return None
     return result
@@ -423,78 +463,12 @@ cdef bint _cast_fill(object fill, object dtype, void *item) except -1:
     cdef cnp.ndarray element
 
     if cnp.PyArray_ISNBO((<PyArray_Descr *>dtype).byteorder):
-        if PyLong_CheckExact(fill) and _cast_int(fill, num, item):
+        if type(fill) is int and cast_int(fill, num, item):
             return True
-        if PyFloat_CheckExact(fill) and _cast_float(PyFloat_AS_DOUBLE(fill), num, item):
+        if type(fill) is float and cast_float(fill, num, item):
             return True
     if type(fill) is not complex and type(fill) not in NUMBER_DTYPES:
         return False
-    element = numpy.full((), fill, dtype)
+    element = cast_fill(fill, dtype)
     memcpy(item, cnp.PyArray_DATA(element), cnp.PyArray_ITEMSIZE(element))
     return True
-
-
-cdef bint _cast_int(object fill, int num, void *item) except -1:
-    """Cast what every NumPy casts without loss; the rest, answered by False, is left to NumPy."""
-    cdef int overflow = 0
-    cdef int64_t value = PyLong_AsLongLongAndOverflow(fill, &overflow)
-
-    if overflow:
-        return False
-    if num == cnp.NPY_BYTE:
-        (<signed char *>item)[0] = <signed char>value
-        return (<signed char *>item)[0] == value
-    if num == cnp.NPY_UBYTE:
-        (<unsigned char *>item)[0] = <unsigned char>value
-        return (<unsigned char *>item)[0] == value
-    if num == cnp.NPY_SHORT:
-        (<short *>item)[0] = <short>value
-        return (<short *>item)[0] == value
-    if num == cnp.NPY_INT:
-        (<int *>item)[0] = <int>value
-        return (<int *>item)[0] == value
-    if num == cnp.NPY_LONG:
-        (<long *>item)[0] = <long>value
-        return (<long *>item)[0] == value
-    if num == cnp.NPY_FLOAT:
-        (<float *>item)[0] = <float>value
-        return -(1 << 24) <= value <= 1 << 24
-    if num == cnp.NPY_DOUBLE:
-        (<double *>item)[0] = <double>value
-        return -(<int64_t>1 << 53) <= value <= <int64_t>1 << 53
-    return False
-
-
-cdef bint _cast_float(double value, int num, void *item):
-    if num == cnp.NPY_DOUBLE:
-        (<double *>item)[0] = value
-        return True
-    if num == cnp.NPY_FLOAT:
-        (<float *>item)[0] = <float>value
-        # Anything else warns of an overflow or underflow.
-        return value == 0 or FLT_MIN <= fabs(value) <= FLT_MAX or isnan(value) or isinf(value)
-    return False
-
-
-cdef object _pad_by_numpy(tuple rows, object fill):
-    if not isinstance(rows[0], numpy.ndarray):
-        rows = tuple(numpy.asarray(rows))
-    result = numpy.full((len(rows), *_padded_shape(rows)), fill, dtype=rows[0].dtype)
-    for i, row in enumerate(rows):
-        result[(i, *map(slice, row.shape))] = row
-    return result
-
-
-cdef object _padded_shape(tuple rows):
-    """The elementwise maximum of the rows' shapes; a shape of one length is broadcast."""
-    shape = numpy.array(rows[0].shape, dtype=int)
-    for i, row in enumerate(rows):
-        try:
-            if numpy.not_equal(shape, row.shape).any():
-                numpy.maximum(shape, row.shape, out=shape)
-        except ValueError:
-            raise ValueError(
-                f"cannot pad to one shape: example 0 has shape {rows[0].shape}, but example {i} "
-                f"has shape {row.shape}: give all examples the same number of dimensions"
-            ) from None
-    return shape.tolist()

@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from fastiter import _batch, _device, _views
+from fastiter import _batch, _by_numpy, _device, _views
+from fastiter._padding import FieldRule, Padding
+
+Joined = tuple[Any, Any]  # an array, and the lengths of its rows or None
 
 
-def collate(batch: Sequence[Any], padding: Any = None, *, copy: bool = False) -> Any:
+def collate(batch: Sequence[Any], padding: Padding, *, copy: bool = False) -> Any:
     """Join the examples of a batch along a new first axis, field by field.
 
     The first example decides: a tuple or a dict has fields, of which the others must have at
@@ -20,16 +23,16 @@ def collate(batch: Sequence[Any], padding: Any = None, *, copy: bool = False) ->
     ----------
     batch : sequence
         Examples, at least one.
-    padding : object, tuple or dict, optional
-        Fill value for what lies outside of an example's shape; for tuples and dicts also one
-        per field. Without it (None) all shapes of a field must be equal.
+    padding : Padding
+        How each field is padded.
     copy : bool
         Whether the result must own its memory, whatever the examples are views of.
 
     Returns
     -------
     array, tuple of arrays or dict of arrays
-        A plain tuple or dict, whatever kind of tuple or dict the examples are.
+        A plain tuple or dict, whatever kind of tuple or dict the examples are. Lengths that were
+        asked for follow the fields (see `with_lengths`).
 
     Raises
     ------
@@ -40,31 +43,77 @@ def collate(batch: Sequence[Any], padding: Any = None, *, copy: bool = False) ->
     TypeError
         If a field cannot be joined, as strings or None, or the batch is no sequence.
     """
+    if padding.is_none:
+        arrays = _batch.join_batch(batch)
+        if arrays is not None:
+            return arrays
     if isinstance(batch, Mapping):
         raise TypeError(f"batch must be a list of examples, not a {type(batch).__qualname__}")
     if batch is None or len(batch) == 0:
         raise ValueError("batch is empty: at least one example is needed to make an array of")
     first = batch[0]
     if isinstance(first, tuple):
-        fills = padding if isinstance(padding, tuple) else (padding,) * len(first)
-        return tuple(
-            join(_views.pick(batch, field), fills[field], copy=copy) for field in range(len(first))
-        )
+        names: Sequence[Any] = range(len(first))
+        fields = _join_fields(batch, tuple(names), padding.for_tuple(len(first)), copy)
+        return with_lengths(tuple([array for array, _ in fields]), names, [n for _, n in fields])
     if isinstance(first, dict):
-        fill_of = padding if isinstance(padding, dict) else dict.fromkeys(first, padding)
-        return {key: join(_views.pick(batch, key), fill_of[key], copy=copy) for key in list(first)}
-    return join(batch, padding, copy=copy)
+        names = list(first)
+        fields = _join_fields(batch, tuple(names), padding.for_dict(names), copy)
+        arrays = {name: array for name, (array, _) in zip(names, fields, strict=True)}
+        return with_lengths(arrays, names, [n for _, n in fields])
+    ((array, lengths),) = _join_fields(batch, None, (padding.for_array(),), copy)
+    return with_lengths(array, [None], [lengths])
 
 
-def join(field: Sequence[Any], fill: Any = None, *, copy: bool = False) -> Any:
+def with_lengths(arrays: Any, names: Sequence[Any], lengths: Sequence[Any]) -> Any:
+    """The arrays of a batch, followed by the lengths of those fields that have them.
+
+    Behind a tuple's fields they come in the same order; in a dict under the field's name with
+    ``_lengths`` added (the pair of name and ``"lengths"`` if it is no str); behind a single array
+    they make a pair.
+
+    Raises
+    ------
+    ValueError
+        If a dict has a field of that name.
+    """
+    found = [(name, n) for name, n in zip(names, lengths, strict=True) if n is not None]
+    if not found:
+        return arrays
+    if isinstance(arrays, tuple):
+        return (*arrays, *(n for _, n in found))
+    if not isinstance(arrays, dict):
+        return arrays, found[0][1]
+    for name, n in found:
+        key = f"{name}_lengths" if isinstance(name, str) else (name, "lengths")
+        if key in arrays:
+            raise ValueError(f"return_lengths needs the key {key!r}, which the examples have")
+        arrays[key] = n
+    return arrays
+
+
+def _join_fields(
+    batch: Sequence[Any], names: tuple[Any, ...] | None, rules: tuple[FieldRule, ...], copy: bool
+) -> list[Joined]:
+    fields: list[Joined] = []
+    for number, found in enumerate(_batch.join_fields(batch, names, rules)):
+        if found is None:
+            field = batch if names is None else _views.pick(batch, names[number])
+            fields.append(join(field, rules[number], copy=copy))
+        else:
+            fields.append(found if type(found) is tuple else (found, None))
+    return fields
+
+
+def join(field: Sequence[Any], rule: FieldRule, *, copy: bool = False) -> Joined:
     """Join one field of all examples into one array, on the device of the first one.
 
     Parameters
     ----------
     field : sequence of array-like
         One entry for each example.
-    fill : object, optional
-        Fill value; None if the shapes must be equal.
+    rule : FieldRule
+        How it is padded.
     copy : bool
         False: the arrays of a batch as an iterator delivered it are handed over as the column of
         shared memory that they are.
@@ -72,12 +121,53 @@ def join(field: Sequence[Any], fill: Any = None, *, copy: bool = False) -> Any:
     Returns
     -------
     array, (len(field), ...)
-        Without ``fill`` of the dtype that NumPy promotes all entries to; with it, of the first
-        entry's dtype, to which the others are cast.
+        Without a fill value of the dtype that NumPy promotes all entries to; with one, of the
+        first entry's dtype, to which the others are cast.
+    lengths
+        None, or if asked for int64 (len(field),) on the same device.
     """
-    if _device.is_cupy_array(field[0]):
-        return _join_cupy(field, fill)
-    if not copy and isinstance(field, list) and _is_fill(fill, field[0]):
+    on_gpu = _device.is_cupy_array(field[0])
+    if rule.only_fills or not on_gpu and np.ndim(field[0]) == 0:
+        _refuse_numbers(field, rule)
+        return (_join_cupy(field, rule) if on_gpu else _join_plain(field, rule.fill, copy)), None
+    if not on_gpu and not isinstance(field[0], np.ndarray):
+        field = list(np.asarray(field))
+    rows = [array[: rule.max_length] if _is_longer(array, rule.max_length) else array
+            for array in field]
+    if rows[0].ndim == 0:
+        _refuse_numbers(rows, rule)
+        rule = FieldRule(rule.fill)
+    lengths = None
+    if on_gpu:
+        joined = _join_cupy(rows, rule)
+    elif rule.takes_whole(max([len(row) for row in rows if row.ndim])):
+        joined = _join_plain(rows, rule.fill, copy)
+    else:
+        joined = _by_numpy.pad(rows, rule.fill, rule.multiple)
+    if rule.lengths:
+        lengths = np.array([len(row) for row in rows], dtype=np.int64)
+        if on_gpu:
+            cupy, device = _device.array_module(rows[0])
+            with device:
+                lengths = cupy.asarray(lengths)
+    return joined, lengths
+
+
+def _is_longer(array: Any, max_length: int) -> bool:
+    return array.ndim > 0 and 0 <= max_length < len(array)
+
+
+def _refuse_numbers(field: Sequence[Any], rule: FieldRule) -> None:
+    """An option for all fields passes over numbers; one that names their field is a mistake."""
+    if rule.named is not None and np.ndim(field[0]) == 0:
+        raise ValueError(
+            f"{rule.named} is set for a field whose examples have no axis, like {field[0]!r}: set "
+            "it for other fields only"
+        )
+
+
+def _join_plain(field: Sequence[Any], fill: Any, copy: bool) -> Any:
+    if not copy and isinstance(field, list) and is_fill(fill, field[0]):
         column = _views.hand_over(field)
         if column is not None:
             return column
@@ -86,28 +176,32 @@ def join(field: Sequence[Any], fill: Any = None, *, copy: bool = False) -> Any:
     return _batch.pad_stack(field, fill)
 
 
-def _is_fill(fill: Any, first: Any) -> bool:
+def is_fill(fill: Any, first: Any) -> bool:
     """Whether a column may be handed over although it leaves nothing to fill: a fill value that
     does not cast is an error all the same."""
     if fill is None:
         return True
     try:
-        np.full((), fill, first.dtype)
+        _by_numpy.cast_fill(fill, first.dtype)
     except Exception:
         return False
     return True
 
 
-def _join_cupy(field: Sequence[Any], fill: Any) -> Any:
+def _join_cupy(field: Sequence[Any], rule: FieldRule) -> Any:
     cupy, device = _device.array_module(field[0])
     with device:
-        if fill is None:
+        if rule.fill is None:
             return cupy.concatenate([array[None] for array in field])
         ndims = {array.ndim for array in field}
         if len(ndims) > 1:
             raise ValueError(f"arrays of one field differ in number of dimensions: {sorted(ndims)}")
+        if not _device.is_cupy_array(rule.fill):
+            _by_numpy.check_fill(rule.fill, field[0].dtype)
         shape = [max(lengths) for lengths in zip(*(a.shape for a in field), strict=True)]
-        joined = cupy.full((len(field), *shape), fill, dtype=field[0].dtype)
+        if shape:
+            shape[0] += -shape[0] % rule.multiple
+        joined = cupy.full((len(field), *shape), rule.fill, dtype=field[0].dtype)
         for row, array in zip(joined, field, strict=True):
             row[tuple(map(slice, array.shape))] = array
         return joined

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from fastiter import _collate
 from fastiter._columns import ColumnReader
+from fastiter._padding import FieldRule, Padding
 
 #: What decides about a dataset's examples. A class with ``__fastiter_columns__`` answers for all of
 #: these; a subclass that has any of them, and not the method, speaks for itself.
@@ -196,21 +197,23 @@ def _values(column: Any, n_rows: int) -> list[Any]:
 
 
 def collate_columns(
-    dataset: Any, columns: tuple[Any, ...], n_rows: int, padding: Any, copy: bool
+    dataset: Any, columns: tuple[Any, ...], n_rows: int, padding: Padding, copy: bool
 ) -> Any:
     """What `_collate.collate` gives for the examples that `examples_of` makes, without making them
     where the columns are arrays."""
-    mode = dataset.mode
+    mode, given = dataset.mode, padding.padding
     fills: Sequence[Any]
-    if mode is tuple and columns:
-        fills = padding if isinstance(padding, tuple) else (padding,) * len(columns)
+    if not padding.only_fills:
+        pass
+    elif mode is tuple and columns:
+        fills = given if isinstance(given, tuple) else (given,) * len(columns)
         if len(fills) >= len(columns):
             return tuple(map(_joined, columns, fills))
-    elif mode is dict and not isinstance(padding, dict):
+    elif mode is dict and not isinstance(given, dict):
         keys = dataset.keys
         if len(keys) == len(columns):
-            return {key: _joined(c, padding) for key, c in zip(keys, columns, strict=True)}
-    elif mode is None and columns and _is_joined(columns[0], padding):
+            return {key: _joined(c, given) for key, c in zip(keys, columns, strict=True)}
+    elif mode is None and columns and _is_joined(columns[0], given):
         return columns[0].copy()
     return _collate.collate(examples_of(dataset, columns, n_rows), padding, copy=copy)
 
@@ -219,7 +222,7 @@ def _joined(column: Any, fill: Any) -> Any:
     """One column as an array of its own."""
     if _is_joined(column, fill):
         return column.copy()
-    return _collate.join(_values(column, len(column)), fill)
+    return _collate.join(_values(column, len(column)), FieldRule(fill))[0]
 
 
 def _is_joined(column: Any, fill: Any) -> bool:
@@ -235,4 +238,4 @@ def _is_joined(column: Any, fill: Any) -> bool:
 
 def suits(dtype: np.dtype[Any], fill: Any) -> bool:
     """Whether a fill value is one that NumPy casts to ``dtype``."""
-    return fill is None or _collate._is_fill(fill, np.empty((), dtype))
+    return fill is None or _collate.is_fill(fill, np.empty((), dtype))

@@ -200,6 +200,17 @@ cdef extern from "fi_gather.h" nogil:
                         const int64_t *rows, size_t n)
 
 
+cdef extern from "fi_buffers.h" nogil:
+    ctypedef struct fi_buffers:
+        size_t limit
+    void fi_buffers_init(fi_buffers *pool, size_t limit, int64_t patience)
+    int fi_buffers_take(fi_buffers *pool, size_t bytes, int64_t now_ns, void **data,
+                        size_t *capacity)
+    void fi_buffers_give(fi_buffers *pool, void *data, size_t capacity, int64_t now_ns)
+    void fi_buffers_trim(fi_buffers *pool)
+    void fi_buffers_count(fi_buffers *pool, uint32_t *count, size_t *bytes)
+
+
 cdef extern from "fi_order.h" nogil:
     ctypedef struct fi_bitgen:
         pass
@@ -234,6 +245,7 @@ cdef extern from "numpy/arrayobject.h" nogil:
         char byteorder
         int type_num
     bint PyArray_CheckExact(PyArrayObject *array)
+    PyObject *PyArray_BASE(PyArrayObject *array)
     bint PyArray_EquivTypes(PyArray_Descr *one, PyArray_Descr *other)
     bint PyArray_IS_C_CONTIGUOUS(PyArrayObject *array)
     int PyArray_NDIM(PyArrayObject *array)
@@ -248,8 +260,3 @@ cdef extern from "numpy/arrayscalars.h" nogil:
     enum:
         # Where the value of a number stands in its object: the same place for every type.
         FI_SCALAR_OFFSET "offsetof(PyDoubleScalarObject, obval)"
-
-
-# The borrowed pointer itself; Cython's own declaration counts a reference.
-cdef extern from "Python.h" nogil:
-    PyObject *PyTuple_GET_ITEM(object items, Py_ssize_t i)

@@ -108,7 +108,7 @@ def assemble(
             schema, lease, bool(flags & _ring.CONVERTED_FIELDS), copied or finisher.copy
         )
         if columns is not None:
-            return columns
+            return finisher.complete(columns, schema, lease)
     examples = read_examples(lease, record, odd, copied)
     return examples if finisher is None else finisher.convert(examples)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastiter import _collate, _fill, _ring, _rows
+from fastiter import _by_numpy, _collate, _fill, _ring, _rows, _views
+from fastiter._padding import FieldRule, Padding
 from fastiter._transport import Packed, failure_of
 
 _NUMBERS = {_rows.INT: np.int64, _rows.FLOAT: np.float64, _rows.BOOL: np.bool_}
@@ -25,14 +26,15 @@ class ConcatFinisher:
 
     Parameters
     ----------
-    padding, copy
+    padding : Padding
+    copy : bool
         As in concat_examples.
     """
 
-    def __init__(self, padding: Any, copy: bool):
+    def __init__(self, padding: Padding, copy: bool):
         self.padding = padding
         self.copy = copy
-        self._fills: tuple[Any, list[Any] | None] = (None, None)
+        self._recipe: tuple[Any, list[_Step] | None] = (None, None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ConcatFinisher, (self.padding, self.copy)
@@ -43,9 +45,9 @@ class ConcatFinisher:
         schema = rows.current_schema
         if schema is None or not schema.has_ragged_fields:
             return 0
-        fills = self._fills_for(schema)
+        steps = self._steps_for(schema)
         try:
-            if fills is not None and schema.pad_fields(rows.end, fills):
+            if steps is not None and schema.pad_fields(rows.end, steps):
                 return _ring.CONVERTED_FIELDS
         except MemoryError:
             pass  # the parent tries on its heap, and raises if that fails too
@@ -54,39 +56,73 @@ class ConcatFinisher:
     def suits(self, schema: _rows.Schema) -> bool:
         """Whether the columns of this schema are what concat_examples would give. Its errors about
         the padding are raised by itself, in `convert`."""
-        return self._fills_for(schema) is not None
+        return self._steps_for(schema) is not None
 
-    def _fills_for(self, schema: _rows.Schema) -> list[Any] | None:
-        if self._fills[0] is not schema:
-            self._fills = (schema, self._cast_fills(schema))
-        return self._fills[1]
+    def complete(self, columns: Any, schema: _rows.Schema, lease: _ring.Lease) -> Any:
+        """What concat_examples returns: the columns of a batch, and the lengths it was asked for.
 
-    def _cast_fills(self, schema: _rows.Schema) -> list[Any] | None:
-        """Per field its fill value as a 0-d array, or None; None if a fill cannot be cast
-        without a word from NumPy, which the parent shall say."""
-        padding = self.padding
-        count = len(schema.specs)
-        values: Sequence[Any]
+        Runs in the parent.
+        """
+        steps = self._steps_for(schema)
+        assert steps is not None
+        if not any(step.lengths for step in steps):
+            return columns
+        names = range(len(steps)) if schema.keys is None else schema.keys
+        lengths = [
+            _views.lengths(schema, lease, number, step.max_length) if step.lengths else None
+            for number, step in enumerate(steps)
+        ]
+        return _collate.with_lengths(columns, names, lengths)
+
+    def _steps_for(self, schema: _rows.Schema) -> list[_Step] | None:
+        if self._recipe[0] is not schema:
+            self._recipe = (schema, self._cook(schema))
+        return self._recipe[1]
+
+    def _cook(self, schema: _rows.Schema) -> list[_Step] | None:
+        """What is done with each field; None if that is not what columns are made for, or a fill
+        value cannot be cast without a word from NumPy, which the parent shall say."""
+        rules: tuple[FieldRule, ...]
         try:
             if schema.container in (_rows.TUPLE, _rows.NAMED):
-                values = padding if isinstance(padding, tuple) else (padding,) * count
+                rules = self.padding.for_tuple(len(schema.specs))
             elif schema.keys is not None:
-                values = [padding[k] if isinstance(padding, dict) else padding for k in schema.keys]
+                rules = self.padding.for_dict(schema.keys)
             else:
-                values = (padding,)
+                rules = (self.padding.for_array(),)
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                return [
-                    None
-                    if values[number] is None
-                    else np.full((), values[number], _NUMBERS.get(kind, dtype))
-                    for number, (kind, dtype, _) in enumerate(schema.specs)
-                ]
+                return [_step(spec, rule) for spec, rule in zip(schema.specs, rules, strict=True)]
         except Exception:
             return None
 
     def convert(self, examples: list[Any]) -> Any:
         return _collate.collate(examples, self.padding, copy=self.copy)
+
+
+class _Step(NamedTuple):
+    """What the finisher does with one field. `Schema.pad_fields` reads the first three."""
+
+    fill: np.ndarray[Any, Any] | None  # 0-d, of the field's dtype
+    max_length: int
+    multiple: int
+    lengths: bool
+
+
+def _step(spec: Any, rule: FieldRule) -> _Step:
+    """Raises where columns are not what concat_examples makes of this field."""
+    kind, dtype, shape = spec
+    fill = None
+    if rule.fill is not None:
+        fill = _by_numpy.cast_fill(rule.fill, np.dtype(_NUMBERS.get(kind, dtype)))
+    has_axis = shape > 0 if kind == _rows.RAGGED else bool(shape)
+    if not has_axis:
+        if rule.named is not None:
+            raise ValueError(f"{rule.named} is set for a field without an axis")
+        return _Step(fill, -1, 1, False)
+    if kind == _rows.ARRAY and not rule.takes_whole(shape[0]):
+        raise ValueError("the column is no row's length")
+    return _Step(fill, rule.max_length, rule.multiple, rule.lengths)
 
 
 class CallableFinisher:

@@ -1,5 +1,5 @@
 import builtins
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -54,4 +54,5 @@ class Schema:
     @staticmethod
     def load(record: builtins.bytes, rows: int) -> Schema: ...
     def same_as(self, other: Schema) -> bool: ...
-    def pad_fields(self, end: WorkerEnd, fills: list[NDArray[Any] | None]) -> bool: ...
+    # Each step begins with a fill value (0-d) or None, the longest first axis or -1, a multiple.
+    def pad_fields(self, end: WorkerEnd, steps: Sequence[tuple[Any, ...]]) -> bool: ...

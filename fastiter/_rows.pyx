@@ -311,13 +311,14 @@ cdef class Schema:
 
     # ---- worker: the finish
 
-    def pad_fields(self, WorkerEnd end, list fills):
+    def pad_fields(self, WorkerEnd end, list steps):
         """Writes one output array per ragged field into the slot in hand.
 
         Parameters
         ----------
-        fills : per field a 0-d array of the field's dtype to pad with, or None: then only equal
-            shapes are put together.
+        steps : per field a tuple that begins with a 0-d array of the field's dtype to pad with, or
+            None, when only equal shapes are put together; the most that is taken of the first
+            axis, or -1; of what the padded first axis is a multiple.
 
         Returns
         -------
@@ -327,7 +328,10 @@ cdef class Schema:
         cdef Field *f
         for number in range(self.count):
             f = &self.fields[number]
-            if f.kind == _RAGGED and not self.pad_field(end, payload, f, fills[number]):
+            if f.kind != _RAGGED:
+                continue
+            fill, max_length, multiple = steps[number][:3]
+            if not self.pad_field(end, payload, f, fill, max_length, multiple):
                 return False
         return True
 
@@ -342,7 +346,8 @@ cdef class Schema:
             and all(self.fields[number].handable for number in range(self.count))
         )
 
-    cdef bint pad_field(self, WorkerEnd end, char *payload, Field *f, object fill) except -1:
+    cdef bint pad_field(self, WorkerEnd end, char *payload, Field *f, object fill,
+                        int64_t max_length, int64_t multiple) except -1:
         cdef Py_ssize_t n = end.turn.n, row
         cdef int axis
         cdef int64_t shape[MOST_NDIM]
@@ -360,11 +365,16 @@ cdef class Schema:
                 sources[row] = payload + entry[0]
                 for axis in range(f.ndim):
                     shapes[row * f.ndim + axis] = entry[1 + axis]
-                    equal = equal and entry[1 + axis] == shapes[axis]
+                if max_length >= 0 and entry[1] > max_length:
+                    shapes[row * f.ndim] = max_length
+                for axis in range(f.ndim):
+                    equal = equal and shapes[row * f.ndim + axis] == shapes[axis]
             if fill is None and not equal:
                 return False
             if fi_pad_shape(shape, f.ndim, shapes, n) != FI_OK:
                 return False
+            if fill is not None and shape[0] % multiple != 0:
+                shape[0] += multiple - shape[0] % multiple
             for axis in range(f.ndim):
                 if shape[axis] and size > (1 << 46) // <uint64_t>shape[axis]:
                     return False

@@ -1,5 +1,6 @@
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from fastiter._ring import Lease
@@ -9,5 +10,8 @@ def read(schema: Schema, lease: Lease, copy: bool, odd: dict[int, Any] | None) -
 def columns(
     schema: Schema, lease: Lease, converted: bool, copy: bool
 ) -> NDArray[Any] | tuple[NDArray[Any], ...] | dict[str | int, NDArray[Any]] | None: ...
+def lengths(
+    schema: Schema, lease: Lease, number: int, max_length: int
+) -> NDArray[np.int64]: ...
 def pick(batch: Any, key: Any) -> list[Any]: ...
 def hand_over(values: list[Any]) -> NDArray[Any] | None: ...

@@ -1,7 +1,9 @@
-"""What the iterators are built on, for use without them."""
+"""What `concat_examples` and the iterators are built on, for use without them."""
 
 from __future__ import annotations
 
+from fastiter._batch import pad_stack, stack
+from fastiter._buffers import trim as trim_buffers
 from fastiter._share import Shared, share
 
-__all__ = ["Shared", "share"]
+__all__ = ["Shared", "pad_stack", "share", "stack", "trim_buffers"]

@@ -10,12 +10,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastiter import _collate, _device
+from fastiter._padding import Padding
 
 __all__ = ["Converter", "concat_examples", "converter", "to_device"]
 
+_NO_PADDING = Padding()
+
 
 def concat_examples(
-    batch: Sequence[Any], device: Any = None, padding: Any = None, *, copy: bool = False
+    batch: Sequence[Any],
+    device: Any = None,
+    padding: Any = None,
+    *,
+    copy: bool = False,
+    max_length: Any = None,
+    pad_to_multiple: Any = None,
+    return_lengths: Any = False,
 ) -> Any:
     """Make arrays of a batch: one for each field of its examples.
 
@@ -39,6 +49,19 @@ def concat_examples(
         of the first example. Without padding shapes must be equal, and dtypes are promoted.
     copy : bool
         Whether the result must never share memory with the examples.
+    max_length : int, tuple or dict, optional
+        Most entries of an example's first axis; those behind are cut off, before padding. An int
+        counts for every field that has an axis, so labels that are numbers are left alone. A
+        tuple or dict has one per field, None or a key left out being no limit.
+    pad_to_multiple : int, tuple or dict, optional
+        Round the first axis of padded fields up to a multiple of this, with the fill value. An
+        int counts for every field that has an axis and a fill value. It comes last: with
+        ``max_length=100, pad_to_multiple=64`` the axis is 64 or 128 long.
+    return_lengths : bool, tuple or dict
+        Also return how long the first axis of each example was, after ``max_length`` and before
+        padding: int64 (len(batch),), on the device of the field. True counts for every field
+        that has an axis. Behind a tuple's fields the lengths follow in their order; a dict gets
+        them as ``name_lengths``; of plain arrays a pair (array, lengths) is made.
 
     Returns
     -------
@@ -48,11 +71,13 @@ def concat_examples(
     Raises
     ------
     ValueError
-        If the batch is empty, or shapes do not fit.
+        If the batch is empty, shapes do not fit, the padding is NaN, infinite or out of range for
+        an integer dtype, or an option is given for a field that it cannot apply to.
     IndexError, KeyError
         If an example, or the padding, lacks a field that the first example has.
     TypeError
-        If a field cannot be made an array, as strings or None; or ``device`` is none.
+        If a field cannot be made an array, as strings or None; or ``device`` is none; or an
+        option is of a wrong type.
     RuntimeError
         If ``device`` is a GPU and CuPy is not installed.
 
@@ -60,9 +85,18 @@ def concat_examples(
     --------
     >>> concat_examples([(1.0, 3), (2.0, 4)])
     (array([1., 2.]), array([3, 4]))
+    >>> tokens = [np.array([5, 6, 7]), np.array([8])]
+    >>> concat_examples(tokens, padding=0, pad_to_multiple=4, return_lengths=True)
+    (array([[5, 6, 7, 0],
+           [8, 0, 0, 0]]), array([3, 1]))
     """
-    target = _device.resolve(device)
-    arrays = _collate.collate(batch, padding, copy=copy)
+    target = None if device is None else _device.resolve(device)
+    rules = _NO_PADDING
+    if padding is not None or max_length is not None or pad_to_multiple is not None or (
+        return_lengths is not False
+    ):
+        rules = Padding(padding, max_length, pad_to_multiple, return_lengths)
+    arrays = _collate.collate(batch, rules, copy=copy)
     if target is None:
         return arrays
     if isinstance(arrays, dict):

@@ -15,6 +15,7 @@ from fastiter._columnar import (
     rows_getter,
     suits,
 )
+from fastiter._padding import Padding
 from fastiter.dataset.convert import concat_examples
 
 if TYPE_CHECKING:
@@ -33,22 +34,29 @@ class Outcome(NamedTuple):
 class Concat(NamedTuple):
     """The arguments of a converter that is concat_examples."""
 
-    padding: Any
+    padding: Padding
     copy: bool
 
 
 def concat_of(converter: Callable[..., Any] | None) -> Concat | None:
-    """What concat_examples, also in a `functools.partial`, is called with; None for any other."""
+    """What concat_examples, also in a `functools.partial`, is called with; None for any other.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is called with what it does not take.
+    """
     if converter is concat_examples:
-        return Concat(None, False)
+        return Concat(Padding(), False)
     if (
         type(converter) is functools.partial
         and converter.func is concat_examples
         and not converter.args
-        and set(converter.keywords) <= {"padding", "copy"}
+        and "device" not in converter.keywords
     ):
-        keywords = converter.keywords
-        return Concat(keywords.get("padding"), bool(keywords.get("copy", False)))
+        keywords = dict(converter.keywords)
+        copy = bool(keywords.pop("copy", False))
+        return Concat(Padding(**keywords), copy)
     return None
 
 
@@ -118,14 +126,13 @@ class Source:
         return _device.send(self._device, arrays)
 
 
-def _fills_suit(plain: PlainColumns, padding: Any) -> bool:
+def _fills_suit(plain: PlainColumns, padding: Padding) -> bool:
     """Whether a padding, for which equal shapes have no use, is at least none that is refused."""
-    if padding is None:
+    if padding.is_none:
         return True
-    dtypes = plain.reader.array_dtypes
-    if isinstance(padding, (tuple, dict)):
+    if not padding.only_fills or isinstance(padding.padding, (tuple, dict)):
         return False
-    return all(suits(dtype, padding) for dtype in dtypes)
+    return all(suits(dtype, padding.padding) for dtype in plain.reader.array_dtypes)
 
 
 def fetch_examples(dataset: Any, indices: list[int]) -> list[Any]:

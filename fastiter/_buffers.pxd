@@ -1,0 +1,7 @@
+from fastiter._csrc cimport PyArray_Descr
+
+cdef enum:
+    # Results from this size on come from the pool. Smaller ones are recycled well by malloc.
+    POOLED_BYTES = 1048576
+
+cdef object empty_array(int ndim, const Py_ssize_t *shape, PyArray_Descr *dtype, size_t nbytes)

@@ -1,0 +1,22 @@
+from typing import final
+
+from typing_extensions import disjoint_base
+
+@final
+@disjoint_base
+class Buffer:
+    """The owner of one buffer of the pool.
+
+    It ends the ``base`` chain of every array that lies in the buffer. When the last of them is
+    gone, so is it, and the next result of about that size gets the buffer.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the buffer, at least that of the result that it was made for."""
+
+def trim() -> None:
+    """Give the memory of all idle buffers back to the system."""
+
+def idle() -> tuple[int, int]:
+    """How many buffers are idle, and their bytes."""

@@ -1,0 +1,108 @@
+"""Joining and padding written in NumPy's own operations: slow, right for every kind of example,
+with NumPy's results, warnings and errors. What the compiled ways leave comes here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+def stack(rows: Sequence[Any]) -> Any:
+    """`rows` joined along a new first axis, as ``concat_examples`` defines it."""
+    if not isinstance(rows[0], np.ndarray):
+        array = np.asarray(rows)
+        if array.dtype.kind in "biufc" and array.dtype.isnative:
+            return array  # what taking it apart and joining it again would give
+        rows = tuple(array)
+    return np.concatenate([row[np.newaxis] for row in rows])
+
+
+def pad(rows: Sequence[Any], fill: Any, multiple: int = 1) -> Array:
+    """`rows` in an array of the elementwise maximum of their shapes, the rest being `fill`.
+
+    Parameters
+    ----------
+    multiple : int
+        What the length of the rows' first axis is rounded up to a multiple of.
+    """
+    if not isinstance(rows[0], np.ndarray):
+        rows = tuple(np.asarray(rows))
+    dtype = rows[0].dtype
+    check_fill(fill, dtype)
+    shape = _padded_shape(rows)
+    if shape:
+        shape[0] += -shape[0] % multiple
+    result: Array = np.full((len(rows), *shape), fill, dtype=dtype)
+    for i, row in enumerate(rows):
+        result[(i, *map(slice, row.shape))] = row
+    return result
+
+
+def check_fill(fill: Any, dtype: np.dtype[Any]) -> None:
+    """Raise ValueError if `fill` is a float that the integer `dtype` has no value near to.
+
+    A fraction is cut off, as in every cast; but NaN, an infinity or a float out of range becomes
+    an arbitrary number, of which some versions of NumPy warn and others do not.
+    """
+    if dtype.kind not in "iu":
+        return
+    values = np.asarray(fill)
+    if values.dtype.kind not in "fc":
+        return
+    whole = np.trunc(values.real.astype(np.longdouble))
+    limits = np.iinfo(dtype)
+    if not np.all((whole >= np.longdouble(limits.min)) & (whole <= np.longdouble(limits.max))):
+        raise ValueError(
+            f"padding {fill!r} has no value in the dtype {dtype} of the examples: give an integer "
+            f"from {limits.min} to {limits.max}, or examples of a floating dtype"
+        )
+
+
+def cast_fill(fill: Any, dtype: np.dtype[Any]) -> Array:
+    """`fill` as a 0-d array of `dtype`, by NumPy's rules and those of `check_fill`."""
+    check_fill(fill, dtype)
+    return np.full((), fill, dtype)
+
+
+def stored(result: Any, out: Any) -> Any:
+    """`result`, or `out` with its content.
+
+    Raises
+    ------
+    TypeError
+        If `out` is no array.
+    ValueError
+        If its shape or dtype is another.
+    """
+    if out is None:
+        return result
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out is a {type(out).__name__}: pass a numpy.ndarray or None")
+    if out.shape != result.shape or out.dtype != result.dtype:
+        raise ValueError(
+            f"out has shape {out.shape} and dtype {out.dtype}, but this batch has shape "
+            f"{result.shape} and dtype {result.dtype}: pass such an array as out, or None"
+        )
+    np.copyto(out, result)
+    return out
+
+
+def _padded_shape(rows: Sequence[Any]) -> list[int]:
+    """The elementwise maximum of the rows' shapes; a shape of one length is broadcast."""
+    shape = np.array(rows[0].shape, dtype=int)
+    for i, row in enumerate(rows):
+        try:
+            if np.not_equal(shape, row.shape).any():
+                np.maximum(shape, row.shape, out=shape)
+        except ValueError:
+            raise ValueError(
+                f"cannot pad to one shape: example 0 has shape {rows[0].shape}, but example {i} "
+                f"has shape {row.shape}: give all examples the same number of dimensions"
+            ) from None
+    lengths: list[int] = shape.tolist()
+    return lengths
