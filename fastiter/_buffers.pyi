@@ -1,8 +1,5 @@
-from typing import final
-
 from typing_extensions import disjoint_base
 
-@final
 @disjoint_base
 class Buffer:
     """The owner of one buffer of the pool.

@@ -127,13 +127,14 @@ def join(field: Sequence[Any], rule: FieldRule, *, copy: bool = False) -> Joined
         None, or if asked for int64 (len(field),) on the same device.
     """
     on_gpu = _device.is_cupy_array(field[0])
-    if rule.only_fills or not on_gpu and np.ndim(field[0]) == 0:
+    if rule.only_fills or (not on_gpu and np.ndim(field[0]) == 0):
         _refuse_numbers(field, rule)
         return (_join_cupy(field, rule) if on_gpu else _join_plain(field, rule.fill, copy)), None
     if not on_gpu and not isinstance(field[0], np.ndarray):
         field = list(np.asarray(field))
-    rows = [array[: rule.max_length] if _is_longer(array, rule.max_length) else array
-            for array in field]
+    rows = [
+        array[: rule.max_length] if _is_longer(array, rule.max_length) else array for array in field
+    ]
     if rows[0].ndim == 0:
         _refuse_numbers(rows, rule)
         rule = FieldRule(rule.fill)

@@ -8,7 +8,7 @@ parent for the batches of which the worker could make nothing.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np

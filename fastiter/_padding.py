@@ -19,7 +19,9 @@ class FieldRule(NamedTuple):
 
     def takes_whole(self, length: int) -> bool:
         """Whether an axis of `length` is left as it is, if it is that of all examples."""
-        return not 0 <= self.max_length < length and (self.fill is None or not length % self.multiple)
+        return not 0 <= self.max_length < length and (
+            self.fill is None or not length % self.multiple
+        )
 
     @property
     def only_fills(self) -> bool:

@@ -3,7 +3,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import Self, disjoint_base
 
 from fastiter._ring import WorkerEnd

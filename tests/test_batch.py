@@ -41,6 +41,22 @@ def numpy_pad(arrays, fill):
     return result
 
 
+def refused(arrays, fill):
+    """Whether the fill value is one of those that NumPy makes an arbitrary integer of."""
+    try:
+        dtype = np.asarray(arrays[0] if isinstance(arrays[0], np.ndarray) else arrays).dtype
+        fills = np.asarray(fill)
+    except Exception:
+        return False
+    if dtype.kind not in "iu" or fills.dtype.kind not in "fc":
+        return False
+    limits = np.iinfo(dtype)
+    return any(
+        not np.isfinite(value) or not limits.min <= int(value) <= limits.max
+        for value in fills.real.ravel()
+    )
+
+
 def chainer_stack(examples):
     return chainer_concat([(example,) for example in examples])[0]
 
@@ -77,8 +93,11 @@ def outcome(function, *args):
 
 
 def check(ours, references, *args):
-    expected = [outcome(reference, *args) for reference in references]
     got = outcome(ours, *args)
+    if ours is pad_stack and refused(*args):
+        assert got == (ValueError, None), args
+        return
+    expected = [outcome(reference, *args) for reference in references]
     for reference in expected:
         assert got == reference, args
 

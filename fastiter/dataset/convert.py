@@ -92,8 +92,11 @@ def concat_examples(
     """
     target = None if device is None else _device.resolve(device)
     rules = _NO_PADDING
-    if padding is not None or max_length is not None or pad_to_multiple is not None or (
-        return_lengths is not False
+    if (
+        padding is not None
+        or max_length is not None
+        or pad_to_multiple is not None
+        or (return_lengths is not False)
     ):
         rules = Padding(padding, max_length, pad_to_multiple, return_lengths)
     arrays = _collate.collate(batch, rules, copy=copy)

@@ -31,6 +31,9 @@ class Outcome(NamedTuple):
     error: Exception | None = None
 
 
+_KEYWORDS = {"padding", "copy", "max_length", "pad_to_multiple", "return_lengths"}
+
+
 class Concat(NamedTuple):
     """The arguments of a converter that is concat_examples."""
 
@@ -44,7 +47,7 @@ def concat_of(converter: Callable[..., Any] | None) -> Concat | None:
     Raises
     ------
     TypeError, ValueError
-        If it is called with what it does not take.
+        If lengths or multiples that it is called with are none.
     """
     if converter is concat_examples:
         return Concat(Padding(), False)
@@ -52,7 +55,7 @@ def concat_of(converter: Callable[..., Any] | None) -> Concat | None:
         type(converter) is functools.partial
         and converter.func is concat_examples
         and not converter.args
-        and "device" not in converter.keywords
+        and converter.keywords.keys() <= _KEYWORDS
     ):
         keywords = dict(converter.keywords)
         copy = bool(keywords.pop("copy", False))
