@@ -148,7 +148,7 @@ class PlannedIterator(Iterator):
                     + (" until reset()" if self._REOPENABLE else "; make a new one or a copy")
                 )
             plan = self._planner.peek()
-            if not plan.is_batch:
+            if plan.indices is None:
                 self._planner.deliver()
             outcome = self._fetch(plan)
             self._planner.deliver()

@@ -78,10 +78,14 @@ class Source:
         self._device = device
         self._concat = concat_of(converter)
         self._plain: PlainColumns | None = _UNKNOWN  # found out with the first batch
-        self._padded: bool | None = None
+        self._gather: Callable[[Indices], Any] | None = None  # the shortest way, where it is open
 
     def batch(self, indices: Indices) -> Any:
         """Fetch a batch and convert it. `indices`: int64[n], contiguous."""
+        if self._gather is not None:
+            arrays = self._gather(indices)
+            if arrays is not None:
+                return arrays
         if self._concat is not None:
             arrays = self._arrays(indices, self._concat)
             if arrays is not None:
@@ -113,7 +117,11 @@ class Source:
         """The batch without examples, or None."""
         plain = self.plain()
         if plain is not None:
-            return plain.reader.gather(indices) if _fills_suit(plain, concat.padding) else None
+            if not _fills_suit(plain, concat.padding):
+                return None
+            if concat.padding is None and self._device is None and not plain.delegates:
+                self._gather = plain.reader.gather
+            return plain.reader.gather(indices)
         getter = column_getter(self._dataset)
         if getter is None:
             return None

@@ -16,8 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from fastiter._columns import counted
+
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+# What a named tuple's own constructor does, in half its time: a batch has two of them.
+_new = tuple.__new__
 
 Indices: TypeAlias = "npt.NDArray[np.int64]"
 #: int64[n], or an object with ``len()`` whose slices are one-dimensional integer arrays.
@@ -139,6 +144,11 @@ def advance(
         return state._replace(previous_epoch_detail=state.epoch_detail), None
 
     position, epoch, _, order, size, _ = state
+    detail = epoch + position / size
+    if position + batch_size < size:  # as nearly always: the rest of this takes longer
+        stop = position + batch_size
+        indices = _take(order, position, stop, dataset_len)
+        return _new(State, (stop, epoch, False, order, size, detail)), indices
     is_new_epoch = False
     rest = batch_size
     pieces = []
@@ -162,7 +172,7 @@ def advance(
             break
 
     indices = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-    return State(position, epoch, is_new_epoch, order, size, state.epoch_detail), indices
+    return State(position, epoch, is_new_epoch, order, size, detail), indices
 
 
 def checked_order(
@@ -220,7 +230,7 @@ def checked_order(
 def _take(order: Order | None, start: int, stop: int, dataset_len: Callable[[], int]) -> Indices:
     """Indices at the positions start .. stop - 1 of an epoch, as an array of its own."""
     if order is None:
-        return np.arange(start, stop, dtype=np.int64)
+        return counted(start, stop)
     if isinstance(order, np.ndarray):
         return order[start:stop].copy()
     piece = _integer_array(order[start:stop], "a slice of the order")
@@ -331,9 +341,7 @@ class Planner:
 
     def peek(self) -> Plan:
         """The next plan that `deliver` will take. Plans it if need be; raises nothing."""
-        if not self._plans:
-            self._plan_one()
-        return self._plans[0]
+        return self._plans[0] if self._plans else self._plan_one()
 
     def ahead(self) -> Plan:
         """The next plan that `ahead` has not returned yet, which may be far beyond `peek`'s.
@@ -361,17 +369,18 @@ class Planner:
             StopIteration as a RuntimeError. The state stays as it is, and the next call plans
             this batch anew.
         """
-        plan = self.peek()
+        plan = self._plans[0] if self._plans else self._plan_one()
         # The plan leaves last: if Ctrl-C comes in between, it is the next one again.
-        self._n_handed_out = max(0, self._n_handed_out - 1)
+        if self._n_handed_out:
+            self._n_handed_out -= 1
         if plan.error is None:
             self._state = plan.state
         self._plans.popleft()
+        if plan.indices is not None:
+            return plan
         if plan.error is not None:
             raise plan.error
-        if not plan.is_batch:
-            raise StopIteration
-        return plan
+        raise StopIteration
 
     def rewind(self) -> None:
         """Have `ahead` start over with the plan that `peek` gives."""
@@ -403,13 +412,13 @@ class Planner:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
 
-    def _plan_one(self) -> None:
+    def _plan_one(self) -> Plan:
         last = self._plans[-1].state if self._plans else self._state
         try:
             state, indices = advance(
                 last, self._batch_size, self._repeat, self._order_sampler, self._dataset_len
             )
-            plan = Plan(indices, state)
+            plan = _new(Plan, (indices, state, None))
         except StopIteration as error:
             # Raised by the sampler, it would end the caller's loop in silence.
             wrapped = RuntimeError("order_sampler raised StopIteration")
@@ -418,3 +427,4 @@ class Planner:
         except Exception as error:
             plan = Plan(None, last, error)
         self._plans.append(plan)
+        return plan
