@@ -38,6 +38,10 @@ _DECISIVE = frozenset(
 _INDEXING = frozenset({"__getattribute__", "__getitem__", "__getitems__", "get_example"})
 
 
+class RowCountError(ValueError):
+    """A dataset was asked for some examples and gave more, or fewer."""
+
+
 class Column(NamedTuple):
     """One column: an array, or rows of it."""
 
@@ -113,8 +117,8 @@ def rows_getter(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
     Returns
     -------
     callable or None
-        None if the dataset gives examples one by one only. The function raises ValueError if the
-        dataset gives another number of examples; what the dataset raises passes through.
+        None if the dataset gives examples one by one only. The function raises `RowCountError` if
+        the dataset gives another number of examples; what the dataset raises passes through.
     """
     getitems = getattr(dataset, "__getitems__", None)
     if getitems is not None:
@@ -127,7 +131,7 @@ def rows_getter(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
 def _checked_examples(given: Any, indices: list[int]) -> list[Any]:
     examples = list(given)
     if len(examples) != len(indices):
-        raise ValueError(
+        raise RowCountError(
             f"dataset.__getitems__ returned {len(examples)} examples for {len(indices)} indices"
         )
     return examples
@@ -160,13 +164,13 @@ def get_columns(dataset: Any, indices: list[int]) -> tuple[Any, ...]:
 
     Raises
     ------
-    ValueError
+    RowCountError
         If a column has another number of rows.
     """
     columns = tuple(dataset.get_examples(indices, None))
     for column in columns:
         if len(column) != len(indices):
-            raise ValueError(
+            raise RowCountError(
                 f"dataset.get_examples returned a column of {len(column)} rows for "
                 f"{len(indices)} indices"
             )

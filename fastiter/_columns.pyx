@@ -66,14 +66,16 @@ cdef bint _is_plain(PyArray_Descr *descr):
 cdef Py_ssize_t _row_bytes(PyArrayObject *array) noexcept:
     """Bytes of one row; -1 if there are no rows, or their elements do not lie side by side."""
     cdef Py_ssize_t nbytes = PyArray_ITEMSIZE(array)
+    cdef bint is_packed = True
     cdef int axis
     if PyArray_NDIM(array) == 0:
         return -1
     for axis in range(PyArray_NDIM(array) - 1, 0, -1):
         if PyArray_DIMS(array)[axis] != 1 and PyArray_STRIDES(array)[axis] != nbytes:
-            return -1
+            is_packed = False
         nbytes *= PyArray_DIMS(array)[axis]
-    return nbytes
+    # The strides of an array without elements tell nothing.
+    return nbytes if is_packed or nbytes == 0 or PyArray_DIMS(array)[0] == 0 else -1
 
 
 cdef const int64_t *_indices(object indices, Py_ssize_t *n) except NULL:

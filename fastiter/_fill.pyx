@@ -8,7 +8,7 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.object cimport PyObject_GetItem
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from fastiter._columnar import plain_columns, rows_getter
+from fastiter._columnar import RowCountError, plain_columns, rows_getter
 from fastiter._columns cimport ColumnReader
 from fastiter._csrc cimport *
 from fastiter._ring cimport Lease, WorkerEnd
@@ -132,7 +132,8 @@ cdef class RowWriter:
         return 0
 
     cdef int fill_together(self, fi_cell *cell) except -1:
-        """`__getitems__`: owns the rows first, fetches those it won, marks each."""
+        """Many rows in one call: owns them first, fetches those it won, marks each. If the call fails,
+        each row is fetched by itself, so that the error is that of the row that has it."""
         cdef WorkerEnd end = self.end
         cdef uint32_t row, code
         cdef list rows = [], indices = []
@@ -146,13 +147,19 @@ cdef class RowWriter:
         examples = failure = None
         try:
             examples = self.getitems(list(indices))
-        except BaseException as error:
+        except RowCountError as error:
             failure = error
+        except BaseException as error:
+            failure = error if len(rows) == 1 else None
         for position, row in enumerate(rows):
             try:
                 if failure is not None:
                     raise failure
-                code = self.store(row, examples[position])
+                if examples is None:
+                    fi_cell_fetch_begins(cell, indices[position])
+                    code = self.store(row, self.getitems([indices[position]])[0])
+                else:
+                    code = self.store(row, examples[position])
             except BaseException as error:
                 code = self.store_failure(row, error)
             fi_cell_count(cell, 1, 0, code == FI_SPILL)

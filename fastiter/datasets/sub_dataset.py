@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fastiter._columnar import Columns, columns_of
 from fastiter.dataset.mixin import DatasetMixin, _python_int
 from fastiter.datasets import _batched
 
@@ -74,6 +75,18 @@ class SubDataset(DatasetMixin):
         if not _batched.offered(self, SubDataset, [self._dataset]):
             raise _batched.refused(self)
         return self._getitems
+
+    def __fastiter_columns__(self) -> Columns | None:
+        columns, order = columns_of(self._dataset), self._order
+        if columns is None:
+            return None
+        if order is None:
+            return columns.at(np.arange(self._start, self._finish, dtype=np.int64))
+        if not isinstance(order, np.ndarray) or order.dtype != np.int64:
+            return None
+        rows = order[self._start : self._finish]
+        is_plain = rows.size > 0 and rows.min() >= 0 and rows.max() < len(self._dataset)
+        return columns.at(rows) if is_plain else None
 
     def _base_index(self, i: int) -> Any:
         size = self._finish - self._start
