@@ -16,7 +16,7 @@ from bench.limit import compile_memcpy
 from bench.remote import CandidateError, Remote
 from bench.rows import Row
 
-ROUNDS, SECONDS = 5, 0.3
+ROUNDS, SECONDS = 5, 0.25
 QUICK_ROUNDS, QUICK_SECONDS = 3, 0.2
 QUICK_WORKLOADS = ("W1", "W2")  # if none is named
 MIN_BATCHES = 8
