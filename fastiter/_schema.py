@@ -131,8 +131,8 @@ def derive_schema(examples: Sequence[Any], rows: int) -> Schema:
         fields = [[example[key] for example in examples] for key in keys]
         return Schema(DICT, keys, map(_field_of, fields), rows)
     container = NAMED if named else TUPLE if kind is tuple else LIST
-    fields = map(_field_of, zip(*examples, strict=True))
-    return Schema(container, kind if named else None, fields, rows)
+    specs = map(_field_of, zip(*examples, strict=True))
+    return Schema(container, kind if named else None, specs, rows)
 
 
 def _merge_fields(a: Spec, b: Spec) -> Spec:

@@ -18,12 +18,15 @@ from examples_of import (
     MyTuple,
     Named,
     Pair,
+    Pickled,
     an_ordered_dict,
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastiter import MultiprocessIterator, SerialIterator, concat_examples
+from fastiter._rows import BARE, NAMED
+from fastiter._schema import derive_schema
 
 POINT = np.dtype([("x", "<f4"), ("y", ">i2")])
 NESTED = np.dtype([("p", POINT, (2,)), ("t", "M8[s]"), ("s", "S3")])
@@ -256,6 +259,13 @@ def test_examples_arrive_as_they_are(name, place):
             assert type(batch) is list
             for a, b in zip(batch, expected, strict=True):
                 same(a, b)
+
+
+@pytest.mark.parametrize(
+    ("kind", "container"), [(Pair, NAMED), (Named, NAMED), (Marked, BARE), (Pickled, BARE)]
+)
+def test_named_tuples_have_columns_if_they_are_but_their_items(kind, container):
+    assert derive_schema([kind(np.arange(3), 1)], 8).container == container
 
 
 @pytest.mark.parametrize("name", ["dict", "changing shapes", "changing type", "nested", "masked"])
