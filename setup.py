@@ -110,6 +110,8 @@ SHUFFLE = [
 
 extensions = [
     extension("_order", "fi_order.c", "fi_seed.c", *SHUFFLE),
+    extension("_virtual", "fi_virtual.c", "fi_virtual_x86.c"),
+    extension("_weighted", "fi_weighted.c"),
     extension("_batch", "fi_batch.c"),
     extension("_memory", "fi_image.c", "fi_platform.c"),
     extension("_buffers", "fi_buffers.c", "fi_platform.c"),

@@ -1,5 +1,6 @@
 #include "fi_shuffle.h"
 
+#include "fi_mix.h"
 #include "fi_shuffle_loops.h"
 
 /* None of these may change: they decide what order a seed gives. */
@@ -9,21 +10,6 @@ enum {
     PILE_SIZE = 49152, /* at most so many on average: a pile of 16-bit cells fits into the L2 cache */
     BLOCK_BITS = 16
 };
-#define GOLDEN 0x9e3779b97f4a7c15u
-
-/* The finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014; Stafford's variant 13): a bijection. */
-static uint64_t mixed(uint64_t z)
-{
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
-fi_seed fi_seed_mixed(const fi_seed *key, uint64_t number)
-{
-    return (fi_seed){{mixed(key->words[0] ^ mixed(number + GOLDEN)),
-                      mixed(key->words[1] ^ mixed(number - GOLDEN))}};
-}
 
 void fi_unit_init(fi_unit *unit, const fi_seed *key, unsigned kind, uint32_t number)
 {
@@ -32,15 +18,15 @@ void fi_unit_init(fi_unit *unit, const fi_seed *key, unsigned kind, uint32_t num
     /* A lane takes two words of each splitmix64 sequence. No two of a sequence are equal, so no lane
      * is all zero, which xoshiro256++ never leaves. */
     for (int l = 0; l < FI_LANES; l++) {
-        unit->lanes[0][l] = mixed(own.words[0] += GOLDEN);
-        unit->lanes[1][l] = mixed(own.words[1] += GOLDEN);
-        unit->lanes[2][l] = mixed(own.words[0] += GOLDEN);
-        unit->lanes[3][l] = mixed(own.words[1] += GOLDEN);
+        unit->lanes[0][l] = fi_splitmix64(&own.words[0]);
+        unit->lanes[1][l] = fi_splitmix64(&own.words[1]);
+        unit->lanes[2][l] = fi_splitmix64(&own.words[0]);
+        unit->lanes[3][l] = fi_splitmix64(&own.words[1]);
     }
-    unit->spare[0] = mixed(own.words[0] += GOLDEN);
-    unit->spare[1] = mixed(own.words[1] += GOLDEN);
-    unit->spare[2] = mixed(own.words[0] += GOLDEN);
-    unit->spare[3] = mixed(own.words[1] += GOLDEN);
+    unit->spare[0] = fi_splitmix64(&own.words[0]);
+    unit->spare[1] = fi_splitmix64(&own.words[1]);
+    unit->spare[2] = fi_splitmix64(&own.words[0]);
+    unit->spare[3] = fi_splitmix64(&own.words[1]);
 }
 
 static uint64_t rotated(uint64_t x, int k)

@@ -56,10 +56,6 @@ enum {
     FI_UNIT_BLOCK
 };
 
-/* A key of its own for each number. The two words never meet: for one number this is a bijection of
- * 128 bits. */
-fi_seed fi_seed_mixed(const fi_seed *key, uint64_t number);
-
 /* The generator of unit `number` of a kind. */
 void fi_unit_init(fi_unit *unit, const fi_seed *key, unsigned kind, uint32_t number);
 

@@ -29,10 +29,14 @@ from fastiter.dataset import (
 )
 from fastiter.errors import DatasetError, TimeoutWarning, WorkerDiedError
 from fastiter.iterators import (
+    BlockShuffleOrderSampler,
     MultithreadIterator,
     OrderSampler,
     SerialIterator,
+    ShardedOrderSampler,
     ShuffleOrderSampler,
+    VirtualShuffleOrderSampler,
+    WeightedOrderSampler,
 )
 
 if TYPE_CHECKING:
@@ -51,6 +55,7 @@ else:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BlockShuffleOrderSampler",
     "Converter",
     "DatasetError",
     "DatasetMixin",
@@ -59,9 +64,12 @@ __all__ = [
     "MultithreadIterator",
     "OrderSampler",
     "SerialIterator",
+    "ShardedOrderSampler",
     "ShuffleOrderSampler",
     "TabularDataset",
     "TimeoutWarning",
+    "VirtualShuffleOrderSampler",
+    "WeightedOrderSampler",
     "WorkerDiedError",
     "concat_examples",
     "converter",

@@ -237,6 +237,44 @@ cdef extern from "fi_shuffle.h" nogil:
     void fi_seed_from_entropy(fi_seed *seed, const uint32_t *entropy, size_t words)
 
 
+cdef extern from "fi_virtual.h" nogil:
+    enum:
+        FI_VIRTUAL_ROUNDS
+    const uint64_t FI_VIRTUAL_MAX
+    ctypedef struct fi_virtual:
+        pass
+    int fi_virtual_init(fi_virtual *order, uint64_t n, const fi_seed *seed, uint64_t stream,
+                        uint32_t rounds)
+    void fi_virtual_fill(const fi_virtual *order, uint64_t start, size_t count, int64_t *out)
+    int fi_virtual_fill_by(const fi_virtual *order, int isa, uint64_t start, size_t count,
+                           int64_t *out)
+    void fi_example_words(const fi_seed *seed, uint64_t epoch, uint64_t index, uint64_t *words)
+
+
+cdef extern from "fi_weighted.h" nogil:
+    enum:
+        FI_ISA_AVX2
+    const uint32_t FI_WEIGHTED_MAX
+    ctypedef struct fi_alias:
+        pass
+    ctypedef struct fi_arrival:
+        double time
+        uint32_t item
+    void fi_alias_build(fi_alias *table, const double *weights, uint32_t n, double *shares,
+                        uint32_t *stack)
+    void fi_alias_draw(const fi_alias *table, uint32_t n, const fi_seed *seed, uint64_t stream,
+                       int64_t *out, size_t count)
+    double fi_race_horizon(const double *weights, uint32_t n, uint32_t k)
+    int fi_race_run(const double *weights, uint32_t n, const fi_seed *seed, uint64_t stream,
+                    double horizon, fi_arrival *arrivals, uint32_t room, uint32_t *arrived)
+    int fi_race_run_by(int isa, const double *weights, uint32_t n, const fi_seed *seed,
+                       uint64_t stream, double horizon, fi_arrival *arrivals, uint32_t room,
+                       uint32_t *arrived)
+    void fi_race_rank(const fi_arrival *arrivals, uint32_t n, uint32_t k, uint64_t *keys,
+                      int64_t *out)
+    double fi_minus_log(double x)
+
+
 # NumPy's arrays by borrowed pointer: Cython's own declarations count a reference for each mention.
 cdef extern from "numpy/arrayobject.h" nogil:
     ctypedef struct PyArrayObject:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["permutation"]
+    from fastiter._virtual import VirtualOrder
+
+__all__ = ["example_rng", "permutation", "virtual_permutation"]
 
 
 def permutation(
@@ -70,3 +73,113 @@ def permutation(
     from fastiter import _order  # here, since it imports numpy.random, which takes a while
 
     return _order.fast_permutation(n, _order.seed_words(seed), 0, threads, out)
+
+
+def virtual_permutation(
+    n: int,
+    seed: int | Sequence[int] | np.random.SeedSequence,
+    start: int = 0,
+    count: int | None = None,
+) -> npt.NDArray[np.int64]:
+    """Give a part of a random order of 0, 1, ..., n - 1 without making the whole.
+
+    Any part takes the time of its own indices, and no memory besides. Up to 65,536 indices the
+    order is that of `permutation`, exactly uniform. Above it is pseudo-random: every index comes
+    once, and no test that we made tells orders of many seeds from uniform ones, but of all orders
+    it can give only some. The same arguments give the same indices on every processor and in every
+    release.
+
+    Parameters
+    ----------
+    n : int
+        Length of the order, from 0 to 2**62.
+    seed : int, sequence of int, or numpy.random.SeedSequence
+        As in `permutation`.
+    start : int
+        Position of the part's first index, from 0 to ``n``.
+    count : int, optional
+        Length of the part; by default all that follows ``start``.
+
+    Returns
+    -------
+    int64[count]
+        A new array.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of a wrong type.
+    ValueError
+        If ``n`` or ``seed`` is out of range, or the part does not lie in the order.
+    MemoryError
+        If there is no memory for the part.
+
+    Notes
+    -----
+    Above 65,536 a Feistel network of twelve half-rounds on two unequal halves, with cycle walking
+    (Luby and Rackoff, 1988; Black and Rogaway, 2002).
+
+    Examples
+    --------
+    >>> virtual_permutation(10**12, seed=0, start=5 * 10**11, count=3).shape
+    (3,)
+    """
+    if type(n) is int and type(seed) is int:
+        order = _kept_order(n, seed)
+    else:
+        order = _virtual_order(n, seed)
+    return order.checked_part(start, count)
+
+
+def example_rng(
+    seed: int | Sequence[int] | np.random.SeedSequence, epoch: int, index: int
+) -> np.random.Generator:
+    """Make the generator of one example in one epoch: same arguments, same numbers.
+
+    For augmentations that repeat exactly, whichever worker fetches the example, and after a
+    restart. Generators of different arguments are independent for all practical purposes: their
+    states and streams are 256 bits hashed from the arguments.
+
+    Parameters
+    ----------
+    seed : int, sequence of int, or numpy.random.SeedSequence
+        As in `permutation`.
+    epoch, index : int
+        From 0 to 2**64 - 1.
+
+    Returns
+    -------
+    numpy.random.Generator
+        A new one, over `numpy.random.PCG64DXSM`. It has no ``spawn``.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of a wrong type.
+    ValueError
+        If ``seed``, ``epoch`` or ``index`` is out of range.
+
+    Examples
+    --------
+    >>> example_rng(7, epoch=0, index=3).random() == example_rng(7, epoch=0, index=3).random()
+    True
+    """
+    return _generators().example_rng(seed, epoch, index)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _generators() -> Any:
+    # On first use, since it imports numpy.random; once, since the import statement takes a while.
+    from fastiter import _generators
+
+    return _generators
+
+
+def _virtual_order(n: int, seed: int | Sequence[int] | np.random.SeedSequence) -> VirtualOrder:
+    from fastiter import _order, _virtual
+
+    return _virtual.VirtualOrder(n, _order.seed_words(seed), 0)
+
+
+#: The few used last: those of up to 65,536 indices keep a table of 8 bytes for each.
+_kept_order = functools.lru_cache(maxsize=8)(_virtual_order)

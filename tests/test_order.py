@@ -57,7 +57,7 @@ def test_any_object_with_permutation_will_do():
     assert first.tolist() == [2, 0, 1]
 
 
-@pytest.mark.parametrize("wrong", [5, "seed", object()])
+@pytest.mark.parametrize("wrong", [5.0, "seed", object()])
 def test_random_state_is_checked(wrong):
     with pytest.raises(TypeError, match="random_state"):
         ShuffleOrderSampler(wrong)

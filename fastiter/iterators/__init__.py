@@ -6,6 +6,10 @@ from typing import TYPE_CHECKING
 
 from fastiter.iterators.multithread import MultithreadIterator
 from fastiter.iterators.order import OrderSampler, ShuffleOrderSampler
+from fastiter.iterators.order_block import BlockShuffleOrderSampler
+from fastiter.iterators.order_sharded import ShardedOrderSampler
+from fastiter.iterators.order_virtual import VirtualShuffleOrderSampler
+from fastiter.iterators.order_weighted import WeightedOrderSampler
 from fastiter.iterators.serial import SerialIterator
 
 if TYPE_CHECKING:
@@ -23,11 +27,15 @@ else:
 
 
 __all__ = [
+    "BlockShuffleOrderSampler",
     "MultiprocessIterator",
     "MultithreadIterator",
     "OrderSampler",
     "SerialIterator",
+    "ShardedOrderSampler",
     "ShuffleOrderSampler",
+    "VirtualShuffleOrderSampler",
+    "WeightedOrderSampler",
 ]
 
 

@@ -16,11 +16,11 @@ from fastiter.iterators._arguments import (
     checked_int,
 )
 from fastiter.iterators._fetch import Source
-from fastiter.iterators._state import Plan, Planner, dataset_length, initial_state
+from fastiter.iterators._state import Plan, Planner, State, dataset_length, initial_state
 from fastiter.iterators.order import ShuffleOrderSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from typing_extensions import Self
 
@@ -175,7 +175,9 @@ class PlannedIterator(Iterator):
         """
         with self._lock:
             self._check_reopenable("reset")
-            state = initial_state(self._order_sampler, self._dataset_len)
+            # The number that follows, not those of orders drawn ahead.
+            number = self._planner.state.n_drawn
+            state = initial_state(self._order_sampler, self._dataset_len, number)
             self._discard_ahead()
             self._planner.restart(state)
             self._finalized = False
@@ -274,7 +276,8 @@ class PlannedIterator(Iterator):
         ----------
         serializer : callable
             Called as ``serializer(key, value)`` with the keys current_position, epoch,
-            is_new_epoch, order and previous_epoch_detail; -1 stands where None would.
+            is_new_epoch, order and previous_epoch_detail; -1 stands where None would. With a
+            sampler that has a seed also order_sampler.
 
         Raises
         ------
@@ -284,18 +287,42 @@ class PlannedIterator(Iterator):
             On loading, if the iterator is finalized and of a kind that cannot be reopened.
         """
         with self._lock:
-            state = _snapshot.exchange(
-                serializer,
-                self._planner.state,
-                batch_size=self._batch_size,
-                dataset_len=self._dataset_len,
-            )
-            if state is None:
-                return
-            self._check_reopenable("loading a snapshot")
-            self._discard_ahead()
-            self._planner.restart(state)
-            self._finalized = False
+            state = _snapshot.exchange(serializer, self._planner.state, self._snapshot_context())
+            if state is not None:
+                self._install(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the iteration's state as a dict, for `load_state_dict`.
+
+        The same as `serialize` saves. With a sampler that has a seed, or without an order, it is a
+        few numbers whatever the dataset's size, which JSON takes; otherwise the order is in it, as
+        an int64 array.
+        """
+        with self._lock:
+            return _snapshot.as_dict(self._planner.state, self._snapshot_context())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go back to a state that `state_dict` has returned, or `serialize` saved.
+
+        Raises
+        ------
+        ValueError
+            If it cannot be a state of this iterator, which then stays as it is.
+        NotImplementedError
+            If the iterator is finalized and of a kind that cannot be reopened.
+        """
+        with self._lock:
+            context = self._snapshot_context()
+            self._install(_snapshot.from_dict(state_dict, self._planner.state, context))
+
+    def _snapshot_context(self) -> _snapshot.Context:
+        return _snapshot.Context(self._batch_size, self._order_sampler, self._dataset_len)
+
+    def _install(self, state: State) -> None:
+        self._check_reopenable("loading a snapshot")
+        self._discard_ahead()
+        self._planner.restart(state)
+        self._finalized = False
 
     def __copy__(self) -> Self:
         """Copy the iterator: same dataset and sampler, same batches to come, on its own."""

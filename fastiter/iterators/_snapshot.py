@@ -4,19 +4,32 @@ A serializer is called as ``serializer(key, value)`` to save as well as to load,
 say which of the two it does. Saving returns the value given; loading returns what was stored,
 turned into the type of the value given. An array given is overwritten in place, with
 broadcasting, so an order is asked for with None, which returns what was stored as it is.
+
+Of a sampler whose orders have numbers, the snapshot has a record of sampler and number besides,
+from which this order and the ones that follow are drawn again. Where the order is computed as it is
+read, the record stands in the order's place.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastiter.iterators._state import Order, State, checked_order
+from fastiter.iterators._numbered import RECORD_SIZE, Record, is_numbered
+from fastiter.iterators._state import (
+    Order,
+    OrderSamplerFunction,
+    State,
+    checked_order,
+    is_virtual,
+    numbered_order,
+)
 
+_RECORD_KEY = "order_sampler"
 _ORDER_KEYS = ("order", "_order")  # the second is that of older files
 _UNTOUCHED = -2  # in no order that was ever stored
 
@@ -28,17 +41,20 @@ class _Absent:
 _ABSENT = _Absent()
 
 
-def exchange(
-    serializer: Callable[[str, Any], Any],
-    state: State,
-    *,
-    batch_size: int,
-    dataset_len: Callable[[], int],
-) -> State | None:
+class Context(NamedTuple):
+    """The iteration that is saved or loaded, apart from its state."""
+
+    batch_size: int
+    order_sampler: OrderSamplerFunction | None
+    dataset_len: Callable[[], int]
+
+
+def exchange(serializer: Callable[[str, Any], Any], state: State, context: Context) -> State | None:
     """Save ``state`` to a serializer, or load another one from it.
 
     Keys: current_position, epoch, is_new_epoch, order (int64[n], or -1 where the iteration has
-    no order) and previous_epoch_detail (-1 before the first batch).
+    no order), previous_epoch_detail (-1 before the first batch) and, where orders have numbers,
+    order_sampler (int64[10]).
 
     Returns
     -------
@@ -61,17 +77,64 @@ def exchange(
     for key, value in current.items():
         stored[key] = _ask(serializer, key, value)
     if _is_saving(serializer, stored, {**current, "previous_epoch_detail": detail}):
-        serializer("order", -1 if state.order is None else _saved_order(state.order))
+        for key, value in _saved_order(state, context).items():
+            serializer(key, value)
         return None
     for key, value in stored.items():
         # Once more, as it was stored: int() has made 3 of a 3.7, and bool() True of a NaN.
         raw = None if value is _ABSENT else _ask(serializer, key, None)
         stored[key] = value if raw is None or raw is _ABSENT else raw
-    return _loaded(serializer, stored, state, batch_size, dataset_len())
+    return _loaded(serializer, stored, state, context)
 
 
-def _saved_order(order: Order) -> Any:
-    return order if isinstance(order, np.ndarray) else np.asarray(order[:], dtype=np.int64)
+def as_dict(state: State, context: Context) -> dict[str, Any]:
+    """What a snapshot of ``state`` holds, in plain numbers as far as it goes.
+
+    An order is an array; where orders have numbers, the record alone says all.
+    """
+    order = _saved_order(state, context)
+    if (record := _record_of(state, context)) is not None:
+        order = {_RECORD_KEY: record.array().tolist()}
+    return {
+        "current_position": state.position,
+        "epoch": state.epoch,
+        "is_new_epoch": state.is_new_epoch,
+        "previous_epoch_detail": state.previous_epoch_detail,
+        **order,
+    }
+
+
+def from_dict(stored: Mapping[str, Any], state: State, context: Context) -> State:
+    """The state that `as_dict` has saved, or any snapshot in a mapping.
+
+    Raises
+    ------
+    ValueError
+        If it lacks a key or cannot be a state of this iteration.
+    """
+    keys = ("current_position", "epoch", "is_new_epoch", "previous_epoch_detail")
+    numbers = {key: stored.get(key, _ABSENT) for key in keys}
+    return _loaded(lambda key, value: stored[key], numbers, state, context)
+
+
+def _record_of(state: State, context: Context) -> Record | None:
+    if not is_numbered(context.order_sampler) or state.order is None or state.n_drawn == 0:
+        return None
+    size = context.order_sampler._population(state.epoch_size, context.dataset_len())
+    return context.order_sampler._record(state.n_drawn, size)
+
+
+def _saved_order(state: State, context: Context) -> dict[str, Any]:
+    if state.order is None:
+        return {"order": -1}
+    record = _record_of(state, context)
+    if isinstance(state.order, np.ndarray):
+        order = state.order
+    elif record is not None:
+        return {"order": record.array()}
+    else:
+        order = np.asarray(state.order[:], dtype=np.int64)
+    return {"order": order} if record is None else {"order": order, _RECORD_KEY: record.array()}
 
 
 def _stored_detail(state: State) -> float:
@@ -88,24 +151,95 @@ def _is_saving(serializer: Any, stored: dict[str, Any], given: dict[str, Any]) -
     return same and all(stored[key] is value for key, value in given.items())
 
 
-def _loaded(
-    serializer: Any, stored: dict[str, Any], state: State, batch_size: int, dataset_size: int
-) -> State:
-    order = _loaded_order(_ask_order(serializer, state.order), state.order, dataset_size)
-    size = dataset_size if order is None else len(order)
+def _loaded(serializer: Any, stored: dict[str, Any], state: State, context: Context) -> State:
+    dataset_size = context.dataset_len()
     position = _loaded_int(stored, "current_position")
     epoch = _loaded_int(stored, "epoch")
     is_new_epoch = _loaded_int(stored, "is_new_epoch")
+    array = _ask_order(serializer, state.order)
+    record = _loaded_record(serializer, array)
+    n_drawn = state.n_drawn
+    if record is not None and array is _ABSENT and not is_numbered(context.order_sampler):
+        raise ValueError(
+            "the snapshot was saved with an order sampler that has a seed: give this iterator the "
+            "same one"
+        )
+    if record is not None and is_numbered(context.order_sampler):
+        order = _order_again(record, array, position, state, context)
+        n_drawn = record.n_drawn
+    else:
+        order = _loaded_order(array, state.order, dataset_size)
+        if order is not state.order and is_numbered(context.order_sampler):
+            n_drawn = epoch + 1  # as if there had been no reset
+    size = dataset_size if order is None else len(order)
     if position >= size:
         raise ValueError(
             f"the snapshot's current_position is {position}, beyond the epoch's {size} examples"
         )
     if is_new_epoch > 1:
         raise ValueError(f"the snapshot's is_new_epoch is {is_new_epoch}, neither True nor False")
-    loaded = State(position, epoch, bool(is_new_epoch), order, size, None)
-    return loaded._replace(
-        previous_epoch_detail=_loaded_detail(stored["previous_epoch_detail"], loaded, batch_size)
+    loaded = State(position, epoch, bool(is_new_epoch), order, size, None, n_drawn)
+    detail = _loaded_detail(stored["previous_epoch_detail"], loaded, context.batch_size)
+    return loaded._replace(previous_epoch_detail=detail)
+
+
+def _loaded_record(serializer: Callable[[str, Any], Any], order: Any) -> Record | None:
+    """What the snapshot tells of the sampler; it may stand in the place of the order."""
+    if order is not _ABSENT and not is_virtual(order):
+        record = Record.of(order)
+        if record is not None:
+            return record
+    stored = _ask(serializer, _RECORD_KEY, None)
+    if stored is None or stored is _ABSENT:
+        return None
+    record = Record.of(stored)
+    if record is None:
+        raise ValueError(f"the snapshot's {_RECORD_KEY} is damaged")
+    return record
+
+
+def _order_again(
+    record: Record, stored: Any, position: int, state: State, context: Context
+) -> Order:
+    """The order that the snapshot's record tells of, drawn by this iteration's sampler."""
+    sampler = context.order_sampler
+    assert is_numbered(sampler)
+    dataset_size = context.dataset_len()
+    ours = sampler._record(record.n_drawn, sampler._population(state.epoch_size, dataset_size))
+    if (record.kind, record.key) != (ours.kind, ours.key):
+        raise ValueError(
+            f"the snapshot was saved with another order sampler than this {_name(sampler)}, or "
+            "with another seed or other arguments: give the iterator the same one"
+        )
+    if record.n_examples != ours.n_examples:
+        raise ValueError(
+            f"the snapshot has an order of {record.n_examples} examples, but here are "
+            f"{ours.n_examples}"
+        )
+    if record.n_drawn < 1:
+        raise ValueError("the snapshot's order sampler has drawn no order")
+    if record.share[1:] != ours.share[1:] and position != 0:
+        raise ValueError(
+            f"the snapshot was saved by one of {record.share.size} processes, amid an epoch, and "
+            f"this is one of {ours.share.size} (or their tail differs): only at the start of an "
+            "epoch can their number change"
+        )
+    order = numbered_order(
+        sampler, record.n_drawn - 1, state.epoch_size, dataset_size, size=state.epoch_size
     )
+    if (
+        record.share == ours.share
+        and isinstance(order, np.ndarray)
+        and stored is not _ABSENT
+        and stored is not state.order
+        and not np.array_equal(order, stored)
+    ):
+        raise ValueError("the snapshot's order is not the one that its order sampler has drawn")
+    return order
+
+
+def _name(sampler: Any) -> str:
+    return type(sampler).__qualname__
 
 
 def _loaded_order(stored: Any, current: Order | None, dataset_size: int) -> Order | None:
@@ -114,6 +248,11 @@ def _loaded_order(stored: Any, current: Order | None, dataset_size: int) -> Orde
     if stored is _ABSENT or stored is current:
         return current
     array = np.asarray(stored)
+    if Record.of(array) is not None:
+        raise ValueError(
+            "the snapshot's order is one that its order sampler computes: give this iterator the "
+            "same sampler, with the same seed"
+        )
     without = array.dtype == object or (array.size == 1 and array.ravel()[0] == -1)
     if current is None:
         if not without:
@@ -184,7 +323,8 @@ def _ask_order(serializer: Callable[[str, Any], Any], current: Order | None) -> 
     # None is what was stored, or the answer of a lenient deserializer that has no such key and
     # returns what it is given: an array of ours comes back untouched in the second case only.
     for key in answered:
-        probe = np.full(len(current), _UNTOUCHED, dtype=np.int64)
+        n_probed = RECORD_SIZE if is_virtual(current) else len(current)
+        probe = np.full(n_probed, _UNTOUCHED, dtype=np.int64)
         if _ask(serializer, key, probe) is probe and (probe == _UNTOUCHED).all():
             continue
         return -1

@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from fastiter._columns import counted
+from fastiter.iterators._numbered import is_numbered
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from fastiter.iterators._numbered import Numbered
 
 # What a named tuple's own constructor does, in half its time: a batch has two of them.
 _new = tuple.__new__
@@ -39,6 +42,7 @@ class State(NamedTuple):
     order: Order | None  #: the current epoch's order; None: 0, 1, 2, ... epoch_size - 1
     epoch_size: int  #: examples in the current epoch
     previous_epoch_detail: float | None  #: epoch_detail one batch before; None before the first
+    n_drawn: int = 0  #: orders drawn by number so far, ``order`` included; 0: none are
 
     @property
     def epoch_detail(self) -> float:
@@ -75,9 +79,18 @@ def dataset_length(dataset: Any) -> int:
 
 
 def initial_state(
-    order_sampler: OrderSamplerFunction | None, dataset_len: Callable[[], int]
+    order_sampler: OrderSamplerFunction | None,
+    dataset_len: Callable[[], int],
+    number: int | None = None,
 ) -> State:
     """State before the first batch: asks the sampler for the first epoch's order.
+
+    Parameters
+    ----------
+    order_sampler, dataset_len
+        See `advance`.
+    number : int, optional
+        Number of the order, of a sampler whose orders have numbers; by default the sampler tells.
 
     Raises
     ------
@@ -86,7 +99,13 @@ def initial_state(
     """
     size = dataset_len()
     order = None
-    if order_sampler is not None:
+    n_drawn = 0
+    if is_numbered(order_sampler):
+        number = order_sampler._upcoming() if number is None else number
+        order = numbered_order(order_sampler, number, size, size)
+        size = len(order)
+        n_drawn = number + 1
+    elif order_sampler is not None:
         if _gives_fresh_orders(order_sampler):
             drawn = order_sampler(range(size), 0)
         else:
@@ -98,7 +117,7 @@ def initial_state(
             "an epoch must have at least one example: "
             + ("dataset is empty" if order is None else "order_sampler returned an empty order")
         )
-    return State(0, 0, False, order, size, None)
+    return State(0, 0, False, order, size, None, n_drawn)
 
 
 def advance(
@@ -143,12 +162,12 @@ def advance(
     if not repeat and state.epoch > 0:
         return state._replace(previous_epoch_detail=state.epoch_detail), None
 
-    position, epoch, _, order, size, _ = state
+    position, epoch, _, order, size, _, n_drawn = state
     detail = epoch + position / size
     if position + batch_size < size:  # as nearly always: the rest of this takes longer
         stop = position + batch_size
         indices = _take(order, position, stop, dataset_len)
-        return _new(State, (stop, epoch, False, order, size, detail)), indices
+        return _new(State, (stop, epoch, False, order, size, detail, n_drawn)), indices
     is_new_epoch = False
     rest = batch_size
     pieces = []
@@ -160,7 +179,11 @@ def advance(
             position = stop
             break
         if order is not None:
-            order = _next_order(order_sampler, order, position, dataset_len())
+            if is_numbered(order_sampler):
+                order = numbered_order(order_sampler, n_drawn, size, dataset_len(), size=size)
+                n_drawn += 1
+            else:
+                order = _next_order(order_sampler, order, position, dataset_len())
         elif repeat:
             size = dataset_len()
             if size == 0:
@@ -172,7 +195,21 @@ def advance(
             break
 
     indices = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-    return State(position, epoch, is_new_epoch, order, size, detail), indices
+    return State(position, epoch, is_new_epoch, order, size, detail, n_drawn), indices
+
+
+def numbered_order(
+    sampler: Numbered, number: int, order_size: int, dataset_size: int, *, size: int | None = None
+) -> Order:
+    """Draw the order of that number; ``size`` is the length that it must have.
+
+    Raises
+    ------
+    ValueError
+        If it is of another length, or of more examples than the dataset has.
+    """
+    drawn = sampler._draw(sampler._population(order_size, dataset_size), number)
+    return checked_order(drawn, dataset_size, size=size, copy=False)
 
 
 def checked_order(
@@ -189,7 +226,8 @@ def checked_order(
     ----------
     order : array-like of int, or virtual order
         A virtual order is an object with ``len()`` and slicing and without ``__array__``; its
-        slices are checked when they are taken.
+        slices are checked when they are taken. If it has an ``index_bound``, its indices are below
+        that and its slices arrays of their own, int64, and need no check.
     dataset_size : int
         Indices must lie in 0 .. dataset_size - 1.
     size : int, optional
@@ -208,8 +246,13 @@ def checked_order(
     ValueError
         If it is no one-dimensional order of integers in range, or of another size.
     """
-    if _is_virtual(order):
+    if is_virtual(order):
         checked = order
+        bound = getattr(order, "index_bound", 0)
+        if bound > dataset_size:
+            raise ValueError(
+                f"{source} gave an order of {bound} examples, but the dataset has {dataset_size}"
+            )
     else:
         checked = _integer_array(order, source)
         _check_range(checked, dataset_size, source)
@@ -233,6 +276,8 @@ def _take(order: Order | None, start: int, stop: int, dataset_len: Callable[[], 
         return counted(start, stop)
     if isinstance(order, np.ndarray):
         return order[start:stop].copy()
+    if hasattr(order, "index_bound"):
+        return order[start:stop]  # type: ignore[no-any-return]
     piece = _integer_array(order[start:stop], "a slice of the order")
     if len(piece) != stop - start:
         raise ValueError(
@@ -263,7 +308,8 @@ def _gives_fresh_orders(order_sampler: OrderSamplerFunction) -> bool:
     return bool(vars(type(order_sampler)).get("_gives_fresh_orders", False))
 
 
-def _is_virtual(order: Any) -> bool:
+def is_virtual(order: Any) -> bool:
+    """Whether ``order`` computes its slices, rather than being an array or array-like."""
     return (
         hasattr(order, "__len__")
         and hasattr(order, "__getitem__")
@@ -331,6 +377,7 @@ class Planner:
         self._repeat = repeat
         self._order_sampler = order_sampler
         self._dataset_len = dataset_len
+        self._note(state)
         self._plans: deque[Plan] = deque()  # planned and not delivered, oldest first
         self._n_handed_out = 0  # so many of them were returned by ahead()
 
@@ -374,6 +421,8 @@ class Planner:
         if self._n_handed_out:
             self._n_handed_out -= 1
         if plan.error is None:
+            if plan.state.n_drawn != self._state.n_drawn:
+                self._note(plan.state)
             self._state = plan.state
         self._plans.popleft()
         if plan.indices is not None:
@@ -395,6 +444,7 @@ class Planner:
         """Go on from ``state``; what was planned ahead is forgotten."""
         self.discard()
         self._state = state
+        self._note(state)
 
     def copy(self) -> Planner:
         """A planner with the same future, which shares sampler and dataset with this one."""
@@ -411,6 +461,10 @@ class Planner:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+
+    def _note(self, state: State) -> None:
+        if is_numbered(self._order_sampler):
+            self._order_sampler._note(state.n_drawn)
 
     def _plan_one(self) -> Plan:
         last = self._plans[-1].state if self._plans else self._state

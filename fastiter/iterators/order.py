@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+
+from fastiter.iterators._numbered import Numbered, OrderBuffers
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -43,43 +45,72 @@ class OrderSampler(ABC):
         """
 
 
-class ShuffleOrderSampler(OrderSampler):
+class ShuffleOrderSampler(Numbered, OrderSampler):
     """Shuffles the whole dataset at the start of every epoch.
 
-    Gives exactly the orders of ``random_state.permutation(n)`` and leaves the generator in the
-    state which that call leaves it in.
+    Of a generator it gives exactly the orders of ``random_state.permutation(n)``, and leaves it in
+    the state which that call leaves it in. Of a seed it gives the orders of the fast shuffle (see
+    `fastiter.random.permutation`), another one each time; an iteration resumed from a snapshot
+    goes on with exactly the orders that would have come.
 
     Parameters
     ----------
-    random_state : numpy.random.RandomState, numpy.random.Generator or alike, optional
-        Anything with a method ``permutation(n)``. By default NumPy's global generator, the one
-        that ``numpy.random.seed`` seeds.
+    random_state : RandomState, Generator or alike, int, or SeedSequence, optional
+        Anything with a method ``permutation(n)``, or a seed. By default NumPy's global generator,
+        the one that ``numpy.random.seed`` seeds.
 
     Raises
     ------
     TypeError
-        If ``random_state`` has no method ``permutation``.
+        If ``random_state`` is neither a seed nor has a method ``permutation``.
+    ValueError
+        If the seed is negative.
     """
 
+    _KIND: ClassVar[int] = 1
+    _follows_numbers: ClassVar[bool] = True
     _gives_fresh_orders = True
 
     def __init__(self, random_state: Any = None) -> None:
+        self._random_state = None
+        self._words = None
+        if _is_seed(random_state):
+            super().__init__(random_state)
+            self._buffers = OrderBuffers()
+            return
         if random_state is None:
             # The object itself, so that a pickled sampler carries the generator's state and
             # goes on with the same orders.
             random_state = np.random.mtrand._rand
         if not callable(getattr(random_state, "permutation", None)):
             raise TypeError(
-                "random_state must have a method permutation(n), like numpy.random.RandomState "
-                f"or numpy.random.Generator; {type(random_state).__qualname__} has none"
+                "random_state must be an int, a numpy.random.SeedSequence, or have a method "
+                "permutation(n), like numpy.random.RandomState or numpy.random.Generator; "
+                f"{type(random_state).__qualname__} has none"
             )
         self._random_state = random_state
 
     def __call__(self, current_order: Any, current_position: int) -> Any:
         """Give a permutation of ``len(current_order)`` indices as an array of its own."""
+        if self._words is not None:
+            return super().__call__(current_order, current_position)
         from fastiter import _order  # here, since it imports numpy.random, which takes a while
 
         order = _order.permutation(self._random_state, len(current_order))
         if isinstance(self._random_state, (np.random.RandomState, np.random.Generator)):
             return order
         return np.array(order)  # of a foreign generator we do not know whether it keeps it
+
+    def _draw(self, n_examples: int, number: int) -> npt.NDArray[np.int64]:
+        from fastiter import _order
+
+        assert self._words is not None
+        out = self._buffers.take(n_examples)
+        return _order.fast_permutation(n_examples, self._words, number, out=out)
+
+
+def _is_seed(random_state: Any) -> bool:
+    if hasattr(random_state, "__index__"):
+        return True
+    # A SeedSequence, without importing numpy.random for those who have none.
+    return callable(getattr(random_state, "generate_state", None))

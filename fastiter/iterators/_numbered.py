@@ -1,0 +1,172 @@
+"""Orders that follow from a seed and a number, and how a snapshot names them.
+
+A sampler of this kind gives the order number 0, 1, 2, ... of its seed. The number is part of an
+iteration's state: however much is planned ahead, reset, copied or loaded, the order that follows
+the one of the batch delivered last is the next number. Called by itself, as other programs do,
+the sampler counts.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+    from typing_extensions import TypeIs
+
+    Seed = int | Sequence[int] | np.random.SeedSequence
+
+_TAG = int.from_bytes(b"fastiter", "big")  # no index of any dataset is as large
+_VERSION = 1
+RECORD_SIZE = 10
+
+
+class Share(NamedTuple):
+    """What part of the orders an iteration goes through."""
+
+    rank: int = 0
+    size: int = 1
+    tail: int = 0
+
+
+class Record(NamedTuple):
+    """What a snapshot holds of a sampler and of the order that it drew last."""
+
+    kind: int  #: which sampler
+    key: tuple[int, int]  #: 128 bits that depend on its seed and its other arguments
+    n_drawn: int  #: orders drawn, the current one included
+    n_examples: int  #: length of the dataset
+    share: Share
+
+    def array(self) -> npt.NDArray[np.int64]:
+        """As int64[10]: tag, version, kind, key (2), n_drawn, n_examples, rank, size, tail."""
+        head = [_TAG, _VERSION, self.kind]
+        tail = [self.n_drawn, self.n_examples, *self.share]
+        key = np.array(self.key, dtype=np.uint64).view(np.int64)
+        return np.concatenate([np.array(head), key, np.array(tail)]).astype(np.int64, copy=False)
+
+    @staticmethod
+    def of(stored: Any) -> Record | None:
+        """The record that an array holds; None if it does not look like one.
+
+        Raises
+        ------
+        ValueError
+            If it is one of another version, or damaged.
+        """
+        array = np.asarray(stored)
+        if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu" or array[0] != _TAG:
+            return None
+        if array.size < 2 or array[1] != _VERSION:
+            raise ValueError(
+                "the snapshot's order sampler is of a version that this release does not know"
+            )
+        if array.size != RECORD_SIZE or array.dtype != np.int64 or (array[5:] < 0).any():
+            raise ValueError("the snapshot's order sampler is damaged")
+        first, second = (int(word) for word in array[3:5].view(np.uint64))
+        n_drawn, n_examples, *share = array[5:].tolist()
+        return Record(int(array[2]), (first, second), n_drawn, n_examples, Share(*share))
+
+
+class Numbered:
+    """Part of the samplers whose orders follow from a seed and a number.
+
+    A subclass defines ``_KIND``, ``_draw`` and, if need be, ``_arguments`` and ``_population``.
+
+    Parameters
+    ----------
+    seed : int, sequence of int, or numpy.random.SeedSequence
+        As in `fastiter.random.permutation`.
+    """
+
+    _KIND: ClassVar[int]
+    #: Set by classes whose own ``__call__`` does nothing but give the next number's order.
+    _follows_numbers: ClassVar[bool] = True
+
+    def __init__(self, seed: Seed) -> None:
+        from fastiter import _order  # here, since it imports numpy.random, which takes a while
+
+        self._words: tuple[int, int] | None = _order.seed_words(seed)
+        self._next_number = 0
+
+    def __call__(self, current_order: Any, current_position: int) -> Any:
+        """Give the next order."""
+        return self._draw_next(len(current_order))
+
+    def _draw_next(self, n_examples: int) -> Any:
+        order = self._draw(n_examples, self._next_number)
+        self._next_number += 1
+        return order
+
+    def _draw(self, n_examples: int, number: int) -> Any:
+        """The order of that number: an array of its own, or a computed order."""
+        raise NotImplementedError
+
+    def _arguments(self) -> tuple[Any, ...]:
+        """What decides the orders besides the seed; of a fixed ``repr``."""
+        return ()
+
+    def _population(self, order_size: int, dataset_size: int) -> int:
+        """How many examples the next order is drawn from."""
+        return order_size
+
+    def _record(self, n_drawn: int, n_examples: int) -> Record:
+        from hashlib import blake2b
+
+        told = repr((self._words, self._arguments())).encode()
+        digest = np.frombuffer(blake2b(told, digest_size=16).digest(), "<u8")
+        return Record(self._KIND, (int(digest[0]), int(digest[1])), n_drawn, n_examples, Share())
+
+    def _upcoming(self) -> int:
+        """Number of the first order of an iteration that is made now."""
+        return self._next_number
+
+    def _note(self, n_drawn: int) -> None:
+        """An iteration has come so far: one that is made later from this sampler goes on there."""
+        self._next_number = max(self._next_number, n_drawn)
+
+
+def is_numbered(sampler: Any) -> TypeIs[Numbered]:
+    """Whether an iteration may draw this sampler's orders by number instead of calling it.
+
+    A subclass with a ``__call__`` of its own is called.
+    """
+    if not isinstance(sampler, Numbered) or sampler._words is None:
+        return False
+    caller = next(kind for kind in type(sampler).__mro__ if "__call__" in vars(kind))
+    return bool(vars(caller).get("_follows_numbers", False))
+
+
+class OrderBuffers:
+    """Memory for orders, used again when nobody holds the order that lies in it.
+
+    Memory that is in use already is filled several times as fast as new memory. Orders are views of
+    the buffers, so a buffer without views has a single reference, ours.
+    """
+
+    _MOST = 2  # the current epoch's order is in use while the next one is drawn
+
+    def __init__(self) -> None:
+        self._buffers: list[npt.NDArray[np.int64]] = []
+
+    def take(self, n: int) -> npt.NDArray[np.int64]:
+        """An array (n,), writable, with anything in it."""
+        idle = _references([object()], 0)
+        for i in range(len(self._buffers)):
+            if self._buffers[i].size == n and _references(self._buffers, i) == idle:
+                return self._buffers[i].view()
+        buffer = np.empty(n, dtype=np.int64)
+        self._buffers = [*self._buffers[-self._MOST + 1 :], buffer]
+        return buffer.view()
+
+    def __reduce__(self) -> tuple[type[OrderBuffers], tuple[()]]:
+        return OrderBuffers, ()
+
+
+def _references(items: Sequence[object], i: int) -> int:
+    return sys.getrefcount(items[i])

@@ -1,0 +1,289 @@
+"""Each process of a distributed program goes through its share of one global order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from fastiter.iterators._arguments import checked_callable, checked_int, checked_optional_int
+from fastiter.iterators._numbered import Numbered, Record, Share, is_numbered
+from fastiter.iterators.order import OrderSampler, ShuffleOrderSampler
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["ShardedOrderSampler"]
+
+TAILS = ("pad", "drop", "uneven")
+
+#: Where launchers put the number of a process and of all processes; the first pair that is set.
+_ENVIRONMENT = (
+    ("torchrun", "RANK", "WORLD_SIZE"),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MPICH, Intel MPI", "PMI_RANK", "PMI_SIZE"),
+    ("SLURM", "SLURM_PROCID", "SLURM_NTASKS"),
+)
+
+
+class ShardedOrderSampler(Numbered, OrderSampler):
+    """Gives each of several processes its share of the order that another sampler draws.
+
+    Every process draws the same global order and takes a contiguous part of it, so that together
+    they go through the dataset once an epoch. With 'pad' and 'drop' all shares are of one length,
+    and all processes make the same number of batches.
+
+    Parameters
+    ----------
+    sampler : callable
+        Draws the global order: any order sampler that draws the same in all processes. One with a
+        seed does, and is resumed exactly; of others only ``ShuffleOrderSampler()`` of NumPy's
+        global generator is known not to, and refused.
+    rank, size : int, optional
+        Number of this process, from 0, and of all processes. Without them the environment tells:
+        that of torchrun, Open MPI, MPICH or Intel MPI, or SLURM. Give both or neither.
+    tail : {'pad', 'drop', 'uneven'}
+        If ``size`` does not divide the order's length: 'pad' has the order begin anew for the last
+        share, so that some examples come twice; 'drop' leaves the end of the order out, other
+        examples each epoch; 'uneven' makes the first shares one example longer than the last.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is none of these, or no launcher's variables are set.
+
+    Notes
+    -----
+    That all processes draw the same order cannot be seen from one of them. `fingerprint` is a
+    number that has to be equal in all of them: compare it once if in doubt. A snapshot of one
+    process loads into the iterators of the others, and each goes on with its own share; that takes
+    a sampler with a seed.
+    """
+
+    _KIND: ClassVar[int] = 0  # that of the sampler is told
+    _follows_numbers: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        sampler: Callable[[Any, int], Any],
+        rank: int | None = None,
+        size: int | None = None,
+        tail: str = "pad",
+    ) -> None:
+        if sampler is None:
+            raise TypeError("sampler must be an order sampler, such as ShuffleOrderSampler(seed)")
+        checked_callable("sampler", sampler)
+        if isinstance(sampler, ShardedOrderSampler):
+            raise TypeError("sampler must draw global orders, but is a ShardedOrderSampler itself")
+        if _is_of_the_global_generator(sampler):
+            raise ValueError(
+                "sampler must draw the same orders in all processes, but this ShuffleOrderSampler "
+                "draws from NumPy's global generator, whose state is each process's own: give it a "
+                "seed, ShuffleOrderSampler(0)"
+            )
+        self._sampler = sampler
+        self._rank, self._size = _checked_place(rank, size)
+        if tail not in TAILS:
+            raise ValueError(f"tail must be one of {', '.join(map(repr, TAILS))}, not {tail!r}")
+        self._tail = tail
+        self._words = sampler._words if is_numbered(sampler) else None
+        self._global: Any = None  # what the sampler drew last, if it is called
+        self._n_examples = 0  # of the dataset, where only a share's length is told
+
+    @property
+    def sampler(self) -> Callable[[Any, int], Any]:
+        """What draws the global orders."""
+        return self._sampler
+
+    @property
+    def rank(self) -> int:
+        """Number of this process."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """Number of all processes."""
+        return self._size
+
+    @property
+    def tail(self) -> str:
+        """The argument ``tail``."""
+        return self._tail
+
+    def fingerprint(self) -> int:
+        """A number of 63 bits that is equal in processes that draw the same global orders.
+
+        Raises
+        ------
+        ValueError
+            If the sampler has no seed, so that nothing can be told of its orders.
+        """
+        if not is_numbered(self._sampler):
+            raise ValueError("only of a sampler with a seed can be told what orders it draws")
+        from hashlib import blake2b
+
+        record = self._sampler._record(0, 0)
+        told = repr((record.kind, record.key, self._size, self._tail)).encode()
+        return int.from_bytes(blake2b(told, digest_size=8).digest(), "big") >> 1
+
+    def __call__(self, current_order: Any, current_position: int) -> Any:
+        """Give this process's share of the next global order."""
+        n = len(current_order)
+        if self._global is None or self._is_start(current_order, current_position):
+            self._global, self._n_examples = np.arange(n, dtype=np.int64), n
+            start = 0
+        else:
+            start = share_start(len(self._global), self._rank, self._size, self._tail)
+        if is_numbered(self._sampler):
+            self._global = self._sampler(range(self._n_examples), 0)
+        else:
+            current = np.array(self._global[:], dtype=np.int64)
+            self._global = self._sampler(current, start + current_position)
+        return self._share_of(self._global)
+
+    def _is_start(self, current_order: Any, current_position: int) -> bool:
+        """Whether this is no share of the last order, but what an iteration begins with."""
+        n = len(current_order)
+        if n != share_length(len(self._global), self._rank, self._size, self._tail):
+            return True
+        # A share of everything looks like the start after a reset, and only then.
+        is_whole = n == self._n_examples and current_position == 0
+        return is_whole and bool(np.array_equal(current_order, np.arange(n)))
+
+    def _draw(self, n_examples: int, number: int) -> Any:
+        assert is_numbered(self._sampler)
+        return self._share_of(self._sampler._draw(n_examples, number))
+
+    def _population(self, order_size: int, dataset_size: int) -> int:
+        return dataset_size
+
+    def _upcoming(self) -> int:
+        assert is_numbered(self._sampler)
+        return self._sampler._upcoming()
+
+    def _note(self, n_drawn: int) -> None:
+        assert is_numbered(self._sampler)
+        self._sampler._note(n_drawn)
+
+    def _record(self, n_drawn: int, n_examples: int) -> Record:
+        assert is_numbered(self._sampler)
+        share = Share(self._rank, self._size, TAILS.index(self._tail))
+        return self._sampler._record(n_drawn, n_examples)._replace(share=share)
+
+    def _share_of(self, order: Any) -> Any:
+        n = len(order)
+        start = share_start(n, self._rank, self._size, self._tail)
+        length = share_length(n, self._rank, self._size, self._tail)
+        if length == 0:
+            raise ValueError(
+                f"an order of {n} indices leaves nothing for rank {self._rank} of {self._size} "
+                f"with tail={self._tail!r}: use fewer processes, or tail='pad'"
+            )
+        if hasattr(order, "index_bound"):
+            return ShareOrder(order, start, length)
+        return np.take(order, np.arange(start, start + length), mode="wrap")
+
+
+class ShareOrder:
+    """A part of an order that is computed as it is read; behind its end it begins anew.
+
+    Parameters
+    ----------
+    order : VirtualOrder or alike
+        The whole.
+    start, length : int
+        The part.
+    """
+
+    def __init__(self, order: Any, start: int, length: int) -> None:
+        self._order = order
+        self._start = start
+        self._length = length
+
+    @property
+    def index_bound(self) -> int:
+        """All indices are below it."""
+        return self._order.index_bound  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, part: slice) -> npt.NDArray[np.int64]:
+        start, stop, step = part.indices(self._length)
+        if step != 1:
+            raise ValueError(f"a share has slices of step 1 only, not {step}")
+        n = len(self._order)
+        start, rest = start + self._start, max(0, stop - start)
+        piece = self._order[start % n : start % n + rest]
+        pieces = [piece]
+        while len(piece) < rest:
+            rest -= len(piece)
+            piece = self._order[:rest]
+            pieces.append(piece)
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ShareOrder):
+            return NotImplemented
+        mine, theirs = (self._start, self._length), (other._start, other._length)
+        return mine == theirs and bool(self._order == other._order)
+
+    def __hash__(self) -> int:
+        return hash((self._order, self._start, self._length))
+
+
+def share_start(n: int, rank: int, size: int, tail: str) -> int:
+    """Position in the global order of ``n`` indices at which a share begins."""
+    if tail == "pad":
+        return rank * -(-n // size)
+    if tail == "drop":
+        return rank * (n // size)
+    return rank * (n // size) + min(rank, n % size)
+
+
+def share_length(n: int, rank: int, size: int, tail: str) -> int:
+    """Indices in a share of an order of ``n``."""
+    if tail == "pad":
+        return -(-n // size)
+    if tail == "drop":
+        return n // size
+    return n // size + (rank < n % size)
+
+
+def _checked_place(rank: Any, size: Any) -> tuple[int, int]:
+    rank = checked_optional_int("rank", rank, minimum=0)
+    size = checked_optional_int("size", size)
+    if (rank is None) != (size is None):
+        raise ValueError("give both rank and size, or neither to have the environment tell them")
+    if rank is None or size is None:
+        rank, size = _place_in_environment()
+    if rank >= size:
+        raise ValueError(f"rank must be below size, but is {rank} of {size}")
+    return rank, size
+
+
+def _place_in_environment() -> tuple[int, int]:
+    for launcher, rank_name, size_name in _ENVIRONMENT:
+        given = os.environ.get(rank_name), os.environ.get(size_name)
+        if given == (None, None):
+            continue
+        try:
+            rank, size = (checked_int(launcher, int(value or ""), minimum=0) for value in given)
+        except ValueError:
+            raise ValueError(
+                f"{rank_name} and {size_name} must be numbers, as {launcher} sets them, but are "
+                f"{given[0]!r} and {given[1]!r}: pass rank and size"
+            ) from None
+        return rank, size
+    names = "; ".join(f"{rank}, {size} ({launcher})" for launcher, rank, size in _ENVIRONMENT)
+    raise ValueError(
+        f"rank and size are not given, and no launcher has set them ({names}): pass rank and size"
+    )
+
+
+def _is_of_the_global_generator(sampler: Any) -> bool:
+    if not isinstance(sampler, ShuffleOrderSampler) or sampler._words is not None:
+        return False
+    return sampler._random_state is np.random.mtrand._rand
