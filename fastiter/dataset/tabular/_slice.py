@@ -81,11 +81,11 @@ class Slice(TabularDataset):
             below = range(*rows.indices(len(self._dataset)))
             if isinstance(indices, slice):
                 return slice_of(below[indices])
-            return [below[index] for index in indices]
+            return [below[_checked_row(index, len(below))] for index in indices]
         if isinstance(indices, slice):
             taken: list[int] = rows[indices]
             return taken
-        return [rows[index] for index in indices]
+        return [rows[_checked_row(index, len(rows))] for index in indices]
 
     def convert(self, data: Any) -> Any:
         return self._dataset.convert(data)
