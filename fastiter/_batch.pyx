@@ -333,12 +333,15 @@ cdef object _number_dtype(PyObject *kind):
 
 cdef object _stack_numbers(PyObject **rows, Py_ssize_t n, object out):
     cdef PyObject *kind = fi_type(rows[0])
+    cdef size_t nbytes
     cdef bint done
 
     dtype = _number_dtype(kind)
     if dtype is None:
         return None
-    result = _result(out, dtype, 1, &n, n * <size_t>cnp.PyDataType_ELSIZE(dtype))
+    # Few numbers never need a buffer of the pool, whatever their size.
+    nbytes = n * <size_t>dtype.itemsize if n > STACK_ITEMS else 0
+    result = _result(out, dtype, 1, &n, nbytes)
     if result is None:
         return None
     if <object>kind is int:
@@ -409,7 +412,7 @@ cdef object _pad_scanned(Table *table, PyArrayObject *first, const void **data,
     cdef PyArray_Descr *descr = PyArray_DESCR(first)
     cdef Py_ssize_t n = table.n
     cdef int ndim = PyArray_NDIM(first)
-    cdef size_t itemsize = cnp.PyDataType_ELSIZE(<cnp.dtype>descr)
+    cdef size_t itemsize = cnp.PyArray_ITEMSIZE(<cnp.ndarray>first)
     cdef int64_t row_shape[FI_PAD_MAX_NDIM]
     cdef Py_ssize_t shape[FI_PAD_MAX_NDIM]
     cdef int64_t fill_item[NUMBER_WORDS]

@@ -17,3 +17,5 @@ def trim() -> None:
 
 def idle() -> tuple[int, int]:
     """How many buffers are idle, and their bytes."""
+
+__pyx_capi__: dict[str, object]  # what other compiled modules import

@@ -39,7 +39,8 @@ def pad(rows: Sequence[Any], fill: Any, multiple: int = 1) -> Array:
         shape[0] += -shape[0] % multiple
     result: Array = np.full((len(rows), *shape), fill, dtype=dtype)
     for i, row in enumerate(rows):
-        result[(i, *map(slice, row.shape))] = row
+        place: Any = (i, *map(slice, row.shape))
+        result[place] = row
     return result
 
 

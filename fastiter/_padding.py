@@ -122,12 +122,14 @@ class Padding:
     def _rule(self, field: Any, fill: Any, container: type | None) -> FieldRule:
         if self.only_fills:
             return FieldRule(fill)
-        values = {}
+        values: dict[str, Any] = {}
         named = None
         for name, given in self._options.items():
-            value = given
-            if container is not None and isinstance(given, container):
-                value = given.get(field) if container is dict else given[field]
+            value: Any = given
+            if container is dict and isinstance(given, dict):
+                value = given.get(field)
+            elif container is tuple and isinstance(given, tuple):
+                value = given[field]
             if value and (value is not given or container is None):
                 named = name
             values[name] = value
