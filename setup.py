@@ -21,6 +21,7 @@ import numpy
 from Cython import __version__ as cython_version
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 os.chdir(Path(__file__).resolve().parent)
 
@@ -87,45 +88,50 @@ if switch("WERROR"):
     compile_args += ["-Werror"]
 
 
-def extension(name: str, *csrc: str) -> Extension:
-    return Extension(
-        f"fastiter.{name}",
-        [f"fastiter/{name}.pyx", *(f"csrc/{file}" for file in csrc)],
+headers = [*map(str, sorted(Path("csrc").glob("*.h")))]
+# The C floor is compiled once, into an archive of which each module links what it uses.
+csrc = {
+    "sources": [*map(str, sorted(Path("csrc").glob("*.c")))],
+    "obj_deps": {"": ["setup.py", str(settings_file), *headers]},
+    "include_dirs": ["csrc"],
+    "macros": define_macros,
+    "cflags": compile_args,
+}
+system_libraries = ["pthread", "rt"] if sys.platform == "linux" else []
+
+extensions = [
+    Extension(
+        f"fastiter.{path.stem}",
+        [str(path)],
         include_dirs=["csrc", numpy.get_include()],
         define_macros=define_macros,
         extra_compile_args=compile_args,
         extra_link_args=link_args,
-        libraries=["pthread", "rt"] if sys.platform == "linux" else [],
-        depends=["setup.py", str(settings_file), *map(str, Path("csrc").glob("*.h"))],
+        libraries=["fastiter_csrc", *system_libraries],
+        depends=["setup.py", str(settings_file), *csrc["sources"], *headers],
     )
-
-
-SHUFFLE = [
-    "fi_shuffle.c",
-    "fi_shuffle_deal.c",
-    "fi_shuffle_generic.c",
-    "fi_shuffle_avx2.c",
-    "fi_shuffle_avx512.c",
+    for path in sorted(Path("fastiter").glob("*.pyx"))
 ]
 
-extensions = [
-    extension("_order", "fi_order.c", "fi_seed.c", *SHUFFLE),
-    extension("_virtual", "fi_virtual.c", "fi_virtual_x86.c"),
-    extension("_weighted", "fi_weighted.c"),
-    extension("_batch", "fi_batch.c"),
-    extension("_memory", "fi_image.c", "fi_platform.c"),
-    extension("_buffers", "fi_buffers.c", "fi_platform.c"),
-    extension("_ring", "fi_ring.c", "fi_parent.c", "fi_cell.c", "fi_platform.c"),
-    extension("_rows", "fi_ring.c", "fi_platform.c", "fi_batch.c"),
-    extension("_views"),
-    extension("_columns", "fi_gather.c"),
-    extension("_fill", "fi_ring.c", "fi_cell.c", "fi_platform.c"),
-]
+
+class BuildExt(build_ext):
+    """Builds the archive first, also where only the extensions are asked for."""
+
+    def run(self) -> None:
+        self.run_command("build_clib")
+        super().run()
+
+
+processors = os.cpu_count() or 1
 
 setup(
     ext_modules=cythonize(
         extensions,
         build_dir=f"build/cython-{hashlib.sha256(settings.encode()).hexdigest()[:12]}",
         compiler_directives=directives,
+        nthreads=processors if sys.platform == "linux" else 0,
     ),
+    libraries=[("fastiter_csrc", csrc)],
+    cmdclass={"build_ext": BuildExt},
+    options={"build_ext": {"parallel": processors}},
 )
