@@ -57,7 +57,7 @@ fair="-a -f"
 
 holds quick one-batch "-DBATCHES=1"
 holds quick a-death "-DBATCHES=1 -DB=1 -DDEATHS=1 -DREPLACED=1 -DLEASES=0"
-holds quick a-reset "-DBATCHES=1 -DB=1 -DRESETS=1 -DLEASES=0"
+holds full a-reset "-DBATCHES=1 -DB=1 -DRESETS=1 -DLEASES=0"
 
 holds full two-rows-death "-DBATCHES=1 -DDEATHS=1 -DREPLACED=1 -DLEASES=0"
 holds full two-rows-reset "-DBATCHES=1 -DRESETS=1 -DLEASES=0"
