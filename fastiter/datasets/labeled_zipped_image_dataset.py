@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fastiter.dataset.mixin import DatasetMixin
+from fastiter.datasets._closing import Closing
 from fastiter.datasets._images import listed_pairs, place
 from fastiter.datasets._zip import ZipArchive
 from fastiter.datasets.zipped_image_dataset import ZippedImageDataset
 
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self
-
 __all__ = ["LabeledZippedImageDataset"]
 
 
-class LabeledZippedImageDataset(DatasetMixin):
+class LabeledZippedImageDataset(Closing, DatasetMixin):
     """Images in a zip archive, with labels: tuples of an image and an array.
 
     Parameters
@@ -80,14 +76,3 @@ class LabeledZippedImageDataset(DatasetMixin):
     def close(self) -> None:
         """Close the archive. What is fetched from then on is a ValueError."""
         self._images.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

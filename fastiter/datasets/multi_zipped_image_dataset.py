@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastiter.dataset.mixin import DatasetMixin
+from fastiter.datasets._closing import Closing
 from fastiter.datasets.concatenated_dataset import ConcatenatedDataset
 from fastiter.datasets.zipped_image_dataset import ZippedImageDataset
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self
 
 __all__ = ["MultiZippedImageDataset"]
 
 
-class MultiZippedImageDataset(DatasetMixin):
+class MultiZippedImageDataset(Closing, DatasetMixin):
     """Images in several zip archives, one archive after another, as of `ZippedImageDataset`.
 
     Parameters
@@ -52,14 +48,3 @@ class MultiZippedImageDataset(DatasetMixin):
         """Close the archives. What is fetched from then on is a ValueError."""
         for archive in self._archives:
             archive.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fastiter.dataset import TabularDataset
+from fastiter.datasets._closing import Closing
 from fastiter.datasets._files import SharedFile
 from fastiter.datasets._zip import Entry, data_start
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self
-
     from fastiter.dataset.tabular._base import Mode, Rows
 
 __all__ = ["NpyDataset"]
@@ -28,7 +25,7 @@ __all__ = ["NpyDataset"]
 _MAGIC = b"\x93NUMPY"
 
 
-class NpyDataset(TabularDataset):
+class NpyDataset(Closing, TabularDataset):
     """Rows of arrays in ``.npy`` and ``.npz`` files, without loading them.
 
     The files are mapped into memory: the system reads what is asked for, and all processes share
@@ -126,17 +123,6 @@ class NpyDataset(TabularDataset):
         """Give the files back, as soon as the last view of them is gone."""
         self._is_closed = True
         self._columns = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_is_closed": False, "_columns": None}

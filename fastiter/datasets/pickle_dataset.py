@@ -7,24 +7,20 @@ import os
 import pickle
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fastiter.dataset.mixin import DatasetMixin
+from fastiter.datasets._closing import Closing
 from fastiter.datasets._files import Cursor, SharedFile
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self
 
 __all__ = ["PickleDataset", "open_pickle_dataset"]
 
 _BUFFER_BYTES = 16 << 10  # pickle looks at the whole buffer once for each example
 
 
-class PickleDataset(DatasetMixin):
+class PickleDataset(Closing, DatasetMixin):
     """Examples from a file of pickles, one after another, as `PickleDatasetWriter` writes it.
 
     The constructor loads each example once to see where it ends; from then on examples are read
@@ -85,17 +81,6 @@ class PickleDataset(DatasetMixin):
         self._source.close()
         if isinstance(self._source, SharedFile) and self._reader is not None:
             self._reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

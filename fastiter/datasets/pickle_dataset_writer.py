@@ -5,17 +5,14 @@ from __future__ import annotations
 import io
 import pickle
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self
+from fastiter.datasets._closing import Closing
 
 __all__ = ["PickleDatasetWriter", "open_pickle_dataset_writer"]
 
 
-class PickleDatasetWriter:
+class PickleDatasetWriter(Closing):
     """Writes examples as pickles, one after another, for `PickleDataset`.
 
     Threads may write at the same time. An example that cannot be pickled leaves the file as it
@@ -59,17 +56,6 @@ class PickleDatasetWriter:
     def close(self) -> None:
         """Close the writer."""
         self._writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_pickle_dataset_writer(

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fastiter.dataset.mixin import DatasetMixin
+from fastiter.datasets._closing import Closing
 from fastiter.datasets._text_lines import open_lines
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self
 
 __all__ = ["TextDataset"]
 
 
-class TextDataset(DatasetMixin):
+class TextDataset(Closing, DatasetMixin):
     """The lines of a text file; of several files, the tuples of their lines.
 
     The constructor reads the files once, and notes where their lines begin. An example is read
@@ -109,17 +105,6 @@ class TextDataset(DatasetMixin):
         """Close the files. What is fetched from then on is a ValueError; pickles stay good."""
         for file in self._files:
             file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _for_each(name: str, value: Any, n_files: int) -> list[Any]:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastiter.dataset.mixin import DatasetMixin
+from fastiter.datasets._closing import Closing
 from fastiter.datasets._images import checked_dtype, pillow, place, read_image
 from fastiter.datasets._zip import ZipArchive
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self
 
 __all__ = ["ZippedImageDataset"]
 
 
-class ZippedImageDataset(DatasetMixin):
+class ZippedImageDataset(Closing, DatasetMixin):
     """Images in a zip archive, which holds nothing else, in the archive's order.
 
     Examples are as of `ImageDataset`. Threads read and decode at the same time; the archive's
@@ -69,14 +65,3 @@ class ZippedImageDataset(DatasetMixin):
     def close(self) -> None:
         """Close the archive. What is fetched from then on is a ValueError."""
         self._archive.file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
