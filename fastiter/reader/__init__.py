@@ -1,0 +1,32 @@
+"""Readers: callables that give samples, combined by decorators, and run in processes.
+
+A *reader* is a callable without arguments whose result can be iterated over, anew at each call. A
+decorator takes readers and returns a reader. The interface is that of Paddle's readers.
+"""
+
+from __future__ import annotations
+
+from fastiter.reader._ahead import buffered, xmap_readers
+from fastiter.reader._cache import cache
+from fastiter.reader._decorators import (
+    ComposeNotAligned,
+    batch,
+    chain,
+    compose,
+    firstn,
+    map_readers,
+    shuffle,
+)
+
+__all__ = [
+    "ComposeNotAligned",
+    "batch",
+    "buffered",
+    "cache",
+    "chain",
+    "compose",
+    "firstn",
+    "map_readers",
+    "shuffle",
+    "xmap_readers",
+]

@@ -1,0 +1,286 @@
+"""Samples read, and mapped, ahead of the consumer by threads.
+
+The threads are daemons, so that a reader that hangs cannot keep the program from ending, but none
+is left behind: they end with the pass that they work for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from fastiter.reader._opening import Reader, close_samples, open_reader, require_readers
+
+_JOIN_SECONDS = 1.0  # for threads that are in the reader or the mapper when the pass ends
+
+_running: weakref.WeakSet[Ahead] = weakref.WeakSet()
+
+
+class Ahead:
+    """One pass over a reader by threads.
+
+    Parameters
+    ----------
+    reader : callable
+    mapper : callable or None
+        What the threads apply to each sample.
+    n_threads : int
+    limit : int
+        Samples that may be read and not yet delivered.
+    ordered : bool
+        Deliver in the order of the reader, else as they are ready.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        mapper: Callable[[Any], Any] | None,
+        n_threads: int,
+        limit: int,
+        ordered: bool,
+    ) -> None:
+        self._reader = reader
+        self._mapper = mapper
+        self._n_threads = n_threads
+        self._limit = limit
+        self._ordered = ordered
+        self._pid = os.getpid()
+        self._pulling = threading.Lock()  # held by the thread that the reader runs in
+        self._source: Iterator[Any] | None = None
+        lock = threading.Lock()
+        self._has_room = threading.Condition(lock)
+        self._has_sample = threading.Condition(lock)
+        # Below: guarded by the lock. An outcome is (sample, None) or (None, exception).
+        self._ready: deque[tuple[Any, BaseException | None]] = deque()
+        self._early: dict[int, tuple[Any, BaseException | None]] = {}  # by number, in order only
+        self._n_read = 0
+        self._n_queued = 0  # in order: the next number to be queued
+        self._n_delivered = 0
+        self._n_alive = 0
+        self._is_exhausted = False
+        self._is_closed = False
+        self._threads: list[threading.Thread] = []
+
+    # ---- consumer
+
+    def start(self) -> None:
+        _running.add(self)
+        for number in range(self._n_threads):
+            thread = threading.Thread(
+                target=self._run, name=f"fastiter-reader-{number}", daemon=True
+            )
+            with self._has_sample:
+                self._n_alive += 1
+            try:
+                thread.start()
+            except BaseException:
+                with self._has_sample:
+                    self._n_alive -= 1
+                raise
+            self._threads.append(thread)
+
+    def wait(self) -> bool:
+        """Blocks until `pop` has something to give; False if there is nothing more."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "this pass over a reader belongs to the process that forked this one: call the "
+                "reader again here"
+            )
+        with self._has_sample:
+            while not self._ready:
+                if self._n_alive == 0:
+                    return False
+                self._has_sample.wait()
+            return True
+
+    def pop(self) -> Any:
+        """The next sample; raises what the reader or the mapper raised in its place."""
+        with self._has_room:
+            sample, error = self._ready.popleft()
+            self._n_delivered += 1
+            self._has_room.notify()
+        if error is None:
+            return sample
+        try:
+            raise error
+        finally:
+            del error  # else its traceback and this frame keep each other alive
+
+    def close(self) -> None:
+        """Ends the threads; waits a moment for those in the reader's or the mapper's hands."""
+        if self._is_closed or os.getpid() != self._pid:
+            return
+        _running.discard(self)
+        with self._has_room:
+            self._is_closed = True
+            self._has_room.notify_all()
+            self._ready.clear()
+            self._early.clear()
+        end = time.monotonic() + _JOIN_SECONDS
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, end - time.monotonic()))
+
+    # ---- threads
+
+    def _run(self) -> None:
+        try:
+            while (pulled := self._pull()) is not None:
+                number, sample, error = pulled
+                if error is None and self._mapper is not None:
+                    try:
+                        sample = self._mapper(sample)
+                    except BaseException as raised:
+                        error = raised
+                self._put(number, None if error is not None else sample, error)
+                del pulled, sample, error  # while waiting for the next one, keep nothing alive
+        finally:
+            self._leave()
+
+    def _pull(self) -> tuple[int, Any, BaseException | None] | None:
+        """Number and sample; None if this thread is needed no more."""
+        with self._pulling:
+            with self._has_room:
+                while not (self._is_closed or self._is_exhausted) and (
+                    self._n_read - self._n_delivered >= self._limit
+                ):
+                    self._has_room.wait()
+                if self._is_closed or self._is_exhausted:
+                    return None
+                number = self._n_read
+                self._n_read += 1
+            try:
+                if self._source is None:
+                    self._source = open_reader(self._reader)
+                return number, next(self._source), None
+            except BaseException as raised:
+                self._is_exhausted = True
+                return None if isinstance(raised, StopIteration) else (number, None, raised)
+
+    def _put(self, number: int, sample: Any, error: BaseException | None) -> None:
+        with self._has_sample:
+            if self._is_closed:
+                return
+            if not self._ordered:
+                self._ready.append((sample, error))
+            else:
+                self._early[number] = (sample, error)
+                while self._n_queued in self._early:
+                    self._ready.append(self._early.pop(self._n_queued))
+                    self._n_queued += 1
+            self._has_sample.notify()
+
+    def _leave(self) -> None:
+        """The last thread closes the reader, and tells the consumer that all is there."""
+        with self._has_sample:
+            is_last = self._n_alive == 1
+            if not is_last:
+                self._n_alive -= 1
+                return
+        try:
+            if self._source is not None:
+                close_samples(self._source)
+        finally:
+            with self._has_sample:
+                self._n_alive -= 1
+                self._has_sample.notify()
+
+
+@atexit.register
+def _close_all() -> None:
+    for ahead in list(_running):
+        ahead.close()
+
+
+def _read_ahead(
+    reader: Reader,
+    mapper: Callable[[Any], Any] | None,
+    n_threads: int,
+    limit: int,
+    ordered: bool,
+) -> Iterator[Any]:
+    ahead = Ahead(reader, mapper, n_threads, limit, ordered)
+    try:
+        ahead.start()
+        while ahead.wait():
+            yield ahead.pop()
+    finally:
+        ahead.close()
+
+
+def buffered(reader: Reader, size: int) -> Reader:
+    """Reads ahead in a thread.
+
+    Parameters
+    ----------
+    reader : callable
+        Runs in a thread of its own, one per pass. Its exception arrives after the samples before.
+    size : int
+        Samples that are read ahead of the consumer at most; with 0 there is no thread.
+
+    Returns
+    -------
+    callable
+        A reader of the same samples in the same order. The thread ends with the pass, also when it
+        is left early.
+
+    Raises
+    ------
+    ValueError
+        If `size` is negative.
+    """
+    require_readers((reader,))
+    if size < 0:
+        raise ValueError(f"size is {size}, expected 0 or more")
+    if size == 0:
+        return partial(open_reader, reader)
+    return partial(_read_ahead, reader, None, 1, size, True)
+
+
+def xmap_readers(
+    mapper: Callable[[Any], Any],
+    reader: Reader,
+    process_num: int,
+    buffer_size: int,
+    order: bool = False,
+) -> Reader:
+    """Maps samples in threads.
+
+    Parameters
+    ----------
+    mapper : callable
+        Called with each sample, in several threads at once.
+    reader : callable
+        Runs in these threads, in one at a time.
+    process_num : int
+        Number of threads.
+    buffer_size : int
+        Mapped samples that wait for the consumer at most, beside those in the threads' hands.
+    order : bool
+        Keep the order of the reader; else samples arrive as they are ready.
+
+    Returns
+    -------
+    callable
+        A reader of what `mapper` returns. What it or `reader` raises ends the pass. The threads end
+        with the pass, also when it is left early.
+
+    Raises
+    ------
+    ValueError
+        If `process_num` is below 1 or `buffer_size` negative.
+    """
+    require_readers((reader,))
+    if process_num < 1:
+        raise ValueError(f"process_num is {process_num}, expected 1 or more")
+    if buffer_size < 0:
+        raise ValueError(f"buffer_size is {buffer_size}, expected 0 or more")
+    limit = buffer_size + process_num
+    return partial(_read_ahead, reader, mapper, process_num, limit, bool(order))

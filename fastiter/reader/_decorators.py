@@ -1,0 +1,219 @@
+"""Readers made of readers, in the thread that iterates.
+
+Each decorator checks its arguments at once and returns a `functools.partial` of a generator
+function: nothing is read before somebody iterates, each call of the result is a pass of its own,
+and the result can be pickled wherever its parts can.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from fastiter.reader._opening import Reader, opened, require_readers
+
+_END = object()
+
+
+class ComposeNotAligned(ValueError):
+    """The readers given to `compose` do not yield the same number of samples."""
+
+
+def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
+    """Groups samples.
+
+    Parameters
+    ----------
+    reader : callable
+    batch_size : int
+        Samples of a batch.
+    drop_last : bool
+        Leave out the last batch if it is shorter.
+
+    Returns
+    -------
+    callable
+        A reader of lists of samples.
+
+    Raises
+    ------
+    ValueError
+        If `batch_size` is below 1.
+    """
+    require_readers((reader,))
+    batch_size = int(batch_size)
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}, expected 1 or more")
+    return partial(_batch, reader, batch_size, bool(drop_last))
+
+
+def _batch(reader: Reader, batch_size: int, drop_last: bool) -> Iterator[list[Any]]:
+    with opened(reader) as (samples,):
+        while True:
+            group = list(islice(samples, batch_size))
+            if not group or (drop_last and len(group) < batch_size):
+                return
+            yield group
+
+
+def map_readers(func: Callable[..., Any], *readers: Reader) -> Reader:
+    """Applies a function to samples of several readers in step.
+
+    Parameters
+    ----------
+    func : callable
+        Called with one sample of each reader.
+    *readers : callable
+        The shortest one ends the pass.
+
+    Returns
+    -------
+    callable
+        A reader of what `func` returns.
+    """
+    require_readers(readers)
+    return partial(_map_readers, func, *readers)
+
+
+def _map_readers(func: Callable[..., Any], *readers: Reader) -> Iterator[Any]:
+    with opened(*readers) as passes:
+        for samples in zip(*passes, strict=False):
+            yield func(*samples)
+
+
+def shuffle(reader: Reader, buf_size: int) -> Reader:
+    """Shuffles samples block by block.
+
+    Parameters
+    ----------
+    reader : callable
+    buf_size : int
+        Samples that are read and shuffled at a time, by Python's `random`: its state decides the
+        order. 0 and 1 keep the order.
+
+    Returns
+    -------
+    callable
+        A reader of the same samples.
+
+    Raises
+    ------
+    ValueError
+        If `buf_size` is negative.
+    """
+    require_readers((reader,))
+    if buf_size < 0:
+        raise ValueError(f"buf_size is {buf_size}, expected 0 or more")
+    return partial(_shuffle, reader, max(1, buf_size))
+
+
+def _shuffle(reader: Reader, buf_size: int) -> Iterator[Any]:
+    with opened(reader) as (samples,):
+        while block := list(islice(samples, buf_size)):
+            random.shuffle(block)
+            block.reverse()
+            while block:  # from its end, so that nobody here keeps alive what was handed out
+                yield block.pop()
+
+
+def chain(*readers: Reader) -> Reader:
+    """Puts readers one after the other.
+
+    Parameters
+    ----------
+    *readers : callable
+        Each is opened when the one before has ended.
+
+    Returns
+    -------
+    callable
+        A reader of all their samples.
+    """
+    require_readers(readers)
+    return partial(_chain, *readers)
+
+
+def _chain(*readers: Reader) -> Iterator[Any]:
+    for reader in readers:
+        with opened(reader) as (samples,):
+            yield from samples
+
+
+def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
+    """Joins the samples of several readers to one tuple.
+
+    The items of samples that are tuples are joined; any other sample is one item.
+
+    Parameters
+    ----------
+    *readers : callable
+    check_alignment : bool
+        Demand that all readers end together. False ends the pass with the shortest.
+
+    Returns
+    -------
+    callable
+        A reader of tuples. When alignment is checked, it raises `ComposeNotAligned` after the
+        last sample that all readers have.
+    """
+    require_readers(readers)
+    return partial(_compose, *readers, check_alignment=bool(check_alignment))
+
+
+def _compose(*readers: Reader, check_alignment: bool) -> Iterator[tuple[Any, ...]]:
+    with opened(*readers) as passes:
+        number = 0
+        while passes:
+            samples = []
+            for samples_of_one in passes:
+                samples.append(next(samples_of_one, _END))
+                if samples[-1] is _END and not check_alignment:
+                    return
+            ended = [place for place, sample in enumerate(samples) if sample is _END]
+            if len(ended) == len(passes):
+                return
+            if ended:
+                raise ComposeNotAligned(
+                    f"of {len(passes)} readers given to compose, those numbered {ended} ended "
+                    f"after {number} samples and the others did not; check_alignment=False ends "
+                    "with the shortest"
+                )
+            joined: list[Any] = []
+            for sample in samples:
+                joined += sample if isinstance(sample, tuple) else (sample,)
+            del samples, sample
+            number += 1
+            yield tuple(joined)
+
+
+def firstn(reader: Reader, n: int) -> Reader:
+    """Ends a reader early.
+
+    Parameters
+    ----------
+    reader : callable
+    n : int
+        Samples to take at most; not one more is read.
+
+    Returns
+    -------
+    callable
+        A reader of the first `n` samples.
+
+    Raises
+    ------
+    ValueError
+        If `n` is negative.
+    """
+    require_readers((reader,))
+    if n < 0:
+        raise ValueError(f"n is {n}, expected 0 or more")
+    return partial(_firstn, reader, n)
+
+
+def _firstn(reader: Reader, n: int) -> Iterator[Any]:
+    with opened(reader) as (samples,):
+        yield from islice(samples, n)
