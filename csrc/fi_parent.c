@@ -1,6 +1,7 @@
 /* The parent's half of the ring: it alone schedules, takes, frees, resets and recovers. */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "fi_platform.h"
 #include "fi_ring.h"
@@ -21,6 +22,11 @@ static inline bool scheduled(const fi_private *record)
     return record->phase == FI_FILL || record->phase == FI_DRAIN;
 }
 
+static inline int64_t *own_indices(const fi_parent *parent, uint32_t slot)
+{
+    return parent->indices + (size_t)slot * parent->ring->geometry.rows;
+}
+
 int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int *bell_pipes)
 {
     uint32_t slots = ring->geometry.slots;
@@ -33,7 +39,10 @@ int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int 
     parent->slot_of = calloc(slots, sizeof *parent->slot_of);
     parent->free_stack = calloc(slots, sizeof *parent->free_stack);
     parent->returned_next = calloc(slots, sizeof *parent->returned_next);
-    if (!parent->slot || !parent->slot_of || !parent->free_stack || !parent->returned_next) {
+    parent->committed = calloc(slots, sizeof *parent->committed);
+    parent->indices = calloc((size_t)slots * ring->geometry.rows, sizeof *parent->indices);
+    if (!parent->slot || !parent->slot_of || !parent->free_stack || !parent->returned_next ||
+        !parent->committed || !parent->indices) {
         fi_parent_clear(parent);
         return ENOMEM;
     }
@@ -54,8 +63,12 @@ void fi_parent_clear(fi_parent *parent)
     free(parent->slot_of);
     free(parent->free_stack);
     free(parent->returned_next);
+    free(parent->committed);
+    free(parent->indices);
     parent->slot = NULL;
     parent->slot_of = parent->free_stack = parent->returned_next = NULL;
+    parent->committed = NULL;
+    parent->indices = NULL;
 }
 
 /* ---- schedule ------------------------------------------------------------------------------ */
@@ -73,7 +86,8 @@ int fi_parent_schedule(fi_parent *parent, const int64_t *indices, uint32_t n, ui
 {
     fi_ring *ring = parent->ring;
     uint32_t slot;
-    if (n < 1 || n > ring->geometry.rows || schema >= ring->geometry.schemas)
+    if (n < 1 || n > ring->geometry.rows || schema >= ring->geometry.schemas ||
+        heap > ring->geometry.slot_bytes)
         return FI_E_RANGE;
     if (fi_parent_next_slot(parent, &slot) != FI_OK)
         return FI_E_FULL;
@@ -85,12 +99,12 @@ int fi_parent_schedule(fi_parent *parent, const int64_t *indices, uint32_t n, ui
     store_relaxed(&s->n, n);
     store_relaxed(&s->schema, schema);
     store_relaxed(&s->single, single);
-    store_relaxed(&s->heap, heap);
+    store_relaxed(&s->heap, fi_heap_word(heap));
     store_relaxed(&s->limit, limit);
     store_relaxed(&s->result_offset, 0);
     store_relaxed(&s->result_bytes, 0);
-    for (uint32_t row = 0; row < n; row++)
-        *fi_row_index(ring, slot, row) = indices[row];
+    memcpy(own_indices(parent, slot), indices, n * sizeof *indices);
+    memcpy(fi_row_index(ring, slot, 0), indices, n * sizeof *indices);
     for (uint32_t row = 0; row < n; row++) /* S3, pairs with W5 (A1) */
         store_release(fi_row_word(ring, slot, row), fi_word(*q, 0, FI_TODO, 0));
     store_release(&s->state, fi_word(*q, 0, FI_FILLING, 0));           /* S4 */
@@ -100,6 +114,25 @@ int fi_parent_schedule(fi_parent *parent, const int64_t *indices, uint32_t n, ui
     store_release(&ring->board->tail, parent->tail); /* S7, pairs with W2: the map is readable */
     parent->offered += n;
     return FI_OK;
+}
+
+uint64_t fi_parent_committed(fi_parent *parent, uint32_t slot)
+{
+    uint64_t shared = fi_slot_committed(parent->ring, slot);
+    /* Workers commit pages for what they pack; only then, a system call now and then. */
+    if (shared > parent->committed[slot] && shared <= fi_shm_allocated(parent->ring->fd))
+        parent->committed[slot] = shared;
+    return parent->committed[slot];
+}
+
+int fi_parent_commit(fi_parent *parent, uint32_t slot, uint64_t bytes, uint64_t *need,
+                     uint64_t *have)
+{
+    uint64_t committed = fi_parent_committed(parent, slot);
+    int rc = fi_slot_commit(parent->ring, slot, committed, bytes, need, have);
+    if (rc == FI_OK)
+        parent->committed[slot] = fi_max_u64(committed, fi_align_up(bytes, FI_PAGE));
+    return rc;
 }
 
 static void ring_workers(fi_parent *parent, uint32_t most)
@@ -222,8 +255,8 @@ int fi_parent_ready(const fi_parent *parent, uint32_t *slot, uint32_t *flags)
         return FI_E_BUSY;
     *slot = head_slot(parent);
     uint64_t state = load_acquire(&parent->ring->slots[*slot].state); /* A3, pairs with W6 */
-    *flags = fi_word_flags(state);
-    return (state & ~(uint64_t)0xff) == fi_word(parent->head, 0, FI_READY, 0) ? FI_OK : FI_E_BUSY;
+    *flags = fi_word_flags(state) & 15;
+    return state == fi_word(parent->head, 0, FI_READY, FI_HAMMING(*flags)) ? FI_OK : FI_E_BUSY;
 }
 
 void fi_parent_doze(fi_parent *parent, uint64_t q)
@@ -235,6 +268,26 @@ void fi_parent_doze(fi_parent *parent, uint64_t q)
 void fi_parent_wake(fi_parent *parent)
 {
     store_relaxed(parent->ring->pwait, 0);
+}
+
+/* What a worker was told wrongly, it has done wrongly: another example, or columns elsewhere. */
+static int check_task(const fi_parent *parent, uint32_t slot, uint32_t *row, uint64_t *word)
+{
+    const fi_private *record = parent->slot + slot;
+    const fi_slot *s = parent->ring->slots + slot;
+    const int64_t *own = own_indices(parent, slot);
+    const int64_t *shared = fi_row_index(parent->ring, slot, 0);
+    uint32_t n = load_relaxed(&s->n), schema = load_relaxed(&s->schema);
+    *row = 0;
+    *word = (uint64_t)schema << 32 | n;
+    if (n != record->n || schema != record->schema)
+        return FI_E_BROKEN;
+    if (memcmp(own, shared, n * sizeof *own) == 0)
+        return FI_OK;
+    while (*row + 1 < n && own[*row] == shared[*row])
+        ++*row;
+    *word = (uint64_t)shared[*row];
+    return FI_E_BROKEN;
 }
 
 int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *odd, uint32_t *row,
@@ -254,7 +307,7 @@ int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *odd, uint3
             return FI_E_BROKEN;
         ++*odd;
     }
-    return FI_OK;
+    return check_task(parent, slot, row, word);
 }
 
 void fi_parent_take(fi_parent *parent, bool copied)
@@ -342,7 +395,7 @@ void fi_parent_return(fi_parent *parent, const fi_loss *loss, bool poison)
     bool filling = parent->slot[loss->slot].phase == FI_FILL;
     if (loss->row == FI_LOSS_FINISH) {
         uint64_t back = !filling ? fi_word(loss->q, 0, FI_VOID, 0)
-                        : poison ? fi_word(loss->q, 0, FI_READY, FI_FINISH_POISON)
+                        : poison ? fi_word(loss->q, 0, FI_READY, FI_HAMMING(FI_FINISH_POISON))
                                  : fi_word(loss->q, 0, FI_FILLING, 0);
         store_release(&ring->slots[loss->slot].state, back);
         return;
@@ -362,10 +415,12 @@ static void rewind_hints(fi_parent *parent)
             continue;
         store_release(&ring->slots[slot].claim, (record->q & UINT32_MAX) << 32); /* R3 */
         store_relaxed(&ring->slots[slot].n, record->n);
+        store_relaxed(&ring->slots[slot].schema, record->schema);
         store_relaxed(ring->map + record->q % ring->geometry.slots, slot);
     }
     store_release(&ring->board->head, parent->head);
     store_release(&ring->board->tail, parent->tail);
+    store_relaxed(&ring->board->stop, parent->stopping);
     atomic_fetch_add_explicit(&ring->board->redo, 1, memory_order_release); /* R4, pairs with W1 */
 }
 
@@ -396,19 +451,55 @@ bool fi_parent_stalled(const fi_parent *parent)
 {
     const fi_ring *ring = parent->ring;
     uint32_t ignored;
-    if (parent->head == parent->tail || fi_parent_ready(parent, &ignored, &ignored) == FI_OK)
+    if (parent->head == parent->tail && parent->draining == 0)
         return false;
+    /* Acquire, and the state after the bells: a READY was stored before its worker's bell (F2). */
     for (uint32_t w = 0; w < ring->geometry.workers; w++)
-        if (load_relaxed(ring->bells + w) != 1)
+        if (load_acquire(ring->bells + w) != 1)
             return false;
-    for (uint32_t slot = 0; slot < ring->geometry.slots; slot++)
-        if (scheduled(&parent->slot[slot]) && !drained(ring, slot, &parent->slot[slot]))
-            return false;
-    return true;
+    return fi_parent_ready(parent, &ignored, &ignored) != FI_OK;
+}
+
+/* Whether a word is one that its owner will change: he exists, and is awake. */
+static bool in_hand(const fi_ring *ring, uint64_t word, uint64_t q, uint32_t code)
+{
+    return held(ring, word, q, code) && load_acquire(ring->bells + fi_word_owner(word)) != 1;
+}
+
+static void mend_slot(fi_parent *parent, uint32_t slot)
+{
+    fi_ring *ring = parent->ring;
+    const fi_private *record = parent->slot + slot;
+    fi_slot *s = ring->slots + slot;
+    bool filling = record->phase == FI_FILL;
+    for (uint32_t row = 0; row < record->n; row++) {
+        uint64_t word = load_acquire(fi_row_word(ring, slot, row));
+        uint32_t code = fi_word_code(word);
+        bool known = fi_code_done(code) || code == (filling ? FI_TODO : FI_VOID);
+        if ((known && word == fi_word(record->q, 0, code, 0)) ||
+            in_hand(ring, word, record->q, FI_OWNED))
+            continue;
+        swap_relaxed(fi_row_word(ring, slot, row), word,
+                     fi_word(record->q, 0, filling ? FI_TODO : FI_VOID, 0));
+    }
+    uint64_t state = load_acquire(&s->state), flags = fi_word_flags(state) & 15;
+    if (state == fi_word(record->q, 0, FI_READY, FI_HAMMING(flags)) ||
+        in_hand(ring, state, record->q, FI_FINISHING))
+        return;
+    swap_relaxed(&s->state, state, fi_word(record->q, 0, filling ? FI_FILLING : FI_VOID, 0));
+}
+
+void fi_parent_mend(fi_parent *parent)
+{
+    for (uint32_t slot = 0; slot < parent->ring->geometry.slots; slot++)
+        if (scheduled(&parent->slot[slot]))
+            mend_slot(parent, slot);
+    fi_parent_repair(parent);
 }
 
 void fi_parent_stop(fi_parent *parent)
 {
+    parent->stopping = true;
     store_release(&parent->ring->board->stop, 1);
     fi_parent_ring_all(parent);
 }

@@ -21,6 +21,9 @@
 #include <linux/futex.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
+#ifndef MFD_NOEXEC_SEAL /* Linux 6.3 */
+#define MFD_NOEXEC_SEAL 8u
+#endif
 #endif
 #ifdef __linux__
 #include <sys/prctl.h>
@@ -61,14 +64,31 @@ static int open_named_and_unlink(int *fd)
     return EEXIST;
 }
 
+#ifdef FI_LINUX
+/* An errno by which a kernel without the call, or a sandbox that filters it, says no. */
+static bool is_missing(int error)
+{
+    return error == ENOSYS || error == EPERM || error == EACCES || error == EINVAL;
+}
+
+static int open_memfd(void)
+{
+    /* Some systems insist on memory that can never be executed, older ones do not know the flag. */
+    int fd = memfd_create("fastiter", MFD_CLOEXEC | MFD_NOEXEC_SEAL);
+    if (fd < 0 && errno == EINVAL)
+        fd = memfd_create("fastiter", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    return beyond_streams(fd);
+}
+#endif
+
 int fi_shm_open(uint64_t bytes, int *fd)
 {
     *fd = -1;
     if (bytes > (uint64_t)INT64_MAX)
         return EFBIG;
 #ifdef FI_LINUX
-    *fd = beyond_streams(memfd_create("fastiter", MFD_CLOEXEC));
-    if (*fd < 0 && errno != ENOSYS)
+    *fd = open_memfd();
+    if (*fd < 0 && !is_missing(errno))
         return errno;
 #endif
     if (*fd < 0) {
@@ -84,7 +104,17 @@ int fi_shm_open(uint64_t bytes, int *fd)
         close(*fd);
         *fd = -1;
     }
+#ifdef FI_LINUX
+    else /* what shm_open gives takes no seals */
+        (void)fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+#endif
     return rc;
+}
+
+uint64_t fi_shm_allocated(int fd)
+{
+    struct stat status;
+    return fstat(fd, &status) == 0 ? (uint64_t)status.st_blocks * 512 : 0;
 }
 
 int fi_shm_map(int fd, uint64_t bytes, void **base)
@@ -361,7 +391,7 @@ int fi_event_open(int ends[2])
     ends[0] = ends[1] = beyond_streams(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (ends[0] >= 0)
         return FI_OK;
-    if (errno != ENOSYS)
+    if (!is_missing(errno))
         return errno;
 #endif
     return fi_pipe_open(ends);

@@ -11,7 +11,9 @@
 /* ---- shared memory ---------------------------------------------------------------------- */
 
 /* Opens anonymous shared memory of `bytes` (sparse: no page is allocated). The descriptor is
- * close-on-exec. Returns EFBIG where RLIMIT_FSIZE or the file system allows no such size. */
+ * close-on-exec. Where the system can promise it, the size is final: whoever else gets hold of the
+ * file cannot truncate it, which would end those that touch it with SIGBUS. Returns EFBIG where
+ * RLIMIT_FSIZE or the file system allows no such size. */
 int fi_shm_open(uint64_t bytes, int *fd);
 
 /* Maps the whole of it, shared, readable and writable, left out of core dumps. */
@@ -33,6 +35,9 @@ uint64_t fi_shm_limit(uint64_t parts);
  * limit first, because fallocate on a memfd past free memory does not fail: it invokes the
  * out-of-memory killer. FI_E_MEMORY: refused by that check, with need and have in the results. */
 int fi_shm_commit(int fd, uint64_t offset, uint64_t bytes, uint64_t *need, uint64_t *have);
+
+/* Bytes of the file that have pages; 0 if the system does not tell. */
+uint64_t fi_shm_allocated(int fd);
 
 /* Bytes that may still be allocated: the smaller of the machine's MemAvailable and what every
  * memory control group above this process leaves, less a reserve. UINT64_MAX when unknown. */

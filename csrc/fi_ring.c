@@ -119,11 +119,9 @@ static void raise_to(_Atomic uint64_t *place, uint64_t value)
     }
 }
 
-int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *need,
-                   uint64_t *have)
+int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t committed, uint64_t bytes,
+                   uint64_t *need, uint64_t *have)
 {
-    fi_slot *s = ring->slots + slot;
-    uint64_t committed = fi_min_u64(load_relaxed(&s->committed), ring->geometry.slot_bytes);
     if (bytes <= committed)
         return FI_OK;
     if (bytes > ring->geometry.slot_bytes) {
@@ -136,7 +134,7 @@ int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t 
     int rc = fi_shm_commit(ring->fd, start, bytes - committed, need, have);
     /* Committing twice is harmless, so two who do it at once need not know of each other. */
     if (rc == FI_OK)
-        raise_to(&s->committed, bytes);
+        raise_to(&ring->slots[slot].committed, bytes);
     return rc;
 }
 
@@ -145,8 +143,10 @@ int fi_heap_take(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *o
 {
     fi_slot *s = ring->slots + slot;
     uint64_t limit = fi_min_u64(load_relaxed(&s->limit), ring->geometry.slot_bytes);
-    uint64_t now = load_relaxed(&s->heap), start, end;
+    uint64_t word = load_relaxed(&s->heap), now, start, end;
     do {
+        if (fi_heap_offset(word, &now) != FI_OK)
+            return FI_E_BROKEN;
         start = fi_align_up(fi_min_u64(now, limit), FI_CACHE_LINE);
         if (now > limit || start > limit || bytes > limit - start) {
             *need = bytes;
@@ -154,16 +154,16 @@ int fi_heap_take(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *o
             return FI_E_FULL;
         }
         end = start + bytes;
-    } while (!atomic_compare_exchange_weak_explicit(&s->heap, &now, end, memory_order_relaxed,
-                                                    memory_order_relaxed));
+    } while (!atomic_compare_exchange_weak_explicit(&s->heap, &word, fi_heap_word(end),
+                                                    memory_order_relaxed, memory_order_relaxed));
     *offset = start;
-    uint64_t committed = load_relaxed(&s->committed);
+    uint64_t committed = fi_slot_committed(ring, slot);
     if (end <= committed)
         return FI_OK;
     /* A quarter more than is needed now, for each commit asks the kernel how much is free. */
     uint64_t ahead = fi_min_u64(end + fi_max_u64(end / 4, (uint64_t)1 << 20), limit);
-    int rc = fi_slot_commit(ring, slot, ahead, need, have);
-    return rc == FI_OK ? rc : fi_slot_commit(ring, slot, end, need, have);
+    int rc = fi_slot_commit(ring, slot, committed, ahead, need, have);
+    return rc == FI_OK ? rc : fi_slot_commit(ring, slot, committed, end, need, have);
 }
 
 /* ---- worker --------------------------------------------------------------------------------- */
@@ -190,10 +190,13 @@ static bool has_work(const fi_worker *worker)
            load_relaxed(&board->tail) > worker->current || load_relaxed(&board->stop);
 }
 
+#define MOST_SPIN 10000 /* pauses, whatever the board says */
+
 /* B1 to B4. */
 static void sleep_for_work(fi_worker *worker)
 {
-    for (uint32_t spin = load_relaxed(&worker->ring->board->spin); spin > 0; spin--) {
+    uint32_t spin = load_relaxed(&worker->ring->board->spin);
+    for (spin = spin < MOST_SPIN ? spin : MOST_SPIN; spin > 0; spin--) {
         if (has_work(worker))
             return;
         pause_briefly();
@@ -352,7 +355,7 @@ void fi_row_done(const fi_worker *worker, const fi_turn *turn, uint32_t row, uin
 void fi_worker_ready(const fi_worker *worker, const fi_turn *turn, uint32_t flags)
 {
     store_release(&worker->ring->slots[turn->slot].state, /* A3, pairs with T1 */
-                  fi_word(turn->q, 0, FI_READY, flags));
+                  fi_word(turn->q, 0, FI_READY, FI_HAMMING(flags & 15)));
     fi_fence(2); /* F2 (D3), pairs with F5: READY before the look at pwait */
     ring_parent(worker->ring, turn->q);
 }

@@ -14,20 +14,31 @@
 
 /* ---- words ------------------------------------------------------------------------------ */
 
+/* Four bits as a word of the extended Hamming code (8, 4): any two of them differ in four bits at
+ * least, so a flipped bit or two make no other word of it. */
+#define FI_BIT(number, place) ((number) >> (place) & 1u)
+#define FI_HAMMING_3(d)                                                                           \
+    ((d) | (FI_BIT(d, 0) ^ FI_BIT(d, 1) ^ FI_BIT(d, 3)) << 4 |                                    \
+     (FI_BIT(d, 0) ^ FI_BIT(d, 2) ^ FI_BIT(d, 3)) << 5 |                                          \
+     (FI_BIT(d, 1) ^ FI_BIT(d, 2) ^ FI_BIT(d, 3)) << 6)
+#define FI_HAMMING(d)                                                                             \
+    (FI_HAMMING_3(d) | (FI_BIT(d, 0) ^ FI_BIT(d, 1) ^ FI_BIT(d, 2)) << 7)
+
 enum fi_code {
-    FI_TODO = 1,
-    FI_OWNED = 2,
-    FI_ROW_OK = 3, /* done codes: FI_ROW_OK to FI_POISON */
-    FI_SPILL = 4,
-    FI_ERROR = 5,
-    FI_POISON = 6,
-    FI_VOID = 7,
-    FI_FILLING = 8, /* codes of a slot's state word, besides FI_VOID */
-    FI_FINISHING = 9,
-    FI_READY = 10
+    FI_TODO = FI_HAMMING(1u),
+    FI_OWNED = FI_HAMMING(2u),
+    FI_VOID = FI_HAMMING(3u),
+    FI_ROW_OK = FI_HAMMING(4u), /* done codes: FI_ROW_OK to FI_POISON */
+    FI_SPILL = FI_HAMMING(5u),
+    FI_ERROR = FI_HAMMING(6u),
+    FI_POISON = FI_HAMMING(7u),
+    FI_FILLING = FI_HAMMING(8u), /* codes of a slot's state word, besides FI_VOID */
+    FI_FINISHING = FI_HAMMING(9u),
+    FI_READY = FI_HAMMING(10u)
 };
 
-/* Flags of a READY state word: what the finisher left beside the rows. */
+/* Flags of a READY state word, where they are encoded like a code: what the finisher left beside
+ * the rows. */
 enum {
     FI_CONVERTED_FIELDS = 1, /* one output array per ragged field */
     FI_CONVERTED_OBJECT = 2, /* the converter's result, packed */
@@ -44,7 +55,10 @@ static inline uint32_t fi_word_q(uint64_t word) { return (uint32_t)(word >> 32);
 static inline uint32_t fi_word_owner(uint64_t word) { return (word >> 16) & 0xffff; }
 static inline uint32_t fi_word_code(uint64_t word) { return (word >> 8) & 0xff; }
 static inline uint32_t fi_word_flags(uint64_t word) { return word & 0xff; }
-static inline bool fi_code_done(uint32_t code) { return code >= FI_ROW_OK && code <= FI_POISON; }
+static inline bool fi_code_done(uint32_t code)
+{
+    return code == FI_ROW_OK || code == FI_SPILL || code == FI_ERROR || code == FI_POISON;
+}
 
 /* ---- shared structures ------------------------------------------------------------------ */
 
@@ -64,7 +78,7 @@ typedef struct fi_slot {
     _Atomic uint32_t schema;
     _Atomic uint32_t single; /* 1: offer the rows one by one, for one of them kills workers */
     /* Written by the workers while they fill the slot. */
-    _Alignas(FI_CACHE_LINE) _Atomic uint64_t heap; /* next free byte, as an offset in the slot */
+    _Alignas(FI_CACHE_LINE) _Atomic uint64_t heap; /* fi_heap_word of the next free byte */
     _Atomic uint64_t committed;                    /* bytes of the slot that have pages */
     _Atomic uint64_t limit;                        /* the heap may not grow past this */
     _Atomic uint64_t result_offset;                /* the finisher's packed object */
@@ -135,11 +149,26 @@ static inline uint64_t fi_slot_committed(const fi_ring *ring, uint32_t slot)
         atomic_load_explicit(&ring->slots[slot].committed, memory_order_relaxed),
         ring->geometry.slot_bytes);
 }
-/* How far the heap of the slot has grown, for the size of its next commit. */
+/* An offset in the slot and 18 bits that depend on all of it: a heap that was overwritten would
+ * hand out bytes that are somebody's already, and nobody would notice. */
+#define FI_HEAP_OFFSET_BITS 46
+static inline uint64_t fi_heap_word(uint64_t offset)
+{
+    uint64_t check = offset * 0x9e3779b97f4a7c15u >> FI_HEAP_OFFSET_BITS;
+    return check << FI_HEAP_OFFSET_BITS | offset;
+}
+/* FI_E_BROKEN for a word that fi_heap_word does not make. */
+static inline int fi_heap_offset(uint64_t word, uint64_t *offset)
+{
+    *offset = word & (((uint64_t)1 << FI_HEAP_OFFSET_BITS) - 1);
+    return fi_heap_word(*offset) == word ? FI_OK : FI_E_BROKEN;
+}
+/* How far the heap of the slot has grown, for the size of its next commit; 0 if that is spoilt. */
 static inline uint64_t fi_slot_used(const fi_ring *ring, uint32_t slot)
 {
-    return fi_min_u64(atomic_load_explicit(&ring->slots[slot].heap, memory_order_relaxed),
-                      ring->geometry.slot_bytes);
+    uint64_t word = atomic_load_explicit(&ring->slots[slot].heap, memory_order_relaxed), offset;
+    return fi_heap_offset(word, &offset) == FI_OK ? fi_min_u64(offset, ring->geometry.slot_bytes)
+                                                  : 0;
 }
 static inline uint32_t fi_slot_schema(const fi_ring *ring, uint32_t slot)
 {
@@ -186,13 +215,15 @@ static inline void fi_board_set_spin(const fi_ring *ring, uint32_t pauses)
     atomic_store_explicit(&ring->board->spin, pauses, memory_order_relaxed);
 }
 
-/* Commits the pages of the slot's payload up to `bytes`. Called by the parent at schedule and,
- * within the slot's limit, by workers. FI_E_MEMORY with need and have: refused. */
-int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *need,
-                   uint64_t *have);
+/* Commits the pages of the slot's payload up to `bytes`, of which `committed` are there already.
+ * Called by the parent (fi_parent_commit) and, within the slot's limit, by workers. FI_E_MEMORY
+ * with need and have: refused. */
+int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t committed, uint64_t bytes,
+                   uint64_t *need, uint64_t *have);
 
 /* Takes `bytes` from the slot's heap, 64-byte aligned. Only the owner of a row, or the finisher,
- * may call it. FI_E_FULL: the reservation ends here; FI_E_MEMORY: no memory (need, have). */
+ * may call it. FI_E_FULL: the reservation ends here; FI_E_MEMORY: no memory (need, have);
+ * FI_E_BROKEN: the heap was overwritten. */
 int fi_heap_take(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *offset,
                  uint64_t *need, uint64_t *have);
 
@@ -253,6 +284,8 @@ typedef struct fi_parent {
     uint32_t *slot_of;      /* sequence modulo S -> slot: the parent never trusts the map */
     uint32_t *free_stack;   /* last in, first out: the newest is still in cache */
     uint32_t *returned_next;
+    uint64_t *committed;    /* S: bytes that certainly have pages */
+    int64_t *indices;       /* S x B: what the workers were told */
     const int *bell_pipes;  /* write ends, or NULL for futexes */
     _Atomic uint32_t returned; /* lock-free stack of released leases: slot + 1, 0 = empty */
     uint32_t free_count;
@@ -260,6 +293,7 @@ typedef struct fi_parent {
     uint64_t head, tail;
     uint32_t offered; /* rows scheduled since the last publish */
     uint32_t leased, draining, retired;
+    bool stopping;
 } fi_parent;
 
 #define FI_ANY UINT64_MAX /* pwait: the parent sleeps for any event */
@@ -278,6 +312,13 @@ int fi_parent_schedule(fi_parent *parent, const int64_t *indices, uint32_t n, ui
 void fi_parent_publish(fi_parent *parent);
 void fi_parent_ring_all(fi_parent *parent);
 
+/* Bytes of the slot that have pages: never more than the file has of them, whatever the shared
+ * number says. */
+uint64_t fi_parent_committed(fi_parent *parent, uint32_t slot);
+/* Sees to it that so many have. As fi_slot_commit. */
+int fi_parent_commit(fi_parent *parent, uint32_t slot, uint64_t bytes, uint64_t *need,
+                     uint64_t *have);
+
 /* Takes back slots whose leases died and slots that a reset has drained. */
 void fi_parent_collect(fi_parent *parent);
 
@@ -286,8 +327,9 @@ int fi_parent_ready(const fi_parent *parent, uint32_t *slot, uint32_t *flags);
 /* T2: announces the sleep; the caller must look again (T3) before it sleeps. */
 void fi_parent_doze(fi_parent *parent, uint64_t q);
 void fi_parent_wake(fi_parent *parent);
-/* T5: checks every row word of the ready head; `odd` counts rows other than FI_ROW_OK.
- * FI_E_BROKEN if a word is impossible: `row` and `word` say which. Takes nothing. */
+/* T5: checks every row word of the ready head; `odd` counts rows other than FI_ROW_OK. FI_E_BROKEN
+ * if a word is impossible, or the workers were told something else than the parent had said (n,
+ * schema, indices): `row` and `word` say where and what. Takes nothing. */
 int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *odd, uint32_t *row,
                     uint64_t *word);
 /* The head leaves the ring: its slot is leased, or free again at once when `copied`. */
@@ -329,11 +371,14 @@ void fi_parent_offer_singly(fi_parent *parent);
 /* R3, R4, R6 for the stall timer: puts every hint right, and wakes all workers whatever their
  * bells say. Harmless at any time. */
 void fi_parent_repair(fi_parent *parent);
-/* True if nobody will ever make the head READY by himself: it is not, no row is owned, nobody
- * finishes, and every worker is asleep. Only a broken word can cause it. A bell may itself be the
- * broken word: the answer is sure only when fi_parent_repair came before, in time for all workers
- * to fall asleep again. */
+/* True if nobody will ever make the head READY by himself, or give back a slot that drains: every
+ * worker is asleep, and who sleeps has nothing in hand. Only a broken word can cause it. A bell may
+ * itself be the broken word: the answer is sure only when fi_parent_repair came before, in time for
+ * all workers to fall asleep again. */
 bool fi_parent_stalled(const fi_parent *parent);
+/* For a ring that is stalled: puts the words right that no worker will, as after the death of all of
+ * them, then the hints. Rows that are done, or to be done, stay so. */
+void fi_parent_mend(fi_parent *parent);
 void fi_parent_stop(fi_parent *parent);
 
 #endif

@@ -27,7 +27,7 @@ from fastiter.dataset import (
     converter,
     to_device,
 )
-from fastiter.errors import DatasetError, TimeoutWarning, WorkerDiedError
+from fastiter.errors import DatasetError, OverwrittenError, TimeoutWarning, WorkerDiedError
 from fastiter.iterators import (
     BlockShuffleOrderSampler,
     MultithreadIterator,
@@ -63,6 +63,7 @@ __all__ = [
     "MultiprocessIterator",
     "MultithreadIterator",
     "OrderSampler",
+    "OverwrittenError",
     "SerialIterator",
     "ShardedOrderSampler",
     "ShuffleOrderSampler",

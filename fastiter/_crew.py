@@ -75,6 +75,7 @@ class Member:
         self.proven = proven
         self.warned_since = 0
         self.warnings = 0
+        self.born = _ring.now()
 
     def is_dead(self) -> bool:
         """Whether all its threads have ended."""
@@ -244,6 +245,12 @@ class Crew:
         return tuple(
             ring.arena for ring in list(_rings) if ring is not self._ring and not ring.has_views
         )
+
+    def open_gates(self) -> None:
+        """Lets in again who was let in: the word that says so may have been overwritten."""
+        for member in self.members:
+            if member is not None:
+                self._ring.let_in(member.number, member.start)
 
     # ---- watch
 

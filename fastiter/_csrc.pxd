@@ -69,6 +69,11 @@ cdef extern from "fi_cell.h" nogil:
     void fi_cell_read(const fi_cell *cell, fi_report *report)
 
 
+cdef extern from "fi_checksum.h" nogil:
+    uint64_t fi_checksum(const void *bytes, size_t count, uint64_t seed)
+    uint64_t fi_place_seed(uint64_t q, uint32_t row, uint32_t kind)
+
+
 cdef extern from "fi_ring.h" nogil:
     enum:
         FI_ROW_OK
@@ -113,8 +118,6 @@ cdef extern from "fi_ring.h" nogil:
     void fi_result_get(const fi_ring *ring, uint32_t slot, uint64_t *offset, uint64_t *bytes)
     uint32_t fi_row_code(const fi_ring *ring, uint32_t slot, uint32_t row, uint64_t q)
     void fi_board_set_spin(const fi_ring *ring, uint32_t pauses)
-    int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *need,
-                       uint64_t *have)
     int fi_heap_take(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *offset,
                      uint64_t *need, uint64_t *have)
 
@@ -161,6 +164,9 @@ cdef extern from "fi_ring.h" nogil:
                            uint64_t heap, uint64_t limit, bint single, uint64_t *q)
     void fi_parent_publish(fi_parent *parent)
     void fi_parent_ring_all(fi_parent *parent)
+    uint64_t fi_parent_committed(fi_parent *parent, uint32_t slot)
+    int fi_parent_commit(fi_parent *parent, uint32_t slot, uint64_t bytes, uint64_t *need,
+                         uint64_t *have)
     void fi_parent_collect(fi_parent *parent)
     int fi_parent_ready(const fi_parent *parent, uint32_t *slot, uint32_t *flags)
     void fi_parent_doze(fi_parent *parent, uint64_t q)
@@ -180,6 +186,7 @@ cdef extern from "fi_ring.h" nogil:
     void fi_parent_repair(fi_parent *parent)
     void fi_parent_offer_singly(fi_parent *parent)
     bint fi_parent_stalled(const fi_parent *parent)
+    void fi_parent_mend(fi_parent *parent)
     void fi_parent_stop(fi_parent *parent)
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from fastiter import _ring, _rows, _views
 from fastiter._finish import ConcatFinisher, Finisher
 from fastiter._transport import Failure, exception_of, unpack
-from fastiter.errors import DatasetError, WorkerDiedError
+from fastiter.errors import DatasetError, OverwrittenError, WorkerDiedError
 
 
 class Scheduled(NamedTuple):
@@ -60,11 +60,15 @@ def read_odd(
             end = deaths.get((record.q, row), "died")
             return Odd(examples, poisoned(f"dataset index {index}", end, record.label))
         offset, size = ring.entry(slot, row)
-        part = lease.part(offset, size)
-        if code == _ring.ROW_ERROR:
-            return Odd(examples, _row_error(part, facts))
         try:
-            examples[row] = unpack(memoryview(bytearray(part)) if copied else part)
+            part = lease.part(offset, size)
+            if code == _ring.ROW_ERROR:
+                seed = lease.seed(row, _ring.PACKED_ERROR)
+                return Odd(examples, _row_error(part, seed, facts))
+            seed = lease.seed(row, _ring.PACKED_EXAMPLE)
+            examples[row] = unpack(memoryview(bytearray(part)) if copied else part, seed)
+        except OverwrittenError as error:
+            return Odd(examples, error)
         except Exception as error:
             raised = DatasetError(f"an example cannot be loaded in the parent: {error!r} ({facts})")
             raised.__cause__ = error
@@ -72,10 +76,10 @@ def read_odd(
     return Odd(examples, None)
 
 
-def _row_error(part: memoryview, facts: str) -> Exception:
+def _row_error(part: memoryview, seed: int, facts: str) -> Exception:
     if part.nbytes == 0:
         return DatasetError(f"the dataset failed, and no memory was left for the reason ({facts})")
-    failure = Failure(*unpack(memoryview(bytearray(part))))
+    failure = Failure(*unpack(memoryview(bytearray(part)), seed))
     return exception_of(failure, f"{facts}, worker process {failure.pid}")
 
 
@@ -98,10 +102,12 @@ def assemble(
 ) -> Any:
     """The batch: the converter's result where there is a converter, else the list of examples."""
     if flags & _ring.CONVERTER_ERROR and result is not None:
-        failure = Failure(*unpack(memoryview(bytearray(result))))
+        seed = lease.seed(_ring.WHOLE_BATCH, _ring.PACKED_FAILURE)
+        failure = Failure(*unpack(memoryview(bytearray(result)), seed))
         raise exception_of(failure, f"converter, {record.label}, worker process {failure.pid}")
     if flags & _ring.CONVERTED_OBJECT and result is not None:
-        return unpack(memoryview(bytearray(result)) if copied else result)
+        seed = lease.seed(_ring.WHOLE_BATCH, _ring.PACKED_RESULT)
+        return unpack(memoryview(bytearray(result)) if copied else result, seed)
     schema = record.schema
     if isinstance(finisher, ConcatFinisher) and schema and not odd and finisher.suits(schema):
         columns = _views.columns(

@@ -13,11 +13,18 @@ from fastiter._columns cimport ColumnReader
 from fastiter._csrc cimport *
 from fastiter._ring cimport Lease, WorkerEnd
 from fastiter._rows cimport Schema
-from fastiter import _views
+from fastiter import _ring, _views
 from fastiter._transport import Packed, failure_of, unpack
 
 cdef extern from "Python.h":
     int PyBUF_WRITE
+
+
+cdef uint32_t PACKED_EXAMPLE = _ring.PACKED_EXAMPLE
+cdef uint32_t PACKED_ERROR = _ring.PACKED_ERROR
+cdef uint32_t PACKED_RESULT = _ring.PACKED_RESULT
+cdef uint32_t PACKED_FAILURE = _ring.PACKED_FAILURE
+cdef uint32_t WHOLE_BATCH = _ring.WHOLE_BATCH
 
 
 cdef class RowWriter:
@@ -175,34 +182,34 @@ cdef class RowWriter:
         if self.schema is not None and self.schema.write(
                 end, fi_slot_payload(end.worker.ring, end.turn.slot), row, example):
             return FI_ROW_OK
-        self.put(row, Packed(example))
+        self.put(row, PACKED_EXAMPLE, Packed(example))
         return FI_SPILL
 
     cdef int use_schema(self, uint32_t number) except -1:
-        record = self.end.arena.schema_record(number)
         rows = self.end.worker.ring.geometry.rows
         self.schema = None
-        # Number 0 stays empty: nothing is known yet, everything is spilled.
-        if record:
-            try:
+        try:
+            record = self.end.arena.schema_record(number)
+            if record:  # number 0 stays empty: nothing is known yet, everything is spilled
                 self.schema = Schema.load(record, rows)
-            except Exception:  # a type that cannot be imported here; every row can be spilled
-                pass
+        except Exception:
+            pass  # a type that cannot be imported here, or a spoilt record; every row can be spilled
         self.schema_number = number
         return 0
 
-    cdef int put(self, uint32_t row, object packed) except -1:
+    cdef int put(self, uint32_t row, uint32_t kind, object packed) except -1:
         cdef WorkerEnd end = self.end
         cdef uint64_t size = packed.size, offset = end.heap_take(size)
         packed.write_into(PyMemoryView_FromMemory(
-            fi_slot_payload(end.worker.ring, end.turn.slot) + offset, size, PyBUF_WRITE))
+            fi_slot_payload(end.worker.ring, end.turn.slot) + offset, size, PyBUF_WRITE),
+            end.seed(row, kind))
         fi_entry_set(end.worker.ring, end.turn.slot, row, offset, size)
         return 0
 
     cdef uint32_t store_failure(self, uint32_t row, object error) except 0:
         fi_entry_set(self.end.worker.ring, self.end.turn.slot, row, 0, 0)
         try:
-            self.put(row, Packed(tuple(failure_of(error))))
+            self.put(row, PACKED_ERROR, Packed(tuple(failure_of(error))))
         except BaseException:  # no memory even for the text: the bare fact has to do
             pass
         return FI_ERROR
@@ -239,24 +246,27 @@ cdef class RowWriter:
         lease.payload = fi_slot_payload(end.worker.ring, end.turn.slot)
         lease.bytes = fi_slot_committed(end.worker.ring, end.turn.slot)
         lease.rows = end.turn.n
+        lease.q = end.turn.q
         if not self.columns_complete:
             for row in range(end.turn.n):
                 code = fi_row_code(end.worker.ring, end.turn.slot, row, end.turn.q)
                 if code == FI_SPILL:
                     fi_entry_get(end.worker.ring, end.turn.slot, row, &offset, &size)
-                    odd[row] = unpack(memoryview(bytearray(lease.part(offset, size))))
+                    odd[row] = unpack(memoryview(bytearray(lease.part(offset, size))),
+                                      end.seed(row, PACKED_EXAMPLE))
                 elif code != FI_ROW_OK:
                     return None
         if self.schema is None:
             return [odd[row] for row in range(end.turn.n)]
         return _views.read(self.schema, lease, True, odd)
 
-    def put_result(self, packed):
+    def put_result(self, packed, bint failed):
         """Leaves the converter's result, or its exception, in the slot in hand."""
         cdef WorkerEnd end = self.end
         cdef uint64_t size = packed.size, offset = end.heap_take(size)
         packed.write_into(PyMemoryView_FromMemory(
-            fi_slot_payload(end.worker.ring, end.turn.slot) + offset, size, PyBUF_WRITE))
+            fi_slot_payload(end.worker.ring, end.turn.slot) + offset, size, PyBUF_WRITE),
+            end.seed(WHOLE_BATCH, PACKED_FAILURE if failed else PACKED_RESULT))
         fi_result_set(end.worker.ring, end.turn.slot, offset, size)
 
     def ready(self, uint32_t flags):

@@ -151,7 +151,7 @@ class CallableFinisher:
             flags = _ring.CONVERTER_ERROR
             result = tuple(failure_of(error))
         try:
-            rows.put_result(Packed(result))
+            rows.put_result(Packed(result), flags == _ring.CONVERTER_ERROR)
         except Exception:
             return 0  # no pickle, or no room: the parent converts
         return flags

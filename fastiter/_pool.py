@@ -24,11 +24,12 @@ from fastiter._delivery import Scheduled, assemble, poisoned, read_odd
 from fastiter._finish import Finisher
 from fastiter._schema import derive_schema, merge_schemas
 from fastiter._worker import Job
-from fastiter.errors import TimeoutWarning, WorkerDiedError
+from fastiter.errors import OverwrittenError, TimeoutWarning, WorkerDiedError
 
 _SPARES = 32  # slots that replace those retired by forks of the program
 _SCHEMAS = 16
 _MOST_DEATHS = 3  # of workers, by one index or one converter call
+_MOST_MENDS = 3  # of what was overwritten, for one batch
 _SLICE = 0.5  # seconds; the longest sleep before a look at clocks and hints
 _SPIN = 100  # pauses, about 2 us
 
@@ -99,6 +100,7 @@ class Pool:
         self._idle_deaths = 0
         self._single_until = -1  # sequence up to which rows are offered one by one
         self._repaired = False
+        self._mends = 0
         # Batches ahead and the one waited for; two for the consumer; and each worker may pin
         # one of an old generation.
         slots = n_prefetch + 3 + workers + _SPARES
@@ -198,7 +200,7 @@ class Pool:
         codes: Sequence[tuple[int, int]] = ()
         try:
             codes = ring.odd_rows(slot)
-        except RuntimeError:
+        except OverwrittenError:
             ring.drop()
             self._forget_head()
             raise
@@ -232,6 +234,7 @@ class Pool:
         self._deaths_of_finish.pop(record.q, None)
         self._idle_deaths = 0
         self._repaired = False
+        self._mends = 0
         if record.q >= self._single_until:
             self._single_until = -1
         if self._death_texts:
@@ -303,10 +306,12 @@ class Pool:
                 continue
             report = self._ring.report(member.number)
             since = report["since"]
+            if not member.born <= since / 1e9 <= now:
+                continue  # busy with nothing, or overwritten
             if since != member.warned_since:
                 member.warned_since, member.warnings = since, 0
             seconds = now - since / 1e9
-            if since and seconds > self._timeout * (member.warnings + 1):
+            if seconds > self._timeout * (member.warnings + 1):
                 member.warnings += 1
                 self._warn(member, report["index"], seconds)
 
@@ -323,15 +328,23 @@ class Pool:
         )
 
     def _look_at_hints(self) -> None:
-        """Repairs after a silent period what only an overwritten hint can cause: somebody sleeps
-        who should not. If all is well, the workers have looked around once for nothing."""
-        if self._repaired and self._ring.stalled:
-            raise RuntimeError(
-                "shared memory was overwritten: all workers sleep although "
-                f"{self._scheduled[0].label} is not complete"
+        """Repairs after a silent period what only an overwritten word can cause: somebody sleeps,
+        or waits at his gate, who should not. If all is well, the workers have looked around once
+        for nothing."""
+        self._crew.open_gates()
+        if not (self._repaired and self._ring.stalled):
+            self._repaired = True
+            self._ring.repair()
+            return
+        self._mends += 1
+        if self._mends > _MOST_MENDS:
+            self._mends = 0
+            what = self._scheduled[0].label if self._scheduled else "a slot"
+            raise OverwrittenError(
+                "shared memory is overwritten again and again: all workers sleep although "
+                f"{what} is not complete"
             )
-        self._repaired = True
-        self._ring.repair()
+        self._ring.mend()
 
     # ---- deaths
 
@@ -345,22 +358,22 @@ class Pool:
         ring = self._ring
         report = ring.report(member.number)
         note = ring.note(member.number) if report["ready"] == member.start else b""
+        failure = _transport.unpack_note(note)
         end = member.end_text()
         losses = ring.losses(member.number)
         suspects = [loss for loss in losses if loss[1] >= 0]
-        for slot, row, q in losses:
-            ring.give_back(slot, row, q, self._is_poison(row, q, end, len(suspects)))
+        while losses_left := ring.losses(member.number):
+            for slot, row, q in losses_left:
+                ring.give_back(slot, row, q, self._is_poison(row, q, end, len(suspects)))
         ring.rewind(member.number)
         if len(suspects) > 1:
             ring.offer_singly()
             self._single_until = self._scheduled[-1].q if self._scheduled else -1
         self._crew.dismiss(member)
         ring.ring_all()
-        if note:
+        if failure is not None:
             self.close()
-            raise _transport.exception_of(
-                _transport.unpack_note(note), f"loading the dataset in worker {member.pid}"
-            )
+            raise _transport.exception_of(failure, f"loading the dataset in worker {member.pid}")
         planned = self._planned_exits and not losses and end == "exited with status 0"
         self.restarts += not planned
         if not losses and not planned:

@@ -25,6 +25,7 @@ cdef class WorkerEnd:
     cdef fi_worker worker
     cdef fi_turn turn
     cdef uint64_t heap_take(self, uint64_t bytes) except? 0xFFFFFFFFFFFFFFFF
+    cdef uint64_t seed(self, uint32_t row, uint32_t kind) noexcept
 
 
 cdef class Lease:
@@ -35,4 +36,5 @@ cdef class Lease:
     cdef Py_ssize_t bytes
     cdef readonly object schema
     cdef readonly Py_ssize_t rows
+    cdef uint64_t q
     cdef uint64_t handed

@@ -4,7 +4,8 @@ The C floor has no idea of Python; this file gives its handles Python lifetimes.
 remembers the process that made it: in a forked child it forgets instead of freeing.
 """
 
-from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
+from cpython.buffer cimport (
+    PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer)
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EINTR, EFBIG, EINVAL, ENOMEM
@@ -17,13 +18,20 @@ from fastiter._csrc cimport *
 
 import os
 
+from fastiter.errors import OverwrittenError
+
 cdef enum:
     MOST_LOSSES = 4096
+    SCHEMA_HEAD = 12  # length and checksum
 
 NOTE_BYTES = FI_NOTE_BYTES
 
 # In the place of the index in hand.
 LOADING = -1
+
+# Kinds of packed objects, and the row of those that belong to the batch as a whole.
+PACKED_EXAMPLE, PACKED_ERROR, PACKED_FIELD, PACKED_RESULT, PACKED_FAILURE = range(5)
+WHOLE_BATCH = 0xFFFFFFFF
 
 # Codes of done rows, and flags of a finished slot.
 ROW_OK = FI_ROW_OK
@@ -52,6 +60,8 @@ cdef int check(int rc, str what, uint64_t need=0, uint64_t have=0) except -1:
         )
     if rc == FI_E_RANGE:
         raise ValueError(f"{what}: a number is out of range")
+    if rc == FI_E_BROKEN:
+        raise OverwrittenError(f"{what}: shared memory was overwritten")
     if rc < 0:
         raise RuntimeError(f"{what}: the ring answered {rc}")
     raise OSError(rc, f"{what}: {os.strerror(rc)}")
@@ -175,21 +185,26 @@ cdef class Arena:
         """The bytes that the parent published as schema `number`."""
         cdef char *place = self.ring.schemas + <uint64_t>number * FI_SCHEMA_BYTES
         cdef uint32_t length
+        cdef uint64_t checksum
         if number >= self.ring.geometry.schemas:
             raise ValueError(f"schema {number} of {self.ring.geometry.schemas}")
         memcpy(&length, place, sizeof(length))
-        if length > FI_SCHEMA_BYTES - sizeof(length):
-            raise ValueError(f"schema {number} claims a length of {length} bytes")
-        return PyBytes_FromStringAndSize(place + sizeof(length), length)
+        memcpy(&checksum, place + sizeof(length), sizeof(checksum))
+        if length > FI_SCHEMA_BYTES - SCHEMA_HEAD or (
+                length and checksum != fi_checksum(place + SCHEMA_HEAD, length, number)):
+            raise OverwrittenError(f"schema {number} of {length} bytes was overwritten")
+        return PyBytes_FromStringAndSize(place + SCHEMA_HEAD, length)
 
     def put_schema_record(self, uint32_t number, bytes record):
         """Publishes a schema with the next schedule; False if the record is too long."""
         cdef char *place = self.ring.schemas + <uint64_t>number * FI_SCHEMA_BYTES
         cdef uint32_t length = <uint32_t>min(<Py_ssize_t>FI_SCHEMA_BYTES, len(record))
-        if length > FI_SCHEMA_BYTES - sizeof(length) or number >= self.ring.geometry.schemas:
+        cdef uint64_t checksum = fi_checksum(<char *>record, length, number)
+        if length > FI_SCHEMA_BYTES - SCHEMA_HEAD or number >= self.ring.geometry.schemas:
             return False
         memcpy(place, &length, sizeof(length))
-        memcpy(place + sizeof(length), <char *>record, length)
+        memcpy(place + sizeof(length), &checksum, sizeof(checksum))
+        memcpy(place + SCHEMA_HEAD, <char *>record, length)
         return True
 
 
@@ -249,9 +264,9 @@ cdef class ParentEnd:
             return -1
         cdef int rc
         cdef fi_ring *ring = &self.arena.ring
-        if commit > fi_slot_committed(ring, slot):
+        if commit > fi_parent_committed(&self.parent, slot):
             with nogil:
-                rc = fi_slot_commit(ring, slot, commit, &need, &have)
+                rc = fi_parent_commit(&self.parent, slot, commit, &need, &have)
             check(rc, "memory for a batch", need, have)
         check(fi_parent_schedule(&self.parent, &indices[0], <uint32_t>indices.shape[0], schema,
                                  heap, ring.geometry.slot_bytes, single, &q),
@@ -314,14 +329,14 @@ cdef class ParentEnd:
         fi_event_ring(self.arena.event_ends[1])
 
     def odd_rows(self, uint32_t slot):
-        """[(row, code)] of the rows that are not plainly written. Raises RuntimeError if a row
-        word holds what no worker may write."""
+        """[(row, code)] of the rows that are not plainly written. Raises OverwrittenError if a row
+        word holds what no worker may write, or the workers were told something else."""
         cdef uint32_t odd = 0, row = 0
         cdef uint64_t word = 0
         cdef fi_ring *ring = &self.arena.ring
         if fi_parent_check(&self.parent, slot, &odd, &row, &word) != FI_OK:
-            raise RuntimeError(
-                f"shared memory was overwritten: row {row} of a batch holds the word {word:#x}"
+            raise OverwrittenError(
+                f"shared memory was overwritten: {word:#x} was found at row {row} of a batch"
             )
         if odd == 0:
             return ()
@@ -344,7 +359,8 @@ cdef class ParentEnd:
         lease.ring = self if owning else None
         lease.slot = slot
         lease.payload = fi_slot_payload(&self.arena.ring, slot)
-        lease.bytes = fi_slot_committed(&self.arena.ring, slot)
+        lease.bytes = fi_parent_committed(&self.parent, slot)
+        lease.q = self.parent.slot[slot].q
         lease.schema = schema
         lease.rows = self.parent.slot[slot].n
         return lease
@@ -363,7 +379,7 @@ cdef class ParentEnd:
 
     def used(self, uint32_t slot):
         """Bytes of the slot that its columns and heap take."""
-        return fi_slot_used(&self.arena.ring, slot)
+        return min(fi_slot_used(&self.arena.ring, slot), fi_parent_committed(&self.parent, slot))
 
     @property
     def slots(self):
@@ -430,6 +446,10 @@ cdef class ParentEnd:
     @property
     def stalled(self):
         return fi_parent_stalled(&self.parent)
+
+    def mend(self):
+        """Puts right what was overwritten and nobody else will put right. The ring is stalled."""
+        fi_parent_mend(&self.parent)
 
     def stop(self):
         fi_parent_stop(&self.parent)
@@ -503,6 +523,10 @@ cdef class WorkerEnd:
         check(rc, "memory for an example", need, have)
         return offset
 
+    cdef uint64_t seed(self, uint32_t row, uint32_t kind) noexcept:
+        """For the checksum of what is packed into the slot in hand."""
+        return fi_place_seed(self.turn.q, row, kind)
+
 
 cdef class Lease:
     """Owner of a taken slot: arrays in it are alive through this object, and it through them.
@@ -515,17 +539,33 @@ cdef class Lease:
         PyBuffer_FillInfo(buffer, self, self.payload, self.bytes, 0, flags)
 
     def part(self, uint64_t offset, uint64_t size):
-        """A writable memoryview of a part; ValueError if it lies outside of the slot."""
+        """A writable memoryview of a part; OverwrittenError if it lies outside of the slot."""
         if offset > <uint64_t>self.bytes or size > <uint64_t>self.bytes - offset:
-            raise ValueError(
+            raise OverwrittenError(
                 f"shared memory was overwritten: {size} bytes at {offset} do not lie in a slot of "
                 f"{self.bytes} bytes"
             )
         return memoryview(self)[offset:offset + size]
 
+    def seed(self, uint32_t row, uint32_t kind):
+        """What the checksum of a packed object in this slot depends on besides its bytes."""
+        return fi_place_seed(self.q, row, kind)
+
     def __dealloc__(self):
         if self.ring is not None and self.ring.pid == getpid():
             fi_parent_release(&self.ring.parent, self.slot)
+
+
+def checksum(data, uint64_t start, uint64_t stop, uint64_t seed):
+    """Of bytes `start` to `stop` of a buffer: an int in 1 .. 2**64 - 1."""
+    cdef Py_buffer buffer
+    PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE)
+    try:
+        if start > stop or stop > <uint64_t>buffer.len:
+            raise ValueError(f"bytes {start} to {stop} of {buffer.len}")
+        return fi_checksum(<char *>buffer.buf + start, stop - start, seed)
+    finally:
+        PyBuffer_Release(&buffer)
 
 
 def now():

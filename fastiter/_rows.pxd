@@ -51,7 +51,8 @@ cdef class Schema:
     cdef int write_number(self, Field *f, char *place, PyObject *value) except -1
     cdef int write_ragged(self, WorkerEnd end, Field *f, char *payload, int64_t *entry,
                           cnp.PyArrayObject *array) except -1
-    cdef int pack(self, WorkerEnd end, char *payload, int64_t *entry, object value) except -1
+    cdef int pack(self, WorkerEnd end, char *payload, int64_t *entry, Py_ssize_t row,
+                  object value) except -1
     cdef int is_of(self, Field *f, PyObject *value) except -1
     cdef int copy_array(self, Field *f, char *place, cnp.PyArrayObject *array,
                         Py_ssize_t bytes) except -1

@@ -22,7 +22,7 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject, PyObject_RichCompareBool, Py_EQ
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_TYPE, Py_XDECREF, Py_XINCREF
 from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from fastiter._csrc cimport *
@@ -30,6 +30,7 @@ from fastiter._numpy cimport (
     PyArray_Type, bytes_of, copy_into, descr_of, dims_of, equivalent, is_contiguous, nbytes_of,
     ndim_of, new_array, scalar_into)
 from fastiter._ring cimport WorkerEnd
+from fastiter._ring import PACKED_FIELD as _PACKED_FIELD
 from fastiter._transport import Packed
 
 cnp.import_array()
@@ -51,6 +52,7 @@ cdef enum:
     # Below it, giving up and taking back Python's lock costs more than the copy.
     NOGIL_BYTES = 65536
 
+cdef uint32_t PACKED_FIELD = _PACKED_FIELD
 cdef tuple NUMBERS = (numpy.dtype(numpy.int64), numpy.dtype(numpy.float64), numpy.dtype(numpy.bool_))
 
 
@@ -229,7 +231,7 @@ cdef class Schema:
                     return 0
                 self.write_ragged(end, f, payload, <int64_t *>place, <cnp.PyArrayObject *>value)
             elif f.kind == _OBJECT:
-                self.pack(end, payload, <int64_t *>place, <object>value)
+                self.pack(end, payload, <int64_t *>place, row, <object>value)
             elif not self.write_number(f, place, value):
                 return 0
         return 1
@@ -281,12 +283,14 @@ cdef class Schema:
             entry[1 + axis] = dims_of(array)[axis]
         return self.copy_array(f, payload + entry[0], array, size)
 
-    cdef int pack(self, WorkerEnd end, char *payload, int64_t *entry, object value) except -1:
+    cdef int pack(self, WorkerEnd end, char *payload, int64_t *entry, Py_ssize_t row,
+                  object value) except -1:
         packed = Packed(value)
         cdef Py_ssize_t size = packed.size
         entry[0] = <int64_t>end.heap_take(size)
         entry[1] = size
-        packed.write_into(PyMemoryView_FromMemory(payload + entry[0], size, PyBUF_WRITE))
+        packed.write_into(PyMemoryView_FromMemory(payload + entry[0], size, PyBUF_WRITE),
+                          end.seed(<uint32_t>row, PACKED_FIELD))
         return 1
 
     cdef int copy_array(self, Field *f, char *place, cnp.PyArrayObject *array,

@@ -4,7 +4,10 @@ A *packed* object is a pickle (protocol 5) whose buffers lie beside it, 64-byte 
 run of bytes. Where that run is shared memory, the arrays of the loaded object are views of it, so
 nothing is copied on the side that loads. Layout, all numbers little-endian uint64::
 
-    buffers, pickle_bytes, then per buffer: offset, bytes; then the pickle; then the buffers
+    checksum, buffers, pickle_bytes, then per buffer: offset, bytes; the pickle; the buffers
+
+The checksum is that of what follows up to the buffers, and of the place that the object was packed
+for: a pickle that was overwritten must not be run. In an image, which nobody writes to, it is 0.
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastiter import _ring
-from fastiter.errors import DatasetError, WorkerTraceback
+from fastiter.errors import DatasetError, OverwrittenError, WorkerTraceback
 
 _ALIGNMENT = 64
-_HEAD = struct.Struct("<QQ")
+_HEAD = struct.Struct("<QQQ")
+_SUM = struct.Struct("<Q")
 _PAIR = struct.Struct("<QQ")
 
 _WRITTEN_AT_ONCE = 16 << 20  # bytes; between two of them Ctrl-C is heard
@@ -90,13 +94,15 @@ class Packed:
 
     def _head(self) -> bytes:
         pairs = [_PAIR.pack(*place) for place in self._places]
-        return b"".join([_HEAD.pack(len(self._buffers), len(self._pickle)), *pairs])
+        return b"".join([_HEAD.pack(0, len(self._buffers), len(self._pickle)), *pairs])
 
-    def write_into(self, view: memoryview) -> None:
+    def write_into(self, view: memoryview, seed: int) -> None:
+        """Writes into a slot; `seed` tells the place there."""
         head = self._head()
         start, end = len(head), len(head) + len(self._pickle)
         view[:start] = head
         view[start:end] = self._pickle
+        _SUM.pack_into(view, 0, _ring.checksum(view, _SUM.size, end, seed))
         for (offset, size), buffer in zip(self._places, self._buffers, strict=True):
             view[offset : offset + size] = buffer
 
@@ -118,20 +124,37 @@ def _write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
         offset += written
 
 
-def unpack(view: memoryview) -> Any:
+def unpack(view: memoryview, seed: int | None = None) -> Any:
     """Loads what `Packed` wrote. Arrays of the result are views of `view` and keep it alive.
 
-    ValueError if a length points outside of `view`.
+    Parameters
+    ----------
+    seed : of the place in a slot; None for an image.
+
+    Raises
+    ------
+    OverwrittenError
+        If it is not what was packed for that place.
     """
-    buffers, length = _HEAD.unpack_from(view, 0)
+    if view.nbytes < _HEAD.size:
+        raise OverwrittenError(f"shared memory was overwritten: {view.nbytes} bytes hold no object")
+    checksum, buffers, length = _HEAD.unpack_from(view, 0)
     at = _HEAD.size + _PAIR.size * buffers
     if at + length > view.nbytes:
-        raise ValueError(f"a packed object claims {at + length} bytes and has {view.nbytes}")
+        raise OverwrittenError(
+            f"shared memory was overwritten: a packed object of {view.nbytes} bytes claims "
+            f"{at + length}"
+        )
+    if seed is not None and checksum != _ring.checksum(view, _SUM.size, at + length, seed):
+        raise OverwrittenError("shared memory was overwritten: what was packed there has changed")
     outside = []
     for number in range(buffers):
         offset, size = _PAIR.unpack_from(view, _HEAD.size + _PAIR.size * number)
         if offset + size > view.nbytes:
-            raise ValueError(f"a packed object claims {offset + size} bytes, has {view.nbytes}")
+            raise OverwrittenError(
+                f"shared memory was overwritten: a packed object of {view.nbytes} bytes claims "
+                f"{offset + size}"
+            )
         outside.append(view[offset : offset + size])
     return pickle.loads(view[at : at + length], buffers=outside)
 
@@ -191,17 +214,21 @@ def failure_of(error: BaseException) -> Failure:
 def pack_note(failure: Failure) -> bytes:
     """A failure as bytes that fit a worker's note."""
     note = pickle.dumps(tuple(failure))
-    if len(note) > _ring.NOTE_BYTES:
+    if len(note) > _ring.NOTE_BYTES - _SUM.size:
         # Four bytes a character at most.
         short = failure._replace(
             pickled=None, summary=failure.summary[:4000], text=failure.text[-8000:]
         )
         note = pickle.dumps(tuple(short))
-    return note
+    return _SUM.pack(_ring.checksum(note, 0, len(note), 0)) + note
 
 
-def unpack_note(note: bytes) -> Failure:
-    return Failure(*pickle.loads(note))
+def unpack_note(note: bytes) -> Failure | None:
+    """None if there is no note, or it was overwritten."""
+    head, body = note[: _SUM.size], note[_SUM.size :]
+    if len(head) < _SUM.size or _SUM.unpack(head)[0] != _ring.checksum(body, 0, len(body), 0):
+        return None
+    return Failure(*pickle.loads(body))
 
 
 def exception_of(failure: Failure, facts: str) -> Exception:

@@ -11,7 +11,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport (
     PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM)
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from fastiter._numpy cimport (
     PyArray_Type, base_of, bytes_of, descr_of, dims_of, equivalent, is_contiguous, ndim_of,
@@ -20,7 +20,10 @@ from fastiter._ring cimport Lease
 from fastiter._rows cimport (
     MOST_NDIM, Field, Schema, _ARRAY, _BARE, _BOOL, _DICT, _FLOAT, _INT, _LIST, _NAMED, _OBJECT,
     _RAGGED, _SCALAR, _TUPLE)
+from fastiter._csrc cimport fi_place_seed
+from fastiter._ring import PACKED_FIELD as _PACKED_FIELD
 from fastiter._transport import unpack
+from fastiter.errors import OverwrittenError
 
 cnp.import_array()
 
@@ -44,11 +47,12 @@ cdef extern from *:
     void *type_of "Py_TYPE"(PyObject *value)
 
 cdef uint64_t MOST_BYTES = 1 << 46
+cdef uint32_t PACKED_FIELD = _PACKED_FIELD
 
 
 cdef int check_part(Lease lease, uint64_t offset, uint64_t size) except -1:
     if offset > <uint64_t>lease.bytes or size > <uint64_t>lease.bytes - offset:
-        raise ValueError(
+        raise OverwrittenError(
             f"shared memory was overwritten: an array of {size} bytes at {offset} does not lie in "
             f"a slot of {lease.bytes} bytes"
         )
@@ -75,7 +79,7 @@ cdef object checked_view(Lease lease, Field *f, int ndim, const cnp.npy_intp *di
     cdef int axis
     for axis in range(ndim):
         if dims[axis] < 0 or (dims[axis] and size > MOST_BYTES // <uint64_t>dims[axis]):
-            raise ValueError(f"shared memory was overwritten: axis {axis} of {dims[axis]}")
+            raise OverwrittenError(f"shared memory was overwritten: axis {axis} of {dims[axis]}")
         size *= dims[axis]
     check_part(lease, offset, size)
     return view(lease, f, ndim, dims, offset, copy)
@@ -143,7 +147,8 @@ cdef object read_field(Lease lease, Py_ssize_t row, Field *f, bint copy):
             dims[axis] = entry[1 + axis]
         return checked_view(lease, f, f.ndim, dims, entry[0], copy)
     part = lease.part(entry[0], entry[1])
-    return unpack(memoryview(bytearray(part)) if copy else part)
+    seed = fi_place_seed(lease.q, <uint32_t>row, PACKED_FIELD)
+    return unpack(memoryview(bytearray(part)) if copy else part, seed)
 
 
 # ---- columns -------------------------------------------------------------------------------------

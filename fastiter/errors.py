@@ -6,7 +6,13 @@ between processes unchanged.
 
 from __future__ import annotations
 
-__all__ = ["DatasetError", "TimeoutWarning", "WorkerDiedError", "WorkerTraceback"]
+__all__ = [
+    "DatasetError",
+    "OverwrittenError",
+    "TimeoutWarning",
+    "WorkerDiedError",
+    "WorkerTraceback",
+]
 
 
 class DatasetError(RuntimeError):
@@ -17,6 +23,15 @@ class DatasetError(RuntimeError):
     and exceptions or examples that cannot be pickled or loaded again. The text names the
     original type, the dataset index, the worker, the epoch and the batch, and holds the
     worker's traceback. The iterator stays usable: the next call goes on after the failed batch.
+    """
+
+
+class OverwrittenError(RuntimeError):
+    """Shared memory holds what fastiter has never written there.
+
+    Somebody, most likely native code in a worker with a wild pointer, has overwritten the
+    bookkeeping of the iterator or what an example was packed into. The batch is given up; the
+    iterator stays usable: the next call goes on after it.
     """
 
 

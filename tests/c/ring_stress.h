@@ -79,7 +79,7 @@ static void schedule_one(stress *t)
     uint32_t slot;
     uint64_t need, have;
     CHECK_EQ(fi_parent_next_slot(parent, &slot), FI_OK);
-    CHECK_EQ(fi_slot_commit(&t->ring, slot, HEAP_START, &need, &have), FI_OK);
+    CHECK_EQ(fi_slot_commit(&t->ring, slot, 0, HEAP_START, &need, &have), FI_OK);
     plan *p = t->plans + slot;
     *p = (plan){.first = t->planned, .n = 1 + (uint32_t)draw(&t->random, MOST_ROWS)};
     for (uint32_t row = 0; row < p->n; row++)

@@ -95,6 +95,23 @@ static void expect_unmapped(void)
     CHECK(write(ends[1], shared_base, 1) == -1 && errno == EFAULT);
 }
 
+/* Whoever else has the file cannot take pages away under those that use them. */
+static void test_size_is_final(void)
+{
+#if defined(__linux__) && !defined(FI_PORTABLE)
+    int fd;
+    CHECK_EQ(fi_shm_open(MIB, &fd), FI_OK);
+    CHECK(ftruncate(fd, 0) < 0 && errno == EPERM);
+    CHECK(ftruncate(fd, 2 * MIB) < 0 && errno == EPERM);
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    CHECK(truncate(path, 0) < 0 && errno == EPERM);
+    CHECK(open(path, O_RDWR | O_TRUNC) < 0 && errno == EPERM);
+    CHECK(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE) < 0 && errno == EPERM); /* nor anything else */
+    close(fd);
+#endif
+}
+
 static void test_mapping_is_shared_until_told_otherwise(void)
 {
     int fd;
@@ -443,6 +460,7 @@ static void test_watch(void)
 int main(void)
 {
     test_memory_is_sparse_and_nameless();
+    test_size_is_final();
     test_mapping_is_shared_until_told_otherwise();
     test_commit();
     test_memory_available();

@@ -214,6 +214,7 @@ static void test_heap(void)
     set_up(&f, 0);
     uint32_t slot = slot_of(&f, schedule(&f, 1));
     _Atomic uint64_t *limit = &f.ring.slots[slot].limit, *heap = &f.ring.slots[slot].heap;
+    const uint64_t right = fi_heap_word(1024);
     CHECK_EQ(fi_heap_take(&f.ring, slot, 1, &offset, &need, &have), FI_OK);
     CHECK_EQ(offset, HEAP);
     CHECK_EQ(fi_heap_take(&f.ring, slot, 100, &offset, &need, &have), FI_OK);
@@ -230,21 +231,42 @@ static void test_heap(void)
     CHECK_EQ(have, 0);
     atomic_store(limit, UINT64_MAX); /* spoilt numbers stay within the slot */
     CHECK_EQ(fi_heap_take(&f.ring, slot, SLOT_BYTES - 1024 + 1, &offset, &need, &have), FI_E_FULL);
-    for (uint64_t spoilt = 1; spoilt; spoilt <<= 1) {
-        atomic_store(heap, spoilt);
-        if (fi_heap_take(&f.ring, slot, 64, &offset, &need, &have) == FI_OK)
-            CHECK(offset <= SLOT_BYTES - 64);
-        atomic_store(heap, UINT64_MAX - spoilt);
-        CHECK_EQ(fi_heap_take(&f.ring, slot, 64, &offset, &need, &have), FI_E_FULL);
-        CHECK(fi_slot_used(&f.ring, slot) <= SLOT_BYTES);
+    for (uint64_t spoilt = 1; spoilt; spoilt <<= 1) { /* any flipped bit is noticed */
+        atomic_store(heap, right ^ spoilt);
+        CHECK_EQ(fi_heap_take(&f.ring, slot, 64, &offset, &need, &have), FI_E_BROKEN);
+        CHECK_EQ(fi_slot_used(&f.ring, slot), 0);
     }
-    CHECK_EQ(fi_slot_commit(&f.ring, slot, SLOT_BYTES, &need, &have), FI_OK);
+    atomic_store(heap, fi_heap_word(UINT64_C(1) << 44)); /* a right word of another geometry */
+    CHECK_EQ(fi_heap_take(&f.ring, slot, 64, &offset, &need, &have), FI_E_FULL);
+    CHECK_EQ(fi_slot_used(&f.ring, slot), SLOT_BYTES);
+    tear_down(&f);
+}
+
+/* The parent believes in no more pages than there are. */
+static void test_committed(void)
+{
+    fixture f;
+    uint64_t need = 0, have = 0, offset;
+    set_up(&f, 0);
+    uint32_t slot = slot_of(&f, schedule(&f, 1));
+    _Atomic uint64_t *committed = &f.ring.slots[slot].committed;
+    CHECK_EQ(fi_parent_committed(&f.parent, slot), 0);
+    CHECK_EQ(fi_parent_commit(&f.parent, slot, 5000, &need, &have), FI_OK);
+    CHECK_EQ(fi_parent_committed(&f.parent, slot), 8192);
+    atomic_store(committed, 4096);
+    CHECK_EQ(fi_parent_committed(&f.parent, slot), 8192); /* its own copy */
+    atomic_store(committed, UINT64_MAX);
     CHECK_EQ(fi_slot_committed(&f.ring, slot), SLOT_BYTES);
+    if (fi_shm_allocated(f.ring.fd) < SLOT_BYTES)
+        CHECK_EQ(fi_parent_committed(&f.parent, slot), 8192);
+    atomic_store(committed, 8192);
+    CHECK_EQ(fi_heap_take(&f.ring, slot, 10000, &offset, &need, &have), FI_OK); /* a worker's */
+    CHECK(fi_parent_committed(&f.parent, slot) >= offset + 10000);
+    CHECK_EQ(fi_parent_commit(&f.parent, slot, SLOT_BYTES, &need, &have), FI_OK);
+    CHECK_EQ(fi_parent_committed(&f.parent, slot), SLOT_BYTES);
     memset(fi_slot_payload(&f.ring, slot), 1, SLOT_BYTES);
-    CHECK_EQ(fi_slot_commit(&f.ring, slot, SLOT_BYTES + 1, &need, &have), FI_E_FULL);
+    CHECK_EQ(fi_parent_commit(&f.parent, slot, SLOT_BYTES + 1, &need, &have), FI_E_FULL);
     CHECK(need == SLOT_BYTES + 1 && have == SLOT_BYTES);
-    atomic_store(&f.ring.slots[slot].committed, UINT64_MAX);
-    CHECK_EQ(fi_slot_committed(&f.ring, slot), SLOT_BYTES);
     tear_down(&f);
 }
 
@@ -266,11 +288,11 @@ static void test_commit_refused(void)
     CHECK_EQ(
         fi_parent_schedule(&parent, &index, 1, 0, 0, geometry.slot_bytes, false, &offset), FI_OK);
     const uint64_t much = UINT64_C(1) << 42;
-    CHECK_EQ(fi_slot_commit(&ring, 0, much, &need, &have), FI_E_MEMORY);
+    CHECK_EQ(fi_parent_commit(&parent, 0, much, &need, &have), FI_E_MEMORY);
     CHECK(need == much && have < much);
     CHECK_EQ(fi_heap_take(&ring, 0, much, &offset, &need, &have), FI_E_MEMORY);
     CHECK(need >= much && have < much);
-    CHECK_EQ(fi_slot_committed(&ring, 0), 0);
+    CHECK_EQ(fi_parent_committed(&parent, 0), 0);
     fi_parent_clear(&parent);
     CHECK_EQ(fi_shm_unmap(base, control), FI_OK);
     close(fd);
@@ -390,9 +412,117 @@ static void test_stalled_and_repaired(void)
         CHECK_EQ(atomic_load(f.ring.bells + w), 0);
     CHECK(!fi_parent_stalled(&f.parent));
     own_batch(&f, 0, &turn, 2);
-    for (uint32_t w = 0; w < WORKERS; w++)
+    atomic_store(f.ring.bells, 0); /* who has rows in hand is not asleep */
+    for (uint32_t w = 1; w < WORKERS; w++)
         CHECK_EQ(next_turn(&f, w, &turn), TURN_SLEEP);
-    CHECK(!fi_parent_stalled(&f.parent)); /* rows are owned: it is for their owner to end */
+    CHECK(!fi_parent_stalled(&f.parent));
+    fi_parent_mend(&f.parent);
+    for (uint32_t row = 0; row < 2; row++)
+        CHECK(row_word(&f, slot_of(&f, q), row) == fi_word(q, 0, FI_OWNED, 0));
+    tear_down(&f);
+}
+
+static void all_sleep(fixture *f)
+{
+    for (uint32_t w = 0; w < WORKERS; w++)
+        work_all(f, w);
+}
+
+/* Words that nobody would ever put right: what is mended comes out whole. */
+static void test_mended(void)
+{
+    fixture f;
+    set_up(&f, 0);
+    for (int spoilt = 0; spoilt < 8; spoilt++) {
+        uint64_t q = schedule(&f, 3);
+        uint32_t slot = slot_of(&f, q);
+        _Atomic uint64_t *row = fi_row_word(&f.ring, slot, 1), *state = &f.ring.slots[slot].state;
+        switch (spoilt) {
+        case 0: atomic_store(row, 0); break;
+        case 1: atomic_store(row, fi_word(q, 2, FI_OWNED, 0)); break; /* he sleeps */
+        case 2: atomic_store(row, fi_word(q, WORKERS, FI_OWNED, 0)); break;
+        case 3: atomic_store(row, fi_word(q - 1, 0, FI_ROW_OK, 0)); break;
+        case 4: atomic_store(row, fi_word(q, 0, FI_VOID, 0)); break;
+        case 5: atomic_store(state, fi_word(q, 1, FI_FINISHING, 0)); break;
+        case 6: atomic_store(state, fi_word(q, 0, FI_READY, 1)); break; /* no flags */
+        default: atomic_store(state, UINT64_MAX);
+        }
+        all_sleep(&f);
+        fi_parent_repair(&f.parent);
+        all_sleep(&f);
+        CHECK(fi_parent_stalled(&f.parent));
+        fi_parent_mend(&f.parent);
+        CHECK(!fi_parent_stalled(&f.parent)); /* all were woken */
+        all_sleep(&f);
+        take_ready(&f, true);
+    }
+    schedule(&f, 2); /* and the slot that drains comes back */
+    atomic_store(fi_row_word(&f.ring, slot_of(&f, f.parent.head), 0),
+                 fi_word(f.parent.head, 1, FI_OWNED, 0));
+    fi_parent_reset(&f.parent);
+    all_sleep(&f);
+    fi_parent_collect(&f.parent);
+    CHECK_EQ(f.parent.draining, 1);
+    CHECK(fi_parent_stalled(&f.parent));
+    fi_parent_mend(&f.parent);
+    fi_parent_collect(&f.parent);
+    CHECK_EQ(f.parent.free_count, SLOTS);
+    tear_down(&f);
+}
+
+/* No flipped bit, nor two, turns a word of the protocol into another one. */
+static void test_codes(void)
+{
+    for (uint32_t one = 0; one < 16; one++)
+        for (uint32_t other = 0; other < one; other++) {
+            uint32_t differ = FI_HAMMING(one) ^ FI_HAMMING(other);
+            CHECK(__builtin_popcount(differ) >= 4 && differ < 256);
+        }
+    CHECK_EQ(FI_HAMMING(0u), 0);
+}
+
+/* What the workers were told is compared with what they should have been told. */
+static void test_task_is_checked(void)
+{
+    fixture f;
+    uint32_t odd, row;
+    uint64_t word;
+    set_up(&f, 0);
+    uint64_t q = schedule(&f, 3);
+    uint32_t slot = slot_of(&f, q);
+    work_all(&f, 0);
+    CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_OK);
+    for (uint32_t spoilt = 0; spoilt < 3; spoilt++) {
+        int64_t right = *fi_row_index(&f.ring, slot, spoilt);
+        *fi_row_index(&f.ring, slot, spoilt) = -7;
+        CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_BROKEN);
+        CHECK(row == spoilt && word == (uint64_t)-7);
+        *fi_row_index(&f.ring, slot, spoilt) = right;
+    }
+    atomic_store(&f.ring.slots[slot].n, 2);
+    CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_BROKEN);
+    CHECK(word == (UINT64_C(1) << 32 | 2));
+    atomic_store(&f.ring.slots[slot].n, 3);
+    atomic_store(&f.ring.slots[slot].schema, 0);
+    CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_BROKEN);
+    tear_down(&f);
+}
+
+/* Told to leave by a spoilt word, workers leave; those that follow them find it put right. */
+static void test_spoilt_stop(void)
+{
+    fixture f;
+    fi_turn turn;
+    set_up(&f, 0);
+    schedule(&f, 1);
+    atomic_store(&f.ring.board->stop, 1);
+    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_STOP);
+    CHECK_EQ(recover(&f, 0, false), 0);
+    work_all(&f, 0);
+    take_ready(&f, true);
+    fi_parent_stop(&f.parent);
+    CHECK_EQ(recover(&f, 0, false), 0);
+    CHECK_EQ(atomic_load(&f.ring.board->stop), 1);
     tear_down(&f);
 }
 
@@ -466,11 +596,16 @@ int main(void)
     test_draining_is_not_usable();
     test_retire_at_fork();
     test_heap();
+    test_committed();
     test_commit_refused();
     test_check();
     test_broken_head_drains();
     test_owner_nobody();
     test_stalled_and_repaired();
+    test_mended();
+    test_codes();
+    test_task_is_checked();
+    test_spoilt_stop();
     test_spoilt_hints();
     return 0;
 }
