@@ -154,7 +154,7 @@ static inline uint64_t fi_slot_committed(const fi_ring *ring, uint32_t slot)
 #define FI_HEAP_OFFSET_BITS 46
 static inline uint64_t fi_heap_word(uint64_t offset)
 {
-    uint64_t check = offset * 0x9e3779b97f4a7c15u >> FI_HEAP_OFFSET_BITS;
+    uint64_t check = ~offset * 0x9e3779b97f4a7c15u >> FI_HEAP_OFFSET_BITS; /* of 0: not 0 */
     return check << FI_HEAP_OFFSET_BITS | offset;
 }
 /* FI_E_BROKEN for a word that fi_heap_word does not make. */

@@ -146,7 +146,7 @@ cdef object read_field(Lease lease, Py_ssize_t row, Field *f, bint copy):
         for axis in range(f.ndim):
             dims[axis] = entry[1 + axis]
         return checked_view(lease, f, f.ndim, dims, entry[0], copy)
-    part = lease.part(entry[0], entry[1])
+    part = lease.part(<uint64_t>entry[0], <uint64_t>entry[1])
     seed = fi_place_seed(lease.q, <uint32_t>row, PACKED_FIELD)
     return unpack(memoryview(bytearray(part)) if copy else part, seed)
 

@@ -28,6 +28,7 @@ from fastiter.iterators._state import (
     is_virtual,
     numbered_order,
 )
+from fastiter.iterators.order import gives_permutations
 
 _RECORD_KEY = "order_sampler"
 _ORDER_KEYS = ("order", "_order")  # the second is that of older files
@@ -169,6 +170,8 @@ def _loaded(serializer: Any, stored: dict[str, Any], state: State, context: Cont
         n_drawn = record.n_drawn
     else:
         order = _loaded_order(array, state.order, dataset_size)
+        if order is not state.order and gives_permutations(context.order_sampler):
+            _check_permutation(order)
         if order is not state.order and is_numbered(context.order_sampler):
             n_drawn = epoch + 1  # as if there had been no reset
     size = dataset_size if order is None else len(order)
@@ -266,6 +269,17 @@ def _loaded_order(stored: Any, current: Order | None, dataset_size: int) -> Orde
             "the snapshot was saved without an order (shuffle=False), but this iterator has one"
         )
     return checked_order(array, dataset_size, size=len(current), source="the snapshot")
+
+
+def _check_permutation(order: Any) -> None:
+    seen = np.zeros(len(order), dtype=bool)
+    if (order < len(order)).all():
+        seen[order] = True
+    if not seen.all():
+        raise ValueError(
+            f"the snapshot's order is no permutation of 0 .. {len(order) - 1}, which this "
+            "iterator's order sampler gives: was it saved with another one?"
+        )
 
 
 def _loaded_int(stored: dict[str, Any], key: str) -> int:

@@ -109,6 +109,15 @@ class ShuffleOrderSampler(Numbered, OrderSampler):
         return _order.fast_permutation(n_examples, self._words, number, out=out)
 
 
+def gives_permutations(sampler: Any) -> bool:
+    """Whether the orders of this sampler are known to be permutations of 0 .. n - 1. A generator
+    that is not NumPy's, or a subclass, may give what it likes."""
+    if type(sampler) is not ShuffleOrderSampler:
+        return False
+    state = sampler._random_state
+    return state is None or isinstance(state, (np.random.RandomState, np.random.Generator))
+
+
 def _is_seed(random_state: Any) -> bool:
     if hasattr(random_state, "__index__"):
         return True

@@ -1,0 +1,302 @@
+/* The ring in one thread: what spoilt words may and may not do. */
+#include "ring_fixture.h"
+
+static void test_check(void)
+{
+    fixture f;
+    uint32_t odd, row;
+    uint64_t word;
+    set_up(&f, 0);
+    uint64_t q = schedule(&f, 3);
+    uint32_t slot = slot_of(&f, q);
+    work_all(&f, 0);
+    _Atomic uint64_t *second = fi_row_word(&f.ring, slot, 1);
+    const uint64_t fine[] = {fi_word(q, 0, FI_SPILL, 0), fi_word(q, 0, FI_ERROR, 0),
+                             fi_word(q, 0, FI_POISON, 0)};
+    for (size_t i = 0; i < 3; i++) {
+        atomic_store(second, fine[i]);
+        CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_OK);
+        CHECK_EQ(odd, 1);
+    }
+    const uint64_t impossible[] = {
+        0,
+        UINT64_MAX,
+        fi_word(q, 0, FI_TODO, 0),
+        fi_word(q, 0, FI_OWNED, 0),
+        fi_word(q, 0, FI_VOID, 0),
+        fi_word(q, 0, FI_READY, 0),
+        fi_word(q, 1, FI_ROW_OK, 0),
+        fi_word(q, 0, FI_ROW_OK, 1),
+        fi_word(q, 2, FI_SPILL, 0),
+        fi_word(q + 1, 0, FI_ROW_OK, 0),
+        fi_word(q - 1, 0, FI_ERROR, 0),
+    };
+    for (size_t i = 0; i < sizeof impossible / sizeof *impossible; i++) {
+        atomic_store(second, impossible[i]);
+        CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_BROKEN);
+        CHECK(row == 1 && word == impossible[i]);
+    }
+    tear_down(&f);
+}
+
+/* A number of rows that was too small makes a slot READY while somebody still writes there. */
+static void test_broken_head_drains(void)
+{
+    fixture f;
+    fi_turn owned, turn;
+    uint32_t slot, flags, odd, row;
+    uint64_t word;
+    set_up(&f, 0);
+    uint64_t q = schedule(&f, 3);
+    schedule(&f, 1);
+    own_batch(&f, 0, &owned, 3);
+    for (row = 0; row < 2; row++)
+        fi_row_done(f.workers, &owned, row, FI_ROW_OK);
+    atomic_store(&f.ring.slots[owned.slot].n, 2);
+    CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_FINISH);
+    fi_worker_ready(f.workers + 1, &turn, 0);
+    CHECK_EQ(fi_parent_ready(&f.parent, &slot, &flags), FI_OK);
+    CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_BROKEN);
+    CHECK(row == 2 && word == fi_word(q, 0, FI_OWNED, 0));
+    fi_parent_drop(&f.parent);
+    CHECK_EQ(f.parent.head, q + 1);
+    fi_parent_collect(&f.parent);
+    CHECK_EQ(f.parent.slot[slot].phase, FI_DRAIN);
+    fi_parent_doze(&f.parent, FI_ANY);
+    fi_row_done(f.workers, &owned, 2, FI_ROW_OK);
+    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS); /* of the next batch */
+    CHECK(turn.q == q + 1 && parent_was_rung(&f));
+    fi_parent_collect(&f.parent);
+    CHECK_EQ(f.parent.slot[slot].phase, FI_FREE);
+    tear_down(&f);
+}
+
+/* An owner that does not exist never gives a row back, and must not hold a slot for ever. */
+static void test_owner_nobody(void)
+{
+    fixture f;
+    set_up(&f, 0);
+    uint64_t q = schedule(&f, 2);
+    uint32_t slot = slot_of(&f, q);
+    atomic_store(fi_row_word(&f.ring, slot, 1), fi_word(q, WORKERS, FI_OWNED, 0));
+    for (uint32_t w = 0; w < WORKERS; w++)
+        work_all(&f, w);
+    CHECK(fi_parent_stalled(&f.parent));
+    fi_parent_reset(&f.parent);
+    fi_parent_collect(&f.parent);
+    CHECK_EQ(f.parent.free_count, SLOTS);
+    q = schedule(&f, 1);
+    slot = slot_of(&f, q);
+    atomic_store(&f.ring.slots[slot].state, fi_word(q, UINT16_MAX, FI_FINISHING, 0));
+    fi_parent_reset(&f.parent);
+    fi_parent_collect(&f.parent);
+    CHECK_EQ(f.parent.free_count, SLOTS);
+    tear_down(&f);
+}
+
+static void test_stalled_and_repaired(void)
+{
+    fixture f;
+    fi_turn turn;
+    set_up(&f, 0);
+    CHECK(!fi_parent_stalled(&f.parent)); /* nothing is scheduled */
+    uint64_t q = schedule(&f, 2);
+    for (uint32_t w = 0; w < WORKERS; w++) {
+        CHECK(!fi_parent_stalled(&f.parent)); /* somebody is awake */
+        atomic_store(&f.ring.slots[slot_of(&f, q)].claim, 5);
+        CHECK_EQ(next_turn(&f, w, &turn), TURN_SLEEP);
+    }
+    CHECK(fi_parent_stalled(&f.parent));
+    atomic_store(f.ring.bells + 1, 7); /* a bell, too, may be spoilt */
+    fi_parent_repair(&f.parent);
+    for (uint32_t w = 0; w < WORKERS; w++)
+        CHECK_EQ(atomic_load(f.ring.bells + w), 0);
+    CHECK(!fi_parent_stalled(&f.parent));
+    own_batch(&f, 0, &turn, 2);
+    atomic_store(f.ring.bells, 0); /* who has rows in hand is not asleep */
+    for (uint32_t w = 1; w < WORKERS; w++)
+        CHECK_EQ(next_turn(&f, w, &turn), TURN_SLEEP);
+    CHECK(!fi_parent_stalled(&f.parent));
+    fi_parent_mend(&f.parent);
+    for (uint32_t row = 0; row < 2; row++)
+        CHECK(row_word(&f, slot_of(&f, q), row) == fi_word(q, 0, FI_OWNED, 0));
+    tear_down(&f);
+}
+
+static void all_sleep(fixture *f)
+{
+    for (uint32_t w = 0; w < WORKERS; w++)
+        work_all(f, w);
+}
+
+/* Words that nobody would ever put right: what is mended comes out whole. */
+static void test_mended(void)
+{
+    fixture f;
+    set_up(&f, 0);
+    for (int spoilt = 0; spoilt < 8; spoilt++) {
+        uint64_t q = schedule(&f, 3);
+        uint32_t slot = slot_of(&f, q);
+        _Atomic uint64_t *row = fi_row_word(&f.ring, slot, 1), *state = &f.ring.slots[slot].state;
+        switch (spoilt) {
+        case 0: atomic_store(row, 0); break;
+        case 1: atomic_store(row, fi_word(q, 2, FI_OWNED, 0)); break; /* he sleeps */
+        case 2: atomic_store(row, fi_word(q, WORKERS, FI_OWNED, 0)); break;
+        case 3: atomic_store(row, fi_word(q - 1, 0, FI_ROW_OK, 0)); break;
+        case 4: atomic_store(row, fi_word(q, 0, FI_VOID, 0)); break;
+        case 5: atomic_store(state, fi_word(q, 1, FI_FINISHING, 0)); break;
+        case 6: atomic_store(state, fi_word(q, 0, FI_READY, 1)); break; /* no flags */
+        default: atomic_store(state, UINT64_MAX);
+        }
+        all_sleep(&f);
+        fi_parent_repair(&f.parent);
+        all_sleep(&f);
+        CHECK(fi_parent_stalled(&f.parent));
+        fi_parent_mend(&f.parent);
+        CHECK(!fi_parent_stalled(&f.parent)); /* all were woken */
+        all_sleep(&f);
+        take_ready(&f, true);
+    }
+    schedule(&f, 2); /* and the slot that drains comes back */
+    atomic_store(fi_row_word(&f.ring, slot_of(&f, f.parent.head), 0),
+                 fi_word(f.parent.head, 1, FI_OWNED, 0));
+    fi_parent_reset(&f.parent);
+    all_sleep(&f);
+    fi_parent_collect(&f.parent);
+    CHECK_EQ(f.parent.draining, 1);
+    CHECK(fi_parent_stalled(&f.parent));
+    fi_parent_mend(&f.parent);
+    fi_parent_collect(&f.parent);
+    CHECK_EQ(f.parent.free_count, SLOTS);
+    tear_down(&f);
+}
+
+/* No flipped bit, nor two, turns a word of the protocol into another one. */
+static void test_codes(void)
+{
+    for (uint32_t one = 0; one < 16; one++)
+        for (uint32_t other = 0; other < one; other++) {
+            uint32_t differ = FI_HAMMING(one) ^ FI_HAMMING(other);
+            CHECK(__builtin_popcount(differ) >= 4 && differ < 256);
+        }
+    CHECK_EQ(FI_HAMMING(0u), 0);
+}
+
+/* What the workers were told is compared with what they should have been told. */
+static void test_task_is_checked(void)
+{
+    fixture f;
+    uint32_t odd, row;
+    uint64_t word;
+    set_up(&f, 0);
+    uint64_t q = schedule(&f, 3);
+    uint32_t slot = slot_of(&f, q);
+    work_all(&f, 0);
+    CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_OK);
+    for (uint32_t spoilt = 0; spoilt < 3; spoilt++) {
+        int64_t right = *fi_row_index(&f.ring, slot, spoilt);
+        *fi_row_index(&f.ring, slot, spoilt) = -7;
+        CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_BROKEN);
+        CHECK(row == spoilt && word == (uint64_t)-7);
+        *fi_row_index(&f.ring, slot, spoilt) = right;
+    }
+    atomic_store(&f.ring.slots[slot].n, 2);
+    CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_BROKEN);
+    CHECK(word == (UINT64_C(1) << 32 | 2));
+    atomic_store(&f.ring.slots[slot].n, 3);
+    atomic_store(&f.ring.slots[slot].schema, 0);
+    CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_BROKEN);
+    tear_down(&f);
+}
+
+/* Told to leave by a spoilt word, workers leave; those that follow them find it put right. */
+static void test_spoilt_stop(void)
+{
+    fixture f;
+    fi_turn turn;
+    set_up(&f, 0);
+    schedule(&f, 1);
+    atomic_store(&f.ring.board->stop, 1);
+    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_STOP);
+    CHECK_EQ(recover(&f, 0, false), 0);
+    work_all(&f, 0);
+    take_ready(&f, true);
+    fi_parent_stop(&f.parent);
+    CHECK_EQ(recover(&f, 0, false), 0);
+    CHECK_EQ(atomic_load(&f.ring.board->stop), 1);
+    tear_down(&f);
+}
+
+static uint64_t random_word(uint64_t *state)
+{
+    uint64_t x = *state += UINT64_C(0x9e3779b97f4a7c15);
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    x ^= x >> 31;
+    return x >> (x & 63); /* any size */
+}
+
+static void spoil(fixture *f, uint64_t *state)
+{
+    fi_board *board = f->ring.board;
+    for (uint32_t slot = 0; slot < SLOTS; slot++) {
+        fi_slot *s = f->ring.slots + slot;
+        if (random_word(state) & 1)
+            atomic_store(&s->claim, random_word(state));
+        if (random_word(state) & 1)
+            atomic_store(&s->claim, f->parent.slot[slot].q << 32 | random_word(state) % (2 * ROWS));
+        if (random_word(state) & 1)
+            atomic_store(f->ring.map + slot, (uint32_t)random_word(state));
+        if (random_word(state) & 1)
+            atomic_store(f->ring.map + slot, (uint32_t)(random_word(state) % SLOTS));
+        if (random_word(state) & 1) /* never too small: test_broken_head_drains has that case */
+            atomic_store(&s->n, f->parent.slot[slot].n + (uint32_t)(random_word(state) >> 33));
+        atomic_store(&s->single, (uint32_t)random_word(state));
+    }
+    for (uint32_t w = 0; w < WORKERS; w++)
+        atomic_store(f->ring.bells + w, (uint32_t)random_word(state));
+    atomic_store(f->ring.pwait, random_word(state));
+    atomic_store(&board->redo, (uint32_t)random_word(state));
+    if (random_word(state) & 1)
+        atomic_store(&board->head, random_word(state));
+    /* The worker walks up to the tail: in this one thread nobody else would put it right. */
+    atomic_store(&board->tail, f->parent.head + random_word(state) % 1000);
+}
+
+static void test_spoilt_hints(void)
+{
+    uint64_t state = 1;
+    fixture f;
+    set_up(&f, 0);
+    for (int round = 0; round < 600; round++) {
+        while (f.parent.free_count > 0)
+            schedule(&f, 1 + (uint32_t)(random_word(&state) % ROWS));
+        for (int times = 0; times < 3; times++) {
+            spoil(&f, &state);
+            work_all(&f, (uint32_t)(random_word(&state) % WORKERS));
+        }
+        if (round % 2)
+            fi_parent_rewind(&f.parent, (uint32_t)round % WORKERS, -1);
+        else
+            fi_parent_repair(&f.parent);
+        for (uint32_t w = 0; w < WORKERS; w++)
+            work_all(&f, w);
+        for (int batch = 0; batch < SLOTS; batch++)
+            take_ready(&f, true);
+    }
+    tear_down(&f);
+}
+
+int main(void)
+{
+    test_check();
+    test_broken_head_drains();
+    test_owner_nobody();
+    test_stalled_and_repaired();
+    test_mended();
+    test_codes();
+    test_task_is_checked();
+    test_spoilt_stop();
+    test_spoilt_hints();
+    return 0;
+}
