@@ -15,9 +15,10 @@ enum {
     LANES = 8,
     TURNS = 8,              /* of the generator in a block */
     BLOCK = LANES * TURNS,  /* items whose random words are made at once */
-    RADIX_BITS = 11,
-    RADIX_PASSES = 3,       /* over 32 bits */
-    SAMPLE = 4096           /* weights that an estimate looks at */
+    PART_BITS = 11,         /* of a key's 32 bits: parts of keys that the caches hold */
+    DIGIT_BITS = 7,         /* three digits are the rest */
+    FEW = 32,               /* keys that are sooner sorted by insertion */
+    SAMPLE = 1024           /* weights that an estimate looks at */
 };
 
 typedef struct {
@@ -190,34 +191,35 @@ double fi_minus_log(double x)
 double fi_race_horizon(const double *weights, uint32_t n, uint32_t k)
 {
     const uint32_t step = n / SAMPLE + 1;
-    const double wanted = k + 6 * sqrt((double)k) + 16;
-    double low = 0, high = INFINITY, time = wanted / n / weights[0];
+    const double share = (k + 6 * sqrt((double)k) + 16) / n;
+    double time = 0, arrived = 0, slope = 0, error = 0;
 
-    if (wanted >= 0.5 * n) {
+    if (share >= 0.5) {
         return INFINITY;
     }
-    while (high > low * 1.01) {
-        double arrived = 0, seen = 0;
-        /* By a time t, item i has arrived with probability 1 - exp(-w_i t). */
+    /* By a time t, item i has arrived with probability 1 - exp(-w_i t). Their mean is concave in t, so
+     * that Newton's method comes from below, and stops when it is close. */
+    while (arrived < 0.99 * share) {
+        double sum = 0, squares = 0, rate = 0, seen = 0;
         for (uint64_t i = 0; i < n; i += step) {
-            arrived -= expm1(-weights[i] * time);
+            const double gone = -expm1(-weights[i] * time);
+            sum += gone;
+            squares += gone * gone;
+            rate += weights[i] * (1 - gone);
             seen++;
         }
-        if (arrived * n < wanted * seen) {
-            low = time;
-            time = isinf(high) ? 2 * time : (low + high) / 2;
-        } else {
-            high = time;
-            time = low == 0 ? time / 2 : (low + high) / 2;
-        }
+        arrived = sum / seen;
+        slope = rate / seen;
+        error = step == 1 ? 0 : sqrt(fmax(0, squares / seen - arrived * arrived) / seen);
+        time += (share - arrived) / slope;
     }
-    return high;
+    return time + 4 * error / slope; /* rather a few too many than all over again */
 }
 
 /* Arrivals of one block: first who may arrive in time, by -log(1 - v) >= v, then who does. */
 static inline __attribute__((always_inline)) uint32_t
 arrivals_of(const uint64_t *words, const double *weights, uint32_t count, double horizon,
-            double bound, uint32_t first, fi_arrival *arrivals)
+            double bound, uint32_t first, double *times, uint32_t *items)
 {
     uint64_t any = 0;
     uint32_t arrived = 0;
@@ -236,7 +238,8 @@ arrivals_of(const uint64_t *words, const double *weights, uint32_t count, double
         const double v = (double)(int64_t)(words[k] >> 11) * 0x1p-53;
         if (v <= weights[k] * bound) {
             const double time = minus_log(1.0 - v) / weights[k];
-            arrivals[arrived] = (fi_arrival){time, first + k};
+            times[arrived] = time;
+            items[arrived] = first + k;
             arrived += time < horizon;
         }
     }
@@ -246,66 +249,69 @@ arrivals_of(const uint64_t *words, const double *weights, uint32_t count, double
 /* Everybody's arrival, in loops that compilers make vectors of. */
 static inline __attribute__((always_inline)) void
 all_arrivals_of(const uint64_t *words, const double *weights, uint32_t count, uint32_t first,
-                fi_arrival *arrivals)
+                double *times, uint32_t *items)
 {
-    double times[BLOCK];
+    double own[BLOCK];
 
     for (int k = 0; k < BLOCK; k++) {
         /* 53 bits in two parts, each of which fits into the fraction of a double. */
         const uint64_t v = words[k] >> 11;
         const double high = double_of(v >> 27 | 0x4330000000000000) - 0x1p52;
         const double low = double_of((v & 0x7ffffff) | 0x4330000000000000) - 0x1p52;
-        times[k] = minus_log(1.0 - (high * 0x1p-26 + low * 0x1p-53));
+        own[k] = minus_log(1.0 - (high * 0x1p-26 + low * 0x1p-53));
     }
     for (uint32_t k = 0; k < count; k++) {
-        arrivals[k] = (fi_arrival){times[k] / weights[k], first + k};
+        times[k] = own[k] / weights[k];
+        items[k] = first + k;
     }
 }
 
-static inline __attribute__((always_inline)) int
-race(const double *weights, uint32_t n, words_state *state, double horizon, fi_arrival *arrivals,
-     uint32_t room, uint32_t *arrived)
+static inline __attribute__((always_inline)) int race(const double *weights, uint32_t n,
+                                                      words_state *state, double horizon,
+                                                      fi_arrivals *arrivals)
 {
     /* A little more, for the rounding of the logarithm. */
     const double bound = horizon * (1 + 1e-9);
     uint64_t words[BLOCK];
+    uint32_t arrived = 0;
 
-    *arrived = 0;
     for (uint64_t first = 0; first < n; first += BLOCK) {
         const uint32_t count = (uint32_t)fi_min_u64(BLOCK, n - first);
-        if (count > room - *arrived) {
+        double *const times = arrivals->times + arrived;
+        uint32_t *const items = arrivals->items + arrived;
+        if (count > arrivals->room - arrived) {
             return FI_E_FULL;
         }
         words_next(state, words);
         if (isinf(horizon)) {
-            all_arrivals_of(words, weights + first, count, (uint32_t)first, arrivals + *arrived);
-            *arrived += count;
+            all_arrivals_of(words, weights + first, count, (uint32_t)first, times, items);
+            arrived += count;
         } else {
-            *arrived += arrivals_of(words, weights + first, count, horizon, bound, (uint32_t)first,
-                                    arrivals + *arrived);
+            arrived += arrivals_of(words, weights + first, count, horizon, bound, (uint32_t)first,
+                                   times, items);
         }
     }
+    arrivals->count = arrived;
     return FI_OK;
 }
 
 #ifdef __x86_64__
 __attribute__((target("avx2"))) static int race_avx2(const double *weights, uint32_t n,
                                                      words_state *state, double horizon,
-                                                     fi_arrival *arrivals, uint32_t room,
-                                                     uint32_t *arrived)
+                                                     fi_arrivals *arrivals)
 {
-    return race(weights, n, state, horizon, arrivals, room, arrived);
+    return race(weights, n, state, horizon, arrivals);
 }
 #endif
 
 static int race_generic(const double *weights, uint32_t n, words_state *state, double horizon,
-                        fi_arrival *arrivals, uint32_t room, uint32_t *arrived)
+                        fi_arrivals *arrivals)
 {
-    return race(weights, n, state, horizon, arrivals, room, arrived);
+    return race(weights, n, state, horizon, arrivals);
 }
 
 int fi_race_run_by(int isa, const double *weights, uint32_t n, const fi_seed *seed, uint64_t stream,
-                   double horizon, fi_arrival *arrivals, uint32_t room, uint32_t *arrived)
+                   double horizon, fi_arrivals *arrivals)
 {
     words_state state;
 
@@ -315,17 +321,17 @@ int fi_race_run_by(int isa, const double *weights, uint32_t n, const fi_seed *se
         if (!__builtin_cpu_supports("avx2")) {
             return FI_E_RANGE;
         }
-        return race_avx2(weights, n, &state, horizon, arrivals, room, arrived);
+        return race_avx2(weights, n, &state, horizon, arrivals);
     }
 #endif
     if (isa != FI_ISA_GENERIC) {
         return FI_E_RANGE;
     }
-    return race_generic(weights, n, &state, horizon, arrivals, room, arrived);
+    return race_generic(weights, n, &state, horizon, arrivals);
 }
 
 int fi_race_run(const double *weights, uint32_t n, const fi_seed *seed, uint64_t stream,
-                double horizon, fi_arrival *arrivals, uint32_t room, uint32_t *arrived)
+                double horizon, fi_arrivals *arrivals)
 {
     int isa = FI_ISA_GENERIC;
 
@@ -334,42 +340,79 @@ int fi_race_run(const double *weights, uint32_t n, const fi_seed *seed, uint64_t
         isa = FI_ISA_AVX2;
     }
 #endif
-    return fi_race_run_by(isa, weights, n, seed, stream, horizon, arrivals, room, arrived);
+    return fi_race_run_by(isa, weights, n, seed, stream, horizon, arrivals);
 }
 
-/* Stable, by the upper halves of the keys. */
-static uint64_t *radix_sorted(uint64_t *keys, uint64_t *other, uint32_t n)
+/* Stable, by the lower DIGIT_BITS * 3 bits of the keys' upper halves: from `keys` into `sorted`. */
+static void sort_part(uint64_t *keys, uint64_t *sorted, uint32_t n)
 {
-    for (int pass = 0; pass < RADIX_PASSES; pass++) {
-        const int shift = 32 + pass * RADIX_BITS;
-        uint32_t starts[1 << RADIX_BITS] = {0}, start = 0;
-        uint64_t *const sorted = other;
+    enum { DIGITS = 1 << DIGIT_BITS };
+
+    if (n <= FEW) {
+        for (uint32_t i = 0; i < n; i++) {
+            const uint64_t key = keys[i];
+            uint32_t place = i;
+            for (; place > 0 && sorted[place - 1] > key; place--) {
+                sorted[place] = sorted[place - 1];
+            }
+            sorted[place] = key;
+        }
+        return;
+    }
+    for (int pass = 0; pass < 3; pass++) {
+        const int shift = 32 + pass * DIGIT_BITS;
+        uint32_t starts[DIGITS] = {0}, start = 0;
+        uint64_t *const from = pass % 2 == 0 ? keys : sorted, *const to = pass % 2 == 0 ? sorted : keys;
 
         for (uint32_t i = 0; i < n; i++) {
-            starts[keys[i] >> shift & ((1 << RADIX_BITS) - 1)]++;
+            starts[from[i] >> shift & (DIGITS - 1)]++;
         }
-        for (int digit = 0; digit < 1 << RADIX_BITS; digit++) {
+        for (int digit = 0; digit < DIGITS; digit++) {
             const uint32_t count = starts[digit];
             starts[digit] = start;
             start += count;
         }
         for (uint32_t i = 0; i < n; i++) {
-            sorted[starts[keys[i] >> shift & ((1 << RADIX_BITS) - 1)]++] = keys[i];
+            to[starts[from[i] >> shift & (DIGITS - 1)]++] = from[i];
         }
-        other = keys;
-        keys = sorted;
     }
-    return keys;
 }
 
-void fi_race_rank(const fi_arrival *arrivals, uint32_t n, uint32_t k, uint64_t *keys, int64_t *out)
+/* By the upper halves of the keys; the lower ones count up. First into parts, each of which is then
+ * sorted in the caches. */
+static void sort_keys(uint64_t *keys, uint64_t *scratch, uint32_t n)
 {
+    enum { PARTS = 1 << PART_BITS, SHIFT = 64 - PART_BITS };
+    uint32_t ends[PARTS] = {0}, start = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        ends[keys[i] >> SHIFT]++;
+    }
+    for (int part = 0; part < PARTS; part++) {
+        const uint32_t count = ends[part];
+        ends[part] = start;
+        start += count;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        scratch[ends[keys[i] >> SHIFT]++] = keys[i];
+    }
+    start = 0;
+    for (int part = 0; part < PARTS; part++) {
+        sort_part(scratch + start, keys + start, ends[part] - start);
+        start = ends[part];
+    }
+}
+
+void fi_race_rank(const fi_arrivals *arrivals, uint32_t k, uint64_t *keys, int64_t *out)
+{
+    const double *const times = arrivals->times;
+    const uint32_t n = arrivals->count;
     uint64_t low = UINT64_MAX, high = 0;
     unsigned shift = 0;
 
     /* Times are not negative, so their bits sort like them; 32 bits from the first on that differ. */
     for (uint32_t i = 0; i < n; i++) {
-        const uint64_t bits = bits_of(arrivals[i].time);
+        const uint64_t bits = bits_of(times[i]);
         low = fi_min_u64(low, bits);
         high = fi_max_u64(high, bits);
     }
@@ -377,23 +420,28 @@ void fi_race_rank(const fi_arrival *arrivals, uint32_t n, uint32_t k, uint64_t *
         shift++;
     }
     for (uint32_t i = 0; i < n; i++) {
-        keys[i] = (bits_of(arrivals[i].time) - low) >> shift << 32 | i;
+        keys[i] = (bits_of(times[i]) - low) >> shift << 32 | i;
     }
-    keys = radix_sorted(keys, keys + n, n);
-    /* What those 32 bits left equal, which is little, by insertion: as arrivals are in the order of
-     * items and the sort is stable, equal times stay in that order. */
+    sort_keys(keys, keys + n, n);
+    /* What those 32 bits left equal, which is little, by insertion: keys that are equal up there are in the
+     * order of items, in which equal times stay. */
     for (uint32_t i = 1; i < n; i++) {
         const uint64_t key = keys[i];
-        const double time = arrivals[(uint32_t)key].time;
         uint32_t place = i;
         while (place > 0 && keys[place - 1] >> 32 == key >> 32 &&
-               arrivals[(uint32_t)keys[place - 1]].time > time) {
+               times[(uint32_t)keys[place - 1]] > times[(uint32_t)key]) {
             keys[place] = keys[place - 1];
             place--;
         }
         keys[place] = key;
     }
+    if (n > 0 && arrivals->items[n - 1] == n - 1) { /* everybody: no places to look up */
+        for (uint32_t i = 0; i < k; i++) {
+            out[i] = (uint32_t)keys[i];
+        }
+        return;
+    }
     for (uint32_t i = 0; i < k; i++) {
-        out[i] = arrivals[(uint32_t)keys[i]].item;
+        out[i] = arrivals->items[(uint32_t)keys[i]];
     }
 }

@@ -34,28 +34,29 @@ void fi_alias_build(fi_alias *table, const double *weights, uint32_t n, double *
 void fi_alias_draw(const fi_alias *table, uint32_t n, const fi_seed *seed, uint64_t stream,
                    int64_t *out, size_t count);
 
+/* Who arrived, and when, in the order of items. */
 typedef struct {
-    double time;
-    uint32_t item;
-} fi_arrival;
+    double *times;
+    uint32_t *items;
+    uint32_t room, count;
+} fi_arrivals;
 
 /* A time by which about k items, or a few more, have arrived. An estimate: it decides how fast the
  * race is, not who wins it. */
 double fi_race_horizon(const double *weights, uint32_t n, uint32_t k);
 
-/* Runs the race up to a time: arrivals[0 .. *arrived-1] are the items that arrive before it, in the
- * order of items, and no more than `room` of them: FI_E_FULL if there are more. Infinity has
- * everybody arrive. */
+/* Runs the race up to a time: those arrive who do so before it, and no more than there is room for:
+ * FI_E_FULL if there are more. Infinity has everybody arrive. */
 int fi_race_run(const double *weights, uint32_t n, const fi_seed *seed, uint64_t stream,
-                double horizon, fi_arrival *arrivals, uint32_t room, uint32_t *arrived);
+                double horizon, fi_arrivals *arrivals);
 
 /* The same with a given instruction set (FI_ISA_...), for tests; FI_E_RANGE if the processor lacks it. */
 int fi_race_run_by(int isa, const double *weights, uint32_t n, const fi_seed *seed, uint64_t stream,
-                   double horizon, fi_arrival *arrivals, uint32_t room, uint32_t *arrived);
+                   double horizon, fi_arrivals *arrivals);
 
-/* out[0 .. k-1]: the first k of n arrivals, k <= n, in the order of their times, those of equal times by item.
- * keys: scratch for 2 n words. */
-void fi_race_rank(const fi_arrival *arrivals, uint32_t n, uint32_t k, uint64_t *keys, int64_t *out);
+/* out[0 .. k-1]: the first k to arrive, in the order of their times, those of equal times by item.
+ * keys: scratch for two words an arrival. */
+void fi_race_rank(const fi_arrivals *arrivals, uint32_t k, uint64_t *keys, int64_t *out);
 
 /* -log(x) for 2^-53 <= x <= 1, within 4 units in the last place. */
 double fi_minus_log(double x);

@@ -264,21 +264,20 @@ cdef extern from "fi_weighted.h" nogil:
     const uint32_t FI_WEIGHTED_MAX
     ctypedef struct fi_alias:
         pass
-    ctypedef struct fi_arrival:
-        double time
-        uint32_t item
+    ctypedef struct fi_arrivals:
+        double *times
+        uint32_t *items
+        uint32_t room, count
     void fi_alias_build(fi_alias *table, const double *weights, uint32_t n, double *shares,
                         uint32_t *stack)
     void fi_alias_draw(const fi_alias *table, uint32_t n, const fi_seed *seed, uint64_t stream,
                        int64_t *out, size_t count)
     double fi_race_horizon(const double *weights, uint32_t n, uint32_t k)
     int fi_race_run(const double *weights, uint32_t n, const fi_seed *seed, uint64_t stream,
-                    double horizon, fi_arrival *arrivals, uint32_t room, uint32_t *arrived)
+                    double horizon, fi_arrivals *arrivals)
     int fi_race_run_by(int isa, const double *weights, uint32_t n, const fi_seed *seed,
-                       uint64_t stream, double horizon, fi_arrival *arrivals, uint32_t room,
-                       uint32_t *arrived)
-    void fi_race_rank(const fi_arrival *arrivals, uint32_t n, uint32_t k, uint64_t *keys,
-                      int64_t *out)
+                       uint64_t stream, double horizon, fi_arrivals *arrivals)
+    void fi_race_rank(const fi_arrivals *arrivals, uint32_t k, uint64_t *keys, int64_t *out)
     double fi_minus_log(double x)
 
 

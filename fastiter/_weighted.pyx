@@ -13,7 +13,7 @@ from fastiter._csrc cimport (
     fi_alias,
     fi_alias_build,
     fi_alias_draw,
-    fi_arrival,
+    fi_arrivals,
     fi_minus_log,
     fi_race_horizon,
     fi_race_rank,
@@ -94,65 +94,73 @@ cdef class Race:
         self.n = <uint32_t>len(weights)
 
     def draw(self, words, stream, count):
-        cdef uint32_t k = count, n = self.n, room, arrived = 0
+        cdef uint32_t k = count, n = self.n
         cdef double horizon
         cdef fi_seed seed = seed_of(words)
         cdef uint64_t number = stream
         cdef const double *weights = &self.view[0]
-        cdef fi_arrival *arrivals = NULL
+        cdef fi_arrivals arrivals = fi_arrivals(NULL, NULL, 0, 0)
         cdef uint64_t *keys = NULL
         cdef int64_t *data
-        cdef int rc
+        cdef int rc = FI_E_FULL
         if k > n:
             raise ValueError(f"{k} of {n} items cannot be drawn without replacement")
         cdef cnp.ndarray out = empty_order(k)
         data = <int64_t *>cnp.PyArray_DATA(out)
-        with nogil:
-            horizon = fi_race_horizon(weights, n, k)
-        room = n if horizon == INFINITY else <uint32_t>min(<uint64_t>n, 2 * <uint64_t>k + SPARE)
-        while True:
-            arrivals = <fi_arrival *>malloc(room * sizeof(fi_arrival))
-            if arrivals == NULL:
-                raise MemoryError(f"no memory to draw {k} of {n} items")
-            with nogil:
-                rc = fi_race_run(weights, n, &seed, number, horizon, arrivals, room, &arrived)
-            if rc == FI_OK and arrived >= k:
-                break
-            # The estimate was of a sample that tells little about these weights.
-            free(arrivals)
-            if rc == FI_E_FULL:
-                room = <uint32_t>min(<uint64_t>n, 4 * <uint64_t>room)
-            else:
-                horizon = INFINITY
-                room = n
         try:
-            keys = <uint64_t *>malloc(2 * <size_t>arrived * sizeof(uint64_t))
-            if keys == NULL and arrived != 0:
+            with nogil:
+                horizon = fi_race_horizon(weights, n, k)
+            room = n if horizon == INFINITY else min(n, 2 * <uint64_t>k + SPARE)
+            while rc != FI_OK or arrivals.count < k:
+                arrivals_open(&arrivals, room)
+                with nogil:
+                    rc = fi_race_run(weights, n, &seed, number, horizon, &arrivals)
+                # Where this is done again, the estimate was of a sample that tells little.
+                if rc == FI_E_FULL:
+                    room = min(n, 4 * <uint64_t>room)
+                else:
+                    horizon, room = INFINITY, n
+            keys = <uint64_t *>malloc(2 * <size_t>arrivals.count * sizeof(uint64_t))
+            if keys == NULL and arrivals.count != 0:
                 raise MemoryError(f"no memory to draw {k} of {n} items")
             with nogil:
-                fi_race_rank(arrivals, arrived, k, keys, data)
+                fi_race_rank(&arrivals, k, keys, data)
         finally:
-            free(arrivals)
+            arrivals_close(&arrivals)
             free(keys)
         return out
 
 
+cdef int arrivals_open(fi_arrivals *arrivals, uint32_t room) except -1:
+    """Makes room for so many, and forgets those who arrived before."""
+    arrivals_close(arrivals)
+    arrivals.times = <double *>malloc(room * sizeof(double))
+    arrivals.items = <uint32_t *>malloc(room * sizeof(uint32_t))
+    arrivals.room = room
+    if arrivals.times == NULL or arrivals.items == NULL:
+        raise MemoryError(f"no memory for {room} arrivals")
+    return 0
+
+
+cdef void arrivals_close(fi_arrivals *arrivals) noexcept:
+    free(arrivals.times)
+    free(arrivals.items)
+    arrivals[0] = fi_arrivals(NULL, NULL, 0, 0)
+
+
 def arrivals_by(const double[::1] weights, words, stream, horizon, isa):
-    cdef uint32_t n = <uint32_t>weights.shape[0], arrived = 0
+    cdef uint32_t n = <uint32_t>weights.shape[0]
     cdef fi_seed seed = seed_of(words)
-    cdef fi_arrival *arrivals = <fi_arrival *>malloc(n * sizeof(fi_arrival))
+    cdef fi_arrivals arrivals = fi_arrivals(NULL, NULL, 0, 0)
     cdef uint32_t i
-    if arrivals == NULL:
-        raise MemoryError(f"no memory for {n} arrivals")
     try:
-        rc = fi_race_run_by(
-            isa, &weights[0], n, &seed, stream, horizon, arrivals, n, &arrived
-        )
+        arrivals_open(&arrivals, n)
+        rc = fi_race_run_by(isa, &weights[0], n, &seed, stream, horizon, &arrivals)
         if rc != FI_OK:
             raise ValueError(f"fi_race_run_by refuses: {rc}")
-        return [(arrivals[i].time, arrivals[i].item) for i in range(arrived)]
+        return [(arrivals.times[i], arrivals.items[i]) for i in range(arrivals.count)]
     finally:
-        free(arrivals)
+        arrivals_close(&arrivals)
 
 
 def minus_log(x):

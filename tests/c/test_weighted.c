@@ -63,84 +63,113 @@ static void test_logarithm(void)
     }
 }
 
+static const double *compared; /* times of the items that compare() is given */
+
 static int compare(const void *a, const void *b)
 {
-    const fi_arrival *const left = a, *const right = b;
+    const uint32_t left = *(const uint32_t *)a, right = *(const uint32_t *)b;
 
-    if (left->time != right->time) {
-        return left->time < right->time ? -1 : 1;
+    if (compared[left] != compared[right]) {
+        return compared[left] < compared[right] ? -1 : 1;
     }
-    return left->item < right->item ? -1 : left->item > right->item;
+    return left < right ? -1 : left > right;
+}
+
+static fi_arrivals arrivals_for(uint32_t n)
+{
+    fi_arrivals arrivals = {.times = malloc(n * sizeof(double)),
+                            .items = malloc(n * sizeof(uint32_t)), .room = n};
+
+    CHECK(arrivals.times != NULL && arrivals.items != NULL);
+    return arrivals;
+}
+
+static void arrivals_free(fi_arrivals *arrivals)
+{
+    free(arrivals->times);
+    free(arrivals->items);
+}
+
+/* The first k of those who arrived, against a sort by the C library. */
+static void check_rank(const fi_arrivals *arrivals, const double *times)
+{
+    const uint32_t n = arrivals->count;
+    uint64_t *keys = malloc(2 * (size_t)n * sizeof *keys);
+    int64_t *ranked = malloc((n + 1) * sizeof *ranked);
+    uint32_t *sorted = malloc((n + 1) * sizeof *sorted);
+
+    CHECK(keys != NULL && ranked != NULL && sorted != NULL);
+    memcpy(sorted, arrivals->items, n * sizeof *sorted);
+    compared = times;
+    qsort(sorted, n, sizeof *sorted, compare);
+    for (uint32_t k = 0; k <= n; k += k < 3 ? 1 : n / 3) {
+        ranked[k] = -1;
+        fi_race_rank(arrivals, k, keys, ranked);
+        for (uint32_t i = 0; i < k; i++) {
+            CHECK_EQ(ranked[i], sorted[i]);
+        }
+        CHECK_EQ(ranked[k], -1);
+    }
+    free(keys);
+    free(ranked);
+    free(sorted);
 }
 
 static void check_race(uint32_t n)
 {
     double *weights = some_weights(n);
-    fi_arrival *everybody = malloc(n * sizeof *everybody), *some = malloc(n * sizeof *some);
-    uint64_t *keys = malloc(2 * (size_t)n * sizeof *keys);
-    int64_t *ranked = malloc((n + 1) * sizeof *ranked);
-    uint32_t arrived;
+    fi_arrivals everybody = arrivals_for(n), some = arrivals_for(n);
 
-    CHECK(everybody != NULL && some != NULL && keys != NULL && ranked != NULL);
-    CHECK_EQ(fi_race_run(weights, n, &seed, 9, INFINITY, everybody, n, &arrived), FI_OK);
-    CHECK_EQ(arrived, n);
+    CHECK_EQ(fi_race_run(weights, n, &seed, 9, INFINITY, &everybody), FI_OK);
+    CHECK_EQ(everybody.count, n);
     for (int isa = FI_ISA_GENERIC; isa <= FI_ISA_AVX2; isa++) {
         for (double horizon = 0.01; horizon < 1000; horizon *= 10) {
             uint32_t expected = 0;
-            const int rc = fi_race_run_by(isa, weights, n, &seed, 9, horizon, some, n, &arrived);
+            const int rc = fi_race_run_by(isa, weights, n, &seed, 9, horizon, &some);
             if (rc == FI_E_RANGE) {
                 printf("instruction set %d is not there\n", isa);
                 break;
             }
             CHECK_EQ(rc, FI_OK);
             for (uint32_t i = 0; i < n; i++) {
-                if (everybody[i].time < horizon) {
-                    CHECK(expected < arrived && some[expected].time == everybody[i].time);
-                    CHECK_EQ(some[expected].item, i);
+                if (everybody.times[i] < horizon) {
+                    CHECK(expected < some.count && some.times[expected] == everybody.times[i]);
+                    CHECK_EQ(some.items[expected], i);
                     expected++;
                 }
             }
-            CHECK_EQ(arrived, expected);
+            CHECK_EQ(some.count, expected);
+            if (expected > 0) {
+                check_rank(&some, everybody.times);
+            }
         }
     }
     if (n > 64) {
-        CHECK_EQ(fi_race_run(weights, n, &seed, 9, INFINITY, some, n - 1, &arrived), FI_E_FULL);
+        some.room = n - 1;
+        CHECK_EQ(fi_race_run(weights, n, &seed, 9, INFINITY, &some), FI_E_FULL);
     }
     if (n > 3) {
-        everybody[3].time = everybody[1].time; /* a tie goes to the lower item */
+        everybody.times[3] = everybody.times[1]; /* a tie goes to the lower item */
     }
-    for (uint32_t k = 0; k <= n; k += k < 3 ? 1 : n / 3) {
-        ranked[k] = -1;
-        fi_race_rank(everybody, n, k, keys, ranked);
-        memcpy(some, everybody, n * sizeof *some);
-        qsort(some, n, sizeof *some, compare);
-        for (uint32_t i = 0; i < k; i++) {
-            CHECK_EQ(ranked[i], some[i].item);
-        }
-        CHECK_EQ(ranked[k], -1);
-    }
+    check_rank(&everybody, everybody.times);
     free(weights);
-    free(everybody);
-    free(some);
-    free(keys);
-    free(ranked);
+    arrivals_free(&everybody);
+    arrivals_free(&some);
 }
 
 static void test_horizon(void)
 {
     double *weights = some_weights(100000);
-    fi_arrival *arrivals = malloc(100000 * sizeof *arrivals);
+    fi_arrivals arrivals = arrivals_for(100000);
 
-    CHECK(arrivals != NULL);
     CHECK(isinf(fi_race_horizon(weights, 100000, 60000)));
     for (uint32_t k = 1; k < 40000; k *= 3) {
         const double horizon = fi_race_horizon(weights, 100000, k);
-        uint32_t arrived;
-        CHECK_EQ(fi_race_run(weights, 100000, &seed, k, horizon, arrivals, 100000, &arrived), FI_OK);
-        CHECK(arrived >= k && arrived < 2 * k + 100);
+        CHECK_EQ(fi_race_run(weights, 100000, &seed, k, horizon, &arrivals), FI_OK);
+        CHECK(arrivals.count >= k && arrivals.count < 2 * k + 100);
     }
     free(weights);
-    free(arrivals);
+    arrivals_free(&arrivals);
 }
 
 int main(void)
