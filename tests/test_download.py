@@ -1,0 +1,532 @@
+"""Downloads from honest servers, from dishonest ones, and when the network fails."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_server import Request, Reset, ScriptedServer, breaking, head, honest, rest, serving
+
+from fastiter import dataset
+from fastiter.dataset import cached_download
+from fastiter.dataset._download.http import waits
+from fastiter.dataset._download.transfer import checked_timeout
+
+BODY = bytes(range(256)) * 1000
+SHA256 = hashlib.sha256(BODY).hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("CHAINER_DATASET_ROOT", str(tmp_path / "root"))
+    return tmp_path / "root"
+
+
+def files(root: Path) -> set[str]:
+    """What the cache has but for lock files."""
+    return {p.name for p in (root / "_dl_cache").iterdir() if p.suffix != ".lock"}
+
+
+def name_of(url: str) -> str:
+    return hashlib.md5(url.encode()).hexdigest()
+
+
+def fails(
+    server: ScriptedServer, root: Path, match: str, requests: int = 1, **arguments
+) -> OSError:
+    """Checks that a download fails as it should, and leaves nothing."""
+    with pytest.raises(OSError, match=match) as caught:
+        cached_download(server.url, **arguments)
+    assert files(root) == set()
+    assert len(server.requests) == requests
+    return caught.value
+
+
+def test_a_file_is_downloaded_once(root):
+    with serving(honest(BODY)) as server:
+        path = cached_download(server.url)
+        assert Path(path).read_bytes() == BODY
+        assert cached_download(server.url) == path
+        assert len(server.requests) == 1
+    assert path == str(root / "_dl_cache" / name_of(server.url))
+    assert files(root) == {name_of(server.url)}
+
+
+def test_others_may_read_it_as_far_as_the_umask_says():
+    old = os.umask(0o027)
+    try:
+        with serving(honest(BODY)) as server:
+            assert os.stat(cached_download(server.url)).st_mode & 0o777 == 0o640
+    finally:
+        os.umask(old)
+
+
+def test_neither_url_nor_headers_name_the_file(root):
+    with serving(honest(BODY, Content_Disposition='attachment; filename="../../taken"')) as server:
+        url = server.url + "../../%2e%2e/etc/x?y=/../z"
+        assert Path(cached_download(url)).name == name_of(url)
+    assert files(root) == {name_of(url)}
+    assert os.listdir(root) == ["_dl_cache"]
+
+
+@pytest.mark.parametrize("body", [b"", b"x"])
+def test_small_files(body):
+    with serving(honest(body)) as server:
+        assert Path(cached_download(server.url)).read_bytes() == body
+
+
+def test_a_body_in_chunks_and_one_that_ends_with_the_connection():
+    def script(request: Request):
+        if request.target == "/chunked":
+            yield head(Transfer_Encoding="chunked")
+            yield b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+        else:
+            yield head() + BODY
+
+    with serving(script) as server:
+        for name in ("chunked", "closed"):
+            assert Path(cached_download(server.url + name)).read_bytes() == BODY
+
+
+def test_an_encoded_body_is_kept_as_it_was_sent():
+    with serving(honest(gzip.compress(BODY), Content_Encoding="gzip")) as server:
+        content = Path(cached_download(server.url)).read_bytes()
+        assert server.requests[0].headers["accept-encoding"] == "identity"
+    assert gzip.decompress(content) == BODY
+
+
+def test_local_files(root, tmp_path):
+    source = tmp_path / "a b%.bin"
+    source.write_bytes(BODY)
+    for url in (source.as_uri(), source.as_uri().replace("file://", "file://localhost")):
+        path = cached_download(url, sha256=SHA256)
+        assert Path(path).read_bytes() == BODY
+    source.unlink()
+    assert cached_download(url) == path
+
+
+def test_local_files_that_are_none(root, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name, match in [("pipe", "no regular"), ("", "directory"), ("none", "No such file")]:
+        with pytest.raises(OSError, match=match):
+            cached_download((tmp_path / name).as_uri())
+    assert files(root) == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"url": "ftp://host/x"}, "http://, https:// or file://"),
+        ({"url": "/etc/passwd"}, "http://, https:// or file://"),
+        ({"url": "http:///x"}, "no host"),
+        ({"url": "http://host:x/"}, "[Pp]ort"),
+        ({"url": "file://elsewhere/x"}, "elsewhere"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": float("nan")}, "timeout"),
+        ({"retries": -1}, "retries"),
+        ({"sha256": "12"}, "sha256"),
+    ],
+)
+def test_wrong_arguments(root, arguments, match):
+    with pytest.raises(ValueError, match=match):
+        cached_download(**{"url": "http://127.0.0.1:1/", **arguments})
+    assert not root.exists()
+
+
+def test_wrong_types(root):
+    with pytest.raises(TypeError):
+        cached_download(b"http://127.0.0.1:1/")
+    with pytest.raises(TypeError):
+        cached_download("http://127.0.0.1:1/", retries=1.5)
+
+
+# Checksums
+
+
+def test_a_checksum_is_checked(root):
+    with serving(honest(BODY)) as server:
+        fails(server, root, f"SHA-256 is {SHA256}", sha256="0" * 64)
+        assert Path(cached_download(server.url, sha256=SHA256.upper())).read_bytes() == BODY
+
+
+def test_a_cached_file_with_another_checksum_is_replaced(root):
+    with serving(honest(BODY)) as server:
+        path = Path(cached_download(server.url))
+        path.write_bytes(b"damaged")
+        assert cached_download(server.url) == str(path)  # whoever does not ask is not told
+        assert cached_download(server.url, sha256=SHA256) == str(path)
+        assert path.read_bytes() == BODY
+        assert len(server.requests) == 2
+
+
+# Answers that are none
+
+
+@pytest.mark.parametrize(
+    "status",
+    ["204 No Content", "206 Partial Content", "304 Not Modified", "404 Not Found", "503 No"],
+)
+def test_a_status_of_failure_is_no_reason_to_try_again(root, status):
+    with serving(lambda request: iter([head(status, Content_Length=0)])) as server:
+        fails(server, root, status, retries=5)
+
+
+@pytest.mark.parametrize("length", ["many", "-5", "5, 5"])
+def test_a_length_that_is_none(root, length):
+    with serving(lambda request: iter([head(Content_Length=length) + BODY])) as server:
+        fails(server, root, length)
+
+
+def test_what_is_not_http(root):
+    with serving(lambda request: iter([b"220 mail ready\r\n"])) as server:
+        fails(server, root, "220 mail", requests=2, retries=1)
+
+
+def test_headers_without_an_end(root):
+    def script(request: Request):
+        yield b"HTTP/1.1 200 OK\r\nX: "
+        while not request.server.ended.is_set():
+            yield b"x" * 10000
+
+    with serving(script) as server:
+        fails(server, root, "header", retries=0)
+
+
+# Redirections
+
+
+def test_redirections_are_followed(root):
+    def script(request: Request):
+        if request.target == "/end":
+            yield head(Content_Length=len(BODY)) + BODY
+        else:
+            there = {"/": "next", "/next": "/third", "/third": request.server.url + "end"}
+            yield head("302 Found", Location=there[request.target], Content_Length=10**9)
+            request.server.ended.wait()  # its body is of no interest
+
+    with serving(script) as server:
+        path = cached_download(server.url)
+        assert Path(path).read_bytes() == BODY
+        assert [request.target for request in server.requests] == ["/", "/next", "/third", "/end"]
+    assert Path(path).name == name_of(server.url)
+
+
+@pytest.mark.parametrize(
+    "target", ["file:///etc/hostname", "ftp://127.0.0.1/", "data:,x", "http://:80/"]
+)
+def test_redirections_elsewhere_are_refused(root, target):
+    with serving(lambda request: iter([head("301 Moved", Location=target)])) as server:
+        fails(server, root, "only http and https")
+
+
+def test_redirections_in_a_circle(root):
+    with serving(lambda request: iter([head("307 Again", Location="/")])) as server:
+        fails(server, root, "10 redirections", requests=11)
+
+
+# Time
+
+
+@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 OK\r\nX", head(Content_Length=9), b"body"])
+def test_a_silent_server_is_given_up(root, sent):
+    def script(request: Request):
+        yield head(Content_Length=9) + sent if sent == b"body" else sent
+        request.server.ended.wait()
+
+    with serving(script) as server:
+        error = fails(server, root, "no byte for 0.2 seconds", timeout=0.2, retries=5)
+    assert isinstance(error, TimeoutError)
+
+
+def test_the_programs_own_default_counts(root):
+    def script(request: Request):
+        yield b""
+        request.server.ended.wait()
+
+    assert checked_timeout(None) == 20
+    assert checked_timeout(float("inf")) is None
+    socket.setdefaulttimeout(0.2)
+    try:
+        with serving(script) as server:
+            fails(server, root, "no byte for 0.2 seconds")
+    finally:
+        socket.setdefaulttimeout(None)
+
+
+def test_a_slow_server_is_waited_for():
+    def script(request: Request):
+        yield head(Content_Length=12)
+        for _ in range(12):
+            yield b"x"
+            request.server.ended.wait(0.15)
+
+    with serving(script) as server:  # 1.8 seconds in all
+        assert Path(cached_download(server.url, timeout=1.5)).read_bytes() == b"x" * 12
+
+
+# Retries
+
+
+@given(st.integers(0, 2000))
+def test_waits_are_short_in_all(retries):
+    found = waits(retries)
+    assert len(found) == retries
+    assert 0 <= sum(found) <= 2
+
+
+def test_nobody_there(root):
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        url = f"http://127.0.0.1:{gone.getsockname()[1]}/"
+    for retries in (0, 2):
+        with pytest.raises(ConnectionError, match=f"refused.*retries={retries}"):
+            cached_download(url, retries=retries)
+    assert files(root) == set()
+
+
+def test_an_unknown_host(root):
+    with pytest.raises(ConnectionError, match=r"no\.invalid"):
+        cached_download("http://no.invalid/", retries=0)
+
+
+def test_a_short_body_goes_on_where_it_ended(root):
+    with serving(breaking(BODY, 100_000, rest(BODY), ETag='"1"')) as server:
+        path = cached_download(server.url, sha256=SHA256)
+        second = server.requests[1].headers
+    assert (second["range"], second["if-range"]) == ("bytes=100000-", '"1"')
+    assert Path(path).read_bytes() == BODY
+
+
+def test_without_a_tag_an_old_date_will_do():
+    dates = {
+        "Date": "Sat, 21 Nov 2026 00:00:00 GMT",
+        "Last_Modified": "Fri, 20 Nov 2026 23:00:00 GMT",
+    }
+    with serving(breaking(BODY, 1000, rest(BODY), **dates)) as server:
+        assert Path(cached_download(server.url)).read_bytes() == BODY
+        assert server.requests[1].headers["if-range"] == dates["Last_Modified"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"ETag": 'W/"1"'},
+        {"Last_Modified": "Fri, 20 Nov 2026 23:59:59 GMT", "Date": "Sat, 21 Nov 2026 00:00:00 GMT"},
+        {"Last_Modified": "yesterday", "Date": "today"},
+    ],
+    ids=["nothing", "weak", "new", "nonsense"],
+)
+def test_what_cannot_be_told_apart_is_downloaded_anew(headers):
+    script = breaking(BODY[::-1], 1000, honest(BODY), **headers)
+    with serving(script) as server:
+        assert Path(cached_download(server.url)).read_bytes() == BODY
+        assert "range" not in server.requests[1].headers
+
+
+def test_a_file_that_has_changed_meanwhile_is_downloaded_anew():
+    script = breaking(BODY[::-1], 1000, honest(BODY, ETag='"2"'), ETag='"1"')
+    with serving(script) as server:
+        assert Path(cached_download(server.url, sha256=SHA256)).read_bytes() == BODY
+        assert "range" in server.requests[1].headers
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"Content_Range": "bytes 999-255999/256000"},
+        {"Content_Range": "bytes 1001-255999/256000"},
+        {"Content_Range": "bytes 1000-255999/*"},
+        {"Content_Range": "bytes 1000-255998/255999"},
+        {"Content_Range": "none"},
+        {"ETag": '"2"'},
+    ],
+)
+def test_a_part_that_does_not_fit(root, given):
+    with serving(breaking(BODY, 1000, rest(BODY, **given), ETag='"1"')) as server:
+        match = "another file" if "ETag" in given else r"asked for bytes 1000-255999/256000"
+        fails(server, root, match, requests=2)
+
+
+def test_a_part_that_is_too_long(root):
+    def lie(request: Request):
+        where = f"bytes 1000-{len(BODY) - 1}/{len(BODY)}"
+        yield head("206 Partial", Content_Range=where) + BODY[1000:] + b"more"
+
+    with serving(breaking(BODY, 1000, lie, ETag='"1"')) as server:
+        fails(server, root, "256004 bytes came instead of 256000", requests=2, retries=1)
+
+
+def test_a_status_of_failure_ends_the_retries(root):
+    script = breaking(BODY, 1000, lambda request: iter([head("416 Range")]), ETag='"1"')
+    with serving(script) as server:
+        fails(server, root, "416 Range", requests=2, retries=5)
+
+
+def test_always_too_short(root):
+    with serving(lambda request: iter([head(Content_Length=9) + b"four"])) as server:
+        error = fails(server, root, "4 of 9 bytes received", requests=3)
+    assert isinstance(error, ConnectionError)
+
+
+def test_a_connection_that_is_reset(root):
+    def script(request: Request):
+        yield head(Content_Length=len(BODY), ETag='"1"') + BODY[:1000]
+        raise Reset
+
+    with serving(script) as server:
+        fails(server, root, "bytes received", retries=1, requests=2)
+
+
+def test_chunks_that_end_early(root):
+    def script(request: Request):
+        yield head(Transfer_Encoding="chunked") + b"ff\r\nonly this"
+
+    with serving(script) as server:
+        fails(server, root, "bytes received", retries=1, requests=2)
+
+
+# What stands between
+
+
+def test_the_proxy_of_the_environment_is_used(monkeypatch):
+    with serving(honest(BODY)) as server:
+        monkeypatch.setenv("http_proxy", server.url.replace("//", "//user:secret@"))
+        assert Path(cached_download("http://somewhere.invalid/x")).read_bytes() == BODY
+        assert server.requests[0].target == "http://somewhere.invalid/x"
+        assert server.requests[0].headers["proxy-authorization"].startswith("Basic ")
+        monkeypatch.setenv("http_proxy", "127.0.0.1:1")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        assert Path(cached_download(server.url + "direct")).read_bytes() == BODY
+
+
+def test_a_certificate_that_nobody_vouches_for(root, tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = (
+        f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 "
+        f"-subj /CN=localhost -addext subjectAltName=DNS:localhost -keyout {key} -out {certificate}"
+    )
+    try:
+        subprocess.run(command.split(), check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("there is no openssl to make a certificate")
+    server = subprocess.Popen(
+        [sys.executable, "-c", TLS_SERVER, certificate, key], stdout=subprocess.PIPE, text=True
+    )
+    with server:
+        url = f"https://localhost:{server.stdout.readline().strip()}/"
+        with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+            cached_download(url)
+        assert files(root) == set()
+        code = f"from fastiter import dataset; print(dataset.cached_download({url!r}))"
+        environment = {**os.environ, "SSL_CERT_FILE": str(certificate)}
+        command = [sys.executable, "-c", code]
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert Path(run.stdout.strip()).read_bytes() == b"secret"
+        server.terminate()
+
+
+TLS_SERVER = """
+import http.server, ssl, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "6")
+        self.end_headers()
+        self.wfile.write(b"secret")
+
+    def log_message(self, *arguments):
+        pass
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain(*sys.argv[1:])
+server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+# Telling the user
+
+
+def test_a_bar_is_shown_if_asked_for(capfd):
+    with serving(breaking(BODY, 1000, rest(BODY), ETag='"1"')) as server:
+        cached_download(server.url + "dir/file.npz?x=/y", progress=True)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "file.npz: 100%" in err
+    assert "250k/250k" in err
+
+
+def test_otherwise_nothing_is_written(capfd):
+    with serving(honest(BODY)) as server:
+        cached_download(server.url)
+    assert capfd.readouterr() == ("", "")
+
+
+# The root
+
+
+def test_the_root(monkeypatch, tmp_path):
+    monkeypatch.setattr("fastiter.dataset._download.root._chosen", None)
+    assert dataset.get_dataset_root() == os.environ["CHAINER_DATASET_ROOT"]
+    monkeypatch.setenv("HOME", "/home/somebody")
+    for value in ("", None):
+        if value is None:
+            monkeypatch.delenv("CHAINER_DATASET_ROOT")
+        else:
+            monkeypatch.setenv("CHAINER_DATASET_ROOT", value)
+        assert dataset.get_dataset_root() == "/home/somebody/.chainer/dataset"
+    dataset.set_dataset_root(tmp_path / "chosen")
+    monkeypatch.setenv("CHAINER_DATASET_ROOT", "/elsewhere")
+    assert dataset.get_dataset_root() == str(tmp_path / "chosen")
+    path = dataset.get_dataset_directory("a/b", create_directory=False)
+    assert path == str(tmp_path / "chosen" / "a" / "b")
+    assert not os.path.exists(path)
+    assert dataset.get_dataset_directory("a/b") == path
+    assert dataset.get_dataset_directory("a/b") == path
+    assert os.path.isdir(path)
+    for wrong in (None, b"/x"):
+        with pytest.raises(TypeError):
+            dataset.set_dataset_root(wrong)
+
+
+def test_a_root_that_cannot_be_made(root):
+    root.write_bytes(b"")
+    for use in (
+        lambda: cached_download("http://127.0.0.1:1/"),
+        lambda: dataset.get_dataset_directory("x"),
+    ):
+        with pytest.raises(OSError, match="set_dataset_root"):
+            use()
+
+
+def test_threads_that_ask_at_once_cause_one_download():
+    barrier = threading.Barrier(8)
+    found = []
+
+    def ask(url: str) -> None:
+        barrier.wait()
+        found.append(Path(cached_download(url)).read_bytes())
+
+    with serving(honest(BODY)) as server:
+        threads = [threading.Thread(target=ask, args=(server.url,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(server.requests) == 1
+    assert found == [BODY] * 8
