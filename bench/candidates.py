@@ -130,6 +130,8 @@ def _iterator(
             options.update(shared_mem=8 * longest)
     elif name == "MultithreadIterator":
         options.update(n_threads=workload.n_workers)
+        if library == "fastiter":
+            options.update(n_prefetch=N_PREFETCH)
     iterators = importlib.import_module(f"{library}.iterators")
     return getattr(iterators, name)(dataset, workload.batch_size, shuffle=False, **options)
 

@@ -92,6 +92,11 @@ def with_lengths(arrays: Any, names: Sequence[Any], lengths: Sequence[Any]) -> A
     return arrays
 
 
+def join_field(values: Sequence[Any], rule: FieldRule, *, copy: bool = False) -> Joined:
+    """One field of a batch, given the values that its examples have there."""
+    return _join_fields(values, None, (rule,), copy)[0]
+
+
 def _join_fields(
     batch: Sequence[Any], names: tuple[Any, ...] | None, rules: tuple[FieldRule, ...], copy: bool
 ) -> list[Joined]:

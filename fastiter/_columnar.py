@@ -201,10 +201,16 @@ def _values(column: Any, n_rows: int) -> list[Any]:
 
 
 def collate_columns(
-    dataset: Any, columns: tuple[Any, ...], n_rows: int, padding: Padding, copy: bool
+    dataset: Any,
+    columns: tuple[Any, ...],
+    n_rows: int,
+    padding: Padding,
+    copy: bool,
+    *,
+    own: bool = False,
 ) -> Any:
     """What `_collate.collate` gives for the examples that `examples_of` makes, without making them
-    where the columns are arrays."""
+    where the columns are arrays. `own`: nobody else has the columns."""
     mode, given = dataset.mode, padding.padding
     fills: Sequence[Any]
     if not padding.only_fills:
@@ -212,20 +218,20 @@ def collate_columns(
     elif mode is tuple and columns:
         fills = given if isinstance(given, tuple) else (given,) * len(columns)
         if len(fills) >= len(columns):
-            return tuple(map(_joined, columns, fills))
+            return tuple(_joined(*pair, own) for pair in zip(columns, fills, strict=False))
     elif mode is dict and not isinstance(given, dict):
         keys = dataset.keys
         if len(keys) == len(columns):
-            return {key: _joined(c, given) for key, c in zip(keys, columns, strict=True)}
+            return {key: _joined(c, given, own) for key, c in zip(keys, columns, strict=True)}
     elif mode is None and columns and _is_joined(columns[0], given):
-        return columns[0].copy()
+        return _joined(columns[0], given, own)
     return _collate.collate(examples_of(dataset, columns, n_rows), padding, copy=copy)
 
 
-def _joined(column: Any, fill: Any) -> Any:
+def _joined(column: Any, fill: Any, own: bool) -> Any:
     """One column as an array of its own."""
     if _is_joined(column, fill):
-        return column.copy()
+        return column if own else column.copy()
     return _collate.join(_values(column, len(column)), FieldRule(fill))[0]
 
 

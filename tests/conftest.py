@@ -68,6 +68,7 @@ def _our_kinds() -> list[Kind]:
     return [
         kind("serial", iterators.SerialIterator),
         kind("threads", iterators.MultithreadIterator, {"n_threads": 3}),
+        kind("threads-ahead", iterators.MultithreadIterator, {"n_threads": 2, "n_prefetch": 5}),
         kind("processes", iterators.MultiprocessIterator, processes, is_reopenable=False),
     ]
 

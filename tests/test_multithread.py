@@ -113,11 +113,13 @@ def test_first_failing_row_gives_the_error():
                 raise ValueError(index)
             return index
 
-    with MultithreadIterator(Failing(), 4, shuffle=False, n_threads=4) as iterator:
-        for _ in range(5):
-            release.clear()
-            with pytest.raises(LookupError):
-                next(iterator)
+    for _ in range(5):
+        release.clear()
+        with (
+            MultithreadIterator(Failing(), 4, repeat=False, shuffle=False, n_threads=4) as iterator,
+            pytest.raises(LookupError),
+        ):
+            next(iterator)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
@@ -151,20 +153,41 @@ def test_interrupt_ends_the_wait_and_loses_nothing():
         assert list(iterator) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_interrupt_in_the_converter_loses_nothing():
-    interrupts = [KeyboardInterrupt()]
-
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+def test_what_a_converter_raises_in_a_thread_ends_neither_thread_nor_program(error):
     def convert(batch, device):
-        if interrupts:
-            raise interrupts.pop()
+        if 2 in batch:
+            raise error
         return batch
 
     with MultithreadIterator(
         range(6), 2, shuffle=False, repeat=False, converter=convert
     ) as iterator:
+        assert next(iterator) == [0, 1]
+        with pytest.raises(DatasetError, match=type(error).__name__) as caught:
+            next(iterator)
+        assert caught.value.__cause__ is error
+        assert next(iterator) == [4, 5]
+
+
+def test_interrupt_in_a_converter_that_has_a_device_loses_nothing():
+    interrupts = [KeyboardInterrupt()]
+    threads = []
+
+    def convert(batch, device):
+        assert device == "@numpy"
+        threads.append(threading.current_thread())
+        if interrupts:
+            raise interrupts.pop()
+        return batch
+
+    with MultithreadIterator(
+        range(6), 2, shuffle=False, repeat=False, converter=convert, device="@numpy"
+    ) as iterator:
         with pytest.raises(KeyboardInterrupt):
             next(iterator)
         assert list(iterator) == [[0, 1], [2, 3], [4, 5]]
+    assert set(threads) == {threading.current_thread()}
 
 
 def test_finalize_wakes_up_who_waits():

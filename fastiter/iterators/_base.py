@@ -16,7 +16,7 @@ from fastiter.iterators._arguments import (
     checked_int,
 )
 from fastiter.iterators._fetch import Source
-from fastiter.iterators._state import Plan, Planner, State, dataset_length, initial_state
+from fastiter.iterators._state import Place, Plan, Planner, State, dataset_length, initial_state
 from fastiter.iterators.order import ShuffleOrderSampler
 
 if TYPE_CHECKING:
@@ -113,6 +113,12 @@ class PlannedIterator(Iterator):
 
     def _fetch(self, plan: Plan) -> Outcome:
         raise NotImplementedError
+
+    def _place(self, plan: Plan) -> Place:
+        """Where the batch of a plan belongs, for messages."""
+        state = plan.state
+        position = state.epoch_size if state.is_new_epoch else state.position
+        return Place(state.epoch - state.is_new_epoch, (position - 1) // self._batch_size)
 
     def _discard_ahead(self) -> None:
         """Drop the batches started ahead; here there are none."""

@@ -70,13 +70,19 @@ class Source:
     ----------
     dataset, converter, device
         Those of the iterator.
+
+    Attributes
+    ----------
+    dataset
+    concat : Concat or None
+        The arguments of the converter, if it is concat_examples.
     """
 
     def __init__(self, dataset: Any, converter: Callable[..., Any] | None, device: Any) -> None:
-        self._dataset = dataset
+        self.dataset = dataset
         self._converter = converter
         self._device = device
-        self._concat = concat_of(converter)
+        self.concat = concat_of(converter)
         self._plain: PlainColumns | None = _UNKNOWN  # found out with the first batch
         self._gather: Callable[[Indices], Any] | None = None  # the shortest way, where it is open
 
@@ -86,8 +92,8 @@ class Source:
             arrays = self._gather(indices)
             if arrays is not None:
                 return arrays
-        if self._concat is not None:
-            arrays = self._arrays(indices, self._concat)
+        if self.concat is not None:
+            arrays = self._arrays(indices, self.concat)
             if arrays is not None:
                 return self.sent(arrays)
         examples = self.examples(indices)
@@ -100,18 +106,23 @@ class Source:
             examples = plain.reader.examples(indices)
             if examples is not None:
                 return examples
-        return fetch_examples(self._dataset, indices.tolist())
+        return fetch_examples(self.dataset, indices.tolist())
+
+    @property
+    def gives_many(self) -> bool:
+        """Whether the dataset gives many examples at once."""
+        return self.plain() is not None or rows_getter(self.dataset) is not None
 
     def plain(self) -> PlainColumns | None:
         """The dataset's arrays, if it is nothing but these."""
         plain = self._plain
         if plain is _UNKNOWN or (plain is not None and not plain.is_current):
-            plain = self._plain = plain_columns(self._dataset)
+            plain = self._plain = plain_columns(self.dataset)
         return plain
 
     def joins(self, plain: PlainColumns) -> bool:
         """Whether concat_examples makes just the columns' rows of the examples."""
-        return self._concat is not None and _fills_suit(plain, self._concat.padding)
+        return self.concat is not None and _fills_suit(plain, self.concat.padding)
 
     def _arrays(self, indices: Indices, concat: Concat) -> Any:
         """The batch without examples, or None."""
@@ -122,11 +133,11 @@ class Source:
             if concat.padding is None and self._device is None and not plain.delegates:
                 self._gather = plain.reader.gather
             return plain.reader.gather(indices)
-        getter = column_getter(self._dataset)
+        getter = column_getter(self.dataset)
         if getter is None:
             return None
         columns = getter(indices.tolist())
-        return collate_columns(self._dataset, columns, len(indices), *concat)
+        return collate_columns(self.dataset, columns, len(indices), *concat)
 
     def sent(self, arrays: Any) -> Any:
         """The arrays of a batch, on the iterator's device."""

@@ -50,6 +50,16 @@ class State(NamedTuple):
         return self.epoch + self.position / self.epoch_size
 
 
+class Place(NamedTuple):
+    """Where a batch belongs, for messages."""
+
+    epoch: int
+    batch: int  #: its number in the epoch in which it begins
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}, batch {self.batch}"
+
+
 class Plan(NamedTuple):
     """One batch to be, or the reason why there is none."""
 

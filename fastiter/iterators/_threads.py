@@ -1,203 +1,118 @@
-"""Worker threads, and batches that several of them fetch together.
+"""Threads that work on the batches of one iterator.
 
-Not concurrent.futures: its threads are joined when the interpreter exits, so that one example
-that hangs would keep the whole program from ending. These are daemon threads.
+They are daemon threads, since one example that hangs would otherwise keep the program from ending:
+no thread can be made to end. But none is left to run while the interpreter is taken down, unless
+it hangs: an exit handler, which runs while threads still can, ends them. Not concurrent.futures,
+which waits for its threads at exit without a limit.
+
+Nothing here is woken by what may be lost: what an interrupt (Ctrl-C) leaves undone, the next call
+of `Threads.wake` does.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-from fastiter.errors import DatasetError
-from fastiter.iterators._fetch import Outcome, capture
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    from fastiter.iterators._jobs import Failure, Job
 
-    from fastiter._columns import ColumnReader
-    from fastiter.iterators._state import Indices
+_JOIN_SECONDS = 1.0  # finalize() and exit wait so long for threads that are amid an example
 
-_LEAST_BYTES = 1 << 18  # handing less than this to another thread costs more than copying it
+_living: weakref.WeakSet[Threads] = weakref.WeakSet()
+_exits = False  # the interpreter does
 
 
-class Job:
-    """One batch, fetched by all threads together.
-
-    Threads take ranges of rows, ever smaller ones, so that a slow example delays its own range
-    only. After an error no more rows are taken; those taken before are finished, so the error
-    kept is that of the first failing row, however the threads run.
-
-    A subclass gives ``_fill(start, stop)``, which fetches these rows, and ``_result()``.
+class _Board:
+    """What the threads of one iterator share: it does not keep the iterator alive.
 
     Parameters
     ----------
-    indices : int64[n]
-        Dataset indices of the rows.
     n_threads : int
-        How many threads call `run`.
     """
 
-    def __init__(self, indices: Indices, n_threads: int) -> None:
-        self._indices = indices
+    def __init__(self, n_threads: int) -> None:
         self._n_threads = n_threads
         self._lock = threading.Lock()
-        self._finished = threading.Event()
-        self._n_rows = len(indices)  # to be taken; fewer after an error
-        self._n_taken = 0
-        self._n_done = 0
-        self._error: Exception | None = None
-        self._error_row = len(indices)
-        self._is_aborted = False
+        self._jobs: deque[Job] = deque()  # those with rows to take, the oldest one first
+        self._n_idle = 0
+        # One for each idle thread that shall look for work. Its put() may be called amid any other
+        # call, by a garbage collection or a signal handler.
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_closed = False
 
-    def run(self) -> None:
-        """Fetch rows until none is left to take. Called by every thread; raises nothing."""
-        while True:
-            with self._lock:
-                start = self._n_taken
-                rest = self._n_rows - start
-                if rest <= 0:
-                    return
-                stop = start + self._share(rest)
-                self._n_taken = stop
-            outcome = self._do(start, stop)
-            with self._lock:
-                if outcome.error is not None:
-                    self._n_rows = self._n_taken
-                    if start < self._error_row:
-                        self._error, self._error_row = outcome.error, start
-                self._n_done += stop - start
-                if self._n_done == self._n_rows:
-                    self._finished.set()
-
-    def _share(self, rest: int) -> int:
-        """How many of the rows that are left a thread takes at a time."""
-        return max(1, rest // (2 * self._n_threads))
-
-    def _do(self, start: int, stop: int) -> Outcome:
-        try:
-            return capture(self._fill, start, stop)
-        except BaseException as error:
-            # SystemExit and its like would end this thread in silence and lose the rows.
-            wrapped = DatasetError(
-                f"the dataset raised {error!r} in a worker thread, for one of the indices "
-                f"{self._indices[start:stop].tolist()}"
-            )
-            wrapped.__cause__ = error
-            return Outcome(None, wrapped)
-
-    def _fill(self, start: int, stop: int) -> None:
-        raise NotImplementedError
-
-    def _result(self) -> Any:
-        raise NotImplementedError
-
-    def abort(self) -> None:
-        """Take no more rows, and wake up who waits."""
+    def submit(self, job: Job) -> None:
         with self._lock:
-            self._n_rows = self._n_taken
-            self._is_aborted = True
-        self._finished.set()
+            self._jobs.append(job)
 
-    def wait(self) -> Outcome:
-        """Block until all rows are there, or an error is.
+    def wake(self) -> None:
+        """Have idle threads look for work, if there is any."""
+        if self._jobs:
+            for _ in range(self._n_idle - self._bell.qsize()):
+                self._bell.put(None)
 
-        Returns
-        -------
-        Outcome
-            The result, or the first failing row's error.
+    def close(self) -> None:
+        """Let each thread end when it is through with what it has in hand. Takes no lock: a
+        garbage collection may call it in a thread that holds the lock."""
+        self._is_closed = True
+        for _ in range(self._n_threads):
+            self._bell.put(None)
 
-        Raises
-        ------
-        RuntimeError
-            If the job was aborted in the meantime. KeyboardInterrupt leaves it as it is.
-        """
-        self._finished.wait()
-        if self._is_aborted:
-            raise RuntimeError("the iterator was finalized or reset while next() was waiting")
-        return Outcome(self._result() if self._error is None else None, self._error)
+    def work(self) -> None:
+        """What each thread runs."""
+        while (claim := self._claim()) is not None:
+            job, start, stop = claim
+            del claim
+            failure = job.run(start, stop)
+            if self._is_last(job, start, stop, failure):
+                job.finish()
+            del job, failure  # while waiting for the next one, keep no batch alive
 
+    def _claim(self) -> tuple[Job, int, int] | None:
+        """Wait for work; None when there will be no more."""
+        while not self._is_closed:
+            with self._lock:
+                claim = self._take()
+                if claim is not None:
+                    return claim
+                self._n_idle += 1
+            self._bell.get()
+            with self._lock:
+                self._n_idle -= 1
+        return None
 
-class ExamplesJob(Job):
-    """The examples of a batch, as a list.
+    def _take(self) -> tuple[Job, int, int] | None:
+        while self._jobs:
+            job = self._jobs[0]
+            rows = job.take()
+            if rows is not None:
+                return job, *rows
+            self._jobs.popleft()
+        return None
 
-    Parameters
-    ----------
-    fetch : callable
-        ``fetch(indices)`` gives the list of the examples at some of the indices.
-    indices, n_threads
-        As in `Job`.
-    """
-
-    def __init__(
-        self, fetch: Callable[[Indices], list[Any]], indices: Indices, n_threads: int
-    ) -> None:
-        super().__init__(indices, n_threads)
-        self._fetch = fetch
-        self._examples: list[Any] = [None] * len(indices)
-
-    def _fill(self, start: int, stop: int) -> None:
-        self._examples[start:stop] = self._fetch(self._indices[start:stop])
-
-    def _result(self) -> list[Any]:
-        return self._examples
-
-
-class ColumnsJob(Job):
-    """The columns of a batch, gathered from a dataset of arrays without making examples.
-
-    The result is None if an array has changed, so that it cannot be gathered any more.
-
-    Parameters
-    ----------
-    reader : ColumnReader
-        Whose columns can be gathered.
-    outputs : list of array
-        From ``reader.outputs(len(indices))``.
-    indices, n_threads
-        As in `Job`.
-    """
-
-    def __init__(
-        self,
-        reader: ColumnReader,
-        outputs: list[npt.NDArray[Any]],
-        indices: Indices,
-        n_threads: int,
-    ) -> None:
-        super().__init__(indices, n_threads)
-        self._reader = reader
-        self._outputs = outputs
-        n_bytes = sum(output.nbytes for output in outputs)
-        self._least = max(1, _LEAST_BYTES * len(indices) // max(n_bytes, 1))
-        self._is_complete = True
-
-    def _share(self, rest: int) -> int:
-        return min(rest, max(self._least, super()._share(rest)))
-
-    def _fill(self, start: int, stop: int) -> None:
-        if not self._reader.gather_part(self._outputs, start, self._indices[start:stop]):
-            self._is_complete = False
-
-    def _result(self) -> Any:
-        return self._reader.assembled(self._outputs) if self._is_complete else None
+    def _is_last(self, job: Job, start: int, stop: int, failure: Failure | None) -> bool:
+        with self._lock:
+            return job.note(start, stop, failure)
 
 
 class Threads:
-    """A fixed number of daemon threads that run jobs in order, all threads on each job."""
+    """A fixed number of threads, which share each job: the oldest one that has rows left."""
 
     def __init__(self, n_threads: int) -> None:
         self.pid = os.getpid()  #: the process that has the threads; a forked child has none
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._board = _Board(n_threads)
         self._threads: list[threading.Thread] = []
+        _living.add(self)
         try:
             for number in range(n_threads):
                 thread = threading.Thread(
-                    target=_run_jobs, args=(self._jobs,), name=f"fastiter-{number}", daemon=True
+                    target=self._board.work, name=f"fastiter-{number}", daemon=True
                 )
                 thread.start()
                 self._threads.append(thread)
@@ -206,27 +121,51 @@ class Threads:
             raise
 
     def submit(self, job: Job) -> None:
-        """Have all threads run ``job``, after the jobs submitted before."""
-        for _ in self._threads:
-            self._jobs.put(job)
+        """Have the threads work on ``job``, after the jobs submitted before."""
+        self._board.submit(job)
+        self._board.wake()
+
+    def wake(self) -> None:
+        """Repair what an interrupted `submit` has left."""
+        self._board.wake()
 
     def close(self) -> None:
-        """Let each thread end when it is through with the job in its hands. Does not block."""
-        for _ in self._threads:
-            self._jobs.put(None)
+        """Let each thread end when it is through with the rows in its hands. Does not block."""
+        self._board.close()
 
-    def join(self, timeout: float) -> None:
+    def join(self, timeout: float = _JOIN_SECONDS) -> None:
         """Wait for the threads to end, ``timeout`` seconds in total."""
+        if self.pid != os.getpid():
+            return
         deadline = time.monotonic() + timeout
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _run_jobs(jobs: queue.SimpleQueue[Job | None]) -> None:
-    while True:
-        job = jobs.get()
-        if job is None:
-            return
-        job.run()
-        del job  # while waiting for the next one, keep no batch alive
+def stay_away_at_exit() -> None:
+    """Stops a daemon thread that calls `next()` while the interpreter exits: whatever it was given
+    or told now would end in a traceback on stderr.
+
+    Raises
+    ------
+    RuntimeError
+        In the main thread, which runs the exit handlers.
+    """
+    if not _exits:
+        return
+    if threading.current_thread() is threading.main_thread():
+        raise RuntimeError("next() is possible no more while the interpreter exits")
+    threading.Event().wait()
+
+
+@atexit.register
+def _close_all() -> None:
+    global _exits
+    _exits = True
+    living = [threads for threads in _living if threads.pid == os.getpid()]
+    for threads in living:
+        threads.close()
+    deadline = time.monotonic() + _JOIN_SECONDS
+    for threads in living:
+        threads.join(max(0.0, deadline - time.monotonic()))

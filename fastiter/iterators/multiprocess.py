@@ -229,12 +229,6 @@ class MultiprocessIterator(PlannedIterator):
         self._unsettled = False
         pool.publish()
 
-    def _place(self, plan: Plan) -> tuple[int, int]:
-        """Epoch in which the batch begins, and its number there."""
-        state = plan.state
-        position = state.epoch_size if state.is_new_epoch else state.position
-        return state.epoch - state.is_new_epoch, (position - 1) // self._batch_size
-
     def _discard_ahead(self) -> None:
         self._unsettled = True  # until the planner has started over, too
         self._unscheduled = None

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import os
+import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from fastiter._assemble import Assembler
+from fastiter._columnar import column_getter
 from fastiter.iterators._arguments import checked_int
 from fastiter.iterators._base import PlannedIterator
 from fastiter.iterators._fetch import Outcome, capture
-from fastiter.iterators._state import Indices, Plan
-from fastiter.iterators._threads import ColumnsJob, ExamplesJob, Job, Threads
+from fastiter.iterators._jobs import ColumnsJob, Job, Pace, PartsJob, RowsJob, Work
+from fastiter.iterators._state import Plan
+from fastiter.iterators._threads import Threads, stay_away_at_exit
 
 __all__ = ["MultithreadIterator"]
 
-_JOIN_SECONDS = 1.0  # finalize() waits so long for threads that are amid an example
-
 
 class MultithreadIterator(PlannedIterator):
-    """Iterates over a dataset with threads, which fetch one batch ahead.
+    """Iterates over a dataset with threads, which fetch batches ahead.
 
     For datasets that release the GIL while they work (files, decompression, NumPy on large
-    arrays), and for what cannot be sent to other processes. The dataset's errors are raised as
-    they are by the ``next()`` whose batch they belong to.
+    arrays), and for what cannot be sent to other processes; a dataset of nothing but Python code
+    is faster in processes. The threads share each batch: rows are dealt out a few at a time.
+    Batches come in order.
 
     Parameters
     ----------
@@ -43,9 +47,13 @@ class MultithreadIterator(PlannedIterator):
     order_sampler : callable, optional
         ``order_sampler(current_order, current_position)`` gives the next epoch's order; see
         `OrderSampler`. Excludes ``shuffle``. Called in the thread that iterates.
+    n_prefetch : int
+        Batches fetched ahead of the one that ``next()`` waits for, at least 1.
     converter : callable, optional
         ``next()`` returns ``converter(examples, device)`` instead of the list of examples.
-        Called in the thread that iterates.
+        `concat_examples`, also in a `functools.partial` with ``padding`` and the like, is done by
+        the threads as they fetch. Any other callable runs in the thread that completes the batch,
+        several batches at a time; with a ``device`` in the thread that iterates.
     device : device, optional
         What ``converter`` gets; see `to_device`.
 
@@ -53,9 +61,27 @@ class MultithreadIterator(PlannedIterator):
     ------
     TypeError, ValueError
         If an argument is none of these, or the dataset is empty.
+
+    Notes
+    -----
+    ``next()`` blocks until the batch is complete; signals interrupt it, and nothing is lost then.
+    What the dataset or the converter raised is raised as it is, with the dataset index, epoch and
+    batch as a note (before Python 3.11 as the cause), and `DatasetError` for what is no Exception;
+    the call after that goes on with the next batch.
+
+    Threads start with the first ``next()``. No thread can be ended from outside: one that is amid
+    an example ends after it, and one that hangs is left behind by ``finalize()`` and at the
+    program's end, after a second.
     """
 
-    _RUNTIME: ClassVar[frozenset[str]] = PlannedIterator._RUNTIME | {"_threads", "_started"}
+    _RUNTIME: ClassVar[frozenset[str]] = PlannedIterator._RUNTIME | {
+        "_threads",
+        "_started",
+        "_unsubmitted",
+        "_unsettled",
+        "_work",
+        "_assembler",
+    }
 
     def __init__(
         self,
@@ -66,21 +92,38 @@ class MultithreadIterator(PlannedIterator):
         n_threads: int = 1,
         order_sampler: Callable[[Any, int], Any] | None = None,
         *,
+        n_prefetch: int = 1,
         converter: Callable[[Any, Any], Any] | None = None,
         device: Any = None,
     ) -> None:
         self._n_threads = checked_int("n_threads", n_threads)
+        self._n_prefetch = checked_int("n_prefetch", n_prefetch)
         super().__init__(dataset, batch_size, repeat, shuffle, order_sampler, converter, device)
 
     def _init_runtime(self) -> None:
         super()._init_runtime()
         self._threads: Threads | None = None
         self._started: deque[tuple[Plan, Job]] = deque()  # the oldest one first
+        self._unsubmitted: Plan | None = None  # planned, but there was no memory for it yet
+        self._unsettled = False  # what is started may differ from what the planner handed out
+        self._assembler: Assembler | None = None
+        convert = None
+        if self._source.concat is not None:
+            self._assembler = Assembler(*self._source.concat, self._batch_size)
+        elif self._converter is not None and self._device is None:
+            convert = _without_device(self._converter)
+        self._work = Work(self._source, self._n_threads, Pace(), convert)
+        _iterators.add(self)
 
     @property
     def n_threads(self) -> int:
         """Number of threads."""
         return self._n_threads
+
+    @property
+    def n_prefetch(self) -> int:
+        """Batches fetched ahead of the one that ``next()`` waits for."""
+        return self._n_prefetch
 
     def finalize(self) -> None:
         """End the iteration and its threads.
@@ -91,57 +134,82 @@ class MultithreadIterator(PlannedIterator):
         threads = self.__dict__.get("_threads")
         super().finalize()
         if threads is not None:
-            threads.join(_JOIN_SECONDS)
+            threads.join()
 
     def __del__(self) -> None:
         super().finalize()  # a garbage collection must not wait for threads
 
     def _fetch(self, plan: Plan) -> Outcome:
-        self._start_batches(plan)
+        threads = self._running_threads()
+        if self._started and self._started[0][0] is not plan:
+            self._unsettled = True  # Ctrl-C came between the end of _fetch and the delivery
+        self._top_up(threads)
         if self._finalized:  # by another thread, which may have missed what was just started
             self._close()
+        threads.wake()
         job = self._started[0][1]
         outcome = job.wait()
-        if outcome.error is None and isinstance(job, ColumnsJob):
-            outcome = capture(self._finish_columns, plan, outcome.batch)
-        elif outcome.error is None and self._converter is not None:
-            outcome = capture(self._converter, outcome.batch, self._device)
+        if outcome.error is None and self._device is not None:
+            finish = self._source.sent if self._assembler is not None else self._convert
+            outcome = capture(finish, outcome.batch)
         self._started.popleft()
         return outcome
 
-    def _start_batches(self, plan: Plan) -> None:
-        """Have the threads work on ``plan`` and the one that follows it."""
+    def _convert(self, examples: list[Any]) -> Any:
+        assert self._converter is not None
+        return self._converter(examples, self._device)
+
+    def _running_threads(self) -> Threads:
         threads = self._threads
         if threads is None or threads.pid != os.getpid():
-            self._started.clear()
+            stay_away_at_exit()
+            self._forget_started()
             threads = self._threads = Threads(self._n_threads)
-        if not self._started or self._started[0][0] is not plan:
-            # The first batch; or a Ctrl-C hit between the end of _fetch and the delivery.
+        return threads
+
+    def _top_up(self, threads: Threads) -> None:
+        """Have the threads work on as many batches as are wanted."""
+        if self._unsettled:
+            # Ctrl-C, or another signal handler's exception, came at a moment that left jobs and
+            # planner apart: all batches from the next one on are fetched again.
             self._discard_ahead()
             self._planner.rewind()
-        while len(self._started) < 2:
-            planned = self._planner.ahead()
-            if planned.indices is None:
-                return
-            job = self._job(planned.indices)
-            self._started.append((planned, job))
+        self._unsettled = True
+        while len(self._started) <= self._n_prefetch:
+            plan = self._unsubmitted or self._planner.ahead()
+            if plan.indices is None:
+                break
+            self._unsubmitted = plan
+            try:
+                job = self._job(plan)
+            except MemoryError:
+                if not self._started:
+                    self._unsettled = False
+                    raise
+                break  # with fewer batches ahead it may do
+            self._started.append((plan, job))
             threads.submit(job)
+            self._unsubmitted = None
+        self._unsettled = False
 
-    def _job(self, indices: Indices) -> Job:
-        plain = self._source.plain()
-        if plain is not None and self._source.joins(plain):
+    def _job(self, plan: Plan) -> Job:
+        work, place, indices = self._work, self._place(plan), plan.indices
+        assert indices is not None
+        source, concat = self._source, self._source.concat
+        plain = source.plain() if concat is not None else None
+        if concat is not None and plain is not None and source.joins(plain):
             outputs = plain.reader.outputs(len(indices))
             if outputs is not None:
-                return ColumnsJob(plain.reader, outputs, indices, self._n_threads)
-        return ExamplesJob(self._source.examples, indices, self._n_threads)
-
-    def _finish_columns(self, plan: Plan, columns: Any) -> Any:
-        if columns is None:
-            assert plan.indices is not None
-            return self._source.batch(plan.indices)
-        return self._source.sent(columns)
+                return ColumnsJob(work, indices, place, plain.reader, outputs, concat)
+        elif concat is not None and plain is None:
+            getter = column_getter(self._dataset)
+            if getter is not None:
+                return PartsJob(work, indices, place, getter, concat)
+        return RowsJob(work, indices, place, self._assembler)
 
     def _discard_ahead(self) -> None:
+        self._unsettled = True  # until the planner has started over, too
+        self._unsubmitted = None
         while self._started:
             self._started.popleft()[1].abort()
 
@@ -151,3 +219,32 @@ class MultithreadIterator(PlannedIterator):
             job.abort()
         if threads is not None:
             threads.close()
+
+    def _forget_started(self) -> None:
+        """Start over with the batch to be delivered next."""
+        self._started.clear()
+        self._unsubmitted = None
+        self._unsettled = False
+        self._planner.rewind()
+
+    def _after_fork(self) -> None:
+        """In a child, which has none of the threads: another one may have held the lock."""
+        self._lock = threading.RLock()
+        self._threads = None
+        self._forget_started()
+
+
+def _without_device(converter: Callable[[Any, Any], Any]) -> Callable[[list[Any]], Any]:
+    return lambda examples: converter(examples, None)
+
+
+_iterators: weakref.WeakSet[MultithreadIterator] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for iterator in list(_iterators):
+        iterator._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,396 @@
+"""Batches that several threads fetch together.
+
+What is called a job here is one batch. Threads take ranges of its rows, ever smaller ones, so that
+a slow example delays its own range only; who completes the last rows finishes the batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fastiter._assembly import Assembly
+from fastiter._collate import collate
+from fastiter._columnar import RowCountError, collate_columns, examples_of
+from fastiter.errors import DatasetError, WorkerTraceback
+from fastiter.iterators._fetch import Outcome
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from fastiter._assemble import Assembler
+    from fastiter._columns import ColumnReader
+    from fastiter.iterators._fetch import Concat, Source
+    from fastiter.iterators._state import Indices, Place
+
+# A range of rows is worth so many seconds: taking one costs some microseconds and, often, a wait
+# for the GIL.
+_LEAST_SECONDS = 2e-4
+_MARK = ", worker thread "  # which notes are ours
+
+
+class Failure(NamedTuple):
+    """A row that could not be fetched."""
+
+    row: int
+    error: Exception
+    facts: str  #: which row it is, and who fetched it
+
+
+class Pace:
+    """How long a row of the dataset takes; shared by the jobs of an iterator.
+
+    Written by several threads without a lock: any of their values will do.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = _LEAST_SECONDS  # per row
+
+    def note(self, rows: int, seconds: float) -> None:
+        """Learn from a range of rows."""
+        self._seconds = 0.75 * self._seconds + 0.25 * seconds / rows
+
+    @property
+    def least(self) -> int:
+        """Rows that are worth a thread's while."""
+        return int(_LEAST_SECONDS / max(self._seconds, 1e-9)) or 1
+
+
+class Work(NamedTuple):
+    """What the jobs of an iterator have in common."""
+
+    source: Source
+    n_threads: int
+    pace: Pace
+    convert: Callable[[list[Any]], Any] | None  #: any converter that is not concat_examples
+
+
+class Job:
+    """One batch.
+
+    A subclass gives ``_fill(start, stop)``, which fetches these rows and returns the first
+    `Failure` among them, and ``_make()``, which returns the batch.
+
+    Parameters
+    ----------
+    work : Work
+    indices : int64[n]
+        Dataset indices of the rows.
+    place : Place
+        For messages.
+    """
+
+    def __init__(self, work: Work, indices: Indices, place: Place) -> None:
+        self._work = work
+        self._indices = indices
+        self._place = place
+        self._n_rows = len(indices)  # to be taken; fewer after an error
+        self._n_taken = 0
+        self._n_done = 0
+        self._failure: Failure | None = None
+        self._outcome: Outcome | None = None
+        self._error_facts = ""
+        self._is_aborted = False
+        # Locked until the batch is there. Whoever comes through lets the next one through.
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    # -- by the threads, under their lock ------------------------------------------------------
+
+    def take(self) -> tuple[int, int] | None:
+        """Take a range of rows: start and stop; None if there is none left."""
+        start = self._n_taken
+        rest = self._n_rows - start
+        if rest <= 0 or self._is_aborted:
+            return None
+        self._n_taken = stop = start + min(rest, self._share(rest))
+        return start, stop
+
+    def _share(self, rest: int) -> int:
+        """How many of the rows that are left a thread takes at a time."""
+        return max(self._work.pace.least, rest // (2 * self._work.n_threads))
+
+    def note(self, start: int, stop: int, failure: Failure | None) -> bool:
+        """Note that a range is done; True if that was the last one.
+
+        After an error no more rows are taken. Those taken before are fetched, so the error kept is
+        that of the first failing row, however the threads run.
+        """
+        if failure is not None:
+            self._n_rows = self._n_taken
+            if self._failure is None or failure.row < self._failure.row:
+                self._failure = failure
+        self._n_done += stop - start
+        return self._n_done == self._n_rows
+
+    # -- by one thread -------------------------------------------------------------------------
+
+    def run(self, start: int, stop: int) -> Failure | None:
+        """Fetch a range of rows. Raises nothing."""
+        since = time.perf_counter()
+        try:
+            failure = self._fill(start, stop)
+        except BaseException as error:
+            failure = self._failed(start, error)
+        self._work.pace.note(stop - start, time.perf_counter() - since)
+        return failure
+
+    def finish(self) -> None:
+        """Make the batch of its rows, and open the gate. Raises nothing."""
+        if self._failure is not None:
+            self._error_facts = self._failure.facts
+            self._outcome = Outcome(None, self._failure.error)
+        else:
+            try:
+                self._outcome = Outcome(self._make())
+            except BaseException as error:
+                self._error_facts = f"converter, {self._facts()}"
+                self._outcome = Outcome(None, raisable(error, self._error_facts))
+        self._open()
+
+    def _fill(self, start: int, stop: int) -> Failure | None:
+        raise NotImplementedError
+
+    def _make(self) -> Any:
+        raise NotImplementedError
+
+    def _failed(self, row: int, error: BaseException) -> Failure:
+        facts = f"dataset index {self._indices[row]}, {self._facts()}"
+        return Failure(row, raisable(error, facts), facts)
+
+    def _facts(self) -> str:
+        return f"{self._place}{_MARK}{threading.current_thread().name}"
+
+    def _open(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is open
+            self._gate.release()
+
+    # -- by the iterator -----------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """Have no more rows fetched, and wake up who waits.
+
+        Takes no lock: a garbage collection may call it while this very thread holds one.
+        """
+        self._is_aborted = True
+        self._open()
+
+    def wait(self) -> Outcome:
+        """Block until the batch, or its error, is there.
+
+        Raises
+        ------
+        RuntimeError
+            If the job was aborted in the meantime. KeyboardInterrupt leaves it as it is.
+        """
+        if self._outcome is None and not self._is_aborted:
+            self._gate.acquire()
+            self._open()
+        if self._is_aborted:
+            raise RuntimeError("the iterator was finalized or reset while next() was waiting")
+        assert self._outcome is not None
+        if self._outcome.error is not None:
+            # Now, since a dataset may raise one object again and again, ahead of time.
+            annotate(self._outcome.error, self._error_facts)
+        return self._outcome
+
+
+class RowsJob(Job):
+    """The rows of any dataset.
+
+    Parameters
+    ----------
+    work, indices, place
+        As in `Job`.
+    assembler : Assembler or None
+        Makes concat_examples' arrays; None leaves the examples as they are.
+    """
+
+    def __init__(
+        self, work: Work, indices: Indices, place: Place, assembler: Assembler | None
+    ) -> None:
+        super().__init__(work, indices, place)
+        self._assembler = assembler
+        self._batch = None if assembler is None else assembler.start(len(indices))
+        self._rows = Assembly(len(indices)) if self._batch is None else self._batch.rows
+        self._gives_many = work.source.gives_many
+
+    def _share(self, rest: int) -> int:
+        if not self._gives_many:
+            return super()._share(rest)
+        # The larger the range, the better for the dataset.
+        return -(-len(self._indices) // self._work.n_threads)
+
+    def _fill(self, start: int, stop: int) -> Failure | None:
+        source = self._work.source
+        if self._gives_many:
+            try:
+                self._rows.put(start, source.examples(self._indices[start:stop]))
+                return None
+            except RowCountError:
+                raise
+            except BaseException:
+                if stop - start == 1:
+                    raise
+            return self._fill_singly(start, stop)
+        failed = self._rows.fetch(source.dataset, self._indices, start, stop)
+        return None if failed is None else self._failed(*failed)
+
+    def _fill_singly(self, start: int, stop: int) -> Failure | None:
+        """One by one, so that the error is that of the row that has it."""
+        for row in range(start, stop):
+            try:
+                self._rows.put(row, self._work.source.examples(self._indices[row : row + 1]))
+            except BaseException as error:
+                return self._failed(row, error)
+        return None
+
+    def abort(self) -> None:
+        self._rows.stopped = True
+        super().abort()
+
+    def _make(self) -> Any:
+        if self._assembler is not None and self._batch is not None:
+            return self._assembler.finish(self._batch)
+        examples = self._rows.examples()
+        return examples if self._work.convert is None else self._work.convert(examples)
+
+
+class PartsJob(Job):
+    """The columns of a dataset that has ``get_examples``, one part of the rows after the other.
+
+    Parameters
+    ----------
+    work, indices, place
+        As in `Job`.
+    getter : callable
+        ``getter(indices)`` gives all columns of some rows.
+    concat : Concat
+        The arguments of concat_examples.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        indices: Indices,
+        place: Place,
+        getter: Callable[[list[int]], tuple[Any, ...]],
+        concat: Concat,
+    ) -> None:
+        super().__init__(work, indices, place)
+        self._getter = getter
+        self._concat = concat
+        self._parts: dict[int, tuple[Any, ...]] = {}  # by their first row
+
+    def _share(self, rest: int) -> int:
+        return -(-len(self._indices) // self._work.n_threads)
+
+    def _fill(self, start: int, stop: int) -> Failure | None:
+        self._parts[start] = self._getter(self._indices[start:stop].tolist())
+        return None
+
+    def _make(self) -> Any:
+        starts = sorted(self._parts)
+        parts = [self._parts[start] for start in starts]
+        dataset, n_rows = self._work.source.dataset, len(self._indices)
+        columns = parts[0] if len(parts) == 1 else _joined(parts)
+        if columns is not None:
+            own = len(parts) > 1
+            return collate_columns(dataset, columns, n_rows, *self._concat, own=own)
+        examples: list[Any] = []
+        for start, stop, part in zip(starts, [*starts[1:], n_rows], parts, strict=True):
+            examples += examples_of(dataset, part, stop - start)
+        return collate(examples, self._concat.padding, copy=self._concat.copy)
+
+
+def _joined(parts: list[tuple[Any, ...]]) -> tuple[Any, ...] | None:
+    """Whole columns, if all parts of each are arrays of one dtype and shape of a row."""
+    first = parts[0]
+    if any(len(part) != len(first) for part in parts):
+        return None
+    for number, column in enumerate(first):
+        if type(column) is not np.ndarray or column.dtype.kind not in "biufc":
+            return None
+        for part in parts:
+            other = part[number]
+            if (
+                type(other) is not np.ndarray
+                or other.dtype != column.dtype
+                or other.shape[1:] != column.shape[1:]
+            ):
+                return None
+    return tuple(map(np.concatenate, zip(*parts, strict=True)))
+
+
+class ColumnsJob(Job):
+    """The columns of a batch, gathered from a dataset of arrays without making examples.
+
+    Parameters
+    ----------
+    work, indices, place
+        As in `Job`.
+    reader : ColumnReader
+        Whose columns can be gathered.
+    outputs : list of array
+        From ``reader.outputs(len(indices))``.
+    concat : Concat
+        The arguments of concat_examples.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        indices: Indices,
+        place: Place,
+        reader: ColumnReader,
+        outputs: list[npt.NDArray[Any]],
+        concat: Concat,
+    ) -> None:
+        super().__init__(work, indices, place)
+        self._concat = concat
+        self._reader = reader
+        self._outputs = outputs
+        self._is_complete = True
+
+    def _fill(self, start: int, stop: int) -> Failure | None:
+        if not self._reader.gather_part(self._outputs, start, self._indices[start:stop]):
+            self._is_complete = False
+        return None
+
+    def _make(self) -> Any:
+        if self._is_complete:
+            return self._reader.assembled(self._outputs)
+        # An array has changed, so that it cannot be gathered any more.
+        examples = self._work.source.examples(self._indices)
+        return collate(examples, self._concat.padding, copy=self._concat.copy)
+
+
+def raisable(error: BaseException, facts: str) -> Exception:
+    """The exception to raise in ``next()``: `error` itself where that may be raised there."""
+    raised: Exception
+    if isinstance(error, StopIteration):
+        # As PEP 479 has it: one that leaves a generator must not end somebody else's loop.
+        raised = RuntimeError(f"StopIteration was raised while a batch was made: {error!r}")
+    elif isinstance(error, Exception):
+        return error
+    else:
+        # SystemExit and its like would end the caller's program for an example's sake.
+        raised = DatasetError(f"{error!r} was raised in a worker thread ({facts})")
+    raised.__cause__ = error
+    return raised
+
+
+def annotate(error: Exception, facts: str) -> None:
+    """Add `facts` as a note, in place of an earlier one of ours; before Python 3.11 as a cause."""
+    with contextlib.suppress(Exception):  # a class that takes none; the error is what counts
+        if hasattr(error, "add_note"):
+            notes = getattr(error, "__notes__", [])
+            notes[:] = [note for note in notes if _MARK not in note]
+            error.add_note(facts)
+        elif error.__cause__ is None or isinstance(error.__cause__, WorkerTraceback):
+            error.__cause__ = WorkerTraceback(facts)
