@@ -18,6 +18,7 @@ except ModuleNotFoundError as error:
         "pip install . (or, to use the tree in place: python setup.py build_ext --inplace)"
     ) from None
 
+from fastiter._worker_info import WorkerInfo, get_worker_info
 from fastiter.dataset import (
     Converter,
     DatasetMixin,
@@ -72,8 +73,10 @@ __all__ = [
     "VirtualShuffleOrderSampler",
     "WeightedOrderSampler",
     "WorkerDiedError",
+    "WorkerInfo",
     "concat_examples",
     "converter",
+    "get_worker_info",
     "to_device",
 ]
 

@@ -124,7 +124,7 @@ class Crew:
     count : int
         Number of workers.
     job : Job
-        Dataset and finisher.
+        Dataset, finisher, and what each worker calls first.
     context : multiprocessing context
     claims : int or None
         Ranges that a worker completes before it is replaced.
@@ -201,6 +201,7 @@ class Crew:
         main = threading.current_thread() is threading.main_thread()
         seat = Seat(
             number=number,
+            count=self.count,
             start=self._starts,
             arena=arena if forks else None,
             geometry=arena.geometry,
@@ -454,7 +455,12 @@ def _image_of(job: Job) -> Shared[Job]:
 
 def _unpicklable_part(job: Job) -> str:
     """Names the smallest attribute that does not pickle."""
-    for name, value in (("the converter", job.finisher), ("the dataset", job.dataset)):
+    parts_of_job = {
+        "worker_init": job.worker_init,
+        "the converter": job.finisher,
+        "the dataset": job.dataset,
+    }
+    for name, value in parts_of_job.items():
         if _pickles(value):
             continue
         for _ in range(4):

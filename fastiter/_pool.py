@@ -11,7 +11,7 @@ import threading
 import warnings
 import weakref
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import util
 from typing import Any
 
@@ -64,6 +64,8 @@ class Pool:
         Number of worker processes.
     finisher : Finisher or None
         What becomes of a complete batch.
+    worker_init : callable or None
+        As in MultiprocessIterator.
     context : multiprocessing context
     """
 
@@ -78,6 +80,7 @@ class Pool:
         dataset_timeout: float | None,
         maxtasksperchild: int | None,
         finisher: Finisher | None,
+        worker_init: Callable[[int], Any] | None,
         context: Any,
     ):
         self.pid = os.getpid()
@@ -110,7 +113,9 @@ class Pool:
             self._ring.set_spin(_SPIN)
         # Before multiprocessing ends daemonic children at exit: it would wait for a stopped one.
         self._at_exit = util.Finalize(None, _close_at_exit, (weakref.ref(self),), exitpriority=10)
-        self._crew = Crew(self._ring, workers, Job(dataset, finisher), context, maxtasksperchild)
+        self._calls_init = worker_init is not None
+        job = Job(dataset, finisher, worker_init)
+        self._crew = Crew(self._ring, workers, job, context, maxtasksperchild)
         try:
             self._crew.open()
         except BaseException:
@@ -373,7 +378,8 @@ class Pool:
         ring.ring_all()
         if failure is not None:
             self.close()
-            raise _transport.exception_of(failure, f"loading the dataset in worker {member.pid}")
+            steps = "loading the dataset" + (" or worker_init" if self._calls_init else "")
+            raise _transport.exception_of(failure, f"{steps} in worker {member.pid}")
         planned = self._planned_exits and not losses and end == "exited with status 0"
         self.restarts += not planned
         if not losses and not planned:

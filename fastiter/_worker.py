@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Callable
 from multiprocessing import reduction, util
 from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ import numpy as np
 from fastiter import _fill, _ring, _transport
 from fastiter._finish import Finisher
 from fastiter._share import Shared
+from fastiter._worker_info import WorkerInfo, set_worker_info
 
 
 class Descriptor:
@@ -51,12 +53,14 @@ class Job(NamedTuple):
 
     dataset: Any
     finisher: Finisher | None
+    worker_init: Callable[[int], Any] | None = None
 
 
 class Seat(NamedTuple):
     """What one start of one worker is given."""
 
     number: int
+    count: int  # of the workers
     start: int  # counts the starts of this pool; the cell's gate compares it
     arena: _ring.Arena | None  # inherited by a fork, else attached
     geometry: tuple[int, ...]
@@ -92,12 +96,20 @@ def main(seat: Seat) -> None:
     end = _ring.WorkerEnd(arena, seat.number, seat.bell_pipe.fd)
     if not end.enter(seat.start):
         return
-    _seed(seat)
+    digest = _digest(seat)
+    _seed(digest)
     try:
         job = seat.job
         if isinstance(job, Shared):
             handle, job = job, job.value
             handle.close()
+        _seed_torch(digest)  # the dataset may have imported it
+        info = WorkerInfo(
+            seat.number, seat.count, int.from_bytes(digest[-8:], "little"), job.dataset
+        )
+        set_worker_info(info)
+        if job.worker_init is not None:
+            job.worker_init(seat.number)
         rows = _fill.RowWriter(end, job.dataset)
     except BaseException as error:
         failure = _transport.failure_of(error)
@@ -133,13 +145,20 @@ def _take_signals(seat: Seat) -> None:
     faulthandler.register(seat.stack_signal, seat.stacks.fd, all_threads=True)
 
 
-def _seed(seat: Seat) -> None:
+def _digest(seat: Seat) -> bytes:
+    """32 bytes that no other start of a worker has."""
+    text = seat.seed + b"%d %d" % (seat.number, seat.start)
+    return hashlib.blake2b(text, digest_size=32).digest()
+
+
+def _seed(digest: bytes) -> None:
     """Gives this start generators of its own, so that augmentations differ between workers."""
-    digest = hashlib.blake2b(
-        seat.seed + b"%d %d" % (seat.number, seat.start), digest_size=32
-    ).digest()
     random.seed(digest)
     np.random.seed(np.frombuffer(digest, dtype=np.uint32))
+    _seed_torch(digest)
+
+
+def _seed_torch(digest: bytes) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -11,7 +11,12 @@ from fastiter import _device
 from fastiter._finish import CallableFinisher, ConcatFinisher, Finisher
 from fastiter._pool import Pool, stay_away_at_exit
 from fastiter.errors import TimeoutWarning
-from fastiter.iterators._arguments import checked_int, checked_optional_int, checked_seconds
+from fastiter.iterators._arguments import (
+    checked_callable,
+    checked_int,
+    checked_optional_int,
+    checked_seconds,
+)
 from fastiter.iterators._base import PlannedIterator
 from fastiter.iterators._fetch import Outcome, capture, concat_of
 from fastiter.iterators._state import Plan
@@ -56,6 +61,10 @@ class MultiprocessIterator(PlannedIterator):
         own; under spawn and forkserver it has to pickle.
     device : device, optional
         Where the converter's result is sent; see `to_device`.
+    worker_init : callable, optional
+        Called as ``worker_init(number)`` in each worker when it has loaded the dataset, also in one
+        that takes the place of another; see `get_worker_info`. What it raises, ``next()`` raises.
+        Has to pickle under spawn and forkserver. Not called where ``n_processes`` is 0.
     context : str or multiprocessing context, optional
         How workers are started: 'fork', 'spawn', 'forkserver'; None for the program's default.
 
@@ -92,6 +101,7 @@ class MultiprocessIterator(PlannedIterator):
         *,
         converter: Callable[[Any, Any], Any] | None = None,
         device: Any = None,
+        worker_init: Callable[[int], Any] | None = None,
         context: Any = None,
     ) -> None:
         self._n_processes = checked_optional_int("n_processes", n_processes, minimum=0)
@@ -99,6 +109,7 @@ class MultiprocessIterator(PlannedIterator):
         self._shared_mem = checked_optional_int("shared_mem", shared_mem, minimum=0)
         self._dataset_timeout = checked_seconds("dataset_timeout", dataset_timeout)
         self._maxtasksperchild = checked_optional_int("maxtasksperchild", maxtasksperchild)
+        self._worker_init = checked_callable("worker_init", worker_init)
         self._context = _checked_context(context)
         super().__init__(dataset, batch_size, repeat, shuffle, order_sampler, converter, device)
 
@@ -133,6 +144,11 @@ class MultiprocessIterator(PlannedIterator):
     def maxtasksperchild(self) -> int | None:
         """Ranges of rows that a worker completes before it is replaced."""
         return self._maxtasksperchild
+
+    @property
+    def worker_init(self) -> Callable[[int], Any] | None:
+        """What each worker calls when it starts."""
+        return self._worker_init  # type: ignore[no-any-return]
 
     def start(self) -> None:
         """Start the worker processes now, all at once, and the first batches with them.
@@ -199,6 +215,7 @@ class MultiprocessIterator(PlannedIterator):
             dataset_timeout=self._dataset_timeout,
             maxtasksperchild=self._maxtasksperchild,
             finisher=_finisher_of(self._converter),
+            worker_init=self._worker_init,
             context=multiprocessing.get_context(self._context),
         )
         return self._pool
