@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 
 from bench.interpreters import MODULES
@@ -24,14 +26,23 @@ print("\\n", time.perf_counter() - begin)
 def _importing(family: str) -> Callable[[], Callable[[str], Measured]]:
     module = {"fastiter": "fastiter"}.get(family, MODULES[family][0])
 
-    def run(program: str) -> Measured:
-        command = [sys.executable, "-c", program, module]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise ImportError(done.stderr.strip().rpartition("\n")[2])
-        return Measured(float(done.stdout.split()[-1]), module)
+    def make() -> Callable[[str], Measured]:
+        # Bytecode is there, as after an install, wherever the library lies.
+        bytecode = tempfile.TemporaryDirectory()
 
-    return lambda: run
+        def run(program: str) -> Measured:
+            environment = dict(os.environ, PYTHONPYCACHEPREFIX=bytecode.name)
+            environment.pop("PYTHONDONTWRITEBYTECODE", None)
+            command = [sys.executable, "-c", program, module]
+            done = subprocess.run(command, capture_output=True, text=True, env=environment)
+            if done.returncode:
+                raise ImportError(done.stderr.strip().rpartition("\n")[2])
+            return Measured(float(done.stdout.split()[-1]), module)
+
+        run(_PROGRAM)
+        return run
+
+    return make
 
 
 def _check(result: str, source: str) -> None:
