@@ -282,3 +282,40 @@ int fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
     pad_rows_baseline(&layout, dst, src, src_shapes, n);
     return FI_OK;
 }
+
+/* ---- ragged rows --------------------------------------------------------------------------- */
+
+uint64_t fi_array_bytes(const int64_t *shape, int ndim, uint64_t itemsize)
+{
+    const uint64_t most = (uint64_t)1 << 46;
+    uint64_t bytes = itemsize;
+    bool empty = false;
+    for (int axis = 0; axis < ndim; axis++) {
+        if (shape[axis] < 0)
+            return UINT64_MAX;
+        if (shape[axis] == 0)
+            empty = true;
+        else if (bytes > most / (uint64_t)shape[axis])
+            return UINT64_MAX;
+        else
+            bytes *= (uint64_t)shape[axis];
+    }
+    return empty ? 0 : bytes < most ? bytes : UINT64_MAX;
+}
+
+int fi_ragged_rows(const char *payload, uint64_t available, const char *entries, uint64_t stride,
+                   int ndim, uint64_t itemsize, size_t n, const void **sources, int64_t *shapes)
+{
+    for (size_t row = 0; row < n; row++) {
+        const int64_t *entry = (const int64_t *)(entries + row * stride);
+        int64_t *shape = shapes + row * (size_t)ndim;
+        uint64_t offset = (uint64_t)entry[0];
+        for (int axis = 0; axis < ndim; axis++)
+            shape[axis] = entry[1 + axis];
+        uint64_t bytes = fi_array_bytes(shape, ndim, itemsize);
+        if (bytes > available || offset > available - bytes)
+            return FI_E_RANGE;
+        sources[row] = payload + offset;
+    }
+    return FI_OK;
+}

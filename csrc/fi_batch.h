@@ -36,4 +36,13 @@ int fi_pad_shape(int64_t *out_shape, int ndim, const int64_t *src_shapes, size_t
 int fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
            const void *const *src, const int64_t *src_shapes, size_t n, const void *fill);
 
+/* Bytes of an array of that shape; UINT64_MAX if a dimension is negative or it would be 2^46 or more. */
+uint64_t fi_array_bytes(const int64_t *shape, int ndim, uint64_t itemsize);
+
+/* Ragged rows by their table in a slot: entry `row`, at entries + row * stride, is the row's offset
+ * in the payload and its shape. Fills `sources` (n) and `shapes` (n x ndim). FI_E_RANGE if a row
+ * does not lie within the first `available` bytes: then somebody has overwritten the table. */
+int fi_ragged_rows(const char *payload, uint64_t available, const char *entries, uint64_t stride,
+                   int ndim, uint64_t itemsize, size_t n, const void **sources, int64_t *shapes);
+
 #endif

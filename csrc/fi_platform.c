@@ -373,9 +373,11 @@ int fi_pipe_open(int ends[2])
     ends[1] = beyond_streams(ends[1]);
     if (ends[0] < 0 || ends[1] < 0) {
         int rc = errno;
-        for (int end = 0; end < 2; end++)
+        for (int end = 0; end < 2; end++) {
             if (ends[end] >= 0)
                 close(ends[end]);
+            ends[end] = -1;
+        }
         return rc;
     }
     for (int end = 0; end < 2; end++) {

@@ -26,6 +26,7 @@ import numpy as np
 
 from fastiter import _forkserver, _ring, _worker
 from fastiter._share import Shared, packing
+from fastiter._start import Start
 from fastiter._worker import Descriptor, Job, Seat, SpawnedWorker
 
 logger = logging.getLogger("fastiter")
@@ -125,20 +126,21 @@ class Crew:
         Number of workers.
     job : Job
         Dataset, finisher, and what each worker calls first.
-    context : multiprocessing context
+    start : Start
+        How workers are started.
     claims : int or None
         Ranges that a worker completes before it is replaced.
     """
 
     def __init__(
-        self, ring: _ring.ParentEnd, count: int, job: Job, context: Any, claims: int | None
+        self, ring: _ring.ParentEnd, count: int, job: Job, start: Start, claims: int | None
     ):
         self.count = count
         self.members: list[Member | None] = [None] * count
         self._ring = ring
         self._job = job
-        self._context = context
-        self._method = context.get_start_method()
+        self._context, self._fallback = start
+        self._method = self._context.get_start_method()
         self._claims = claims
         self._starts = 0
         self._image: Shared[Job] | None = None
@@ -172,7 +174,7 @@ class Crew:
         self._workers_own |= self._ring.arena.descriptors
         _open_descriptors.update(self._workers_own, (self._life[1], self._stacks[0]))
         if self._method != "fork" and not _travels_only_with_a_process(self._job):
-            self._image = _image_of(self._job)
+            self._make_image()
         if self._method == "forkserver":
             # Its workers have little to import once the server has.
             with _interrupts_blocked(self._method):
@@ -183,6 +185,15 @@ class Crew:
             self._write_image()
         for member in members:
             self._ring.let_in(member.number, member.start)
+
+    def _make_image(self) -> None:
+        try:
+            self._image = _image_of(self._job)
+        except Exception as error:
+            if self._fallback is None or isinstance(error, (MemoryError, OSError)):
+                raise
+            logger.info("workers are forked after all: %s", error)
+            self._context, self._method = self._fallback, "fork"
 
     def _write_image(self) -> None:
         if self._image is not None:

@@ -196,6 +196,9 @@ cdef extern from "fi_batch.h" nogil:
 
     void fi_gather(void *dst, size_t item_bytes, const void *const *src, size_t n)
     int fi_pad_shape(int64_t *out_shape, int ndim, const int64_t *src_shapes, size_t n)
+    int fi_ragged_rows(const char *payload, uint64_t available, const char *entries,
+                       uint64_t stride, int ndim, uint64_t itemsize, size_t n,
+                       const void **sources, int64_t *shapes)
     int fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
                const void *const *src, const int64_t *src_shapes, size_t n, const void *fill)
 

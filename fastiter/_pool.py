@@ -23,6 +23,7 @@ from fastiter._crew import Crew, Member, starts_worker
 from fastiter._delivery import Scheduled, assemble, poisoned, read_odd
 from fastiter._finish import Finisher
 from fastiter._schema import derive_schema, merge_schemas
+from fastiter._start import Start
 from fastiter._worker import Job
 from fastiter.errors import OverwrittenError, TimeoutWarning, WorkerDiedError
 
@@ -66,7 +67,8 @@ class Pool:
         What becomes of a complete batch.
     worker_init : callable or None
         As in MultiprocessIterator.
-    context : multiprocessing context
+    start : Start
+        How workers are started.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class Pool:
         maxtasksperchild: int | None,
         finisher: Finisher | None,
         worker_init: Callable[[int], Any] | None,
-        context: Any,
+        start: Start,
     ):
         self.pid = os.getpid()
         self.closed = False
@@ -115,7 +117,7 @@ class Pool:
         self._at_exit = util.Finalize(None, _close_at_exit, (weakref.ref(self),), exitpriority=10)
         self._calls_init = worker_init is not None
         job = Job(dataset, finisher, worker_init)
-        self._crew = Crew(self._ring, workers, job, context, maxtasksperchild)
+        self._crew = Crew(self._ring, workers, job, start, maxtasksperchild)
         try:
             self._crew.open()
         except BaseException:
@@ -436,7 +438,7 @@ class Pool:
         if self._released or os.getpid() != self.pid:
             return
         self._crew.close()
-        self._ring.arena.close_descriptors()
+        self._ring.close_descriptors()
         self._at_exit.cancel()
         self._released = True
 

@@ -18,6 +18,7 @@ cdef class ParentEnd:
     cdef int pid
     cdef int *bell_writers
     cdef list bell_pipes
+    cdef _close_bells(self)
 
 
 cdef class WorkerEnd:

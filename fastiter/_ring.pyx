@@ -233,8 +233,18 @@ cdef class ParentEnd:
 
     def __dealloc__(self):
         fi_parent_clear(&self.parent)
+        self._close_bells()
         free(self.bell_writers)
-        for ends in self.bell_pipes or ():
+
+    def close_descriptors(self):
+        """Closes the arena's, too. The workers are gone."""
+        self.arena.close_descriptors()
+        self._close_bells()
+
+    cdef _close_bells(self):
+        pipes, self.bell_pipes = self.bell_pipes or (), []
+        for w, ends in enumerate(pipes):
+            self.bell_writers[w] = -1
             close(ends[0])
             close(ends[1])
 

@@ -364,12 +364,12 @@ cdef class Schema:
         if sources == NULL:
             raise MemoryError()
         try:
+            if fi_ragged_rows(payload, fi_slot_committed(end.worker.ring, end.turn.slot),
+                              payload + f.offset, f.stride, f.ndim, f.itemsize, n, sources,
+                              shapes) != FI_OK:
+                return False
             for row in range(n):
-                entry = self.entry(f, payload, row)
-                sources[row] = payload + entry[0]
-                for axis in range(f.ndim):
-                    shapes[row * f.ndim + axis] = entry[1 + axis]
-                if max_length >= 0 and entry[1] > max_length:
+                if max_length >= 0 and shapes[row * f.ndim] > max_length:
                     shapes[row * f.ndim] = max_length
                 for axis in range(f.ndim):
                     equal = equal and shapes[row * f.ndim + axis] == shapes[axis]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastiter import _fill, _ring, _transport
+from fastiter import _fill, _ring, _start, _transport
 from fastiter._finish import Finisher
 from fastiter._share import Shared
 from fastiter._worker_info import WorkerInfo, set_worker_info
@@ -89,6 +89,7 @@ def main(seat: Seat) -> None:
     _ring.watch_parent(seat.parent_pidfd.fd, seat.life_pipe.fd)
     if seat.parent:
         _ring.die_with_parent(seat.parent)
+    _start.limit_pools()
     arena = seat.arena
     if arena is None:
         arena = _ring.Arena.attach(seat.memory.fd, seat.event.fd, seat.geometry)
@@ -103,6 +104,7 @@ def main(seat: Seat) -> None:
         if isinstance(job, Shared):
             handle, job = job, job.value
             handle.close()
+            _start.limit_pools()  # of what the dataset has imported; worker_init may raise it
         _seed_torch(digest)  # the dataset may have imported it
         info = WorkerInfo(
             seat.number, seat.count, int.from_bytes(digest[-8:], "little"), job.dataset

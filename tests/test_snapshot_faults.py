@@ -118,7 +118,7 @@ def _as_stored(value: Any) -> Any:
 
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("iteration", ITERATIONS)
-@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_damaged_snapshots(cls, iteration, data):
     arguments = ITERATIONS[iteration]()

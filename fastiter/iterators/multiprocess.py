@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from fastiter import _device
 from fastiter._finish import CallableFinisher, ConcatFinisher, Finisher
 from fastiter._pool import Pool, stay_away_at_exit
+from fastiter._start import choose
 from fastiter.errors import TimeoutWarning
 from fastiter.iterators._arguments import (
     checked_callable,
@@ -66,7 +67,10 @@ class MultiprocessIterator(PlannedIterator):
         that takes the place of another; see `get_worker_info`. What it raises, ``next()`` raises.
         Has to pickle under spawn and forkserver. Not called where ``n_processes`` is 0.
     context : str or multiprocessing context, optional
-        How workers are started: 'fork', 'spawn', 'forkserver'; None for the program's default.
+        How workers are started: 'fork', 'spawn', 'forkserver'. None for what
+        ``multiprocessing.set_start_method`` has set, else for the interpreter's default; where
+        that is a fork, and other threads or CUDA make it unsafe, a fork server takes its place if
+        the dataset pickles and the main module has an ``if __name__ == '__main__'`` guard.
 
     Raises
     ------
@@ -216,7 +220,7 @@ class MultiprocessIterator(PlannedIterator):
             maxtasksperchild=self._maxtasksperchild,
             finisher=_finisher_of(self._converter),
             worker_init=self._worker_init,
-            context=multiprocessing.get_context(self._context),
+            start=choose(self._context),
         )
         return self._pool
 

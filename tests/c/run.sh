@@ -4,6 +4,7 @@
 #   tests/c/run.sh [none | address | undefined | thread | address,undefined | ...] ...
 #
 # Warnings are errors. FASTITER_PORTABLE=1 takes the portable POSIX path, TESTS="ring order" only these tests.
+# With address among the variants it replays the corpus of each fuzz target, too.
 # Programs run in the top directory, each for at most TEST_SECONDS (300).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -56,6 +57,10 @@ for variant in "${@:-none}"; do
         fi
     done
 done
+# The fuzz targets are built with these sanitizers and no others.
+if [ -z "${TESTS:-}" ] && [[ " $* " == *address* ]] && ! tests/c/fuzz/run.sh; then
+    failed+=(fuzz)
+fi
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'failed: %s\n' "${failed[@]}"
     exit 1
