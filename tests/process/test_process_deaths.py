@@ -94,6 +94,26 @@ def test_getitems_that_dies_names_one_index(make, tmp_path):
     assert indices(next(iterator)) == list(range(32, 64))
 
 
+def test_a_death_with_thousands_of_rows_in_hand(make, tmp_path):
+    class Together:
+        def __len__(self):
+            return 20_000
+
+        def __getitem__(self, index):
+            return index
+
+        def __getitems__(self, wanted):
+            mark = tmp_path / "dead"
+            if len(wanted) > 4096 and not mark.exists():  # more than are given back at once
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return wanted
+
+    iterator = make(Together(), 20_000)
+    assert next(iterator) == list(range(20_000))
+    assert (tmp_path / "dead").exists() and iterator._pool.restarts == 1
+
+
 def test_a_converter_that_kills_is_named(make):
     iterator = make(Misfits(24, set(), ""), 4, converter=killing_converter, context="fork")
     assert next(iterator)[:, 0].tolist() == [0, 1, 2, 3]

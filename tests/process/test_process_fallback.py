@@ -1,0 +1,83 @@
+"""The portable path at run time: where memfd_create, pidfd_open or eventfd fail, as on old kernels
+and in sandboxes, other means take their place. The whole suite runs so nightly."""
+
+from __future__ import annotations
+
+import errno
+import platform
+import textwrap
+
+import pytest
+from outside import run_script
+from without_calls import NUMBERS
+
+pytestmark = pytest.mark.skipif(
+    platform.machine() not in NUMBERS, reason="numbers of system calls are not known here"
+)
+
+PROGRAM = """
+    import errno
+    import os
+    import signal
+    import sys
+    import numpy as np
+    from without_calls import refuse
+    from examples_of import Blocks
+    from outside import children, descriptors, kill, pids_of, shared_names, wait_until
+
+    def main(method, names, error):
+        from fastiter import MultiprocessIterator
+        for name, call in CALLS.items():
+            try:
+                os.close(call())
+            except OSError as caught:
+                assert name in names and caught.errno == error, (name, caught)
+            else:
+                assert name not in names
+        for _ in range(2):  # what only the first one opens stays
+            before = descriptors(), shared_names()
+            iterator = MultiprocessIterator(
+                Blocks(48), 8, n_processes=2, shuffle=False, context=method
+            )
+            for number in range(18):
+                batch = np.stack(next(iterator))
+                first = 8 * 64 * (number % 6)
+                assert np.array_equal(batch.ravel(), np.arange(first, first + 8 * 64)), number
+                if number == 3:
+                    for pid in pids_of(iterator):
+                        kill(pid)
+            assert iterator._pool.restarts == 2
+            workers = set(pids_of(iterator))
+            iterator.finalize()
+            assert not workers & children()
+        assert (descriptors(), shared_names()) == before
+        print("done")
+
+    CALLS = {
+        "memfd_create": lambda: os.memfd_create("x"),
+        "pidfd_open": lambda: os.pidfd_open(os.getpid()),
+    }
+
+    if __name__ == "__main__":
+        arguments = ARGUMENTS
+        refuse(arguments[1], arguments[2])
+        main(*arguments)
+"""
+
+ALL = ("memfd_create", "pidfd_open", "eventfd2")
+
+
+@pytest.mark.parametrize(
+    ("method", "names", "error"),
+    [
+        ("fork", ALL, "ENOSYS"),
+        ("forkserver", ALL, "EPERM"),
+        ("fork", ("pidfd_open",), "EPERM"),
+        pytest.param("spawn", ("memfd_create",), "EPERM", marks=pytest.mark.stress),
+    ],
+)
+def test_without_calls(tmp_path, method, names, error):
+    arguments = (method, list(names), getattr(errno, error))
+    source = textwrap.dedent(PROGRAM).replace("ARGUMENTS", repr(arguments))
+    status, out, err = run_script(tmp_path, source)
+    assert (status, out, err) == (0, "done\n", ""), err
