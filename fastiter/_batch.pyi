@@ -3,6 +3,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+__pyx_capi__: dict[str, Any]
+
 def stack(examples: Iterable[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
     """Join the examples of a batch, or one field of all its examples, into one array.
 
@@ -66,8 +68,10 @@ def pad_stack(arrays: Iterable[Any], fill: Any, out: NDArray[Any] | None = None)
         value in the dtype.
     """
 
-def join_batch(batch: Any) -> Any:
+def join_batch(batch: Any, copy: bool) -> Any:
     """Join a list or tuple of plain examples, field by field, without padding.
+
+    Without `copy` fields that lie in shared memory, of which a column may be had, are not joined.
 
     Returns
     -------
@@ -79,6 +83,7 @@ def join_fields(
     batch: Sequence[Any],
     names: tuple[Any, ...] | None,
     rules: tuple[tuple[Any, int, int, bool, str | None], ...],
+    copy: bool,
 ) -> list[Any]:
     """Join each field of a batch of plain examples, as far as the fast ways go.
 
@@ -91,6 +96,8 @@ def join_fields(
         The keys of dicts, the numbers of a tuple's fields; None if each example is one field.
     rules
         Per field a ``FieldRule``.
+    copy
+        Whether fields in a batch's shared memory are joined, too, rather than left to a hand-over.
 
     Returns
     -------

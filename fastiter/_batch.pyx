@@ -75,7 +75,7 @@ def stack(examples, out=None):
     try:
         if out is not None:
             hold(&table)
-        result = _stack(&table, 0, out)
+        result = stack_field(&table, 0, out)
         if result is None:
             result = stored(_stack_by_numpy(column_of(&table, 0)), out)
         return result
@@ -99,7 +99,7 @@ def pad_stack(arrays, fill, out=None):
         drop(&table)
 
 
-def join_batch(batch):
+def join_batch(batch, bint copy):
     kind = type(batch)
     if kind is not list and kind is not tuple or not batch:
         return None
@@ -111,7 +111,7 @@ def join_batch(batch):
         names = tuple(range(len(batch[0])))
     elif issubclass(kind, dict):
         return None
-    arrays = _join_fields(batch, names, None, True)
+    arrays = _join_fields(batch, names, None, True, copy)
     if arrays is None:
         return None
     if names is None:
@@ -119,13 +119,13 @@ def join_batch(batch):
     return dict(zip(names, arrays)) if kind is dict else tuple(arrays)
 
 
-def join_fields(batch, tuple names, tuple rules):
+def join_fields(batch, tuple names, tuple rules, bint copy):
     if type(batch) is not list and type(batch) is not tuple:
         return [None] * (1 if names is None else len(names))
-    return _join_fields(batch, names, rules, False)
+    return _join_fields(batch, names, rules, False, copy)
 
 
-cdef list _join_fields(object batch, tuple names, tuple rules, bint all_or_none):
+cdef list _join_fields(object batch, tuple names, tuple rules, bint all_or_none, bint copy):
     """A list with an array or a pair for each field, None for fields that are left to others. With
     `all_or_none` None instead of the list if it would have one of these."""
     cdef Table table
@@ -139,11 +139,11 @@ cdef list _join_fields(object batch, tuple names, tuple rules, bint all_or_none)
         return None if all_or_none else results
     try:
         for field in range(table.count):
-            if all_or_none and _is_delivered(table.items[field * table.n]):
+            if all_or_none and not copy and is_delivered(table.items[field * table.n]):
                 return None
         for field in range(table.count):
             fill = None if rules is None else _read_rule(<tuple>rules[field], &rule)
-            if not _is_delivered(table.items[field * table.n]):
+            if copy or not is_delivered(table.items[field * table.n]):
                 results[field] = _join(&table, field, fill, &rule)
             if all_or_none and results[field] is None:
                 return None
@@ -168,11 +168,11 @@ cdef object _join(Table *table, Py_ssize_t field, object fill, Rule *rule):
     if fill is not None:
         return _pad(table, field, fill, rule, None)
     if plain or not rule.explicit and _number_dtype(fi_type(first)) is not None:
-        return _stack(table, field, None)
+        return stack_field(table, field, None)
     return None
 
 
-cdef bint _is_delivered(PyObject *value) noexcept:
+cdef bint is_delivered(PyObject *value) noexcept:
     """Whether it lies in the shared memory of a batch, of which a whole column may be had."""
     cdef PyObject *base
     if fi_type(value) != NDARRAY:
@@ -280,7 +280,7 @@ cdef bint _overlap(const void *start, size_t nbytes, const void **data, Py_ssize
 # ---- stack ----
 
 
-cdef object _stack(Table *table, Py_ssize_t field, object out):
+cdef object stack_field(Table *table, Py_ssize_t field, object out):
     cdef PyObject **rows = table.items + field * table.n
     if fi_type(rows[0]) == NDARRAY:
         return _stack_arrays(table, rows, out)

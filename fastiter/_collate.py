@@ -44,7 +44,9 @@ def collate(batch: Sequence[Any], padding: Padding, *, copy: bool = False) -> An
         If a field cannot be joined, as strings or None, or the batch is no sequence.
     """
     if padding.is_none:
-        arrays = _batch.join_batch(batch)
+        arrays = None if copy else _views.join_delivered(batch)
+        if arrays is None:
+            arrays = _batch.join_batch(batch, copy)
         if arrays is not None:
             return arrays
     if isinstance(batch, Mapping):
@@ -101,7 +103,7 @@ def _join_fields(
     batch: Sequence[Any], names: tuple[Any, ...] | None, rules: tuple[FieldRule, ...], copy: bool
 ) -> list[Joined]:
     fields: list[Joined] = []
-    for number, found in enumerate(_batch.join_fields(batch, names, rules)):
+    for number, found in enumerate(_batch.join_fields(batch, names, rules, copy)):
         if found is None:
             field = batch if names is None else _views.pick(batch, names[number])
             fields.append(join(field, rules[number], copy=copy))

@@ -88,15 +88,6 @@ cdef const int64_t *_indices(object indices, Py_ssize_t *n) except NULL:
     return <const int64_t *>PyArray_DATA(array)
 
 
-def counted(int64_t start, int64_t stop):
-    cdef Py_ssize_t n = max(stop - start, 0), i
-    cdef cnp.ndarray numbers = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&n, cnp.NPY_INT64, 0)
-    cdef int64_t *target = <int64_t *>cnp.PyArray_DATA(numbers)
-    for i in range(n):
-        target[i] = start + i
-    return numbers
-
-
 cdef class ColumnReader:
     """Gathers rows of the columns of a dataset.
 

@@ -16,6 +16,10 @@ cdef extern from "fi_base.h" nogil:
     uint64_t fi_align_up(uint64_t value, uint64_t alignment)
 
 
+cdef extern from "fi_process.h" nogil:
+    int fi_process_id()
+
+
 cdef extern from "fi_platform.h" nogil:
     int fi_shm_open(uint64_t bytes, int *fd)
     int fi_shm_map(int fd, uint64_t bytes, void **base)

@@ -5,27 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from fastiter import _ring, _rows, _views
+from fastiter import _ring, _views
+from fastiter._feed import Scheduled
 from fastiter._finish import ConcatFinisher, Finisher
 from fastiter._transport import Failure, exception_of, unpack
 from fastiter.errors import DatasetError, OverwrittenError, WorkerDiedError
-
-
-class Scheduled(NamedTuple):
-    """The parent's own record of a batch in the ring. Shared memory is never asked for these."""
-
-    q: int
-    indices: npt.NDArray[np.int64]
-    schema: _rows.Schema | None
-    place: tuple[int, int]  # epoch, and batch in it, both from 0
-
-    @property
-    def label(self) -> str:
-        """For messages."""
-        return f"epoch {self.place[0]}, batch {self.place[1]}"
 
 
 class Odd(NamedTuple):
@@ -108,21 +92,20 @@ def assemble(
     if flags & _ring.CONVERTED_OBJECT and result is not None:
         seed = lease.seed(_ring.WHOLE_BATCH, _ring.PACKED_RESULT)
         return unpack(memoryview(bytearray(result)) if copied else result, seed)
-    schema = record.schema
+    return from_rows(lease, odd, finisher, copied)
+
+
+def from_rows(
+    lease: _ring.Lease, odd: dict[int, Any], finisher: Finisher | None, copied: bool
+) -> Any:
+    """The batch, made of its rows."""
+    schema = lease.schema
     if isinstance(finisher, ConcatFinisher) and schema and not odd and finisher.suits(schema):
-        columns = _views.columns(
-            schema, lease, bool(flags & _ring.CONVERTED_FIELDS), copied or finisher.copy
-        )
+        columns = _views.columns(schema, lease, lease.converted, copied or finisher.copy)
         if columns is not None:
             return finisher.complete(columns, schema, lease)
-    examples = read_examples(lease, record, odd, copied)
+    if schema is None:
+        examples = [odd[row] for row in range(lease.rows)]
+    else:
+        examples = _views.read(schema, lease, copied, odd)
     return examples if finisher is None else finisher.convert(examples)
-
-
-def read_examples(
-    lease: _ring.Lease, record: Scheduled, odd: dict[int, Any], copied: bool
-) -> list[Any]:
-    if record.schema is None:
-        return [odd[row] for row in range(len(record.indices))]
-    examples: list[Any] = _views.read(record.schema, lease, copied, odd)
-    return examples

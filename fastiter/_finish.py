@@ -63,10 +63,10 @@ class ConcatFinisher:
 
         Runs in the parent.
         """
+        if self.padding.only_fills:
+            return columns
         steps = self._steps_for(schema)
         assert steps is not None
-        if not any(step.lengths for step in steps):
-            return columns
         names = range(len(steps)) if schema.keys is None else schema.keys
         lengths = [
             _views.lengths(schema, lease, number, step.max_length) if step.lengths else None

@@ -1,4 +1,5 @@
-"""Feeds the ring, takes batches from it, and repairs it when workers die.
+"""Waits for batches, takes those that are out of the ordinary, and repairs the ring when workers
+die.
 
 The pool belongs to one iterator and one process. All of it runs in the thread that calls the
 iterator, under the iterator's lock; there is no thread beside it.
@@ -10,18 +11,17 @@ import os
 import threading
 import warnings
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from multiprocessing import util
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from fastiter import _ring, _rows, _transport
+from fastiter import _ring, _transport
 from fastiter._crew import Crew, Member, starts_worker
-from fastiter._delivery import Scheduled, assemble, poisoned, read_odd
+from fastiter._delivery import assemble, from_rows, poisoned, read_odd
+from fastiter._feed import Feed, Scheduled
 from fastiter._finish import Finisher
+from fastiter._plans import Plan
 from fastiter._schema import derive_schema, merge_schemas
 from fastiter._start import Start
 from fastiter._worker import Job
@@ -54,8 +54,10 @@ def stay_away_at_exit() -> None:
     threading.Event().wait()
 
 
-class Pool:
+class Pool(Feed):
     """Workers, the ring between them and the caller, and the arena that holds it.
+
+    What it does for each batch while nothing is out of the ordinary is the part of `Feed`.
 
     Parameters
     ----------
@@ -91,26 +93,21 @@ class Pool:
         self.copied_out = 0  # batches copied to the heap for want of slots
         self.spilled_rows = 0
         self.restarts = 0
-        self._batch_size = batch_size
-        self._n_prefetch = n_prefetch
         self._timeout = dataset_timeout
         self._planned_exits = maxtasksperchild is not None
         self._finisher = finisher
-        self._scheduled: deque[Scheduled] = deque()
-        self._schemas: list[_rows.Schema | None] = [None]
-        self._heap_bytes = (shared_mem or 0) * batch_size
         self._deaths_of_index: Counter[int] = Counter()
         self._deaths_of_finish: Counter[int] = Counter()
         self._death_texts: dict[tuple[int, int], str] = {}
         self._idle_deaths = 0
-        self._single_until = -1  # sequence up to which rows are offered one by one
         self._repaired = False
         self._mends = 0
         # Batches ahead and the one waited for; two for the consumer; and each worker may pin
         # one of an old generation.
         slots = n_prefetch + 3 + workers + _SPARES
         arena = _ring.Arena.create(slots, workers, batch_size, _SCHEMAS)
-        self._ring = _ring.ParentEnd(arena, _SPARES)
+        super().__init__(_ring.ParentEnd(arena, _SPARES), batch_size, n_prefetch)
+        self._heap_bytes = (shared_mem or 0) * batch_size
         if workers < (os.cpu_count() or 1):
             self._ring.set_spin(_SPIN)
         # Before multiprocessing ends daemonic children at exit: it would wait for a stopped one.
@@ -124,49 +121,6 @@ class Pool:
             self.close()
             raise
         _pools.add(self)
-
-    # ---- schedule
-
-    @property
-    def wants_more(self) -> bool:
-        """Whether fewer batches are in the ring than the one waited for and those ahead."""
-        return len(self._scheduled) < self._n_prefetch + 1
-
-    def schedule(self, indices: npt.NDArray[np.int64], place: tuple[int, int]) -> bool:
-        """Puts a batch into the ring; False if no slot is free yet.
-
-        Parameters
-        ----------
-        indices : int64[rows], the dataset indices, which nobody changes from now on.
-        place : epoch, and batch in it, for messages.
-
-        Raises
-        ------
-        MemoryError
-            If its slot cannot be given the memory that it needs.
-        """
-        number = len(self._schemas) - 1
-        schema = self._schemas[number]
-        columns = 0 if schema is None else schema.bytes
-        single = self._single_until >= 0
-        q = self._ring.schedule(indices, number, columns, columns + self._heap_bytes, single)
-        if q < 0:
-            return False
-        self._scheduled.append(Scheduled(q, indices, schema, place))
-        return True
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no batch is in the ring."""
-        return not self._scheduled
-
-    def publish(self) -> None:
-        """Wakes workers for what was scheduled."""
-        self._ring.publish()
-
-    def collect(self) -> None:
-        """Takes back slots whose batches died or were reset."""
-        self._ring.collect()
 
     # ---- take
 
@@ -191,8 +145,18 @@ class Pool:
         """Blocks until a slot that drains may have come back."""
         self._sleep(lambda: self._ring.slots["free"] > 0, any_event=True)
 
-    def deliver(self, slot: int, flags: int) -> Any:
-        """The oldest batch, which leaves the ring, whatever is raised.
+    def ordinary(self, lease: _ring.Lease) -> Any:
+        """The batch that `take` gave the lease of.
+
+        Raises
+        ------
+        Exception
+            A field cannot be loaded, or the converter's exception.
+        """
+        return from_rows(lease, {}, self._finisher, False)
+
+    def deliver(self, plan: Plan, slot: int, flags: int) -> Any:
+        """The oldest batch, that of `plan`, which leaves the ring, whatever is raised.
 
         Raises
         ------
@@ -202,6 +166,7 @@ class Pool:
         """
         ring = self._ring
         record = self._scheduled[0]
+        self._taken = plan
         # Holding batches costs memory, never progress.
         copied = ring.usable < self._n_prefetch + 1
         codes: Sequence[tuple[int, int]] = ()
@@ -214,7 +179,7 @@ class Pool:
         offset, size = ring.result(slot)
         used = ring.used(slot)
         # Made before the head leaves: if Ctrl-C comes in between, the slot is not lost.
-        lease = ring.view(slot, record.schema, not copied)
+        lease = ring.view(slot, record.schema, not copied, bool(flags & _ring.CONVERTED_FIELDS))
         if not copied:
             ring.take(False)
             self._forget_head()
@@ -237,7 +202,7 @@ class Pool:
                 self._forget_head()
 
     def _forget_head(self) -> None:
-        record = self._scheduled.popleft()
+        record = self._scheduled.pop(0)
         self._deaths_of_finish.pop(record.q, None)
         self._idle_deaths = 0
         self._repaired = False
@@ -246,16 +211,23 @@ class Pool:
             self._single_until = -1
         if self._death_texts:
             self._death_texts = {k: v for k, v in self._death_texts.items() if k[0] >= record.q}
+        self._is_calm = not (
+            self._deaths_of_index
+            or self._deaths_of_finish
+            or self._death_texts
+            or self._single_until >= 0
+        )
 
     def _learn(self, lease: _ring.Lease, record: Scheduled, used: int, odd: dict[int, Any]) -> None:
         """Lets later batches have the columns, and the memory, that this one would have needed."""
         columns = 0 if record.schema is None else record.schema.bytes
-        if record.schema is self._schemas[-1] and used > columns + self._heap_bytes:
+        if record.schema is self._schema and used > columns + self._heap_bytes:
             self._heap_bytes = used - columns
         self.spilled_rows += len(odd) if record.schema is not None else 0
-        if len(odd) * 8 < len(record.indices) or len(self._schemas) >= _SCHEMAS:
+        number = self._schema_number + 1
+        if len(odd) * 8 < len(record.indices) or number >= _SCHEMAS:
             return
-        known = self._schemas[-1]
+        known = self._schema
         if known is not record.schema:
             return  # this batch was scheduled before what has been learnt since
         examples = [odd[row] for row in sorted(odd)]
@@ -264,9 +236,8 @@ class Pool:
             schema = merge_schemas(known, schema)
             if schema.same_as(known):
                 return
-        if self._ring.arena.put_schema_record(len(self._schemas), schema.record()):
-            self._schemas.append(schema)
-            self._heap_bytes = 0
+        if self._ring.arena.put_schema_record(number, schema.record()):
+            self.use_schema(schema)
 
     # ---- wait
 
@@ -338,6 +309,7 @@ class Pool:
         """Repairs after a silent period what only an overwritten word can cause: somebody sleeps,
         or waits at his gate, who should not. If all is well, the workers have looked around once
         for nothing."""
+        self._is_calm = False  # until a batch has been delivered
         self._crew.open_gates()
         if not (self._repaired and self._ring.stalled):
             self._repaired = True
@@ -362,6 +334,7 @@ class Pool:
 
     def _recover(self, member: Member) -> None:
         """Gives back what a dead worker had in hand, and starts another in its place."""
+        self._is_calm = False
         ring = self._ring
         report = ring.report(member.number)
         note = ring.note(member.number) if report["ready"] == member.start else b""
@@ -419,11 +392,6 @@ class Pool:
         )
 
     # ---- reset, end
-
-    def reset(self) -> None:
-        """Forgets all that is scheduled. Does not wait for the workers."""
-        self._ring.reset()
-        self._scheduled.clear()
 
     def interrupt(self) -> None:
         """Makes a `take` in another thread give up."""

@@ -1,4 +1,4 @@
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastiter._csrc cimport fi_geometry, fi_parent, fi_ring, fi_turn, fi_worker
 
@@ -19,6 +19,10 @@ cdef class ParentEnd:
     cdef int *bell_writers
     cdef list bell_pipes
     cdef _close_bells(self)
+    cdef bint is_own(self) noexcept
+    cdef int64_t schedule(self, const int64_t *indices, uint32_t n, uint32_t schema, uint64_t heap,
+                          uint64_t commit, bint single) except -2
+    cpdef Lease view(self, uint32_t slot, object schema, bint owning, bint converted)
 
 
 cdef class WorkerEnd:
@@ -38,4 +42,5 @@ cdef class Lease:
     cdef readonly object schema
     cdef readonly Py_ssize_t rows
     cdef uint64_t q
-    cdef uint64_t handed
+    cdef uint64_t handed  # fields that were given away as columns: a bit for each
+    cdef readonly bint converted

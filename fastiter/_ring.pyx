@@ -12,7 +12,7 @@ from libc.errno cimport EINTR, EFBIG, EINVAL, ENOMEM
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
-from posix.unistd cimport close, getpid
+from posix.unistd cimport close
 
 from fastiter._csrc cimport *
 
@@ -216,7 +216,7 @@ cdef class ParentEnd:
 
     def __cinit__(self, Arena arena, uint32_t spares):
         self.arena = arena
-        self.pid = getpid()
+        self.pid = fi_process_id()
         self.bell_pipes = []
         cdef uint32_t workers = arena.ring.geometry.workers
         cdef int ends[2]
@@ -248,14 +248,17 @@ cdef class ParentEnd:
             close(ends[0])
             close(ends[1])
 
+    cdef bint is_own(self) noexcept:
+        return self.pid == fi_process_id()
+
     def bell_pipe(self, uint32_t worker):
         """The descriptor worker `worker` sleeps on, or -1 where bells are futexes."""
         return self.bell_pipes[worker][0] if self.bell_pipes else -1
 
     # ---- schedule
 
-    def schedule(self, const int64_t[::1] indices, uint32_t schema, uint64_t heap,
-                 uint64_t commit, bint single):
+    cdef int64_t schedule(self, const int64_t *indices, uint32_t n, uint32_t schema, uint64_t heap,
+                          uint64_t commit, bint single) except -2:
         """Gives a free slot to the batch of these dataset indices.
 
         Parameters
@@ -278,13 +281,10 @@ cdef class ParentEnd:
             with nogil:
                 rc = fi_parent_commit(&self.parent, slot, commit, &need, &have)
             check(rc, "memory for a batch", need, have)
-        check(fi_parent_schedule(&self.parent, &indices[0], <uint32_t>indices.shape[0], schema,
-                                 heap, ring.geometry.slot_bytes, single, &q),
+        check(fi_parent_schedule(&self.parent, indices, n, schema, heap,
+                                 ring.geometry.slot_bytes, single, &q),
               "scheduling a batch")
         return q
-
-    def publish(self):
-        fi_parent_publish(&self.parent)
 
     def ring_all(self):
         fi_parent_ring_all(&self.parent)
@@ -362,8 +362,9 @@ cdef class ParentEnd:
         """The oldest batch leaves undelivered, since its row words are broken. Its slot drains."""
         fi_parent_drop(&self.parent)
 
-    def view(self, uint32_t slot, object schema, bint owning):
-        """A `Lease` over the slot; one that is not `owning` is for copying out of it."""
+    cpdef Lease view(self, uint32_t slot, object schema, bint owning, bint converted):
+        """A `Lease` over the slot; one that is not `owning` is for copying out of it. `converted`:
+        the finisher has put the ragged fields together."""
         cdef Lease lease = Lease.__new__(Lease)
         lease.arena = self.arena
         lease.ring = self if owning else None
@@ -372,6 +373,7 @@ cdef class ParentEnd:
         lease.bytes = fi_parent_committed(&self.parent, slot)
         lease.q = self.parent.slot[slot].q
         lease.schema = schema
+        lease.converted = converted
         lease.rows = self.parent.slot[slot].n
         return lease
 
@@ -422,9 +424,6 @@ cdef class ParentEnd:
         fi_parent_retire_leased(&self.parent)
 
     # ---- reset, death, end
-
-    def reset(self):
-        fi_parent_reset(&self.parent)
 
     def losses(self, uint32_t worker):
         """[(slot, row or -1 for a finish, sequence)] that a dead worker had in hand."""
@@ -505,7 +504,7 @@ cdef class WorkerEnd:
         From here on, until `loaded`, the cell says that the worker loads the dataset.
         """
         cdef bint entered
-        cdef uint32_t pid = getpid()
+        cdef uint32_t pid = fi_process_id()
         cdef fi_cell *cell = self.worker.ring.cells + self.worker.number
         with nogil:
             entered = fi_cell_enter(cell, start, pid)
@@ -562,7 +561,7 @@ cdef class Lease:
         return fi_place_seed(self.q, row, kind)
 
     def __dealloc__(self):
-        if self.ring is not None and self.ring.pid == getpid():
+        if self.ring is not None and self.ring.is_own():
             fi_parent_release(&self.ring.parent, self.slot)
 
 

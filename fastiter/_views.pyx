@@ -5,45 +5,33 @@ checked before anything is made of them; the schema's own are trusted.
 """
 
 cimport numpy as cnp
+from cpython.dict cimport PyDict_CheckExact, PyDict_Next
 from cpython.list cimport PyList_CheckExact, PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_FromLongLong
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport (
-    PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM)
+    PyTuple_Check, PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM)
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from fastiter._batch cimport is_delivered, stack_field
 from fastiter._numpy cimport (
     PyArray_Type, base_of, bytes_of, descr_of, dims_of, equivalent, is_contiguous, ndim_of,
     new_array, scalar_of, set_base)
 from fastiter._ring cimport Lease
 from fastiter._rows cimport (
-    MOST_NDIM, Field, Schema, _ARRAY, _BARE, _BOOL, _DICT, _FLOAT, _INT, _LIST, _NAMED, _OBJECT,
-    _RAGGED, _SCALAR, _TUPLE)
+    FIELD_LIMIT, MOST_NDIM, Field, Schema, _ARRAY, _BARE, _BOOL, _DICT, _FLOAT, _INT, _LIST, _NAMED,
+    _OBJECT, _RAGGED, _SCALAR, _TUPLE)
 from fastiter._csrc cimport fi_place_seed
 from fastiter._ring import PACKED_FIELD as _PACKED_FIELD
+from fastiter._table cimport AHEAD, Table, drop, fi_prefetch, rows_of, table_of_fields, table_of_one
 from fastiter._transport import unpack
+from fastiter._tuples cimport fi_is_tuple, fi_new_tuple
 from fastiter.errors import OverwrittenError
 
 cnp.import_array()
 
-cdef extern from *:
-    """
-    /* A new object of a tuple type, its items still NULL. */
-    static PyObject *fi_new_tuple(PyObject *type, Py_ssize_t count)
-    {
-        return ((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, count);
-    }
-    /* Whether an object, exact or not, is indexed as a tuple is. */
-    static int fi_is_tuple(PyObject *object)
-    {
-        return PyTuple_Check(object) && Py_TYPE(object)->tp_as_mapping &&
-               Py_TYPE(object)->tp_as_mapping->mp_subscript ==
-                   PyTuple_Type.tp_as_mapping->mp_subscript;
-    }
-    """
-    object fi_new_tuple(object type, Py_ssize_t count)
-    bint fi_is_tuple(object example)
+cdef extern from "Python.h":
     void *type_of "Py_TYPE"(PyObject *value)
 
 cdef uint64_t MOST_BYTES = 1 << 46
@@ -59,8 +47,8 @@ cdef int check_part(Lease lease, uint64_t offset, uint64_t size) except -1:
     return 0
 
 
-cdef object view(Lease lease, Field *f, int ndim, const cnp.npy_intp *dims, uint64_t offset,
-                 bint copy):
+cdef inline object view(Lease lease, Field *f, int ndim, const cnp.npy_intp *dims, uint64_t offset,
+                        bint copy):
     """An array over the slot's bytes at `offset`, which lie there."""
     Py_INCREF(<object>f.descr)
     array = new_array(&PyArray_Type, f.descr, ndim, dims, NULL, lease.payload + offset,
@@ -126,7 +114,7 @@ def read(Schema schema, Lease lease, bint copy, dict odd):
     return batch
 
 
-cdef object read_field(Lease lease, Py_ssize_t row, Field *f, bint copy):
+cdef inline object read_field(Lease lease, Py_ssize_t row, Field *f, bint copy):
     cdef uint64_t offset = f.offset + <uint64_t>f.stride * row
     cdef char *place = lease.payload + offset
     cdef int64_t *entry = <int64_t *>place
@@ -241,21 +229,114 @@ def hand_over(list values):
     examples share memory. A second time the same field is not handed over: two results
     must not share memory with each other.
     """
+    cdef Table table
+    cdef Py_ssize_t number
+    if not values:
+        return None
+    rows = rows_of(values)
+    table_of_one(&table, rows)
+    try:
+        number = field_of(&table, 0)
+        return None if number < 0 else give(table.items[0], number)
+    finally:
+        drop(&table)
+
+
+def join_delivered(batch):
+    """What concat_examples makes of a batch as an iterator delivered it: columns handed over as in
+    `hand_over`, and the arrays of what are no arrays.
+
+    Returns None, and hands nothing over, if no field, or not every field of arrays from shared
+    memory, can be handed over.
+    """
+    cdef Table table
+    cdef Py_ssize_t field
+    cdef Py_ssize_t numbers[FIELD_LIMIT]
+    cdef tuple names = None
+    cdef list results
+    if not PyList_CheckExact(batch) or not batch or not has_delivered(batch[0]):
+        return None
+    first = batch[0]
+    if type(first) is dict:
+        names = tuple(first)
+    elif isinstance(first, tuple):
+        names = tuple(range(len(first)))
+    results = [None] * (1 if names is None else len(names))
+    if len(results) > FIELD_LIMIT:
+        return None
+    rows = rows_of(batch)
+    if names is None:
+        table_of_one(&table, rows)
+    elif not table_of_fields(&table, rows, names):
+        return None
+    try:
+        for field in range(table.count):
+            if is_delivered(table.items[field * table.n]):
+                numbers[field] = field_of(&table, field)
+                if numbers[field] < 0 or given_before(&table, numbers, field):
+                    return None
+        for field in range(table.count):
+            if not is_delivered(table.items[field * table.n]):
+                results[field] = stack_field(&table, field, None)
+                if results[field] is None:
+                    return None
+        for field in range(table.count):
+            if results[field] is None:
+                results[field] = give(table.items[field * table.n], numbers[field])
+    finally:
+        drop(&table)
+    if names is None:
+        return results[0]
+    return dict(zip(names, results)) if type(first) is dict else tuple(results)
+
+
+cdef bint has_delivered(object example):
+    """Whether an array of the example lies in the shared memory of a batch."""
+    cdef Py_ssize_t place = 0
+    cdef PyObject *key
+    cdef PyObject *value
+    if PyTuple_Check(example):
+        for place in range(PyTuple_GET_SIZE(example)):
+            if is_delivered(<PyObject *>PyTuple_GET_ITEM(example, place)):
+                return True
+        return False
+    if not PyDict_CheckExact(example):
+        return is_delivered(<PyObject *>example)
+    while PyDict_Next(example, &place, &key, &value):
+        if is_delivered(value):
+            return True
+    return False
+
+
+cdef bint given_before(Table *table, const Py_ssize_t *numbers, Py_ssize_t field) noexcept:
+    """Whether an earlier field of the table is the same field of the same slot."""
+    cdef PyObject *base = base_of(<cnp.PyArrayObject *>table.items[field * table.n])
+    cdef Py_ssize_t earlier
+    for earlier in range(field):
+        if is_delivered(table.items[earlier * table.n]) and numbers[earlier] == numbers[field] and (
+                base_of(<cnp.PyArrayObject *>table.items[earlier * table.n]) == base):
+            return True
+    return False
+
+
+cdef Py_ssize_t field_of(Table *table, Py_ssize_t column) except -2:
+    """Number of the field of a slot whose arrays these are, in order and complete; -1 if they are
+    not, or the field was handed over before."""
+    cdef PyObject **values = table.items + column * table.n
     cdef Lease lease
     cdef Schema schema
     cdef Field *f = NULL
     cdef PyObject *base
     cdef cnp.PyArrayObject *array
-    cdef Py_ssize_t row, number, axis
+    cdef Py_ssize_t row, number
+    cdef int axis
     cdef char *start
-    if not values or type_of(<PyObject *>PyList_GET_ITEM(values, 0)) != <void *>&PyArray_Type:
-        return None
+    if not is_delivered(values[0]):
+        return -1
     base = base_of(<cnp.PyArrayObject *>values[0])
-    if base == NULL or not isinstance(<object>base, Lease):
-        return None
-    lease = <object>base
-    if lease.schema is None or lease.rows != len(values):
-        return None
+    lease = <Lease>base
+    if lease.schema is None or lease.rows != table.n:
+        return -1
     schema = lease.schema
     start = bytes_of(<cnp.PyArrayObject *>values[0])
     for number in range(schema.count):
@@ -266,18 +347,27 @@ def hand_over(list values):
             if equivalent(descr_of(<cnp.PyArrayObject *>values[0]), f.descr):
                 break
     if f == NULL or lease.handed >> number & 1 or f.stride == 0 or f.ndim == MOST_NDIM:
-        return None
-    for row in range(lease.rows):
-        array = <cnp.PyArrayObject *>PyList_GET_ITEM(values, row)
-        if type_of(<PyObject *>array) != <void *>&PyArray_Type:
-            return None
+        return -1
+    for row in range(table.n):
+        if row + AHEAD < table.n:
+            fi_prefetch(values[row + AHEAD])
+        array = <cnp.PyArrayObject *>values[row]
+        if type_of(values[row]) != <void *>&PyArray_Type:
+            return -1
         if base_of(array) != base or bytes_of(array) != start + row * f.stride or (
                 ndim_of(array) != f.ndim) or not is_contiguous(array) or (
                 descr_of(array) != f.descr
                 and not equivalent(descr_of(array), f.descr)):
-            return None
+            return -1
         for axis in range(f.ndim):
             if dims_of(array)[axis] != f.dims[axis]:
-                return None
+                return -1
+    return number
+
+
+cdef object give(PyObject *first, Py_ssize_t number):
+    """The column of a field, by the array of its first row."""
+    cdef Lease lease = <Lease>base_of(<cnp.PyArrayObject *>first)
+    cdef Schema schema = lease.schema
     lease.handed |= <uint64_t>1 << number
-    return column(schema, lease, f, False, False)
+    return column(schema, lease, &schema.fields[number], False, False)

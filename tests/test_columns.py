@@ -17,7 +17,7 @@ from fastiter import (
     SerialIterator,
     concat_examples,
 )
-from fastiter._columns import ColumnReader, counted
+from fastiter._columns import ColumnReader
 from fastiter.dataset import TabularDataset, tabular
 from fastiter.datasets import DictDataset, SubDataset, TupleDataset
 
@@ -452,8 +452,3 @@ def test_indices_of_another_kind_are_refused(indices):
         reader_of(images).gather(indices)
     with pytest.raises(TypeError, match=r"numpy\.ndarray"):
         reader_of(np.ma.masked_array([1, 2]))
-
-
-def test_counting():
-    for start, stop in ((0, 0), (3, 9), (5, 2)):
-        assert_same(counted(start, stop), np.arange(start, stop))

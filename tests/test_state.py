@@ -13,6 +13,7 @@ from epochs import steps
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastiter._plans import PlanQueue, counted
 from fastiter.iterators._state import Planner, State, advance, checked_order, initial_state
 
 sizes = st.integers(1, 12)
@@ -154,6 +155,73 @@ def test_orders_of_other_kinds_become_int64(order):
 
 
 # -- planner -------------------------------------------------------------------------------------
+
+
+def test_counting():
+    for start, stop in ((0, 0), (3, 9), (5, 2)):
+        assert counted(start, stop).dtype == np.int64
+        assert counted(start, stop).tolist() == list(range(start, stop))
+
+
+class Refusing(PlanQueue):
+    """A queue that plans what lies within an epoch, and says of the rest that it is asked for."""
+
+    def _advance(self, state):
+        raise LookupError("beyond")
+
+
+huge = st.integers(0, 1 << 62)
+
+
+@st.composite
+def states(draw):
+    size = draw(sizes | huge.map(lambda n: n + 1))
+    order = None
+    if size <= 12:
+        kinds = [
+            lambda: None,
+            lambda: np.arange(size)[::-1].copy(),
+            lambda: np.arange(2 * size)[::-2],
+            lambda: np.arange(size, dtype=">i8"),
+            lambda: Virtual(size),
+        ]
+        order = draw(st.sampled_from(kinds))()
+    position = draw(st.integers(0, size - 1))
+    epoch = draw(st.integers(0, 3) | huge)
+    detail = draw(st.none() | st.floats(0, 9))
+    return State(position, epoch, draw(st.booleans()), order, size, detail, draw(sizes))
+
+
+@given(state=states(), batch_size=st.integers(1, 30), repeat=st.booleans())
+def test_the_step_within_an_epoch_is_that_of_advance(state, batch_size, repeat):
+    plan = Refusing(state, batch_size, repeat).peek()
+    if plan.error is not None:
+        # Left to `advance`: the end of an epoch or of the iteration, and orders that are no arrays.
+        plain = state.order is None or (
+            isinstance(state.order, np.ndarray)
+            and state.order.flags.c_contiguous
+            and state.order.dtype == np.int64
+        )
+        ends = state.epoch_size - state.position <= batch_size or (not repeat and state.epoch > 0)
+        assert ends or not plain or state.epoch_size > 1 << 53
+        return
+    expected, indices = advance(state, batch_size, repeat, Reversing(), lambda: state.epoch_size)
+    assert type(plan.state) is State
+    assert plan.state[:3] == expected[:3]
+    assert plan.state.order is expected.order
+    assert plan.state[4:] == expected[4:]
+    assert [type(item) for item in plan.state] == [type(item) for item in expected]
+    assert plan.indices.dtype == np.int64
+    assert plan.indices.flags.c_contiguous and plan.indices.flags.writeable
+    assert plan.indices.tolist() == indices.tolist()
+    assert state.order is None or not np.shares_memory(plan.indices, state.order)
+
+
+def test_most_steps_are_within_an_epoch():
+    queue = Refusing(State(0, 0, False, np.arange(1000), 1000, None), 7, True)
+    plans = [queue.ahead() for _ in range(142)]
+    assert all(plan.is_batch for plan in plans)
+    assert isinstance(queue.ahead().error, LookupError)
 
 
 @given(

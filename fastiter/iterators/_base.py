@@ -116,9 +116,7 @@ class PlannedIterator(Iterator):
 
     def _place(self, plan: Plan) -> Place:
         """Where the batch of a plan belongs, for messages."""
-        state = plan.state
-        position = state.epoch_size if state.is_new_epoch else state.position
-        return Place(state.epoch - state.is_new_epoch, (position - 1) // self._batch_size)
+        return Place(*plan.place(self._batch_size))
 
     def _discard_ahead(self) -> None:
         """Drop the batches started ahead; here there are none."""

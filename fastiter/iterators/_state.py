@@ -1,22 +1,22 @@
 """Epochs as data: the state of an iteration, the rule that advances it, and plans ahead.
 
 ``advance`` maps a state to the state after one batch and the indices of that batch, and has no
-memory of its own. ``Planner`` calls it ahead of time and keeps what it returned, so that the
+memory of its own. ``Planner`` follows it ahead of time and keeps what came of it, so that the
 state a user sees (and a snapshot saves) is always that of the batch delivered last, however
-many batches were planned beyond it. All of this runs in the thread that calls the iterator, the
-user's order sampler included.
+many batches were planned beyond it. Batches that end before their epoch does are planned by
+`fastiter._plans`, which comes to the same in less time. All of this runs in the thread that calls
+the iterator, the user's order sampler included.
 """
 
 from __future__ import annotations
 
 import operator
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fastiter._columns import counted
+from fastiter._plans import Plan, PlanQueue, counted
 from fastiter.iterators._numbered import is_numbered
 
 if TYPE_CHECKING:
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from fastiter.iterators._numbered import Numbered
 
-# What a named tuple's own constructor does, in half its time: a batch has two of them.
-_new = tuple.__new__
+__all__ = ["Plan", "Planner", "State", "advance", "initial_state"]
 
 Indices: TypeAlias = "npt.NDArray[np.int64]"
 #: int64[n], or an object with ``len()`` whose slices are one-dimensional integer arrays.
@@ -58,19 +57,6 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         return f"epoch {self.epoch}, batch {self.batch}"
-
-
-class Plan(NamedTuple):
-    """One batch to be, or the reason why there is none."""
-
-    indices: Indices | None  #: int64[batch], contiguous; None at the end and with an error
-    state: State  #: the state after this batch
-    error: Exception | None = None  #: what the order sampler or ``len(dataset)`` raised
-
-    @property
-    def is_batch(self) -> bool:
-        """Whether there is a batch to fetch: neither the end nor an error."""
-        return self.indices is not None
 
 
 def dataset_length(dataset: Any) -> int:
@@ -174,10 +160,6 @@ def advance(
 
     position, epoch, _, order, size, _, n_drawn = state
     detail = epoch + position / size
-    if position + batch_size < size:  # as nearly always: the rest of this takes longer
-        stop = position + batch_size
-        indices = _take(order, position, stop, dataset_len)
-        return _new(State, (stop, epoch, False, order, size, detail, n_drawn)), indices
     is_new_epoch = False
     rest = batch_size
     pieces = []
@@ -356,14 +338,8 @@ def _check_range(array: npt.NDArray[Any], dataset_size: int, source: str) -> Non
         )
 
 
-class Planner:
-    """Plans batches ahead of the one delivered last.
-
-    ``ahead`` and ``deliver`` see one and the same sequence of plans. A copy or pickle of a
-    planner carries the plans that were not delivered, so its future equals the original's and
-    the sampler is not asked again for orders that it has drawn.
-
-    Not safe to call from two threads at a time.
+class Planner(PlanQueue):
+    """Plans batches ahead of the one delivered last, by `advance`.
 
     Parameters
     ----------
@@ -382,113 +358,19 @@ class Planner:
         order_sampler: OrderSamplerFunction | None,
         dataset_len: Callable[[], int],
     ) -> None:
-        self._state = state
-        self._batch_size = operator.index(batch_size)
-        self._repeat = repeat
+        super().__init__(state, operator.index(batch_size), repeat)
         self._order_sampler = order_sampler
         self._dataset_len = dataset_len
         self._note(state)
-        self._plans: deque[Plan] = deque()  # planned and not delivered, oldest first
-        self._n_handed_out = 0  # so many of them were returned by ahead()
 
-    @property
-    def state(self) -> State:
-        """State after the batch delivered last."""
-        return self._state
+    if TYPE_CHECKING:
 
-    def peek(self) -> Plan:
-        """The next plan that `deliver` will take. Plans it if need be; raises nothing."""
-        return self._plans[0] if self._plans else self._plan_one()
+        @property
+        def state(self) -> State: ...
 
-    def ahead(self) -> Plan:
-        """The next plan that `ahead` has not returned yet, which may be far beyond `peek`'s.
-
-        Behind the end of the iteration, or an error, there is nothing to plan: that plan is
-        returned again and again, and the sampler is left alone.
-        """
-        if self._n_handed_out == len(self._plans):
-            if self._plans and not self._plans[-1].is_batch:
-                return self._plans[-1]
-            self._plan_one()
-        plan = self._plans[self._n_handed_out]
-        self._n_handed_out += 1
-        return plan
-
-    def deliver(self) -> Plan:
-        """Take the oldest plan and install its state.
-
-        Raises
-        ------
-        StopIteration
-            At the end of the iteration.
-        Exception
-            What the order sampler or ``len(dataset)`` raised when this batch was planned, its
-            StopIteration as a RuntimeError. The state stays as it is, and the next call plans
-            this batch anew.
-        """
-        plan = self._plans[0] if self._plans else self._plan_one()
-        # The plan leaves last: if Ctrl-C comes in between, it is the next one again.
-        if self._n_handed_out:
-            self._n_handed_out -= 1
-        if plan.error is None:
-            if plan.state.n_drawn != self._state.n_drawn:
-                self._note(plan.state)
-            self._state = plan.state
-        self._plans.popleft()
-        if plan.indices is not None:
-            return plan
-        if plan.error is not None:
-            raise plan.error
-        raise StopIteration
-
-    def rewind(self) -> None:
-        """Have `ahead` start over with the plan that `peek` gives."""
-        self._n_handed_out = 0
-
-    def discard(self) -> None:
-        """Forget all plans ahead and the orders drawn for them."""
-        self._plans.clear()
-        self._n_handed_out = 0
-
-    def restart(self, state: State) -> None:
-        """Go on from ``state``; what was planned ahead is forgotten."""
-        self.discard()
-        self._state = state
-        self._note(state)
-
-    def copy(self) -> Planner:
-        """A planner with the same future, which shares sampler and dataset with this one."""
-        other = object.__new__(Planner)
-        other.__setstate__(self.__getstate__())
-        return other
-
-    __copy__ = copy
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The copy has handed out nothing yet, and it tries a failed sampler again itself.
-        plans = deque(plan for plan in list(self._plans) if plan.error is None)
-        return {**self.__dict__, "_plans": plans, "_n_handed_out": 0}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+    def _advance(self, state: State) -> tuple[State, Indices | None]:
+        return advance(state, self.batch_size, self.repeat, self._order_sampler, self._dataset_len)
 
     def _note(self, state: State) -> None:
         if is_numbered(self._order_sampler):
             self._order_sampler._note(state.n_drawn)
-
-    def _plan_one(self) -> Plan:
-        last = self._plans[-1].state if self._plans else self._state
-        try:
-            state, indices = advance(
-                last, self._batch_size, self._repeat, self._order_sampler, self._dataset_len
-            )
-            plan = _new(Plan, (indices, state, None))
-        except StopIteration as error:
-            # Raised by the sampler, it would end the caller's loop in silence.
-            wrapped = RuntimeError("order_sampler raised StopIteration")
-            wrapped.__cause__ = error
-            plan = Plan(None, last, wrapped)
-        except Exception as error:
-            plan = Plan(None, last, error)
-        self._plans.append(plan)
-        return plan

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from fastiter import _device
 from fastiter._finish import CallableFinisher, ConcatFinisher, Finisher
 from fastiter._pool import Pool, stay_away_at_exit
+from fastiter._ring import Lease
 from fastiter._start import choose
 from fastiter.errors import TimeoutWarning
 from fastiter.iterators._arguments import (
@@ -87,7 +88,7 @@ class MultiprocessIterator(PlannedIterator):
 
     TimeoutWarning: ClassVar[type[TimeoutWarning]] = TimeoutWarning
 
-    _RUNTIME = PlannedIterator._RUNTIME | {"_pool", "_unscheduled", "_taken", "_unsettled"}
+    _RUNTIME = PlannedIterator._RUNTIME | {"_pool"}
     _REOPENABLE = False
 
     def __init__(
@@ -120,9 +121,6 @@ class MultiprocessIterator(PlannedIterator):
     def _init_runtime(self) -> None:
         super()._init_runtime()
         self._pool: Pool | None = None
-        self._unscheduled: Plan | None = None  # planned, but there was no room for it yet
-        self._taken: Plan | None = None  # the last one whose batch was taken out of the ring
-        self._unsettled = False  # ring and planner may differ in what is scheduled
 
     @property
     def n_processes(self) -> int:
@@ -170,26 +168,28 @@ class MultiprocessIterator(PlannedIterator):
             if self._finalized:
                 raise RuntimeError("MultiprocessIterator is finalized: it cannot start any more")
             if self.n_processes > 0:
-                self._top_up(self._running_pool())
+                self._running_pool().top_up(self._planner)
 
     def _fetch(self, plan: Plan) -> Outcome:
-        if self.n_processes == 0:
+        if self._n_processes == 0:
             assert plan.indices is not None
             return capture(self._source.batch, plan.indices)
         pool = self._running_pool()
-        if self._taken is plan:  # its delivery was interrupted
-            self._unsettled = True
-            self._taken = None
-        self._top_up(pool)
+        pool.top_up(self._planner)
+        lease = pool.take(plan)
+        if lease is not None:
+            return capture(self._ordinary, pool, lease)
         while pool.is_empty:
             pool.wait_for_slot()
-            self._top_up(pool)
-        ready = pool.wait()
-        self._taken = plan
-        return capture(self._deliver, pool, ready)
+            pool.top_up(self._planner)
+        return capture(self._deliver, pool, plan, pool.wait())
 
-    def _deliver(self, pool: Pool, ready: tuple[int, int]) -> Any:
-        batch = pool.deliver(*ready)
+    def _ordinary(self, pool: Pool, lease: Lease) -> Any:
+        batch = pool.ordinary(lease)
+        return batch if self._device is None else self._send(batch)
+
+    def _deliver(self, pool: Pool, plan: Plan, ready: tuple[int, int]) -> Any:
+        batch = pool.deliver(plan, *ready)
         return batch if self._device is None else self._send(batch)
 
     def _send(self, batch: Any) -> Any:
@@ -199,16 +199,15 @@ class MultiprocessIterator(PlannedIterator):
 
     def _running_pool(self) -> Pool:
         pool = self._pool
-        if pool is not None and pool.pid != os.getpid():
+        if pool is not None and pool.is_own and not pool.closed:
+            return pool
+        if pool is not None and not pool.is_own:
             raise RuntimeError(
                 f"this iterator belongs to process {pool.pid}; in a child, iterate over a copy "
                 "(copy.copy(iterator))"
             )
-        if pool is not None and not pool.closed:
-            return pool
         stay_away_at_exit()
         # Not started yet, or the last start failed and said why.
-        self._unscheduled = None
         self._planner.rewind()
         self._pool = Pool(
             dataset=self._dataset,
@@ -224,41 +223,13 @@ class MultiprocessIterator(PlannedIterator):
         )
         return self._pool
 
-    def _top_up(self, pool: Pool) -> None:
-        """Schedules as many batches as are wanted and have room."""
-        if self._unsettled:
-            # Ctrl-C, or another signal handler's exception, came at a moment that left ring and
-            # planner apart: all batches from the next one on are fetched again.
-            self._discard_ahead()
-            self._planner.rewind()
-        self._unsettled = True
-        pool.collect()
-        while pool.wants_more:
-            plan = self._unscheduled or self._planner.ahead()
-            if plan.indices is None:
-                break
-            self._unscheduled = plan
-            try:
-                if not pool.schedule(plan.indices, self._place(plan)):
-                    break
-            except MemoryError:
-                if pool.is_empty:
-                    self._unsettled = False
-                    raise
-                break  # with fewer batches ahead it may do
-            self._unscheduled = None
-        self._unsettled = False
-        pool.publish()
-
     def _discard_ahead(self) -> None:
-        self._unsettled = True  # until the planner has started over, too
-        self._unscheduled = None
-        if self._pool is not None and self._pool.pid == os.getpid():
+        if self._pool is not None and self._pool.is_own:
             self._pool.reset()
 
     def _close(self) -> None:
         pool = self._pool
-        if pool is None or pool.pid != os.getpid():
+        if pool is None or not pool.is_own:
             return
         pool.interrupt()
         with self._lock:

@@ -45,7 +45,7 @@ def is_intact(batch, dataset, first):
 
 def slots(iterator):
     """Counts of slots by owner, what has come back included."""
-    iterator._pool.collect()
+    iterator._pool._ring.collect()
     return iterator._pool._ring.slots
 
 
@@ -158,7 +158,7 @@ def test_l4_many_resets_while_workers_are_busy(make, tmp_path):
     wait_until(tmp_path.joinpath("gate.0").exists, "a worker fetches index 0")
     for _ in range(20):
         iterator.reset()
-        iterator._top_up(iterator._pool)
+        iterator._pool.top_up(iterator._planner)
     assert slots(iterator)["draining"] <= 2
     gate.touch()
     assert next(iterator) == [0, 1]

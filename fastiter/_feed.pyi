@@ -1,0 +1,94 @@
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import disjoint_base
+
+from fastiter._plans import Plan, PlanQueue
+from fastiter._ring import Lease, ParentEnd
+from fastiter._rows import Schema
+
+@disjoint_base
+class Scheduled:
+    """The parent's own record of a batch in the ring. Shared memory is never asked for these."""
+
+    @property
+    def q(self) -> int:
+        """Its sequence number."""
+
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def schema(self) -> Schema | None:
+        """By which its slot is filled."""
+
+    @property
+    def indices(self) -> NDArray[np.int64]: ...
+    @property
+    def label(self) -> str:
+        """Epoch in which the batch begins, and its number there, both from 0, for messages."""
+
+@disjoint_base
+class Feed:
+    """The batches in the ring.
+
+    Parameters
+    ----------
+    ring : ParentEnd
+    batch_size : int
+    n_prefetch : int
+        Batches ahead of the one that the caller waits for.
+    """
+
+    is_settled: bool  #: False while ring and plans may differ in what is scheduled
+    _heap_bytes: int  #: of a slot, behind the columns
+    _single_until: int  #: sequence up to which rows are offered one by one, or -1
+    _is_calm: bool  #: False makes `take` leave every batch to the subclass
+    _taken: Plan | None  #: the last one whose batch was taken out of the ring
+
+    def __init__(self, ring: ParentEnd, batch_size: int, n_prefetch: int) -> None: ...
+    @property
+    def _ring(self) -> ParentEnd: ...
+    @property
+    def _batch_size(self) -> int: ...
+    @property
+    def _n_prefetch(self) -> int: ...
+    @property
+    def _scheduled(self) -> list[Scheduled]: ...
+    @property
+    def _schema(self) -> Schema | None: ...
+    @property
+    def _schema_number(self) -> int: ...
+    @property
+    def is_own(self) -> bool:
+        """Whether this is the process that made it, not a forked child."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no batch is in the ring."""
+
+    def top_up(self, plans: PlanQueue) -> None:
+        """Schedule as many batches as are wanted and have room, and wake workers for them.
+
+        Raises
+        ------
+        MemoryError
+            If a slot cannot be given the memory that it needs, and no batch is in the ring.
+        KeyboardInterrupt
+            From the order sampler. The next call fetches anew what was scheduled.
+        """
+
+    def use_schema(self, schema: Schema) -> None:
+        """Have the batches scheduled from now on filled by a schema, just published."""
+
+    def reset(self) -> None:
+        """Forget all that is scheduled. Does not wait for the workers."""
+
+    def take(self, plan: Plan) -> Lease | None:
+        """Take the batch of ``plan``, the oldest one, if it is complete and nothing special.
+
+        Returns
+        -------
+        Lease or None
+            None if it is not complete, has rows beside its columns, holds what a converter has
+            made, or says that slots are too small; or too few slots would be left to keep
+            prefetching. Nothing has changed then.
+        """

@@ -1,0 +1,143 @@
+"""What the parent does for each batch while nothing is out of the ordinary.
+
+Two calls a batch: the ring is topped up with batches that follow by the plans, and the oldest one
+is taken if it is complete. Whatever else can be the matter (a wait, rows beside the columns,
+deaths, batches held by the caller) is left to `fastiter._pool.Pool`, which derives from this.
+"""
+
+cimport numpy as cnp
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from fastiter._csrc cimport *
+from fastiter._plans cimport Plan, PlanQueue
+from fastiter._ring cimport Lease, ParentEnd
+from fastiter._rows cimport Schema
+
+cnp.import_array()
+
+
+cdef class Scheduled:
+    @property
+    def indices(self):
+        return self.plan.indices
+
+    @property
+    def label(self):
+        epoch, batch = self.plan.place(self.batch_size)
+        return f"epoch {epoch}, batch {batch}"
+
+
+cdef class Feed:
+    def __init__(self, ParentEnd ring, Py_ssize_t batch_size, Py_ssize_t n_prefetch):
+        self._ring = ring
+        self._batch_size = batch_size
+        self._n_prefetch = n_prefetch
+        self._scheduled = []
+        self._schema = None
+        self._schema_number = 0
+        self._heap_bytes = 0
+        self._single_until = -1
+        self._is_calm = True
+        self.is_settled = True
+        self._unscheduled = None
+        self._taken = None
+
+    @property
+    def is_own(self):
+        return self._ring.is_own()
+
+    @property
+    def is_empty(self):
+        return not self._scheduled
+
+    # ---- schedule
+
+    def top_up(self, PlanQueue plans):
+        cdef Plan plan
+        if self._taken is not None and self._taken is plans.first():
+            self.is_settled = False  # the delivery of its batch was interrupted
+        self._taken = None
+        if not self.is_settled:
+            # Ctrl-C, or another signal handler's exception, came at a moment that left ring and
+            # plans apart: all batches from the next one on are fetched again.
+            self.reset()
+            plans.rewind()
+        # A sampler, or the dataset's length, may raise KeyboardInterrupt.
+        self.is_settled = False
+        fi_parent_collect(&self._ring.parent)
+        while len(self._scheduled) <= self._n_prefetch:
+            plan = self._unscheduled
+            if plan is None:
+                plan = plans.next_ahead()
+            if plan.indices is None:
+                break
+            self._unscheduled = plan
+            try:
+                if not self.schedule(plan):
+                    break
+            except MemoryError:
+                if self._scheduled:
+                    break  # with fewer batches ahead it may do
+                self.is_settled = True
+                raise
+            self._unscheduled = None
+        self.is_settled = True
+        fi_parent_publish(&self._ring.parent)
+
+    cdef bint schedule(self, Plan plan) except -1:
+        """Puts a batch into the ring; False if no slot is free yet."""
+        cdef int64_t q
+        cdef uint64_t columns = 0 if self._schema is None else self._schema.bytes
+        cdef cnp.ndarray indices = plan.indices
+        cdef Scheduled record
+        if cnp.PyArray_TYPE(indices) != cnp.NPY_INT64 or not cnp.PyArray_ISCARRAY_RO(indices):
+            raise TypeError(f"indices must be a contiguous int64 array, not {indices!r}")
+        q = self._ring.schedule(
+            <const int64_t *>cnp.PyArray_DATA(indices), <uint32_t>cnp.PyArray_SIZE(indices),
+            self._schema_number, columns, columns + self._heap_bytes, self._single_until >= 0)
+        if q < 0:
+            return False
+        record = Scheduled.__new__(Scheduled)
+        record.q = q
+        record.plan = plan
+        record.schema = self._schema
+        record.batch_size = self._batch_size
+        self._scheduled.append(record)
+        return True
+
+    def use_schema(self, Schema schema):
+        self._schema = schema
+        self._schema_number += 1
+        self._heap_bytes = 0
+
+    def reset(self):
+        self.is_settled = False
+        self._unscheduled = None
+        fi_parent_reset(&self._ring.parent)
+        self._scheduled.clear()
+
+    # ---- take
+
+    def take(self, Plan plan):
+        cdef uint32_t slot = 0, flags = 0, odd = 0, row = 0
+        cdef uint64_t word = 0
+        cdef fi_parent *parent = &self._ring.parent
+        cdef Scheduled record
+        cdef Lease lease
+        if not self._is_calm or not self._scheduled or (
+                fi_parent_ready(parent, &slot, &flags) != FI_OK):
+            return None
+        record = self._scheduled[0]
+        if flags & ~FI_CONVERTED_FIELDS or record.schema is None or (
+                fi_parent_usable(parent) < self._n_prefetch + 1):
+            return None
+        if record.schema is self._schema and (
+                fi_slot_used(parent.ring, slot) > self._schema.bytes + self._heap_bytes):
+            return None
+        if fi_parent_check(parent, slot, &odd, &row, &word) != FI_OK or odd > 0:
+            return None
+        lease = self._ring.view(slot, record.schema, True, flags & FI_CONVERTED_FIELDS != 0)
+        fi_parent_take(parent, False)
+        self._taken = plan
+        del self._scheduled[0]
+        return lease

@@ -1,0 +1,21 @@
+from libc.stdint cimport int64_t
+
+
+cdef class Plan:
+    cdef readonly object indices
+    cdef readonly object state
+    cdef readonly object error
+
+
+cdef class PlanQueue:
+    cdef readonly object state
+    cdef readonly object batch_size
+    cdef readonly bint repeat
+    cdef int64_t step  # the batch size, or as much of it as matters
+    cdef list plans  # planned and not delivered, oldest first
+    cdef Py_ssize_t handed_out  # so many of them were returned by ahead()
+    cdef Plan newest(self)
+    cdef Plan first(self)
+    cdef Plan next_ahead(self)
+    cdef Plan plan_one(self)
+    cdef Plan plan_beyond(self, object state)
