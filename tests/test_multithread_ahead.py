@@ -224,6 +224,53 @@ def test_interrupts_again_and_again_lose_nothing():
     assert [*chain(*batches)] == list(range(size))
 
 
+class InterruptAt:
+    """Raises KeyboardInterrupt at the n-th line that this thread runs in our modules."""
+
+    def __init__(self, n: int) -> None:
+        self._left = n
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> Any:
+        # A trace function, unlike a signal, can raise where a with block is being left: that would
+        # leave the threads' lock locked.
+        if "fastiter/iterators" not in frame.f_code.co_filename or (
+            frame.f_code.co_name == "submit" and frame.f_back.f_code.co_name == "submit"
+        ):
+            return None
+        if event == "line":
+            self._left -= 1
+            if self._left == 0:
+                raise KeyboardInterrupt
+        return self
+
+
+def test_an_interrupt_at_any_line_of_next_loses_nothing():
+    expected = [[i, i + 1] for i in range(0, 24, 2)]
+    n, is_through = 0, False
+    while not is_through:
+        n += 1
+        iterator = MultithreadIterator(range(24), 2, repeat=False, shuffle=False, n_prefetch=2)
+        found = [next(iterator), next(iterator)]
+        old = sys.gettrace()
+        sys.settrace(InterruptAt(n))
+        try:
+            batch = next(iterator)
+            is_through = True
+        except KeyboardInterrupt:
+            batch = None
+        finally:
+            sys.settrace(old)
+        is_delivered = iterator.current_position == 6
+        rest = list(iterator)
+        if batch is not None:
+            found.append(batch)
+        elif is_delivered and rest[0] != [4, 5]:  # the caller did not get hold of it
+            found.append([4, 5])
+        assert found + rest == expected, f"interrupted at line {n}"
+        iterator.finalize()
+    assert n > 30
+
+
 def test_a_hanging_example_delays_finalize_by_a_second_and_no_more():
     dataset = Gated(3, size=100)
     iterator = MultithreadIterator(dataset, 2, shuffle=False, n_threads=2, n_prefetch=4)
