@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 
 from bench.interpreters import MODULES
@@ -28,10 +30,10 @@ def _importing(family: str) -> Callable[[], Callable[[str], Measured]]:
 
     def make() -> Callable[[str], Measured]:
         # Bytecode is there, as after an install, wherever the library lies.
-        bytecode = tempfile.TemporaryDirectory()
+        bytecode = tempfile.mkdtemp(prefix="fastiter-bench-")
 
         def run(program: str) -> Measured:
-            environment = dict(os.environ, PYTHONPYCACHEPREFIX=bytecode.name)
+            environment = dict(os.environ, PYTHONPYCACHEPREFIX=bytecode)
             environment.pop("PYTHONDONTWRITEBYTECODE", None)
             command = [sys.executable, "-c", program, module]
             done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -39,6 +41,7 @@ def _importing(family: str) -> Callable[[], Callable[[str], Measured]]:
                 raise ImportError(done.stderr.strip().rpartition("\n")[2])
             return Measured(float(done.stdout.split()[-1]), module)
 
+        weakref.finalize(run, shutil.rmtree, bytecode)
         run(_PROGRAM)
         return run
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,9 +68,16 @@ def mapped_arenas(pid: int | str = "self") -> int:
     return sum(maps.count(name) for name in OUR_FILES)
 
 
-def shared_names() -> set[str]:
-    """Names in /dev/shm."""
-    return set(os.listdir("/dev/shm"))
+def orphaned_names() -> set[str]:
+    """Names in /dev/shm that no living process maps: what somebody left behind. Other programs, and
+    tests that run beside this one, come and go there with names of their own."""
+    before, mapped = set(os.listdir("/dev/shm")), set()
+    for process in os.listdir("/proc"):
+        if process.isdigit():
+            with contextlib.suppress(OSError):
+                maps = Path("/proc", process, "maps").read_text()
+                mapped.update(re.findall(r"/dev/shm/([^ \n]+)", maps))
+    return (before - mapped) & set(os.listdir("/dev/shm"))
 
 
 def threads() -> int:

@@ -17,10 +17,10 @@ from outside import (
     is_alive,
     kill,
     mapped_arenas,
+    orphaned_names,
     pids_of,
     resident,
     run_script,
-    shared_names,
     start_script,
     threads,
     wait_until,
@@ -59,7 +59,7 @@ def footprint():
         "children": sorted(children()),
         "threads": threads(),
         "descriptors": descriptors(),
-        "names": shared_names(),
+        "names": orphaned_names(),
         "mappings": mapped_arenas(),
     }
 
@@ -185,7 +185,7 @@ def parents():
 
 @pytest.mark.parametrize(("method", "how", "begin"), list(parents()))
 def test_a_parent_killed_or_replaced_leaves_nothing(tmp_path, method, how, begin):
-    names = shared_names()
+    names = orphaned_names()
     marks = tmp_path / "marks"
     marks.mkdir()
     program = start_script(
@@ -210,7 +210,7 @@ def test_a_parent_killed_or_replaced_leaves_nothing(tmp_path, method, how, begin
     finally:
         program.kill()
         program.communicate()
-    assert shared_names() <= names
+    assert orphaned_names() <= names
 
 
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP", "SIGABRT"])

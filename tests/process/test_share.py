@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from examples_of import Blocks
-from outside import OUR_FILES, children, descriptors, mapped_arenas, shared_names, wait_until
+from outside import OUR_FILES, children, descriptors, mapped_arenas, orphaned_names, wait_until
 
 from fastiter import MultiprocessIterator
 from fastiter.kernels import Shared, share
@@ -53,12 +53,7 @@ def check_content(value: dict[str, object]) -> None:
 
 def footprint() -> tuple[object, ...]:
     gc.collect()
-    return descriptors(), mapped_arenas(), our_names()
-
-
-def our_names() -> set[str]:
-    """Names of ours in /dev/shm; other programs have theirs."""
-    return {name for name in shared_names() if "fastiter" in name}
+    return descriptors(), mapped_arenas(), orphaned_names()
 
 
 def test_the_value_on_this_side():
@@ -144,7 +139,7 @@ def answer(handle: Shared, connection) -> None:
     value = handle.value
     check_content(value)
     value["table"][0] = 7
-    connection.send((int(value["table"][0, 0]), mapped_arenas(), sorted(our_names())))
+    connection.send((int(value["table"][0, 0]), mapped_arenas(), sorted(orphaned_names())))
     connection.recv()
 
 
@@ -159,7 +154,7 @@ def start(context, target, *arguments):
 @pytest.mark.parametrize("method", METHODS)
 def test_as_an_argument_of_processes(method):
     context = multiprocessing.get_context(method)
-    names = our_names()
+    names = orphaned_names()
     warm, end = start(context, answer, share(content()))  # forkserver and tracker stay
     end.recv()
     end.send(None)
