@@ -135,10 +135,9 @@ class Pool(Feed):
             The dataset cannot be loaded in the workers, or they die before they work.
         """
         ready: tuple[int, int] | None = self._ring.ready()
-        if ready is None:
+        while ready is None:  # a word that was right may be overwritten before it is read again
             self._sleep(self._ring.ready, any_event=False)
             ready = self._ring.ready()
-            assert ready is not None
         return ready
 
     def wait_for_slot(self) -> None:
