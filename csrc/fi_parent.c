@@ -81,6 +81,17 @@ int fi_parent_next_slot(fi_parent *parent, uint32_t *slot)
     return FI_OK;
 }
 
+void fi_parent_origin(fi_parent *parent, uint32_t slot, const fi_origin *origin)
+{
+    fi_slot *s = parent->ring->slots + slot; /* S2: nobody owns a row of a free slot */
+    store_relaxed(&s->seed[0], origin->seed[0]);
+    store_relaxed(&s->seed[1], origin->seed[1]);
+    store_relaxed(&s->epoch, origin->epoch);
+    /* A batch has fewer rows than these can count: what is more is as good as that. */
+    store_relaxed(&s->position, (uint32_t)fi_min_u64(origin->position, UINT32_MAX));
+    store_relaxed(&s->epoch_size, (uint32_t)fi_min_u64(origin->epoch_size, UINT32_MAX));
+}
+
 int fi_parent_schedule(fi_parent *parent, const int64_t *indices, uint32_t n, uint32_t schema,
                        uint64_t heap, uint64_t limit, bool single, uint64_t *q)
 {

@@ -77,6 +77,10 @@ typedef struct fi_slot {
     _Atomic uint32_t n;                             /* rows of this batch */
     _Atomic uint32_t schema;
     _Atomic uint32_t single; /* 1: offer the rows one by one, for one of them kills workers */
+    _Atomic uint32_t position; /* fi_origin, of use to who owns a row */
+    _Atomic uint32_t epoch_size;
+    _Atomic uint64_t epoch;
+    _Atomic uint64_t seed[2];
     /* Written by the workers while they fill the slot. */
     _Alignas(FI_CACHE_LINE) _Atomic uint64_t heap; /* fi_heap_word of the next free byte */
     _Atomic uint64_t committed;                    /* bytes of the slot that have pages */
@@ -84,6 +88,16 @@ typedef struct fi_slot {
     _Atomic uint64_t result_offset;                /* the finisher's packed object */
     _Atomic uint64_t result_bytes;
 } fi_slot;
+
+/* What the random numbers of a batch's examples follow from, besides their indices: the seed of
+ * the iteration, and where it stands after the batch. The last `position` rows are of that epoch,
+ * `epoch_size` rows in front of them of the one before, and so on. */
+typedef struct fi_origin {
+    uint64_t seed[2];
+    uint64_t epoch;
+    uint64_t position;
+    uint64_t epoch_size;
+} fi_origin;
 
 /* Where a row's packed payload (a spill, an error) lies in its slot. */
 typedef struct fi_entry {
@@ -173,6 +187,25 @@ static inline uint64_t fi_slot_used(const fi_ring *ring, uint32_t slot)
 static inline uint32_t fi_slot_schema(const fi_ring *ring, uint32_t slot)
 {
     return atomic_load_explicit(&ring->slots[slot].schema, memory_order_relaxed);
+}
+
+static inline void fi_slot_seed(const fi_ring *ring, uint32_t slot, uint64_t *seed)
+{
+    seed[0] = atomic_load_explicit(&ring->slots[slot].seed[0], memory_order_relaxed);
+    seed[1] = atomic_load_explicit(&ring->slots[slot].seed[1], memory_order_relaxed);
+}
+/* Of the slot of a row that the caller owns: the epoch of that row, which is one of n. */
+static inline uint64_t fi_row_epoch(const fi_ring *ring, uint32_t slot, uint32_t row, uint32_t n)
+{
+    const fi_slot *s = ring->slots + slot;
+    uint64_t epoch = atomic_load_explicit(&s->epoch, memory_order_relaxed);
+    uint32_t position = atomic_load_explicit(&s->position, memory_order_relaxed);
+    uint32_t size = atomic_load_explicit(&s->epoch_size, memory_order_relaxed);
+    uint64_t before;
+    if (row >= n || n - row <= position)
+        return epoch;
+    before = 1 + (n - row - position - 1) / (size > 0 ? size : 1);
+    return epoch > before ? epoch - before : 0;
 }
 
 /* Packed objects: a row's spill or error, and the finisher's result. The done word of the row, or
@@ -304,6 +337,8 @@ void fi_parent_clear(fi_parent *parent);
 
 /* The slot that the next schedule will use; FI_E_FULL if none is free. */
 int fi_parent_next_slot(fi_parent *parent, uint32_t *slot);
+/* Says of the batch that the next schedule puts into this slot where it comes from. */
+void fi_parent_origin(fi_parent *parent, uint32_t slot, const fi_origin *origin);
 /* S1 to S7. `heap` is where the slot's bump allocation starts, `limit` where it ends. `single`
  * offers the rows one by one. */
 int fi_parent_schedule(fi_parent *parent, const int64_t *indices, uint32_t n, uint32_t schema,

@@ -11,6 +11,14 @@ from fastiter._rows import Schema
 class Copies: ...
 
 @disjoint_base
+class Position:
+    """How far a thread has come."""
+
+    @property
+    def row(self) -> int:
+        """The row that it fetches."""
+
+@disjoint_base
 class Assembly:
     """The rows of one batch, in memory of this process.
 
@@ -35,12 +43,12 @@ class Assembly:
     """Set by any thread, it ends `fetch` before its next row."""
 
     def fetch(
-        self, dataset: Any, indices: NDArray[np.int64], first: int, stop: int
+        self, dataset: Any, indices: NDArray[np.int64], first: int, stop: int, at: Position
     ) -> tuple[int, BaseException] | None:
         """Fill the rows first .. stop - 1 with ``dataset[indices[row]]``.
 
         Returns the first row that failed, and its exception; the rows after it are not filled.
-        ``indices``: int64[rows], of the whole batch.
+        ``indices``: int64[rows], of the whole batch. ``at`` tells the row meanwhile.
         """
 
     def put(self, first: int, examples: list[Any]) -> None:

@@ -90,6 +90,11 @@ cdef class Copies:
         self.bytes += size
 
 
+cdef class Position:
+    cdef readonly Py_ssize_t row
+
+
+
 cdef class Assembly:
     """The rows of one batch.
 
@@ -150,13 +155,14 @@ cdef class Assembly:
 
     # ---- filling rows
 
-    def fetch(self, dataset, indices, Py_ssize_t first, Py_ssize_t stop):
+    def fetch(self, dataset, indices, Py_ssize_t first, Py_ssize_t stop, Position at):
         cdef Copies copies = Copies.__new__(Copies)
         cdef Py_ssize_t row = first
         cdef const int64_t *numbers = indices_of(indices, self.rows)
         self.check(first, stop)
         try:
             while row < stop and not self.stopped:
+                at.row = row
                 self.put_row(
                     copies, row, PyObject_GetItem(dataset, PyLong_FromLongLong(numbers[row])))
                 row += 1

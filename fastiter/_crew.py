@@ -212,7 +212,7 @@ class Crew:
         main = threading.current_thread() is threading.main_thread()
         seat = Seat(
             number=number,
-            count=self.count,
+            workers=self.count,
             start=self._starts,
             arena=arena if forks else None,
             geometry=arena.geometry,

@@ -111,6 +111,13 @@ cdef extern from "fi_ring.h" nogil:
     int fi_ring_attach(fi_ring *ring, const fi_geometry *geometry, void *base, int fd, int event)
     char *fi_slot_payload(const fi_ring *ring, uint32_t slot)
     int64_t *fi_row_index(const fi_ring *ring, uint32_t slot, uint32_t row)
+    uint64_t fi_row_epoch(const fi_ring *ring, uint32_t slot, uint32_t row, uint32_t n)
+    void fi_slot_seed(const fi_ring *ring, uint32_t slot, uint64_t *seed)
+    ctypedef struct fi_origin:
+        uint64_t[2] seed
+        uint64_t epoch
+        uint64_t position
+        uint64_t epoch_size
     uint64_t fi_slot_committed(const fi_ring *ring, uint32_t slot)
     uint64_t fi_slot_used(const fi_ring *ring, uint32_t slot)
     uint32_t fi_slot_schema(const fi_ring *ring, uint32_t slot)
@@ -164,6 +171,7 @@ cdef extern from "fi_ring.h" nogil:
     int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int *bell_pipes)
     void fi_parent_clear(fi_parent *parent)
     int fi_parent_next_slot(fi_parent *parent, uint32_t *slot)
+    void fi_parent_origin(fi_parent *parent, uint32_t slot, const fi_origin *origin)
     int fi_parent_schedule(fi_parent *parent, const int64_t *indices, uint32_t n, uint32_t schema,
                            uint64_t heap, uint64_t limit, bint single, uint64_t *q)
     void fi_parent_publish(fi_parent *parent)

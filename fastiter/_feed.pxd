@@ -23,6 +23,8 @@ cdef class Feed:
     cdef public int64_t _single_until
     cdef public bint _is_calm
     cdef public bint is_settled
+    cdef public tuple seed
     cdef Plan _unscheduled  # planned, but there was no room for it yet
     cdef public Plan _taken  # the last one whose batch was taken out of the ring
+    cdef int tell_origin(self, Plan plan) except -1
     cdef bint schedule(self, Plan plan) except -1

@@ -39,6 +39,7 @@ class Feed:
     """
 
     is_settled: bool  #: False while ring and plans may differ in what is scheduled
+    seed: tuple[int, int]  #: of the iteration, for the random numbers of examples
     _heap_bytes: int  #: of a slot, behind the columns
     _single_until: int  #: sequence up to which rows are offered one by one, or -1
     _is_calm: bool  #: False makes `take` leave every batch to the subclass

@@ -39,6 +39,7 @@ cdef class Feed:
         self._single_until = -1
         self._is_calm = True
         self.is_settled = True
+        self.seed = (0, 0)
         self._unscheduled = None
         self._taken = None
 
@@ -92,6 +93,7 @@ cdef class Feed:
         cdef Scheduled record
         if cnp.PyArray_TYPE(indices) != cnp.NPY_INT64 or not cnp.PyArray_ISCARRAY_RO(indices):
             raise TypeError(f"indices must be a contiguous int64 array, not {indices!r}")
+        self.tell_origin(plan)
         q = self._ring.schedule(
             <const int64_t *>cnp.PyArray_DATA(indices), <uint32_t>cnp.PyArray_SIZE(indices),
             self._schema_number, columns, columns + self._heap_bytes, self._single_until >= 0)
@@ -104,6 +106,18 @@ cdef class Feed:
         record.batch_size = self._batch_size
         self._scheduled.append(record)
         return True
+
+    cdef int tell_origin(self, Plan plan) except -1:
+        """Notes in the slot that is next what the random numbers of the plan's examples follow
+        from."""
+        cdef fi_origin origin
+        cdef uint32_t slot
+        cdef tuple state = <tuple>plan.state  # a named tuple, which is no exact one
+        if fi_parent_next_slot(&self._ring.parent, &slot) == FI_OK:
+            origin.seed[0], origin.seed[1] = self.seed
+            origin.position, origin.epoch, origin.epoch_size = state[0], state[1], state[4]
+            fi_parent_origin(&self._ring.parent, slot, &origin)
+        return 0
 
     def use_schema(self, Schema schema):
         self._schema = schema

@@ -40,6 +40,9 @@ cdef class RowWriter:
     cdef object plain
     cdef Schema schema
     cdef int64_t schema_number
+    cdef int64_t row  # that is fetched by itself, or -1
+    cdef public object rows  # those that are fetched by one call, or None
+    cdef public object counter  # tells which of them is meant, or None
 
     def __cinit__(self, WorkerEnd end, dataset):
         self.end = end
@@ -47,6 +50,23 @@ cdef class RowWriter:
         self.plain = plain_columns(dataset)
         self.getitems = rows_getter(dataset) if self.plain is None else None
         self.schema_number = -1
+        self.row = -1
+
+    def key(self):
+        """Seed, epoch and dataset index of the example in hand, or None: see `fastiter._example`."""
+        cdef WorkerEnd end = self.end
+        cdef uint64_t[2] seed
+        cdef int64_t row = self.row
+        if self.counter is not None and self.rows is not None:
+            row = self.rows[self.counter.row]
+        if not 0 <= row < end.turn.n:
+            return None
+        fi_slot_seed(end.worker.ring, end.turn.slot, seed)
+        return (
+            (seed[0], seed[1]),
+            fi_row_epoch(end.worker.ring, end.turn.slot, <uint32_t>row, end.turn.n),
+            fi_row_index(end.worker.ring, end.turn.slot, <uint32_t>row)[0],
+        )
 
     def next(self):
         """Blocks until there is work: "rows", "finish", or "stop"."""
@@ -84,6 +104,7 @@ cdef class RowWriter:
                     if owned or fi_row_own(&end.worker, &end.turn, row):
                         index = fi_row_index(end.worker.ring, end.turn.slot, row)[0]
                         fi_cell_fetch_begins(cell, index)
+                        self.row = row
                         code = self.store(
                             row, PyObject_GetItem(self.dataset, PyLong_FromLongLong(index)))
                         self.mark(cell, row, code)
@@ -91,6 +112,7 @@ cdef class RowWriter:
             except BaseException as error:
                 self.mark(cell, row, self.store_failure(row, error))
                 row += 1
+        self.row = -1
         return 0
 
     cdef void mark(self, fi_cell *cell, uint32_t row, uint32_t code) noexcept:
@@ -152,6 +174,7 @@ cdef class RowWriter:
             return 0
         fi_cell_fetch_begins(cell, indices[0])
         examples = failure = None
+        self.rows = rows
         try:
             examples = self.getitems(list(indices))
         except RowCountError as error:
@@ -164,6 +187,8 @@ cdef class RowWriter:
                     raise failure
                 if examples is None:
                     fi_cell_fetch_begins(cell, indices[position])
+                    self.rows = [row]
+                    self.counter = None
                     code = self.store(row, self.getitems([indices[position]])[0])
                 else:
                     code = self.store(row, examples[position])
@@ -172,6 +197,7 @@ cdef class RowWriter:
             fi_cell_count(cell, 1, 0, code == FI_SPILL)
             fi_row_done(&end.worker, &end.turn, row, code)
         fi_cell_fetch_ends(cell)
+        self.rows = self.counter = None
         return 0
 
     cdef uint32_t store(self, uint32_t row, object example) except 0:

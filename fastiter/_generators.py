@@ -39,5 +39,9 @@ def example_rng(
         raise ValueError(
             f"epoch and index must be from 0 to 2**64 - 1, but are {epoch} and {index}"
         )
-    state: Any = _ReadyState(example_words(seed_words(seed), epoch, index))
+    return of_key(seed_words(seed), epoch, index)
+
+
+def of_key(words: tuple[int, int], epoch: int, index: int) -> Generator:
+    state: Any = _ReadyState(example_words(words, epoch, index))
     return Generator(PCG64DXSM(state))

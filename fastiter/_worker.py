@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastiter import _fill, _ring, _start, _transport
+from fastiter import _example, _fill, _ring, _start, _transport
 from fastiter._finish import Finisher
 from fastiter._share import Shared
 from fastiter._worker_info import WorkerInfo, set_worker_info
@@ -60,7 +60,7 @@ class Seat(NamedTuple):
     """What one start of one worker is given."""
 
     number: int
-    count: int  # of the workers
+    workers: int  # how many there are
     start: int  # counts the starts of this pool; the cell's gate compares it
     arena: _ring.Arena | None  # inherited by a fork, else attached
     geometry: tuple[int, ...]
@@ -107,7 +107,7 @@ def main(seat: Seat) -> None:
             _start.limit_pools()  # of what the dataset has imported; worker_init may raise it
         _seed_torch(digest)  # the dataset may have imported it
         info = WorkerInfo(
-            seat.number, seat.count, int.from_bytes(digest[-8:], "little"), job.dataset
+            seat.number, seat.workers, int.from_bytes(digest[-8:], "little"), job.dataset
         )
         set_worker_info(info)
         if job.worker_init is not None:
@@ -117,6 +117,7 @@ def main(seat: Seat) -> None:
         failure = _transport.failure_of(error)
         end.loaded(seat.start, _transport.pack_note(failure))
         sys.exit(1)
+    _example.set_worker(rows)
     end.loaded(seat.start)
     _work(rows, end, job.finisher, seat.claims)
 

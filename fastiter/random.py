@@ -6,6 +6,8 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from fastiter import _example
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -132,7 +134,9 @@ def virtual_permutation(
 
 
 def example_rng(
-    seed: int | Sequence[int] | np.random.SeedSequence, epoch: int, index: int
+    seed: int | Sequence[int] | np.random.SeedSequence | None = None,
+    epoch: int | None = None,
+    index: int | None = None,
 ) -> np.random.Generator:
     """Make the generator of one example in one epoch: same arguments, same numbers.
 
@@ -140,11 +144,18 @@ def example_rng(
     restart. Generators of different arguments are independent for all practical purposes: their
     states and streams are 256 bits hashed from the arguments.
 
+    Without arguments, in a dataset's ``__getitem__``: that of the example which an iterator is
+    fetching, keyed by the iterator's seed, the epoch and the index that the iterator asked for.
+    The seed is that of the order sampler; without one it follows from the state of the generator
+    that shuffles (else NumPy's global one) when the iterator is made. It is kept in snapshots,
+    copies and pickles, and `reset` changes it. Each call for an example gives the same numbers
+    again, so make one generator and pass it on.
+
     Parameters
     ----------
-    seed : int, sequence of int, or numpy.random.SeedSequence
+    seed : int, sequence of int, or numpy.random.SeedSequence, optional
         As in `permutation`.
-    epoch, index : int
+    epoch, index : int, optional
         From 0 to 2**64 - 1.
 
     Returns
@@ -155,15 +166,20 @@ def example_rng(
     Raises
     ------
     TypeError
-        If an argument is of a wrong type.
+        If an argument is of a wrong type, or some are left out and others not.
     ValueError
         If ``seed``, ``epoch`` or ``index`` is out of range.
+    RuntimeError
+        Without arguments, where no iterator is fetching one example: in ``__getitems__`` (a
+        `TransformDataset` is fine, over what has it), in a converter, or outside.
 
     Examples
     --------
     >>> example_rng(7, epoch=0, index=3).random() == example_rng(7, epoch=0, index=3).random()
     True
     """
+    if seed is None and epoch is None and index is None:
+        return _generators().of_key(*_example.key())  # type: ignore[no-any-return]
     return _generators().example_rng(seed, epoch, index)  # type: ignore[no-any-return]
 
 

@@ -15,7 +15,7 @@ from batches import WITH_PADDING, WITHOUT_PADDING, Point
 from test_collate import assert_same, outcome
 
 from fastiter._assemble import Assembler
-from fastiter._assembly import Assembly
+from fastiter._assembly import Assembly, Position
 from fastiter._collate import collate
 from fastiter._padding import Padding
 
@@ -149,9 +149,9 @@ def test_fetch_tells_which_row_failed_and_keeps_those_before():
 
     rows = Assembly(4)
     indices = np.array([3, 4, 5, 6])
-    assert rows.fetch(Failing(), indices, 0, 4) == (2, error)
+    assert rows.fetch(Failing(), indices, 0, 4, Position()) == (2, error)
     assert rows.examples()[:2] == [3, 4]
-    assert rows.fetch(Failing(), indices, 3, 4) is None
+    assert rows.fetch(Failing(), indices, 3, 4, Position()) is None
     assert rows.examples()[3] == 6
 
 
@@ -164,7 +164,7 @@ def test_fetch_stops_when_told():
             rows.stopped = True
 
     rows = Assembly(3)
-    assert rows.fetch(Stopping(), np.arange(3), 0, 3) is None
+    assert rows.fetch(Stopping(), np.arange(3), 0, 3, Position()) is None
     assert asked == [0]
 
 
@@ -183,7 +183,7 @@ def test_fetch_stops_when_told():
 def test_rows_and_indices_are_checked(indices, first, stop, error):
     rows = Assembly(3)
     with pytest.raises(error):
-        rows.fetch(range(9), indices, first, stop)
+        rows.fetch(range(9), indices, first, stop, Position())
     with pytest.raises(ValueError, match="batch of 3"):
         rows.put(1, [1, 2, 3])
 

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-KEYS = {"current_position", "epoch", "is_new_epoch", "order", "previous_epoch_detail"}
+KEYS = {
+    "current_position",
+    "epoch",
+    "is_new_epoch",
+    "order",
+    "previous_epoch_detail",
+    "example_seed",
+}
 
 
 def state(iterator: Any) -> tuple[Any, ...]:

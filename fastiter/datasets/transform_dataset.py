@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fastiter import _example
 from fastiter.dataset.mixin import DatasetMixin
 from fastiter.datasets import _batched
 
@@ -50,4 +51,5 @@ class TransformDataset(DatasetMixin):
         return self._getitems
 
     def _getitems(self, indices: list[int]) -> list[Any]:
-        return [self._transform(example) for example in _batched.fetch(self._dataset, indices)]
+        examples = _example.each(_batched.fetch(self._dataset, indices))
+        return [self._transform(example) for example in examples]

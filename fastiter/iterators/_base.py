@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fastiter import _device
 from fastiter.dataset.iterator import Iterator
-from fastiter.iterators import _snapshot
+from fastiter.iterators import _seed, _snapshot
 from fastiter.iterators._arguments import (
     checked_callable,
     checked_dataset,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from fastiter._example import Seed
     from fastiter.iterators._fetch import Outcome
 
 
@@ -94,6 +95,7 @@ class PlannedIterator(Iterator):
             )
         _device.resolve(device)
         self._device = device
+        self._seed = _seed.seed_of(self._order_sampler)
         dataset_len = functools.partial(dataset_length, dataset)
         self._dataset_len = dataset_len
         self._planner = Planner(
@@ -184,6 +186,7 @@ class PlannedIterator(Iterator):
             state = initial_state(self._order_sampler, self._dataset_len, number)
             self._discard_ahead()
             self._planner.restart(state)
+            self._seed = _seed.seed_after_reset(self._seed)
             self._finalized = False
 
     def finalize(self) -> None:
@@ -280,8 +283,8 @@ class PlannedIterator(Iterator):
         ----------
         serializer : callable
             Called as ``serializer(key, value)`` with the keys current_position, epoch,
-            is_new_epoch, order and previous_epoch_detail; -1 stands where None would. With a
-            sampler that has a seed also order_sampler.
+            is_new_epoch, order, previous_epoch_detail and example_seed; -1 stands where None
+            would. With a sampler that has a seed also order_sampler.
 
         Raises
         ------
@@ -292,8 +295,9 @@ class PlannedIterator(Iterator):
         """
         with self._lock:
             state = _snapshot.exchange(serializer, self._planner.state, self._snapshot_context())
+            seed = _seed.exchange(serializer, self._seed, state is None)
             if state is not None:
-                self._install(state)
+                self._install(state, seed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the iteration's state as a dict, for `load_state_dict`.
@@ -303,7 +307,8 @@ class PlannedIterator(Iterator):
         an int64 array.
         """
         with self._lock:
-            return _snapshot.as_dict(self._planner.state, self._snapshot_context())
+            stored = _snapshot.as_dict(self._planner.state, self._snapshot_context())
+            return {**stored, _seed.KEY: _seed.saved(self._seed)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go back to a state that `state_dict` has returned, or `serialize` saved.
@@ -317,15 +322,18 @@ class PlannedIterator(Iterator):
         """
         with self._lock:
             context = self._snapshot_context()
-            self._install(_snapshot.from_dict(state_dict, self._planner.state, context))
+            state = _snapshot.from_dict(state_dict, self._planner.state, context)
+            seed = state_dict.get(_seed.KEY)
+            self._install(state, self._seed if seed is None else _seed.loaded(seed))
 
     def _snapshot_context(self) -> _snapshot.Context:
         return _snapshot.Context(self._batch_size, self._order_sampler, self._dataset_len)
 
-    def _install(self, state: State) -> None:
+    def _install(self, state: State, seed: Seed) -> None:
         self._check_reopenable("loading a snapshot")
         self._discard_ahead()
         self._planner.restart(state)
+        self._seed = seed
         self._finalized = False
 
     def __copy__(self) -> Self:

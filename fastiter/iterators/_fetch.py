@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fastiter import _device
+from fastiter import _device, _example
 from fastiter._columnar import (
     PlainColumns,
     collate_columns,
@@ -19,7 +19,8 @@ from fastiter._padding import Padding
 from fastiter.dataset.convert import concat_examples
 
 if TYPE_CHECKING:
-    from fastiter.iterators._state import Indices
+    from fastiter._example import Seed
+    from fastiter.iterators._state import Indices, Plan
 
 _UNKNOWN: Any = object()
 
@@ -86,8 +87,17 @@ class Source:
         self._plain: PlainColumns | None = _UNKNOWN  # found out with the first batch
         self._gather: Callable[[Indices], Any] | None = None  # the shortest way, where it is open
 
-    def batch(self, indices: Indices) -> Any:
-        """Fetch a batch and convert it. `indices`: int64[n], contiguous."""
+    def batch(self, plan: Plan, seed: Seed) -> Any:
+        """Fetch a batch and convert it.
+
+        Parameters
+        ----------
+        plan : Plan
+            Of a batch, with contiguous indices.
+        seed : two words of 64 bits, of the iteration.
+        """
+        indices = plan.indices
+        assert indices is not None
         if self._gather is not None:
             arrays = self._gather(indices)
             if arrays is not None:
@@ -96,17 +106,18 @@ class Source:
             arrays = self._arrays(indices, self.concat)
             if arrays is not None:
                 return self.sent(arrays)
-        examples = self.examples(indices)
+        examples = self.examples(indices, (seed, plan))
         return examples if self._converter is None else self._converter(examples, self._device)
 
-    def examples(self, indices: Indices) -> list[Any]:
-        """Fetch the examples at ``indices``, int64[n], contiguous."""
+    def examples(self, indices: Indices, origin: tuple[Seed, Plan], first: int = 0) -> list[Any]:
+        """Fetch the examples at ``indices``, int64[n], contiguous: those of a plan from row
+        ``first`` on. ``origin``: seed and plan."""
         plain = self.plain()
         if plain is not None:
             examples = plain.reader.examples(indices)
             if examples is not None:
                 return examples
-        return fetch_examples(self.dataset, indices.tolist())
+        return fetch_examples(self.dataset, indices.tolist(), origin, first)
 
     @property
     def gives_many(self) -> bool:
@@ -157,7 +168,9 @@ def _fills_suit(plain: PlainColumns, padding: Padding) -> bool:
     return all(suits(dtype, padding.padding) for dtype in plain.reader.array_dtypes)
 
 
-def fetch_examples(dataset: Any, indices: list[int]) -> list[Any]:
+def fetch_examples(
+    dataset: Any, indices: list[int], origin: tuple[Seed, Plan], first: int
+) -> list[Any]:
     """Get the examples at ``indices``, many at once where the dataset has a way to.
 
     Raises
@@ -167,7 +180,19 @@ def fetch_examples(dataset: Any, indices: list[int]) -> list[Any]:
         raises passes.
     """
     getter = rows_getter(dataset)
-    return [dataset[index] for index in indices] if getter is None else getter(indices)
+    if getter is None:
+        counter = _example.Counter(indices, first)
+        before = _example.begin(_example.Fetching(*origin, counter))
+        try:
+            return [dataset[index] for index in counter.values]
+        finally:
+            _example.end(before)
+    rows = range(first, first + len(indices))
+    before = _example.begin(_example.Fetching(*origin, None, rows))
+    try:
+        return getter(indices)
+    finally:
+        _example.end(before)
 
 
 def capture(function: Callable[..., Any], *args: Any) -> Outcome:

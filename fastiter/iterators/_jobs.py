@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fastiter._assembly import Assembly
+from fastiter import _example
+from fastiter._assembly import Assembly, Position
 from fastiter._collate import collate
 from fastiter._columnar import RowCountError, collate_columns, examples_of
 from fastiter.errors import DatasetError, WorkerTraceback
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
 
     from fastiter._assemble import Assembler
     from fastiter._columns import ColumnReader
+    from fastiter._example import Seed
     from fastiter.iterators._fetch import Concat, Source
-    from fastiter.iterators._state import Indices, Place
+    from fastiter.iterators._state import Place, Plan
+
+    Origin = tuple[Seed, Plan]
 
 # A range of rows is worth so many seconds: taking one costs some microseconds and, often, a wait
 # for the GIL.
@@ -79,14 +83,17 @@ class Job:
     Parameters
     ----------
     work : Work
-    indices : int64[n]
-        Dataset indices of the rows.
+    origin : Seed and Plan
+        The iteration's seed, and the plan of the batch.
     place : Place
         For messages.
     """
 
-    def __init__(self, work: Work, indices: Indices, place: Place) -> None:
+    def __init__(self, work: Work, origin: Origin, place: Place) -> None:
+        indices = origin[1].indices
+        assert indices is not None
         self._work = work
+        self._origin = origin
         self._indices = indices
         self._place = place
         self._n_rows = len(indices)  # to be taken; fewer after an error
@@ -205,19 +212,19 @@ class RowsJob(Job):
 
     Parameters
     ----------
-    work, indices, place
+    work, origin, place
         As in `Job`.
     assembler : Assembler or None
         Makes concat_examples' arrays; None leaves the examples as they are.
     """
 
     def __init__(
-        self, work: Work, indices: Indices, place: Place, assembler: Assembler | None
+        self, work: Work, origin: Origin, place: Place, assembler: Assembler | None
     ) -> None:
-        super().__init__(work, indices, place)
+        super().__init__(work, origin, place)
         self._assembler = assembler
-        self._batch = None if assembler is None else assembler.start(len(indices))
-        self._rows = Assembly(len(indices)) if self._batch is None else self._batch.rows
+        self._batch = None if assembler is None else assembler.start(self._n_rows)
+        self._rows = Assembly(self._n_rows) if self._batch is None else self._batch.rows
         self._gives_many = work.source.gives_many
 
     def _share(self, rest: int) -> int:
@@ -230,7 +237,8 @@ class RowsJob(Job):
         source = self._work.source
         if self._gives_many:
             try:
-                self._rows.put(start, source.examples(self._indices[start:stop]))
+                indices = self._indices[start:stop]
+                self._rows.put(start, source.examples(indices, self._origin, start))
                 return None
             except RowCountError:
                 raise
@@ -238,14 +246,20 @@ class RowsJob(Job):
                 if stop - start == 1:
                     raise
             return self._fill_singly(start, stop)
-        failed = self._rows.fetch(source.dataset, self._indices, start, stop)
+        at = Position()
+        before = _example.begin(_example.Fetching(*self._origin, at))
+        try:
+            failed = self._rows.fetch(source.dataset, self._indices, start, stop, at)
+        finally:
+            _example.end(before)
         return None if failed is None else self._failed(*failed)
 
     def _fill_singly(self, start: int, stop: int) -> Failure | None:
         """One by one, so that the error is that of the row that has it."""
         for row in range(start, stop):
             try:
-                self._rows.put(row, self._work.source.examples(self._indices[row : row + 1]))
+                indices = self._indices[row : row + 1]
+                self._rows.put(row, self._work.source.examples(indices, self._origin, row))
             except BaseException as error:
                 return self._failed(row, error)
         return None
@@ -266,7 +280,7 @@ class PartsJob(Job):
 
     Parameters
     ----------
-    work, indices, place
+    work, origin, place
         As in `Job`.
     getter : callable
         ``getter(indices)`` gives all columns of some rows.
@@ -277,12 +291,12 @@ class PartsJob(Job):
     def __init__(
         self,
         work: Work,
-        indices: Indices,
+        origin: Origin,
         place: Place,
         getter: Callable[[list[int]], tuple[Any, ...]],
         concat: Concat,
     ) -> None:
-        super().__init__(work, indices, place)
+        super().__init__(work, origin, place)
         self._getter = getter
         self._concat = concat
         self._parts: dict[int, tuple[Any, ...]] = {}  # by their first row
@@ -332,7 +346,7 @@ class ColumnsJob(Job):
 
     Parameters
     ----------
-    work, indices, place
+    work, origin, place
         As in `Job`.
     reader : ColumnReader
         Whose columns can be gathered.
@@ -345,13 +359,13 @@ class ColumnsJob(Job):
     def __init__(
         self,
         work: Work,
-        indices: Indices,
+        origin: Origin,
         place: Place,
         reader: ColumnReader,
         outputs: list[npt.NDArray[Any]],
         concat: Concat,
     ) -> None:
-        super().__init__(work, indices, place)
+        super().__init__(work, origin, place)
         self._concat = concat
         self._reader = reader
         self._outputs = outputs
@@ -366,7 +380,7 @@ class ColumnsJob(Job):
         if self._is_complete:
             return self._reader.assembled(self._outputs)
         # An array has changed, so that it cannot be gathered any more.
-        examples = self._work.source.examples(self._indices)
+        examples = self._work.source.examples(self._indices, self._origin)
         return collate(examples, self._concat.padding, copy=self._concat.copy)
 
 

@@ -172,8 +172,7 @@ class MultiprocessIterator(PlannedIterator):
 
     def _fetch(self, plan: Plan) -> Outcome:
         if self._n_processes == 0:
-            assert plan.indices is not None
-            return capture(self._source.batch, plan.indices)
+            return capture(self._source.batch, plan, self._seed)
         pool = self._running_pool()
         pool.top_up(self._planner)
         lease = pool.take(plan)
@@ -200,6 +199,7 @@ class MultiprocessIterator(PlannedIterator):
     def _running_pool(self) -> Pool:
         pool = self._pool
         if pool is not None and pool.is_own and not pool.closed:
+            pool.seed = self._seed
             return pool
         if pool is not None and not pool.is_own:
             raise RuntimeError(
@@ -221,6 +221,7 @@ class MultiprocessIterator(PlannedIterator):
             worker_init=self._worker_init,
             start=choose(self._context),
         )
+        self._pool.seed = self._seed
         return self._pool
 
     def _discard_ahead(self) -> None:

@@ -193,19 +193,19 @@ class MultithreadIterator(PlannedIterator):
         self._unsettled = False
 
     def _job(self, plan: Plan) -> Job:
-        work, place, indices = self._work, self._place(plan), plan.indices
-        assert indices is not None
+        work, place, origin = self._work, self._place(plan), (self._seed, plan)
+        assert plan.indices is not None
         source, concat = self._source, self._source.concat
         plain = source.plain() if concat is not None else None
         if concat is not None and plain is not None and source.joins(plain):
-            outputs = plain.reader.outputs(len(indices))
+            outputs = plain.reader.outputs(len(plan.indices))
             if outputs is not None:
-                return ColumnsJob(work, indices, place, plain.reader, outputs, concat)
+                return ColumnsJob(work, origin, place, plain.reader, outputs, concat)
         elif concat is not None and plain is None:
             getter = column_getter(self._dataset)
             if getter is not None:
-                return PartsJob(work, indices, place, getter, concat)
-        return RowsJob(work, indices, place, self._assembler)
+                return PartsJob(work, origin, place, getter, concat)
+        return RowsJob(work, origin, place, self._assembler)
 
     def _discard_ahead(self) -> None:
         self._unsettled = True  # until the planner has started over, too

@@ -55,5 +55,4 @@ class SerialIterator(PlannedIterator):
         super().__init__(dataset, batch_size, repeat, shuffle, order_sampler, converter, device)
 
     def _fetch(self, plan: Plan) -> Outcome:
-        assert plan.indices is not None
-        return capture(self._source.batch, plan.indices)
+        return capture(self._source.batch, plan, self._seed)
