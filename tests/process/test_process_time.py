@@ -126,7 +126,7 @@ def test_a_stopped_worker_goes_on_with_nothing_lost(make):
 
 def test_a_worker_stopped_in_a_fetch_is_warned_of(make, tmp_path):
     gate = tmp_path / "gate"
-    iterator = make(Gated(16, {0}, gate), 4, dataset_timeout=0.3)
+    iterator = make(Gated(16, {0}, gate), 4, n_processes=1, dataset_timeout=0.3)
     iterator.start()
     wait_until((tmp_path / "gate.0").exists, "a worker waits at the gate")
     pids = pids_of(iterator)
