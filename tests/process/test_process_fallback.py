@@ -23,7 +23,7 @@ PROGRAM = """
     import numpy as np
     from without_calls import refuse
     from examples_of import Blocks
-    from outside import children, descriptors, kill, pids_of, shared_names, wait_until
+    from outside import children, descriptors, kill, pids_of, orphaned_names, wait_until
 
     def main(method, names, error):
         from fastiter import MultiprocessIterator
@@ -35,7 +35,7 @@ PROGRAM = """
             else:
                 assert name not in names
         for _ in range(2):  # what only the first one opens stays
-            before = descriptors(), shared_names()
+            before = descriptors(), orphaned_names()
             iterator = MultiprocessIterator(
                 Blocks(48), 8, n_processes=2, shuffle=False, context=method
             )
@@ -50,7 +50,7 @@ PROGRAM = """
             workers = set(pids_of(iterator))
             iterator.finalize()
             assert not workers & children()
-        assert (descriptors(), shared_names()) == before
+        assert (descriptors(), orphaned_names()) == before
         print("done")
 
     CALLS = {
