@@ -53,7 +53,7 @@ def check_content(value: dict[str, object]) -> None:
 
 def footprint() -> tuple[object, ...]:
     gc.collect()
-    return descriptors(), mapped_arenas(), orphaned_names()
+    return descriptors(), mapped_arenas()
 
 
 def test_the_value_on_this_side():
