@@ -36,6 +36,7 @@ MODULES = {
     "chainer": ("chainer.iterators", "chainer"),
     "grain": ("grain", "grain"),
     "spdl": ("spdl.pipeline", "spdl-core"),
+    "paddle": ("paddle.reader", "paddlepaddle"),
     "numpy": ("numpy", "numpy"),
     "python": ("multiprocessing", "python"),
 }

@@ -68,6 +68,7 @@ typedef struct fi_board {
     _Atomic uint32_t redo;                         /* recoveries so far */
     _Atomic uint32_t stop;
     _Atomic uint32_t spin; /* pauses before sleep; 0 where processes outnumber cores */
+    _Atomic uint64_t credit; /* streams only: samples that readers may still publish */
 } fi_board;
 
 typedef struct fi_slot {
@@ -87,6 +88,7 @@ typedef struct fi_slot {
     _Atomic uint64_t limit;                        /* the heap may not grow past this */
     _Atomic uint64_t result_offset;                /* the finisher's packed object */
     _Atomic uint64_t result_bytes;
+    _Atomic uint64_t filled; /* streams only: {sequence, rows published, flags} */
 } fi_slot;
 
 /* What the random numbers of a batch's examples follow from, besides their indices: the seed of

@@ -125,23 +125,18 @@ class Crew:
     count : int
         Number of workers.
     job : Job
-        Dataset, finisher, and what each worker calls first.
+        What they all do.
     start : Start
         How workers are started.
-    claims : int or None
-        Ranges that a worker completes before it is replaced.
     """
 
-    def __init__(
-        self, ring: _ring.ParentEnd, count: int, job: Job, start: Start, claims: int | None
-    ):
+    def __init__(self, ring: _ring.ParentEnd, count: int, job: Job, start: Start):
         self.count = count
         self.members: list[Member | None] = [None] * count
         self._ring = ring
         self._job = job
         self._context, self._fallback = start
         self._method = self._context.get_start_method()
-        self._claims = claims
         self._starts = 0
         self._image: Shared[Job] | None = None
         self._seed = _generator_digest()
@@ -160,8 +155,8 @@ class Crew:
         """
         if multiprocessing.current_process().daemon:
             raise RuntimeError(
-                "MultiprocessIterator cannot start workers in a daemonic process: create that "
-                "process with daemon=False, or use MultithreadIterator"
+                "worker processes cannot be started in a daemonic process: create that process "
+                "with daemon=False, or use threads (MultithreadIterator, xmap_readers)"
             )
         _rings.add(self._ring)
         self._life = _pipe()
@@ -227,7 +222,6 @@ class Crew:
             private=tuple(_open_descriptors - self._workers_own) if forks else (),
             others=self._unused_arenas() if forks else (),
             job=self._job if self._image is None else self._image,
-            claims=self._claims,
             seed=self._seed,
         )
         self._ring.clear_cell(number)
@@ -446,9 +440,8 @@ def _image_of(job: Job) -> Shared[Job]:
     image = functools.partial(
         Shared.reserve,
         job,
-        "the dataset's image",
-        "let the dataset read its examples from files, or pass context='fork', which inherits it, "
-        "or use MultithreadIterator",
+        job.image,
+        f"let it read from files, {job.instead}",
     )
     try:
         return image()
@@ -459,19 +452,14 @@ def _image_of(job: Job) -> Shared[Job]:
                 return image(dumps=cloudpickle.dumps)
         raise TypeError(
             f"{_unpicklable_part(job)} cannot be pickled for the worker processes: {error}. Define "
-            "it at module level, or pass context='fork', or use MultithreadIterator; with "
-            "cloudpickle installed, lambdas and local classes travel too"
+            f"it at module level, {job.instead}; with cloudpickle installed, lambdas and local "
+            "classes travel too"
         ) from error
 
 
 def _unpicklable_part(job: Job) -> str:
     """Names the smallest attribute that does not pickle."""
-    parts_of_job = {
-        "worker_init": job.worker_init,
-        "the converter": job.finisher,
-        "the dataset": job.dataset,
-    }
-    for name, value in parts_of_job.items():
+    for name, value in job.names.items():
         if _pickles(value):
             continue
         for _ in range(4):
@@ -481,7 +469,7 @@ def _unpicklable_part(job: Job) -> str:
                 break
             name, value = f"{name}'s attribute {bad[0]!r}", bad[1]
         return f"{name} ({type(value).__qualname__})"
-    return "the dataset"
+    return next(reversed(job.names))
 
 
 def _pickles(value: object) -> bool:

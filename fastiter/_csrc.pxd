@@ -129,6 +129,8 @@ cdef extern from "fi_ring.h" nogil:
     void fi_result_get(const fi_ring *ring, uint32_t slot, uint64_t *offset, uint64_t *bytes)
     uint32_t fi_row_code(const fi_ring *ring, uint32_t slot, uint32_t row, uint64_t q)
     void fi_board_set_spin(const fi_ring *ring, uint32_t pauses)
+    int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t committed, uint64_t bytes,
+                       uint64_t *need, uint64_t *have)
     int fi_heap_take(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *offset,
                      uint64_t *need, uint64_t *have)
 
@@ -201,6 +203,55 @@ cdef extern from "fi_ring.h" nogil:
     void fi_parent_mend(fi_parent *parent)
     void fi_parent_stop(fi_parent *parent)
 
+
+
+cdef extern from "fi_stream.h" nogil:
+    enum:
+        FI_CLOSED
+        FI_LAST
+    ctypedef struct fi_reader:
+        fi_ring *ring
+        uint32_t number
+        uint64_t q
+        uint32_t slot
+        uint32_t rows
+        uint64_t credit
+        bint has_slot
+        bint is_open
+    void fi_reader_init(fi_reader *reader, fi_ring *ring, uint32_t number, int bell_pipe,
+                        uint64_t most)
+    bint fi_reader_begin(fi_reader *reader)
+    bint fi_reader_is_ready(const fi_reader *reader)
+    bint fi_reader_find_slot(fi_reader *reader)
+    void fi_reader_open(fi_reader *reader, uint64_t heap, uint32_t schema)
+    void fi_reader_publish(fi_reader *reader, uint32_t code)
+    void fi_reader_close(fi_reader *reader, bint last)
+
+    ctypedef struct fi_source:
+        uint32_t away
+        bint in_hand
+        bint ended
+    ctypedef struct fi_stream:
+        fi_source *source
+    ctypedef struct fi_part:
+        uint64_t q
+        uint32_t slot
+        uint32_t first
+        uint32_t count
+        uint32_t flags
+    int fi_stream_init(fi_stream *stream, fi_ring *ring, uint64_t credit, uint64_t most,
+                       const int *bell_pipes)
+    void fi_stream_clear(fi_stream *stream)
+    int fi_stream_ready(fi_stream *stream, uint32_t reader, fi_part *part)
+    uint32_t fi_stream_row_code(const fi_stream *stream, uint32_t reader, uint32_t row)
+    void fi_stream_take(fi_stream *stream, uint32_t reader, uint32_t rows)
+    bint fi_stream_lend(fi_stream *stream, uint32_t reader)
+    void fi_stream_leave(fi_stream *stream, uint32_t reader, uint32_t flags)
+    void fi_stream_release(fi_stream *stream, uint32_t slot)
+    void fi_stream_collect(fi_stream *stream)
+    void fi_stream_withdraw(fi_stream *stream)
+    uint32_t fi_stream_away(const fi_stream *stream)
+    void fi_stream_grant(fi_stream *stream, uint64_t samples)
 
 cdef extern from "fi_batch.h" nogil:
     enum:

@@ -24,7 +24,7 @@ from fastiter._finish import Finisher
 from fastiter._plans import Plan
 from fastiter._schema import derive_schema, merge_schemas
 from fastiter._start import Start
-from fastiter._worker import Job
+from fastiter._worker import BatchJob
 from fastiter.errors import OverwrittenError, TimeoutWarning, WorkerDiedError
 
 _SPARES = 32  # slots that replace those retired by forks of the program
@@ -113,8 +113,8 @@ class Pool(Feed):
         # Before multiprocessing ends daemonic children at exit: it would wait for a stopped one.
         self._at_exit = util.Finalize(None, _close_at_exit, (weakref.ref(self),), exitpriority=10)
         self._calls_init = worker_init is not None
-        job = Job(dataset, finisher, worker_init)
-        self._crew = Crew(self._ring, workers, job, start, maxtasksperchild)
+        job = BatchJob(dataset, finisher, worker_init, maxtasksperchild)
+        self._crew = Crew(self._ring, workers, job, start)
         try:
             self._crew.open()
         except BaseException:

@@ -84,34 +84,45 @@ def read(Schema schema, Lease lease, bint copy, dict odd):
     copy : give arrays memory of their own, instead of views of the slot.
     odd : examples of the rows that are not in the columns.
     """
-    cdef Py_ssize_t row, number, count = schema.count
-    cdef int container = schema.container
-    cdef Field *fields = schema.fields
+    cdef Py_ssize_t row
     cdef list batch = []
-    cdef dict named
     check_part(lease, 0, schema.bytes)
     for row in range(lease.rows):
         if odd and row in odd:
-            example = odd[row]
-        elif container == _TUPLE or container == _NAMED:
-            example = PyTuple_New(count) if container == _TUPLE else (
-                fi_new_tuple(schema.type, count))
-            for number in range(count):
-                value = read_field(lease, row, &fields[number], copy)
-                Py_INCREF(value)
-                PyTuple_SET_ITEM(example, number, value)
-        elif container == _BARE:
-            example = read_field(lease, row, &fields[0], copy)
-        elif container == _LIST:
-            example = [read_field(lease, row, &fields[number], copy) for number in range(count)]
+            batch.append(odd[row])
         else:
-            named = {}
-            for number in range(count):
-                named[<object>PyTuple_GET_ITEM(schema.keys, number)] = read_field(
-                    lease, row, &fields[number], copy)
-            example = named
-        batch.append(example)
+            batch.append(example_of(schema, lease, row, copy))
     return batch
+
+
+cdef inline object example_of(Schema schema, Lease lease, Py_ssize_t row, bint copy):
+    """One example. The caller has seen that the columns lie in the slot."""
+    cdef Py_ssize_t number, count = schema.count
+    cdef int container = schema.container
+    cdef Field *fields = schema.fields
+    cdef dict named
+    if container == _TUPLE or container == _NAMED:
+        example = PyTuple_New(count) if container == _TUPLE else (
+            fi_new_tuple(schema.type, count))
+        for number in range(count):
+            value = read_field(lease, row, &fields[number], copy)
+            Py_INCREF(value)
+            PyTuple_SET_ITEM(example, number, value)
+        return example
+    if container == _BARE:
+        return read_field(lease, row, &fields[0], copy)
+    if container == _LIST:
+        return [read_field(lease, row, &fields[number], copy) for number in range(count)]
+    named = {}
+    for number in range(count):
+        named[<object>PyTuple_GET_ITEM(schema.keys, number)] = read_field(
+            lease, row, &fields[number], copy)
+    return named
+
+
+cdef object read_example(Schema schema, Lease lease, Py_ssize_t row, bint copy):
+    """The same, for other modules."""
+    return example_of(schema, lease, row, copy)
 
 
 cdef inline object read_field(Lease lease, Py_ssize_t row, Field *f, bint copy):

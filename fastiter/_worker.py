@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import functools
 import hashlib
 import os
 import random
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Callable
 from multiprocessing import reduction, util
 from multiprocessing.context import SpawnProcess
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -48,12 +49,67 @@ class SpawnedWorker(SpawnProcess):
         os._exit(status)
 
 
-class Job(NamedTuple):
-    """What the workers work on: the same for all."""
+class Job(Protocol):
+    """What the workers of a crew work on: the same for all."""
 
-    dataset: Any
-    finisher: Finisher | None
-    worker_init: Callable[[int], Any] | None = None
+    image: str
+    """What messages call the image of it."""
+    instead: str
+    """What users can do where it does not travel to other processes."""
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """Its parts by the names that messages give them, the smallest first."""
+
+    def prepare(self, end: _ring.WorkerEnd, seat: Seat, seed: int) -> Callable[[], None]:
+        """In the worker: gets ready, and gives the function that does the work. `seed` is this
+        start's own."""
+
+
+class BatchJob:
+    """Fills batches.
+
+    Parameters
+    ----------
+    dataset
+    finisher : Finisher or None
+        What becomes of a complete batch.
+    worker_init : callable or None
+        Called first, with the worker's number.
+    claims : int or None
+        Ranges that a worker completes before it leaves, to be replaced.
+    """
+
+    image = "the dataset's image"
+    instead = "or pass context='fork', or use MultithreadIterator"
+
+    def __init__(
+        self,
+        dataset: Any,
+        finisher: Finisher | None,
+        worker_init: Callable[[int], Any] | None,
+        claims: int | None,
+    ):
+        self.dataset = dataset
+        self.finisher = finisher
+        self.worker_init = worker_init
+        self._claims = claims
+
+    @property
+    def names(self) -> dict[str, Any]:
+        return {
+            "worker_init": self.worker_init,
+            "the converter": self.finisher,
+            "the dataset": self.dataset,
+        }
+
+    def prepare(self, end: _ring.WorkerEnd, seat: Seat, seed: int) -> Callable[[], None]:
+        set_worker_info(WorkerInfo(seat.number, seat.workers, seed, self.dataset))
+        if self.worker_init is not None:
+            self.worker_init(seat.number)
+        rows = _fill.RowWriter(end, self.dataset)
+        _example.set_worker(rows)
+        return functools.partial(_work, rows, end, self.finisher, self._claims)
 
 
 class Seat(NamedTuple):
@@ -75,7 +131,6 @@ class Seat(NamedTuple):
     private: tuple[int, ...]  # descriptors that a fork inherits and a worker must not hold
     others: tuple[_ring.Arena, ...]  # arenas of other iterators, inherited likewise
     job: Job | Shared[Job]  # inherited, or an image of it
-    claims: int | None  # ranges to complete before leaving
     seed: bytes
 
 
@@ -106,20 +161,13 @@ def main(seat: Seat) -> None:
             handle.close()
             _start.limit_pools()  # of what the dataset has imported; worker_init may raise it
         _seed_torch(digest)  # the dataset may have imported it
-        info = WorkerInfo(
-            seat.number, seat.workers, int.from_bytes(digest[-8:], "little"), job.dataset
-        )
-        set_worker_info(info)
-        if job.worker_init is not None:
-            job.worker_init(seat.number)
-        rows = _fill.RowWriter(end, job.dataset)
+        work = job.prepare(end, seat, int.from_bytes(digest[-8:], "little"))
     except BaseException as error:
         failure = _transport.failure_of(error)
         end.loaded(seat.start, _transport.pack_note(failure))
         sys.exit(1)
-    _example.set_worker(rows)
     end.loaded(seat.start)
-    _work(rows, end, job.finisher, seat.claims)
+    work()
 
 
 def _work(

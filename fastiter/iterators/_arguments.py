@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import operator
 from typing import Any
 
@@ -105,3 +106,22 @@ def checked_dataset(dataset: Any) -> Any:
         "dataset must be indexable (__getitem__ or __getitems__), but "
         f"{type(dataset).__qualname__} is not"
     )
+
+
+def checked_context(context: Any) -> str | Any | None:
+    """The name of a start method, a context, or None.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If this system has no such start method, or it is no context.
+    """
+    if context is None or hasattr(context, "Process"):
+        # A context itself does not pickle; its name does, and stands for it.
+        return None if context is None else context.get_start_method()
+    if not isinstance(context, str):
+        raise TypeError(f"context must be a start method's name or a context, not {context!r}")
+    known = multiprocessing.get_all_start_methods()
+    if context not in known:
+        raise ValueError(f"context must be one of {known}, not {context!r}")
+    return context

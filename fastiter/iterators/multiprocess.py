@@ -15,6 +15,7 @@ from fastiter._start import choose
 from fastiter.errors import TimeoutWarning
 from fastiter.iterators._arguments import (
     checked_callable,
+    checked_context,
     checked_int,
     checked_optional_int,
     checked_seconds,
@@ -115,7 +116,7 @@ class MultiprocessIterator(PlannedIterator):
         self._dataset_timeout = checked_seconds("dataset_timeout", dataset_timeout)
         self._maxtasksperchild = checked_optional_int("maxtasksperchild", maxtasksperchild)
         self._worker_init = checked_callable("worker_init", worker_init)
-        self._context = _checked_context(context)
+        self._context = checked_context(context)
         super().__init__(dataset, batch_size, repeat, shuffle, order_sampler, converter, device)
 
     def _init_runtime(self) -> None:
@@ -235,25 +236,6 @@ class MultiprocessIterator(PlannedIterator):
         pool.interrupt()
         with self._lock:
             pool.close()
-
-
-def _checked_context(context: Any) -> str | Any | None:
-    """The name of a start method, a context, or None.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If this system has no such start method, or it is no context.
-    """
-    if context is None or hasattr(context, "Process"):
-        # A context itself does not pickle; its name does, and stands for it.
-        return None if context is None else context.get_start_method()
-    if not isinstance(context, str):
-        raise TypeError(f"context must be a start method's name or a context, not {context!r}")
-    known = multiprocessing.get_all_start_methods()
-    if context not in known:
-        raise ValueError(f"context must be one of {known}, not {context!r}")
-    return context
 
 
 def _finisher_of(converter: Callable[..., Any] | None) -> Finisher | None:

@@ -17,6 +17,7 @@ from fastiter.reader._decorators import (
     map_readers,
     shuffle,
 )
+from fastiter.reader._multiprocess import multiprocess_reader
 
 __all__ = [
     "ComposeNotAligned",
@@ -27,6 +28,7 @@ __all__ = [
     "compose",
     "firstn",
     "map_readers",
+    "multiprocess_reader",
     "shuffle",
     "xmap_readers",
 ]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from fastiter.reader._opening import Reader, close_samples, open_reader, require_readers
+from fastiter._opening import Reader, close_samples, open_reader, require_readers
 
 _JOIN_SECONDS = 1.0  # for threads that are in the reader or the mapper when the pass ends
 

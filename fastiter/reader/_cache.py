@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from fastiter.reader._opening import Reader, open_reader, require_readers
+from fastiter._opening import Reader, open_reader, require_readers
 
 _END = object()
 

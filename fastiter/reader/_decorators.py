@@ -13,7 +13,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from fastiter.reader._opening import Reader, opened, require_readers
+from fastiter._opening import Reader, opened, require_readers
 
 _END = object()
 

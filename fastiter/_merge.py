@@ -1,0 +1,209 @@
+"""Samples of several readers, each in a process of its own, merged as they come.
+
+A merge belongs to one pass and one process. All of it runs in the thread that iterates; there is no
+thread beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from multiprocessing import util
+from typing import Any
+
+from fastiter import _ring, _transport
+from fastiter._crew import Crew, Member, starts_worker
+from fastiter._opening import Reader
+from fastiter._reading import ReadingJob, name_of
+from fastiter._start import Start
+from fastiter._stream import StreamEnd
+from fastiter.errors import DatasetError, OverwrittenError, WorkerDiedError
+
+_SLOTS = 16  # of each reader
+_ROWS = 256  # of a block, at most
+_MOST_TAKEN = 64  # samples at a time
+_SLICE = 0.5  # seconds; the longest time without a look at who lives
+
+_merges: weakref.WeakSet[Merge] = weakref.WeakSet()
+
+
+class Merge:
+    """The processes of one pass, and the arena between them and the caller.
+
+    Parameters
+    ----------
+    readers : tuple of callables
+    queue_size : int
+        Samples that may be in flight.
+    start : Start
+        How the processes are started.
+    """
+
+    def __init__(self, readers: tuple[Reader, ...], queue_size: int, start: Start):
+        self.pid = os.getpid()
+        self._readers = readers
+        self._taken = [0] * len(readers)  # samples
+        self._fallen: dict[
+            int, str
+        ] = {}  # who has died, and how; all that came before is due first
+        self._failure: Exception | None = None
+        self._most = max(1, min(_MOST_TAKEN, queue_size // 4))
+        self._released = False
+        self._looked = 0.0
+        arena = _ring.Arena.create(_SLOTS * len(readers), len(readers), _ROWS, 1)
+        self._end = StreamEnd.create(arena, queue_size)
+        # Before multiprocessing ends daemonic children at exit: it would wait for a stopped one.
+        self._at_exit = util.Finalize(None, _close_at_exit, (weakref.ref(self),), exitpriority=10)
+        self._crew = Crew(self._end, len(readers), ReadingJob(readers), start)
+        try:
+            self._crew.open()
+        except BaseException:
+            self.close()
+            raise
+        _merges.add(self)
+
+    def take(self) -> list[Any] | None:
+        """Blocks until there are samples, of one reader and in its order; None at the end.
+
+        Raises
+        ------
+        Exception
+            What a reader raised, after all its samples; `WorkerDiedError` if its process died;
+            KeyboardInterrupt while waiting.
+        """
+        if os.getpid() != self.pid:
+            raise RuntimeError(
+                "this pass over readers belongs to the process that forked this one: call the "
+                "reader again here"
+            )
+        if self._failure is not None:
+            self._raise_failure()
+        while True:
+            if self._released:
+                raise RuntimeError("the interpreter exits, and the processes of the readers ended")
+            now = _ring.now()
+            if now - self._looked > _SLICE:
+                self._looked = now
+                self._look_at_deaths()
+            samples = self._ready()
+            if samples:
+                return samples
+            if all(self._end.has_ended(reader) for reader in range(len(self._readers))):
+                return None
+            self._sleep()
+
+    def grant(self, samples: int) -> None:
+        """So many of the samples taken have been delivered: readers may publish as many more."""
+        self._end.grant(samples)
+
+    def _ready(self) -> list[Any] | None:
+        for reader in [r for r in self._fallen if self._end.is_drained(r)]:
+            end = self._fallen.pop(reader)
+            if not self._end.has_ended(reader):
+                raise self._death_of(reader, end)
+        try:
+            taken = self._end.take_samples(self._most)
+        except OverwrittenError:
+            raise
+        except Exception as error:
+            raise DatasetError(f"a sample cannot be loaded in the parent: {error!r}") from error
+        if taken is None:
+            return None
+        samples, reader, failure = taken
+        self._taken[reader] += len(samples)
+        if failure is not None:
+            self._failure = self._raised_by(reader, failure)
+            if not samples:
+                self._raise_failure()
+        return samples
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        assert failure is not None
+        try:
+            raise failure
+        finally:
+            del failure  # else its traceback and this frame keep each other alive
+
+    def _label(self, reader: int) -> str:
+        return f"reader {reader} of {len(self._readers)} ({name_of(self._readers[reader])})"
+
+    def _raised_by(self, reader: int, failure: tuple[Any, ...]) -> Exception:
+        facts = f"{self._label(reader)}, after {self._taken[reader]} samples"
+        if not failure:
+            return DatasetError(
+                f"the reader failed, and no memory was left for the reason ({facts})"
+            )
+        known = _transport.Failure(*failure)
+        return _transport.exception_of(known, f"{facts}, worker process {known.pid}")
+
+    def _death_of(self, reader: int, end: str) -> WorkerDiedError:
+        return WorkerDiedError(
+            f"the process of {self._label(reader)} {end} after {self._taken[reader]} samples. "
+            "Likely causes: out of memory (SIGKILL), a crash in native code (SIGSEGV, SIGBUS, "
+            "SIGABRT), or a call of os._exit in the reader; under context='spawn' or 'forkserver' "
+            "also a main module without an if __name__ == '__main__' guard"
+        )
+
+    # ---- wait
+
+    def _sleep(self) -> None:
+        """Sleeps until a reader rings, a process dies, a signal comes, or a slice is over."""
+        end = self._end
+        woken: list[int] = []
+        try:
+            end.doze(True)
+            if not end.is_ready():
+                woken = end.wait(self._crew.descriptors(), _SLICE)
+        finally:
+            end.wake()
+        if any(position >= 0 for position in woken):
+            self._look_at_deaths()
+
+    def _look_at_deaths(self) -> None:
+        for member in self._crew.dead():
+            self._note_death(member)
+
+    def _note_death(self, member: Member) -> None:
+        """Who has died has published all that it ever will, which is delivered first."""
+        number, report = member.number, self._end.report(member.number)
+        note = self._end.note(number) if report["ready"] == member.start else b""
+        failure = _transport.unpack_note(note)
+        end = f"(pid {member.pid}) {member.end_text()}"
+        self._crew.dismiss(member)
+        if failure is not None:
+            raise _transport.exception_of(failure, f"loading {self._label(number)}, {end}")
+        self._fallen[number] = end
+
+    # ---- end
+
+    def close(self) -> None:
+        """Ends the processes and closes the descriptors. The memory stays while a sample lives."""
+        # Once: called again while the interpreter ends, it would find modules already emptied.
+        if self._released or os.getpid() != self.pid:
+            return
+        _merges.discard(self)
+        self._crew.close()
+        self._end.forget_blocks()
+        self._end.arena.close_descriptors()
+        self._at_exit.cancel()
+        self._released = True
+
+
+def _close_at_exit(reference: weakref.ref[Merge]) -> None:
+    merge = reference()
+    if merge is not None:
+        merge.close()
+
+
+def _before_fork() -> None:
+    """A child of the program that holds a sample keeps its content. Workers hold none."""
+    if starts_worker():
+        return
+    for merge in list(_merges):
+        if merge.pid == os.getpid():
+            merge._end.withdraw()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork)

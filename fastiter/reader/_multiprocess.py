@@ -1,0 +1,83 @@
+"""Readers run in processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from fastiter._opening import Reader, require_readers
+from fastiter.iterators._arguments import checked_context, checked_int
+
+
+def multiprocess_reader(
+    readers: Iterable[Reader],
+    use_pipe: bool = True,
+    queue_size: int = 1000,
+    *,
+    context: Any = None,
+) -> Reader:
+    """Runs each reader in a process of its own, and merges their samples.
+
+    Samples arrive as they are ready, those of one reader in its order. Any object that can be
+    pickled is a sample, but None: it arrives as what it was, arrays as arrays of their own that may
+    be kept and written to. Arrays travel through shared memory; those of samples that are alike are
+    views of it.
+
+    Each pass starts fresh processes, at its first sample. They end with the pass: at its end, when
+    it is left early, at an error, when the interpreter exits, and when the program is killed.
+
+    Parameters
+    ----------
+    readers : list or tuple of callables
+        At least one.
+    use_pipe : bool
+        Both ways of the original are served by the same shared memory, with the same guarantees:
+        it makes no difference.
+    queue_size : int
+        Samples that are in flight at most, of all readers together: read, and not yet delivered.
+        Each reader may have one more in hand. Beside it, samples in shared memory take up to 8
+        MiB for each reader, or two samples where they are larger.
+    context : str or multiprocessing context, optional
+        How processes are started: "fork", "spawn" or "forkserver"; by default as
+        `multiprocessing` does it, but where a fork is unsafe. Under fork, readers may be anything; else they must be picklable
+        (with cloudpickle installed, lambdas and closures are).
+
+    Returns
+    -------
+    callable
+        A reader of all samples. It raises what a reader raised, as its own type with the worker's
+        traceback, after that reader's samples; ValueError for a sample that is None;
+        `WorkerDiedError` if a reader's process died; `DatasetError` for what cannot travel.
+
+    Raises
+    ------
+    TypeError
+        If one of the readers cannot be called.
+    ValueError
+        If there is no reader, or `queue_size` is below 1.
+    """
+    readers = tuple(readers)
+    if not readers:
+        raise ValueError("readers is empty, expected at least one reader")
+    require_readers(readers)
+    queue_size = checked_int("queue_size", queue_size)
+    return partial(_merged, readers, queue_size, checked_context(context))
+
+
+def _merged(readers: tuple[Reader, ...], queue_size: int, context: Any) -> Iterator[Any]:
+    # What processes need is imported when there are some.
+    from fastiter._merge import Merge
+    from fastiter._start import choose
+
+    merge = Merge(readers, queue_size, choose(context))
+    try:
+        while (samples := merge.take()) is not None:
+            count = len(samples)
+            samples.reverse()
+            while len(samples) > 1:  # from its end, so that nobody here keeps what was handed out
+                yield samples.pop()
+            merge.grant(count)
+            yield samples.pop()
+    finally:
+        merge.close()

@@ -1,0 +1,456 @@
+"""multiprocess_reader: samples, errors, and what it leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import mmap
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+
+import numpy as np
+import psutil
+import pytest
+from outside import (
+    HANG,
+    children,
+    descriptors,
+    is_alive,
+    kill,
+    mapped_arenas,
+    resident,
+    run_script,
+    shared_names,
+    start_script,
+    wait_until,
+)
+from readers_of import Failing, Images, Numbers, Unloadable, nothing, pids, samples_of_every_kind
+
+from fastiter import DatasetError, WorkerDiedError
+from fastiter.reader import batch, multiprocess_reader, shuffle, xmap_readers
+
+METHODS = ["fork", "spawn", "forkserver"]
+
+
+@pytest.fixture(params=[True, False], ids=["pipe", "queue"])
+def use_pipe(request):
+    return request.param
+
+
+def workers():
+    """Pids of living descendants, but for the servers that multiprocessing keeps."""
+    servers = {
+        child.pid
+        for child in psutil.Process().children()
+        if any("resource_tracker" in word or "forkserver" in word for word in child.cmdline())
+    }
+    return children() - servers
+
+
+@pytest.fixture(scope="module", autouse=True)
+def servers_run():
+    """They start once, and stay."""
+    for method in METHODS:
+        assert list(multiprocess_reader([nothing], context=method)()) == []
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(servers_run):
+    gc.collect()
+    before = descriptors(), mapped_arenas(), threading.active_count()
+    yield
+    gc.collect()
+    assert workers() == set()
+    assert (descriptors(), mapped_arenas(), threading.active_count()) == before
+
+
+def forked(readers, *arguments, **keywords):
+    return multiprocess_reader(readers, *arguments, **keywords, context="fork")
+
+
+def same(a, b):
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ma.MaskedArray):
+        return np.array_equal(a.mask, b.mask) and np.array_equal(a.compressed(), b.compressed())
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tolist() == b.tolist()
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    return a == b or (a != a and b != b)
+
+
+# ---- samples -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_all_samples_come_once_and_each_readers_in_order(method, use_pipe):
+    readers = [Numbers(k, 300 * k) for k in range(4)]
+    reader = multiprocess_reader(readers, use_pipe, 50, context=method)
+    for _ in range(1 if method == "spawn" else 2):
+        found = list(reader())
+        for k, one in enumerate(readers):
+            assert [sample for sample in found if sample[0] == k] == list(one())
+        assert len(found) == 1800
+
+
+@pytest.mark.parametrize("queue_size", [1, 3, 1000])
+def test_every_kind_of_sample_arrives_as_it_was(use_pipe, queue_size):
+    expected = list(samples_of_every_kind())
+    found = list(forked([samples_of_every_kind], use_pipe, queue_size)())
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        assert same(a, b), (a, b)
+
+
+def test_arrays_are_writable_and_nobody_elses(use_pipe):
+    found = list(forked([Images(0, 400), Images(1, 400)], use_pipe, 100)())
+    for image, i in found:
+        assert image.min() % 1000 == image.max() % 1000 == i
+        image[...] = -1 - i
+    for image, i in found:
+        assert (image == -1 - i).all()
+
+
+def test_the_first_sample_does_not_wait_for_more():
+    go_on = multiprocessing.get_context("fork").Event()
+
+    def slow():
+        yield "first"
+        assert go_on.wait(HANG)
+        yield "second"
+
+    samples = forked([slow])()
+    assert next(samples) == "first"
+    go_on.set()
+    assert list(samples) == ["second"]
+
+
+def test_a_slow_reader_holds_nobody_up():
+    go_on = multiprocessing.get_context("fork").Event()
+
+    def slow():
+        assert go_on.wait(HANG)
+        yield "slow"
+
+    samples = forked([slow, Numbers(1, 500)], True, 10)()
+    assert list(itertools.islice(samples, 500)) == list(Numbers(1, 500)())
+    go_on.set()
+    assert list(samples) == ["slow"]
+
+
+def test_readers_without_samples(use_pipe):
+    assert list(forked([nothing, nothing], use_pipe)()) == []
+    assert list(forked([nothing, Numbers(1, 3), nothing], use_pipe, 1)()) == list(Numbers(1, 3)())
+
+
+def test_each_pass_has_fresh_processes_one_for_each_reader():
+    reader = forked([pids, pids])
+    first, second = set(reader()), set(reader())
+    assert len(first) == len(second) == 2
+    assert not first & second
+    assert os.getpid() not in first | second
+
+
+def test_two_passes_at_a_time():
+    reader = forked([Numbers(0, 500)], True, 20)
+    assert list(zip(reader(), reader(), strict=True)) == [(s, s) for s in Numbers(0, 500)()]
+
+
+def test_decorators_of_it():
+    reader = forked([Images(0, 90), Images(1, 70)], False, 7)
+    mapped = xmap_readers(lambda sample: sample[1], shuffle(reader, 50), 2, 4)
+    groups = list(batch(mapped, 32)())
+    assert [len(group) for group in groups] == [32] * 5
+    assert sorted(itertools.chain(*groups)) == sorted([*range(90), *range(70)])
+
+
+def test_no_more_in_flight_than_queue_size(use_pipe):
+    read = np.frombuffer(mmap.mmap(-1, 24), np.int64)  # shared with forked processes
+
+    def counting(k):
+        def reader():
+            for i in range(300):
+                read[k] += 1
+                yield i
+
+        return reader
+
+    for queue_size in (1, 5, 40):
+        read[:] = 0
+        merged = forked([counting(k) for k in range(3)], use_pipe, queue_size)
+        for taken, _ in enumerate(merged(), 1):
+            # Each reader may have one more in hand, which it could not publish.
+            assert read.sum() <= taken + queue_size + 3
+            if taken % 50 == 0:
+                # What was taken counts until a part of what this process has in hand is through.
+                ahead = min(900, taken + queue_size - queue_size // 4)
+                wait_until(lambda least=ahead: read.sum() >= least, "readers read ahead")
+        assert read.sum() == 900
+
+
+def test_holding_samples_costs_what_they_are(use_pipe):
+    before = resident()
+    held = [image for image, _ in forked([Images(0, 400, (100, 250))], use_pipe, 16)()]
+    kept = sum(image.nbytes for image in held)
+    assert resident() - before < 3 * kept + (64 << 20)
+    assert [int(image[7, 9]) for image in held] == list(range(400))
+
+
+def test_one_sample_of_many_does_not_keep_the_others():
+    kept = []
+    for image, i in forked([Images(0, 2000, (100, 250))], True, 16)():
+        if i % 100 == 0:
+            kept.append(image)
+    assert [int(image[3, 3]) for image in kept] == list(range(0, 2000, 100))
+
+
+def test_large_samples_and_a_small_budget():
+    held = []
+    for image, i in forked([Images(0, 12, (3 << 20,))], True, 100)():  # 12 MiB each
+        held.append(image)
+        assert image[0] == image[-1] == i
+    assert [int(image[5]) for image in held] == list(range(12))
+
+
+def test_a_fork_of_the_program_keeps_what_it_holds():
+    samples = forked([Images(0, 600)], True, 50)()
+    held = list(itertools.islice(samples, 40))
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            with pytest.raises(RuntimeError, match="forked"):
+                for _ in range(100):
+                    next(samples)
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert [i for _, i in samples] == list(range(40, 600))
+    assert [int(image[0, 0]) for image, _ in held] == list(range(40))
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def test_arguments_are_checked_at_once():
+    for wrong in ([], ()):
+        with pytest.raises(ValueError, match="readers is empty"):
+            multiprocess_reader(wrong)
+    for size in (0, -3):
+        with pytest.raises(ValueError, match="queue_size must be at least 1"):
+            multiprocess_reader([nothing], True, size)
+    with pytest.raises(TypeError, match="reader 1 is a list"):
+        multiprocess_reader([nothing, [1]])
+    with pytest.raises(ValueError, match="context must be one of"):
+        multiprocess_reader([nothing], context="thread")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_exception_arrives_as_itself(method, use_pipe):
+    reader = multiprocess_reader([nothing, Failing("raise")], use_pipe, context=method)
+    found = []
+    with pytest.raises(LookupError) as caught:
+        found.extend(reader())
+    samples = reader()
+    assert [next(samples) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(LookupError):
+        next(samples)
+    assert type(caught.value) is LookupError
+    assert caught.value.args == ("no such record", 17)
+    told = str(caught.value.__cause__)
+    assert "reader 1 of 2 (Failing), after 3 samples, worker process" in told
+    assert "readers_of.py" in told
+    assert list(samples) == []
+
+
+WAYS = {
+    "none": (ValueError, "None as a sample"),
+    "kill": (
+        WorkerDiedError,
+        r"reader 0 of 2 \(Failing\) .* was killed by SIGKILL after 3 samples",
+    ),
+    "exit": (WorkerDiedError, r"reader 0 of 2 \(Failing\) .* exited with status 0 after 3 samples"),
+    "sys.exit": (DatasetError, r"SystemExit: 5 .*reader 0 of 2 \(Failing\)"),
+    "unpicklable": ((pickle.PicklingError, AttributeError), "lambda"),
+    "unloadable": (DatasetError, "it cannot be loaded"),
+}
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_reader_that_ends_badly_ends_the_pass(how, use_pipe):
+    kinds, text = WAYS[how]
+    found = []
+    with pytest.raises(kinds, match=text):
+        for sample in forked([Failing(how), itertools.count], use_pipe, 20)():
+            found.append(sample)
+            assert len(found) < 10**6, "no error comes"
+    assert len(found) >= 3
+
+
+def test_a_reader_killed_from_outside():
+    samples = forked([itertools.count, itertools.count], True, 10)()
+    next(samples)
+    victim = min(workers())
+    kill(victim)
+    with pytest.raises(WorkerDiedError, match=f"pid {victim}.* was killed by SIGKILL"):
+        for _ in samples:
+            pass
+
+
+def test_a_reader_that_cannot_be_opened():
+    with pytest.raises(TypeError, match="gave a int when it was called"):
+        list(forked([lambda: 3])())
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_reader_that_cannot_travel_is_named(method):
+    class Locked(Numbers):
+        def __init__(self):
+            super().__init__(0, 3)
+            self.lock = (i for i in ())
+
+    with pytest.raises(TypeError, match=r"reader 1 \(.*Locked\).*context='fork'"):
+        list(multiprocess_reader([nothing, Locked()], context=method)())
+
+
+def test_what_cannot_be_loaded_in_a_process_is_told():
+    with pytest.raises(OSError, match="it cannot be loaded"):
+        list(multiprocess_reader([Travelling()], context="spawn")())
+
+
+class Travelling(Unloadable):
+    """A reader that fails to load."""
+
+    def __call__(self):
+        return iter(())
+
+
+# ---- ends ----------------------------------------------------------------------------------------
+
+
+def one_array_for_ever():
+    while True:
+        yield np.zeros(1000)
+
+
+@pytest.mark.parametrize("source", [itertools.count, one_array_for_ever])
+@pytest.mark.parametrize("way", ["break", "close", "del", "raise"])
+def test_leaving_early_ends_the_processes(way, source):
+    reader = forked([source, source], True, 10)
+    if way == "raise":
+        with pytest.raises(ZeroDivisionError):
+            for _ in reader():
+                1 / 0  # noqa: B018
+    elif way == "break":
+        for _ in reader():
+            break
+    else:
+        samples = reader()
+        next(samples)
+        assert len(workers()) == 2
+        samples.close() if way == "close" else None
+        del samples
+    gc.collect()
+    assert workers() == set()
+
+
+def test_leaving_early_runs_the_finally_clauses_of_a_reader(tmp_path):
+    def careful():
+        try:
+            yield from itertools.count()
+        finally:
+            (tmp_path / "closed").touch()
+
+    for _ in forked([careful], True, 5)():
+        break
+    assert (tmp_path / "closed").exists()
+
+
+def test_a_reader_that_hangs_does_not_hold_up_the_end():
+    def hangs():
+        yield 1
+        threading.Event().wait()
+
+    samples = forked([hangs])()
+    next(samples)
+    samples.close()
+    assert workers() == set()
+
+
+HEAD = """
+import itertools, os, signal, sys, threading, time
+import numpy as np
+from fastiter.reader import multiprocess_reader
+from outside import children
+
+def arrays():
+    while True:
+        yield np.zeros(1000), 1
+
+samples = multiprocess_reader([arrays, itertools.count], True, 20, context="fork")()
+kept = [next(samples) for _ in range(50)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "error"),
+    [
+        ("", 0, ""),
+        ("raise SystemExit(3)", 3, ""),
+        ("1 / 0", 1, "ZeroDivisionError"),
+        ("import builtins; builtins.kept = samples", 0, ""),
+        ("cycle = [samples]; cycle.append(cycle); del samples", 0, ""),
+    ],
+)
+def test_a_program_ends_with_a_pass_under_way(tmp_path, body, status, error):
+    names = shared_names()
+    code, out, err = run_script(tmp_path, f"{HEAD}\nprint(*children())\nsys.stdout.flush()\n{body}")
+    pids = [int(word) for word in out.split()]
+    assert code == status
+    assert len(pids) == 2
+    assert (err.strip().splitlines() or [""])[-1].startswith(error)
+    assert not error or err
+    assert error or err == ""
+    for pid in pids:
+        assert not is_alive(pid)
+    assert shared_names() <= names
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_program_leaves_no_process(tmp_path, number):
+    program = start_script(tmp_path, f"{HEAD}\nprint(*children(), flush=True)\ntime.sleep(1000)")
+    pids = [int(word) for word in program.stdout.readline().split()]
+    assert len(pids) == 2
+    program.send_signal(number)
+    program.wait(HANG)
+    program.communicate()
+    for pid in pids:
+        wait_until(lambda pid=pid: not is_alive(pid), "the readers end with the program")
+
+
+def test_ctrl_c_while_waiting(tmp_path):
+    body = """
+def slow():
+    yield 0
+    time.sleep(1000)
+
+waiting = multiprocess_reader([slow], context="fork")()
+next(waiting)
+print("waits", flush=True)
+try:
+    next(waiting)
+except KeyboardInterrupt:
+    print("interrupted", list(waiting))
+"""
+    program = start_script(tmp_path, HEAD + body)
+    assert program.stdout.readline() == "waits\n"
+    program.send_signal(signal.SIGINT)
+    out, err = program.communicate(timeout=HANG)
+    assert (program.returncode, out, err) == (0, "interrupted []\n", "")
