@@ -40,8 +40,8 @@ def multiprocess_reader(
         MiB for each reader, or two samples where they are larger.
     context : str or multiprocessing context, optional
         How processes are started: "fork", "spawn" or "forkserver"; by default as
-        `multiprocessing` does it, but where a fork is unsafe. Under fork, readers may be anything; else they must be picklable
-        (with cloudpickle installed, lambdas and closures are).
+        `multiprocessing` does it, but where a fork is unsafe. Under fork, readers may be anything;
+        else they must be picklable (with cloudpickle installed, lambdas and closures are).
 
     Returns
     -------

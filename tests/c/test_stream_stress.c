@@ -195,8 +195,10 @@ static void consume(run *t)
         }
         if (any)
             continue;
-        if (is_over(t))
-            return stop_all(c);
+        if (is_over(t)) {
+            stop_all(c);
+            return;
+        }
         if (t->granted != t->taken) {
             fi_stream_grant(&c->stream, t->taken - t->granted);
             t->granted = t->taken;

@@ -21,9 +21,9 @@ from outside import (
     is_alive,
     kill,
     mapped_arenas,
+    orphaned_names,
     resident,
     run_script,
-    shared_names,
     start_script,
     wait_until,
 )
@@ -410,7 +410,7 @@ kept = [next(samples) for _ in range(50)]
     ],
 )
 def test_a_program_ends_with_a_pass_under_way(tmp_path, body, status, error):
-    names = shared_names()
+    names = orphaned_names()
     code, out, err = run_script(tmp_path, f"{HEAD}\nprint(*children())\nsys.stdout.flush()\n{body}")
     pids = [int(word) for word in out.split()]
     assert code == status
@@ -420,7 +420,7 @@ def test_a_program_ends_with_a_pass_under_way(tmp_path, body, status, error):
     assert error or err == ""
     for pid in pids:
         assert not is_alive(pid)
-    assert shared_names() <= names
+    assert orphaned_names() <= names
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
