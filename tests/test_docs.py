@@ -19,6 +19,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "csrc
 OTHERS = ("chainer", "torch")  # packages that a program may import besides ours, where they are
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NODE = re.compile(r"`((?:\w+/)*\w+\.(py|c))::(\w+)`")  # a test, named as pytest does
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -101,3 +102,17 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not there or (fragment and fragment not in anchors(target)):
             broken.append(link)
     assert broken == []
+
+
+def proofs() -> list[tuple[str, str]]:
+    """The tests that the table of faults names: file in this directory, and function."""
+    text = (ROOT / "docs" / "reliability.md").read_text()
+    return [(node[1], node[3]) for node in NODE.finditer(text)]
+
+
+@pytest.mark.parametrize("file", sorted({file for file, _ in proofs()}))
+def test_proofs_exist(file: str) -> None:
+    named = {name for other, name in proofs() if other == file}
+    definition = r"^def (test_\w+)\(" if file.endswith(".py") else r"^static void (test_\w+)\("
+    defined = re.findall(definition, (ROOT / "tests" / file).read_text(), re.MULTILINE)
+    assert named - set(defined) == set()
