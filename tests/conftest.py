@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import settings
+from serializers import LenientLoader, Loader, Saver
 
 from fastiter import iterators
 
@@ -143,47 +143,6 @@ def make_started(request: pytest.FixtureRequest) -> Iterator[Maker]:
     """The process iterator under each start method."""
     fixed = {"n_processes": 2, "context": request.param}
     yield from _maker(kind(request.param, iterators.MultiprocessIterator, fixed))
-
-
-class Saver:
-    """Keeps what it is given, as Chainer's DictionarySerializer does; cannot store None."""
-
-    def __init__(self) -> None:
-        self.stored: dict[str, Any] = {}
-
-    def __call__(self, key: str, value: Any) -> Any:
-        if value is None:
-            raise TypeError(f"cannot store None under {key!r}")
-        self.stored[key] = np.array(value)
-        return value
-
-
-class Loader:
-    """Gives what is stored, as Chainer's NpzDeserializer does: arrays are overwritten in place."""
-
-    def __init__(self, stored: dict[str, Any]) -> None:
-        self.stored = stored
-
-    def __call__(self, key: str, value: Any) -> Any:
-        stored = self.stored[key]
-        if stored is None:
-            return None
-        if value is None:
-            return np.asarray(stored)
-        if isinstance(value, np.ndarray):
-            np.copyto(value, stored)
-            return value
-        return type(value)(np.asarray(stored))
-
-
-class LenientLoader(Loader):
-    """Leaves alone what is not stored, as Chainer's does with ``strict=False``."""
-
-    def __call__(self, key: str, value: Any) -> Any:
-        return super().__call__(key, value) if key in self.stored else value
-
-    def load(self, iterator: Any) -> None:
-        iterator.serialize(self)
 
 
 @pytest.fixture

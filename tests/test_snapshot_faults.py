@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Loader, Saver
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from serializers import Loader, Saver
 from test_samplers import SAMPLERS
 
 from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 # A range of rows is worth so many seconds: taking one costs some microseconds and, often, a wait
 # for the GIL.
 _LEAST_SECONDS = 2e-4
+# A signal just before the wait for the lock interrupts nothing: look again now and then.
+_LOOK_SECONDS = 0.25
 _MARK = ", worker thread "  # which notes are ours
 
 
@@ -196,7 +198,8 @@ class Job:
             If the job was aborted in the meantime. KeyboardInterrupt leaves it as it is.
         """
         if self._outcome is None and not self._is_aborted:
-            self._gate.acquire()
+            while not self._gate.acquire(timeout=_LOOK_SECONDS):
+                pass
             self._open()
         if self._is_aborted:
             raise RuntimeError("the iterator was finalized or reset while next() was waiting")

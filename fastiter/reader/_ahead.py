@@ -18,6 +18,8 @@ from typing import Any
 
 from fastiter._opening import Reader, close_samples, open_reader, require_readers
 
+# A signal that comes just before the wait interrupts nothing: look again now and then.
+_LOOK_SECONDS = 0.25
 _JOIN_SECONDS = 1.0  # for threads that are in the reader or the mapper when the pass ends
 
 _running: weakref.WeakSet[Ahead] = weakref.WeakSet()
@@ -97,7 +99,7 @@ class Ahead:
             while not self._ready:
                 if self._n_alive == 0:
                     return False
-                self._has_sample.wait()
+                self._has_sample.wait(_LOOK_SECONDS)
             return True
 
     def pop(self) -> Any:
