@@ -198,7 +198,7 @@ def failure_of(error: BaseException) -> Failure:
         text = summary
     if isinstance(error, StopIteration):
         # As PEP 479 has it: one that leaves a generator must not end somebody else's loop.
-        error = RuntimeError(f"the dataset raised {summary}")
+        error = RuntimeError(f"{summary} was raised, which ends no iteration from here")
     pickled = None
     if isinstance(error, Exception):
         try:
