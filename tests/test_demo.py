@@ -145,7 +145,13 @@ def test_demo_from_end_to_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", START_METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(name, marks=[pytest.mark.stress] if name == "spawn" else [])
+        for name in START_METHODS
+    ],
+)
 def test_every_start_method(method: str, tmp_path: Path) -> None:
     printed = run(DEMO, tmp_path, "--epochs", "1", "--start-method", method)
     assert "exactly the 60 remaining batches" in printed
@@ -159,7 +165,7 @@ def test_example_runs_where_workers_import_it_as_main(tmp_path: Path) -> None:
     assert "MultiprocessIterator" in printed
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_training_does_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
     printed = [run(DEMO, tmp_path, "--epochs", "1", "--processes", n) for n in ("1", "3")]
     assert epoch_lines(printed[0])
