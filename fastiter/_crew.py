@@ -15,11 +15,13 @@ import pickle
 import random
 import select
 import signal
+import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Iterable, Iterator
-from multiprocessing import resource_tracker
+from multiprocessing import popen_fork, resource_tracker
 from typing import Any
 
 import numpy as np
@@ -234,6 +236,9 @@ class Crew:
             _this_thread.starts_worker = True
             try:
                 process.start()
+            except BaseException as error:
+                _close_pipes_of_no_process(error)
+                raise
             finally:
                 _this_thread.starts_worker = False
         pidfd = -1
@@ -348,6 +353,19 @@ def _process_type(method: str, context: Any) -> Any:
     if method == "fork":
         return context.Process
     return SpawnedWorker if method == "spawn" else _forkserver.ForkedWorker
+
+
+def _close_pipes_of_no_process(error: BaseException) -> None:
+    """Closes what multiprocessing leaves open where a fork fails."""
+    if sys.version_info >= (3, 15):
+        return  # not known; to close what is closed already would be worse
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is popen_fork.Popen._launch.__code__:
+            names = frame.f_locals
+            if not hasattr(names.get("self"), "pid"):  # the fork did not return
+                for name in ("parent_r", "child_w", "child_r", "parent_w"):
+                    if name in names:
+                        os.close(names[name])
 
 
 @contextlib.contextmanager

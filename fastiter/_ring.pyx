@@ -51,12 +51,12 @@ cdef int check(int rc, str what, uint64_t need=0, uint64_t have=0) except -1:
     if rc == FI_E_MEMORY or rc == ENOMEM:
         raise MemoryError(
             f"{what}: {need} bytes needed, {have} available within the machine's and the control "
-            "group's limits; reduce batch_size, n_prefetch or the size of the examples"
+            "group's limits; reduce batch_size, n_prefetch, shared_mem or the size of the examples"
         )
     if rc == FI_E_FULL:
         raise MemoryError(
             f"{what}: {need} bytes needed, {have} left of the slot's reserved address range; "
-            "reduce batch_size or raise RLIMIT_AS and RLIMIT_FSIZE"
+            "reduce batch_size or shared_mem, or raise RLIMIT_AS and RLIMIT_FSIZE"
         )
     if rc == FI_E_RANGE:
         raise ValueError(f"{what}: a number is out of range")

@@ -117,6 +117,11 @@ class MultiprocessIterator(PlannedIterator):
         self._worker_init = checked_callable("worker_init", worker_init)
         self._context = checked_context(context)
         super().__init__(dataset, batch_size, repeat, shuffle, order_sampler, converter, device)
+        if (self._shared_mem or 0) * self.batch_size >= 1 << 63:
+            raise ValueError(
+                "shared_mem must be bytes for one example, of which a batch has "
+                f"{self.batch_size}: {self._shared_mem} are more than can be counted in 63 bits"
+            )
 
     def _init_runtime(self) -> None:
         super()._init_runtime()

@@ -1,0 +1,322 @@
+"""At the limits of memory and processes, and in odd surroundings."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from examples_of import Blocks
+from outside import children, descriptors, mapped_arenas, orphaned_names, run_script, wait_until
+
+# -- memory -----------------------------------------------------------------------------------
+
+
+def reserved() -> int:
+    """Bytes of this process' anonymous files that have pages."""
+    links = descriptors()
+    ours = [fd for fd, link in links.items() if "fastiter" in link]
+    assert ours
+    return sum(os.stat(fd).st_blocks * 512 for fd in ours)
+
+
+def memory_available() -> int:
+    with open("/proc/meminfo") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvail"))
+
+
+@pytest.mark.parametrize("times", [2, 2**12, 2**16])
+def test_more_memory_than_there_is_is_refused(make, times):
+    """With both numbers, again at each call, and before anything is reserved."""
+    batch_size, per_example = 4, memory_available() * times // 4
+    iterator = make(Blocks(40), batch_size, shared_mem=per_example)
+    for _ in range(2):
+        with pytest.raises(MemoryError, match=r"bytes needed.*shared_mem") as caught:
+            next(iterator)
+        need, have = [int(word) for word in str(caught.value).split() if word.isdigit()]
+        assert need >= batch_size * per_example > have
+        assert reserved() < 4 << 20
+        assert iterator.current_position == 0
+    iterator.finalize()
+
+
+@pytest.mark.parametrize("shared_mem", [1 << 61, 1 << 63, 1 << 64, 10**40])
+def test_more_memory_than_can_be_counted_is_refused_at_once(make, shared_mem):
+    with pytest.raises(ValueError, match=rf"shared_mem.* 4: {shared_mem}\b"):
+        make(Blocks(40), 4, shared_mem=shared_mem)
+
+
+def test_an_example_larger_than_memory_is_an_error_of_its_batch(make):
+    class OneIsHuge(Blocks):
+        def __getitem__(self, index):
+            if index == 9:
+                return np.broadcast_to(np.zeros(1), (1 << 58,))  # no address space has room for it
+            return np.full(5, float(index))
+
+    iterator = make(OneIsHuge(24), 4)
+    for number in range(12):
+        if number % 6 == 2:
+            with pytest.raises(MemoryError) as caught:
+                next(iterator)
+            assert "index 9," in str(caught.value.__cause__)
+        else:
+            first = 4 * number % 24
+            assert [x[0] for x in next(iterator)] == list(range(first, first + 4))
+
+
+# -- processes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_fork_that_fails_leaves_nothing(make, monkeypatch, at):
+    """The system has no process left when the first, second or third worker is started."""
+    real, forks = os.fork, 0
+
+    def fork():
+        nonlocal forks
+        forks += 1
+        if forks == at:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return real()
+
+    with make(Blocks(40), 4) as warm:
+        next(warm)
+    gc.collect()
+    before = descriptors(), mapped_arenas(), children()
+    names = orphaned_names()
+    iterator = make(Blocks(40, 1), 4, n_processes=3)
+    monkeypatch.setattr(os, "fork", fork)
+    with pytest.raises(BlockingIOError) as caught:
+        next(iterator)
+    assert caught.value.errno == errno.EAGAIN
+    del caught  # its traceback refers to the memory
+    gc.collect()
+    wait_until(lambda: children() == before[2], "the workers that did start end")
+    assert (descriptors(), mapped_arenas(), children()) == before
+    assert orphaned_names() <= names
+    for number in range(20):
+        batch = next(iterator)
+        assert [int(x[0]) for x in batch] == [(4 * number + row) % 40 for row in range(4)]
+
+
+def can_be_anybody() -> bool:
+    """Whether this is root, in a user namespace with other users."""
+    return os.getuid() == 0 and int(Path("/proc/self/uid_map").read_text().split()[2]) > 60_000
+
+
+@pytest.mark.skipif(not can_be_anybody(), reason="cannot become a user without processes")
+def test_a_limit_of_processes(tmp_path):
+    """Whatever the limit stops, a worker or the thread in it: an error, or all batches; in time,
+    and with nothing left. When the limit is lifted it works."""
+    status, out, err = run_script(
+        tmp_path,
+        """
+        import ctypes, os, resource
+        from examples_of import Blocks
+        from fastiter import MultiprocessIterator
+        from outside import children, descriptors, wait_until
+
+        def limit_processes(soft):
+            resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
+
+        if __name__ == "__main__":
+            with MultiprocessIterator(Blocks(40), 4, n_processes=3, context="fork") as iterator:
+                next(iterator)
+            user = 40_000 + os.getpid() % 20_000  # nobody else's
+            os.setresuid(user, user, user)
+            ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: /proc/self is ours again
+            hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+            before = descriptors()
+            errors = 0
+            for soft in range(1, 9):
+                limit_processes(soft)
+                iterator = MultiprocessIterator(
+                    Blocks(40, 1), 4, n_processes=3, shuffle=False, context="fork"
+                )
+                try:
+                    batch = next(iterator)
+                except OSError as error:
+                    assert type(error) is BlockingIOError, error
+                    errors += 1
+                else:
+                    assert [int(x[0]) for x in batch] == [0, 1, 2, 3]
+                limit_processes(hard)
+                first = 4 * bool(iterator.current_position)
+                batch = next(iterator)
+                assert [int(x[0]) for x in batch] == list(range(first, first + 4))
+                iterator.finalize()
+                batch = None
+                del iterator
+                wait_until(lambda: not children(), "no child stays")
+                assert descriptors() == before, (soft, before, descriptors())
+            assert errors >= 3, errors
+            print("done")
+        """,
+    )
+    assert status == 0, err  # where workers that could not start their thread say so
+    assert out.endswith("done\n")
+
+
+# -- surroundings -----------------------------------------------------------------------------
+
+COUNT = """
+    import os, sys
+    {before}
+    from examples_of import Blocks
+    from fastiter import MultiprocessIterator, concat_examples
+
+    def main():
+        iterator = MultiprocessIterator(
+            Blocks(96, 8), 4, n_processes={n}, shuffle=False, context={method!r},
+            converter=concat_examples,
+        )
+        got = [int(i) for _ in range(72) for i in next(iterator)[:, 0] // 8]
+        iterator.finalize()
+        print(got == [*range(96)] * 3)
+
+    if __name__ == "__main__":
+        main()
+"""
+
+GONE = "a directory that is gone"  # of multiprocessing's start methods only fork can do without
+ODD = {
+    "no HOME, no TMPDIR": ({"HOME": None, "TMPDIR": None, "USER": None, "LOGNAME": None}, ""),
+    "HOME and TMPDIR that are nowhere": ({"HOME": "/nowhere", "TMPDIR": "/nowhere"}, ""),
+    GONE: ({}, "os.mkdir('d'); os.chdir('d'); os.rmdir('../d')"),
+    "-OO": ({"PYTHONOPTIMIZE": "2"}, "assert False"),
+    "-X dev -W error": ({"PYTHONDEVMODE": "1", "PYTHONWARNINGS": "error"}, ""),
+    "one processor, 24 workers": ({}, "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"),
+}
+
+
+@pytest.mark.parametrize(
+    ("odd", "method"),
+    [
+        *((odd, "fork" if odd == GONE else None) for odd in ODD),
+        *(
+            pytest.param(odd, method, marks=pytest.mark.stress)
+            for odd in ODD
+            if odd != GONE
+            for method in ("spawn", "forkserver")
+        ),
+    ],
+)
+def test_odd_surroundings(tmp_path, monkeypatch, odd, method):
+    environment, before = ODD[odd]
+    for name, value in environment.items():
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    source = COUNT.format(before=before, n=24 if "24" in odd else 2, method=method)
+    status, out, err = run_script(tmp_path, textwrap.dedent(source), cwd=tmp_path)
+    assert (status, out, err) == (0, "True\n", "")
+
+
+def test_a_storm_of_signals(tmp_path):
+    """A timer of the program interrupts every wait, in whatever system call."""
+    status, out, err = run_script(
+        tmp_path,
+        """
+        import signal
+        from examples_of import Blocks
+        from fastiter import MultiprocessIterator
+        from outside import kill, pids_of
+
+        if __name__ == "__main__":
+            alarms = 0
+
+            def handler(number, frame):
+                global alarms
+                alarms += 1
+
+            signal.signal(signal.SIGALRM, handler)
+            signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+            while alarms < 500:
+                iterator = MultiprocessIterator(
+                    Blocks(60, 1), 4, n_processes=2, shuffle=False, context="fork"
+                )
+                for number in range(30):
+                    got = [int(x[0]) for x in next(iterator)]
+                    assert got == [(4 * number + row) % 60 for row in range(4)], (number, got)
+                    if number == 20:
+                        kill(pids_of(iterator)[0])
+                iterator.finalize()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert signal.getsignal(signal.SIGALRM) is handler
+            print("done")
+        """,
+    )
+    assert (status, out, err) == (0, "done\n", "")
+
+
+# -- a parent whose orphans do not go to process 1 ---------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "when"),
+    [
+        ("fork", "they wait"),
+        ("fork", "they compute"),
+        ("spawn", "they import"),
+        pytest.param("forkserver", "they compute", marks=pytest.mark.stress),
+    ],
+)
+def test_a_parent_killed_under_a_subreaper(tmp_path, method, when):
+    """As under systemd --user, docker-init and tini: the orphans' new parent is not process 1."""
+    status, out, err = run_script(
+        tmp_path,
+        f"""
+        import ctypes, os, pathlib, subprocess, sys, time
+        from examples_of import Blocks
+        from fastiter import MultiprocessIterator
+        from outside import is_alive, pids_of, wait_until
+
+        marks = pathlib.Path(sys.argv[0]).parent
+
+        class Dataset(Blocks):
+            def __getitem__(self, index):
+                if {when!r} == "they compute":
+                    (marks / str(os.getpid())).touch()
+                    sum(range(10**12))  # one native call
+                return super().__getitem__(index)
+
+        def parent():
+            iterator = MultiprocessIterator(
+                Dataset(40), 4, n_processes=2, shuffle=False, context={method!r}
+            )
+            iterator.start()
+            if {when!r} == "they wait":
+                next(iterator)
+            pids = pids_of(iterator)
+            if {when!r} == "they compute":
+                wait_until(lambda: all((marks / str(pid)).exists() for pid in pids), "they do")
+            print(*pids, flush=True)
+            time.sleep(60)
+
+        def grandparent():
+            assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
+            program = subprocess.Popen(
+                [sys.executable, __file__, "parent"], stdout=subprocess.PIPE, text=True
+            )
+            workers = {{int(pid) for pid in program.stdout.readline().split()}}
+            program.kill()
+            program.wait()
+            program.stdout.close()
+            wait_until(lambda: not any(map(is_alive, workers)), "they end with their parent", 10)
+            orphans = set()
+            try:
+                while True:
+                    orphans.add(os.wait()[0])
+            except ChildProcessError:  # the last one has ended
+                print("done" if orphans else "the orphans went elsewhere")
+
+        if __name__ == "__main__":
+            parent() if len(sys.argv) > 1 else grandparent()
+        """,
+    )
+    assert (status, out, err) == (0, "done\n", "")
