@@ -116,3 +116,10 @@ def test_proofs_exist(file: str) -> None:
     definition = r"^def (test_\w+)\(" if file.endswith(".py") else r"^static void (test_\w+)\("
     defined = re.findall(definition, (ROOT / "tests" / file).read_text(), re.MULTILINE)
     assert named - set(defined) == set()
+
+
+def test_every_fault_has_its_row_and_a_proof() -> None:
+    text = (ROOT / "docs" / "reliability.md").read_text()
+    rows = re.findall(r"^\| (\d+) \|.*\| (.*) \|$", text, re.MULTILINE)
+    assert [number for number, _ in rows] == [str(number) for number in range(1, 53)]
+    assert [number for number, tests in rows if not NODE.search(tests)] == []
