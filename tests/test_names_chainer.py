@@ -16,10 +16,7 @@ PUBLIC_DATA = {"cifar", "fashion_mnist", "kuzushiji_mnist", "mnist", "ptb", "svh
 MODULES = ("iterators", "dataset", "datasets", "dataset.tabular", "dataset.download")
 
 #: Names that have no counterpart, and why.
-ABSENT = {
-    "iterators.DaliIterator": "wraps another loader",
-    "dataset.ConcatWithAsyncTransfer": "an iterator with device= copies while it prefetches",
-}
+ABSENT = {"iterators.DaliIterator": "wraps another loader"}
 
 
 def inner(module: ModuleType, path: str) -> Any:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from fastiter.dataset.convert import Converter, concat_examples, converter, to_device
+from fastiter.dataset.convert import (
+    ConcatWithAsyncTransfer,
+    Converter,
+    concat_examples,
+    converter,
+    to_device,
+)
 from fastiter.dataset.download import (
     cache_or_load_file,
     cached_download,
@@ -15,6 +21,7 @@ from fastiter.dataset.mixin import DatasetMixin
 from fastiter.dataset.tabular import TabularDataset
 
 __all__ = [
+    "ConcatWithAsyncTransfer",
     "Converter",
     "DatasetMixin",
     "Iterator",

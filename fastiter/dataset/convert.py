@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 import sys
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from fastiter import _collate, _device
 from fastiter._padding import Padding
 
-__all__ = ["Converter", "concat_examples", "converter", "to_device"]
+__all__ = ["ConcatWithAsyncTransfer", "Converter", "concat_examples", "converter", "to_device"]
 
 _NO_PADDING = Padding()
 
@@ -148,6 +149,91 @@ class Converter(ABC):
         device : device or None
             Where the result belongs; None leaves it where it is.
         """
+
+
+class ConcatWithAsyncTransfer(Converter):
+    """`concat_examples` that does not wait for the GPU: a converter for updaters.
+
+    A batch of the host is joined, put into pinned memory, and copied to the GPU on a stream of its
+    own, while the GPU goes on with the batch before. The stream that uses the arrays waits for the
+    copy, so they can be used at once; neither the host nor the rest of the device waits. Each call
+    returns new arrays, whose memory is used again only when they are gone and the work that was
+    given to the compute stream until the next call has ended.
+
+    It keeps at most three pinned buffers, each the size of a batch, for each GPU; a caller that
+    is so far ahead of the GPU that copies out of all three are still to come waits for the oldest.
+    On the GPU, besides the arrays that you hold, the memory of about two batches is in use. When
+    the object goes, it waits for its last copies and gives all of that back to CuPy.
+
+    It may be called for several GPUs, and from several threads. Where they use CUDA's per-thread
+    default streams, each thread needs an object of its own.
+
+    Parameters
+    ----------
+    stream : cupy.cuda.Stream, optional
+        Where copies run. By default on a non-blocking stream, one for each GPU.
+    compute_stream : cupy.cuda.Stream, optional
+        Where the arrays are used. By default the stream that is current at the call. A kernel on
+        any other stream has to be ordered by you, before the arrays are dropped too.
+
+    Attributes
+    ----------
+    compute_stream : cupy.cuda.Stream or None
+        As above; counts from the next call on when set.
+    """
+
+    def __init__(self, stream: Any = None, compute_stream: Any = None) -> None:
+        self._stream = stream
+        self.compute_stream = compute_stream
+        self._transfers: dict[int, _device.AsyncTransfer] = {}
+        weakref.finalize(self, _close_all, self._transfers)
+
+    def __call__(self, batch: Sequence[Any], device: Any = None, padding: Any = None) -> Any:
+        """Join a batch, and begin to copy it if it goes to a GPU.
+
+        Parameters
+        ----------
+        batch, padding
+            See `concat_examples`.
+        device : device, optional
+            See `to_device`. With None, the host, or a device object of another library this is
+            `concat_examples`.
+
+        Returns
+        -------
+        array, tuple of arrays or dict of arrays
+            Each of shape (len(batch), ...). Examples that are on a GPU already are joined there.
+
+        Raises
+        ------
+        RuntimeError
+            If ``device`` is a GPU, and CuPy or the GPU is missing, or this process was forked from
+            one in which the object has used a GPU.
+        ValueError
+            If a stream belongs to another device; else as `concat_examples`.
+        """
+        target = None if device is None else _device.resolve(device)
+        if not isinstance(target, _device.GpuDevice):
+            return concat_examples(batch, target, padding)
+        transfer = self._transfers.get(target.id)
+        if transfer is None:
+            transfer = _device.AsyncTransfer(target.id, self._stream)
+            transfer = self._transfers.setdefault(target.id, transfer)
+        arrays = concat_examples(batch, None, padding)
+        if isinstance(arrays, dict):
+            sent = transfer.send(list(arrays.values()), self.compute_stream)
+            return dict(zip(arrays, sent, strict=True))
+        if isinstance(arrays, tuple):
+            return tuple(transfer.send(arrays, self.compute_stream))
+        return transfer.send([arrays], self.compute_stream)[0]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._stream, self.compute_stream)
+
+
+def _close_all(transfers: dict[int, _device.AsyncTransfer]) -> None:
+    for transfer in transfers.values():
+        transfer.close()
 
 
 class _FunctionConverter(Converter):
