@@ -360,7 +360,7 @@ def _close_pipes_of_no_process(error: BaseException) -> None:
     if sys.version_info >= (3, 15):
         return  # not known; to close what is closed already would be worse
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        if frame.f_code is popen_fork.Popen._launch.__code__:
+        if frame.f_code is popen_fork.Popen._launch.__code__:  # type: ignore[attr-defined]
             names = frame.f_locals
             if not hasattr(names.get("self"), "pid"):  # the fork did not return
                 for name in ("parent_r", "child_w", "child_r", "parent_w"):

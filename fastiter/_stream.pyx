@@ -15,10 +15,11 @@ from posix.unistd cimport getpid
 
 from fastiter._csrc cimport *
 from fastiter._ring cimport Lease, ParentEnd, WorkerEnd
-from fastiter._ring import PACKED_ERROR, PACKED_EXAMPLE, PACKED_RESULT
-from fastiter._rows cimport Schema
+from fastiter._ring import (
+    PACKED_ERROR as _PACKED_ERROR, PACKED_EXAMPLE as _PACKED_EXAMPLE, PACKED_RESULT as _PACKED_RESULT,
+)
+from fastiter._rows cimport Schema, _ARRAY, _BARE, _OBJECT, _RAGGED
 from fastiter._views cimport check_part, read_example
-from fastiter._rows import ARRAY, BARE, OBJECT, RAGGED
 from fastiter._schema import derive_schema, merge_schemas
 from fastiter._transport import Packed, failure_of, unpack
 from fastiter.errors import OverwrittenError
@@ -32,7 +33,7 @@ cdef enum:
     ODD_ROWS = 8  # of a block that fit no column, until the block ends early
 
 _RECORD = struct.Struct("<QQ")  # of a schema: checksum, rows; then `Schema.record`
-cdef uint32_t EXAMPLE = PACKED_EXAMPLE, RECORD = PACKED_RESULT
+cdef uint32_t EXAMPLE = _PACKED_EXAMPLE, RECORD = _PACKED_RESULT, ERROR = _PACKED_ERROR
 cdef object dumps = pickle.dumps, loads = pickle.loads
 
 # Bytes of samples in a block, beyond which the next one begins another: what is in the cache of the
@@ -98,7 +99,7 @@ cdef class SampleWriter:
         if not self.begin():
             return
         try:
-            self.write_packed(packed, PACKED_ERROR)
+            self.write_packed(packed, ERROR)
         except MemoryError:  # none is left for the text: the bare fact has to do
             fi_entry_set(self.reader.ring, self.reader.slot, self.reader.rows, 0, 0)
         fi_reader_publish(&self.reader, FI_ERROR)
@@ -206,7 +207,7 @@ cdef class SampleWriter:
             schema = merge_schemas(known, schema)
         self.candidate = schema
         # One object as a whole: no column can ever hold it.
-        self.learns = not (schema.container == BARE and schema.specs[0][0] == OBJECT)
+        self.learns = not (schema.container == _BARE and schema.specs[0][0] == _OBJECT)
         return 0
 
     cdef int use(self, Schema schema) except -1:
@@ -221,7 +222,7 @@ cdef class SampleWriter:
             rows = self.reader.ring.geometry.rows
         self.candidate = None
         self.version += 1
-        if OBJECT in kinds and ARRAY not in kinds and RAGGED not in kinds:
+        if _OBJECT in kinds and _ARRAY not in kinds and _RAGGED not in kinds:
             self.schema = None  # packed as a whole it is faster than field by field
             self.learns = False
         else:
@@ -379,7 +380,7 @@ cdef class StreamEnd(ParentEnd):
         if size == 0:
             return ()
         return unpack(memoryview(bytearray(block.lease.part(offset, size))),
-                      block.lease.seed(row, PACKED_ERROR))
+                      block.lease.seed(row, ERROR))
 
     cdef object read(self, Block block, uint32_t slot, uint32_t row, uint32_t code,
                      uint32_t reader):

@@ -6,6 +6,8 @@ from numpy.typing import NDArray
 from fastiter._ring import Lease
 from fastiter._rows import Schema
 
+__pyx_capi__: dict[str, object]  # what other compiled modules call
+
 def read(schema: Schema, lease: Lease, copy: bool, odd: dict[int, Any] | None) -> list[Any]: ...
 def columns(
     schema: Schema, lease: Lease, converted: bool, copy: bool
