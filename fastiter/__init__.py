@@ -20,6 +20,7 @@ except ModuleNotFoundError as error:
 
 from fastiter._worker_info import WorkerInfo, get_worker_info
 from fastiter.dataset import (
+    ConcatWithAsyncTransfer,
     Converter,
     DatasetMixin,
     Iterator,
@@ -57,6 +58,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BlockShuffleOrderSampler",
+    "ConcatWithAsyncTransfer",
     "Converter",
     "DatasetError",
     "DatasetMixin",
