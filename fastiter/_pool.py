@@ -8,7 +8,6 @@ iterator, under the iterator's lock; there is no thread beside it.
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 import weakref
 from collections import Counter
@@ -16,7 +15,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing import util
 from typing import Any
 
-from fastiter import _ring, _transport
+from fastiter import _exit, _ring, _transport
 from fastiter._crew import Crew, Member, starts_worker
 from fastiter._delivery import assemble, from_rows, poisoned, read_odd
 from fastiter._feed import Feed, Scheduled
@@ -35,23 +34,6 @@ _SLICE = 0.5  # seconds; the longest sleep before a look at clocks and hints
 _SPIN = 100  # pauses, about 2 us
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-_exits = False  # the interpreter does
-
-
-def stay_away_at_exit() -> None:
-    """Stops a daemon thread that calls `next()` while the interpreter exits: whatever it was given
-    or told now would end in a traceback on stderr.
-
-    Raises
-    ------
-    RuntimeError
-        In the main thread, which runs the exit handlers.
-    """
-    if not _exits:
-        return
-    if threading.current_thread() is threading.main_thread():
-        raise RuntimeError("next() is possible no more while the interpreter exits")
-    threading.Event().wait()
 
 
 class Pool(Feed):
@@ -245,7 +227,7 @@ class Pool(Feed):
         ring = self._ring
         while True:
             if self.closed:
-                stay_away_at_exit()
+                _exit.stay_away()
                 raise RuntimeError("the iterator was finalized while next() waited")
             if done():
                 return
@@ -411,8 +393,7 @@ class Pool(Feed):
 
 
 def _close_at_exit(reference: weakref.ref[Pool]) -> None:
-    global _exits
-    _exits = True
+    _exit.begin()
     pool = reference()
     if pool is not None:
         pool.close()

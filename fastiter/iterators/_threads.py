@@ -20,13 +20,14 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
+from fastiter import _exit
+
 if TYPE_CHECKING:
     from fastiter.iterators._jobs import Failure, Job
 
 _JOIN_SECONDS = 1.0  # finalize() and exit wait so long for threads that are amid an example
 
 _living: weakref.WeakSet[Threads] = weakref.WeakSet()
-_exits = False  # the interpreter does
 
 
 class _Board:
@@ -143,26 +144,9 @@ class Threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def stay_away_at_exit() -> None:
-    """Stops a daemon thread that calls `next()` while the interpreter exits: whatever it was given
-    or told now would end in a traceback on stderr.
-
-    Raises
-    ------
-    RuntimeError
-        In the main thread, which runs the exit handlers.
-    """
-    if not _exits:
-        return
-    if threading.current_thread() is threading.main_thread():
-        raise RuntimeError("next() is possible no more while the interpreter exits")
-    threading.Event().wait()
-
-
 @atexit.register
 def _close_all() -> None:
-    global _exits
-    _exits = True
+    _exit.begin()
     living = [threads for threads in _living if threads.pid == os.getpid()]
     for threads in living:
         threads.close()

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from fastiter import _device
+from fastiter import _device, _exit
 from fastiter._finish import CallableFinisher, ConcatFinisher, Finisher
-from fastiter._pool import Pool, stay_away_at_exit
+from fastiter._pool import Pool
 from fastiter._ring import Lease
 from fastiter._start import choose
 from fastiter.errors import TimeoutWarning
@@ -211,7 +211,7 @@ class MultiprocessIterator(PlannedIterator):
                 f"this iterator belongs to process {pool.pid}; in a child, iterate over a copy "
                 "(copy.copy(iterator))"
             )
-        stay_away_at_exit()
+        _exit.stay_away()
         # Not started yet, or the last start failed and said why.
         self._planner.rewind()
         self._pool = Pool(

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from fastiter import _exit
 from fastiter._assemble import Assembler
 from fastiter._columnar import column_getter
 from fastiter.iterators._arguments import checked_int
@@ -16,7 +17,7 @@ from fastiter.iterators._base import PlannedIterator
 from fastiter.iterators._fetch import Outcome, capture
 from fastiter.iterators._jobs import ColumnsJob, Job, Pace, PartsJob, RowsJob, Work
 from fastiter.iterators._state import Plan
-from fastiter.iterators._threads import Threads, stay_away_at_exit
+from fastiter.iterators._threads import Threads
 
 __all__ = ["MultithreadIterator"]
 
@@ -162,7 +163,7 @@ class MultithreadIterator(PlannedIterator):
     def _running_threads(self) -> Threads:
         threads = self._threads
         if threads is None or threads.pid != os.getpid():
-            stay_away_at_exit()
+            _exit.stay_away()
             self._forget_started()
             threads = self._threads = Threads(self._n_threads)
         return threads
