@@ -1,12 +1,28 @@
-"""The command line: ``python -m fastiter demo``."""
+"""The command line: ``python -m fastiter demo``, ``doctor`` and ``profile``."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 
-from fastiter._demo import digits
+# Each command's module has `add_options(parser)` and `run(options)`; only the one that is asked for
+# is imported.
+_COMMANDS = {
+    "demo": (
+        "fastiter._demo.digits",
+        "train a small classifier on handwritten digits, and compare the iterators",
+    ),
+    "doctor": (
+        "fastiter._tools.doctor",
+        "tell what this machine offers a data loader, and what would help",
+    ),
+    "profile": (
+        "fastiter._tools.profile",
+        "measure a dataset, alone and through the iterators, and find the best settings",
+    ),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -17,19 +33,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         The command and its options; ``sys.argv[1:]`` by default.
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="python -m fastiter", description="Tools of fastiter.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    summary = "train a small classifier on handwritten digits, and compare the iterators"
-    demo = commands.add_parser("demo", help=summary, description=summary.capitalize() + ".")
-    digits.add_options(demo)
-    demo.set_defaults(run=digits.run)
+    for name, (module, summary) in _COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".")
+        if name in arguments[:1]:
+            tool = importlib.import_module(module)
+            tool.add_options(command)
+            command.set_defaults(run=tool.run)
     options = parser.parse_args(arguments)
     try:
-        options.run(options)
+        return options.run(options) or 0
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130  # what a shell reports for a program ended by SIGINT
-    return 0
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ FLOORS = {
     "_ring": 1,
     "_memory": 1,
     "_demo": 3,
+    "_tools": 3,
     "__main__": 3,
 }
 

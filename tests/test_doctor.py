@@ -1,0 +1,222 @@
+"""``python -m fastiter doctor``: what it finds, here and where something is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fastiter
+from fastiter._tools import machine
+from fastiter._tools.findings import as_bytes
+
+sys.path.append(str(Path(__file__).parent / "process"))
+import without_calls
+
+MIB = 1 << 20
+COMMAND = [sys.executable, "-m", "fastiter", "doctor"]
+
+
+def environment(**more: str) -> dict[str, str]:
+    root = str(Path(fastiter.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, **more}
+
+
+def doctor(
+    *,
+    prefix: tuple[str, ...] = (),
+    limits: dict[int, int] | None = None,
+    cpus: set[int] | None = None,
+    **variables: str,
+) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:
+    """Run it; return its status, and its findings by section and name."""
+
+    def restrict() -> None:
+        for limit, value in (limits or {}).items():
+            resource.setrlimit(limit, (value, value))
+        if cpus is not None:
+            os.sched_setaffinity(0, cpus)
+
+    answer = subprocess.run(
+        [*prefix, *COMMAND, "--json"],
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        preexec_fn=restrict,
+    )
+    assert answer.stderr == ""
+    findings = json.loads(answer.stdout)["findings"]
+    found = {(finding["section"], finding["name"]): finding for finding in findings}
+    assert len(found) == len(findings)
+    return answer.returncode, found
+
+
+def test_all_is_well_here() -> None:
+    answer = subprocess.run(
+        COMMAND, env=environment(), capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (answer.returncode, answer.stderr) == (0, "")
+    lines = answer.stdout.splitlines()
+    assert lines[-1].startswith("problems: 0, notes: ")
+    assert all(len(line) <= 120 for line in lines if "/" not in line)
+    assert "  ok      passed                  2 workers delivered 100 examples exactly" in (
+        answer.stdout
+    )
+    sections = [line for line in lines if line and not line.startswith((" ", "problems"))]
+    assert sections == [
+        "fastiter",
+        "CPUs",
+        "Memory",
+        "Shared memory",
+        "Limits",
+        "Start of workers",
+        "Packages",
+        "Environment",
+        "GPUs",
+        "Self-test",
+    ]
+
+
+def test_fewer_cpus_and_limits_are_told() -> None:
+    one = {min(os.sched_getaffinity(0))}
+    status, found = doctor(
+        cpus=one,
+        limits={resource.RLIMIT_NOFILE: 60, resource.RLIMIT_FSIZE: 512 * MIB},
+        FASTITER_BUFFER_POOL="64",
+        RANK="3",
+        WORLD_SIZE="many",
+        CHAINER_DATASET_ROOT=f"{__file__}/nowhere",
+    )
+    assert status == 0
+    usable = found["CPUs", "usable"]
+    assert usable["fact"].startswith("1 of ")
+    assert usable["fact"].endswith("n_processes=None starts 1 workers")
+    assert "RLIMIT_NOFILE 60;" in found["Limits", "open files"]["fact"]
+    assert found["Limits", "file size"]["fact"] == "RLIMIT_FSIZE 512 MiB"
+    notes = {key for key, finding in found.items() if finding["judgement"] == "note"}
+    expected = {("Limits", "open files"), ("Limits", "file size"), ("Environment", "rank")}
+    assert notes >= expected | {("Environment", "downloads")}
+    assert found["Environment", "FASTITER_BUFFER_POOL"]["fact"] == "'64'"
+    assert "WORLD_SIZE" in found["Environment", "rank"]["fact"]
+    # Four slots: each can have a quarter of the largest file, and they are powers of two.
+    assert "room for 128 MiB in each slot" in found["Shared memory", "memory"]["fact"]
+    assert found["Self-test", "passed"]["judgement"] == "ok"
+
+
+def test_what_is_broken_is_a_problem_and_a_status() -> None:
+    """Too few descriptors for a pool: the self-test fails, and says why."""
+    status, found = doctor(limits={resource.RLIMIT_NOFILE: 9})
+    assert status == 1
+    failed = found["Self-test", "failed"]
+    assert failed["judgement"] == "problem"
+    assert "Too many open files" in failed["fact"]
+    assert "MultithreadIterator" in failed["help"]
+
+
+@pytest.mark.skipif(
+    platform.machine() not in without_calls.NUMBERS, reason="numbers of system calls are not known"
+)
+def test_refused_calls_are_told() -> None:
+    calls = "memfd_create,pidfd_open,eventfd2"
+    prefix = (sys.executable, without_calls.__file__, "EPERM", calls)
+    status, found = doctor(prefix=prefix)
+    assert status == 0
+    assert "/dev/shm without a name" in found["Shared memory", "memory"]["fact"]
+    assert "batches are kept there" in found["Shared memory", "/dev/shm"]["fact"]
+    assert found["Shared memory", "wake-ups"]["fact"] == "pipes, for want of eventfd"
+    assert "pidfd_open" in found["Shared memory", "deaths of workers"]["fact"]
+    assert found["Self-test", "passed"]["judgement"] == "ok"
+
+
+def test_packages_are_looked_for_where_python_looks(tmp_path: Path) -> None:
+    for name, version in (("threadpoolctl", "9.8"), ("cupy-cuda99x", "7.6")):
+        folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}")
+    # A CuPy that ends the process that imports it, as a broken driver may.
+    (tmp_path / "cupy.py").write_text("import os\nos.abort()\n")
+    path = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
+    has_gpu = any(name.startswith("nvidia") for name in os.listdir("/dev"))
+    status, found = doctor(PYTHONPATH=path)
+    assert found["Packages", "threadpoolctl"]["fact"] == "9.8"
+    assert "cupy-cuda99x 7.6" in found["GPUs", "CuPy"]["fact"]
+    assert found["GPUs", "devices"]["fact"] == "exit status -6"
+    assert found["GPUs", "devices"]["judgement"] == ("problem" if has_gpu else "note")
+    assert status == int(has_gpu)
+
+
+def files(root: Path, contents: dict[str, str]) -> Path:
+    for name, text in contents.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_control_groups_of_version_2(tmp_path: Path) -> None:
+    root = files(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/job/step\n",
+            "proc/meminfo": "MemTotal:  8388608 kB\nMemAvailable:  4194304 kB\nHugePages_Free: 0\n",
+            "proc/loadavg": "1.25 0.80 0.50 2/300 4711\n",
+            "sys/fs/cgroup/job/step/cpu.max": "max 100000\n",
+            "sys/fs/cgroup/job/cpu.max": "150000 100000\n",
+            "sys/fs/cgroup/job/step/memory.max": "max\n",
+            "sys/fs/cgroup/job/memory.max": "1073741824\n",
+            "sys/kernel/mm/transparent_hugepage/shmem_enabled": "always [within_size] never\n",
+        },
+    )
+    assert machine.cpu_quota(root) == 1.5
+    assert machine.memory(root) == {"MemTotal": 8 << 30, "MemAvailable": 4 << 30}
+    assert machine.memory_limit(root) == (1 << 30, "job")
+    assert machine.huge_pages(root) == "within_size"
+    assert machine.load(root) == 1.25
+
+
+def test_control_groups_of_version_1_seen_from_a_container(tmp_path: Path) -> None:
+    """The paths are the host's; what is mounted is the container's own group."""
+    root = files(
+        tmp_path,
+        {
+            "proc/self/cgroup": "5:cpu,cpuacct:/docker/ab\n4:memory:/docker/ab\n3:pids:/\n0::/\n",
+            "proc/meminfo": "MemTotal:  8388608 kB\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "536870912\n",
+        },
+    )
+    assert machine.cpu_quota(root) == 0.5
+    assert machine.memory_limit(root) == (512 << 20, "memory")
+
+
+def test_no_limits(tmp_path: Path) -> None:
+    root = files(
+        tmp_path,
+        {
+            "proc/self/cgroup": "4:memory:/\n2:cpu:/\n0::/\n",
+            "proc/meminfo": "MemTotal:  8388608 kB\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        },
+    )
+    assert machine.cpu_quota(root) is None
+    assert machine.memory_limit(root) is None
+    assert (machine.huge_pages(root), machine.load(root)) == (None, None)
+    nothing = tmp_path / "nothing"
+    assert (machine.memory(nothing), machine.cpu_quota(nothing)) == ({}, None)
+
+
+def test_bytes_are_shown_for_people() -> None:
+    shown = [as_bytes(n) for n in (0, 1023, 1536, 10 * MIB, 3 << 40, 1 << 51)]
+    assert shown == ["0 bytes", "1023 bytes", "1.5 KiB", "10 MiB", "3.0 TiB", "2048 TiB"]
