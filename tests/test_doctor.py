@@ -107,8 +107,8 @@ def test_fewer_cpus_and_limits_are_told() -> None:
     assert notes >= expected | {("Environment", "downloads")}
     assert found["Environment", "FASTITER_BUFFER_POOL"]["fact"] == "'64'"
     assert "WORLD_SIZE" in found["Environment", "rank"]["fact"]
-    # Four slots: each can have a quarter of the largest file, and they are powers of two.
-    assert "room for 128 MiB in each slot" in found["Shared memory", "memory"]["fact"]
+    # Four slots and what belongs to them fit into the largest file, and are powers of two.
+    assert "room for 64 MiB in each slot" in found["Shared memory", "memory"]["fact"]
     assert found["Self-test", "passed"]["judgement"] == "ok"
 
 
