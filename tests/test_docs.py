@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -11,14 +12,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import typed
 
 import fastiter
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "csrc" / "README.md"])
-OTHERS = ("chainer", "torch")  # packages that a program may import besides ours, where they are
+TUTORIAL = ROOT / "docs" / "tutorial.md"  # its programs build on each other
+OTHERS = (
+    "chainer",
+    "cv2",
+    "torch",
+)  # packages that a program may import besides ours, where they are
 
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*|{[\w-]+}.*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NODE = re.compile(r"`((?:\w+/)*\w+\.(py|c))::(\w+)`")  # a test, named as pytest does
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -31,6 +38,8 @@ class Program(NamedTuple):
 def programs() -> list[Program]:
     found = []
     for page in PAGES:
+        if page == TUTORIAL:
+            continue
         text = page.read_text()
         for fence in FENCE.finditer(text):
             if fence[1] == "python":
@@ -49,20 +58,36 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
+def environment() -> dict[str, str]:
+    """Where this interpreter is `python`, and has the fastiter that is tested."""
+    root = str(Path(fastiter.__file__).parent.parent)
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PYTHONPATH": os.pathsep.join([root, *sys.path]),
+    }
+
+
 def run(source: str, tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(source)
-    root = str(Path(fastiter.__file__).parent.parent)
     result = subprocess.run(
         # Of other packages' warnings ours is not the place to hear.
         [sys.executable, "-W", "ignore", "-W", "error::ResourceWarning", str(path)],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path])},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=100,
     )
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def skip_without_packages(program: Program) -> None:
+    for package in OTHERS:
+        is_imported = re.search(rf"^(import|from) {package}\b", program.source, re.MULTILINE)
+        if is_imported and importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
 
 
 def test_every_page_of_programs_is_found() -> None:
@@ -72,10 +97,7 @@ def test_every_page_of_programs_is_found() -> None:
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_program_runs(program: Program, tmp_path: Path) -> None:
-    for package in OTHERS:
-        is_imported = re.search(rf"^(import|from) {package}\b", program.source, re.MULTILINE)
-        if is_imported and importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
+    skip_without_packages(program)
     run(program.source, tmp_path)
 
 
@@ -85,9 +107,16 @@ def test_program_runs(program: Program, tmp_path: Path) -> None:
     ids=lambda program: program.name,
 )
 def test_program_has_its_guard(program: Program, tmp_path: Path) -> None:
+    skip_without_packages(program)
     # The default of Python 3.14 and of other systems, which imports the program in each worker.
     spawn = "import multiprocessing\n\nmultiprocessing.set_start_method('spawn', force=True)\n"
     run(spawn + program.source, tmp_path)
+
+
+def test_the_tutorial_typed_from_its_first_line_to_its_last(tmp_path: Path) -> None:
+    printed = typed.run(TUTORIAL, tmp_path, environment(), install=False)
+    whole, resumed = [text.splitlines() for text in printed if "weights: " in text]
+    assert whole[-1] == resumed[-1]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -102,6 +131,23 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not there or (fragment and fragment not in anchors(target)):
             broken.append(link)
     assert broken == []
+
+
+@pytest.mark.parametrize(
+    "module", ["iterators", "dataset", "dataset.tabular", "datasets", "reader", "random", "kernels"]
+)
+def test_the_reference_has_every_public_name(module: str) -> None:
+    name = f"fastiter.{module}"
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.rst"))
+    current, named = "", set()
+    for directive, argument in re.findall(r"^\.\. (\w+):: ([\w.]+)$", pages, re.MULTILINE):
+        if directive == "currentmodule":
+            current = argument
+        elif directive in ("autoclass", "autofunction"):
+            named.add(argument if argument.startswith("fastiter.") else f"{current}.{argument}")
+        elif directive == "automodule" and argument == name:
+            return
+    assert {f"{name}.{public}" for public in importlib.import_module(name).__all__} - named == set()
 
 
 def proofs() -> list[tuple[str, str]]:
