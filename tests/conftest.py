@@ -48,7 +48,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-settings.register_profile("fastiter", deadline=None)  # on a busy machine any example can be slow
+# No deadline: on a busy machine any example can be slow. The same examples in every run, so that a
+# change fails for what it changed; --hypothesis-profile=explore draws others, as nightly does.
+settings.register_profile("explore", deadline=None)
+settings.register_profile("fastiter", deadline=None, derandomize=True)
 settings.load_profile("fastiter")
 
 
