@@ -43,9 +43,8 @@ class Merge:
         self.pid = os.getpid()
         self._readers = readers
         self._taken = [0] * len(readers)  # samples
-        self._fallen: dict[
-            int, str
-        ] = {}  # who has died, and how; all that came before is due first
+        # Who has died, and how; all that came before is due first.
+        self._fallen: dict[int, str] = {}
         self._failure: Exception | None = None
         self._most = max(1, min(_MOST_TAKEN, queue_size // 4))
         self._released = False

@@ -148,7 +148,8 @@ def test_demo_from_end_to_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param(name, marks=[pytest.mark.stress] if name == "spawn" else [])
+        # The others run as the default and as the example.
+        pytest.param(name, marks=[] if name == "forkserver" else [pytest.mark.stress])
         for name in START_METHODS
     ],
 )

@@ -95,22 +95,15 @@ def test_every_page_of_programs_is_found() -> None:
     assert {"README.md", "docs/migrating.md", "docs/snapshots.md", "docs/lifetimes.md"} <= pages
 
 
+# The default of other systems, under which each worker imports the program: it needs its guard.
+SPAWN = "import multiprocessing\n\nmultiprocessing.set_start_method('spawn', force=True)\n"
+
+
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_program_runs(program: Program, tmp_path: Path) -> None:
     skip_without_packages(program)
-    run(program.source, tmp_path)
-
-
-@pytest.mark.parametrize(
-    "program",
-    [p for p in PROGRAMS if "MultiprocessIterator(" in p.source and "chainer" not in p.source],
-    ids=lambda program: program.name,
-)
-def test_program_has_its_guard(program: Program, tmp_path: Path) -> None:
-    skip_without_packages(program)
-    # The default of Python 3.14 and of other systems, which imports the program in each worker.
-    spawn = "import multiprocessing\n\nmultiprocessing.set_start_method('spawn', force=True)\n"
-    run(spawn + program.source, tmp_path)
+    has_processes = "MultiprocessIterator(" in program.source and "chainer" not in program.source
+    run((SPAWN if has_processes else "") + program.source, tmp_path)
 
 
 def test_the_tutorial_typed_from_its_first_line_to_its_last(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def footprint():
     }
 
 
-@pytest.mark.parametrize(("method", "cycles"), [("fork", 200), ("spawn", 6), ("forkserver", 10)])
+@pytest.mark.parametrize(("method", "cycles"), [("fork", 200), ("spawn", 4), ("forkserver", 6)])
 def test_cycles_leave_nothing(method, cycles):
     def cycle(number):
         iterator = MultiprocessIterator(
