@@ -29,14 +29,22 @@ from fastiter.dataset import (
     converter,
     to_device,
 )
-from fastiter.errors import DatasetError, OverwrittenError, TimeoutWarning, WorkerDiedError
+from fastiter.errors import (
+    DatasetError,
+    OverwrittenError,
+    SkipLimitError,
+    TimeoutWarning,
+    WorkerDiedError,
+)
 from fastiter.iterators import (
     BlockShuffleOrderSampler,
     MultithreadIterator,
     OrderSampler,
+    Replacement,
     SerialIterator,
     ShardedOrderSampler,
     ShuffleOrderSampler,
+    Skipped,
     VirtualShuffleOrderSampler,
     WeightedOrderSampler,
 )
@@ -67,9 +75,12 @@ __all__ = [
     "MultithreadIterator",
     "OrderSampler",
     "OverwrittenError",
+    "Replacement",
     "SerialIterator",
     "ShardedOrderSampler",
     "ShuffleOrderSampler",
+    "SkipLimitError",
+    "Skipped",
     "TabularDataset",
     "TimeoutWarning",
     "VirtualShuffleOrderSampler",

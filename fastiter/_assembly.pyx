@@ -294,7 +294,7 @@ cdef class Assembly:
 
     def examples(self):
         cdef Py_ssize_t row
-        if self.schema is None:
+        if self.schema is None and self.n_kept == self.rows:
             return self.kept
         return [
             self.kept[row] if self.states[row] == KEPT else self.read(row)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from fastiter import _collate
 from fastiter._columns import ColumnReader
+from fastiter._failures import RowCountError
 from fastiter._padding import FieldRule, Padding
 
 #: What decides about a dataset's examples. A class with ``__fastiter_columns__`` answers for all of
@@ -36,10 +37,6 @@ _DECISIVE = frozenset(
     }
 )
 _INDEXING = frozenset({"__getattribute__", "__getitem__", "__getitems__", "get_example"})
-
-
-class RowCountError(ValueError):
-    """A dataset was asked for some examples and gave more, or fewer."""
 
 
 class Column(NamedTuple):

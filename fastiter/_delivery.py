@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fastiter import _ring, _views
+from fastiter._failures import Judge, NothingLeft, RowFailure
 from fastiter._feed import Scheduled
 from fastiter._finish import ConcatFinisher, Finisher
+from fastiter._plans import Plan
 from fastiter._transport import Failure, exception_of, unpack
 from fastiter.errors import DatasetError, OverwrittenError, WorkerDiedError
 
@@ -16,7 +18,7 @@ class Odd(NamedTuple):
     """The rows of a batch that are not in its columns."""
 
     examples: dict[int, Any]  # spilled ones, loaded
-    error: Exception | None  # of the first row that has one
+    failures: list[RowFailure]
 
 
 def read_odd(
@@ -27,6 +29,7 @@ def read_odd(
     codes: Sequence[tuple[int, int]],
     deaths: dict[tuple[int, int], str],
     copied: bool,
+    tolerates: bool,
 ) -> Odd:
     """Loads what lies beside the columns.
 
@@ -35,36 +38,93 @@ def read_odd(
     codes : (row, code) of the odd rows, ascending.
     deaths : how the workers ended that row (q, row) has killed.
     copied : load private copies, since the slot will be free at once.
+    tolerates : False: the first failure is enough.
     """
     examples: dict[int, Any] = {}
+    failures: list[RowFailure] = []
     for row, code in codes:
-        index = record.indices[row]
-        facts = f"dataset index {index}, {record.label}"
+        facts = f"dataset index {record.indices[row]}, {record.label}"
+        failure = None
         if code == _ring.ROW_POISON:
             end = deaths.get((record.q, row), "died")
-            return Odd(examples, poisoned(f"dataset index {index}", end, record.label))
-        offset, size = ring.entry(slot, row)
-        try:
-            part = lease.part(offset, size)
-            if code == _ring.ROW_ERROR:
-                seed = lease.seed(row, _ring.PACKED_ERROR)
-                return Odd(examples, _row_error(part, seed, facts))
-            seed = lease.seed(row, _ring.PACKED_EXAMPLE)
-            examples[row] = unpack(memoryview(bytearray(part)) if copied else part, seed)
-        except OverwrittenError as error:
-            return Odd(examples, error)
-        except Exception as error:
-            raised = DatasetError(f"an example cannot be loaded in the parent: {error!r} ({facts})")
-            raised.__cause__ = error
-            return Odd(examples, raised)
-    return Odd(examples, None)
+            died = poisoned(f"dataset index {record.indices[row]}", end, record.label)
+            failure = RowFailure(row, died, True)
+        elif code == _ring.ROW_ERROR:
+            failure = _failure(ring, lease, slot, row, facts)
+        else:
+            try:
+                part = lease.part(*ring.entry(slot, row))
+                seed = lease.seed(row, _ring.PACKED_EXAMPLE)
+                examples[row] = unpack(memoryview(bytearray(part)) if copied else part, seed)
+            except OverwrittenError as error:
+                failure = RowFailure(row, error, False)
+            except Exception as error:
+                failure = RowFailure(row, _unloadable(error, facts), True)
+        if failure is not None:
+            failures.append(failure)
+            if not tolerates:
+                break
+    return Odd(examples, failures)
 
 
-def _row_error(part: memoryview, seed: int, facts: str) -> Exception:
-    if part.nbytes == 0:
-        return DatasetError(f"the dataset failed, and no memory was left for the reason ({facts})")
-    failure = Failure(*unpack(memoryview(bytearray(part)), seed))
-    return exception_of(failure, f"{facts}, worker process {failure.pid}")
+def _failure(
+    ring: _ring.ParentEnd, lease: _ring.Lease, slot: int, row: int, facts: str
+) -> RowFailure:
+    """What the worker has left of a row's exception."""
+    try:
+        part = lease.part(*ring.entry(slot, row))
+        if part.nbytes == 0:
+            return RowFailure(
+                row,
+                DatasetError(f"the dataset failed, and no memory was left for the reason ({facts})"),
+                True,
+            )
+        seed = lease.seed(row, _ring.PACKED_ERROR)
+        failure = Failure(*unpack(memoryview(bytearray(part)), seed))
+    except OverwrittenError as error:
+        return RowFailure(row, error, False)
+    except Exception as error:
+        return RowFailure(row, _unloadable(error, facts), True)
+    raised = exception_of(failure, f"{facts}, worker process {failure.pid}")
+    return RowFailure(row, raised, failure.is_skippable)
+
+
+def _unloadable(error: Exception, facts: str) -> Exception:
+    raised = DatasetError(f"an example cannot be loaded in the parent: {error!r} ({facts})")
+    raised.__cause__ = error
+    return raised
+
+
+def settled(
+    judge: Judge, plan: Plan, lease: _ring.Lease, odd: Odd, codes: Sequence[tuple[int, int]]
+) -> tuple[dict[int, Any], bool]:
+    """Drops the rows that the judge wants dropped from a batch that is taken.
+
+    Returns
+    -------
+    dict of int to object
+        Examples beside the columns, by the numbers that rows have now.
+    bool
+        Whether what the finisher has left is of these rows.
+
+    Raises
+    ------
+    NothingLeft
+        If no row is left.
+    Exception
+        What the judge wants raised.
+    """
+    stand_ins = judge.settle(plan, odd.failures)
+    dropped = {failure.row for failure in odd.failures}.difference(stand_ins)
+    rows = [row for row in range(lease.rows) if row not in dropped]
+    if not rows:
+        raise NothingLeft from odd.failures[-1].error
+    without = {row for row, code in codes if code in (_ring.ROW_ERROR, _ring.ROW_POISON)}
+    is_finished = dropped == without
+    _views.close_up(lease.schema, lease, rows)
+    beside = {**odd.examples, **stand_ins}
+    examples = {place: beside[row] for place, row in enumerate(rows) if row in beside}
+    return examples, is_finished
 
 
 def poisoned(what: str, end: str, label: str) -> WorkerDiedError:

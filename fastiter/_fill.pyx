@@ -8,12 +8,13 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.object cimport PyObject_GetItem
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from fastiter._columnar import RowCountError, plain_columns, rows_getter
+from fastiter._columnar import plain_columns, rows_getter
 from fastiter._columns cimport ColumnReader
 from fastiter._csrc cimport *
 from fastiter._ring cimport Lease, WorkerEnd
 from fastiter._rows cimport Schema
 from fastiter import _ring, _views
+from fastiter._failures import RowCountError
 from fastiter._transport import Packed, failure_of, unpack
 
 cdef extern from "Python.h":
@@ -261,13 +262,31 @@ cdef class RowWriter:
     def current_schema(self):
         return self.schema
 
-    def examples(self):
-        """Private copies of all examples of the turn, or None if a row holds none."""
+    def good_rows(self):
+        """Numbers of the rows in the columns of the current schema; empty if there are others that
+        have not failed."""
+        cdef WorkerEnd end = self.end
+        cdef uint32_t row, code
+        cdef list rows = []
+        if self.schema is None:
+            return rows
+        for row in range(end.turn.n):
+            code = fi_row_code(end.worker.ring, end.turn.slot, row, end.turn.q)
+            if code == FI_ROW_OK:
+                rows.append(row)
+            elif code == FI_SPILL:
+                return []
+        return rows
+
+    def examples(self, bint tolerates):
+        """Private copies of the examples of the turn; None if there are none, or, unless that is
+        tolerated, a row has failed."""
         cdef WorkerEnd end = self.end
         cdef Lease lease = Lease.__new__(Lease)
         cdef uint64_t offset, size
         cdef uint32_t row, code
         cdef dict odd = {}
+        cdef set failed = set()
         lease.arena = end.arena
         lease.payload = fi_slot_payload(end.worker.ring, end.turn.slot)
         lease.bytes = fi_slot_committed(end.worker.ring, end.turn.slot)
@@ -281,10 +300,14 @@ cdef class RowWriter:
                     odd[row] = unpack(memoryview(bytearray(lease.part(offset, size))),
                                       end.seed(row, PACKED_EXAMPLE))
                 elif code != FI_ROW_OK:
-                    return None
+                    if not tolerates:
+                        return None
+                    failed.add(row)
+        if len(failed) == end.turn.n:
+            return None
         if self.schema is None:
-            return [odd[row] for row in range(end.turn.n)]
-        return _views.read(self.schema, lease, True, odd)
+            return [odd[row] for row in range(end.turn.n) if row not in failed]
+        return _views.read(self.schema, lease, True, odd, failed)
 
     def put_result(self, packed, bint failed):
         """Leaves the converter's result, or its exception, in the slot in hand."""

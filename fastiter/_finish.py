@@ -29,25 +29,31 @@ class ConcatFinisher:
     padding : Padding
     copy : bool
         As in concat_examples.
+    tolerates : bool
+        Whether the other rows of a batch count when some have failed.
     """
 
-    def __init__(self, padding: Padding, copy: bool):
+    def __init__(self, padding: Padding, copy: bool, tolerates: bool):
         self.padding = padding
         self.copy = copy
+        self.tolerates = tolerates
         self._recipe: tuple[Any, list[_Step] | None] = (None, None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ConcatFinisher, (self.padding, self.copy)
+        return ConcatFinisher, (self.padding, self.copy, self.tolerates)
 
     def finish(self, rows: _fill.RowWriter) -> int:
+        good = None  # all of them
         if not rows.columns_complete:
-            return 0
+            good = rows.good_rows() if self.tolerates else []
+            if not good:
+                return 0
         schema = rows.current_schema
         if schema is None or not schema.has_ragged_fields:
             return 0
         steps = self._steps_for(schema)
         try:
-            if steps is not None and schema.pad_fields(rows.end, steps):
+            if steps is not None and schema.pad_fields(rows.end, steps, good):
                 return _ring.CONVERTED_FIELDS
         except MemoryError:
             pass  # the parent tries on its heap, and raises if that fails too
@@ -132,14 +138,17 @@ class CallableFinisher:
     ----------
     function : callable
         Called as ``function(examples, None)`` with examples of its own to keep or to change.
+    tolerates : bool
+        Whether the other rows of a batch count when some have failed.
     """
 
-    def __init__(self, function: Callable[[list[Any], Any], Any]):
+    def __init__(self, function: Callable[[list[Any], Any], Any], tolerates: bool):
         self.function = function
+        self.tolerates = tolerates
 
     def finish(self, rows: _fill.RowWriter) -> int:
         try:
-            examples = rows.examples()
+            examples = rows.examples(self.tolerates)
         except Exception:
             return 0  # an example cannot be loaded again: the parent says which
         if examples is None:

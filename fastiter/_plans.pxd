@@ -14,6 +14,7 @@ cdef class PlanQueue:
     cdef int64_t step  # the batch size, or as much of it as matters
     cdef list plans  # planned and not delivered, oldest first
     cdef Py_ssize_t handed_out  # so many of them were returned by ahead()
+    cdef bint is_passing  # the batch of the state was passed over
     cdef Plan newest(self)
     cdef Plan first(self)
     cdef Plan next_ahead(self)

@@ -92,6 +92,13 @@ class PlanQueue:
             this batch anew.
         """
 
+    def pass_over(self) -> None:
+        """Take the oldest plan, of which there is nothing to deliver.
+
+        As `deliver`, but the state after the next batch then tells of both: the one passed over
+        may have ended an epoch, and what was before it is what was before both.
+        """
+
     def rewind(self) -> None:
         """Have `ahead` start over with the plan that `peek` gives."""
 

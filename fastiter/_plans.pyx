@@ -123,6 +123,13 @@ cdef Plan plan_within(object state, int64_t batch_size, bint repeat):
     return new_plan(indices, after, None)
 
 
+cdef object state_of_both(object before, object after):
+    """What a batch tells of itself and of the ones before it that were passed over."""
+    return after._replace(
+        is_new_epoch=item(before, IS_NEW_EPOCH) or item(after, IS_NEW_EPOCH),
+        previous_epoch_detail=item(before, PREVIOUS_EPOCH_DETAIL))
+
+
 cdef class PlanQueue:
     def __init__(self, state, batch_size, bint repeat):
         self.state = state
@@ -131,6 +138,7 @@ cdef class PlanQueue:
         self.step = min(batch_size, MOST_EXACT)
         self.plans = []
         self.handed_out = 0
+        self.is_passing = False
 
     def _advance(self, state):
         raise NotImplementedError
@@ -171,13 +179,21 @@ cdef class PlanQueue:
         if plan.error is None:
             if item(plan.state, N_DRAWN) != item(self.state, N_DRAWN):
                 self._note(plan.state)
-            self.state = plan.state
+            if self.is_passing and plan.indices is not None:
+                self.state = state_of_both(self.state, plan.state)
+            else:
+                self.state = plan.state
+            self.is_passing = False
         del self.plans[0]
         if plan.indices is not None:
             return plan
         if plan.error is not None:
             raise plan.error
         raise StopIteration
+
+    def pass_over(self):
+        self.deliver()
+        self.is_passing = True
 
     def rewind(self):
         self.handed_out = 0
@@ -188,6 +204,7 @@ cdef class PlanQueue:
 
     def restart(self, state):
         self.discard()
+        self.is_passing = False
         self.state = state
         self._note(state)
 
@@ -207,14 +224,17 @@ cdef class PlanQueue:
             "plans": plans,
             "batch_size": self.batch_size,
             "repeat": self.repeat,
+            "is_passing": bool(self.is_passing),
         }
 
     def __setstate__(self, dict given):
         given = dict(given)
         plans = given.pop("plans")
+        is_passing = given.pop("is_passing")
         PlanQueue.__init__(
             self, given.pop("state"), given.pop("batch_size"), given.pop("repeat"))
         self.plans = [Plan(indices, state) for indices, state in plans]
+        self.is_passing = is_passing
         self.__dict__.update(given)
 
     def __reduce__(self):

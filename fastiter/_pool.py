@@ -17,7 +17,8 @@ from typing import Any
 
 from fastiter import _exit, _ring, _transport
 from fastiter._crew import Crew, Member, starts_worker
-from fastiter._delivery import assemble, from_rows, poisoned, read_odd
+from fastiter._delivery import assemble, from_rows, poisoned, read_odd, settled
+from fastiter._failures import Judge
 from fastiter._feed import Feed, Scheduled
 from fastiter._finish import Finisher
 from fastiter._plans import Plan
@@ -79,6 +80,7 @@ class Pool(Feed):
         self._planned_exits = maxtasksperchild is not None
         self._finisher = finisher
         self._deaths_of_index: Counter[int] = Counter()
+        self._fatal: set[int] = set()  # indices given up when they came last
         self._deaths_of_finish: Counter[int] = Counter()
         self._death_texts: dict[tuple[int, int], str] = {}
         self._idle_deaths = 0
@@ -136,14 +138,16 @@ class Pool(Feed):
         """
         return from_rows(lease, {}, self._finisher, False)
 
-    def deliver(self, plan: Plan, slot: int, flags: int) -> Any:
+    def deliver(self, plan: Plan, slot: int, flags: int, judge: Judge | None) -> Any:
         """The oldest batch, that of `plan`, which leaves the ring, whatever is raised.
+
+        `judge` decides about rows that have failed; without one the first of them is raised.
 
         Raises
         ------
         Exception
             What belongs to the batch: the dataset's or the converter's exception, or
-            `WorkerDiedError`.
+            `WorkerDiedError`; `NothingLeft` if every row is dropped.
         """
         ring = self._ring
         record = self._scheduled[0]
@@ -165,22 +169,39 @@ class Pool(Feed):
             ring.take(False)
             self._forget_head()
         try:
-            odd = read_odd(ring, lease, slot, record, codes, self._death_texts, copied)
-            if odd.error is not None:
-                raise odd.error
-            if self._deaths_of_index:  # only deaths on end count
-                for index in record.indices:
-                    self._deaths_of_index.pop(int(index), None)
+            tolerates = judge is not None
+            odd = read_odd(ring, lease, slot, record, codes, self._death_texts, copied, tolerates)
+            self._note_deaths(record, codes)
+            examples = odd.examples
+            if odd.failures:
+                if judge is None:
+                    raise odd.failures[0].error
+                examples, is_finished = settled(judge, plan, lease, odd, codes)
+                if not is_finished:
+                    flags, size, lease.converted = flags & _ring.FINISH_POISON, 0, False
             if flags & _ring.FINISH_POISON:
                 raise poisoned("the converter", self._end_of_finish(record.q), record.label)
             self._learn(lease, record, used, odd.examples)
             result = lease.part(offset, size) if size else None
-            return assemble(lease, record, flags, result, odd.examples, self._finisher, copied)
+            return assemble(lease, record, flags, result, examples, self._finisher, copied)
         finally:
             if copied:
                 self.copied_out += 1
                 ring.take(True)
                 self._forget_head()
+
+    def _note_deaths(self, record: Scheduled, codes: Sequence[tuple[int, int]]) -> None:
+        """Only deaths on end count, except that an index which has killed enough workers once is
+        given up with the next one: its batch may come without it, epoch after epoch."""
+        if not self._deaths_of_index and not self._fatal:
+            return
+        poison = {row for row, code in codes if code == _ring.ROW_POISON}
+        for row, index in enumerate(record.indices.tolist()):
+            self._deaths_of_index.pop(index, None)
+            if row in poison:
+                self._fatal.add(index)
+            else:
+                self._fatal.discard(index)
 
     def _forget_head(self) -> None:
         record = self._scheduled.pop(0)
@@ -354,7 +375,7 @@ class Pool(Feed):
             return False
         index = int(record.indices[row])
         self._deaths_of_index[index] += 1
-        return self._deaths_of_index[index] >= _MOST_DEATHS
+        return index in self._fatal or self._deaths_of_index[index] >= _MOST_DEATHS
 
     def _end_of_finish(self, q: int) -> str:
         return self._death_texts.get((q, -1), "died")

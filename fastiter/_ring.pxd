@@ -43,4 +43,5 @@ cdef class Lease:
     cdef readonly Py_ssize_t rows
     cdef uint64_t q
     cdef uint64_t handed  # fields that were given away as columns: a bit for each
-    cdef readonly bint converted
+    cdef public bint converted
+    cdef list places  # number of each row in the ring, where that is another

@@ -57,5 +57,7 @@ cdef class Schema:
     cdef int copy_array(self, Field *f, char *place, cnp.PyArrayObject *array,
                         Py_ssize_t bytes) except -1
     cdef int64_t *entry(self, Field *f, char *payload, Py_ssize_t row) noexcept
-    cdef bint pad_field(self, WorkerEnd end, char *payload, Field *f, object fill,
+    cdef bint pad_field(self, WorkerEnd end, char *payload, Field *f, list rows, object fill,
                         int64_t max_length, int64_t multiple) except -1
+    cdef bint find_ragged(self, WorkerEnd end, char *payload, Field *f, list rows,
+                          const void **sources, int64_t *shapes) except -1

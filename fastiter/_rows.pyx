@@ -315,7 +315,7 @@ cdef class Schema:
 
     # ---- worker: the finish
 
-    def pad_fields(self, WorkerEnd end, list steps):
+    def pad_fields(self, WorkerEnd end, list steps, list rows):
         """Writes one output array per ragged field into the slot in hand.
 
         Parameters
@@ -323,6 +323,7 @@ cdef class Schema:
         steps : per field a tuple that begins with a 0-d array of the field's dtype to pad with, or
             None, when only equal shapes are put together; the most that is taken of the first
             axis, or -1; of what the padded first axis is a multiple.
+        rows : numbers of the rows that are put together, ascending; None for all.
 
         Returns
         -------
@@ -335,7 +336,7 @@ cdef class Schema:
             if f.kind != _RAGGED:
                 continue
             fill, max_length, multiple = steps[number][:3]
-            if not self.pad_field(end, payload, f, fill, max_length, multiple):
+            if not self.pad_field(end, payload, f, rows, fill, max_length, multiple):
                 return False
         return True
 
@@ -350,9 +351,9 @@ cdef class Schema:
             and all(self.fields[number].handable for number in range(self.count))
         )
 
-    cdef bint pad_field(self, WorkerEnd end, char *payload, Field *f, object fill,
+    cdef bint pad_field(self, WorkerEnd end, char *payload, Field *f, list rows, object fill,
                         int64_t max_length, int64_t multiple) except -1:
-        cdef Py_ssize_t n = end.turn.n, row
+        cdef Py_ssize_t n = end.turn.n if rows is None else len(rows), row
         cdef int axis
         cdef int64_t shape[MOST_NDIM]
         cdef int64_t *entry
@@ -364,9 +365,7 @@ cdef class Schema:
         if sources == NULL:
             raise MemoryError()
         try:
-            if fi_ragged_rows(payload, fi_slot_committed(end.worker.ring, end.turn.slot),
-                              payload + f.offset, f.stride, f.ndim, f.itemsize, n, sources,
-                              shapes) != FI_OK:
+            if not self.find_ragged(end, payload, f, rows, sources, shapes):
                 return False
             for row in range(n):
                 if max_length >= 0 and shapes[row * f.ndim] > max_length:
@@ -396,3 +395,19 @@ cdef class Schema:
             return True
         finally:
             PyMem_Free(sources)
+
+    cdef bint find_ragged(self, WorkerEnd end, char *payload, Field *f, list rows,
+                          const void **sources, int64_t *shapes) except -1:
+        """Where the arrays of these rows lie, and their shapes; False if an entry is spoilt."""
+        cdef uint64_t committed = fi_slot_committed(end.worker.ring, end.turn.slot)
+        cdef char *entries = payload + f.offset
+        cdef Py_ssize_t place
+        if rows is None:
+            return fi_ragged_rows(payload, committed, entries, f.stride, f.ndim, f.itemsize,
+                                  end.turn.n, sources, shapes) == FI_OK
+        for place in range(len(rows)):
+            if fi_ragged_rows(payload, committed, entries + <Py_ssize_t>rows[place] * f.stride,
+                              f.stride, f.ndim, f.itemsize, 1, sources + place,
+                              shapes + place * f.ndim) != FI_OK:
+                return False
+        return True

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastiter import _ring
+from fastiter._failures import is_skippable
 from fastiter.errors import DatasetError, OverwrittenError, WorkerTraceback
 
 _ALIGNMENT = 64
@@ -169,6 +170,7 @@ class Failure(NamedTuple):
     summary: str  # its type and message
     text: str  # its traceback
     pid: int  # of the worker
+    is_skippable: bool = True  # it is a matter of its example alone
 
 
 def _cut(text: str) -> str:
@@ -178,7 +180,8 @@ def _cut(text: str) -> str:
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
 
 
-def _summary(error: BaseException) -> str:
+def summary_of(error: BaseException) -> str:
+    """Type and text of an exception, whatever its own methods do."""
     try:
         message = str(error)
     except Exception:
@@ -191,7 +194,8 @@ def _summary(error: BaseException) -> str:
 
 def failure_of(error: BaseException) -> Failure:
     """Describes `error`; tries here, in the worker, that its pickle can be loaded."""
-    summary = _summary(error)
+    skippable = is_skippable(error)
+    summary = summary_of(error)
     try:
         text = _cut("".join(traceback.format_exception(type(error), error, error.__traceback__)))
     except Exception:
@@ -208,7 +212,7 @@ def failure_of(error: BaseException) -> Failure:
                 pickled = None
         except BaseException:  # whatever a user's __reduce__ or __init__ does
             pickled = None
-    return Failure(pickled, summary, text, os.getpid())
+    return Failure(pickled, summary, text, os.getpid(), skippable)
 
 
 def pack_note(failure: Failure) -> bytes:

@@ -8,7 +8,14 @@ from fastiter._rows import Schema
 
 __pyx_capi__: dict[str, object]  # what other compiled modules call
 
-def read(schema: Schema, lease: Lease, copy: bool, odd: dict[int, Any] | None) -> list[Any]: ...
+def read(
+    schema: Schema,
+    lease: Lease,
+    copy: bool,
+    odd: dict[int, Any] | None,
+    without: set[int] | None = None,
+) -> list[Any]: ...
+def close_up(schema: Schema | None, lease: Lease, rows: list[int]) -> None: ...
 def columns(
     schema: Schema, lease: Lease, converted: bool, copy: bool
 ) -> NDArray[Any] | tuple[NDArray[Any], ...] | dict[str | int, NDArray[Any]] | None: ...

@@ -13,6 +13,7 @@ from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport (
     PyTuple_Check, PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM)
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memmove
 
 from fastiter._batch cimport is_delivered, stack_field
 from fastiter._numpy cimport (
@@ -76,13 +77,14 @@ cdef object checked_view(Lease lease, Field *f, int ndim, const cnp.npy_intp *di
 # ---- examples ------------------------------------------------------------------------------------
 
 
-def read(Schema schema, Lease lease, bint copy, dict odd):
+def read(Schema schema, Lease lease, bint copy, dict odd, set without=None):
     """The examples of a slot, as a list.
 
     Parameters
     ----------
     copy : give arrays memory of their own, instead of views of the slot.
     odd : examples of the rows that are not in the columns.
+    without : rows to be left out.
     """
     cdef Py_ssize_t row
     cdef list batch = []
@@ -90,7 +92,7 @@ def read(Schema schema, Lease lease, bint copy, dict odd):
     for row in range(lease.rows):
         if odd and row in odd:
             batch.append(odd[row])
-        else:
+        elif not without or row not in without:
             batch.append(example_of(schema, lease, row, copy))
     return batch
 
@@ -146,8 +148,36 @@ cdef inline object read_field(Lease lease, Py_ssize_t row, Field *f, bint copy):
             dims[axis] = entry[1 + axis]
         return checked_view(lease, f, f.ndim, dims, entry[0], copy)
     part = lease.part(<uint64_t>entry[0], <uint64_t>entry[1])
-    seed = fi_place_seed(lease.q, <uint32_t>row, PACKED_FIELD)
+    seed = fi_place_seed(
+        lease.q, <uint32_t>(row if lease.places is None else lease.places[row]), PACKED_FIELD)
     return unpack(memoryview(bytearray(part)) if copy else part, seed)
+
+
+def close_up(Schema schema, Lease lease, list rows):
+    """Makes a taken batch one of fewer rows: moves `rows`, ascending, together at the slot's start.
+
+    What lies in the heap stays where it is. `schema`: None if there are no columns.
+    """
+    cdef Py_ssize_t number, place, start, stop, count = len(rows)
+    cdef Field *f
+    cdef char *column
+    if schema is not None:
+        check_part(lease, 0, schema.bytes)
+        place = 0
+        while place < count:
+            start = rows[place]
+            stop = start + 1
+            while place + stop - start < count and rows[place + stop - start] == stop:
+                stop += 1
+            for number in range(schema.count if start > place else 0):
+                f = &schema.fields[number]
+                column = lease.payload + f.offset
+                with nogil:
+                    memmove(column + place * f.stride, column + start * f.stride,
+                            (stop - start) * f.stride)
+            place += stop - start
+    lease.rows = count
+    lease.places = rows
 
 
 # ---- columns -------------------------------------------------------------------------------------

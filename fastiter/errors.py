@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = [
     "DatasetError",
     "OverwrittenError",
+    "SkipLimitError",
     "TimeoutWarning",
     "WorkerDiedError",
     "WorkerTraceback",
@@ -32,6 +33,14 @@ class OverwrittenError(RuntimeError):
     Somebody, most likely native code in a worker with a wild pointer, has overwritten the
     bookkeeping of the iterator or what an example was packed into. The batch is given up; the
     iterator stays usable: the next call goes on after it.
+    """
+
+
+class SkipLimitError(RuntimeError):
+    """More examples have failed in an epoch than ``skip_limit`` allows, or all of an epoch.
+
+    Its cause is the exception of the last of them. The iterator stays usable: the next call goes
+    on after the batch, and the next failure in the same epoch raises again.
     """
 
 

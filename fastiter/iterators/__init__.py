@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fastiter.iterators._skips import Replacement, Skipped
 from fastiter.iterators.multithread import MultithreadIterator
 from fastiter.iterators.order import OrderSampler, ShuffleOrderSampler
 from fastiter.iterators.order_block import BlockShuffleOrderSampler
@@ -31,9 +32,11 @@ __all__ = [
     "MultiprocessIterator",
     "MultithreadIterator",
     "OrderSampler",
+    "Replacement",
     "SerialIterator",
     "ShardedOrderSampler",
     "ShuffleOrderSampler",
+    "Skipped",
     "VirtualShuffleOrderSampler",
     "WeightedOrderSampler",
 ]

@@ -92,6 +92,44 @@ def checked_callable(name: str, value: Any) -> Any:
     raise TypeError(f"{name} must be callable or None, not {value!r}")
 
 
+def checked_on_error(value: Any) -> Any:
+    """``value`` itself, 'raise', 'skip' or a callable.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is none of these.
+    """
+    if callable(value):
+        return value
+    if not isinstance(value, str):
+        raise TypeError(f"on_error must be 'raise', 'skip' or a callable, not {value!r}")
+    if value not in ("raise", "skip"):
+        raise ValueError(f"on_error must be 'raise', 'skip' or a callable, not {value!r}")
+    return value
+
+
+def checked_share(name: str, value: Any) -> int | float | None:
+    """``value`` as a count (an int), a share (a float from 0 to 1), or None.
+
+    Raises
+    ------
+    TypeError
+        If it is no number.
+    ValueError
+        If it is below 0, or a float above 1, or NaN.
+    """
+    if value is None:
+        return None
+    if isinstance(value, (float, np.floating)):
+        if not 0 <= value <= 1:
+            raise ValueError(
+                f"{name} must be a count (an int) or a share from 0.0 to 1.0, not {value!r}"
+            )
+        return float(value)
+    return checked_int(name, value, minimum=0)
+
+
 def checked_dataset(dataset: Any) -> Any:
     """``dataset`` itself.
 

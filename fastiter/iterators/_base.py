@@ -7,15 +7,19 @@ import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fastiter import _device
+from fastiter._failures import NothingLeft
 from fastiter.dataset.iterator import Iterator
-from fastiter.iterators import _seed, _snapshot
+from fastiter.errors import SkipLimitError
+from fastiter.iterators import _seed, _skips, _snapshot
 from fastiter.iterators._arguments import (
     checked_callable,
     checked_dataset,
     checked_flag,
     checked_int,
+    checked_on_error,
+    checked_share,
 )
-from fastiter.iterators._fetch import Source
+from fastiter.iterators._fetch import Outcome, Source
 from fastiter.iterators._state import Place, Plan, Planner, State, dataset_length, initial_state
 from fastiter.iterators.order import ShuffleOrderSampler
 
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from fastiter._example import Seed
-    from fastiter.iterators._fetch import Outcome
+    from fastiter.iterators._skips import Ledger, Skipped
 
 
 class PlannedIterator(Iterator):
@@ -38,6 +42,8 @@ class PlannedIterator(Iterator):
         returns its `Outcome`. An error that belongs to the batch goes into the outcome: the
         state advances past it. Whatever is raised instead (KeyboardInterrupt, a
         TimeoutWarning) leaves the state alone, and the next call fetches the same plan again.
+        Rows that fail are settled by ``self._skips``, unless that is None; if none is left
+        of the batch, the outcome's error is `NothingLeft`.
         May call ``self._planner.ahead()`` to start on later batches; the first plan that gives
         is ``plan`` itself. Runs under the iterator's lock, in the caller's thread.
     ``_discard_ahead()``
@@ -58,7 +64,7 @@ class PlannedIterator(Iterator):
 
     Parameters
     ----------
-    dataset, batch_size, repeat, shuffle, order_sampler, converter, device
+    dataset, batch_size, repeat, shuffle, order_sampler, converter, device, on_error, skip_limit
         As in the subclasses, all without defaults.
     """
 
@@ -74,6 +80,8 @@ class PlannedIterator(Iterator):
         order_sampler: Callable[[Any, int], Any] | None,
         converter: Callable[[Any, Any], Any] | None,
         device: Any,
+        on_error: Any,
+        skip_limit: int | float | None,
     ) -> None:
         self._dataset = checked_dataset(dataset)
         self._batch_size = checked_int("batch_size", batch_size)
@@ -95,6 +103,13 @@ class PlannedIterator(Iterator):
             )
         _device.resolve(device)
         self._device = device
+        self._on_error = checked_on_error(on_error)
+        self._skip_limit = checked_share("skip_limit", skip_limit)
+        self._skips = None if on_error == "raise" else _skips.Skips(on_error, self._skip_limit)
+        if self._skips is None and self._skip_limit != _skips.DEFAULT_LIMIT:
+            raise ValueError(
+                f"skip_limit={skip_limit!r} limits nothing: set on_error='skip' or a callable, too"
+            )
         self._seed = _seed.seed_of(self._order_sampler)
         dataset_len = functools.partial(dataset_length, dataset)
         self._dataset_len = dataset_len
@@ -145,7 +160,8 @@ class PlannedIterator(Iterator):
         Exception
             What the dataset, the order sampler or the converter raised. After a dataset's or
             converter's error the next call goes on with the following batch, after an order
-            sampler's it tries the same batch again.
+            sampler's it tries the same batch again. With ``on_error`` examples that fail may be
+            skipped instead; more of them than ``skip_limit`` are a `SkipLimitError`.
         """
         with self._lock:
             if self._finalized:
@@ -157,6 +173,8 @@ class PlannedIterator(Iterator):
             if plan.indices is None:
                 self._planner.deliver()
             outcome = self._fetch(plan)
+            if type(outcome.error) is NothingLeft:
+                outcome = self._fetch_beyond(plan, outcome)
             self._planner.deliver()
             if outcome.error is None:
                 return outcome.batch
@@ -164,6 +182,26 @@ class PlannedIterator(Iterator):
                 raise outcome.error
             finally:
                 del outcome  # or error, traceback and this frame keep each other alive
+
+    def _fetch_beyond(self, plan: Plan, outcome: Outcome) -> Outcome:
+        """What comes after a batch of which nothing is left."""
+        size, passed = self._epoch_size, 0
+        while type(outcome.error) is NothingLeft:
+            assert plan.indices is not None
+            passed += len(plan.indices)
+            if passed >= size:
+                error = SkipLimitError(
+                    f"all of the last {passed} examples, which are as many as an epoch has, have "
+                    "failed: there is nothing to deliver"
+                )
+                error.__cause__ = outcome.error.__cause__
+                return Outcome(None, error)
+            self._planner.pass_over()
+            plan = self._planner.peek()
+            if plan.indices is None:
+                self._planner.deliver()
+            outcome = self._fetch(plan)
+        return outcome
 
     def __len__(self) -> int:
         """Batches in an epoch, the short one at its end included."""
@@ -187,6 +225,8 @@ class PlannedIterator(Iterator):
             self._discard_ahead()
             self._planner.restart(state)
             self._seed = _seed.seed_after_reset(self._seed)
+            if self._skips is not None:
+                self._skips.reset()
             self._finalized = False
 
     def finalize(self) -> None:
@@ -242,6 +282,24 @@ class PlannedIterator(Iterator):
         return self._device
 
     @property
+    def on_error(self) -> Any:
+        """The argument ``on_error``."""
+        return self._on_error
+
+    @property
+    def skip_limit(self) -> int | float | None:
+        """The argument ``skip_limit``."""
+        return self._skip_limit
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """The indices whose examples were skipped, one `Skipped` for each: at most 10,000 of them.
+
+        In the order in which they were skipped first. `reset` leaves them, snapshots hold them.
+        """
+        return [] if self._skips is None else self._skips.records
+
+    @property
     def current_position(self) -> int:
         """Examples of the current epoch delivered so far."""
         return self._planner.state.position
@@ -284,7 +342,8 @@ class PlannedIterator(Iterator):
         serializer : callable
             Called as ``serializer(key, value)`` with the keys current_position, epoch,
             is_new_epoch, order, previous_epoch_detail and example_seed; -1 stands where None
-            would. With a sampler that has a seed also order_sampler.
+            would. With a sampler that has a seed also order_sampler, with ``on_error`` also
+            skipped.
 
         Raises
         ------
@@ -296,8 +355,9 @@ class PlannedIterator(Iterator):
         with self._lock:
             state = _snapshot.exchange(serializer, self._planner.state, self._snapshot_context())
             seed = _seed.exchange(serializer, self._seed, state is None)
+            ledger = _skips.exchange(serializer, self._skips, state is None)
             if state is not None:
-                self._install(state, seed)
+                self._install(state, seed, ledger)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the iteration's state as a dict, for `load_state_dict`.
@@ -308,7 +368,10 @@ class PlannedIterator(Iterator):
         """
         with self._lock:
             stored = _snapshot.as_dict(self._planner.state, self._snapshot_context())
-            return {**stored, _seed.KEY: _seed.saved(self._seed)}
+            stored[_seed.KEY] = _seed.saved(self._seed)
+            if self._skips is not None:
+                stored[_skips.KEY] = self._skips.saved()
+            return stored
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go back to a state that `state_dict` has returned, or `serialize` saved.
@@ -324,16 +387,20 @@ class PlannedIterator(Iterator):
             context = self._snapshot_context()
             state = _snapshot.from_dict(state_dict, self._planner.state, context)
             seed = state_dict.get(_seed.KEY)
-            self._install(state, self._seed if seed is None else _seed.loaded(seed))
+            seed = self._seed if seed is None else _seed.loaded(seed)
+            ledger = None if self._skips is None else _skips.loaded(state_dict.get(_skips.KEY))
+            self._install(state, seed, ledger)
 
     def _snapshot_context(self) -> _snapshot.Context:
         return _snapshot.Context(self._batch_size, self._order_sampler, self._dataset_len)
 
-    def _install(self, state: State, seed: Seed) -> None:
+    def _install(self, state: State, seed: Seed, ledger: Ledger | None) -> None:
         self._check_reopenable("loading a snapshot")
         self._discard_ahead()
         self._planner.restart(state)
         self._seed = seed
+        if self._skips is not None and ledger is not None:
+            self._skips.install(ledger)
         self._finalized = False
 
     def __copy__(self) -> Self:
@@ -347,6 +414,8 @@ class PlannedIterator(Iterator):
             state = {k: v for k, v in self.__dict__.items() if k not in self._RUNTIME}
             # Taken now: what is pickled later must not see batches delivered in between.
             state["_planner"] = self._planner.copy()
+            if self._skips is not None:
+                state["_skips"] = self._skips.copy()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -15,6 +15,14 @@ from fastiter._columnar import (
     rows_getter,
     suits,
 )
+from fastiter._failures import (
+    STOPS,
+    Judge,
+    RowFailure,
+    is_skippable,
+    raisable,
+    survivors,
+)
 from fastiter._padding import Padding
 from fastiter.dataset.convert import concat_examples
 
@@ -87,7 +95,7 @@ class Source:
         self._plain: PlainColumns | None = _UNKNOWN  # found out with the first batch
         self._gather: Callable[[Indices], Any] | None = None  # the shortest way, where it is open
 
-    def batch(self, plan: Plan, seed: Seed) -> Any:
+    def batch(self, plan: Plan, seed: Seed, judge: Judge | None = None) -> Any:
         """Fetch a batch and convert it.
 
         Parameters
@@ -95,6 +103,8 @@ class Source:
         plan : Plan
             Of a batch, with contiguous indices.
         seed : two words of 64 bits, of the iteration.
+        judge : Judge, optional
+            Decides about examples that fail. Without one, the first of them ends the batch.
         """
         indices = plan.indices
         assert indices is not None
@@ -103,10 +113,14 @@ class Source:
             if arrays is not None:
                 return arrays
         if self.concat is not None:
-            arrays = self._arrays(indices, self.concat)
+            arrays = self._arrays(indices, self.concat, judge is not None)
             if arrays is not None:
                 return self.sent(arrays)
-        examples = self.examples(indices, (seed, plan))
+        if judge is None:
+            examples = self.examples(indices, (seed, plan))
+        else:
+            found, failures = self.each(indices, (seed, plan))
+            examples = survivors(found, failures, judge.settle(plan, failures) if failures else {})
         return examples if self._converter is None else self._converter(examples, self._device)
 
     def examples(self, indices: Indices, origin: tuple[Seed, Plan], first: int = 0) -> list[Any]:
@@ -118,6 +132,36 @@ class Source:
             if examples is not None:
                 return examples
         return fetch_examples(self.dataset, indices.tolist(), origin, first)
+
+    def each(
+        self, indices: Indices, origin: tuple[Seed, Plan], first: int = 0
+    ) -> tuple[dict[int, Any], list[RowFailure]]:
+        """The same, whatever fails: the examples by their rows, and what happened to the others.
+
+        If a call for many fails, each of its examples is fetched by itself. GeneratorExit,
+        KeyboardInterrupt and SystemExit pass.
+        """
+        plain = self.plain()
+        examples = None if plain is None else plain.reader.examples(indices)
+        if examples is not None:
+            return dict(enumerate(examples, first)), []
+        if rows_getter(self.dataset) is None:
+            return _fetch_each(self.dataset, indices.tolist(), origin, first)
+        try:
+            examples = fetch_examples(self.dataset, indices.tolist(), origin, first)
+            return dict(enumerate(examples, first)), []
+        except STOPS:
+            raise
+        except BaseException as error:
+            if len(indices) == 1 or not is_skippable(error):
+                return {}, [_failure(first, int(indices[0]), error)]
+        found: dict[int, Any] = {}
+        failures: list[RowFailure] = []
+        for place in range(len(indices)):
+            one, failed = self.each(indices[place : place + 1], origin, first + place)
+            found.update(one)
+            failures += failed
+        return found, failures
 
     @property
     def gives_many(self) -> bool:
@@ -135,8 +179,8 @@ class Source:
         """Whether concat_examples makes just the columns' rows of the examples."""
         return self.concat is not None and _fills_suit(plain, self.concat.padding)
 
-    def _arrays(self, indices: Indices, concat: Concat) -> Any:
-        """The batch without examples, or None."""
+    def _arrays(self, indices: Indices, concat: Concat, tolerates: bool) -> Any:
+        """The batch without examples, or None. ``tolerates``: None too if the dataset raises."""
         plain = self.plain()
         if plain is not None:
             if not _fills_suit(plain, concat.padding):
@@ -147,7 +191,12 @@ class Source:
         getter = column_getter(self.dataset)
         if getter is None:
             return None
-        columns = getter(indices.tolist())
+        try:
+            columns = getter(indices.tolist())
+        except Exception as error:
+            if not tolerates or not is_skippable(error):
+                raise
+            return None
         return collate_columns(self.dataset, columns, len(indices), *concat)
 
     def sent(self, arrays: Any) -> Any:
@@ -193,6 +242,38 @@ def fetch_examples(
         return getter(indices)
     finally:
         _example.end(before)
+
+
+def _fetch_each(
+    dataset: Any, indices: list[int], origin: tuple[Seed, Plan], first: int
+) -> tuple[dict[int, Any], list[RowFailure]]:
+    """The examples of a dataset that gives one at a time, as `Source.each` has them."""
+    examples: list[Any] = []
+    failures: list[RowFailure] = []
+    counter = _example.Counter(indices, first)
+    before = _example.begin(_example.Fetching(*origin, counter))
+    try:
+        while len(examples) + len(failures) < len(indices):
+            try:
+                for index in counter.values:
+                    examples.append(dataset[index])
+            except STOPS:
+                raise
+            except BaseException as error:
+                row = counter.row
+                failures.append(_failure(row, indices[row - first], error))
+    finally:
+        _example.end(before)
+    rows = range(first, first + len(indices))
+    if failures:
+        failed = {failure.row for failure in failures}
+        return dict(zip([row for row in rows if row not in failed], examples, strict=True)), failures
+    return dict(zip(rows, examples, strict=True)), failures
+
+
+def _failure(row: int, index: int, error: BaseException) -> RowFailure:
+    raised = raisable(error, f"dataset index {index}", "by the dataset")
+    return RowFailure(row, raised, is_skippable(error))
 
 
 def capture(function: Callable[..., Any], *args: Any) -> Outcome:

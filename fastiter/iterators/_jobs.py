@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,8 +17,9 @@ import numpy as np
 from fastiter import _example
 from fastiter._assembly import Assembly, Position
 from fastiter._collate import collate
-from fastiter._columnar import RowCountError, collate_columns, examples_of
-from fastiter.errors import DatasetError, WorkerTraceback
+from fastiter._columnar import collate_columns, examples_of
+from fastiter._failures import RowCountError, RowFailure, is_skippable, raisable, survivors
+from fastiter.errors import WorkerTraceback
 from fastiter.iterators._fetch import Outcome
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Failure(NamedTuple):
     row: int
     error: Exception
     facts: str  #: which row it is, and who fetched it
+    is_skippable: bool
 
 
 class Pace:
@@ -74,13 +76,16 @@ class Work(NamedTuple):
     n_threads: int
     pace: Pace
     convert: Callable[[list[Any]], Any] | None  #: any converter that is not concat_examples
+    tolerates: bool  #: whether the other rows of a batch count when some have failed
 
 
 class Job:
     """One batch.
 
     A subclass gives ``_fill(start, stop)``, which fetches these rows and returns the first
-    `Failure` among them, and ``_make()``, which returns the batch.
+    `Failure` that ``_fail`` gives for them; ``_make()``, which returns the
+    batch, made of the rows that have not failed; and ``_examples()``, which returns these rows'
+    examples.
 
     Parameters
     ----------
@@ -102,6 +107,7 @@ class Job:
         self._n_taken = 0
         self._n_done = 0
         self._failure: Failure | None = None
+        self._tolerated: list[Failure] = []
         self._outcome: Outcome | None = None
         self._error_facts = ""
         self._is_aborted = False
@@ -154,12 +160,15 @@ class Job:
         if self._failure is not None:
             self._error_facts = self._failure.facts
             self._outcome = Outcome(None, self._failure.error)
+        elif len(self._tolerated) == len(self._indices):
+            self._outcome = Outcome(None)
         else:
             try:
                 self._outcome = Outcome(self._make())
             except BaseException as error:
                 self._error_facts = f"converter, {self._facts()}"
-                self._outcome = Outcome(None, raisable(error, self._error_facts))
+                raised = raisable(error, self._error_facts, "in a worker thread")
+                self._outcome = Outcome(None, raised)
         self._open()
 
     def _fill(self, start: int, stop: int) -> Failure | None:
@@ -168,9 +177,24 @@ class Job:
     def _make(self) -> Any:
         raise NotImplementedError
 
+    def _examples(self) -> list[Any]:
+        raise NotImplementedError
+
     def _failed(self, row: int, error: BaseException) -> Failure:
         facts = f"dataset index {self._indices[row]}, {self._facts()}"
-        return Failure(row, raisable(error, facts), facts)
+        raised = raisable(error, facts, "in a worker thread")
+        return Failure(row, raised, facts, is_skippable(error))
+
+    def _fail(self, row: int, error: BaseException) -> Failure | None:
+        """The failure of a row; None where it is kept for the iterator to decide.
+
+        Called by several threads.
+        """
+        failure = self._failed(row, error)
+        if not self._work.tolerates:
+            return failure
+        self._tolerated.append(failure)
+        return None
 
     def _facts(self) -> str:
         return f"{self._place}{_MARK}{threading.current_thread().name}"
@@ -188,6 +212,39 @@ class Job:
         """
         self._is_aborted = True
         self._open()
+
+    @property
+    def failures(self) -> list[RowFailure]:
+        """The rows that have failed, of a batch that is complete but for these.
+
+        Raises
+        ------
+        Exception
+            What ended the batch as a whole.
+        """
+        if self._failure is not None:
+            raise self._failure.error
+        return [
+            RowFailure(failure.row, failure.error, failure.is_skippable)
+            for failure in sorted(self._tolerated, key=lambda failure: failure.row)
+        ]
+
+    def made_with(self, failures: Sequence[RowFailure], stand_ins: dict[int, Any]) -> Any:
+        """The batch, made once more with examples in the place of some that have failed.
+
+        Raises
+        ------
+        NothingLeft
+            If there are no examples at all.
+        """
+        failed = {failure.row for failure in failures}
+        rows = [row for row in range(len(self._indices)) if row not in failed]
+        found = self._examples() if rows else []
+        examples = survivors(dict(zip(rows, found, strict=True)), failures, stand_ins)
+        concat = self._work.source.concat
+        if concat is not None:
+            return collate(examples, concat.padding, copy=concat.copy)
+        return examples if self._work.convert is None else self._work.convert(examples)
 
     def wait(self) -> Outcome:
         """Block until the batch, or its error, is there.
@@ -207,6 +264,8 @@ class Job:
         if self._outcome.error is not None:
             # Now, since a dataset may raise one object again and again, ahead of time.
             annotate(self._outcome.error, self._error_facts)
+        for failure in self._tolerated:
+            annotate(failure.error, failure.facts)
         return self._outcome
 
 
@@ -245,17 +304,23 @@ class RowsJob(Job):
                 return None
             except RowCountError:
                 raise
-            except BaseException:
+            except BaseException as error:
                 if stop - start == 1:
-                    raise
+                    return self._fail(start, error)
             return self._fill_singly(start, stop)
         at = Position()
+        failure = None
         before = _example.begin(_example.Fetching(*self._origin, at))
         try:
-            failed = self._rows.fetch(source.dataset, self._indices, start, stop, at)
+            while failure is None and start < stop:
+                failed = self._rows.fetch(source.dataset, self._indices, start, stop, at)
+                if failed is None:
+                    break
+                failure = self._fail(*failed)
+                start = failed[0] + 1
         finally:
             _example.end(before)
-        return None if failed is None else self._failed(*failed)
+        return failure
 
     def _fill_singly(self, start: int, stop: int) -> Failure | None:
         """One by one, so that the error is that of the row that has it."""
@@ -264,7 +329,9 @@ class RowsJob(Job):
                 indices = self._indices[row : row + 1]
                 self._rows.put(row, self._work.source.examples(indices, self._origin, row))
             except BaseException as error:
-                return self._failed(row, error)
+                failure = self._fail(row, error)
+                if failure is not None:
+                    return failure
         return None
 
     def abort(self) -> None:
@@ -276,6 +343,9 @@ class RowsJob(Job):
             return self._assembler.finish(self._batch)
         examples = self._rows.examples()
         return examples if self._work.convert is None else self._work.convert(examples)
+
+    def _examples(self) -> list[Any]:
+        return self._rows.examples()
 
 
 class PartsJob(Job):
@@ -302,27 +372,41 @@ class PartsJob(Job):
         super().__init__(work, origin, place)
         self._getter = getter
         self._concat = concat
-        self._parts: dict[int, tuple[Any, ...]] = {}  # by their first row
+        self._parts: dict[int, tuple[int, tuple[Any, ...]]] = {}  # rows, by the first of them
 
     def _share(self, rest: int) -> int:
         return -(-len(self._indices) // self._work.n_threads)
 
     def _fill(self, start: int, stop: int) -> Failure | None:
-        self._parts[start] = self._getter(self._indices[start:stop].tolist())
+        try:
+            indices = self._indices[start:stop].tolist()
+            self._parts[start] = (stop - start, self._getter(indices))
+            return None
+        except RowCountError:
+            raise
+        except BaseException as error:
+            if stop - start == 1 or not self._work.tolerates:
+                return self._fail(start, error)
+        for row in range(start, stop):
+            self._fill(row, row + 1)
         return None
 
     def _make(self) -> Any:
-        starts = sorted(self._parts)
-        parts = [self._parts[start] for start in starts]
-        dataset, n_rows = self._work.source.dataset, len(self._indices)
-        columns = parts[0] if len(parts) == 1 else _joined(parts)
+        parts = [self._parts[start] for start in sorted(self._parts)]
+        arrays = [columns for _, columns in parts]
+        columns = arrays[0] if len(parts) == 1 else _joined(arrays)
         if columns is not None:
-            own = len(parts) > 1
+            own, n_rows = len(parts) > 1, sum(n for n, _ in parts)
+            dataset = self._work.source.dataset
             return collate_columns(dataset, columns, n_rows, *self._concat, own=own)
+        return collate(self._examples(), self._concat.padding, copy=self._concat.copy)
+
+    def _examples(self) -> list[Any]:
         examples: list[Any] = []
-        for start, stop, part in zip(starts, [*starts[1:], n_rows], parts, strict=True):
-            examples += examples_of(dataset, part, stop - start)
-        return collate(examples, self._concat.padding, copy=self._concat.copy)
+        for start in sorted(self._parts):
+            n_rows, columns = self._parts[start]
+            examples += examples_of(self._work.source.dataset, columns, n_rows)
+        return examples
 
 
 def _joined(parts: list[tuple[Any, ...]]) -> tuple[Any, ...] | None:
@@ -373,6 +457,7 @@ class ColumnsJob(Job):
         self._reader = reader
         self._outputs = outputs
         self._is_complete = True
+        self._found: list[Any] | None = None  # examples, where columns would not do
 
     def _fill(self, start: int, stop: int) -> Failure | None:
         if not self._reader.gather_part(self._outputs, start, self._indices[start:stop]):
@@ -383,23 +468,23 @@ class ColumnsJob(Job):
         if self._is_complete:
             return self._reader.assembled(self._outputs)
         # An array has changed, so that it cannot be gathered any more.
-        examples = self._work.source.examples(self._indices, self._origin)
-        return collate(examples, self._concat.padding, copy=self._concat.copy)
+        return collate(self._examples(), self._concat.padding, copy=self._concat.copy)
 
+    def _examples(self) -> list[Any]:
+        if self._found is None:
+            self._found = self._fetched()
+        return self._found
 
-def raisable(error: BaseException, facts: str) -> Exception:
-    """The exception to raise in ``next()``: `error` itself where that may be raised there."""
-    raised: Exception
-    if isinstance(error, StopIteration):
-        # As PEP 479 has it: one that leaves a generator must not end somebody else's loop.
-        raised = RuntimeError(f"StopIteration was raised while a batch was made: {error!r}")
-    elif isinstance(error, Exception):
-        return error
-    else:
-        # SystemExit and its like would end the caller's program for an example's sake.
-        raised = DatasetError(f"{error!r} was raised in a worker thread ({facts})")
-    raised.__cause__ = error
-    return raised
+    def _fetched(self) -> list[Any]:
+        source = self._work.source
+        if not self._work.tolerates:
+            return source.examples(self._indices, self._origin)
+        found, failures = source.each(self._indices, self._origin)
+        for failure in failures:
+            facts = f"dataset index {self._indices[failure.row]}, {self._facts()}"
+            kept = Failure(failure.row, failure.error, facts, failure.is_skippable)
+            self._tolerated.append(kept)
+        return list(found.values())
 
 
 def annotate(error: Exception, facts: str) -> None:

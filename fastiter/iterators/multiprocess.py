@@ -21,6 +21,7 @@ from fastiter.iterators._arguments import (
 )
 from fastiter.iterators._base import PlannedIterator
 from fastiter.iterators._fetch import Outcome, capture, concat_of
+from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._state import Plan
 
 __all__ = ["MultiprocessIterator"]
@@ -63,6 +64,8 @@ class MultiprocessIterator(PlannedIterator):
         own; under spawn and forkserver it has to pickle.
     device : device, optional
         Where the converter's result is sent; see `to_device`.
+    on_error, skip_limit
+        As in `SerialIterator`. An index that kills worker after worker may be skipped, too.
     worker_init : callable, optional
         Called as ``worker_init(number)`` in each worker when it has loaded the dataset, also in one
         that takes the place of another; see `get_worker_info`. What it raises, ``next()`` raises.
@@ -106,6 +109,8 @@ class MultiprocessIterator(PlannedIterator):
         *,
         converter: Callable[[Any, Any], Any] | None = None,
         device: Any = None,
+        on_error: OnError = "raise",
+        skip_limit: int | float | None = DEFAULT_LIMIT,
         worker_init: Callable[[int], Any] | None = None,
         context: Any = None,
     ) -> None:
@@ -116,7 +121,17 @@ class MultiprocessIterator(PlannedIterator):
         self._maxtasksperchild = checked_optional_int("maxtasksperchild", maxtasksperchild)
         self._worker_init = checked_callable("worker_init", worker_init)
         self._context = checked_context(context)
-        super().__init__(dataset, batch_size, repeat, shuffle, order_sampler, converter, device)
+        super().__init__(
+            dataset,
+            batch_size,
+            repeat,
+            shuffle,
+            order_sampler,
+            converter,
+            device,
+            on_error,
+            skip_limit,
+        )
         if (self._shared_mem or 0) * self.batch_size >= 1 << 63:
             raise ValueError(
                 "shared_mem must be bytes for one example, of which a batch has "
@@ -177,7 +192,7 @@ class MultiprocessIterator(PlannedIterator):
 
     def _fetch(self, plan: Plan) -> Outcome:
         if self._n_processes == 0:
-            return capture(self._source.batch, plan, self._seed)
+            return capture(self._source.batch, plan, self._seed, self._skips)
         pool = self._running_pool()
         pool.top_up(self._planner)
         lease = pool.take(plan)
@@ -193,7 +208,7 @@ class MultiprocessIterator(PlannedIterator):
         return batch if self._device is None else self._send(batch)
 
     def _deliver(self, pool: Pool, plan: Plan, ready: tuple[int, int]) -> Any:
-        batch = pool.deliver(plan, *ready)
+        batch = pool.deliver(plan, *ready, self._skips)
         return batch if self._device is None else self._send(batch)
 
     def _send(self, batch: Any) -> Any:
@@ -222,7 +237,7 @@ class MultiprocessIterator(PlannedIterator):
             shared_mem=self._shared_mem,
             dataset_timeout=self._dataset_timeout,
             maxtasksperchild=self._maxtasksperchild,
-            finisher=_finisher_of(self._converter),
+            finisher=_finisher_of(self._converter, self._skips is not None),
             worker_init=self._worker_init,
             start=choose(self._context),
         )
@@ -242,13 +257,13 @@ class MultiprocessIterator(PlannedIterator):
             pool.close()
 
 
-def _finisher_of(converter: Callable[..., Any] | None) -> Finisher | None:
+def _finisher_of(converter: Callable[..., Any] | None, tolerates: bool) -> Finisher | None:
     if converter is None:
         return None
     concat = concat_of(converter)
     if concat is not None:
-        return ConcatFinisher(*concat)
-    return CallableFinisher(converter)
+        return ConcatFinisher(*concat, tolerates)
+    return CallableFinisher(converter, tolerates)
 
 
 def _usable_cpus() -> int:

@@ -16,6 +16,7 @@ from fastiter.iterators._arguments import checked_int
 from fastiter.iterators._base import PlannedIterator
 from fastiter.iterators._fetch import Outcome, capture
 from fastiter.iterators._jobs import ColumnsJob, Job, Pace, PartsJob, RowsJob, Work
+from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._state import Plan
 from fastiter.iterators._threads import Threads
 
@@ -57,6 +58,8 @@ class MultithreadIterator(PlannedIterator):
         several batches at a time; with a ``device`` in the thread that iterates.
     device : device, optional
         What ``converter`` gets; see `to_device`.
+    on_error, skip_limit
+        As in `SerialIterator`.
 
     Raises
     ------
@@ -96,10 +99,22 @@ class MultithreadIterator(PlannedIterator):
         n_prefetch: int = 1,
         converter: Callable[[Any, Any], Any] | None = None,
         device: Any = None,
+        on_error: OnError = "raise",
+        skip_limit: int | float | None = DEFAULT_LIMIT,
     ) -> None:
         self._n_threads = checked_int("n_threads", n_threads)
         self._n_prefetch = checked_int("n_prefetch", n_prefetch)
-        super().__init__(dataset, batch_size, repeat, shuffle, order_sampler, converter, device)
+        super().__init__(
+            dataset,
+            batch_size,
+            repeat,
+            shuffle,
+            order_sampler,
+            converter,
+            device,
+            on_error,
+            skip_limit,
+        )
 
     def _init_runtime(self) -> None:
         super()._init_runtime()
@@ -113,7 +128,8 @@ class MultithreadIterator(PlannedIterator):
             self._assembler = Assembler(*self._source.concat, self._batch_size)
         elif self._converter is not None and self._device is None:
             convert = _without_device(self._converter)
-        self._work = Work(self._source, self._n_threads, Pace(), convert)
+        tolerates = self._skips is not None
+        self._work = Work(self._source, self._n_threads, Pace(), convert, tolerates)
         _iterators.add(self)
 
     @property
@@ -150,11 +166,24 @@ class MultithreadIterator(PlannedIterator):
         threads.wake()
         job = self._started[0][1]
         outcome = job.wait()
+        if self._skips is not None:
+            outcome = capture(self._settled, plan, job, outcome)
         if outcome.error is None and self._device is not None:
             finish = self._source.sent if self._assembler is not None else self._convert
             outcome = capture(finish, outcome.batch)
         self._started.popleft()
         return outcome
+
+    def _settled(self, plan: Plan, job: Job, outcome: Outcome) -> Any:
+        """The batch when it is decided what becomes of rows that have failed."""
+        failures = job.failures
+        assert self._skips is not None and plan.indices is not None
+        stand_ins = self._skips.settle(plan, failures) if failures else {}
+        if stand_ins or len(failures) == len(plan.indices):
+            return job.made_with(failures, stand_ins)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.batch
 
     def _convert(self, examples: list[Any]) -> Any:
         assert self._converter is not None

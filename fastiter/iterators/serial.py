@@ -7,6 +7,7 @@ from typing import Any
 
 from fastiter.iterators._base import PlannedIterator
 from fastiter.iterators._fetch import Outcome, capture
+from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._state import Plan
 
 __all__ = ["SerialIterator"]
@@ -34,6 +35,15 @@ class SerialIterator(PlannedIterator):
         ``next()`` returns ``converter(examples, device)`` instead of the list of examples.
     device : device, optional
         What ``converter`` gets; see `to_device`.
+    on_error : 'raise', 'skip' or callable
+        What becomes of an example that the dataset raises for. 'raise': ``next()`` raises it, and
+        the batch is lost. 'skip': the batch comes without that example; a batch of which nothing
+        is left is passed over. A callable decides: ``on_error(index, exception)`` returns
+        'raise', 'skip', or a `Replacement` with an example to take its place. It is called in the
+        thread that iterates.
+    skip_limit : int or float, optional
+        How many examples may be skipped in one epoch, or (a float) which share of an epoch's
+        examples, one at least; beyond it ``next()`` raises `SkipLimitError`. None for no limit.
 
     Raises
     ------
@@ -51,8 +61,20 @@ class SerialIterator(PlannedIterator):
         *,
         converter: Callable[[Any, Any], Any] | None = None,
         device: Any = None,
+        on_error: OnError = "raise",
+        skip_limit: int | float | None = DEFAULT_LIMIT,
     ) -> None:
-        super().__init__(dataset, batch_size, repeat, shuffle, order_sampler, converter, device)
+        super().__init__(
+            dataset,
+            batch_size,
+            repeat,
+            shuffle,
+            order_sampler,
+            converter,
+            device,
+            on_error,
+            skip_limit,
+        )
 
     def _fetch(self, plan: Plan) -> Outcome:
-        return capture(self._source.batch, plan, self._seed)
+        return capture(self._source.batch, plan, self._seed, self._skips)

@@ -1,0 +1,290 @@
+"""What becomes of examples that fail: the decision, its limit, and the list of those skipped.
+
+All of it runs in the thread that calls ``next()``, for one batch after the other in the order of
+delivery, and row after row. So neither the number of workers nor what is fetched ahead has a part
+in it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from fastiter._example import epoch_of
+from fastiter._transport import summary_of
+from fastiter.errors import SkipLimitError
+
+if TYPE_CHECKING:
+    from fastiter._failures import RowFailure
+    from fastiter.iterators._state import Plan
+
+logger = logging.getLogger("fastiter")
+
+KEY = "skipped"
+DEFAULT_LIMIT = 0.01  # of an epoch's examples
+_MOST_RECORDS = 10_000
+_MOST_TEXT = 200  # characters of an exception
+
+
+class Skipped(NamedTuple):
+    """A dataset index whose example was skipped."""
+
+    index: int
+    epoch: int  #: in which it was skipped last
+    times: int  #: how often it was skipped
+    error: str  #: type and text of its last exception, at most 200 characters
+
+
+class Replacement(NamedTuple):
+    """What an ``on_error`` callable returns to have another example stand in for a failed one."""
+
+    example: Any
+
+
+#: 'raise', 'skip', or a callable that decides.
+OnError = Literal["raise", "skip"] | Callable[[int, Exception], Any]
+
+
+class Skips:
+    """Decides what becomes of examples that fail, and keeps account of those skipped.
+
+    Parameters
+    ----------
+    on_error : 'skip' or callable
+        As in `SerialIterator`.
+    limit : int, float or None
+        Examples that may be skipped in one epoch, or which share of them.
+    """
+
+    def __init__(self, on_error: Any, limit: int | float | None) -> None:
+        self._decide: Callable[[int, Exception], Any] | None = (
+            None if on_error == "skip" else on_error
+        )
+        self._limit = limit
+        self._records: dict[int, Skipped] = {}
+        self._epoch = 0
+        self._count = 0  # of examples skipped in that epoch
+        # The batch settled last, and what was before it: if Ctrl-C comes before it is delivered,
+        # it is settled again.
+        self._settled: tuple[int, int] | None = None
+        self._undo: tuple[int, int, dict[int, Skipped | None]] = (0, 0, {})
+
+    @property
+    def records(self) -> list[Skipped]:
+        """The indices skipped, in the order in which they were skipped first."""
+        return list(self._records.copy().values())
+
+    # ---- decide
+
+    def settle(self, plan: Plan, failures: Sequence[RowFailure]) -> dict[int, Any]:
+        """Decide about the failed rows of the batch that is delivered next.
+
+        Parameters
+        ----------
+        plan : Plan
+        failures : sequence of RowFailure
+            By ascending rows.
+
+        Returns
+        -------
+        dict of int to object
+            Examples that stand in for rows; the other failed rows are dropped.
+
+        Raises
+        ------
+        SkipLimitError
+            If one more was skipped than the limit allows.
+        Exception
+            That of a row which is not skipped, or what the ``on_error`` callable raises.
+        """
+        assert plan.indices is not None
+        state = plan.state
+        self._begin((state.epoch, state.position))
+        stand_ins: dict[int, Any] = {}
+        for failure in failures:
+            index = int(plan.indices[failure.row])
+            epoch = epoch_of(
+                failure.row, len(plan.indices), state.epoch, state.position, state.epoch_size
+            )
+            decision = self._decision(index, failure)
+            if isinstance(decision, Replacement):
+                stand_ins[failure.row] = decision.example
+            else:
+                self._note(index, epoch, state.epoch_size, failure.error)
+        return stand_ins
+
+    def _decision(self, index: int, failure: RowFailure) -> Replacement | None:
+        """What stands in for the example, or None if it is skipped."""
+        error = failure.error
+        if not failure.is_skippable:
+            raise error
+        decision = "skip" if self._decide is None else self._decide(index, error)
+        if isinstance(decision, Replacement):
+            return decision
+        if isinstance(decision, str) and decision == "skip":
+            return None
+        if isinstance(decision, str) and decision == "raise":
+            raise error
+        raise TypeError(
+            f"on_error returned {decision!r} for dataset index {index}: return 'skip', 'raise' or "
+            "fastiter.Replacement(example)"
+        ) from error
+
+    def _note(self, index: int, epoch: int, epoch_size: int, error: Exception) -> None:
+        if epoch != self._epoch:
+            self._epoch, self._count = epoch, 0
+        self._count += 1
+        allowed = self._allowed(epoch_size)
+        text = _one_line(error)
+        if allowed is not None and self._count > allowed:
+            what = f"skip_limit={self._limit!r}"
+            if isinstance(self._limit, float):
+                what += f", {allowed} of {epoch_size},"
+            raise SkipLimitError(
+                f"{self._count} examples of epoch {epoch} have failed, more than {what} allows; "
+                f"the last one is dataset index {index}: {text}. The iterator's `skipped` lists "
+                "them: mend the dataset, or raise skip_limit"
+            ) from error
+        known = self._records.get(index)
+        if known is None and len(self._records) >= _MOST_RECORDS:
+            return
+        self._undo[2].setdefault(index, known)
+        times = 1 if known is None else known.times + 1
+        self._records[index] = Skipped(index, epoch, times, text)
+        if known is None:
+            logger.warning("skipped dataset index %d in epoch %d: %s", index, epoch, text)
+            if len(self._records) == _MOST_RECORDS:
+                logger.warning("%d indices were skipped; no more are listed", _MOST_RECORDS)
+
+    def _allowed(self, epoch_size: int) -> int | None:
+        if not isinstance(self._limit, float):
+            return self._limit
+        # A product that would be whole but for its rounding counts as whole.
+        return max(1, int(self._limit * epoch_size + 1e-6)) if self._limit else 0
+
+    def _begin(self, batch: tuple[int, int]) -> None:
+        if batch == self._settled:
+            self._epoch, self._count, records = self._undo
+            for index, record in records.items():
+                if record is None:
+                    self._records.pop(index, None)
+                else:
+                    self._records[index] = record
+        self._settled = batch
+        self._undo = (self._epoch, self._count, {})
+
+    # ---- resets, copies, snapshots
+
+    def reset(self) -> None:
+        """Start over with the first epoch: the limit counts anew, what is known stays."""
+        self._settled = None
+        self._epoch = self._count = 0
+
+    def copy(self) -> Skips:
+        other = Skips("skip" if self._decide is None else self._decide, self._limit)
+        other._records = self._records.copy()
+        other._epoch, other._count = self._epoch, self._count
+        return other
+
+    def saved(self) -> dict[str, Any]:
+        """What a snapshot holds: numbers and texts that JSON takes."""
+        return {
+            "epoch": self._epoch,
+            "count": self._count,
+            "records": [list(record) for record in self._records.values()],
+        }
+
+    def install(self, stored: Ledger) -> None:
+        """Go on from what a snapshot holds."""
+        self.reset()
+        self._epoch, self._count, self._records = stored.epoch, stored.count, dict(stored.records)
+
+
+class Ledger(NamedTuple):
+    """What a snapshot tells of skipped examples."""
+
+    epoch: int = 0
+    count: int = 0
+    records: Mapping[int, Skipped] = {}
+
+
+def exchange(
+    serializer: Callable[[str, Any], Any], skips: Skips | None, is_saving: bool
+) -> Ledger | None:
+    """Save what was skipped to a serializer, or load it: JSON in an array of bytes.
+
+    Returns
+    -------
+    Ledger or None
+        None if there is nothing to install.
+
+    Raises
+    ------
+    ValueError
+        If what is loaded is damaged.
+    """
+    if skips is None:
+        return None
+    if is_saving:
+        text = json.dumps(skips.saved(), separators=(",", ":"))
+        serializer(KEY, np.frombuffer(text.encode(), dtype=np.uint8))
+        return None
+    try:
+        stored = serializer(KEY, None)
+    except KeyError:
+        return Ledger()
+    if stored is None:
+        return Ledger()
+    try:
+        array = np.asarray(stored)
+        if array.dtype != np.uint8 or array.ndim != 1:
+            raise ValueError(f"of shape {array.shape} and dtype {array.dtype}")
+        given = json.loads(array.tobytes())
+    except ValueError as error:
+        raise ValueError(f"the snapshot's {KEY!r} is damaged: {error}") from error
+    return loaded(given)
+
+
+def loaded(stored: Any) -> Ledger:
+    """What `Skips.saved` has given; of a snapshot without it, an empty one.
+
+    Raises
+    ------
+    ValueError
+        If it is damaged.
+    """
+    if stored is None:
+        return Ledger()
+    try:
+        records = {}
+        for index, epoch, times, text in stored["records"]:
+            number = _natural(index)
+            records[number] = Skipped(number, _natural(epoch), _natural(times), _text(text))
+        if len(records) > _MOST_RECORDS:
+            raise ValueError(f"{len(records)} records")
+        return Ledger(_natural(stored["epoch"]), _natural(stored["count"]), records)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"the snapshot's {KEY!r} is damaged: {error!r}") from error
+
+
+def _natural(value: Any) -> int:
+    number = operator.index(value)
+    if isinstance(value, bool) or number < 0:
+        raise ValueError(f"{value!r} is no count")
+    return number
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value[:_MOST_TEXT]
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(summary_of(error).split())
+    return text if len(text) <= _MOST_TEXT else text[: _MOST_TEXT - 3] + "..."
