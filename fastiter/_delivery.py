@@ -74,11 +74,8 @@ def _failure(
     try:
         part = lease.part(*ring.entry(slot, row))
         if part.nbytes == 0:
-            return RowFailure(
-                row,
-                DatasetError(f"the dataset failed, and no memory was left for the reason ({facts})"),
-                True,
-            )
+            text = f"the dataset failed, and no memory was left for the reason ({facts})"
+            return RowFailure(row, DatasetError(text), True)
         seed = lease.seed(row, _ring.PACKED_ERROR)
         failure = Failure(*unpack(memoryview(bytearray(part)), seed))
     except OverwrittenError as error:

@@ -81,7 +81,7 @@ class PlannedIterator(Iterator):
         converter: Callable[[Any, Any], Any] | None,
         device: Any,
         on_error: Any,
-        skip_limit: int | float | None,
+        skip_limit: float | None,
     ) -> None:
         self._dataset = checked_dataset(dataset)
         self._batch_size = checked_int("batch_size", batch_size)

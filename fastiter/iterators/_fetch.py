@@ -265,10 +265,9 @@ def _fetch_each(
     finally:
         _example.end(before)
     rows = range(first, first + len(indices))
-    if failures:
-        failed = {failure.row for failure in failures}
-        return dict(zip([row for row in rows if row not in failed], examples, strict=True)), failures
-    return dict(zip(rows, examples, strict=True)), failures
+    failed = {failure.row for failure in failures}
+    good = (row for row in rows if row not in failed) if failed else rows
+    return dict(zip(good, examples, strict=True)), failures
 
 
 def _failure(row: int, index: int, error: BaseException) -> RowFailure:

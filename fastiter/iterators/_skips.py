@@ -34,7 +34,7 @@ _MOST_TEXT = 200  # characters of an exception
 class Skipped(NamedTuple):
     """A dataset index whose example was skipped."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # a method of tuples, which nobody needs here
     epoch: int  #: in which it was skipped last
     times: int  #: how often it was skipped
     error: str  #: type and text of its last exception, at most 200 characters
@@ -61,7 +61,7 @@ class Skips:
         Examples that may be skipped in one epoch, or which share of them.
     """
 
-    def __init__(self, on_error: Any, limit: int | float | None) -> None:
+    def __init__(self, on_error: Any, limit: float | None) -> None:
         self._decide: Callable[[int, Exception], Any] | None = (
             None if on_error == "skip" else on_error
         )
@@ -202,14 +202,18 @@ class Skips:
     def install(self, stored: Ledger) -> None:
         """Go on from what a snapshot holds."""
         self.reset()
-        self._epoch, self._count, self._records = stored.epoch, stored.count, dict(stored.records)
+        self._epoch, self._count, self._records = (
+            stored.epoch,
+            stored.n_skipped,
+            dict(stored.records),
+        )
 
 
 class Ledger(NamedTuple):
     """What a snapshot tells of skipped examples."""
 
     epoch: int = 0
-    count: int = 0
+    n_skipped: int = 0
     records: Mapping[int, Skipped] = {}
 
 

@@ -110,7 +110,7 @@ class MultiprocessIterator(PlannedIterator):
         converter: Callable[[Any, Any], Any] | None = None,
         device: Any = None,
         on_error: OnError = "raise",
-        skip_limit: int | float | None = DEFAULT_LIMIT,
+        skip_limit: float | None = DEFAULT_LIMIT,
         worker_init: Callable[[int], Any] | None = None,
         context: Any = None,
     ) -> None:

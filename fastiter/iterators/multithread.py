@@ -100,7 +100,7 @@ class MultithreadIterator(PlannedIterator):
         converter: Callable[[Any, Any], Any] | None = None,
         device: Any = None,
         on_error: OnError = "raise",
-        skip_limit: int | float | None = DEFAULT_LIMIT,
+        skip_limit: float | None = DEFAULT_LIMIT,
     ) -> None:
         self._n_threads = checked_int("n_threads", n_threads)
         self._n_prefetch = checked_int("n_prefetch", n_prefetch)

@@ -62,7 +62,7 @@ class SerialIterator(PlannedIterator):
         converter: Callable[[Any, Any], Any] | None = None,
         device: Any = None,
         on_error: OnError = "raise",
-        skip_limit: int | float | None = DEFAULT_LIMIT,
+        skip_limit: float | None = DEFAULT_LIMIT,
     ) -> None:
         super().__init__(
             dataset,
