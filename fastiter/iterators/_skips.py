@@ -7,8 +7,6 @@ in it.
 
 from __future__ import annotations
 
-import json
-import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -22,8 +20,6 @@ from fastiter.errors import SkipLimitError
 if TYPE_CHECKING:
     from fastiter._failures import RowFailure
     from fastiter.iterators._state import Plan
-
-logger = logging.getLogger("fastiter")
 
 KEY = "skipped"
 DEFAULT_LIMIT = 0.01  # of an epoch's examples
@@ -157,9 +153,9 @@ class Skips:
         times = 1 if known is None else known.times + 1
         self._records[index] = Skipped(index, epoch, times, text)
         if known is None:
-            logger.warning("skipped dataset index %d in epoch %d: %s", index, epoch, text)
+            _warn("skipped dataset index %d in epoch %d: %s", index, epoch, text)
             if len(self._records) == _MOST_RECORDS:
-                logger.warning("%d indices were skipped; no more are listed", _MOST_RECORDS)
+                _warn("%d indices were skipped; no more are listed", _MOST_RECORDS)
 
     def _allowed(self, epoch_size: int) -> int | None:
         if not isinstance(self._limit, float):
@@ -235,6 +231,8 @@ def exchange(
     if skips is None:
         return None
     if is_saving:
+        import json
+
         text = json.dumps(skips.saved(), separators=(",", ":"))
         serializer(KEY, np.frombuffer(text.encode(), dtype=np.uint8))
         return None
@@ -244,6 +242,8 @@ def exchange(
         return Ledger()
     if stored is None:
         return Ledger()
+    import json
+
     try:
         array = np.asarray(stored)
         if array.dtype != np.uint8 or array.ndim != 1:
@@ -287,6 +287,12 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
     return value[:_MOST_TEXT]
+
+
+def _warn(text: str, *facts: Any) -> None:
+    import logging  # here, like json, since what nearly nobody needs is not to slow the import
+
+    logging.getLogger("fastiter").warning(text, *facts)
 
 
 def _one_line(error: Exception) -> str:
