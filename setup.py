@@ -21,6 +21,7 @@ import numpy
 from Cython import __version__ as cython_version
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_clib import build_clib
 from setuptools.command.build_ext import build_ext
 
 os.chdir(Path(__file__).resolve().parent)
@@ -114,6 +115,25 @@ extensions = [
 ]
 
 
+# Cython would look at the times of its own files, too, which an isolated build has just installed.
+generated = Path("build", f"cython-{hashlib.sha256(settings.encode()).hexdigest()[:12]}")
+written = max(
+    path.stat().st_mtime for path in [Path("setup.py"), *Path("fastiter").glob("*.p[xy][dx]")]
+)
+for extension in extensions:
+    made = (generated / extension.sources[0]).with_suffix(".c")
+    if made.exists() and made.stat().st_mtime > written:
+        extension.sources = [str(made)]
+
+
+class BuildClib(build_clib):
+    """Keeps the archive, for which an editable install would take a temporary directory."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.build_clib = self.build_temp = str(generated / f"csrc-{tag}")
+
+
 class BuildExt(build_ext):
     """Builds the archive first, also where only the extensions are asked for."""
 
@@ -127,11 +147,11 @@ processors = os.cpu_count() or 1
 setup(
     ext_modules=cythonize(
         extensions,
-        build_dir=f"build/cython-{hashlib.sha256(settings.encode()).hexdigest()[:12]}",
+        build_dir=str(generated),
         compiler_directives=directives,
         nthreads=processors if sys.platform == "linux" else 0,
     ),
     libraries=[("fastiter_csrc", csrc)],
-    cmdclass={"build_ext": BuildExt},
+    cmdclass={"build_clib": BuildClib, "build_ext": BuildExt},
     options={"build_ext": {"parallel": processors}},
 )
