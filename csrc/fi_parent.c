@@ -270,6 +270,18 @@ int fi_parent_ready(const fi_parent *parent, uint32_t *slot, uint32_t *flags)
     return state == fi_word(parent->head, 0, FI_READY, FI_HAMMING(*flags)) ? FI_OK : FI_E_BUSY;
 }
 
+uint32_t fi_parent_count_ready(const fi_parent *parent)
+{
+    uint32_t slots = parent->ring->geometry.slots;
+    uint64_t q = parent->head;
+    for (; q < parent->tail; q++) {
+        uint64_t state = load_relaxed(&parent->ring->slots[parent->slot_of[q % slots]].state);
+        if (fi_word_q(state) != (uint32_t)q || fi_word_code(state) != FI_READY)
+            break;
+    }
+    return (uint32_t)(q - parent->head);
+}
+
 void fi_parent_doze(fi_parent *parent, uint64_t q)
 {
     store_relaxed(parent->ring->pwait, q);

@@ -75,6 +75,9 @@ int fi_wait(const int *descriptors, uint32_t count, int64_t timeout_ns, uint8_t 
 int64_t fi_now_ns(void);
 /* Some milliseconds coarse, but cheap enough to be read for every row. */
 int64_t fi_coarse_ns(void);
+/* CPU time of this process, all its threads; and how long the calling thread stood in line for a
+ * CPU, 0 where the system does not tell. Some system calls. */
+void fi_cpu_times(int64_t *cpu_ns, int64_t *delay_ns);
 
 /* ---- death watch ------------------------------------------------------------------------- */
 

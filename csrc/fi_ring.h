@@ -361,6 +361,8 @@ void fi_parent_collect(fi_parent *parent);
 
 /* T1: is the batch at the head READY? The slot's number and flags, or FI_E_BUSY. */
 int fi_parent_ready(const fi_parent *parent, uint32_t *slot, uint32_t *flags);
+/* How many batches from the head on are READY, for statistics. */
+uint32_t fi_parent_count_ready(const fi_parent *parent);
 /* T2: announces the sleep; the caller must look again (T3) before it sleeps. */
 void fi_parent_doze(fi_parent *parent, uint64_t q);
 void fi_parent_wake(fi_parent *parent);

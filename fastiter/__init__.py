@@ -18,6 +18,7 @@ except ModuleNotFoundError as error:
         "pip install . (or, to use the tree in place: python setup.py build_ext --inplace)"
     ) from None
 
+from fastiter._stats import IteratorStats, WorkerStats
 from fastiter._worker_info import WorkerInfo, get_worker_info
 from fastiter.dataset import (
     ConcatWithAsyncTransfer,
@@ -71,6 +72,7 @@ __all__ = [
     "DatasetError",
     "DatasetMixin",
     "Iterator",
+    "IteratorStats",
     "MultiprocessIterator",
     "MultithreadIterator",
     "OrderSampler",
@@ -87,6 +89,7 @@ __all__ = [
     "WeightedOrderSampler",
     "WorkerDiedError",
     "WorkerInfo",
+    "WorkerStats",
     "concat_examples",
     "converter",
     "get_worker_info",

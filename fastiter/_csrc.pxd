@@ -37,6 +37,7 @@ cdef extern from "fi_platform.h" nogil:
     int fi_wait(const int *descriptors, uint32_t count, int64_t timeout_ns, uint8_t *ready)
     int64_t fi_now_ns()
     int64_t fi_coarse_ns()
+    void fi_cpu_times(int64_t *cpu_ns, int64_t *delay_ns)
     int fi_watch_parent(int parent_pidfd, int life_pipe)
     int fi_die_with_parent(int parent)
 
@@ -53,12 +54,18 @@ cdef extern from "fi_cell.h" nogil:
     ctypedef struct fi_report:
         int64_t since
         int64_t index
+        int64_t range_since
         uint64_t rows
         uint64_t bytes
         uint64_t spills
         uint64_t claims
         uint64_t busy_ns
         uint64_t sleep_ns
+        uint64_t fetch_ns
+        uint64_t write_ns
+        uint64_t finish_ns
+        uint64_t cpu_ns
+        uint64_t delay_ns
         uint32_t ready
         uint32_t pid
         uint32_t note_bytes
@@ -66,11 +73,18 @@ cdef extern from "fi_cell.h" nogil:
     void fi_cell_fetch_ends(fi_cell *cell)
     void fi_cell_count(fi_cell *cell, uint64_t rows, uint64_t bytes, uint64_t spills)
     void fi_cell_busy(fi_cell *cell, int64_t nanoseconds)
+    void fi_cell_begins(fi_cell *cell, int64_t now_ns)
+    void fi_cell_finished(fi_cell *cell, int64_t nanoseconds)
+    void fi_cell_sampled(fi_cell *cell, int64_t fetch_ns, int64_t write_ns)
     void fi_cell_let_in(fi_cell *cell, uint32_t start)
     bint fi_cell_enter(fi_cell *cell, uint32_t start, uint32_t pid)
     void fi_cell_loaded(fi_cell *cell, uint32_t start, uint32_t note_bytes)
     void fi_cell_clear(fi_cell *cell)
     void fi_cell_read(const fi_cell *cell, fi_report *report)
+    ctypedef struct fi_cpu_meter:
+        pass
+    void fi_cpu_meter_start(fi_cpu_meter *meter)
+    void fi_cpu_meter_look(fi_cpu_meter *meter, fi_cell *cell, int64_t now_ns)
 
 
 cdef extern from "fi_checksum.h" nogil:
@@ -137,6 +151,7 @@ cdef extern from "fi_ring.h" nogil:
     ctypedef struct fi_worker:
         fi_ring *ring
         uint32_t number
+        int64_t row_ns
         bint leave
     ctypedef struct fi_turn:
         uint64_t q
@@ -183,6 +198,7 @@ cdef extern from "fi_ring.h" nogil:
                          uint64_t *have)
     void fi_parent_collect(fi_parent *parent)
     int fi_parent_ready(const fi_parent *parent, uint32_t *slot, uint32_t *flags)
+    uint32_t fi_parent_count_ready(const fi_parent *parent)
     void fi_parent_doze(fi_parent *parent, uint64_t q)
     void fi_parent_wake(fi_parent *parent)
     int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *odd, uint32_t *row,

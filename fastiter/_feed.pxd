@@ -25,6 +25,8 @@ cdef class Feed:
     cdef public bint is_settled
     cdef public tuple seed
     cdef Plan _unscheduled  # planned, but there was no room for it yet
+    cdef readonly uint64_t calls
+    cdef readonly uint64_t ready_sum
     cdef public Plan _taken  # the last one whose batch was taken out of the ring
     cdef int tell_origin(self, Plan plan) except -1
     cdef bint schedule(self, Plan plan) except -1

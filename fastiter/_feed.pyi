@@ -45,6 +45,14 @@ class Feed:
     _is_calm: bool  #: False makes `take` leave every batch to the subclass
     _taken: Plan | None  #: the last one whose batch was taken out of the ring
 
+    @property
+    def calls(self) -> int:
+        """How often `take` was called."""
+
+    @property
+    def ready_sum(self) -> int:
+        """Batches that were complete at these calls, added up."""
+
     def __init__(self, ring: ParentEnd, batch_size: int, n_prefetch: int) -> None: ...
     @property
     def _ring(self) -> ParentEnd: ...
@@ -61,6 +69,10 @@ class Feed:
     @property
     def is_own(self) -> bool:
         """Whether this is the process that made it, not a forked child."""
+
+    @property
+    def count_ready(self) -> int:
+        """Complete batches from the oldest one on, not taken yet. Any thread may ask."""
 
     @property
     def is_empty(self) -> bool:

@@ -48,6 +48,10 @@ cdef class Feed:
         return self._ring.is_own()
 
     @property
+    def count_ready(self):
+        return fi_parent_count_ready(&self._ring.parent)
+
+    @property
     def is_empty(self):
         return not self._scheduled
 
@@ -138,6 +142,8 @@ cdef class Feed:
         cdef fi_parent *parent = &self._ring.parent
         cdef Scheduled record
         cdef Lease lease
+        self.calls += 1
+        self.ready_sum += fi_parent_count_ready(parent)
         if not self._is_calm or not self._scheduled or (
                 fi_parent_ready(parent, &slot, &flags) != FI_OK):
             return None

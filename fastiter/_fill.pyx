@@ -21,6 +21,13 @@ cdef extern from "Python.h":
     int PyBUF_WRITE
 
 
+cdef enum:
+    # To time a row takes some 60 ns. Of ranges that take long each has one row timed, of others
+    # one in so many.
+    LONG_RANGE_NS = 50000
+    SHORT_RANGES = 16
+    NO_ROW = 0xFFFFFFFF
+
 cdef uint32_t PACKED_EXAMPLE = _ring.PACKED_EXAMPLE
 cdef uint32_t PACKED_ERROR = _ring.PACKED_ERROR
 cdef uint32_t PACKED_RESULT = _ring.PACKED_RESULT
@@ -44,6 +51,12 @@ cdef class RowWriter:
     cdef int64_t row  # that is fetched by itself, or -1
     cdef public object rows  # those that are fetched by one call, or None
     cdef public object counter  # tells which of them is meant, or None
+    cdef uint64_t row_bytes  # of the schema's columns
+    cdef uint32_t timed_row  # of the turn, or NO_ROW
+    cdef uint32_t weight  # how many rows it stands for
+    cdef uint32_t short_ranges  # since the last one in which a row was timed
+    cdef uint32_t dice
+    cdef fi_cpu_meter cpu
 
     def __cinit__(self, WorkerEnd end, dataset):
         self.end = end
@@ -52,6 +65,8 @@ cdef class RowWriter:
         self.getitems = rows_getter(dataset) if self.plain is None else None
         self.schema_number = -1
         self.row = -1
+        self.timed_row = NO_ROW
+        fi_cpu_meter_start(&self.cpu)
 
     def key(self):
         """Seed, epoch and dataset index of the example in hand, or None: see `fastiter._example`."""
@@ -83,22 +98,39 @@ cdef class RowWriter:
         """Fetches and writes the rows of the turn that nobody else owns."""
         cdef WorkerEnd end = self.end
         cdef fi_cell *cell = end.worker.ring.cells + end.worker.number
-        cdef int64_t since = fi_now_ns()
+        cdef int64_t since = fi_now_ns(), now
+        fi_cell_begins(cell, since)
         if self.plain is not None and self.are_columns_fitting():
             self.fill_columns(cell)
+            fi_cell_sampled(cell, 0, fi_now_ns() - since)
         elif self.getitems is not None:
             self.fill_together(cell)
         else:
+            self.choose_timed_row()
             self.fill_singly(cell, end.turn.first, end.turn.count, False)
-        since = fi_now_ns() - since
-        fi_worker_pace(&end.worker, end.turn.count, since)
-        fi_cell_busy(cell, since)
+        now = fi_now_ns()
+        fi_worker_pace(&end.worker, end.turn.count, now - since)
+        fi_cell_busy(cell, now - since)
+        fi_cpu_meter_look(&self.cpu, cell, now)
+
+    cdef void choose_timed_row(self) noexcept:
+        cdef fi_turn *turn = &self.end.turn
+        self.timed_row = NO_ROW
+        self.weight = turn.count
+        if self.end.worker.row_ns * turn.count < LONG_RANGE_NS:
+            self.short_ranges += 1
+            if self.short_ranges < SHORT_RANGES:
+                return
+            self.short_ranges = 0
+            self.weight *= SHORT_RANGES
+        self.dice = self.dice * 1664525 + 1013904223
+        self.timed_row = turn.first + (self.dice >> 8) % turn.count
 
     cdef int fill_singly(self, fi_cell *cell, uint32_t row, uint32_t count, bint owned) except -1:
         """Owns, unless that is done, fetches and marks row after row: a death has one suspect."""
         cdef WorkerEnd end = self.end
         cdef uint32_t stop = row + count, code
-        cdef int64_t index
+        cdef int64_t index, since, fetched
         while row < stop:
             try:  # outside of the inner loop: to enter it takes as long as a small copy
                 while row < stop:
@@ -106,20 +138,34 @@ cdef class RowWriter:
                         index = fi_row_index(end.worker.ring, end.turn.slot, row)[0]
                         fi_cell_fetch_begins(cell, index)
                         self.row = row
-                        code = self.store(
-                            row, PyObject_GetItem(self.dataset, PyLong_FromLongLong(index)))
-                        self.mark(cell, row, code)
+                        if row == self.timed_row:
+                            since = fi_now_ns()
+                            example = PyObject_GetItem(self.dataset, PyLong_FromLongLong(index))
+                            fetched = fi_now_ns()
+                            code = self.store(row, example)
+                            example = None
+                            self.mark(cell, row, code)
+                            fi_cell_sampled(cell, self.weight * (fetched - since),
+                                            self.weight * (fi_now_ns() - fetched))
+                        else:
+                            code = self.store(
+                                row, PyObject_GetItem(self.dataset, PyLong_FromLongLong(index)))
+                            self.mark(cell, row, code)
                     row += 1
             except BaseException as error:
                 self.mark(cell, row, self.store_failure(row, error))
                 row += 1
         self.row = -1
+        self.timed_row = NO_ROW
         return 0
 
     cdef void mark(self, fi_cell *cell, uint32_t row, uint32_t code) noexcept:
         fi_cell_fetch_ends(cell)
-        fi_cell_count(cell, 1, 0, code == FI_SPILL)
+        self.count(cell, code)
         fi_row_done(&self.end.worker, &self.end.turn, row, code)
+
+    cdef void count(self, fi_cell *cell, uint32_t code) noexcept:
+        fi_cell_count(cell, 1, self.row_bytes if code == FI_ROW_OK else 0, code == FI_SPILL)
 
     cdef bint are_columns_fitting(self) except -1:
         """Whether the slot's columns hold what the dataset's columns do."""
@@ -158,7 +204,7 @@ cdef class RowWriter:
             return self.fill_singly(cell, first, count, True)
         for row in range(first, first + count):
             fi_row_done(&end.worker, &end.turn, row, FI_ROW_OK)
-        fi_cell_count(cell, count, 0, 0)
+        fi_cell_count(cell, count, count * self.row_bytes, 0)
         return 0
 
     cdef int fill_together(self, fi_cell *cell) except -1:
@@ -166,6 +212,7 @@ cdef class RowWriter:
         each row is fetched by itself, so that the error is that of the row that has it."""
         cdef WorkerEnd end = self.end
         cdef uint32_t row, code
+        cdef int64_t since = fi_now_ns(), fetched
         cdef list rows = [], indices = []
         for row in range(end.turn.first, end.turn.first + end.turn.count):
             if fi_row_own(&end.worker, &end.turn, row):
@@ -182,6 +229,7 @@ cdef class RowWriter:
             failure = error
         except BaseException as error:
             failure = error if len(rows) == 1 else None
+        fetched = fi_now_ns()
         for position, row in enumerate(rows):
             try:
                 if failure is not None:
@@ -195,9 +243,10 @@ cdef class RowWriter:
                     code = self.store(row, examples[position])
             except BaseException as error:
                 code = self.store_failure(row, error)
-            fi_cell_count(cell, 1, 0, code == FI_SPILL)
+            self.count(cell, code)
             fi_row_done(&end.worker, &end.turn, row, code)
         fi_cell_fetch_ends(cell)
+        fi_cell_sampled(cell, fetched - since, fi_now_ns() - fetched)
         self.rows = self.counter = None
         return 0
 
@@ -215,10 +264,12 @@ cdef class RowWriter:
     cdef int use_schema(self, uint32_t number) except -1:
         rows = self.end.worker.ring.geometry.rows
         self.schema = None
+        self.row_bytes = 0
         try:
             record = self.end.arena.schema_record(number)
             if record:  # number 0 stays empty: nothing is known yet, everything is spilled
                 self.schema = Schema.load(record, rows)
+                self.row_bytes = self.schema.row_bytes
         except Exception:
             pass  # a type that cannot be imported here, or a spoilt record; every row can be spilled
         self.schema_number = number
@@ -242,6 +293,21 @@ cdef class RowWriter:
         return FI_ERROR
 
     # ---- finish
+
+    def finish(self, finisher):
+        """Has the slot in hand finished, by a `Finisher` if there is one, and publishes it."""
+        cdef WorkerEnd end = self.end
+        cdef fi_cell *cell = end.worker.ring.cells + end.worker.number
+        cdef int64_t since
+        cdef uint32_t flags
+        if finisher is None:
+            fi_worker_ready(&end.worker, &end.turn, 0)
+            return
+        since = fi_now_ns()
+        fi_cell_begins(cell, since)
+        flags = finisher.finish(self)
+        fi_worker_ready(&end.worker, &end.turn, flags)
+        fi_cell_finished(cell, fi_now_ns() - since)
 
     @property
     def columns_complete(self):
@@ -317,7 +383,3 @@ cdef class RowWriter:
             fi_slot_payload(end.worker.ring, end.turn.slot) + offset, size, PyBUF_WRITE),
             end.seed(WHOLE_BATCH, PACKED_FAILURE if failed else PACKED_RESULT))
         fi_result_set(end.worker.ring, end.turn.slot, offset, size)
-
-    def ready(self, uint32_t flags):
-        """Publishes the slot in hand."""
-        fi_worker_ready(&self.end.worker, &self.end.turn, flags)

@@ -13,7 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from multiprocessing import util
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastiter import _exit, _ring, _transport
 from fastiter._crew import Crew, Member, starts_worker
@@ -24,8 +24,12 @@ from fastiter._finish import Finisher
 from fastiter._plans import Plan
 from fastiter._schema import derive_schema, merge_schemas
 from fastiter._start import Start
+from fastiter._stats import LoaderStats, worker_stats
 from fastiter._worker import BatchJob
 from fastiter.errors import OverwrittenError, TimeoutWarning, WorkerDiedError
+
+if TYPE_CHECKING:
+    from fastiter._ring import Report
 
 _SPARES = 32  # slots that replace those retired by forks of the program
 _SCHEMAS = 16
@@ -75,7 +79,9 @@ class Pool(Feed):
         self._released = False
         self.copied_out = 0  # batches copied to the heap for want of slots
         self.spilled_rows = 0
-        self.restarts = 0
+        self.restarts = 0  # of workers that died
+        self.replacements = 0  # planned ones
+        self._at_start: dict[int, Report] = {}  # what workers had done when the first batch came
         self._timeout = dataset_timeout
         self._planned_exits = maxtasksperchild is not None
         self._finisher = finisher
@@ -327,6 +333,39 @@ class Pool(Feed):
             )
         self._ring.mend()
 
+    # ---- statistics
+
+    def note_start(self) -> None:
+        """The first batch was delivered: what the workers did for it, they did in the start."""
+        for number in range(self._crew.count):
+            self._at_start[number] = self._ring.report(number)
+
+    def statistics(self, seconds: float) -> LoaderStats:
+        """What the workers have done in so many seconds. Takes no lock: any thread may ask, also
+        while another one waits for a batch, and after the end."""
+        ring, living = self._ring, not self.closed
+        now = _ring.now()
+        workers = []
+        for number, member in enumerate(self._crew.members):
+            pid = member.pid if living and member is not None else 0
+            report, before = ring.report(number), self._at_start.get(number)
+            workers.append(worker_stats(number, pid, report, before, seconds, now))
+        return LoaderStats(
+            workers_are="processes",
+            n_workers=self._crew.count,
+            n_prefetch=self._n_prefetch,
+            bytes_written=sum(worker.bytes_written for worker in workers),
+            ready=self.count_ready if living else 0,
+            slots=ring.arena.geometry[0] - _SPARES,
+            calls=self.calls,
+            ready_sum=self.ready_sum,
+            spills=self.spilled_rows,
+            copied_out=self.copied_out,
+            deaths=self.restarts,
+            replacements=self.replacements,
+            workers=tuple(workers),
+        )
+
     # ---- deaths
 
     def _start_missing(self) -> None:
@@ -359,6 +398,7 @@ class Pool(Feed):
             raise _transport.exception_of(failure, f"{steps} in worker {member.pid}")
         planned = self._planned_exits and not losses and end == "exited with status 0"
         self.restarts += not planned
+        self.replacements += planned
         if not losses and not planned:
             self._count_idle_death(member, report["ready"] == member.start, end)
 

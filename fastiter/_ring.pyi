@@ -30,7 +30,7 @@ class _Slots(TypedDict):
     retired: int
     usable: int
 
-class _Report(TypedDict):
+class Report(TypedDict):
     since: int  # ns on the clock of `now` since the fetch began; 0 outside of one
     index: int  # of the dataset
     rows: int
@@ -39,6 +39,12 @@ class _Report(TypedDict):
     claims: int
     busy_ns: int
     sleep_ns: int
+    fetch_ns: int
+    write_ns: int
+    finish_ns: int
+    cpu_ns: int
+    delay_ns: int
+    range_since: int  # when the range or finish in hand began; 0 outside of one
     ready: int  # the start that passed the gate
     pid: int
     note_bytes: int
@@ -105,7 +111,7 @@ class ParentEnd:
     def set_spin(self, pauses: int) -> None: ...
     def let_in(self, worker: int, start: int) -> None: ...
     def clear_cell(self, worker: int) -> None: ...
-    def report(self, worker: int) -> _Report: ...
+    def report(self, worker: int) -> Report: ...
     def note(self, worker: int) -> bytes: ...
 
 @disjoint_base

@@ -530,6 +530,7 @@ cdef class WorkerEnd:
         cdef int rc
         rc = fi_heap_take(self.worker.ring, self.turn.slot, bytes, &offset, &need, &have)
         check(rc, "memory for an example", need, have)
+        fi_cell_count(self.worker.ring.cells + self.worker.number, 0, bytes, 0)
         return offset
 
     cdef uint64_t seed(self, uint32_t row, uint32_t kind) noexcept:

@@ -40,6 +40,7 @@ cdef class Schema:
     cdef readonly tuple specs
     cdef readonly Py_ssize_t rows
     cdef readonly uint64_t bytes
+    cdef readonly uint64_t row_bytes
     cdef list dtypes
     cdef Field *fields
     cdef Py_ssize_t count

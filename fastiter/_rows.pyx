@@ -84,6 +84,8 @@ cdef class Schema:
     ----------
     bytes : int
         Size of all columns; the slot's heap starts there.
+    row_bytes : int
+        Of one row in all columns.
     type : type or None
         Of the examples, if they are named tuples.
     """
@@ -130,6 +132,7 @@ cdef class Schema:
                 f.stride = (1 + f.ndim) * sizeof(int64_t)
             elif kind == _OBJECT:
                 f.stride = 2 * sizeof(int64_t)
+            self.row_bytes += f.stride
             f.offset = end
             # One row more than the batch: the finisher's entry for the field as a whole.
             end = fi_align_up(end + <uint64_t>f.stride * (rows + 1), ALIGNMENT)

@@ -182,7 +182,7 @@ def _work(
             if done == claims:
                 end.leave()
         elif turn == "finish":
-            rows.ready(0 if finisher is None else finisher.finish(rows))
+            rows.finish(finisher)
         else:
             return
 

@@ -6,8 +6,10 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fastiter import _device
+from fastiter import _device, _meter
+from fastiter._cpus import usable_cpus
 from fastiter._failures import NothingLeft
+from fastiter._stats import IteratorStats, LoaderStats
 from fastiter.dataset.iterator import Iterator
 from fastiter.errors import SkipLimitError
 from fastiter.iterators import _seed, _skips, _snapshot
@@ -53,6 +55,9 @@ class PlannedIterator(Iterator):
         Ends threads and processes. Called by every ``finalize()``, so possibly several times,
         without the lock (another thread may be in ``_fetch`` and must be woken up), also from
         ``__del__``, of an object whose constructor failed after ``_init_runtime``, too.
+    ``_has_workers``, ``_loader_stats(seconds)``
+        Whether others than the caller fetch, and what they have done in so many seconds. Asked at
+        any time, by any thread, without the lock.
     ``_init_runtime()``
         Sets the attributes that belong to this object and process alone (pools, queues,
         batches in flight). Called at the end of this class' constructor, and in copies and
@@ -68,7 +73,7 @@ class PlannedIterator(Iterator):
         As in the subclasses, all without defaults.
     """
 
-    _RUNTIME: ClassVar[frozenset[str]] = frozenset({"_lock", "_finalized", "_source"})
+    _RUNTIME: ClassVar[frozenset[str]] = frozenset({"_lock", "_finalized", "_source", "_meter"})
     _REOPENABLE: ClassVar[bool] = True
 
     def __init__(
@@ -126,10 +131,18 @@ class PlannedIterator(Iterator):
         # Reentrant: a signal handler may save a snapshot while its thread waits in next().
         self._lock = threading.RLock()
         self._finalized = False
+        self._meter = _meter.Meter(not self._has_workers)
         self._source = Source(self._dataset, self._converter, self._device)
 
     def _fetch(self, plan: Plan) -> Outcome:
         raise NotImplementedError
+
+    @property
+    def _has_workers(self) -> bool:
+        return False
+
+    def _loader_stats(self, seconds: float) -> LoaderStats:
+        return LoaderStats()
 
     def _place(self, plan: Plan) -> Place:
         """Where the batch of a plan belongs, for messages."""
@@ -169,21 +182,39 @@ class PlannedIterator(Iterator):
                     f"{type(self).__name__} is finalized: next() is possible no more"
                     + (" until reset()" if self._REOPENABLE else "; make a new one or a copy")
                 )
-            plan = self._planner.peek()
-            if plan.indices is None:
-                self._planner.deliver()
-            outcome = self._fetch(plan)
-            if type(outcome.error) is NothingLeft:
-                outcome = self._fetch_beyond(plan, outcome)
-            self._planner.deliver()
-            if outcome.error is None:
-                return outcome.batch
+            meter = self._meter
+            meter.enter()
+            rows = 0
             try:
-                raise outcome.error
+                plan = self._planner.peek()
+                if plan.indices is None:
+                    rows = _meter.ENDED
+                    self._planner.deliver()
+                outcome = self._fetch_counted(plan)
+                if type(outcome.error) is NothingLeft:
+                    plan, outcome = self._fetch_beyond(plan, outcome)
+                self._planner.deliver()
+                if outcome.error is None:
+                    assert plan.indices is not None
+                    rows = len(plan.indices)
+                    if self._skips is not None:
+                        rows -= self._skips.n_dropped
+                        meter.skipped += self._skips.n_dropped
+                    return outcome.batch
+                meter.errors += 1
+                try:
+                    raise outcome.error
+                finally:
+                    del outcome  # or error, traceback and this frame keep each other alive
             finally:
-                del outcome  # or error, traceback and this frame keep each other alive
+                meter.leave(rows)
 
-    def _fetch_beyond(self, plan: Plan, outcome: Outcome) -> Outcome:
+    def _fetch_counted(self, plan: Plan) -> Outcome:
+        if self._skips is not None:
+            self._skips.n_dropped = 0
+        return self._fetch(plan)
+
+    def _fetch_beyond(self, plan: Plan, outcome: Outcome) -> tuple[Plan, Outcome]:
         """What comes after a batch of which nothing is left."""
         size, passed = self._epoch_size, 0
         while type(outcome.error) is NothingLeft:
@@ -195,13 +226,14 @@ class PlannedIterator(Iterator):
                     "failed: there is nothing to deliver"
                 )
                 error.__cause__ = outcome.error.__cause__
-                return Outcome(None, error)
+                return plan, Outcome(None, error)
+            self._meter.skipped += len(plan.indices)
             self._planner.pass_over()
             plan = self._planner.peek()
             if plan.indices is None:
                 self._planner.deliver()
-            outcome = self._fetch(plan)
-        return outcome
+            outcome = self._fetch_counted(plan)
+        return plan, outcome
 
     def __len__(self) -> int:
         """Batches in an epoch, the short one at its end included."""
@@ -224,6 +256,7 @@ class PlannedIterator(Iterator):
             state = initial_state(self._order_sampler, self._dataset_len, number)
             self._discard_ahead()
             self._planner.restart(state)
+            self._meter.pause()
             self._seed = _seed.seed_after_reset(self._seed)
             if self._skips is not None:
                 self._skips.reset()
@@ -243,6 +276,40 @@ class PlannedIterator(Iterator):
     def close(self) -> None:
         """End the iteration; the same as `finalize`."""
         self.finalize()
+
+    # -- statistics --------------------------------------------------------------------------
+
+    def stats(self) -> IteratorStats:
+        """Return what the iterator has done so far, and who waited for whom.
+
+        Counts since the first ``next()``; subtract an earlier one to hear of the time between. Does
+        not block, and may be called in any state, from any thread; copies and unpickled iterators
+        count from zero.
+
+        Returns
+        -------
+        IteratorStats
+            ``print()`` shows its `~IteratorStats.summary`.
+        """
+        meter = self._meter
+        start, inside, waited, between, cpu = meter.read()
+        loader = self._loader_stats(inside + between)
+        return IteratorStats(
+            iterator=type(self).__name__,
+            batches=meter.batches,
+            examples=meter.examples,
+            errors=meter.errors,
+            skipped=meter.skipped,
+            start_seconds=start,
+            next_seconds=inside,
+            wait_seconds=waited,
+            consumer_seconds=between,
+            cpu_seconds=cpu,
+            batch_size=self._batch_size,
+            has_converter=self._converter is not None,
+            cpus=usable_cpus(),
+            **loader._asdict(),
+        )
 
     # -- state -------------------------------------------------------------------------------
 
@@ -398,6 +465,7 @@ class PlannedIterator(Iterator):
         self._check_reopenable("loading a snapshot")
         self._discard_ahead()
         self._planner.restart(state)
+        self._meter.pause()
         self._seed = seed
         if self._skips is not None and ledger is not None:
             self._skips.install(ledger)

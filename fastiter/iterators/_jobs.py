@@ -130,6 +130,11 @@ class Job:
         """How many of the rows that are left a thread takes at a time."""
         return max(self._work.pace.least, rest // (2 * self._work.n_threads))
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the batch, or its error, is there."""
+        return self._outcome is not None
+
     def note(self, start: int, stop: int, failure: Failure | None) -> bool:
         """Note that a range is done; True if that was the last one.
 

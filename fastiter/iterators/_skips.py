@@ -65,6 +65,7 @@ class Skips:
         self._records: dict[int, Skipped] = {}
         self._epoch = 0
         self._count = 0  # of examples skipped in that epoch
+        self.n_dropped = 0  #: rows of the batch settled last that are left out
         # The batch settled last, and what was before it: if Ctrl-C comes before it is delivered,
         # it is settled again.
         self._settled: tuple[int, int] | None = None
@@ -135,6 +136,7 @@ class Skips:
         if epoch != self._epoch:
             self._epoch, self._count = epoch, 0
         self._count += 1
+        self.n_dropped += 1
         allowed = self._allowed(epoch_size)
         text = _one_line(error)
         if allowed is not None and self._count > allowed:
@@ -172,6 +174,7 @@ class Skips:
                 else:
                     self._records[index] = record
         self._settled = batch
+        self.n_dropped = 0
         self._undo = (self._epoch, self._count, {})
 
     # ---- resets, copies, snapshots

@@ -12,15 +12,21 @@ of `Threads.wake` does.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import operator
 import os
 import queue
 import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastiter import _exit
+from fastiter._meter import now
+from fastiter._stats import WorkerStats
 
 if TYPE_CHECKING:
     from fastiter.iterators._jobs import Failure, Job
@@ -28,6 +34,71 @@ if TYPE_CHECKING:
 _JOIN_SECONDS = 1.0  # finalize() and exit wait so long for threads that are amid an example
 
 _living: weakref.WeakSet[Threads] = weakref.WeakSet()
+
+
+class Tally:
+    """What one thread has done. Another one that takes its number goes on with it."""
+
+    __slots__ = ("at_start", "cpu", "delay", "fetch", "finish", "native_id", "rows", "since")
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.fetch = 0  # ns with rows in hand
+        self.finish = 0  # ns with the end of a batch in hand
+        self.since = 0  # when what is in hand was begun, ns; 0 if nothing is
+        self.cpu = self.delay = 0.0  # seconds running, or able to, of threads that have ended
+        self.at_start = (0.0, 0.0, 0.0, 0.0)
+        self.native_id = 0  # of the running one
+
+    def stats(self, number: int, seconds: float) -> WorkerStats:
+        """As a worker's, of which so many seconds are known."""
+        since = self.since
+        under_way = (now() - since) / 1e9 if since else 0.0
+        spent = map(operator.sub, self._times(), self.at_start)
+        fetch, finish, cpu, delay = spent
+        return WorkerStats(
+            number=number,
+            pid=0,
+            rows=self.rows,
+            bytes_written=0,
+            spills=0,
+            seconds=seconds,
+            busy_seconds=fetch + finish + under_way,
+            fetch_seconds=fetch,
+            write_seconds=0.0,
+            finish_seconds=finish,
+            cpu_seconds=cpu,
+            cpu_wait_seconds=delay,
+        )
+
+    def begin(self) -> None:
+        """In the thread, when it begins."""
+        self.native_id = threading.get_native_id()
+
+    def end(self) -> None:
+        """In the thread, when it ends."""
+        cpu, delay = _thread_times(self.native_id)
+        self.native_id = 0
+        self.cpu += cpu
+        self.delay += delay
+
+    def note_start(self) -> None:
+        """The first batch was delivered: what was done for it belongs to the start."""
+        self.at_start = self._times()
+
+    def _times(self) -> tuple[float, float, float, float]:
+        cpu, delay = _thread_times(self.native_id)
+        return self.fetch / 1e9, self.finish / 1e9, self.cpu + cpu, self.delay + delay
+
+
+def _thread_times(native_id: int) -> tuple[float, float]:
+    """Seconds for which a thread of this process has run, and could have run but had no CPU; 0
+    where the system does not tell."""
+    with contextlib.suppress(OSError, ValueError):
+        text = Path(f"/proc/self/task/{native_id}/schedstat").read_text()
+        cpu, delay, _ = map(int, text.split())
+        return cpu / 1e9, delay / 1e9
+    return 0.0, 0.0
 
 
 class _Board:
@@ -65,15 +136,24 @@ class _Board:
         for _ in range(self._n_threads):
             self._bell.put(None)
 
-    def work(self) -> None:
+    def work(self, tally: Tally) -> None:
         """What each thread runs."""
+        tally.begin()
         while (claim := self._claim()) is not None:
             job, start, stop = claim
             del claim
+            tally.since = began = now()
             failure = job.run(start, stop)
+            ended = now()
+            tally.fetch += ended - began
+            tally.rows += stop - start
             if self._is_last(job, start, stop, failure):
+                tally.since = ended
                 job.finish()
+                tally.finish += now() - ended
+            tally.since = 0
             del job, failure  # while waiting for the next one, keep no batch alive
+        tally.end()
 
     def _claim(self) -> tuple[Job, int, int] | None:
         """Wait for work; None when there will be no more."""
@@ -103,17 +183,21 @@ class _Board:
 
 
 class Threads:
-    """A fixed number of threads, which share each job: the oldest one that has rows left."""
+    """Threads, one for each tally, which share each job: the oldest one that has rows left."""
 
-    def __init__(self, n_threads: int) -> None:
+    def __init__(self, tallies: Sequence[Tally]) -> None:
+        n_threads = len(tallies)
         self.pid = os.getpid()  #: the process that has the threads; a forked child has none
         self._board = _Board(n_threads)
         self._threads: list[threading.Thread] = []
         _living.add(self)
         try:
-            for number in range(n_threads):
+            for number, tally in enumerate(tallies):
                 thread = threading.Thread(
-                    target=self._board.work, name=f"fastiter-{number}", daemon=True
+                    target=self._board.work,
+                    args=(tally,),
+                    name=f"fastiter-{number}",
+                    daemon=True,
                 )
                 thread.start()
                 self._threads.append(thread)

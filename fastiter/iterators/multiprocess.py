@@ -11,6 +11,7 @@ from fastiter._finish import CallableFinisher, ConcatFinisher, Finisher
 from fastiter._pool import Pool
 from fastiter._ring import Lease
 from fastiter._start import choose
+from fastiter._stats import LoaderStats, WorkerKind
 from fastiter.errors import TimeoutWarning
 from fastiter.iterators._arguments import (
     checked_callable,
@@ -198,10 +199,16 @@ class MultiprocessIterator(PlannedIterator):
         lease = pool.take(plan)
         if lease is not None:
             return capture(self._ordinary, pool, lease)
+        return capture(self._deliver, pool, plan, self._wait(pool))
+
+    def _wait(self, pool: Pool) -> tuple[int, int]:
+        self._meter.block()
         while pool.is_empty:
             pool.wait_for_slot()
             pool.top_up(self._planner)
-        return capture(self._deliver, pool, plan, pool.wait())
+        ready = pool.wait()
+        self._meter.unblock()
+        return ready
 
     def _ordinary(self, pool: Pool, lease: Lease) -> Any:
         batch = pool.ordinary(lease)
@@ -242,7 +249,20 @@ class MultiprocessIterator(PlannedIterator):
             start=choose(self._context),
         )
         self._pool.seed = self._seed
+        self._meter.open(self._pool.note_start)
         return self._pool
+
+    @property
+    def _has_workers(self) -> bool:
+        return self._n_processes != 0
+
+    def _loader_stats(self, seconds: float) -> LoaderStats:
+        pool = self._pool
+        if pool is None:
+            n_workers = self.n_processes
+            kind: WorkerKind = "processes" if n_workers else "none"
+            return LoaderStats(kind, n_workers, self._n_prefetch if n_workers else 0)
+        return pool.statistics(seconds)
 
     def _discard_ahead(self) -> None:
         if self._pool is not None and self._pool.is_own:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -12,13 +13,14 @@ from typing import Any, ClassVar
 from fastiter import _exit
 from fastiter._assemble import Assembler
 from fastiter._columnar import column_getter
+from fastiter._stats import LoaderStats
 from fastiter.iterators._arguments import checked_int
 from fastiter.iterators._base import PlannedIterator
 from fastiter.iterators._fetch import Outcome, capture
 from fastiter.iterators._jobs import ColumnsJob, Job, Pace, PartsJob, RowsJob, Work
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._state import Plan
-from fastiter.iterators._threads import Threads
+from fastiter.iterators._threads import Tally, Threads
 
 __all__ = ["MultithreadIterator"]
 
@@ -85,6 +87,9 @@ class MultithreadIterator(PlannedIterator):
         "_unsettled",
         "_work",
         "_assembler",
+        "_tallies",
+        "_calls",
+        "_ready_sum",
     }
 
     def __init__(
@@ -122,6 +127,8 @@ class MultithreadIterator(PlannedIterator):
         self._started: deque[tuple[Plan, Job]] = deque()  # the oldest one first
         self._unsubmitted: Plan | None = None  # planned, but there was no memory for it yet
         self._unsettled = False  # what is started may differ from what the planner handed out
+        self._tallies = [Tally() for _ in range(self._n_threads)]
+        self._calls = self._ready_sum = 0
         self._assembler: Assembler | None = None
         convert = None
         if self._source.concat is not None:
@@ -165,7 +172,11 @@ class MultithreadIterator(PlannedIterator):
             self._close()
         threads.wake()
         job = self._started[0][1]
+        self._calls += 1
+        self._ready_sum += self._count_ready()
+        self._meter.block()
         outcome = job.wait()
+        self._meter.unblock()
         if self._skips is not None:
             outcome = capture(self._settled, plan, job, outcome)
         if outcome.error is None and self._device is not None:
@@ -185,6 +196,37 @@ class MultithreadIterator(PlannedIterator):
             raise outcome.error
         return outcome.batch
 
+    def _count_ready(self) -> int:
+        """Complete batches, from the oldest one on."""
+        count = 0
+        with contextlib.suppress(RuntimeError):  # another thread has just changed it
+            for _, job in self._started:
+                if not job.is_ready:
+                    break
+                count += 1
+        return count
+
+    def _note_start(self) -> None:
+        for tally in self._tallies:
+            tally.note_start()
+
+    @property
+    def _has_workers(self) -> bool:
+        return True
+
+    def _loader_stats(self, seconds: float) -> LoaderStats:
+        return LoaderStats(
+            workers_are="threads",
+            n_workers=self._n_threads,
+            n_prefetch=self._n_prefetch,
+            ready=self._count_ready(),
+            calls=self._calls,
+            ready_sum=self._ready_sum,
+            workers=tuple(
+                tally.stats(number, seconds) for number, tally in enumerate(self._tallies)
+            ),
+        )
+
     def _convert(self, examples: list[Any]) -> Any:
         assert self._converter is not None
         return self._converter(examples, self._device)
@@ -194,7 +236,8 @@ class MultithreadIterator(PlannedIterator):
         if threads is None or threads.pid != os.getpid():
             _exit.stay_away()
             self._forget_started()
-            threads = self._threads = Threads(self._n_threads)
+            threads = self._threads = Threads(self._tallies)
+            self._meter.open(self._note_start)
         return threads
 
     def _top_up(self, threads: Threads) -> None:

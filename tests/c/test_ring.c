@@ -197,8 +197,10 @@ static void test_finish_and_take(void)
     fi_turn turn, other;
     uint32_t slot, flags;
     set_up(&f, 0);
+    CHECK_EQ(fi_parent_count_ready(&f.parent), 0);
     uint64_t q = schedule(&f, 5);
     slot = slot_of(&f, q);
+    CHECK_EQ(fi_parent_count_ready(&f.parent), 0);
     CHECK_EQ(fi_parent_ready(&f.parent, &slot, &flags), FI_E_BUSY);
     for (uint32_t row = 0; row < 5; row++) {
         CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
@@ -212,6 +214,7 @@ static void test_finish_and_take(void)
     fi_worker_ready(f.workers, &turn, FI_CONVERTED_FIELDS);
     CHECK(state_word(&f, slot) == fi_word(q, 0, FI_READY, FI_HAMMING(FI_CONVERTED_FIELDS)));
     CHECK_EQ(fi_parent_ready(&f.parent, &slot, &flags), FI_OK);
+    CHECK_EQ(fi_parent_count_ready(&f.parent), 1);
     CHECK(slot == slot_of(&f, q) && flags == FI_CONVERTED_FIELDS);
     CHECK_EQ(next_turn(&f, 2, &other), TURN_SLEEP); /* READY is final */
     fi_parent_take(&f.parent, false);

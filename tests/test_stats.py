@@ -1,0 +1,419 @@
+"""What ``stats()`` tells: counted right, judged right, and what it says to change helps."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import fastiter
+from fastiter import IteratorStats, MultiprocessIterator, MultithreadIterator, SerialIterator
+from fastiter._cpus import cgroup_quota, usable_cpus
+
+BATCH = 8
+
+
+class Sleeping:
+    """Examples of 64 bytes and a number, each of which takes its time but no CPU."""
+
+    def __init__(self, seconds, n=100_000):
+        self.seconds = seconds
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        if self.seconds:
+            time.sleep(self.seconds)
+        return np.full(16, index, np.float32), index
+
+
+class Computing(Sleeping):
+    """The same, but a CPU is busy all the time, and the GIL held."""
+
+    def __getitem__(self, index):
+        end = time.thread_time() + self.seconds
+        while time.thread_time() < end:
+            pass
+        return np.full(16, index, np.float32), index
+
+
+class Failing:
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index == 9:
+            raise ValueError("nine")
+        return index
+
+
+def serial(dataset, **options):
+    return SerialIterator(dataset, BATCH, **options)
+
+
+def threads(dataset, n_threads=2, **options):
+    return MultithreadIterator(dataset, BATCH, n_threads=n_threads, **options)
+
+
+def processes(dataset, n_processes=2, **options):
+    return MultiprocessIterator(dataset, BATCH, n_processes=n_processes, context="fork", **options)
+
+
+def in_caller(dataset, **options):
+    return MultiprocessIterator(dataset, BATCH, n_processes=0, **options)
+
+
+KINDS = [serial, threads, processes, in_caller]
+
+
+def take(iterator, batches, pause=0.0):
+    """The statistics of so many batches, after those that were prefetched while workers began."""
+    for _ in range(4):
+        next(iterator)
+    before = iterator.stats()
+    for _ in range(batches):
+        next(iterator)
+        if pause:
+            time.sleep(pause)
+    return iterator.stats() - before
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_counts_what_was_delivered(make):
+    with make(Sleeping(0, n=20), repeat=False, converter=fastiter.concat_examples) as iterator:
+        assert iterator.stats().batches == iterator.stats().examples == 0
+        assert iterator.stats().verdict == "unknown"
+        next(iterator)
+        first = iterator.stats()
+        assert (first.batches, first.examples) == (1, 8)
+        assert len(list(iterator)) == 2
+        stats = iterator.stats()
+        assert (stats.batches, stats.examples, stats.errors) == (3, 20, 0)
+        assert (stats - first).examples == 12
+        assert sum(worker.rows for worker in stats.workers) in (0, 20)
+        assert len(stats.workers) == stats.n_workers == {threads: 2, processes: 2}.get(make, 0)
+        assert stats.has_converter and stats.batch_size == 8
+    after = iterator.stats()
+    assert (after.batches, after.examples, after.ready) == (3, 20, 0)
+    assert after.wait_seconds == stats.wait_seconds
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_the_time_is_divided_without_a_rest(make):
+    clock = time.perf_counter
+    with make(Sleeping(0.002)) as iterator:
+        times = [clock(), next(iterator) and clock()]
+        before = iterator.stats()
+        for _ in range(6):
+            next(iterator)
+            time.sleep(0.01)
+        times += [clock(), next(iterator) and clock()]
+        stats = iterator.stats() - before
+    assert stats.start_seconds == 0
+    assert 0 <= stats.wait_seconds <= stats.next_seconds
+    assert stats.consumer_seconds >= 0.06
+    # From the end of the first call to the end of the last one.
+    assert times[2] - times[1] <= stats.seconds <= times[3] - times[0]
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_a_pause_after_the_end_a_reset_or_a_snapshot_is_no_part_of_the_loop(make):
+    with make(Sleeping(0, n=8), repeat=False) as iterator:
+        state = iterator.state_dict()
+        for again in (iterator.reset, lambda: iterator.load_state_dict(state), lambda: None):
+            for _ in iterator:
+                pass
+            time.sleep(0.05)
+            again()
+        assert iterator.stats().consumer_seconds < 0.05
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_errors_are_counted_beside_batches(make):
+    with make(Failing(), shuffle=False, repeat=False) as iterator:
+        next(iterator)
+        with pytest.raises(ValueError, match="nine"):
+            next(iterator)
+        assert len(list(iterator)) == 3
+        stats = iterator.stats()
+    assert (stats.batches, stats.examples, stats.errors) == (4, 32, 1)
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_skipped_examples_are_not_delivered(make):
+    with make(Failing(), shuffle=False, repeat=False, on_error="skip", skip_limit=5) as iterator:
+        assert sum(map(len, iterator)) == 39
+        stats = iterator.stats()
+    assert (stats.batches, stats.examples, stats.skipped, stats.errors) == (5, 39, 1, 0)
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_copies_count_from_zero(make):
+    with make(Sleeping(0)) as iterator:
+        next(iterator)
+        with copy.copy(iterator) as other, pickle.loads(pickle.dumps(iterator)) as third:
+            assert other.stats().batches == third.stats().batches == 0
+            next(other)
+            assert (other.stats().batches, iterator.stats().batches) == (1, 1)
+
+
+def test_statistics_are_plain_frozen_data():
+    with processes(Sleeping(0)) as iterator:
+        next(iterator)
+        stats = iterator.stats()
+    assert pickle.loads(pickle.dumps(stats)) == stats
+    assert IteratorStats(**{f.name: getattr(stats, f.name) for f in dataclasses.fields(stats)})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        stats.batches = 0
+    with pytest.raises(ValueError, match="subtract the earlier one"):
+        serial(Sleeping(0)).stats() - stats
+
+
+def test_bytes_are_those_of_the_examples():
+    with processes(Sleeping(0), n_processes=1, n_prefetch=1) as iterator:
+        for _ in range(6):
+            next(iterator)  # the first ones travel without columns
+        before = iterator.stats().workers[0]
+        for _ in range(20):
+            next(iterator)
+        worker = iterator.stats().workers[0] - before
+    assert worker.spills == 0
+    assert worker.bytes_written == worker.rows * (16 * 4 + 8)
+
+
+def test_spills_and_copies_out_are_counted():
+    class Odd:
+        def __len__(self):
+            return 10_000
+
+        def __getitem__(self, index):
+            return "odd" if index == 100 else np.zeros(4)
+
+    with processes(Odd(), shuffle=False, n_prefetch=1) as iterator:
+        held = [next(iterator) for _ in range(20)]
+        stats = iterator.stats()
+    assert stats.spills == 1
+    assert stats.copied_out >= 20 - stats.slots
+    assert len(held) == 20
+    assert "spills" in str(stats) and "copied out" in str(stats)
+
+
+def test_planned_replacements_are_no_deaths():
+    with processes(Sleeping(0), n_processes=1, maxtasksperchild=8) as iterator:
+        for _ in range(12):
+            next(iterator)
+        stats = iterator.stats()
+    assert stats.replacements > 0
+    assert stats.deaths == 0
+
+
+def test_fetching_and_writing_are_told_apart():
+    class Large(Sleeping):
+        def __getitem__(self, index):
+            return self.array
+
+        array = np.zeros(1_000_000)
+
+    with processes(Sleeping(0.005), converter=fastiter.concat_examples) as iterator:
+        fetching = take(iterator, 10)
+    with processes(Large(0), n_processes=1, converter=fastiter.concat_examples) as iterator:
+        writing = take(iterator, 10)
+    for worker in fetching.workers:
+        assert worker.fetch > 0.5 and worker.fetch > 3 * worker.write
+    for worker in writing.workers:
+        assert worker.write > 3 * worker.fetch
+    for worker in fetching.workers + writing.workers:
+        assert abs(worker.fetch + worker.write + worker.finish - worker.busy) < 1e-6
+        assert abs(worker.busy + worker.idle - 1) < 1e-6
+
+
+def test_padding_is_the_finish():
+    def convert(examples):
+        time.sleep(0.02)
+        return len(examples)
+
+    with processes(Sleeping(0), converter=lambda examples, device: convert(examples)) as iterator:
+        stats = take(iterator, 10)
+    assert sum(worker.finish for worker in stats.workers) > 0.5
+    assert all(worker.finish > worker.fetch for worker in stats.workers)
+
+
+def test_asks_while_another_thread_waits():
+    with processes(Sleeping(0.05)) as iterator:
+        waiting = threading.Thread(target=next, args=(iterator,), daemon=True)
+        waiting.start()
+        while not (stats := iterator.stats()).start_seconds:
+            pass
+        assert stats.batches == 0  # so next() is under way, with the lock in its hands
+        waiting.join()
+        assert iterator.stats().batches == 1
+
+
+# ---- the verdict ---------------------------------------------------------------------------------
+
+VERDICTS = [
+    (serial, 0.004, 0.0, "loader-bound"),
+    (serial, 0.0, 0.02, "consumer-bound"),
+    (threads, 0.004, 0.0, "loader-bound"),
+    (threads, 0.0, 0.02, "consumer-bound"),
+    (processes, 0.004, 0.0, "loader-bound"),
+    (processes, 0.0, 0.02, "consumer-bound"),
+    (in_caller, 0.004, 0.0, "loader-bound"),
+]
+
+
+@pytest.mark.parametrize(("make", "fetch", "pause", "verdict"), VERDICTS)
+def test_tells_who_waits(make, fetch, pause, verdict):
+    with make(Sleeping(fetch)) as iterator:
+        stats = take(iterator, 10, pause)
+    assert stats.verdict == verdict, str(stats)
+    assert str(stats).startswith(f"{type(iterator).__name__}: {verdict}, ")
+    assert bool(stats.change) == (verdict == "loader-bound")
+
+
+@pytest.mark.parametrize("make", [threads, processes])
+def test_what_it_says_to_change_helps(make):
+    """Two workers need 40 ms for a batch of sleepers, and the loop takes 10 ms."""
+    dataset = Sleeping(0.01)
+    with make(dataset) as iterator:
+        before = take(iterator, 10, 0.01)
+    assert before.verdict == "loader-bound", str(before)
+    (name, count), *others = before.change.items()
+    assert not others and f"{name}={count}" in before.advice
+    with make(dataset, **before.change) as iterator:
+        after = take(iterator, 14 if make is threads else 10, 0.01)
+    assert count > 2
+    assert after.wait_share < 0.7 * before.wait_share, f"{before}\n{after}"
+    assert after.batches / after.seconds > before.batches / before.seconds
+
+
+def test_bursts_want_more_prefetch():
+    """One batch in eight takes as long as eight loops; the workers have time enough on average."""
+
+    class Bursts(Sleeping):
+        def __getitem__(self, index):
+            time.sleep(0.08 if index // BATCH % 8 == 0 and index % BATCH == 0 else 0)
+            return index
+
+    def run(**options):
+        with processes(Bursts(0), shuffle=False, n_processes=1, **options) as iterator:
+            return take(iterator, 28, 0.015)
+
+    before = run()
+    assert before.verdict == "loader-bound" and before.change == {"n_prefetch": 4}, str(before)
+    after = run(n_prefetch=8)
+    assert after.wait_share < before.wait_share / 2, f"{before}\n{after}"
+
+
+# A machine's load is not for a test to make, nor to rely upon: these judge figures.
+
+
+def figures(**changes):
+    """A loader-bound iterator of two processes on four CPUs, which wait for files."""
+    worker = fastiter.WorkerStats(
+        number=0,
+        pid=1,
+        rows=500,
+        bytes_written=0,
+        spills=0,
+        seconds=10.0,
+        busy_seconds=9.8,
+        fetch_seconds=9.0,
+        write_seconds=0.8,
+        finish_seconds=0.0,
+        cpu_seconds=changes.pop("cpu", 0.5),
+        cpu_wait_seconds=changes.pop("in_line", 0.0),
+    )
+    values = {
+        "iterator": "MultiprocessIterator",
+        "batches": 100,
+        "examples": 1000,
+        "errors": 0,
+        "skipped": 0,
+        "bytes_written": 0,
+        "start_seconds": 0.0,
+        "next_seconds": 5.2,
+        "wait_seconds": 5.0,
+        "consumer_seconds": 4.8,
+        "cpu_seconds": 1.0,
+        "workers_are": "processes",
+        "batch_size": 10,
+        "n_workers": 2,
+        "n_prefetch": 1,
+        "has_converter": True,
+        "cpus": 4.0,
+        "ready": 0,
+        "slots": 6,
+        "calls": 100,
+        "ready_sum": 10,
+        "spills": 0,
+        "copied_out": 0,
+        "deaths": 0,
+        "replacements": 0,
+        "changes": (),
+        "workers": (worker, dataclasses.replace(worker, number=1)),
+    }
+    return IteratorStats(**(values | changes))
+
+
+def test_as_many_workers_as_the_loop_needs():
+    assert figures().change == {"n_processes": 5}  # 19.6 s of work for 5 s of loop
+
+
+def test_no_more_workers_than_cpus_for_those_that_compute():
+    stats = figures(cpu=9.8)
+    assert stats.change == {"n_processes": 4}
+    assert figures(cpu=9.8, cpu_seconds=10.0).change == {"n_processes": 3}  # the loop computes, too
+
+
+def test_says_that_the_cpus_are_full():
+    stats = figures(cpu=9.8, cpus=2.0)
+    assert stats.verdict == "loader-bound" and stats.change == {}
+    assert "CPUs are full (2.1 of 2 used)" in stats.advice
+
+
+def test_says_that_other_programs_have_the_cpus():
+    stats = figures(cpu=4.0, in_line=5.5)
+    assert stats.change == {} and "other programs" in stats.advice
+
+
+def test_threads_that_wait_for_one_another():
+    values = {"workers_are": "threads", "iterator": "MultithreadIterator"}
+    locked = figures(**values, cpu=4.9, cpu_seconds=10.0)
+    assert "MultiprocessIterator" in locked.advice
+    assert figures(**values, cpu=0.1, cpu_seconds=0.3).change == {"n_threads": 5}
+    assert figures(**values, cpu=9.8, cpu_seconds=19.7, cpus=2.0).change == {}
+
+
+def test_balanced_and_costly_next():
+    assert figures(wait_seconds=0.5, next_seconds=0.6, consumer_seconds=9.4).verdict == "balanced"
+    costly = figures(wait_seconds=0.1, next_seconds=6.0, has_converter=False)
+    assert "concat_examples" in costly.advice
+
+
+# ---- how many CPUs -------------------------------------------------------------------------------
+
+
+def test_the_quota_of_every_group_above_counts(tmp_path):
+    mount = tmp_path / "cgroup"
+    (mount / "a" / "b").mkdir(parents=True)
+    (tmp_path / "cgroup_of").mkdir()
+    (tmp_path / "cgroup_of" / "cgroup").write_text("0::/a/b\n")
+    assert cgroup_quota(tmp_path / "cgroup_of", mount) == float("inf")
+    (mount / "a" / "b" / "cpu.max").write_text("max 100000\n")
+    (mount / "a" / "cpu.max").write_text("150000 100000\n")
+    assert cgroup_quota(tmp_path / "cgroup_of", mount) == 1.5
+    (mount / "cpu" / "c").mkdir(parents=True)
+    (mount / "cpu" / "c" / "cpu.cfs_quota_us").write_text("50000\n")
+    (mount / "cpu" / "c" / "cpu.cfs_period_us").write_text("100000\n")
+    (tmp_path / "cgroup_of" / "cgroup").write_text("4:cpu,cpuacct:/c\n3:memory:/a\n")
+    assert cgroup_quota(tmp_path / "cgroup_of", mount) == 0.5
+    assert cgroup_quota(tmp_path / "nowhere", mount) == float("inf")
+    assert 0 < usable_cpus() <= 100_000
