@@ -73,13 +73,14 @@ directives = {
     "embedsignature": True,
     "embedsignature.format": "python",
     "autotestdict": False,
+    "freethreading_compatible": True,  # docs/platforms.md: what was run, and what was not
     "auto_pickle": False,  # a handle of shared memory must never be copied by its fields
     "linetrace": COVERAGE,
 }
 
 # distutils and Cython rebuild by the times of files only. So the settings are a file that each
 # extension depends on, and generated C lies in a directory named after them.
-tag = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+tag = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}{sys.abiflags}"
 settings = repr((numpy.__version__, cython_version, directives, define_macros, compile_args))
 settings_file = Path("build", f"settings-{tag}")
 if not settings_file.exists() or settings_file.read_text() != settings:
@@ -142,16 +143,20 @@ class BuildExt(build_ext):
         super().run()
 
 
-processors = os.cpu_count() or 1
+def main() -> None:
+    processors = os.cpu_count() or 1
+    setup(
+        ext_modules=cythonize(
+            extensions,
+            build_dir=str(generated),
+            compiler_directives=directives,
+            nthreads=processors if sys.platform == "linux" else 0,
+        ),
+        libraries=[("fastiter_csrc", csrc)],
+        cmdclass={"build_clib": BuildClib, "build_ext": BuildExt},
+        options={"build_ext": {"parallel": processors}},
+    )
 
-setup(
-    ext_modules=cythonize(
-        extensions,
-        build_dir=str(generated),
-        compiler_directives=directives,
-        nthreads=processors if sys.platform == "linux" else 0,
-    ),
-    libraries=[("fastiter_csrc", csrc)],
-    cmdclass={"build_clib": BuildClib, "build_ext": BuildExt},
-    options={"build_ext": {"parallel": processors}},
-)
+
+if __name__ == "__main__":  # Cython's processes import this file where they are not forked
+    main()

@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
 WHEEL_BYTES = 2 * 2**20
-SDIST_DIRECTORIES = [
-    "csrc",
-    "fastiter",
-    "tests",
-    "tests/c",
-    "tests/process",
-    "bench",
-    "docs",
-    "examples",
-    ".ci",
-]
-SDIST_FILES = [
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "LICENSE",
-    "README.md",
-    "setup.py",
-    "pyproject.toml",
-]
 
 
 def sdist_faults(path: Path) -> list[str]:
-    """Faults of an sdist: it lacks what the tree has, or holds what a build makes."""
+    """Faults of an sdist: anything but the files that git tracks, and what setuptools adds."""
     with tarfile.open(path) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    faults = [f"lacks {name}" for name in SDIST_FILES if name not in names]
-    for directory in SDIST_DIRECTORIES:
-        for file in Path(directory).glob("*.*"):
-            if file.suffix not in (".so", ".pyc") and str(file) not in names and file.is_file():
-                faults.append(f"lacks {file}")
-    faults += [f"holds the build product {n}" for n in names if n.endswith((".so", ".o", ".pyc"))]
+        names = {m.name.partition("/")[2] for m in archive.getmembers() if m.isfile()}
+    names = {name for name in names if not name.startswith("fastiter.egg-info/")}
+    command = ["git", "ls-files", "-z"]
+    listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    tracked = set(listing.split("\0")) - {""}
+    faults = [f"lacks {name}" for name in sorted(tracked - names)]
+    faults += [f"holds {name}" for name in sorted(names - tracked - {"PKG-INFO", "setup.cfg"})]
     return faults
 
 
@@ -61,6 +43,8 @@ def wheel_faults(path: Path) -> list[str]:
             faults.append(f"holds {name}, which is outside the package")
         if name.endswith((".c", ".h", ".pyx", ".pxd", ".o")):
             faults.append(f"holds the source {name}")
+        if not {"tests", "bench", "docs", "csrc"}.isdisjoint(name.split("/")):
+            faults.append(f"holds {name}, which is not for users")
     if path.stat().st_size > WHEEL_BYTES:
         faults.append(f"is {path.stat().st_size} bytes, more than {WHEEL_BYTES}")
     return faults

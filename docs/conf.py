@@ -35,6 +35,7 @@ myst_enable_extensions = ["colon_fence"]
 default_role = "py:obj"
 add_module_names = False
 python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
 maximum_signature_line_length = 88
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"

@@ -4,6 +4,7 @@ The arrays are views whose base is the slot's `Lease`. Numbers that come from sh
 checked before anything is made of them; the schema's own are trusted.
 """
 
+cimport cython
 cimport numpy as cnp
 from cpython.dict cimport PyDict_CheckExact, PyDict_Next
 from cpython.list cimport PyList_CheckExact, PyList_GET_ITEM, PyList_GET_SIZE
@@ -25,7 +26,8 @@ from fastiter._rows cimport (
     _OBJECT, _RAGGED, _SCALAR, _TUPLE)
 from fastiter._csrc cimport fi_place_seed
 from fastiter._ring import PACKED_FIELD as _PACKED_FIELD
-from fastiter._table cimport AHEAD, Table, drop, fi_prefetch, rows_of, table_of_fields, table_of_one
+from fastiter._table cimport (
+    AHEAD, FI_LISTS_CHANGE, Table, drop, fi_prefetch, rows_of, table_of_fields, table_of_one)
 from fastiter._transport import unpack
 from fastiter._tuples cimport fi_is_tuple, fi_new_tuple
 from fastiter.errors import OverwrittenError
@@ -278,7 +280,9 @@ def hand_over(list values):
     table_of_one(&table, rows)
     try:
         number = field_of(&table, 0)
-        return None if number < 0 else give(table.items[0], number)
+        if number < 0 or not claim(table.items[0], number):
+            return None
+        return give(table.items[0], number)
     finally:
         drop(&table)
 
@@ -295,9 +299,12 @@ def join_delivered(batch):
     cdef Py_ssize_t numbers[FIELD_LIMIT]
     cdef tuple names = None
     cdef list results
-    if not PyList_CheckExact(batch) or not batch or not has_delivered(batch[0]):
+    if not PyList_CheckExact(batch) or not batch:
         return None
-    first = batch[0]
+    rows = rows_of(batch)
+    first = rows[0]
+    if not has_delivered(first):
+        return None
     if type(first) is dict:
         names = tuple(first)
     elif isinstance(first, tuple):
@@ -305,7 +312,6 @@ def join_delivered(batch):
     results = [None] * (1 if names is None else len(names))
     if len(results) > FIELD_LIMIT:
         return None
-    rows = rows_of(batch)
     if names is None:
         table_of_one(&table, rows)
     elif not table_of_fields(&table, rows, names):
@@ -321,6 +327,9 @@ def join_delivered(batch):
                 results[field] = stack_field(&table, field, None)
                 if results[field] is None:
                     return None
+        # Another thread may have been here while a field was stacked.
+        if not claim_all(&table, numbers):
+            return None
         for field in range(table.count):
             if results[field] is None:
                 results[field] = give(table.items[field * table.n], numbers[field])
@@ -343,6 +352,8 @@ cdef bint has_delivered(object example):
         return False
     if not PyDict_CheckExact(example):
         return is_delivered(<PyObject *>example)
+    if FI_LISTS_CHANGE:  # nothing guards a dict either
+        return any([is_delivered(<PyObject *>item) for item in list((<dict>example).values())])
     while PyDict_Next(example, &place, &key, &value):
         if is_delivered(value):
             return True
@@ -406,9 +417,35 @@ cdef Py_ssize_t field_of(Table *table, Py_ssize_t column) except -2:
     return number
 
 
+cdef bint claim(PyObject *first, Py_ssize_t number):
+    """Whether this call, and no other, is the one that gives the field away."""
+    cdef Lease lease = <Lease>base_of(<cnp.PyArrayObject *>first)
+    cdef uint64_t bit = <uint64_t>1 << number
+    cdef bint is_free
+    with cython.critical_section(lease):
+        is_free = not lease.handed & bit
+        lease.handed |= bit
+    return is_free
+
+
+cdef bint claim_all(Table *table, const Py_ssize_t *numbers):
+    """Claims every field of the table that lies in shared memory, or none."""
+    cdef Lease lease
+    cdef Py_ssize_t field, earlier
+    for field in range(table.count):
+        if is_delivered(table.items[field * table.n]) and not claim(
+                table.items[field * table.n], numbers[field]):
+            for earlier in range(field):
+                if is_delivered(table.items[earlier * table.n]):
+                    lease = <Lease>base_of(<cnp.PyArrayObject *>table.items[earlier * table.n])
+                    with cython.critical_section(lease):
+                        lease.handed &= ~(<uint64_t>1 << numbers[earlier])
+            return False
+    return True
+
+
 cdef object give(PyObject *first, Py_ssize_t number):
-    """The column of a field, by the array of its first row."""
+    """The column of a claimed field, by the array of its first row."""
     cdef Lease lease = <Lease>base_of(<cnp.PyArrayObject *>first)
     cdef Schema schema = lease.schema
-    lease.handed |= <uint64_t>1 << number
     return column(schema, lease, &schema.fields[number], False, False)

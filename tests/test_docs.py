@@ -143,6 +143,18 @@ def test_the_reference_has_every_public_name(module: str) -> None:
     assert {f"{name}.{public}" for public in importlib.import_module(name).__all__} - named == set()
 
 
+def test_every_page_is_in_a_table_of_contents() -> None:
+    docs = ROOT / "docs"
+    named = {"index"}
+    for page in docs.rglob("*.md"):
+        for tree in re.findall(r"^```{toctree}\n(.*?)^```$", page.read_text(), re.M | re.DOTALL):
+            for entry in re.findall(r"^([\w/*]+)$", tree, re.MULTILINE):
+                found = page.parent.glob(f"{entry}.*")
+                named |= {str(path.relative_to(docs).with_suffix("")) for path in found}
+    pages = {str(path.relative_to(docs).with_suffix("")) for path in docs.rglob("*.md")}
+    assert {page for page in pages if not page.startswith("reference/")} - named == set()
+
+
 def proofs() -> list[tuple[str, str]]:
     """The tests that the table of faults names: file in this directory, and function."""
     text = (ROOT / "docs" / "reliability.md").read_text()

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Compiles each tests/c/test_*.c with all of csrc and runs it, once for each variant named:
 #
-#   tests/c/run.sh [none | address | undefined | thread | address,undefined | ...] ...
+#   tests/c/run.sh [none | address | undefined | thread | address,undefined | ... | coverage] ...
 #
+# For another processor: CC=aarch64-linux-gnu-gcc AR=aarch64-linux-gnu-ar
+# RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu".
 # Warnings are errors. FASTITER_PORTABLE=1 takes the portable POSIX path, TESTS="ring order" only these tests.
 # With address among the variants it replays the corpus of each fuzz target, too.
 # Programs run in the top directory, each for at most TEST_SECONDS (300).
@@ -32,8 +34,11 @@ for variant in "${@:-none}"; do
     build=build/tests-c/$name$variant
     rm -rf "$build" && mkdir -p "$build"
     sanitize=()
-    runner=(timeout "${TEST_SECONDS:-300}")
-    if [ "$variant" != none ]; then
+    # shellcheck disable=SC2206
+    runner=(timeout "${TEST_SECONDS:-300}" ${RUNNER:-})
+    if [ "$variant" = coverage ]; then
+        sanitize=(--coverage -O0)
+    elif [ "$variant" != none ]; then
         sanitize=("-fsanitize=$variant" -fno-sanitize-recover=all)
     fi
     case $variant in
@@ -44,7 +49,7 @@ for variant in "${@:-none}"; do
         "$cc" "${flags[@]}" "${sanitize[@]}" -c "$source" -o "$build/$(basename "$source" .c).o"
     done
     # An archive, so that a test which includes a source file to put hooks into it links without that file's object.
-    ar rcs "$build/libfi.a" "$build"/fi_*.o
+    "${AR:-ar}" rcs "$build/libfi.a" "$build"/fi_*.o
     for source in "${sources[@]}"; do
         program=$build/$(basename "$source" .c)
         "$cc" "${flags[@]}" "${sanitize[@]}" "$source" "$build/libfi.a" "${libraries[@]}" -o "$program"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -241,3 +242,23 @@ def test_as_a_converter(container, convert):
             for column in fields(ours):
                 assert column.flags.writeable
                 column[:] = 0
+
+
+def test_threads_that_convert_one_batch_share_its_memory_once():
+    # Beside the column is a field that has to be copied, which lets other threads run in between.
+    own = np.zeros(1 << 16)
+    with (
+        MultiprocessIterator(
+            Mixed(24, "bare"), 8, n_processes=2, shuffle=False, context="fork"
+        ) as iterator,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        for _ in range(3):
+            next(iterator)
+        for _ in range(10):
+            images = next(iterator)
+            batch = [(own, image) for image in images]
+            expected = np.array(images)
+            converted = list(threads.map(concat_examples, [batch] * 4))
+            assert all(np.array_equal(columns, expected) for _, columns in converted)
+            assert sum(np.shares_memory(columns, images[0]) for _, columns in converted) == 1
