@@ -1,0 +1,300 @@
+"""``python -m fastiter profile``: what it measures, advises and draws, and its errors."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastiter.random
+from fastiter._tools import alone, loading
+from fastiter._tools.limits import Limits, advice
+from fastiter._tools.runs import Runs, Settings, Task, run_once
+from fastiter._tools.search import Plan, Search
+from fastiter._tools.timeline import record, trace_events
+
+DATASETS = """
+    import threading
+    import time
+
+    import numpy as np
+
+
+    class Sleepy:
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, i):
+            time.sleep(0.002)
+            return np.full(5, i, np.float32), i
+
+
+    class Ragged:
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, i):
+            return np.full(1 + i % 3, i, np.float32)
+
+
+    class Broken:
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, i):
+            if i == 40:
+                raise KeyError("no such file")
+            return i
+
+
+    class Unpicklable(Sleepy):
+        def __init__(self):
+            self.lock = threading.Lock()
+
+
+    def nothing():
+        return []
+
+
+    def needs(argument):
+        return [argument]
+
+
+    number = 5
+    ready = list(range(10))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "some_data.py").write_text(textwrap.dedent(DATASETS))
+    return tmp_path
+
+
+def profile(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    root = str(Path(fastiter.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, "-m", "fastiter", "profile", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def test_measures_advises_and_draws(folder: Path) -> None:
+    answer = profile(
+        folder,
+        *("some_data:Sleepy", "--batch-size", "4", "--budget", "1", "--workers", "1,3"),
+        *("--prefetch", "2", "--start-methods", "fork", "--trace", "trace.json"),
+    )
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert "Sleepy, 64 examples" in answer.stdout
+    assert "(float32[5], int)" in answer.stdout
+    assert "The dataset waits" in answer.stdout
+    line = next(line for line in answer.stdout.splitlines() if line.startswith("    fastiter."))
+    iterator = eval(line.strip(), {"fastiter": fastiter, "dataset": list(range(8))})
+    iterator.finalize()
+    assert iterator.batch_size == 4
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        assert "matplotlib is not installed" in answer.stdout
+    else:
+        assert (folder / "fastiter-profile.png").read_bytes().startswith(b"\x89PNG")
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert {event["name"] for event in events} >= {"thread_name", "next", "fetch", "wait"}
+
+
+def test_padding_and_json(folder: Path) -> None:
+    """As JSON, of a file: padding joins what differs in shape."""
+    answer = profile(
+        folder,
+        *(str(folder / "some_data.py") + ":Ragged", "--batch-size", "4", "--budget", "0.3"),
+        *("--workers", "2", "--prefetch", "2", "--padding", "-1", "--start-methods", "fork"),
+        *("--json", "--output", "no/such/folder.png"),
+    )
+    assert (answer.returncode, answer.stderr) == (0, "")
+    found = json.loads(answer.stdout)
+    assert found["alone"]["is_ragged"]
+    assert {run["iterator"] for run in found["runs"]} >= {"SerialIterator", "MultiprocessIterator"}
+    assert [run["error"] for run in found["runs"]] == [""] * len(found["runs"])
+    assert "functools.partial(fastiter.concat_examples, padding=-1)" in found["code"]
+    assert found["chart"].startswith("not drawn")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("some_data", "expected MODULE:DATASET, not 'some_data'"),
+        ("no_such_module:x", "no module 'no_such_module' is found"),
+        ("no_such_file.py:x", "there is no file no_such_file.py"),
+        ("some_data:nope", "some_data has no 'nope'; it has"),
+        ("some_data:nothing", "is empty: its length is 0"),
+        ("some_data:needs", "raised TypeError"),
+        ("some_data:number", "is int, which is no dataset"),
+        ("json.py:x", "cannot be imported as 'json': that is another module"),
+    ],
+)
+def test_what_leads_nowhere_is_told(
+    folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "json.py").write_text("x = [1]\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "some_data", raising=False)
+    with pytest.raises(loading.UsageError) as caught:
+        loading.load_dataset(name)
+    assert text in str(caught.value)
+
+
+def test_the_index_that_raises_is_told(folder: Path) -> None:
+    answer = profile(folder, "some_data:Broken", "--budget", "2")
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert "KeyError: 'no such file'" in answer.stderr
+    last = answer.stderr.splitlines()[-1]
+    assert last == "fastiter profile: the dataset raised at index 40: KeyError: 'no such file'"
+
+
+def test_objects_are_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "some_data", raising=False)
+    assert loading.load_dataset("some_data:ready") == list(range(10))
+    assert len(loading.load_dataset("some_data.py:Sleepy")) == 64
+    assert loading.load_converter("none", None) is None
+    assert loading.load_converter("some_data:needs", None)(3) == [3]  # type: ignore[misc]
+    with pytest.raises(loading.UsageError, match="is for --converter concat"):
+        loading.load_converter("none", 0.0)
+
+
+class Numbers:
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> Any:
+        return {"x": np.full(3, i, np.int64), "rng": fastiter.random.example_rng().random()}
+
+
+def test_the_dataset_alone() -> None:
+    """An example's own generator is there, as inside of an iterator."""
+    found = alone.measure(Numbers(), np.arange(40), 8, seconds=0.05)
+    assert found.layout == "{'x': int64[3], 'rng': float}"
+    assert (found.length, found.nbytes, found.is_ragged) == (40, 32, False)
+    assert found.is_repeatable
+    assert not found.by_columns
+    assert not found.by_many
+    assert 0 < found.median <= found.high
+    assert found.gain is not None
+
+
+def test_damage_is_found() -> None:
+    """The first batch is compared with what the dataset gives by itself."""
+    indices = [int(i) for i in fastiter.VirtualShuffleOrderSampler(0)(range(40), 0)[:4]]
+    right = [(np.full(3, i), i) for i in indices]
+    data = [(np.full(3, i), i) for i in range(40)]
+    task = Task(data, 4, None, 0, 0.0, right, True)
+    runs = Runs(Settings("serial"))
+    run_once(task, runs, 0.0)
+    assert (runs.error, len(runs.firsts)) == ("", 1)
+    right[2][0][1] += 1
+    run_once(task, runs, 0.0)
+    assert runs.error == "its first batch differs from what the dataset gives by itself"
+    wrong_type = [(a.astype(np.int32), i) for a, i in right]
+    run_once(task._replace(expected=wrong_type, is_repeatable=False), runs, 0.0)
+    assert runs.error.startswith("the types of its first batch differ")
+
+
+class Inherited(list[int]):
+    """A dataset that a fork takes along, and nothing else."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("has a lock")
+
+
+def test_a_start_method_that_works_is_found() -> None:
+    task = Task(Inherited(range(16)), 4, None, 0, 0.0, None, True)
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        search = Search(task, Plan([], [2], [2], ["spawn", "fork"]), 0.0, 32.0, True)
+        best = search.search()
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+    errors = {runs.settings: runs.error for runs in search.runs.values()}
+    assert "has a lock" in errors[Settings("processes", 2, 2)]
+    assert errors[Settings("processes", 2, 2, "fork")] == ""
+    assert best.rates
+    assert search.method == "fork"
+
+
+@pytest.mark.parametrize("settings", [Settings("serial"), Settings("processes", 2, 2, "fork")])
+def test_recording(settings: Settings) -> None:
+    """Spans of one lane do not overlap, and every example of the batches was fetched once."""
+    task = Task([np.full(5, i) for i in range(16)], 2, None, 0, 0.001, None, True)
+    spans = record(task, settings, 0.0)
+    taken = [span.number for span in spans if span.name == "next"]
+    assert taken == list(range(8))
+    fetched = [span.number for span in spans if span.name == "fetch"]
+    assert set(fetched[:16]) == set(range(16))
+    lanes: dict[Any, list[Any]] = {}
+    for span in spans:
+        if span.name not in ("next", "step"):
+            lanes.setdefault((span.process, span.thread), []).append(span)
+    for lane in lanes.values():
+        assert all(a.end <= b.start for a, b in itertools.pairwise(lane))
+    events = trace_events(spans)["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X"}
+    assert all(event["dur"] > 0 for event in events if event["ph"] == "X")
+
+
+FOUND = alone.Alone(
+    length=100,
+    layout="int",
+    is_ragged=False,
+    nbytes=1e6,
+    first=0.1,
+    seconds=1e-2,
+    median=1e-2,
+    high=1e-2,
+    n_timed=100,
+    group=1,
+    cpu=1.0,
+    gain=1.0,
+    trouble="",
+    is_repeatable=True,
+    by_columns=False,
+    by_many=False,
+)
+
+
+def test_limits_and_advice() -> None:
+    limits = Limits(cpus=2, seconds=1e-2, cpu_seconds=5e-3, copy_rate=1e9, nbytes=1e6)
+    assert [limits.rate(n) for n in (0, 1, 3, 100)] == [100, 100, 300, 400]
+    assert limits.memory_rate == 1000
+    serial = Runs(Settings("serial"), rates=[100.0])
+    best = Runs(Settings("processes", 2, 2), rates=[190.0, 200.0, 220.0])
+    told = advice(FOUND, limits, [serial, best], best, 20, 0.0)
+    assert told[0] == "2.0 times as fast as SerialIterator."
+    assert told[1].startswith("A batch every 100 ms:")
+    assert told[2] == "The dataset holds the GIL: threads do not help, processes do."
+    with_steps = advice(FOUND, limits, [serial, best], best, 20, 0.05)
+    assert "waiting" in with_steps[1]
+    assert "50%" in with_steps[1]
+    tiny = advice(FOUND._replace(seconds=1e-6), limits, [serial], serial, 20, 0.0)
+    assert tiny[0].startswith("Workers gain nothing here")
+    assert any("__getitems__" in sentence for sentence in tiny)
+    assert best.settings.code(20, "f") == (
+        "fastiter.MultiprocessIterator(dataset, 20, n_processes=2, n_prefetch=2, converter=f)"
+    )
