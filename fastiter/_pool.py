@@ -52,6 +52,8 @@ class Pool(Feed):
         As in MultiprocessIterator.
     workers : int
         Number of worker processes.
+    n_held : int
+        Slots that the consumer has while the loop goes on.
     finisher : Finisher or None
         What becomes of a complete batch.
     worker_init : callable or None
@@ -67,6 +69,7 @@ class Pool(Feed):
         workers: int,
         batch_size: int,
         n_prefetch: int,
+        n_held: int,
         shared_mem: int | None,
         dataset_timeout: float | None,
         maxtasksperchild: int | None,
@@ -92,9 +95,9 @@ class Pool(Feed):
         self._idle_deaths = 0
         self._repaired = False
         self._mends = 0
-        # Batches ahead and the one waited for; two for the consumer; and each worker may pin
-        # one of an old generation.
-        slots = n_prefetch + 3 + workers + _SPARES
+        # Batches ahead and the one waited for; the consumer's; and each worker may pin one of an
+        # old generation.
+        slots = n_prefetch + 1 + n_held + workers + _SPARES
         arena = _ring.Arena.create(slots, workers, batch_size, _SCHEMAS)
         super().__init__(_ring.ParentEnd(arena, _SPARES), batch_size, n_prefetch)
         self._heap_bytes = (shared_mem or 0) * batch_size
@@ -113,6 +116,32 @@ class Pool(Feed):
         _pools.add(self)
 
     # ---- take
+
+    @property
+    def arena(self) -> _ring.Arena:
+        """The memory that batches lie in."""
+        return self._ring.arena
+
+    @property
+    def ready_plan(self) -> Plan | None:
+        """The plan of the oldest batch if that is complete, else None."""
+        is_ready = self._scheduled and self._ring.ready() is not None
+        return self._scheduled[0].plan if is_ready else None
+
+    @property
+    def is_in_step(self) -> bool:
+        """For those who take batches ahead of their delivery: whether all that has left the ring
+        was `taken_over`."""
+        return self.is_settled and self._taken is None
+
+    def taken_over(self) -> None:
+        """The batch taken last is kept until it is delivered."""
+        self._taken = None
+
+    def start_over(self) -> None:
+        """Have the next `top_up` fetch anew all that has not been delivered."""
+        self.is_settled = False
+        self._taken = None
 
     def wait(self) -> tuple[int, int]:
         """Blocks until the oldest batch is complete; returns what `deliver` takes.

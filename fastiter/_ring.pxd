@@ -34,7 +34,7 @@ cdef class WorkerEnd:
 
 
 cdef class Lease:
-    cdef Arena arena
+    cdef readonly Arena arena
     cdef ParentEnd ring
     cdef uint32_t slot
     cdef char *payload

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cupy_standin import Machine, make_cupy
 from hypothesis import settings
 from serializers import LenientLoader, Loader, Saver
 
 from fastiter import iterators
+from fastiter._device import _transfer
 
 try:
     import chainer
@@ -177,3 +181,17 @@ def load() -> Callable[..., None]:
         iterator.serialize(Loader(stored) if strict else LenientLoader(stored))
 
     return put
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
+    """Puts the stand-in in the place of CuPy; gives it and its machine. It is no GPU."""
+
+    def make(seed: int = 0, n_devices: int = 2) -> SimpleNamespace:
+        machine = Machine(seed, n_devices)
+        cupy: Any = make_cupy(machine)
+        monkeypatch.setitem(sys.modules, "cupy", cupy)
+        monkeypatch.setattr(_transfer, "_copy_streams", {})
+        return SimpleNamespace(cupy=cupy, machine=machine, stream=cupy.cuda.Stream)
+
+    return make

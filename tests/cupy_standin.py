@@ -2,9 +2,10 @@
 
 Nothing that is put on a stream happens until `Machine.step` picks it, at random among the heads of
 all streams that no event holds up: so copies are late, and streams overtake each other, as far
-as CUDA allows it. Device memory comes from a pool with CuPy's rule, and its least friendly choice:
-a stream gets at once the memory that was freed last, whoever still uses it. Pinned memory that is
-freed is overwritten, and handed out again likewise.
+as CUDA allows it. Copies read the host's memory when they happen, and that has to be pinned, or
+registered all the while as one range. Device memory comes from a pool with CuPy's rule, and its
+least friendly choice: a stream gets at once the memory that was freed last, whoever still uses it.
+Pinned memory that is freed is overwritten, and handed out again likewise.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Machine:
         self.free_pinned: dict[int, list[np.ndarray]] = defaultdict(list)
         self.device_bytes = 0  #: ever allocated, not counting what is used again
         self.pinned_bytes = 0
+        self.registered: dict[int, int] = {}  # bytes, by address
+        self.registrations: list[tuple[int, int]] = []  #: all that there ever were
         self.device_waits = self.stream_waits = self.event_waits = 0  #: times that the host waited
         self.fail: Callable[[str], None] = lambda operation: None  #: may raise; called before each
 
@@ -74,6 +77,23 @@ class Machine:
     def finish(self) -> None:
         self.go_on()
         assert not any(self.queues.values()), "streams wait for each other"
+
+    def is_pinned(self, address: int, nbytes: int) -> bool:
+        """Whether a copy may read there: from one block of ours, or one registered range."""
+        ranges = [*self.registered.items(), *((b.ctypes.data, b.nbytes) for b in self.blocks)]
+        return any(at <= address and address + nbytes <= at + size for at, size in ranges)
+
+    def register(self, address: int, nbytes: int, flags: int) -> None:
+        self.fail("hostRegister")
+        assert flags == 1
+        for at, size in self.registered.items():
+            assert address + nbytes <= at or at + size <= address, "registered already"
+        self.registered[address] = nbytes
+        self.registrations.append((address, nbytes))
+
+    def unregister(self, address: int) -> None:
+        self.fail("hostUnregister")
+        del self.registered[address]
 
     def kernel(self, stream: Any, array: Array, note: Callable[[np.ndarray], None]) -> None:
         """Work on a stream that reads an array: ``note`` gets its content as it is then."""
@@ -129,6 +149,9 @@ class Event:
     def done(self) -> bool:
         return self.ticket.is_done
 
+    def __del__(self) -> None:
+        self.machine.fail("eventDestroy")
+
     def synchronize(self) -> None:
         ticket = self.ticket
         self.machine.event_waits += not ticket.is_done
@@ -137,13 +160,15 @@ class Event:
 
 class Device:
     def __init__(self, machine: Machine, device_id: int) -> None:
-        self.machine, self.id, self.before = machine, device_id, 0
+        self.machine, self.id = machine, device_id
+        self.before: list[int] = []
 
     def __enter__(self) -> None:
-        self.before, self.machine.device_id = self.machine.device_id, self.id
+        self.before.append(self.machine.device_id)
+        self.machine.device_id = self.id
 
     def __exit__(self, *_: object) -> None:
-        self.machine.device_id = self.before
+        self.machine.device_id = self.before.pop()
 
 
 class PooledMemory:
@@ -246,6 +271,8 @@ def make_cupy(machine: Machine) -> types.ModuleType:
             CUDARuntimeError=CUDARuntimeError,
             deviceSynchronize=synchronize,
             getDeviceCount=device_count,
+            hostRegister=machine.register,
+            hostUnregister=machine.unregister,
         ),
     )
     return cupy
@@ -270,8 +297,20 @@ class Array:
         self.bound_to.fail("set")
         assert arr.dtype == self.dtype
         assert arr.shape == self.shape
-        there, here, n = self.content.ctypes.data, arr.ctypes.data, arr.nbytes
-        self.bound_to.put(stream, lambda: ctypes.memmove(there, here, n))  # keeps nothing alive
+        assert arr.flags.c_contiguous
+        machine, there, here, n = (
+            self.bound_to,
+            self.content.ctypes.data,
+            arr.ctypes.data,
+            arr.nbytes,
+        )
+
+        def copy() -> None:  # keeps nothing alive
+            assert machine.is_pinned(here, n), "copied from memory that is not pinned any more"
+            ctypes.memmove(there, here, n)
+
+        assert machine.is_pinned(here, n), "to be copied from memory that is not pinned"
+        machine.put(stream, copy)
 
     @classmethod
     def of(cls, array: np.ndarray) -> Array:

@@ -15,30 +15,15 @@ import pickle
 import random
 import sys
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from cupy_standin import CUDARuntimeError, Machine, Ticket, make_cupy
 
-from fastiter import SerialIterator, _device, concat_examples
+from fastiter import SerialIterator, concat_examples
 from fastiter.dataset import ConcatWithAsyncTransfer
 
 ROW = 1024  # bytes of an example, so that a batch's memory is no multiple of another's by chance
-
-
-@pytest.fixture
-def world(monkeypatch):
-    """Puts the stand-in in the place of CuPy; returns it and its machine."""
-
-    def make(seed=0, n_devices=2):
-        machine = Machine(seed, n_devices)
-        cupy = make_cupy(machine)
-        monkeypatch.setitem(sys.modules, "cupy", cupy)
-        monkeypatch.setattr(_device, "_copy_streams", {})
-        return SimpleNamespace(cupy=cupy, machine=machine, stream=cupy.cuda.Stream)
-
-    return make
 
 
 def batch_of(number, n=4, length=ROW // 4):

@@ -69,7 +69,7 @@ def test_so_many_batches_are_fetched_ahead_and_no_more(n_prefetch):
     assert all(name.startswith("fastiter-") for name in dataset.threads)
 
 
-@pytest.mark.parametrize("n_prefetch", [0, -1, 1.5, None, True])
+@pytest.mark.parametrize("n_prefetch", [0, -1, 1.5, True])
 def test_n_prefetch_is_checked(n_prefetch):
     with pytest.raises((TypeError, ValueError), match="n_prefetch"):
         MultithreadIterator(range(3), 1, n_prefetch=n_prefetch)

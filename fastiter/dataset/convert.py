@@ -8,10 +8,13 @@ import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastiter import _collate, _device
 from fastiter._padding import Padding
+
+if TYPE_CHECKING:
+    from fastiter._device._transfer import AsyncTransfer
 
 __all__ = ["ConcatWithAsyncTransfer", "Converter", "concat_examples", "converter", "to_device"]
 
@@ -185,7 +188,7 @@ class ConcatWithAsyncTransfer(Converter):
     def __init__(self, stream: Any = None, compute_stream: Any = None) -> None:
         self._stream = stream
         self.compute_stream = compute_stream
-        self._transfers: dict[int, _device.AsyncTransfer] = {}
+        self._transfers: dict[int, AsyncTransfer] = {}
         weakref.finalize(self, _close_all, self._transfers)
 
     def __call__(self, batch: Sequence[Any], device: Any = None, padding: Any = None) -> Any:
@@ -215,23 +218,21 @@ class ConcatWithAsyncTransfer(Converter):
         target = None if device is None else _device.resolve(device)
         if not isinstance(target, _device.GpuDevice):
             return concat_examples(batch, target, padding)
+        from fastiter._device._batches import parts_of
+        from fastiter._device._transfer import AsyncTransfer
+
         transfer = self._transfers.get(target.id)
         if transfer is None:
-            transfer = _device.AsyncTransfer(target.id, self._stream)
+            transfer = AsyncTransfer(target.id, self._stream)
             transfer = self._transfers.setdefault(target.id, transfer)
-        arrays = concat_examples(batch, None, padding)
-        if isinstance(arrays, dict):
-            sent = transfer.send(list(arrays.values()), self.compute_stream)
-            return dict(zip(arrays, sent, strict=True))
-        if isinstance(arrays, tuple):
-            return tuple(transfer.send(arrays, self.compute_stream))
-        return transfer.send([arrays], self.compute_stream)[0]
+        arrays, make = parts_of(concat_examples(batch, None, padding))
+        return make(transfer.send(arrays, self.compute_stream))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._stream, self.compute_stream)
 
 
-def _close_all(transfers: dict[int, _device.AsyncTransfer]) -> None:
+def _close_all(transfers: dict[int, AsyncTransfer]) -> None:
     for transfer in transfers.values():
         transfer.close()
 

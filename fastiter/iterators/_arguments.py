@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from fastiter import _device
+
 
 def checked_int(name: str, value: Any, *, minimum: int = 1) -> int:
     """``value`` as an int.
@@ -36,6 +38,19 @@ def checked_int(name: str, value: Any, *, minimum: int = 1) -> int:
 def checked_optional_int(name: str, value: Any, *, minimum: int = 1) -> int | None:
     """Like `checked_int`, but None stays None."""
     return None if value is None else checked_int(name, value, minimum=minimum)
+
+
+def checked_prefetch(value: Any, device: Any) -> int:
+    """``n_prefetch``; None for 2 if batches go to a GPU, where one of them is on its way, else 1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no integer of at least 1, or ``device`` is none.
+    """
+    if value is not None:
+        return checked_int("n_prefetch", value)
+    return 2 if isinstance(_device.resolve(device), _device.GpuDevice) else 1
 
 
 def checked_seconds(name: str, value: Any) -> float | None:

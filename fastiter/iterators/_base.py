@@ -13,6 +13,7 @@ from fastiter._stats import IteratorStats, LoaderStats
 from fastiter.dataset.iterator import Iterator
 from fastiter.errors import SkipLimitError
 from fastiter.iterators import _seed, _skips, _snapshot
+from fastiter.iterators._ahead import Ahead
 from fastiter.iterators._arguments import (
     checked_callable,
     checked_dataset,
@@ -73,7 +74,9 @@ class PlannedIterator(Iterator):
         As in the subclasses, all without defaults.
     """
 
-    _RUNTIME: ClassVar[frozenset[str]] = frozenset({"_lock", "_finalized", "_source", "_meter"})
+    _RUNTIME: ClassVar[frozenset[str]] = frozenset(
+        {"_lock", "_finalized", "_source", "_ahead", "_meter"}
+    )
     _REOPENABLE: ClassVar[bool] = True
 
     def __init__(
@@ -130,9 +133,10 @@ class PlannedIterator(Iterator):
     def _init_runtime(self) -> None:
         # Reentrant: a signal handler may save a snapshot while its thread waits in next().
         self._lock = threading.RLock()
-        self._finalized = False
         self._meter = _meter.Meter(not self._has_workers)
         self._source = Source(self._dataset, self._converter, self._device)
+        self._ahead: Ahead | None = None
+        self._finalized = False
 
     def _fetch(self, plan: Plan) -> Outcome:
         raise NotImplementedError
@@ -143,6 +147,12 @@ class PlannedIterator(Iterator):
 
     def _loader_stats(self, seconds: float) -> LoaderStats:
         return LoaderStats()
+
+    def _batches_ahead(self, depth: int) -> Ahead:
+        """The batches under way to the GPU. Initialises CUDA with the first call."""
+        if self._ahead is None:
+            self._ahead = Ahead(self._source.gpu(), depth)
+        return self._ahead
 
     def _place(self, plan: Plan) -> Place:
         """Where the batch of a plan belongs, for messages."""
@@ -272,6 +282,10 @@ class PlannedIterator(Iterator):
             return  # the constructor failed before there was anything to release
         self._finalized = True
         self._close()
+        if self._ahead is not None:
+            self._ahead.clear()
+            self._ahead = None
+        self._source.close()
 
     def close(self) -> None:
         """End the iteration; the same as `finalize`."""

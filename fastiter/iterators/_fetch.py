@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fastiter import _device, _example
+from fastiter import _collate, _device, _example
 from fastiter._columnar import (
     PlainColumns,
     collate_columns,
@@ -27,6 +27,7 @@ from fastiter._padding import Padding
 from fastiter.dataset.convert import concat_examples
 
 if TYPE_CHECKING:
+    from fastiter._device._batches import BatchTransfer
     from fastiter._example import Seed
     from fastiter.iterators._state import Indices, Plan
 
@@ -85,12 +86,17 @@ class Source:
     dataset
     concat : Concat or None
         The arguments of the converter, if it is concat_examples.
+    is_on_gpu : bool
+        Whether batches go to a GPU.
     """
 
     def __init__(self, dataset: Any, converter: Callable[..., Any] | None, device: Any) -> None:
         self.dataset = dataset
         self._converter = converter
         self._device = device
+        self._target = _device.resolve(device)
+        self._gpu: BatchTransfer | None = None
+        self.is_on_gpu = isinstance(self._target, _device.GpuDevice)
         self.concat = concat_of(converter)
         self._plain: PlainColumns | None = _UNKNOWN  # found out with the first batch
         self._gather: Callable[[Indices], Any] | None = None  # the shortest way, where it is open
@@ -121,7 +127,11 @@ class Source:
         else:
             found, failures = self.each(indices, (seed, plan))
             examples = survivors(found, failures, judge.settle(plan, failures) if failures else {})
-        return examples if self._converter is None else self._converter(examples, self._device)
+        if self._converter is None:
+            return examples
+        if self.is_on_gpu and self.concat is not None:
+            return self.sent(_collate.collate(examples, self.concat[0], copy=self.concat[1]))
+        return self._converter(examples, self._device)
 
     def examples(self, indices: Indices, origin: tuple[Seed, Plan], first: int = 0) -> list[Any]:
         """Fetch the examples at ``indices``, int64[n], contiguous: those of a plan from row
@@ -199,13 +209,35 @@ class Source:
             return None
         return collate_columns(self.dataset, columns, len(indices), *concat)
 
-    def sent(self, arrays: Any) -> Any:
-        """The arrays of a batch, on the iterator's device."""
-        if self._device is None:
-            return arrays
-        if isinstance(arrays, dict):
-            return {key: _device.send(self._device, array) for key, array in arrays.items()}
-        return _device.send(self._device, arrays)
+    def sent(self, batch: Any) -> Any:
+        """An array, or a list, tuple or dict of arrays, on the iterator's device."""
+        if self.is_on_gpu:
+            return self.gpu().send(batch)
+        if self._target is None:
+            return batch
+        if isinstance(batch, dict):
+            return {key: self._target.send(array) for key, array in batch.items()}
+        return self._target.send(batch)
+
+    def gpu(self) -> BatchTransfer:
+        """What copies batches to the iterator's GPU.
+
+        Raises
+        ------
+        RuntimeError
+            If CuPy or the GPU is missing.
+        """
+        if self._gpu is None:
+            from fastiter._device._batches import BatchTransfer
+
+            self._gpu = BatchTransfer(self._target.id)
+        return self._gpu
+
+    def close(self) -> None:
+        """End the copies to a GPU, and give back what they needed."""
+        gpu, self._gpu = self._gpu, None
+        if gpu is not None:
+            gpu.close()
 
 
 def _fills_suit(plain: PlainColumns, padding: Padding) -> bool:

@@ -219,6 +219,11 @@ class Job:
         self._open()
 
     @property
+    def is_clean(self) -> bool:
+        """Whether the batch is there, and no row has failed."""
+        return self._outcome is not None and self._outcome.error is None and not self._tolerated
+
+    @property
     def failures(self) -> list[RowFailure]:
         """The rows that have failed, of a batch that is complete but for these.
 

@@ -6,10 +6,9 @@ import os
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from fastiter import _device, _exit
+from fastiter import _exit
 from fastiter._finish import CallableFinisher, ConcatFinisher, Finisher
 from fastiter._pool import Pool
-from fastiter._ring import Lease
 from fastiter._start import choose
 from fastiter._stats import LoaderStats, WorkerKind
 from fastiter.errors import TimeoutWarning
@@ -18,6 +17,7 @@ from fastiter.iterators._arguments import (
     checked_context,
     checked_int,
     checked_optional_int,
+    checked_prefetch,
     checked_seconds,
 )
 from fastiter.iterators._base import PlannedIterator
@@ -46,8 +46,9 @@ class MultiprocessIterator(PlannedIterator):
     n_processes : int, optional
         Worker processes; None for as many as CPUs this process may use, 0 to fetch in the
         caller's process (for debugging).
-    n_prefetch : int
-        Batches fetched ahead of the one that ``next()`` waits for, at least 1.
+    n_prefetch : int, optional
+        Batches fetched ahead of the one that ``next()`` waits for, at least 1. None for 1, or 2 if
+        ``device`` is a GPU.
     shared_mem : int, optional
         Bytes per example that slots have room for at first. They grow as needed; None lets the
         first batches tell.
@@ -64,7 +65,12 @@ class MultiprocessIterator(PlannedIterator):
         objects. Any other callable runs in a worker, with the device None, on examples of its
         own; under spawn and forkserver it has to pickle.
     device : device, optional
-        Where the converter's result is sent; see `to_device`.
+        Where the converter's result is sent; see `to_device`. A GPU reads it from shared memory by
+        itself, while the program goes on; the arrays can be used at once on the stream that is
+        current in ``next()``.
+    n_device_prefetch : int
+        Batches copied to the GPU ahead of the one that ``next()`` returns, at least 0. They take
+        memory there: about three batches besides, and those that you hold.
     on_error, skip_limit
         As in `SerialIterator`. An index that kills worker after worker may be skipped, too.
     worker_init : callable, optional
@@ -102,7 +108,7 @@ class MultiprocessIterator(PlannedIterator):
         repeat: bool = True,
         shuffle: bool | None = None,
         n_processes: int | None = None,
-        n_prefetch: int = 1,
+        n_prefetch: int | None = None,
         shared_mem: int | None = None,
         order_sampler: Callable[[Any, int], Any] | None = None,
         dataset_timeout: float | None = 30.0,
@@ -110,13 +116,15 @@ class MultiprocessIterator(PlannedIterator):
         *,
         converter: Callable[[Any, Any], Any] | None = None,
         device: Any = None,
+        n_device_prefetch: int = 1,
         on_error: OnError = "raise",
         skip_limit: float | None = DEFAULT_LIMIT,
         worker_init: Callable[[int], Any] | None = None,
         context: Any = None,
     ) -> None:
         self._n_processes = checked_optional_int("n_processes", n_processes, minimum=0)
-        self._n_prefetch = checked_int("n_prefetch", n_prefetch)
+        self._n_prefetch = checked_prefetch(n_prefetch, device)
+        self._n_device_prefetch = checked_int("n_device_prefetch", n_device_prefetch, minimum=0)
         self._shared_mem = checked_optional_int("shared_mem", shared_mem, minimum=0)
         self._dataset_timeout = checked_seconds("dataset_timeout", dataset_timeout)
         self._maxtasksperchild = checked_optional_int("maxtasksperchild", maxtasksperchild)
@@ -154,6 +162,11 @@ class MultiprocessIterator(PlannedIterator):
         return self._n_prefetch
 
     @property
+    def n_device_prefetch(self) -> int:
+        """Batches copied to a GPU ahead of the one that ``next()`` returns."""
+        return self._n_device_prefetch
+
+    @property
     def shared_mem(self) -> int | None:
         """Bytes per example that slots have room for at first."""
         return self._shared_mem
@@ -189,17 +202,28 @@ class MultiprocessIterator(PlannedIterator):
             if self._finalized:
                 raise RuntimeError("MultiprocessIterator is finalized: it cannot start any more")
             if self.n_processes > 0:
+                if self._source.is_on_gpu:
+                    self._batches_ahead(self._n_device_prefetch)
                 self._running_pool().top_up(self._planner)
 
     def _fetch(self, plan: Plan) -> Outcome:
         if self._n_processes == 0:
             return capture(self._source.batch, plan, self._seed, self._skips)
+        if self._source.is_on_gpu:
+            return self._fetch_to_gpu(plan)
         pool = self._running_pool()
         pool.top_up(self._planner)
+        outcome = self._wait_for(pool, plan)
+        if self._device is not None and outcome.error is None:
+            return capture(self._source.sent, outcome.batch)
+        return outcome
+
+    def _wait_for(self, pool: Pool, plan: Plan) -> Outcome:
+        """The oldest batch in the ring, that of ``plan``, as the workers have left it."""
         lease = pool.take(plan)
         if lease is not None:
-            return capture(self._ordinary, pool, lease)
-        return capture(self._deliver, pool, plan, self._wait(pool))
+            return capture(pool.ordinary, lease)
+        return capture(pool.deliver, plan, *self._wait(pool), self._skips)
 
     def _wait(self, pool: Pool) -> tuple[int, int]:
         self._meter.block()
@@ -210,18 +234,37 @@ class MultiprocessIterator(PlannedIterator):
         self._meter.unblock()
         return ready
 
-    def _ordinary(self, pool: Pool, lease: Lease) -> Any:
-        batch = pool.ordinary(lease)
-        return batch if self._device is None else self._send(batch)
+    def _fetch_to_gpu(self, plan: Plan) -> Outcome:
+        # The GPU first: how workers are started depends on whether CUDA is initialised.
+        ahead = self._batches_ahead(self._n_device_prefetch)
+        pool = self._running_pool()
+        ahead.transfer.use_arena(pool.arena)
+        if not (ahead.is_in_step(plan) and pool.is_in_step):
+            ahead.clear()
+            pool.start_over()
+        try:
+            pool.top_up(self._planner)
+        except MemoryError:
+            if ahead.is_empty:
+                raise
+        if ahead.is_empty:
+            ahead.wait_for_room()
+            self._begin_copy(pool, plan, self._wait_for(pool, plan))
+        while ahead.has_room and (following := pool.ready_plan) is not None:
+            lease = pool.take(following)
+            if lease is not None:
+                outcome = capture(pool.ordinary, lease)
+            elif self._skips is None:
+                outcome = self._wait_for(pool, following)
+            else:
+                break  # what becomes of rows that have failed is decided when it is their turn
+            self._begin_copy(pool, following, outcome)
+        return ahead.hand_out()
 
-    def _deliver(self, pool: Pool, plan: Plan, ready: tuple[int, int]) -> Any:
-        batch = pool.deliver(plan, *ready, self._skips)
-        return batch if self._device is None else self._send(batch)
-
-    def _send(self, batch: Any) -> Any:
-        if isinstance(batch, dict):
-            return {key: _device.send(self._device, value) for key, value in batch.items()}
-        return _device.send(self._device, batch)
+    def _begin_copy(self, pool: Pool, plan: Plan, outcome: Outcome) -> None:
+        assert self._ahead is not None
+        self._ahead.begin(plan, outcome)
+        pool.taken_over()
 
     def _running_pool(self) -> Pool:
         pool = self._pool
@@ -236,11 +279,14 @@ class MultiprocessIterator(PlannedIterator):
         _exit.stay_away()
         # Not started yet, or the last start failed and said why.
         self._planner.rewind()
+        if self._ahead is not None:
+            self._ahead.clear()
         self._pool = Pool(
             dataset=self._dataset,
             workers=self.n_processes,
             batch_size=self._batch_size,
             n_prefetch=self._n_prefetch,
+            n_held=self._most_held(),
             shared_mem=self._shared_mem,
             dataset_timeout=self._dataset_timeout,
             maxtasksperchild=self._maxtasksperchild,
@@ -264,7 +310,15 @@ class MultiprocessIterator(PlannedIterator):
             return LoaderStats(kind, n_workers, self._n_prefetch if n_workers else 0)
         return pool.statistics(seconds)
 
+    def _most_held(self) -> int:
+        """Slots that the consumer has while the loop goes on."""
+        if self._source.is_on_gpu:
+            return self._n_device_prefetch + 3  # see Ahead.wait_for_room, and one to be copied
+        return 2  # a loop that keeps its batch while it calls next()
+
     def _discard_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.clear()
         if self._pool is not None and self._pool.is_own:
             self._pool.reset()
 

@@ -14,7 +14,8 @@ from fastiter import _exit
 from fastiter._assemble import Assembler
 from fastiter._columnar import column_getter
 from fastiter._stats import LoaderStats
-from fastiter.iterators._arguments import checked_int
+from fastiter.iterators._ahead import Ahead
+from fastiter.iterators._arguments import checked_int, checked_prefetch
 from fastiter.iterators._base import PlannedIterator
 from fastiter.iterators._fetch import Outcome, capture
 from fastiter.iterators._jobs import ColumnsJob, Job, Pace, PartsJob, RowsJob, Work
@@ -51,15 +52,20 @@ class MultithreadIterator(PlannedIterator):
     order_sampler : callable, optional
         ``order_sampler(current_order, current_position)`` gives the next epoch's order; see
         `OrderSampler`. Excludes ``shuffle``. Called in the thread that iterates.
-    n_prefetch : int
-        Batches fetched ahead of the one that ``next()`` waits for, at least 1.
+    n_prefetch : int, optional
+        Batches fetched ahead of the one that ``next()`` waits for, at least 1. None for 1, or 2 if
+        ``device`` is a GPU.
     converter : callable, optional
         ``next()`` returns ``converter(examples, device)`` instead of the list of examples.
         `concat_examples`, also in a `functools.partial` with ``padding`` and the like, is done by
         the threads as they fetch. Any other callable runs in the thread that completes the batch,
         several batches at a time; with a ``device`` in the thread that iterates.
     device : device, optional
-        What ``converter`` gets; see `to_device`.
+        What ``converter`` gets; see `to_device`. With `concat_examples`, copies to a GPU run while
+        the program goes on.
+    n_device_prefetch : int
+        Batches of `concat_examples` copied to the GPU ahead of the one that ``next()`` returns, at
+        least 0.
     on_error, skip_limit
         As in `SerialIterator`.
 
@@ -101,14 +107,16 @@ class MultithreadIterator(PlannedIterator):
         n_threads: int = 1,
         order_sampler: Callable[[Any, int], Any] | None = None,
         *,
-        n_prefetch: int = 1,
+        n_prefetch: int | None = None,
         converter: Callable[[Any, Any], Any] | None = None,
         device: Any = None,
+        n_device_prefetch: int = 1,
         on_error: OnError = "raise",
         skip_limit: float | None = DEFAULT_LIMIT,
     ) -> None:
         self._n_threads = checked_int("n_threads", n_threads)
-        self._n_prefetch = checked_int("n_prefetch", n_prefetch)
+        self._n_prefetch = checked_prefetch(n_prefetch, device)
+        self._n_device_prefetch = checked_int("n_device_prefetch", n_device_prefetch, minimum=0)
         super().__init__(
             dataset,
             batch_size,
@@ -149,6 +157,11 @@ class MultithreadIterator(PlannedIterator):
         """Batches fetched ahead of the one that ``next()`` waits for."""
         return self._n_prefetch
 
+    @property
+    def n_device_prefetch(self) -> int:
+        """Batches copied to a GPU ahead of the one that ``next()`` returns."""
+        return self._n_device_prefetch
+
     def finalize(self) -> None:
         """End the iteration and its threads.
 
@@ -165,6 +178,8 @@ class MultithreadIterator(PlannedIterator):
 
     def _fetch(self, plan: Plan) -> Outcome:
         threads = self._running_threads()
+        if self._source.is_on_gpu and self._assembler is not None:
+            return self._fetch_to_gpu(plan, threads)
         if self._started and self._started[0][0] is not plan:
             self._unsettled = True  # Ctrl-C came between the end of _fetch and the delivery
         self._top_up(threads)
@@ -195,6 +210,45 @@ class MultithreadIterator(PlannedIterator):
         if outcome.error is not None:
             raise outcome.error
         return outcome.batch
+
+    def _fetch_to_gpu(self, plan: Plan, threads: Threads) -> Outcome:
+        ahead = self._batches_ahead(self._n_device_prefetch)
+        if not ahead.is_in_step(plan):
+            self._unsettled = True
+        if ahead.is_empty and self._started and self._started[0][0] is not plan:
+            self._unsettled = True
+        if self._unsettled:
+            ahead.clear()
+        try:
+            self._top_up(threads)
+        except MemoryError:
+            if ahead.is_empty:
+                raise
+        if self._finalized:
+            self._close()
+        threads.wake()
+        self._calls += 1
+        self._ready_sum += self._count_ready()
+        if ahead.is_empty:
+            job = self._started[0][1]
+            self._meter.block()
+            outcome = job.wait()
+            self._meter.unblock()
+            if self._skips is not None:
+                outcome = capture(self._settled, plan, job, outcome)
+            self._begin_copy(ahead, outcome)
+        while ahead.has_room and self._started and self._started[0][1].is_ready:
+            job = self._started[0][1]
+            if self._skips is not None and not job.is_clean:
+                break  # what becomes of rows that have failed is decided when it is their turn
+            self._begin_copy(ahead, job.wait())
+        return ahead.hand_out()
+
+    def _begin_copy(self, ahead: Ahead, outcome: Outcome) -> None:
+        self._unsettled = True
+        ahead.begin(self._started[0][0], outcome)
+        self._started.popleft()
+        self._unsettled = False
 
     def _count_ready(self) -> int:
         """Complete batches, from the oldest one on."""
@@ -282,6 +336,8 @@ class MultithreadIterator(PlannedIterator):
 
     def _discard_ahead(self) -> None:
         self._unsettled = True  # until the planner has started over, too
+        if self._ahead is not None:
+            self._ahead.clear()
         self._unsubmitted = None
         while self._started:
             self._started.popleft()[1].abort()
@@ -304,6 +360,7 @@ class MultithreadIterator(PlannedIterator):
         """In a child, which has none of the threads: another one may have held the lock."""
         self._lock = threading.RLock()
         self._threads = None
+        self._ahead = None  # what was under way is the parent's
         self._forget_started()
 
 

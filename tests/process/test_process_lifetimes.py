@@ -1,6 +1,7 @@
 """Lifetimes of slots, batches and memory, one test per number of the rules.
 
-L8, the lease of an asynchronous device copy, is tested with the devices.
+L8, the lease of an asynchronous device copy, is tested in `test_device_ahead.py` (a stand-in) and
+`test_gpu.py`.
 """
 
 from __future__ import annotations

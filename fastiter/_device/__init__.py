@@ -1,0 +1,29 @@
+"""Devices: what a ``device`` argument means, and how arrays get there.
+
+``_places`` says what an argument means, ``_cupy`` imports CuPy, alone and only when a GPU is asked
+for. Copies that the host does not wait for: ``_transfer`` (to one GPU, through pinned memory),
+``_registration`` (slots that the GPU reads itself), ``_batches`` (an iterator's). These three are
+imported when they are first used.
+"""
+
+from __future__ import annotations
+
+from fastiter._device._cupy import (
+    array_module,
+    import_cupy_for,
+    is_cupy_array,
+    keep_for_ever,
+)
+from fastiter._device._places import CpuDevice, Device, GpuDevice, resolve, send
+
+__all__ = [
+    "CpuDevice",
+    "Device",
+    "GpuDevice",
+    "array_module",
+    "import_cupy_for",
+    "is_cupy_array",
+    "keep_for_ever",
+    "resolve",
+    "send",
+]

@@ -1,0 +1,347 @@
+"""Batches on their way to a GPU when there is an end, an error or an interrupt, over a stand-in for
+CuPy: no test here needs a GPU, or shows what one does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from cupy_standin import CUDARuntimeError
+from device_loops import AHEAD, KINDS, Loop, Rows, build, in_order, wait_for_ready
+
+from fastiter import MultiprocessIterator, SerialIterator, concat_examples, to_device
+from fastiter._device import _cupy
+
+__all__ = ["build"]  # the fixture
+
+
+# ---- states, resets, ends ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_state_is_that_of_the_batch_handed_out(world, build, kind):
+    world = world()
+    ours = build(kind, Rows(21), 4)
+    host = SerialIterator(Rows(21), 4, shuffle=False)
+    for number in range(25):
+        _, t = next(ours)
+        world.machine.finish()
+        assert t.content.tolist() == [i for _, i in next(host)]
+        assert ours.state_dict() | {"example_seed": 0} == host.state_dict() | {"example_seed": 0}
+        assert (ours.epoch, ours.is_new_epoch) == (host.epoch, host.is_new_epoch)
+        if number % 7 == 3:
+            other = copy.copy(ours)
+            _, expected = next(copy.copy(host))[0], [i for _, i in next(copy.copy(host))]
+            _, t = next(other)
+            world.machine.finish()
+            assert t.content.tolist() == expected
+            other.finalize()
+        if number == 12:
+            ours.reset()
+            host.reset()
+        if number == 18:
+            ours.load_state_dict(host.state_dict())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_epoch_ends_after_its_last_batch(world, build, kind):
+    world = world()
+    iterator = build(kind, Rows(10), repeat=False)
+    for _ in range(2):
+        numbers = []
+        for _, t in iterator:
+            world.machine.finish()
+            numbers += t.content.tolist()
+        assert numbers == list(range(10))
+        iterator.reset()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_outlive_the_iterator(world, build, kind):
+    world = world()
+    iterator = build(kind, Rows())
+    held = [next(iterator) for _ in range(6)]
+    iterator.finalize()
+    with pytest.raises(RuntimeError, match="finalized"):
+        next(iterator)
+    del iterator
+    gc.collect()
+    world.machine.finish()
+    assert [t.content.tolist() for _, t in held] == in_order(6)
+    assert all((x.content == t.content[:, None]).all() for x, t in held)
+    assert world.machine.registered == {}
+
+
+@pytest.mark.parametrize("kind", ["serial", "threads"])
+def test_reset_reopens(world, build, kind):
+    world = world()
+    iterator = build(kind, Rows())
+    next(iterator)
+    iterator.finalize()
+    iterator.reset()
+    _, t = next(iterator)
+    world.machine.finish()
+    assert t.content.tolist() == [0, 1, 2, 3]
+
+
+def test_a_garbage_collected_iterator_gives_all_back(world, build):
+    world = world()
+    iterator = MultiprocessIterator(
+        Rows(), 4, n_processes=1, context="fork", converter=concat_examples, device=0
+    )
+    for _ in range(8):
+        next(iterator)
+    assert world.machine.registered
+    del iterator
+    gc.collect()
+    assert world.machine.registered == {}
+
+
+# ---- faults --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_comes_with_its_batch(world, build, kind):
+    world = world()
+    loop = Loop(world, build(kind, Rows(broken=[9, 21])))
+    raised = []
+    for number in range(10):
+        try:
+            loop.step()
+        except KeyError as error:
+            raised.append((number, error.args[0]))
+    assert raised == [(2, "row 9"), (5, "row 21")]
+    loop.check([batch for k, batch in enumerate(in_order(10)) if k not in (2, 5)])
+
+
+OPERATIONS = ["alloc", "set", "record", "wait_event", "alloc_pinned_memory", "hostRegister"]
+
+
+@pytest.mark.parametrize("kind", AHEAD)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_copy_that_fails_costs_its_batch_alone(world, build, kind, operation):
+    world = world(3)
+    chance = random.Random(operation)
+    loop = Loop(world, build(kind, Rows()))
+    failures = 0
+
+    def fail(asked):
+        nonlocal failures
+        if asked == operation and chance.random() < 0.15:
+            failures += 1
+            raise CUDARuntimeError(asked)
+
+    taken = []
+    for number in range(40):
+        world.machine.fail = fail
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            try:
+                loop.step()
+            except CUDARuntimeError:
+                pass
+            else:
+                taken.append(number)
+        world.machine.fail = lambda asked: None
+        world.machine.some_steps(12)
+    if operation in ("hostRegister", "alloc_pinned_memory"):
+        assert len(taken) >= 40 - failures
+    else:
+        assert 0 < 40 - len(taken) <= failures
+    expected = in_order(40)
+    loop.check([expected[number] for number in taken])
+
+
+@pytest.mark.parametrize("kind", AHEAD)
+@pytest.mark.parametrize("operation", ["alloc", "set", "record", "wait_event"])
+def test_an_interrupt_amid_a_copy_loses_nothing(world, build, kind, operation):
+    world = world(5)
+    chance = random.Random(operation)
+    loop = Loop(world, build(kind, Rows()))
+    interrupts = 0
+
+    def fail(asked):
+        nonlocal interrupts
+        if asked == operation and chance.random() < 0.2:
+            interrupts += 1
+            raise KeyboardInterrupt
+
+    while len(loop.seen) < 40:
+        world.machine.fail = fail
+        with contextlib.suppress(KeyboardInterrupt):
+            loop.step()
+        world.machine.fail = lambda asked: None
+        world.machine.some_steps(12)
+    assert interrupts
+    loop.check(in_order(40))
+
+
+def test_a_worker_that_dies_loses_nothing(world, build):
+    world = world()
+    iterator = build("processes", Rows())
+    loop = Loop(world, iterator)
+    for number in range(30):
+        loop.step()
+        world.machine.some_steps(6)
+        if number % 10 == 5:
+            member = next(m for m in iterator._pool._crew.members if m is not None)
+            os.kill(member.pid, signal.SIGKILL)
+    loop.check(in_order(30))
+
+
+class Asking(Rows):
+    """Rows that tell how often their process has asked the stand-in for anything."""
+
+    def __init__(self, asked):
+        super().__init__()
+        self.asked = asked
+
+    def __getitem__(self, i):
+        return super().__getitem__(i)[0], len(self.asked)
+
+
+def test_workers_leave_the_gpu_alone(world, build):
+    world = world()
+    asked = []
+    world.machine.fail = asked.append
+    iterator = build("processes", Asking(asked), maxtasksperchild=3)
+    iterator.start()
+    known = set()
+    for _ in range(20):
+        before = len(asked)
+        _, counts = next(iterator)
+        world.machine.go_on()
+        known |= set(counts.content.tolist())
+        assert before < len(asked)
+    # What a worker knows is what its parent had asked when it was started: whole calls of next().
+    world.machine.fail = lambda operation: None
+    assert len(known) < 20 * 4
+
+
+# ---- devices and processes -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_current_device_stays(world, build, kind):
+    world = world()
+    iterators = [build(kind, Rows(), device=device) for device in (0, 1)]
+    loops = [Loop(world, it, device=device) for device, it in enumerate(iterators)]
+    for number in range(10):
+        for loop in loops:
+            world.machine.device_id = number % 2
+            x, _ = loop.step()
+            assert x.device.id == loop.device
+            assert world.machine.device_id == number % 2
+        world.machine.some_steps(9)
+    for iterator in iterators:
+        iterator.finalize()
+        assert world.machine.device_id == 1
+    for loop in loops:
+        loop.check(in_order(10))
+
+
+def test_a_gpu_that_is_not_there_is_told_before_anything_starts(world, build):
+    world(n_devices=1)
+    iterator = build("processes", Rows(), device=1)
+    with pytest.raises(RuntimeError, match=r"device 1 is not there"):
+        next(iterator)
+    with pytest.raises(RuntimeError, match=r"device 1 is not there"):
+        iterator.start()
+    assert iterator._pool is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_forked_child_leaves_cuda_alone(world, build, kind):
+    machine = world().machine
+    iterator = build(kind, Rows())
+    held = [next(iterator) for _ in range(4)]
+    asked = []
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            machine.fail = asked.append
+            with pytest.raises(RuntimeError, match=r"belongs to process|spawn or forkserver"):
+                next(iterator)
+            iterator.finalize()
+            held.clear()
+            del iterator
+            gc.collect()
+            status = 2 if asked else 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    _, t = next(iterator)
+    machine.finish()
+    assert t.content.tolist() == [16, 17, 18, 19]
+
+
+def test_after_a_fork_from_a_program_with_cuda_errors_tell_of_it(world, monkeypatch):
+    machine = world().machine
+    monkeypatch.setattr(_cupy, "_UVM", "/dev/null")  # which this program has open
+    handle = open("/dev/null")  # noqa: SIM115 - to be open in the child
+
+    def fail(operation):
+        raise CUDARuntimeError("cudaErrorInitializationError")
+
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            machine.fail = fail
+            with pytest.raises(RuntimeError, match="forked from one that uses CUDA"):
+                to_device(0, np.zeros(3))
+            with pytest.raises(RuntimeError, match="forked from one that uses CUDA"):
+                next(SerialIterator(Rows(), 4, converter=concat_examples, device=0))
+            status = 0
+        finally:
+            os._exit(status)
+    handle.close()
+    assert os.waitpid(pid, 0)[1] == 0
+    machine.fail = fail
+    with pytest.raises(RuntimeError, match="CuPy finds none"):  # here it is no fork's fault
+        next(SerialIterator(Rows(), 4, converter=concat_examples, device=0))
+
+
+@pytest.mark.parametrize("kind", AHEAD)
+def test_wrong_numbers_of_batches_ahead(build, kind):
+    with pytest.raises(ValueError, match="n_device_prefetch must be at least 0"):
+        build(kind, Rows(), device=None, n_device_prefetch=-1)
+    with pytest.raises(TypeError, match="n_device_prefetch must be an integer"):
+        build(kind, Rows(), device=None, n_device_prefetch=1.5)
+    assert build(kind, Rows(), device=-1).n_prefetch == 1
+
+
+def test_the_host_needs_none_of_it():
+    program = (
+        "import sys, fastiter\n"
+        "it = fastiter.SerialIterator([1, 2], 2, converter=fastiter.concat_examples, device=-1)\n"
+        "next(it)\n"
+        "assert not {'fastiter._device._transfer', 'fastiter._device._batches'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env=dict(os.environ))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_failed_rows_are_skipped_when_it_is_their_turn(world, build, kind):
+    world = world()
+    iterator = build(kind, Rows(broken=[9, *range(20, 24)]), on_error="skip", skip_limit=None)
+    loop = Loop(world, iterator)
+    skipped = []
+    for _ in range(6):
+        loop.step()
+        skipped.append([record.index for record in iterator.skipped])
+        if kind != "serial":
+            wait_for_ready(iterator)
+    assert skipped == [[], [], [9], [9], [9], [9, *range(20, 24)]]
+    loop.check([*in_order(2), [8, 10, 11], *in_order(5)[3:], [24, 25, 26, 27]])
