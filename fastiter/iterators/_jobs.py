@@ -224,6 +224,11 @@ class Job:
         return self._outcome is not None and self._outcome.error is None and not self._tolerated
 
     @property
+    def is_torn(self) -> bool:
+        """Whether rows have failed about which the iterator is to decide."""
+        return bool(self._tolerated)
+
+    @property
     def failures(self) -> list[RowFailure]:
         """The rows that have failed, of a batch that is complete but for these.
 

@@ -192,7 +192,7 @@ class MultithreadIterator(PlannedIterator):
         self._meter.block()
         outcome = job.wait()
         self._meter.unblock()
-        if self._skips is not None:
+        if job.is_torn:
             outcome = capture(self._settled, plan, job, outcome)
         if outcome.error is None and self._device is not None:
             finish = self._source.sent if self._assembler is not None else self._convert
@@ -204,7 +204,7 @@ class MultithreadIterator(PlannedIterator):
         """The batch when it is decided what becomes of rows that have failed."""
         failures = job.failures
         assert self._skips is not None and plan.indices is not None
-        stand_ins = self._skips.settle(plan, failures) if failures else {}
+        stand_ins = self._skips.settle(plan, failures)
         if stand_ins or len(failures) == len(plan.indices):
             return job.made_with(failures, stand_ins)
         if outcome.error is not None:

@@ -32,7 +32,7 @@ def test_a_skipped_index_that_kills_slows_no_later_batch(make):
     assert [indices(batch) for batch in iterator] == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
     assert iterator._pool.restarts == 3
     assert iterator._pool._is_calm
-    assert set(pids_of(iterator)) == children()
+    assert set(pids_of(iterator)) <= children()
 
 
 def test_a_callable_is_asked_about_an_index_that_kills(make):
