@@ -430,7 +430,7 @@ cdef object _pad_scanned(Table *table, PyArrayObject *first, const void **data,
             return None
         nbytes *= row_shape[d]
     hold(table)  # casting the fill value may run NumPy's Python code
-    if not _cast_fill(fill, <object>descr, fill_item):
+    if not _cast_fill(fill, <object>descr, ndim, fill_item):
         return None
     result = _result(out, <object>descr, ndim + 1, shape, nbytes)
     if result is None:
@@ -448,19 +448,19 @@ cdef object _pad_scanned(Table *table, PyArrayObject *first, const void **data,
 
 
 cdef object _pad_numbers(Table *table, PyObject **rows, object fill, object out):
-    """Nothing is padded, but a fill value that the dtype cannot take is an error all the same."""
+    """Nothing is padded, but a fill value that is no number is an error all the same."""
     cdef int64_t fill_item[NUMBER_WORDS]
     result = _stack_numbers(rows, table.n, out)
     hold(table)
-    if result is None or not _cast_fill(fill, result.dtype, fill_item):
+    if result is None or not _cast_fill(fill, result.dtype, 0, fill_item):
         return None
     return result
 
 
-cdef bint _cast_fill(object fill, object dtype, void *item) except -1:
+cdef bint _cast_fill(object fill, object dtype, int ndim, void *item) except -1:
     """Write the fill value, if it is a number, as one element of `dtype`; else return False.
 
-    `item`: aligned for any number.
+    `ndim`: of the examples; those without an axis need no fill value. `item`: aligned for any number.
     """
     cdef int num = (<PyArray_Descr *>dtype).type_num
     cdef cnp.ndarray element
@@ -472,6 +472,6 @@ cdef bint _cast_fill(object fill, object dtype, void *item) except -1:
             return True
     if type(fill) is not complex and type(fill) not in NUMBER_DTYPES:
         return False
-    element = cast_fill(fill, dtype)
+    element = cast_fill(fill, dtype, ndim)
     memcpy(item, cnp.PyArray_DATA(element), cnp.PyArray_ITEMSIZE(element))
     return True

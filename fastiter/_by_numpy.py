@@ -33,10 +33,10 @@ def pad(rows: Sequence[Any], fill: Any, multiple: int = 1) -> Array:
     if not isinstance(rows[0], np.ndarray):
         rows = tuple(np.asarray(rows))
     dtype = rows[0].dtype
-    check_fill(fill, dtype)
     shape = _padded_shape(rows)
     if shape:
         shape[0] += -shape[0] % multiple
+    fill = checked_fill(fill, dtype, len(shape))
     result: Array = np.full((len(rows), *shape), fill, dtype=dtype)
     for i, row in enumerate(rows):
         place: Any = (i, *map(slice, row.shape))
@@ -44,30 +44,44 @@ def pad(rows: Sequence[Any], fill: Any, multiple: int = 1) -> Array:
     return result
 
 
-def check_fill(fill: Any, dtype: np.dtype[Any]) -> None:
-    """Raise ValueError if `fill` is a float that the integer `dtype` has no value near to.
+def checked_fill(fill: Any, dtype: np.dtype[Any], ndim: int) -> Any:
+    """`fill`, unless it is a float that the integer `dtype` has no value near to.
 
     A fraction is cut off, as in every cast; but NaN, an infinity or a float out of range becomes
     an arbitrary number, of which some versions of NumPy warn and others do not.
+
+    Parameters
+    ----------
+    ndim : int
+        Of the field's examples. Numbers, which are 0-d, are never filled up: such a fill value is
+        for other fields of the batch, and zeros take its place.
+
+    Raises
+    ------
+    ValueError
+        If there is no such value, and an axis along which it may be needed.
     """
     if dtype.kind not in "iu":
-        return
+        return fill
     values = np.asarray(fill)
     if values.dtype.kind not in "fc":
-        return
+        return fill
     whole = np.trunc(values.real.astype(np.longdouble))
     limits = np.iinfo(dtype)
-    if not np.all((whole >= np.longdouble(limits.min)) & (whole <= np.longdouble(limits.max))):
-        raise ValueError(
-            f"padding {fill!r} has no value in the dtype {dtype} of the examples: give an integer "
-            f"from {limits.min} to {limits.max}, or examples of a floating dtype"
-        )
+    if np.all((whole >= np.longdouble(limits.min)) & (whole <= np.longdouble(limits.max))):
+        return fill
+    if ndim == 0:
+        return np.zeros(values.shape, dtype)
+    raise ValueError(
+        f"padding {fill!r} has no value in the dtype {dtype} of the examples: give an integer "
+        f"from {limits.min} to {limits.max}, examples of a floating dtype, or a padding for each "
+        "field"
+    )
 
 
-def cast_fill(fill: Any, dtype: np.dtype[Any]) -> Array:
-    """`fill` as a 0-d array of `dtype`, by NumPy's rules and those of `check_fill`."""
-    check_fill(fill, dtype)
-    return np.full((), fill, dtype)
+def cast_fill(fill: Any, dtype: np.dtype[Any], ndim: int) -> Array:
+    """`fill` as a 0-d array of `dtype`, by NumPy's rules and those of `checked_fill`."""
+    return np.full((), checked_fill(fill, dtype, ndim), dtype)
 
 
 def stored(result: Any, out: Any) -> Any:

@@ -190,7 +190,7 @@ def is_fill(fill: Any, first: Any) -> bool:
     if fill is None:
         return True
     try:
-        _by_numpy.cast_fill(fill, first.dtype)
+        _by_numpy.cast_fill(fill, first.dtype, first.ndim)
     except Exception:
         return False
     return True
@@ -204,12 +204,13 @@ def _join_cupy(field: Sequence[Any], rule: FieldRule) -> Any:
         ndims = {array.ndim for array in field}
         if len(ndims) > 1:
             raise ValueError(f"arrays of one field differ in number of dimensions: {sorted(ndims)}")
-        if not _device.is_cupy_array(rule.fill):
-            _by_numpy.check_fill(rule.fill, field[0].dtype)
+        fill = rule.fill
+        if not _device.is_cupy_array(fill):
+            fill = _by_numpy.checked_fill(fill, field[0].dtype, field[0].ndim)
         shape = [max(lengths) for lengths in zip(*(a.shape for a in field), strict=True)]
         if shape:
             shape[0] += -shape[0] % rule.multiple
-        joined = cupy.full((len(field), *shape), rule.fill, dtype=field[0].dtype)
+        joined = cupy.full((len(field), *shape), fill, dtype=field[0].dtype)
         for row, array in zip(joined, field, strict=True):
             row[tuple(map(slice, array.shape))] = array
         return joined

@@ -118,11 +118,11 @@ class _Step(NamedTuple):
 def _step(spec: Any, rule: FieldRule) -> _Step:
     """Raises where columns are not what concat_examples makes of this field."""
     kind, dtype, shape = spec
+    ndim = shape if kind == _rows.RAGGED else len(shape)
     fill = None
     if rule.fill is not None:
-        fill = _by_numpy.cast_fill(rule.fill, np.dtype(_NUMBERS.get(kind, dtype)))
-    has_axis = shape > 0 if kind == _rows.RAGGED else bool(shape)
-    if not has_axis:
+        fill = _by_numpy.cast_fill(rule.fill, np.dtype(_NUMBERS.get(kind, dtype)), ndim)
+    if ndim == 0:
         if rule.named is not None:
             raise ValueError(f"{rule.named} is set for a field without an axis")
         return _Step(fill, -1, 1, False)

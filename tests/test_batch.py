@@ -41,7 +41,7 @@ def numpy_pad(arrays, fill):
     return result
 
 
-def refused(arrays, fill):
+def lacks_a_value(arrays, fill):
     """Whether the fill value is one of those that NumPy makes an arbitrary integer of."""
     try:
         # The first element tells: numbers too large for any integer make an array of objects.
@@ -95,9 +95,12 @@ def outcome(function, *args):
 
 def check(ours, references, *args):
     got = outcome(ours, *args)
-    if ours is pad_stack and refused(*args):
-        assert got == (ValueError, None), args
-        return
+    if ours is pad_stack and lacks_a_value(*args):
+        arrays, fill = args
+        if np.ndim(arrays[0]) > 0:
+            assert got == (ValueError, None), args
+            return
+        args = arrays, np.zeros(np.shape(fill), int)  # numbers are never filled up
     expected = [outcome(reference, *args) for reference in references]
     for reference in expected:
         assert got == reference, args

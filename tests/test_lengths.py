@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -299,6 +300,29 @@ def test_a_float_without_a_value_in_an_integer_dtype_is_an_error(make, fill, dty
     for _ in range(6):
         with pytest.raises(ValueError, match="has no value in the dtype"):
             next(iterator)
+
+
+@pytest.mark.parametrize("fill", [np.nan, -np.inf, -1.5, 1e30])
+def test_numbers_need_no_value_for_the_padding_of_other_fields(make, fill):
+    rows = [(np.zeros(n, np.float32), n, np.uint8(n), np.array(n, "i2")) for n in LENGTHS]
+
+    def check(batch):
+        padded, *numbers = batch
+        for column, dtype in zip(numbers, ("i8", "u1", "i2"), strict=True):
+            assert column.dtype == dtype
+            assert column.tolist() == LENGTHS[: len(column)]
+        np.testing.assert_equal(padded[0, LENGTHS[0] :], np.float32(fill))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(concat_examples(rows, padding=fill))
+        convert = functools.partial(concat_examples, padding=fill)
+        iterator = make(rows, len(rows), repeat=True, shuffle=False, converter=convert)
+        for _ in range(6):
+            check(next(iterator))
+    for wrong in ("x", object()):
+        with pytest.raises((TypeError, ValueError)):
+            concat_examples([1, 2], padding=wrong)
 
 
 def test_what_an_integer_dtype_does_have_a_value_for():

@@ -29,6 +29,28 @@ def test_rows_of_a_view_are_those_of_a_list():
             assert view.slice[again].fetch().tolist() == part[again]
 
 
+def test_concatenated_datasets_are_asked_for_slices_up_to_the_stop_wanted():
+    asked = []
+
+    class Asked(tabular.DelegateDataset):
+        def get_examples(self, indices, key_indices):
+            asked.append(indices)
+            return super().get_examples(indices, key_indices)
+
+    both = Asked(ten.slice[:6]).concat(Asked(ten.slice[6:]))
+    for rows, expected in [
+        (slice(8, 2, -3), [slice(5, 2, -3), slice(2, None, -3)]),
+        (slice(9, 2, -3), [slice(3, 2, -3), slice(3, None, -3)]),
+        (slice(5, None, -2), [slice(5, None, -2)]),
+        (slice(1, 8, 4), [slice(1, 6, 4)]),
+        (slice(1, 10, 4), [slice(1, 6, 4), slice(3, 4, 4)]),
+        (slice(7, 9, 1), [slice(1, 3, 1)]),
+    ]:
+        asked.clear()
+        both.get_examples(rows, None)
+        assert asked == expected, rows
+
+
 def test_rows_of_concatenated_datasets_are_those_of_a_list():
     whole = ten.slice[:3].concat(ten.slice[3:4], ten.slice[:0], ten.slice[4:])
     rows = list(range(10))

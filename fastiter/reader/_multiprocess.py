@@ -9,6 +9,9 @@ from typing import Any
 from fastiter._opening import Reader, require_readers
 from fastiter.iterators._arguments import checked_context, checked_int
 
+#: Samples in flight where `queue_size` sets no limit: more than any memory holds.
+_NO_LIMIT = 1 << 40
+
 
 def multiprocess_reader(
     readers: Iterable[Reader],
@@ -36,8 +39,8 @@ def multiprocess_reader(
         it makes no difference.
     queue_size : int
         Samples that are in flight at most, of all readers together: read, and not yet delivered.
-        Each reader may have one more in hand. Beside it, samples in shared memory take up to 8
-        MiB for each reader, or two samples where they are larger.
+        Each reader may have one more in hand. 0 sets no limit to their number. Beside it, samples
+        in shared memory take up to 8 MiB for each reader, or two samples where they are larger.
     context : str or multiprocessing context, optional
         How processes are started: "fork", "spawn" or "forkserver"; by default as
         `multiprocessing` does it, but where a fork is unsafe. Under fork, readers may be anything;
@@ -55,13 +58,15 @@ def multiprocess_reader(
     TypeError
         If one of the readers cannot be called.
     ValueError
-        If there is no reader, or `queue_size` is below 1.
+        If there is no reader, or `queue_size` is negative.
     """
     readers = tuple(readers)
     if not readers:
         raise ValueError("readers is empty, expected at least one reader")
     require_readers(readers)
-    queue_size = checked_int("queue_size", queue_size)
+    if isinstance(queue_size, bool):  # code for the original passes use_pipe as the third argument
+        queue_size = int(queue_size)
+    queue_size = checked_int("queue_size", queue_size, minimum=0) or _NO_LIMIT
     return partial(_merged, readers, queue_size, checked_context(context))
 
 

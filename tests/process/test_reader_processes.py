@@ -99,7 +99,7 @@ def test_all_samples_come_once_and_each_readers_in_order(method, use_pipe):
         assert len(found) == 1800
 
 
-@pytest.mark.parametrize("queue_size", [1, 3, 1000])
+@pytest.mark.parametrize("queue_size", [0, 1, 3, 1000, False, True])
 def test_every_kind_of_sample_arrives_as_it_was(use_pipe, queue_size):
     expected = list(samples_of_every_kind())
     found = list(forked([samples_of_every_kind], use_pipe, queue_size)())
@@ -194,6 +194,21 @@ def test_no_more_in_flight_than_queue_size(use_pipe):
         assert read.sum() == 900
 
 
+def test_without_a_limit_memory_limits_what_is_in_flight(use_pipe):
+    read = np.frombuffer(mmap.mmap(-1, 8), np.int64)
+
+    def endless():
+        while True:
+            read[0] += 1
+            yield np.zeros(100_000, np.uint8)
+
+    merged = forked([endless], use_pipe, 0)()
+    for taken in range(1, 1001):
+        assert len(next(merged)) == 100_000
+        assert (read[0] - taken) * 100_000 <= 3 * 2**23  # in flight, and as much in hand here
+    merged.close()
+
+
 def test_holding_samples_costs_what_they_are(use_pipe):
     before = resident()
     held = [image for image, _ in forked([Images(0, 400, (100, 250))], use_pipe, 16)()]
@@ -243,9 +258,8 @@ def test_arguments_are_checked_at_once():
     for wrong in ([], ()):
         with pytest.raises(ValueError, match="readers is empty"):
             multiprocess_reader(wrong)
-    for size in (0, -3):
-        with pytest.raises(ValueError, match="queue_size must be at least 1"):
-            multiprocess_reader([nothing], True, size)
+    with pytest.raises(ValueError, match="queue_size must be at least 0, not -3"):
+        multiprocess_reader([nothing], True, -3)
     with pytest.raises(TypeError, match="reader 1 is a list"):
         multiprocess_reader([nothing, [1]])
     with pytest.raises(ValueError, match="context must be one of"):

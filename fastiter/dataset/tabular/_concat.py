@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
-from fastiter.dataset.tabular._slice import slice_of
 
 
 class Concat(TabularDataset):
@@ -52,17 +51,24 @@ class Concat(TabularDataset):
         parts = []
         offset = 0
         for dataset in self._datasets:
+            length = len(dataset)
             # Of the ascending rows those that lie in this dataset.
             first, last = (
                 -(-(max(bound, ascending.start) - ascending.start) // ascending.step)
-                for bound in (offset, offset + len(dataset))
+                for bound in (offset, offset + length)
             )
             inside = ascending[first:last]
             if len(inside) > 0:
-                below = range(inside[0] - offset, inside[-1] - offset + 1, inside.step)
-                part = slice_of(below[::-1] if is_backwards else below)
-                parts.append(dataset.get_examples(part, key_indices))
-            offset += len(dataset)
+                # The stop is the one asked for, as far as it lies here: a dataset's get_examples
+                # sees it, and may compare it.
+                if is_backwards:
+                    stop = wanted.stop - offset if wanted.stop >= offset else None
+                    below = slice(inside[-1] - offset, stop, wanted.step)
+                else:
+                    stop = min(wanted.stop - offset, length)
+                    below = slice(inside[0] - offset, stop, wanted.step)
+                parts.append(dataset.get_examples(below, key_indices))
+            offset += length
         if len(parts) == 1:
             return parts[0]
         return _joined(parts[::-1] if is_backwards else parts, n_columns)
