@@ -444,6 +444,7 @@ static void rewind_hints(fi_parent *parent)
     store_release(&ring->board->head, parent->head);
     store_release(&ring->board->tail, parent->tail);
     store_relaxed(&ring->board->stop, parent->stopping);
+    store_relaxed(&ring->board->crew, parent->crew);
     atomic_fetch_add_explicit(&ring->board->redo, 1, memory_order_release); /* R4, pairs with W1 */
 }
 
@@ -477,7 +478,8 @@ bool fi_parent_stalled(const fi_parent *parent)
     if (parent->head == parent->tail && parent->draining == 0)
         return false;
     /* Acquire, and the state after the bells: a READY was stored before its worker's bell (F2). */
-    for (uint32_t w = 0; w < ring->geometry.workers; w++)
+    uint32_t workers = parent->crew > 0 ? parent->crew : ring->geometry.workers;
+    for (uint32_t w = 0; w < workers; w++)
         if (load_acquire(ring->bells + w) != 1)
             return false;
     return fi_parent_ready(parent, &ignored, &ignored) != FI_OK;
@@ -518,6 +520,13 @@ void fi_parent_mend(fi_parent *parent)
         if (scheduled(&parent->slot[slot]))
             mend_slot(parent, slot);
     fi_parent_repair(parent);
+}
+
+void fi_parent_set_crew(fi_parent *parent, uint32_t count)
+{
+    parent->crew = count < parent->ring->geometry.workers ? count : 0;
+    store_release(&parent->ring->board->crew, parent->crew);
+    fi_parent_ring_all(parent); /* F4 (D2): whoever sleeps looks at it */
 }
 
 void fi_parent_stop(fi_parent *parent)

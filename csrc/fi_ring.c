@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "fi_platform.h"
+#include "fi_trace.h"
 
 /* Names of the protocol's orders. Each use says which step it pairs with (table in README.md). */
 #define load_acquire(place) atomic_load_explicit(place, memory_order_acquire)
@@ -36,7 +37,7 @@ static inline bool swap_acquire(_Atomic uint64_t *place, uint64_t from, uint64_t
 
 typedef struct layout {
     uint64_t map, pwait, bells, cells, slots, words, indices, entries, schemas, notes, payload;
-    uint64_t total;
+    uint64_t traces, total;
 } layout;
 
 static uint64_t place(uint64_t *end, uint64_t bytes, uint64_t alignment)
@@ -66,6 +67,7 @@ static int lay_out(const fi_geometry *g, layout *out)
     out->schemas = place(&end, (uint64_t)g->schemas * FI_SCHEMA_BYTES, FI_PAGE);
     out->notes = place(&end, (uint64_t)g->workers * FI_NOTE_BYTES, FI_PAGE);
     out->payload = place(&end, g->slots * g->slot_bytes, FI_HUGE_PAGE);
+    out->traces = place(&end, (uint64_t)g->workers * FI_TRACE_BYTES, FI_PAGE);
     out->total = end;
     return FI_OK;
 }
@@ -105,6 +107,7 @@ int fi_ring_attach(fi_ring *ring, const fi_geometry *geometry, void *base, int f
         .schemas = b + at.schemas,
         .notes = b + at.notes,
         .payload = b + at.payload,
+        .traces = b + at.traces,
     };
     return FI_OK;
 }
@@ -183,11 +186,23 @@ static inline void pause_briefly(void)
 #endif
 }
 
+/* How many workers share the rows. A spoilt number costs time only. */
+static inline uint32_t crew_of(const fi_ring *ring)
+{
+    uint32_t crew = load_relaxed(&ring->board->crew);
+    return crew > 0 && crew < ring->geometry.workers ? crew : ring->geometry.workers;
+}
+
+static inline bool shall_leave(const fi_worker *worker)
+{
+    return load_relaxed(&worker->ring->board->stop) || worker->number >= crew_of(worker->ring);
+}
+
 static bool has_work(const fi_worker *worker)
 {
     fi_board *board = worker->ring->board;
     return load_relaxed(&board->redo) != worker->seen ||
-           load_relaxed(&board->tail) > worker->current || load_relaxed(&board->stop);
+           load_relaxed(&board->tail) > worker->current || shall_leave(worker);
 }
 
 #define MOST_SPIN 10000 /* pauses, whatever the board says */
@@ -210,8 +225,12 @@ static void sleep_for_work(fi_worker *worker)
         fi_bell_cancel(bell, worker->bell_pipe);
     else
         fi_bell_sleep(bell, worker->bell_pipe); /* B4 */
-    store_relaxed(&cell->sleep_ns,
-                  load_relaxed(&cell->sleep_ns) + (uint64_t)(fi_now_ns() - since));
+    int64_t took = fi_now_ns() - since;
+    store_relaxed(&cell->sleep_ns, load_relaxed(&cell->sleep_ns) + (uint64_t)took);
+    if (fi_traces(worker->ring)) {
+        fi_event event = {.began_ns = since, .took_ns = took};
+        fi_trace_put(worker->ring, worker->number, FI_EVENT_WAIT, &event, 0);
+    }
 }
 
 static void ring_parent(const fi_ring *ring, uint64_t q)
@@ -241,7 +260,7 @@ static bool enter_slot(fi_worker *worker)
     fi_ring *ring = worker->ring;
     fi_board *board = ring->board;
     for (;;) {
-        if (worker->leave || load_relaxed(&board->stop))
+        if (worker->leave || shall_leave(worker))
             return false;
         uint32_t redo = load_acquire(&board->redo); /* A4, pairs with R4: sees rewound claims */
         if (redo != worker->seen) {
@@ -295,7 +314,7 @@ static bool take_range(fi_worker *worker, fi_turn *turn)
         if (next >= turn->n)
             return false;
         uint32_t left = turn->n - next;
-        uint32_t share = left / (2 * ring->geometry.workers);
+        uint32_t share = left / (2 * crew_of(ring));
         share = share > worker->least ? share : worker->least;
         uint32_t count = load_relaxed(&s->single) ? 1 : share < left ? share : left;
         if (atomic_compare_exchange_weak_explicit(&s->claim, &claim,

@@ -68,6 +68,8 @@ typedef struct fi_board {
     _Atomic uint32_t redo;                         /* recoveries so far */
     _Atomic uint32_t stop;
     _Atomic uint32_t spin; /* pauses before sleep; 0 where processes outnumber cores */
+    _Atomic uint32_t crew;  /* workers from this number on leave; 0: all stay */
+    _Atomic uint32_t trace; /* not 0: workers record what they do (fi_trace.h) */
     _Atomic uint64_t credit; /* streams only: samples that readers may still publish */
 } fi_board;
 
@@ -117,6 +119,7 @@ typedef struct fi_geometry {
 
 #define FI_SCHEMA_BYTES (64u << 10)
 #define FI_NOTE_BYTES (64u << 10)
+#define FI_TRACE_BYTES (1u << 20)
 
 /* This process' view of the shared segment. Pointers are private, offsets are shared. */
 typedef struct fi_ring {
@@ -136,6 +139,7 @@ typedef struct fi_ring {
     char *schemas;
     char *notes;
     char *payload;
+    char *traces;  /* FI_TRACE_BYTES for each worker, without pages at first */
 } fi_ring;
 
 /* Bytes of the control area and of the whole segment; FI_E_RANGE for a geometry out of bounds. */
@@ -328,6 +332,7 @@ typedef struct fi_parent {
     uint64_t head, tail;
     uint32_t offered; /* rows scheduled since the last publish */
     uint32_t leased, draining, retired;
+    uint32_t crew; /* what the board should say */
     bool stopping;
 } fi_parent;
 
@@ -418,6 +423,9 @@ bool fi_parent_stalled(const fi_parent *parent);
 /* For a ring that is stalled: puts the words right that no worker will, as after the death of all of
  * them, then the hints. Rows that are done, or to be done, stay so. */
 void fi_parent_mend(fi_parent *parent);
+/* From now on so many workers are wanted: those of a higher number leave when they are through with
+ * the slot in hand, as if told to stop. They may be started again after fi_parent_rewind. */
+void fi_parent_set_crew(fi_parent *parent, uint32_t count);
 void fi_parent_stop(fi_parent *parent);
 
 #endif

@@ -18,6 +18,7 @@ except ModuleNotFoundError as error:
         "pip install . (or, to use the tree in place: python setup.py build_ext --inplace)"
     ) from None
 
+from fastiter._progress import progress
 from fastiter._stats import IteratorStats, WorkerStats
 from fastiter._worker_info import WorkerInfo, get_worker_info
 from fastiter.dataset import (
@@ -93,6 +94,7 @@ __all__ = [
     "concat_examples",
     "converter",
     "get_worker_info",
+    "progress",
     "to_device",
 ]
 

@@ -76,6 +76,7 @@ class Member:
         # False: the pid was another process' child when its descriptor was opened, so the
         # descriptor is right only once the worker has passed the gate that opened after it.
         self.proven = proven
+        self.leaves = False  # it was told to
         self.warned_since = 0
         self.warnings = 0
         self.born = _ring.now()
@@ -125,15 +126,20 @@ class Crew:
     ring : ParentEnd
         The ring they work on.
     count : int
-        Number of workers.
+        Number of workers, at most.
     job : Job
         What they all do.
     start : Start
         How workers are started.
+    wanted : int, optional
+        Number of workers to begin with; all of them by default.
     """
 
-    def __init__(self, ring: _ring.ParentEnd, count: int, job: Job, start: Start):
+    def __init__(
+        self, ring: _ring.ParentEnd, count: int, job: Job, start: Start, wanted: int | None = None
+    ):
         self.count = count
+        self.wanted = count if wanted is None else wanted  # may be set, see `Pool.set_workers`
         self.members: list[Member | None] = [None] * count
         self._ring = ring
         self._job = job
@@ -177,7 +183,7 @@ class Crew:
             with _interrupts_blocked(self._method):
                 _forkserver.ensure_running()
             self._write_image()
-        members = [self._launch(number) for number in range(self.count)]
+        members = [self._launch(number) for number in range(self.wanted)]
         if self._method == "spawn":
             self._write_image()
         for member in members:

@@ -217,8 +217,31 @@ cdef extern from "fi_ring.h" nogil:
     void fi_parent_offer_singly(fi_parent *parent)
     bint fi_parent_stalled(const fi_parent *parent)
     void fi_parent_mend(fi_parent *parent)
+    void fi_parent_set_crew(fi_parent *parent, uint32_t count)
     void fi_parent_stop(fi_parent *parent)
 
+
+
+cdef extern from "fi_trace.h" nogil:
+    enum:
+        FI_TRACE_EVENTS
+    enum fi_event_kind:
+        FI_EVENT_FETCH
+        FI_EVENT_WRITE
+        FI_EVENT_FINISH
+        FI_EVENT_WAIT
+    ctypedef struct fi_event:
+        int64_t began_ns
+        int64_t took_ns
+        int64_t index
+        uint32_t batch
+        uint32_t rows_kind
+    bint fi_traces(const fi_ring *ring)
+    void fi_trace_put(const fi_ring *ring, uint32_t worker, fi_event_kind kind,
+                      const fi_event *event, uint32_t rows)
+    int fi_trace_start(const fi_ring *ring, uint64_t *need, uint64_t *have)
+    void fi_trace_stop(const fi_ring *ring)
+    uint32_t fi_trace_read(const fi_ring *ring, uint32_t worker, fi_event *out)
 
 
 cdef extern from "fi_stream.h" nogil:

@@ -15,7 +15,7 @@ cdef class Scheduled:
 cdef class Feed:
     cdef readonly ParentEnd _ring
     cdef readonly Py_ssize_t _batch_size
-    cdef readonly Py_ssize_t _n_prefetch
+    cdef public Py_ssize_t _n_prefetch
     cdef readonly list _scheduled
     cdef readonly Schema _schema
     cdef readonly uint32_t _schema_number

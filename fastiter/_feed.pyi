@@ -42,6 +42,7 @@ class Feed:
     seed: tuple[int, int]  #: of the iteration, for the random numbers of examples
     _heap_bytes: int  #: of a slot, behind the columns
     _single_until: int  #: sequence up to which rows are offered one by one, or -1
+    _n_prefetch: int  #: batches ahead of the one that is waited for
     _is_calm: bool  #: False makes `take` leave every batch to the subclass
     _taken: Plan | None  #: the last one whose batch was taken out of the ring
 
@@ -59,8 +60,6 @@ class Feed:
     @property
     def _batch_size(self) -> int: ...
     @property
-    def _n_prefetch(self) -> int: ...
-    @property
     def _scheduled(self) -> list[Scheduled]: ...
     @property
     def _schema(self) -> Schema | None: ...
@@ -69,6 +68,9 @@ class Feed:
     @property
     def is_own(self) -> bool:
         """Whether this is the process that made it, not a forked child."""
+
+    def tell_crew(self, count: int) -> None:
+        """Have workers from this number on leave when they are through with their slots."""
 
     @property
     def count_ready(self) -> int:

@@ -47,6 +47,9 @@ cdef class Feed:
     def is_own(self):
         return self._ring.is_own()
 
+    def tell_crew(self, uint32_t count):
+        fi_parent_set_crew(&self._ring.parent, count)
+
     @property
     def count_ready(self):
         return fi_parent_count_ready(&self._ring.parent)

@@ -26,6 +26,7 @@ cdef enum:
     # one in so many.
     LONG_RANGE_NS = 50000
     SHORT_RANGES = 16
+    TRACED_NS = 10000  # of cheap rows so many as take so long are one event
     NO_ROW = 0xFFFFFFFF
 
 cdef uint32_t PACKED_EXAMPLE = _ring.PACKED_EXAMPLE
@@ -57,6 +58,10 @@ cdef class RowWriter:
     cdef uint32_t short_ranges  # since the last one in which a row was timed
     cdef uint32_t dice
     cdef fi_cpu_meter cpu
+    cdef bint traces  # the turn in hand is recorded
+    cdef fi_event traced  # fetching of rows that are no event yet
+    cdef int64_t traced_write_ns
+    cdef uint32_t traced_rows
 
     def __cinit__(self, WorkerEnd end, dataset):
         self.end = end
@@ -100,14 +105,17 @@ cdef class RowWriter:
         cdef fi_cell *cell = end.worker.ring.cells + end.worker.number
         cdef int64_t since = fi_now_ns(), now
         fi_cell_begins(cell, since)
+        self.traces = fi_traces(end.worker.ring)
         if self.plain is not None and self.are_columns_fitting():
             self.fill_columns(cell)
-            fi_cell_sampled(cell, 0, fi_now_ns() - since)
+            self.timed(cell, since, since, self.index_of(end.turn.first), end.turn.count, 1)
         elif self.getitems is not None:
             self.fill_together(cell)
         else:
             self.choose_timed_row()
             self.fill_singly(cell, end.turn.first, end.turn.count, False)
+        if self.traces:
+            self.put_traced()
         now = fi_now_ns()
         fi_worker_pace(&end.worker, end.turn.count, now - since)
         fi_cell_busy(cell, now - since)
@@ -117,6 +125,9 @@ cdef class RowWriter:
         cdef fi_turn *turn = &self.end.turn
         self.timed_row = NO_ROW
         self.weight = turn.count
+        if self.traces:
+            self.weight = 1
+            return
         if self.end.worker.row_ns * turn.count < LONG_RANGE_NS:
             self.short_ranges += 1
             if self.short_ranges < SHORT_RANGES:
@@ -131,6 +142,7 @@ cdef class RowWriter:
         cdef WorkerEnd end = self.end
         cdef uint32_t stop = row + count, code
         cdef int64_t index, since, fetched
+        cdef object example = None
         while row < stop:
             try:  # outside of the inner loop: to enter it takes as long as a small copy
                 while row < stop:
@@ -138,26 +150,59 @@ cdef class RowWriter:
                         index = fi_row_index(end.worker.ring, end.turn.slot, row)[0]
                         fi_cell_fetch_begins(cell, index)
                         self.row = row
-                        if row == self.timed_row:
+                        if row == self.timed_row or self.traces:
                             since = fi_now_ns()
                             example = PyObject_GetItem(self.dataset, PyLong_FromLongLong(index))
                             fetched = fi_now_ns()
                             code = self.store(row, example)
                             example = None
                             self.mark(cell, row, code)
-                            fi_cell_sampled(cell, self.weight * (fetched - since),
-                                            self.weight * (fi_now_ns() - fetched))
+                            self.timed(cell, since, fetched, index, 1, self.weight)
                         else:
                             code = self.store(
                                 row, PyObject_GetItem(self.dataset, PyLong_FromLongLong(index)))
                             self.mark(cell, row, code)
                     row += 1
             except BaseException as error:
+                example = None
                 self.mark(cell, row, self.store_failure(row, error))
                 row += 1
         self.row = -1
         self.timed_row = NO_ROW
         return 0
+
+    cdef void timed(self, fi_cell *cell, int64_t since, int64_t fetched, int64_t index,
+                    uint32_t rows, uint32_t weight) noexcept:
+        """Rows were fetched from `since` to `fetched`, and written from then until now."""
+        cdef int64_t wrote = fi_now_ns() - fetched
+        fi_cell_sampled(cell, weight * (fetched - since), weight * wrote)
+        if not self.traces:
+            return
+        if self.traced_rows == 0:
+            self.traced.began_ns = since
+            self.traced.index = index
+            self.traced.took_ns = self.traced_write_ns = 0
+        self.traced_rows += rows
+        self.traced.took_ns += fetched - since
+        self.traced_write_ns += wrote
+        if self.traced.took_ns + self.traced_write_ns >= TRACED_NS:
+            self.put_traced()
+
+    cdef void put_traced(self) noexcept:
+        cdef WorkerEnd end = self.end
+        if self.traced_rows == 0:
+            return
+        self.traced.batch = <uint32_t>end.turn.q
+        fi_trace_put(end.worker.ring, end.worker.number, FI_EVENT_FETCH, &self.traced,
+                     self.traced_rows)
+        self.traced.began_ns += self.traced.took_ns
+        self.traced.took_ns = self.traced_write_ns
+        fi_trace_put(end.worker.ring, end.worker.number, FI_EVENT_WRITE, &self.traced,
+                     self.traced_rows)
+        self.traced_rows = 0
+
+    cdef int64_t index_of(self, uint32_t row) noexcept:
+        return fi_row_index(self.end.worker.ring, self.end.turn.slot, row)[0]
 
     cdef void mark(self, fi_cell *cell, uint32_t row, uint32_t code) noexcept:
         fi_cell_fetch_ends(cell)
@@ -246,7 +291,7 @@ cdef class RowWriter:
             self.count(cell, code)
             fi_row_done(&end.worker, &end.turn, row, code)
         fi_cell_fetch_ends(cell)
-        fi_cell_sampled(cell, fetched - since, fi_now_ns() - fetched)
+        self.timed(cell, since, fetched, indices[0], <uint32_t>len(rows), 1)
         self.rows = self.counter = None
         return 0
 
@@ -298,7 +343,8 @@ cdef class RowWriter:
         """Has the slot in hand finished, by a `Finisher` if there is one, and publishes it."""
         cdef WorkerEnd end = self.end
         cdef fi_cell *cell = end.worker.ring.cells + end.worker.number
-        cdef int64_t since
+        cdef fi_event event
+        cdef int64_t since, took
         cdef uint32_t flags
         if finisher is None:
             fi_worker_ready(&end.worker, &end.turn, 0)
@@ -307,7 +353,12 @@ cdef class RowWriter:
         fi_cell_begins(cell, since)
         flags = finisher.finish(self)
         fi_worker_ready(&end.worker, &end.turn, flags)
-        fi_cell_finished(cell, fi_now_ns() - since)
+        took = fi_now_ns() - since
+        fi_cell_finished(cell, took)
+        if fi_traces(end.worker.ring):
+            event.began_ns, event.took_ns, event.batch = since, took, <uint32_t>end.turn.q
+            event.index = 0
+            fi_trace_put(end.worker.ring, end.worker.number, FI_EVENT_FINISH, &event, end.turn.n)
 
     @property
     def columns_complete(self):

@@ -25,12 +25,14 @@ class Meter:
     skipped : int
         Examples left out since they could not be fetched.
     trace : callable or None
-        Called at the end of each call as ``trace(began, took, waited, rows)``, times in ns.
+        Called at the end of each call as ``trace(began, took, blocked, waited, rows)``: when it
+        began, how long it took, when it began to wait (the last time), and how long it waited, all
+        in ns; what `leave` got.
     """
 
     errors: int
     skipped: int
-    trace: Callable[[int, int, int, int], None] | None
+    trace: Callable[[int, int, int, int, int], None] | None
 
     def __new__(cls, is_serial: bool = False) -> Self: ...
     @property

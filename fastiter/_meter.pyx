@@ -17,6 +17,7 @@ cdef class Meter:
     cdef int64_t left  # when the last call ended; 0 if what follows is no part of a loop
     cdef int64_t blocked  # since when; 0 while nothing is waited for
     cdef int64_t blocked_ns  # in the call under way
+    cdef int64_t blocked_at  # in it, last
     cdef int64_t start_ns, next_ns, wait_ns, between_ns
     cdef int64_t cpu_ns  # of this process when the first call began; 0 before
     cdef bint is_opening  # workers start: until the first batch is there
@@ -40,6 +41,7 @@ cdef class Meter:
         self.left = 0
         self.entered = now
         self.blocked = self.blocked_ns = 0
+        self.blocked_at = now
         return now
 
     def leave(self, int64_t rows):
@@ -59,11 +61,12 @@ cdef class Meter:
                 opened()
         self.left = 0 if rows == ENDED else now
         if self.trace is not None:
-            self.trace(self.entered, took, self.blocked_ns, rows)
+            waited = took if self.is_serial else self.blocked_ns
+            self.trace(self.entered, took, self.blocked_at, waited, rows)
         self.entered = 0
 
     def block(self):
-        self.blocked = fi_now_ns()
+        self.blocked = self.blocked_at = fi_now_ns()
 
     def unblock(self):
         self.unblock_at(fi_now_ns())

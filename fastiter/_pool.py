@@ -16,6 +16,7 @@ from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
 from fastiter import _exit, _ring, _transport
+from fastiter._auto import private_bytes
 from fastiter._crew import Crew, Member, starts_worker
 from fastiter._delivery import assemble, from_rows, poisoned, read_odd, settled
 from fastiter._failures import Judge
@@ -54,6 +55,8 @@ class Pool(Feed):
         Number of worker processes.
     n_held : int
         Slots that the consumer has while the loop goes on.
+    most_workers, most_prefetch : int, optional
+        How far `set_workers` and `set_prefetch` may go; no further than now by default.
     finisher : Finisher or None
         What becomes of a complete batch.
     worker_init : callable or None
@@ -76,6 +79,8 @@ class Pool(Feed):
         finisher: Finisher | None,
         worker_init: Callable[[int], Any] | None,
         start: Start,
+        most_workers: int = 0,
+        most_prefetch: int = 0,
     ):
         self.pid = os.getpid()
         self.closed = False
@@ -97,17 +102,17 @@ class Pool(Feed):
         self._mends = 0
         # Batches ahead and the one waited for; the consumer's; and each worker may pin one of an
         # old generation.
-        slots = n_prefetch + 1 + n_held + workers + _SPARES
-        arena = _ring.Arena.create(slots, workers, batch_size, _SCHEMAS)
+        most = max(workers, most_workers)
+        slots = max(n_prefetch, most_prefetch) + 1 + n_held + most + _SPARES
+        arena = _ring.Arena.create(slots, most, batch_size, _SCHEMAS)
         super().__init__(_ring.ParentEnd(arena, _SPARES), batch_size, n_prefetch)
         self._heap_bytes = (shared_mem or 0) * batch_size
-        if workers < (os.cpu_count() or 1):
-            self._ring.set_spin(_SPIN)
+        self._engage(workers)
         # Before multiprocessing ends daemonic children at exit: it would wait for a stopped one.
         self._at_exit = util.Finalize(None, _close_at_exit, (weakref.ref(self),), exitpriority=10)
         self._calls_init = worker_init is not None
         job = BatchJob(dataset, finisher, worker_init, maxtasksperchild)
-        self._crew = Crew(self._ring, workers, job, start)
+        self._crew = Crew(self._ring, most, job, start, workers)
         try:
             self._crew.open()
         except BaseException:
@@ -362,12 +367,58 @@ class Pool(Feed):
             )
         self._ring.mend()
 
+    # ---- settings that change
+
+    def _engage(self, count: int) -> None:
+        """Tells the workers how many of them there shall be."""
+        self.tell_crew(count)
+        self._ring.set_spin(_SPIN if count < (os.cpu_count() or 1) else 0)
+
+    def set_workers(self, count: int) -> None:
+        """Has so many workers from now on. Those that are too many leave when they are through with
+        what they have in hand; nobody waits for them."""
+        for member in self._crew.dead():  # who has left before, maybe
+            self._recover(member)
+        self._crew.wanted = count
+        for surplus in self._crew.members[count:]:
+            if surplus is not None:
+                surplus.leaves = True
+        self._engage(count)
+        self._start_missing()
+
+    def set_prefetch(self, count: int) -> None:
+        """Keeps so many batches ahead from the next top-up on."""
+        self._n_prefetch = count
+
+    def is_steady(self) -> bool:
+        """Whether all workers that are wanted have loaded the dataset."""
+        return all(
+            member is not None and self._ring.report(member.number)["ready"] == member.start
+            for member in self._crew.members[: self._crew.wanted]
+        )
+
+    def worker_bytes(self) -> int:
+        """Memory that a worker shares with no other, that of one of them."""
+        return next((private_bytes(m.pid) for m in self._crew.members if m is not None), 0)
+
+    def batch_bytes(self) -> int:
+        """Memory that a slot takes."""
+        return self._heap_bytes + (0 if self._schema is None else self._schema.bytes)
+
+    def memory_available(self) -> int:
+        return _ring.memory_available()
+
     # ---- statistics
 
     def note_start(self) -> None:
         """The first batch was delivered: what the workers did for it, they did in the start."""
         for number in range(self._crew.count):
             self._at_start[number] = self._ring.report(number)
+
+    @property
+    def n_workers(self) -> int:
+        """How many workers there are, or will be when dead ones have been replaced."""
+        return self._crew.wanted
 
     def statistics(self, seconds: float) -> LoaderStats:
         """What the workers have done in so many seconds. Takes no lock: any thread may ask, also
@@ -378,10 +429,12 @@ class Pool(Feed):
         for number, member in enumerate(self._crew.members):
             pid = member.pid if living and member is not None else 0
             report, before = ring.report(number), self._at_start.get(number)
+            if number >= self._crew.wanted and not report["rows"]:
+                continue  # there was never one
             workers.append(worker_stats(number, pid, report, before, seconds, now))
         return LoaderStats(
             workers_are="processes",
-            n_workers=self._crew.count,
+            n_workers=self._crew.wanted,
             n_prefetch=self._n_prefetch,
             bytes_written=sum(worker.bytes_written for worker in workers),
             ready=self.count_ready if living else 0,
@@ -398,7 +451,7 @@ class Pool(Feed):
     # ---- deaths
 
     def _start_missing(self) -> None:
-        for number, member in enumerate(self._crew.members):
+        for number, member in enumerate(self._crew.members[: self._crew.wanted]):
             if member is None:
                 self._crew.start(number)
 
@@ -425,9 +478,10 @@ class Pool(Feed):
             self.close()
             steps = "loading the dataset" + (" or worker_init" if self._calls_init else "")
             raise _transport.exception_of(failure, f"{steps} in worker {member.pid}")
-        planned = self._planned_exits and not losses and end == "exited with status 0"
+        leaves = self._planned_exits or member.leaves
+        planned = leaves and not losses and end == "exited with status 0"
         self.restarts += not planned
-        self.replacements += planned
+        self.replacements += planned and member.number < self._crew.wanted
         if not losses and not planned:
             self._count_idle_death(member, report["ready"] == member.start, end)
 
@@ -451,7 +505,7 @@ class Pool(Feed):
 
     def _count_idle_death(self, member: Member, was_ready: bool, end: str) -> None:
         self._idle_deaths += 1
-        if self._idle_deaths < _MOST_DEATHS * len(self._crew.members):
+        if self._idle_deaths < _MOST_DEATHS * self._crew.wanted:
             return
         self._idle_deaths = 0
         when = "with no example in hand" if was_ready else "before they had loaded the dataset"

@@ -151,7 +151,7 @@ class IteratorStats:
     changes : tuple of str
         What automatic settings have changed so far, and why, in order.
     workers : tuple of WorkerStats
-        One for each worker.
+        One for each worker, by number; those beyond ``n_workers`` have left.
     """
 
     iterator: str
@@ -210,7 +210,8 @@ class IteratorStats:
     @property
     def busy(self) -> float:
         """Share of the time in which workers had work in hand, 0 to 1, their mean."""
-        return sum(worker.busy for worker in self.workers) / max(len(self.workers), 1)
+        active = self.workers[: self.n_workers]
+        return sum(worker.busy for worker in active) / max(len(active), 1)
 
     @property
     def verdict(self) -> Verdict:

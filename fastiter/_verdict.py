@@ -112,9 +112,9 @@ def _bursts(stats: IteratorStats) -> Judgement:
 
 
 def _processes(stats: IteratorStats, steady: float) -> Judgement:
-    busy = sum(worker.busy_seconds for worker in stats.workers)
-    cpu = sum(worker.cpu_seconds for worker in stats.workers)
-    in_line = sum(worker.cpu_wait_seconds for worker in stats.workers)
+    busy = sum(worker.busy_seconds for worker in stats.workers[: stats.n_workers])
+    cpu = sum(worker.cpu_seconds for worker in stats.workers[: stats.n_workers])
+    in_line = sum(worker.cpu_wait_seconds for worker in stats.workers[: stats.n_workers])
     used = (cpu + stats.cpu_seconds) / stats.seconds
     found = f"the loop waits {stats.wait_share:.0%} of its time for the dataset"
     if _are_full(stats, used, busy, cpu, in_line):
@@ -152,9 +152,9 @@ def _full(stats: IteratorStats, found: str, used: float, workers: str) -> Judgem
 
 
 def _threads(stats: IteratorStats, steady: float) -> Judgement:
-    busy = sum(worker.busy_seconds for worker in stats.workers)
-    cpu = sum(worker.cpu_seconds for worker in stats.workers)
-    in_line = sum(worker.cpu_wait_seconds for worker in stats.workers)
+    busy = sum(worker.busy_seconds for worker in stats.workers[: stats.n_workers])
+    cpu = sum(worker.cpu_seconds for worker in stats.workers[: stats.n_workers])
+    in_line = sum(worker.cpu_wait_seconds for worker in stats.workers[: stats.n_workers])
     used = stats.cpu_seconds / stats.seconds
     found = f"the loop waits {stats.wait_share:.0%} of its time for the dataset"
     locked = getattr(sys, "_is_gil_enabled", lambda: True)() and 0.8 <= used <= 1.25

@@ -11,7 +11,7 @@ class WorkerInfo(NamedTuple):
     """A worker process, as `get_worker_info` describes it."""
 
     id: int  #: its number, from 0 to ``num_workers - 1``; one that replaces another has the same
-    num_workers: int  #: worker processes of the iterator
+    num_workers: int  #: worker processes of the iterator; with n_processes='auto', at most
     seed: int  #: 64 bits that no other start of a worker has; its generators are seeded likewise
     dataset: Any  #: the dataset, as this process has it
 

@@ -280,15 +280,15 @@ def test_tells_who_waits(make, fetch, pause, verdict):
 
 @pytest.mark.parametrize("make", [threads, processes])
 def test_what_it_says_to_change_helps(make):
-    """Two workers need 40 ms for a batch of sleepers, and the loop takes 10 ms."""
-    dataset = Sleeping(0.01)
+    """Two workers need 80 ms for a batch of sleepers, and the loop takes 10 ms."""
+    dataset = Sleeping(0.02)
     with make(dataset) as iterator:
-        before = take(iterator, 10, 0.01)
+        before = take(iterator, 6, 0.01)
     assert before.verdict == "loader-bound", str(before)
     (name, count), *others = before.change.items()
     assert not others and f"{name}={count}" in before.advice
     with make(dataset, **before.change) as iterator:
-        after = take(iterator, 14 if make is threads else 10, 0.01)
+        after = take(iterator, 10, 0.01)
     assert count > 2
     assert after.wait_share < 0.7 * before.wait_share, f"{before}\n{after}"
     assert after.batches / after.seconds > before.batches / before.seconds

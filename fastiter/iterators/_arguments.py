@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import operator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -51,6 +51,15 @@ def checked_prefetch(value: Any, device: Any) -> int:
     if value is not None:
         return checked_int("n_prefetch", value)
     return 2 if isinstance(_device.resolve(device), _device.GpuDevice) else 1
+
+
+def checked_auto(name: str, value: Any, *, minimum: int = 1) -> int | Literal["auto"]:
+    """Like `checked_int`, but 'auto' stays 'auto'."""
+    if isinstance(value, str):
+        if value == "auto":
+            return "auto"
+        raise ValueError(f"{name} must be an integer or 'auto', not {value!r}")
+    return checked_int(name, value, minimum=minimum)
 
 
 def checked_seconds(name: str, value: Any) -> float | None:

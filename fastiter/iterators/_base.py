@@ -27,11 +27,13 @@ from fastiter.iterators._state import Place, Plan, Planner, State, dataset_lengt
 from fastiter.iterators.order import ShuffleOrderSampler
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Mapping
 
     from typing_extensions import Self
 
     from fastiter._example import Seed
+    from fastiter._tracing import Trace, WorkerTrace
     from fastiter.iterators._skips import Ledger, Skipped
 
 
@@ -59,6 +61,8 @@ class PlannedIterator(Iterator):
     ``_has_workers``, ``_loader_stats(seconds)``
         Whether others than the caller fetch, and what they have done in so many seconds. Asked at
         any time, by any thread, without the lock.
+    ``_trace_workers(on)``, ``_worker_traces()``
+        Begin or end a record of what workers do, and get it.
     ``_init_runtime()``
         Sets the attributes that belong to this object and process alone (pools, queues,
         batches in flight). Called at the end of this class' constructor, and in copies and
@@ -154,6 +158,12 @@ class PlannedIterator(Iterator):
             self._ahead = Ahead(self._source.gpu(), depth)
         return self._ahead
 
+    def _trace_workers(self, on: bool) -> None:
+        """Have workers record what they do, or no more; here there are none."""
+
+    def _worker_traces(self) -> list[WorkerTrace]:
+        return []
+
     def _place(self, plan: Plan) -> Place:
         """Where the batch of a plan belongs, for messages."""
         return Place(*plan.place(self._batch_size))
@@ -200,16 +210,17 @@ class PlannedIterator(Iterator):
                 if plan.indices is None:
                     rows = _meter.ENDED
                     self._planner.deliver()
-                outcome = self._fetch_counted(plan)
+                skips = self._skips
+                outcome = self._fetch(plan) if skips is None else self._fetch_counted(plan)
                 if type(outcome.error) is NothingLeft:
                     plan, outcome = self._fetch_beyond(plan, outcome)
                 self._planner.deliver()
                 if outcome.error is None:
                     assert plan.indices is not None
                     rows = len(plan.indices)
-                    if self._skips is not None:
-                        rows -= self._skips.n_dropped
-                        meter.skipped += self._skips.n_dropped
+                    if skips is not None:
+                        rows -= skips.n_dropped
+                        meter.skipped += skips.n_dropped
                     return outcome.batch
                 meter.errors += 1
                 try:
@@ -324,6 +335,43 @@ class PlannedIterator(Iterator):
             cpus=usable_cpus(),
             **loader._asdict(),
         )
+
+    def trace(self, path: str | os.PathLike[str] | None = None) -> Trace:
+        """Record who does what when, for the time of a ``with`` block.
+
+        Parameters
+        ----------
+        path : path, optional
+            The file that the block's end writes, a trace that https://ui.perfetto.dev opens.
+
+        Returns
+        -------
+        Trace
+            A context manager; after the block its ``events()`` and ``save(path)`` have what was
+            recorded.
+
+        Raises
+        ------
+        RuntimeError
+            When the block begins, if the iterator is traced already.
+        MemoryError
+            When it begins, or workers start within, if there is no memory for the records: 1 MiB
+            for each worker process.
+        """
+        from fastiter._tracing import Trace
+
+        return Trace(self, path)
+
+    def _start_trace(self, note: Callable[[int, int, int, int, int], None]) -> None:
+        if self._meter.trace is not None:
+            raise RuntimeError("the iterator is traced already, by another with block")
+        self._trace_workers(True)
+        self._meter.trace = note
+
+    def _stop_trace(self) -> list[WorkerTrace]:
+        self._meter.trace = None
+        self._trace_workers(False)
+        return self._worker_traces()
 
     # -- state -------------------------------------------------------------------------------
 

@@ -131,6 +131,13 @@ class Job:
         return max(self._work.pace.least, rest // (2 * self._work.n_threads))
 
     @property
+    def size(self) -> int:
+        return len(self._indices)
+
+    def index_of(self, row: int) -> int:
+        return int(self._indices[row])
+
+    @property
     def is_ready(self) -> bool:
         """Whether the batch, or its error, is there."""
         return self._outcome is not None

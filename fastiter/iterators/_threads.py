@@ -29,6 +29,7 @@ from fastiter._meter import now
 from fastiter._stats import WorkerStats
 
 if TYPE_CHECKING:
+    from fastiter._trace import Event
     from fastiter.iterators._jobs import Failure, Job
 
 _JOIN_SECONDS = 1.0  # finalize() and exit wait so long for threads that are amid an example
@@ -39,7 +40,17 @@ _living: weakref.WeakSet[Threads] = weakref.WeakSet()
 class Tally:
     """What one thread has done. Another one that takes its number goes on with it."""
 
-    __slots__ = ("at_start", "cpu", "delay", "fetch", "finish", "native_id", "rows", "since")
+    __slots__ = (
+        "at_start",
+        "cpu",
+        "delay",
+        "events",
+        "fetch",
+        "finish",
+        "native_id",
+        "rows",
+        "since",
+    )
 
     def __init__(self) -> None:
         self.rows = 0
@@ -49,6 +60,7 @@ class Tally:
         self.cpu = self.delay = 0.0  # seconds running, or able to, of threads that have ended
         self.at_start = (0.0, 0.0, 0.0, 0.0)
         self.native_id = 0  # of the running one
+        self.events: deque[Event] | None = None  # while a trace is recorded
 
     def stats(self, number: int, seconds: float) -> WorkerStats:
         """As a worker's, of which so many seconds are known."""
@@ -70,6 +82,12 @@ class Tally:
             cpu_seconds=cpu,
             cpu_wait_seconds=delay,
         )
+
+    def record(self, kind: str, began: int, ended: int, index: int = 0, rows: int = 0) -> None:
+        """Note an event of a trace, if there is one."""
+        events = self.events
+        if events is not None:
+            events.append((kind, began, ended - began, index, rows, 0))
 
     def begin(self) -> None:
         """In the thread, when it begins."""
@@ -139,7 +157,7 @@ class _Board:
     def work(self, tally: Tally) -> None:
         """What each thread runs."""
         tally.begin()
-        while (claim := self._claim()) is not None:
+        while (claim := self._claim(tally)) is not None:
             job, start, stop = claim
             del claim
             tally.since = began = now()
@@ -147,15 +165,19 @@ class _Board:
             ended = now()
             tally.fetch += ended - began
             tally.rows += stop - start
+            if tally.events is not None:
+                tally.record("fetch", began, ended, job.index_of(start), stop - start)
             if self._is_last(job, start, stop, failure):
                 tally.since = ended
                 job.finish()
-                tally.finish += now() - ended
+                finished = now()
+                tally.finish += finished - ended
+                tally.record("finish", ended, finished, rows=job.size)
             tally.since = 0
             del job, failure  # while waiting for the next one, keep no batch alive
         tally.end()
 
-    def _claim(self) -> tuple[Job, int, int] | None:
+    def _claim(self, tally: Tally) -> tuple[Job, int, int] | None:
         """Wait for work; None when there will be no more."""
         while not self._is_closed:
             with self._lock:
@@ -163,7 +185,9 @@ class _Board:
                 if claim is not None:
                     return claim
                 self._n_idle += 1
+            since = now()
             self._bell.get()
+            tally.record("wait", since, now())
             with self._lock:
                 self._n_idle -= 1
         return None

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from fastiter import _exit
+from fastiter import _exit, _trace
+from fastiter._auto import (
+    FIRST_PREFETCH,
+    MOST_PREFETCH,
+    Limits,
+    Tuner,
+    first_workers,
+    most_workers,
+)
+from fastiter._cpus import usable_cpus
 from fastiter._finish import CallableFinisher, ConcatFinisher, Finisher
 from fastiter._pool import Pool
 from fastiter._start import choose
 from fastiter._stats import LoaderStats, WorkerKind
+from fastiter._tracing import WorkerTrace
 from fastiter.errors import TimeoutWarning
 from fastiter.iterators._arguments import (
+    checked_auto,
     checked_callable,
     checked_context,
     checked_int,
@@ -43,12 +54,14 @@ class MultiprocessIterator(PlannedIterator):
     ----------
     dataset, batch_size, repeat, shuffle, order_sampler
         As in `SerialIterator`.
-    n_processes : int, optional
+    n_processes : int, 'auto' or None
         Worker processes; None for as many as CPUs this process may use, 0 to fetch in the
-        caller's process (for debugging).
-    n_prefetch : int, optional
+        caller's process (for debugging). 'auto' begins with few, and has more or fewer as the
+        iterator's statistics advise, within the limits of CPUs and memory.
+    n_prefetch : int, 'auto' or None
         Batches fetched ahead of the one that ``next()`` waits for, at least 1. None for 1, or 2 if
-        ``device`` is a GPU.
+        ``device`` is a GPU. 'auto' begins with 2 and has more, up to 16, where some batches take
+        much longer than others.
     shared_mem : int, optional
         Bytes per example that slots have room for at first. They grow as needed; None lets the
         first batches tell.
@@ -98,7 +111,7 @@ class MultiprocessIterator(PlannedIterator):
 
     TimeoutWarning: ClassVar[type[TimeoutWarning]] = TimeoutWarning
 
-    _RUNTIME = PlannedIterator._RUNTIME | {"_pool"}
+    _RUNTIME = PlannedIterator._RUNTIME | {"_tuner", "_pool"}
     _REOPENABLE = False
 
     def __init__(
@@ -107,8 +120,8 @@ class MultiprocessIterator(PlannedIterator):
         batch_size: int,
         repeat: bool = True,
         shuffle: bool | None = None,
-        n_processes: int | None = None,
-        n_prefetch: int | None = None,
+        n_processes: int | Literal["auto"] | None = None,
+        n_prefetch: int | Literal["auto"] | None = None,
         shared_mem: int | None = None,
         order_sampler: Callable[[Any, int], Any] | None = None,
         dataset_timeout: float | None = 30.0,
@@ -122,8 +135,14 @@ class MultiprocessIterator(PlannedIterator):
         worker_init: Callable[[int], Any] | None = None,
         context: Any = None,
     ) -> None:
-        self._n_processes = checked_optional_int("n_processes", n_processes, minimum=0)
-        self._n_prefetch = checked_prefetch(n_prefetch, device)
+        self._n_processes: int | Literal["auto"] | None = None
+        if n_processes is not None:
+            self._n_processes = checked_auto("n_processes", n_processes, minimum=0)
+        self._n_prefetch: int | Literal["auto"] = "auto"
+        if not isinstance(n_prefetch, str):
+            self._n_prefetch = checked_prefetch(n_prefetch, device)
+        else:
+            checked_auto("n_prefetch", n_prefetch)
         self._n_device_prefetch = checked_int("n_device_prefetch", n_device_prefetch, minimum=0)
         self._shared_mem = checked_optional_int("shared_mem", shared_mem, minimum=0)
         self._dataset_timeout = checked_seconds("dataset_timeout", dataset_timeout)
@@ -150,15 +169,24 @@ class MultiprocessIterator(PlannedIterator):
     def _init_runtime(self) -> None:
         super()._init_runtime()
         self._pool: Pool | None = None
+        self._tuner: Tuner | None = None
+        if "auto" in (self._n_processes, self._n_prefetch) and self._n_processes != 0:
+            workers = most_workers(usable_cpus()) if self._n_processes == "auto" else 0
+            prefetch = MOST_PREFETCH if self._n_prefetch == "auto" else 0
+            self._tuner = Tuner(Limits(workers, prefetch))
 
     @property
     def n_processes(self) -> int:
-        """Worker processes; 0 if the caller's process fetches."""
+        """Worker processes, now; 0 if the caller's process fetches."""
+        if self._n_processes == "auto":
+            return first_workers(usable_cpus()) if self._pool is None else self._pool.n_workers
         return _usable_cpus() if self._n_processes is None else self._n_processes
 
     @property
     def n_prefetch(self) -> int:
-        """Batches fetched ahead of the one that ``next()`` waits for."""
+        """Batches fetched ahead of the one that ``next()`` waits for. Of 'auto': how many now."""
+        if self._n_prefetch == "auto":
+            return FIRST_PREFETCH if self._pool is None else self._pool._n_prefetch
         return self._n_prefetch
 
     @property
@@ -211,12 +239,18 @@ class MultiprocessIterator(PlannedIterator):
             return capture(self._source.batch, plan, self._seed, self._skips)
         if self._source.is_on_gpu:
             return self._fetch_to_gpu(plan)
-        pool = self._running_pool()
+        pool = self._tuned_pool()
         pool.top_up(self._planner)
         outcome = self._wait_for(pool, plan)
         if self._device is not None and outcome.error is None:
             return capture(self._source.sent, outcome.batch)
         return outcome
+
+    def _tuned_pool(self) -> Pool:
+        pool = self._running_pool()
+        if self._tuner is not None:
+            self._tuner.look(pool, self.stats)
+        return pool
 
     def _wait_for(self, pool: Pool, plan: Plan) -> Outcome:
         """The oldest batch in the ring, that of ``plan``, as the workers have left it."""
@@ -237,7 +271,7 @@ class MultiprocessIterator(PlannedIterator):
     def _fetch_to_gpu(self, plan: Plan) -> Outcome:
         # The GPU first: how workers are started depends on whether CUDA is initialised.
         ahead = self._batches_ahead(self._n_device_prefetch)
-        pool = self._running_pool()
+        pool = self._tuned_pool()
         ahead.transfer.use_arena(pool.arena)
         if not (ahead.is_in_step(plan) and pool.is_in_step):
             ahead.clear()
@@ -281,11 +315,15 @@ class MultiprocessIterator(PlannedIterator):
         self._planner.rewind()
         if self._ahead is not None:
             self._ahead.clear()
+        limits = None if self._tuner is None else self._tuner.limits
+        workers, n_prefetch = self.n_processes, self.n_prefetch
         self._pool = Pool(
             dataset=self._dataset,
-            workers=self.n_processes,
+            workers=workers,
+            most_workers=0 if limits is None else limits.most["n_processes"],
+            most_prefetch=0 if limits is None else limits.most["n_prefetch"],
             batch_size=self._batch_size,
-            n_prefetch=self._n_prefetch,
+            n_prefetch=n_prefetch,
             n_held=self._most_held(),
             shared_mem=self._shared_mem,
             dataset_timeout=self._dataset_timeout,
@@ -296,6 +334,8 @@ class MultiprocessIterator(PlannedIterator):
         )
         self._pool.seed = self._seed
         self._meter.open(self._pool.note_start)
+        if self._meter.trace is not None:
+            _trace.start(self._pool._ring)
         return self._pool
 
     @property
@@ -307,8 +347,21 @@ class MultiprocessIterator(PlannedIterator):
         if pool is None:
             n_workers = self.n_processes
             kind: WorkerKind = "processes" if n_workers else "none"
-            return LoaderStats(kind, n_workers, self._n_prefetch if n_workers else 0)
-        return pool.statistics(seconds)
+            return LoaderStats(kind, n_workers, self.n_prefetch if n_workers else 0)
+        stats = pool.statistics(seconds)
+        return stats if self._tuner is None else stats._replace(changes=tuple(self._tuner.changes))
+
+    def _trace_workers(self, on: bool) -> None:
+        if self._pool is not None:
+            (_trace.start if on else _trace.stop)(self._pool._ring)
+
+    def _worker_traces(self) -> list[WorkerTrace]:
+        if self._pool is None:
+            return []
+        return [
+            WorkerTrace(f"worker {number}", _trace.events(self._pool._ring, number))
+            for number in range(self._pool.n_workers)
+        ]
 
     def _most_held(self) -> int:
         """Slots that the consumer has while the loop goes on."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fastiter import _exit
 from fastiter._assemble import Assembler
 from fastiter._columnar import column_getter
 from fastiter._stats import LoaderStats
+from fastiter._tracing import WorkerTrace
 from fastiter.iterators._ahead import Ahead
 from fastiter.iterators._arguments import checked_int, checked_prefetch
 from fastiter.iterators._base import PlannedIterator
@@ -23,7 +25,12 @@ from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._state import Plan
 from fastiter.iterators._threads import Tally, Threads
 
+if TYPE_CHECKING:
+    from fastiter._trace import Event
+
 __all__ = ["MultithreadIterator"]
+
+_MOST_EVENTS = 32_765  # of a trace, for each thread
 
 
 class MultithreadIterator(PlannedIterator):
@@ -96,6 +103,7 @@ class MultithreadIterator(PlannedIterator):
         "_tallies",
         "_calls",
         "_ready_sum",
+        "_recorded",
     }
 
     def __init__(
@@ -137,6 +145,7 @@ class MultithreadIterator(PlannedIterator):
         self._unsettled = False  # what is started may differ from what the planner handed out
         self._tallies = [Tally() for _ in range(self._n_threads)]
         self._calls = self._ready_sum = 0
+        self._recorded: list[deque[Event]] = []
         self._assembler: Assembler | None = None
         convert = None
         if self._source.concat is not None:
@@ -260,10 +269,6 @@ class MultithreadIterator(PlannedIterator):
                 count += 1
         return count
 
-    def _note_start(self) -> None:
-        for tally in self._tallies:
-            tally.note_start()
-
     @property
     def _has_workers(self) -> bool:
         return True
@@ -281,6 +286,18 @@ class MultithreadIterator(PlannedIterator):
             ),
         )
 
+    def _trace_workers(self, on: bool) -> None:
+        if not on:
+            self._recorded = [tally.events or deque() for tally in self._tallies]
+        for tally in self._tallies:
+            tally.events = deque(maxlen=_MOST_EVENTS) if on else None
+
+    def _worker_traces(self) -> list[WorkerTrace]:
+        return [
+            WorkerTrace(f"thread {number}", events.copy())
+            for number, events in enumerate(self._recorded)
+        ]
+
     def _convert(self, examples: list[Any]) -> Any:
         assert self._converter is not None
         return self._converter(examples, self._device)
@@ -291,7 +308,7 @@ class MultithreadIterator(PlannedIterator):
             _exit.stay_away()
             self._forget_started()
             threads = self._threads = Threads(self._tallies)
-            self._meter.open(self._note_start)
+            self._meter.open(functools.partial(_note_start, self._tallies))
         return threads
 
     def _top_up(self, threads: Threads) -> None:
@@ -362,6 +379,11 @@ class MultithreadIterator(PlannedIterator):
         self._threads = None
         self._ahead = None  # what was under way is the parent's
         self._forget_started()
+
+
+def _note_start(tallies: Sequence[Tally]) -> None:
+    for tally in tallies:
+        tally.note_start()
 
 
 def _without_device(converter: Callable[[Any, Any], Any]) -> Callable[[list[Any]], Any]:

@@ -11,7 +11,8 @@ static int size_of(uint32_t slots, uint32_t workers, uint32_t rows, uint32_t sch
     uint64_t control = 0, total = 0;
     int rc = fi_ring_size(&geometry, &control, &total);
     if (rc == FI_OK)
-        CHECK(control % FI_HUGE_PAGE == 0 && total == control + slots * slot_bytes);
+        CHECK(control % FI_HUGE_PAGE == 0 &&
+              total == control + slots * slot_bytes + (uint64_t)workers * FI_TRACE_BYTES);
     return rc;
 }
 
@@ -54,6 +55,7 @@ static void test_layout(void)
         {r->schemas, (size_t)2 * FI_SCHEMA_BYTES, FI_PAGE},
         {r->notes, (size_t)WORKERS * FI_NOTE_BYTES, FI_PAGE},
         {r->payload, (size_t)SLOTS * SLOT_BYTES, FI_PAGE},
+        {r->traces, (size_t)WORKERS * FI_TRACE_BYTES, FI_PAGE},
     };
     const char *end = r->base;
     for (size_t i = 0; i < sizeof areas / sizeof *areas; i++) {
@@ -390,6 +392,33 @@ static void test_reset_states(void)
     tear_down(&f);
 }
 
+/* Workers beyond the crew's number leave between slots; the others share the rows among them. */
+static void test_crew(void)
+{
+    fixture f;
+    fi_turn turn;
+    set_up(&f, 0);
+    schedule(&f, 40);
+    CHECK_EQ(next_turn(&f, 2, &turn), FI_TURN_ROWS);
+    CHECK_EQ(turn.count, 40 / (2 * WORKERS));
+    fi_parent_set_crew(&f.parent, 1);
+    CHECK_EQ(next_turn(&f, 2, &turn), FI_TURN_ROWS); /* not amid a slot */
+    CHECK_EQ(turn.count, (40 - 6) / 2); /* half of what is left: it would be alone */
+    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
+    while (next_turn(&f, 2, &turn) == FI_TURN_ROWS) {
+    }
+    CHECK_EQ(next_turn(&f, 2, &turn), FI_TURN_STOP);
+    CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_STOP);
+    CHECK_EQ(next_turn(&f, 0, &turn), TURN_SLEEP);
+    atomic_store(&f.ring.board->crew, 2); /* spoilt, and repaired */
+    fi_parent_repair(&f.parent);
+    CHECK_EQ(atomic_load(&f.ring.board->crew), 1);
+    fi_parent_set_crew(&f.parent, WORKERS);
+    CHECK_EQ(atomic_load(&f.ring.board->crew), 0);
+    CHECK_EQ(next_turn(&f, 2, &turn), FI_TURN_ROWS);
+    tear_down(&f);
+}
+
 /* A worker that slept through a whole life of the slot cannot take anything of the next. */
 static void test_late_worker(void)
 {
@@ -426,5 +455,6 @@ int main(void)
     test_parent_bell();
     test_reset_states();
     test_late_worker();
+    test_crew();
     return 0;
 }

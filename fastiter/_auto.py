@@ -1,0 +1,185 @@
+"""Settings that follow what is measured: how many workers there are, and how far they fetch ahead.
+
+What is done is what `fastiter._verdict` advises from the counters of the last moments, within the
+limits of CPUs and memory, and taken back where it did not help.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from fastiter import _meter, _verdict
+
+if TYPE_CHECKING:
+    from fastiter._stats import IteratorStats
+
+FIRST_PREFETCH = 2
+MOST_PREFETCH = 16
+_MOST_WORKERS = 64
+_WORKERS_PER_CPU = 4  # for datasets that wait for files or a network
+_FIRST_WORKERS = 4
+_LOOK_NS = 250_000_000
+_LEAST_GAIN = 0.05  # of the throughput: what a change has to bring to stay
+_PATIENCE = 40  # looks before something is tried again that did not help
+_CALM_LOOKS = 4  # one after the other before workers are sent away
+_MEMORY_SHARE = 0.5  # of what is available, for what is added
+
+
+def most_workers(cpus: float) -> int:
+    """How many workers ``n_processes='auto'`` has at most."""
+    return max(math.ceil(cpus), min(_MOST_WORKERS, max(8, math.ceil(_WORKERS_PER_CPU * cpus))))
+
+
+def first_workers(cpus: float) -> int:
+    """With how many it begins."""
+    return max(1, min(_FIRST_WORKERS, round(cpus)))
+
+
+class Adjustable(Protocol):
+    """What has workers: a pool."""
+
+    def is_steady(self) -> bool:
+        """Whether all workers that are wanted have loaded the dataset."""
+
+    def set_workers(self, count: int) -> None: ...
+    def set_prefetch(self, count: int) -> None: ...
+    def worker_bytes(self) -> int:
+        """Memory that one more worker takes, about."""
+
+    def batch_bytes(self) -> int:
+        """Memory that one more batch takes."""
+
+    def memory_available(self) -> int: ...
+
+
+class Limits:
+    """The settings that may change, and how far.
+
+    Parameters
+    ----------
+    workers, prefetch : int
+        The most there may be; 0: that setting is fixed.
+    """
+
+    def __init__(self, workers: int, prefetch: int) -> None:
+        self.most = {"n_processes": workers, "n_prefetch": prefetch}
+
+
+class _Trial:
+    """A change whose effect is not known yet."""
+
+    def __init__(self, name: str, before: int, rate: float) -> None:
+        self.name = name
+        self.before = before
+        self.rate = rate
+
+
+class Tuner:
+    """Watches one iterator, from within its ``next()``.
+
+    Parameters
+    ----------
+    limits : Limits
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.changes: list[str] = []
+        self.limits = limits
+        self._due = 0
+        self._before: IteratorStats | None = None
+        self._trial: _Trial | None = None
+        self._futile: dict[str, int] = {}  # looks until a setting is tried again
+        self._calm = 0
+
+    def look(self, pool: Adjustable, ask: Callable[[], IteratorStats]) -> None:
+        """Adjust the pool, if it is time to. Called before each batch is waited for; `ask` gives
+        the iterator's statistics."""
+        now = _meter.now()
+        if now < self._due:
+            return
+        self._due = now + _LOOK_NS
+        stats = ask()
+        if stats.batches == 0 or not pool.is_steady():
+            self._before = None  # what workers that start take belongs to no measurement
+            return
+        if self._before is None:
+            self._before = stats
+            return
+        window = stats - self._before
+        judgement = _verdict.judge(window)
+        if judgement.verdict == "unknown":
+            return  # go on with a longer one
+        self._before = None if self._act(pool, window, judgement, stats.seconds) else stats
+
+    def _act(
+        self,
+        pool: Adjustable,
+        window: IteratorStats,
+        judgement: _verdict.Judgement,
+        seconds: float,
+    ) -> bool:
+        """Whether something was changed."""
+        for name in list(self._futile):
+            self._futile[name] -= 1
+            if not self._futile[name]:
+                del self._futile[name]
+        trial, self._trial = self._trial, None
+        rate = window.batches_per_second
+        if trial is not None and rate < trial.rate * (1 + _LEAST_GAIN):
+            self._futile[trial.name] = _PATIENCE
+            self._set(pool, trial.name, trial.before, window, seconds, "that did not help")
+            return True
+        self._calm = self._calm + 1 if judgement.verdict == "consumer-bound" else 0
+        for name, wanted in judgement.change.items():
+            current = window.n_workers if name == "n_processes" else window.n_prefetch
+            count = self._allowed(pool, name, current, wanted)
+            if count > current:
+                self._trial = _Trial(name, current, rate)
+                why = f"waiting {window.wait_share:.0%}, workers {window.busy:.0%} busy"
+                self._set(pool, name, count, window, seconds, why)
+                return True
+        if self._calm >= _CALM_LOOKS and self.limits.most["n_processes"]:
+            enough = max(1, math.ceil(1.5 * window.busy * window.n_workers))
+            if 2 * enough <= window.n_workers:
+                self._calm = 0
+                why = f"workers {window.busy:.0%} busy"
+                self._set(pool, "n_processes", enough, window, seconds, why)
+                return True
+        return False
+
+    def _allowed(self, pool: Adjustable, name: str, current: int, wanted: int) -> int:
+        """How many there may be next: at most twice as many, and as memory lasts."""
+        if name in self._futile or not self.limits.most.get(name):
+            return current
+        count = min(wanted, 2 * current, self.limits.most[name])
+        each = pool.worker_bytes() if name == "n_processes" else pool.batch_bytes()
+        room = _MEMORY_SHARE * pool.memory_available()
+        return min(count, current + int(room / max(each, 1)))
+
+    def _set(
+        self,
+        pool: Adjustable,
+        name: str,
+        count: int,
+        window: IteratorStats,
+        seconds: float,
+        why: str,
+    ) -> None:
+        current = window.n_workers if name == "n_processes" else window.n_prefetch
+        if count == current:
+            return
+        self.changes.append(f"{name} from {current} to {count} after {seconds:.1f} s: {why}")
+        (pool.set_workers if name == "n_processes" else pool.set_prefetch)(count)
+
+
+def private_bytes(pid: int) -> int:
+    """Memory that a process shares with no other; 0 where the system does not tell."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Private_Dirty:"):
+                return int(line.split()[1]) << 10
+    return 0

@@ -1,0 +1,297 @@
+"""Automatic settings: batches never change, and the settings follow the figures."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+import pickle
+import time
+
+import numpy as np
+import pytest
+
+import fastiter
+import fastiter.random
+from fastiter import MultiprocessIterator
+from fastiter._auto import Limits, Tuner, first_workers, most_workers
+
+AUTO = {"n_processes": "auto", "n_prefetch": "auto", "context": "fork"}
+
+
+class Dataset:
+    """Examples by a number of their own, so that it shows who fetched which in which epoch."""
+
+    def __init__(self, seconds=0.0, n=96):
+        self.seconds, self.n = seconds, n
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        if self.seconds:
+            time.sleep(self.seconds)
+        return np.full(index % 7 + 1, index), fastiter.random.example_rng().random()
+
+
+def take(iterator, count):
+    return [[(x.tolist(), r) for x, r in next(iterator)] for _ in range(count)]
+
+
+def until(iterator, condition):
+    """Iterates until the automatic settings are as told; the test's time limit is pytest's."""
+    while not condition(iterator.stats()):
+        next(iterator)
+
+
+def options(seed=3):
+    return {"order_sampler": fastiter.ShuffleOrderSampler(seed)}
+
+
+def test_batches_are_those_of_fixed_settings():
+    """Workers come and go, and prefetch changes, amid the epochs; also over a snapshot."""
+    with MultiprocessIterator(
+        Dataset(), 10, n_processes=1, context="fork", **options()
+    ) as iterator:
+        expected = take(iterator, 60)
+    with MultiprocessIterator(Dataset(), 10, **AUTO, **options()) as iterator:
+        found = []
+        for workers, prefetch in [(2, 2), (5, 9), (1, 1), (8, 16), (3, 4), (6, 2)]:
+            found += take(iterator, 1)
+            iterator._pool.set_workers(workers)
+            iterator._pool.set_prefetch(prefetch)
+            assert (iterator.n_processes, iterator.n_prefetch) == (workers, prefetch)
+            found += take(iterator, 7)
+        state = iterator.state_dict()
+        assert found == expected[:48]
+        stats = iterator.stats()
+        assert stats.n_workers == 6 and stats.deaths == 0
+    with MultiprocessIterator(Dataset(), 10, **AUTO, **options()) as iterator:
+        iterator.load_state_dict(state)
+        assert take(iterator, 12) == expected[48:]
+
+
+def test_workers_that_are_too_many_leave():
+    with MultiprocessIterator(Dataset(0.001), 4, **AUTO) as iterator:
+        next(iterator)
+        pool = iterator._pool
+        pool.set_workers(4)
+        take(iterator, 8)
+        members = [member for member in pool._crew.members if member is not None]
+        assert len(members) == 4
+        pool.set_workers(1)
+        first = members[0].pid
+        while sum(m is not None and not m.is_dead() for m in pool._crew.members) > 1:
+            next(iterator)
+        pool.set_workers(3)  # while some of them may not have been reaped yet
+        take(iterator, 20)
+        stats = iterator.stats()
+        assert stats.deaths == stats.replacements == 0
+        assert stats.n_workers == 3 and len(stats.workers) == 4
+        assert {worker.pid for worker in stats.workers[:3]} >= {first}
+        assert sum(worker.rows for worker in stats.workers) >= 4 * 29
+
+
+def test_a_worker_that_dies_while_few_are_wanted_is_replaced():
+    with MultiprocessIterator(Dataset(0.001), 4, **AUTO) as iterator:
+        next(iterator)
+        iterator._pool.set_workers(1)
+        next(iterator)
+        victim = iterator._pool._crew.members[0].pid
+        os.kill(victim, 9)
+        take(iterator, 10)
+        assert iterator.stats().deaths == 1
+        assert iterator.stats().workers[0].pid not in (0, victim)
+
+
+def test_more_workers_for_a_dataset_that_waits():
+    """The loop takes no time at all, the dataset all of it, and no CPU."""
+    with MultiprocessIterator(Dataset(0.03, n=10_000), 4, **AUTO) as iterator:
+        first = iterator.n_processes
+        until(iterator, lambda stats: stats.n_workers > first)
+        assert iterator.n_processes == iterator.stats().n_workers > first
+        change = iterator.stats().changes[0]
+        assert change.startswith(f"n_processes from {first} to ")
+        assert "waiting" in change and change in str(iterator.stats())
+        assert iterator.n_processes <= most_workers(fastiter._cpus.usable_cpus())
+
+
+def test_more_prefetch_for_bursts():
+    class Bursts(Dataset):
+        def __getitem__(self, index):
+            time.sleep(0.05 if index % 32 == 0 else 0)
+            return index
+
+    with MultiprocessIterator(
+        Bursts(n=64), 4, shuffle=False, n_processes=1, n_prefetch="auto", context="fork"
+    ) as iterator:
+        while iterator.n_prefetch == 2:
+            next(iterator)
+            time.sleep(0.012)
+        assert iterator.stats().changes[0].startswith("n_prefetch from 2 to 4 after ")
+        assert iterator.n_processes == 1
+
+
+def test_copies_begin_anew():
+    with MultiprocessIterator(Dataset(), 10, **AUTO) as iterator:
+        next(iterator)
+        iterator._pool.set_workers(7)
+        for other in (copy.copy(iterator), pickle.loads(pickle.dumps(iterator))):
+            assert other.n_processes == first_workers(fastiter._cpus.usable_cpus())
+            assert other.n_prefetch == 2 and other.stats().changes == ()
+
+
+@pytest.mark.parametrize("name", ["n_processes", "n_prefetch"])
+def test_wrong_values(name):
+    with pytest.raises(ValueError, match=f"{name} must be an integer or 'auto', not 'much'"):
+        MultiprocessIterator(Dataset(), 10, **{name: "much"})
+    with pytest.raises(TypeError, match=f"{name} must be an integer"):
+        MultiprocessIterator(Dataset(), 10, **{name: 1.5})
+
+
+# ---- what the tuner makes of figures -------------------------------------------------------------
+
+
+class Figures:
+    """A pool and its statistics, by formula: seconds of work in a batch, and of the loop."""
+
+    def __init__(self, work, loop, cpus=64.0, memory=1 << 40, uses_cpu=0.0):
+        self.work, self.loop, self.cpus, self.memory = work, loop, cpus, memory
+        self.uses_cpu = uses_cpu
+        self.workers, self.prefetch = 2, 2
+        self.total = None
+        self.steady = True
+
+    def is_steady(self):
+        return self.steady
+
+    def set_workers(self, count):
+        self.workers = count
+
+    def set_prefetch(self, count):
+        self.prefetch = count
+
+    def worker_bytes(self):
+        return 1 << 20
+
+    def batch_bytes(self):
+        return 1 << 20
+
+    def memory_available(self):
+        return self.memory
+
+    def step(self):
+        """100 batches later."""
+        useful = min(self.workers, self.cpus) if self.uses_cpu else self.workers
+        period = max(self.loop, self.work / useful)
+        seconds = 100 * period
+        busy = seconds * min(1.0, self.work / (self.workers * period))
+        worker = fastiter.WorkerStats(
+            0, 1, 100, 0, 0, seconds, busy, busy, 0.0, 0.0, busy * self.uses_cpu, 0.0
+        )
+        one = fastiter.IteratorStats(
+            "MultiprocessIterator", 100, 100, 0, 0, 0, 0.0, seconds - 100 * self.loop,
+            seconds - 100 * self.loop, 100 * self.loop, 0.0, "processes", 1, self.workers,
+            self.prefetch, True, self.cpus, 0, 10, 100, 0, 0, 0, 0, 0, (), (),
+        )  # fmt: skip
+        return one, worker
+
+
+def tune(figures, steps=30, most=64):
+    """What the tuner does, look after look."""
+    tuner = Tuner(Limits(most, 16))
+    tuner._due = 0
+    batches = []
+    for _ in range(steps):
+        one, worker = figures.step()
+        batches.append((one, worker))
+
+        def ask(one=one, worker=worker):
+            return Window(one, worker, figures.workers)
+
+        tuner._before = Window.zero(one)
+        tuner._due = 0
+        tuner.look(figures, ask)
+    return tuner
+
+
+class Window:
+    """Statistics whose difference to zero is one step."""
+
+    batches = 100
+    seconds = 1.0
+
+    def __init__(self, one, worker, count):
+        self.one, self.worker, self.count = one, worker, count
+
+    @staticmethod
+    def zero(one):
+        return one
+
+    def __sub__(self, earlier):
+        workers = tuple(self.worker for _ in range(self.count))
+        return type(self.one)(
+            **{
+                name: workers if name == "workers" else getattr(self.one, name)
+                for name in type(self.one).__dataclass_fields__
+            }
+        )
+
+
+def test_as_many_as_the_loop_needs():
+    figures = Figures(work=0.1, loop=0.01)
+    tuner = tune(figures)
+    assert 10 <= figures.workers <= 12
+    assert len(tuner.changes) <= 5
+
+
+def test_no_more_than_cpus():
+    figures = Figures(work=0.1, loop=0.001, cpus=4.0, uses_cpu=1.0)
+    tune(figures)
+    assert figures.workers == 4
+
+
+def test_no_more_than_memory_or_the_limit():
+    figures = Figures(work=0.1, loop=0.001, memory=6 << 20)
+    tune(figures, steps=1)
+    assert figures.workers == 4
+    figures = Figures(work=0.1, loop=0.001, memory=1 << 20)
+    tune(figures)
+    assert figures.workers == 2
+    figures = Figures(work=0.1, loop=0.001)
+    tune(figures, most=8)
+    assert figures.workers == 8
+
+
+def test_what_does_not_help_is_taken_back():
+    class Contended(Figures):
+        def step(self):
+            workers, self.workers = self.workers, 2
+            one, worker = super().step()
+            self.workers = workers
+            return dataclasses.replace(one, n_workers=workers), worker
+
+    figures = Contended(work=0.1, loop=0.01)
+    tuner = tune(figures)
+    assert figures.workers == 2
+    assert "that did not help" in tuner.changes[1]
+    assert len(tuner.changes) == 2  # and not tried again soon
+
+
+def test_few_for_a_loop_that_is_slower():
+    figures = Figures(work=0.01, loop=0.1)
+    figures.workers = 32
+    tuner = tune(figures)
+    assert 1 <= figures.workers <= 4
+    assert all("workers" in change for change in tuner.changes)
+
+
+def test_waits_for_workers_that_start():
+    figures = Figures(work=0.1, loop=0.01)
+    figures.steady = False
+    assert tune(figures).changes == []
+
+
+def test_limits():
+    assert [most_workers(cpus) for cpus in (0.5, 2, 8, 128)] == [8, 8, 32, 128]
+    assert [first_workers(cpus) for cpus in (0.5, 2, 128)] == [1, 2, 4]
