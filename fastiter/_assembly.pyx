@@ -23,6 +23,7 @@ from fastiter._numpy cimport (
 from fastiter._rows cimport (
     FIELD_LIMIT, MOST_NDIM, _ARRAY, _BARE, _BOOL, _DICT, _FLOAT, _INT, _LIST, _NAMED, _TUPLE, Field,
     Schema)
+from fastiter._tensors import array_of
 
 cnp.import_array()
 
@@ -238,6 +239,9 @@ cdef class Assembly:
                 (<list>PyList_GET_ITEM(self.fields_, number))[row] = <object>value
                 continue
             place = self.targets[number] + f.stride * row
+            if f.tensor:
+                seen = array_of(<object>value)
+                value = <PyObject *>seen
             if f.kind != _ARRAY:
                 if not self.schema.write_number(f, place, value):
                     return 0

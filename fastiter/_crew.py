@@ -29,6 +29,7 @@ import numpy as np
 from fastiter import _forkserver, _ring, _worker
 from fastiter._share import Shared, packing
 from fastiter._start import Start
+from fastiter._transport import dumps
 from fastiter._worker import Descriptor, Job, Seat, SpawnedWorker
 
 logger = logging.getLogger("fastiter")
@@ -473,7 +474,7 @@ def _image_of(job: Job) -> Shared[Job]:
         with contextlib.suppress(ImportError):
             cloudpickle = importlib.import_module("cloudpickle")
             with contextlib.suppress(Exception):
-                return image(dumps=cloudpickle.dumps)
+                return image(make=functools.partial(dumps, pickler=cloudpickle.CloudPickler))
         raise TypeError(
             f"{_unpicklable_part(job)} cannot be pickled for the worker processes: {error}. Define "
             f"it at module level, {job.instead}; with cloudpickle installed, lambdas and local "
@@ -506,4 +507,4 @@ def _pickles(value: object) -> bool:
 
 def _try_pickle(value: object) -> None:
     with packing():
-        pickle.dumps(value, protocol=5, buffer_callback=lambda buffer: None)
+        dumps(value, 5, lambda buffer: None)

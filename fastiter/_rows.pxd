@@ -24,6 +24,7 @@ cdef struct Field:
     int kind
     int ndim
     bint handable  # its column is what NumPy's concatenate would give
+    bint tensor  # the examples hold torch's tensors, of which arrays are made
     bint timed  # datetime64 or timedelta64: the scalar's type does not tell its unit
     cnp.PyArray_Descr *descr  # of the elements; kept alive by Schema.dtypes
     cnp.PyArray_Descr *twin  # an equivalent one that came last; owned, or NULL
@@ -45,6 +46,7 @@ cdef class Schema:
     cdef Field *fields
     cdef Py_ssize_t count
     cdef readonly object type
+    cdef readonly frozenset tensors
     cdef int write(self, WorkerEnd end, char *payload, Py_ssize_t row, object example) except -1
     cdef int hold(self, object example, PyObject **values) except -1
     cdef int write_fields(self, WorkerEnd end, char *payload, Py_ssize_t row,

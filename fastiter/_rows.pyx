@@ -31,6 +31,7 @@ from fastiter._numpy cimport (
     ndim_of, new_array, scalar_into)
 from fastiter._ring cimport WorkerEnd
 from fastiter._ring import PACKED_FIELD as _PACKED_FIELD
+from fastiter._tensors import array_of
 from fastiter._transport import Packed
 
 cnp.import_array()
@@ -79,6 +80,8 @@ cdef class Schema:
     keys : the keys of a DICT, in order; the type of a NAMED; else None.
     specs : per field (kind, dtype or None, shape or number of dimensions).
     rows : rows that a slot has room for.
+    tensors : numbers of the ARRAY and RAGGED fields whose values are torch's tensors. They lie in
+        the slot as arrays do.
 
     Attributes
     ----------
@@ -90,7 +93,7 @@ cdef class Schema:
         Of the examples, if they are named tuples.
     """
 
-    def __cinit__(self, int container, keys, specs, Py_ssize_t rows):
+    def __cinit__(self, int container, keys, specs, Py_ssize_t rows, tensors=()):
         cdef Field *f
         cdef uint64_t end = 0
         self.container = container
@@ -98,6 +101,7 @@ cdef class Schema:
         self.keys = None if container != _DICT else tuple(
             sys.intern(key) if type(key) is str else key for key in keys)
         self.specs = tuple(specs)
+        self.tensors = frozenset(tensors)
         self.rows = rows
         self.count = len(self.specs)
         if self.count > FIELD_LIMIT:
@@ -109,6 +113,7 @@ cdef class Schema:
         for number, (kind, dtype, shape) in enumerate(self.specs):
             f = &self.fields[number]
             f.kind = kind
+            f.tensor = number in self.tensors
             if kind in (_INT, _FLOAT, _BOOL):
                 dtype = NUMBERS[kind - _INT]
             elif dtype is not None and dtype.kind != "V":
@@ -148,15 +153,20 @@ cdef class Schema:
     def record(self):
         """What `load` makes an equal schema of."""
         return pickle.dumps(
-            (self.container, self.type or self.keys, self.specs), protocol=5)
+            (self.container, self.type or self.keys, self.specs, sorted(self.tensors)), protocol=5)
 
     @staticmethod
     def load(record, rows):
-        return Schema(*pickle.loads(record), rows)
+        container, keys, specs, tensors = pickle.loads(record)
+        return Schema(container, keys, specs, rows, tensors)
+
+    def of_rows(self, rows):
+        """The same for slots of so many rows."""
+        return Schema(self.container, self.type or self.keys, self.specs, rows, self.tensors)
 
     def same_as(self, Schema other):
-        return (self.container, self.type, self.keys, self.specs) == (
-            other.container, other.type, other.keys, other.specs)
+        return (self.container, self.type, self.keys, self.specs, self.tensors) == (
+            other.container, other.type, other.keys, other.specs, other.tensors)
 
     # ---- worker: one example into its row
 
@@ -221,6 +231,9 @@ cdef class Schema:
             f = &self.fields[number]
             value = values[number]
             place = payload + f.offset + <uint64_t>f.stride * row
+            if f.tensor:
+                seen = array_of(<object>value)  # keeps the array alive during the copy
+                value = <PyObject *>seen
             if f.kind == _ARRAY:
                 array = <cnp.PyArrayObject *>value
                 if not self.is_of(f, value) or not has_shape(array, f):

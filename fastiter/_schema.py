@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copyreg
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from fastiter import _tensors
 from fastiter._rows import (
     ARRAY,
     BARE,
@@ -109,6 +110,18 @@ def _travels(kind: type) -> bool:
         return False
 
 
+def _fields_of(columns: Iterable[Sequence[Any]]) -> tuple[list[Spec], list[int]]:
+    """Their specs, and which of them hold tensors, that lie in slots as arrays do."""
+    specs: list[Spec] = []
+    tensors = []
+    for number, values in enumerate(columns):
+        arrays = _tensors.arrays_of(values)
+        specs.append(_field_of(arrays))
+        if arrays is not values and specs[-1][0] != OBJECT:
+            tensors.append(number)
+    return specs, tensors
+
+
 def derive_schema(examples: Sequence[Any], rows: int) -> Schema:
     """The schema that fits all of `examples`."""
     first = examples[0]
@@ -116,7 +129,8 @@ def derive_schema(examples: Sequence[Any], rows: int) -> Schema:
     whole = Schema(BARE, None, [(OBJECT, None, None)], rows)
     named = kind is not tuple and _is_named_tuple(kind)
     if kind not in (tuple, list, dict) and not named:
-        return Schema(BARE, None, [_field_of(examples)], rows)
+        specs, tensors = _fields_of([examples])
+        return Schema(BARE, None, specs, rows, tensors)
     size = len(first)
     if not 0 < size <= MOST_FIELDS or any(
         type(example) is not kind or len(example) != size for example in examples
@@ -128,11 +142,11 @@ def derive_schema(examples: Sequence[Any], rows: int) -> Schema:
             tuple(example) != keys for example in examples
         ):
             return whole
-        fields = [[example[key] for example in examples] for key in keys]
-        return Schema(DICT, keys, map(_field_of, fields), rows)
+        specs, tensors = _fields_of([example[key] for example in examples] for key in keys)
+        return Schema(DICT, keys, specs, rows, tensors)
     container = NAMED if named else TUPLE if kind is tuple else LIST
-    specs = map(_field_of, zip(*examples, strict=True))
-    return Schema(container, kind if named else None, specs, rows)
+    specs, tensors = _fields_of(zip(*examples, strict=True))
+    return Schema(container, kind if named else None, specs, rows, tensors)
 
 
 def _merge_fields(a: Spec, b: Spec) -> Spec:
@@ -151,4 +165,8 @@ def merge_schemas(a: Schema, b: Schema) -> Schema:
     kinds = [(schema.container, schema.type, schema.keys, len(schema.specs)) for schema in (a, b)]
     if kinds[0] != kinds[1]:
         return Schema(BARE, None, [(OBJECT, None, None)], a.rows)
-    return Schema(a.container, a.type or a.keys, map(_merge_fields, a.specs, b.specs), a.rows)
+    specs = list(map(_merge_fields, a.specs, b.specs))
+    for number in a.tensors ^ b.tensors:  # tensors in some examples, arrays in others
+        specs[number] = OBJECT, None, None
+    tensors = [number for number in a.tensors if specs[number][0] != OBJECT]
+    return Schema(a.container, a.type or a.keys, specs, a.rows, tensors)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from multiprocessing import reduction
 from typing import Any, Generic, TypeVar
 
 from fastiter._memory import Image
-from fastiter._transport import Packed, unpack
+from fastiter._transport import Packed, dumps, unpack
 
 T = TypeVar("T")
 
@@ -67,7 +66,7 @@ class Shared(Generic[T]):
 
     @classmethod
     def reserve(
-        cls, value: T, what: str, remedy: str, dumps: Callable[..., bytes] = pickle.dumps
+        cls, value: T, what: str, remedy: str, make: Callable[..., bytes] = dumps
     ) -> Shared[T]:
         """A handle whose memory is still to be filled, by `write`. The value is pickled now, but
         for its large buffers. `what` and `remedy` are for the error where it does not fit.
@@ -80,7 +79,7 @@ class Shared(Generic[T]):
             What the pickling of the value raises.
         """
         with packing() as carried:
-            packed = Packed(value, least=_BUFFER_BYTES, dumps=dumps, writable=False)
+            packed = Packed(value, least=_BUFFER_BYTES, make=make, writable=False)
         handle = cls(Image.create(packed.size, what, remedy), tuple(carried), os.urandom(16))
         handle._packed = packed
         _here[handle._key] = handle

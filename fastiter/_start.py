@@ -170,3 +170,6 @@ def limit_pools() -> None:
     cv2 = sys.modules.get("cv2")
     if cv2 is not None and hasattr(cv2, "setNumThreads"):
         cv2.setNumThreads(0)  # not 1: that waits for the lost pool
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "set_num_threads"):
+        torch.set_num_threads(1)  # it counts for itself what OpenMP and MKL may use

@@ -213,7 +213,6 @@ cdef class SampleWriter:
     cdef int use(self, Schema schema) except -1:
         """Lets the blocks from the next one on have these columns, if they are of use."""
         kinds = [spec[0] for spec in schema.specs]
-        keys = schema.type if schema.type is not None else schema.keys
         cdef uint64_t row_bytes = schema.bytes // <uint64_t>(schema.rows + 1) + 1
         cdef uint64_t rows = BLOCK_BYTES // row_bytes
         if rows < 1:
@@ -226,7 +225,7 @@ cdef class SampleWriter:
             self.schema = None  # packed as a whole it is faster than field by field
             self.learns = False
         else:
-            self.schema = Schema(schema.container, keys, schema.specs, rows)
+            self.schema = schema.of_rows(rows)
         return 0
 
 

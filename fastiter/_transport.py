@@ -12,6 +12,7 @@ for: a pickle that was overwritten must not be run. In an image, which nobody wr
 
 from __future__ import annotations
 
+import copyreg
 import io
 import os
 import pickle
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastiter import _ring
+from fastiter import _ring, _tensors
 from fastiter._failures import is_skippable
 from fastiter.errors import DatasetError, OverwrittenError, WorkerTraceback
 
@@ -40,6 +41,25 @@ def _align(number: int) -> int:
     return (number + _ALIGNMENT - 1) & ~(_ALIGNMENT - 1)
 
 
+def dumps(
+    value: object,
+    protocol: int,
+    buffer_callback: Any,
+    pickler: type[pickle.Pickler] = pickle.Pickler,
+) -> bytes:
+    """As `pickle.dumps`, by another pickler too, with tensors of torch as arrays."""
+    tensors = _tensors.reducers()
+    if not tensors and pickler is pickle.Pickler:
+        return pickle.dumps(value, protocol, buffer_callback=buffer_callback)
+    file = io.BytesIO()
+    writer = pickler(file, protocol, buffer_callback=buffer_callback)
+    if tensors:
+        known = getattr(writer, "dispatch_table", copyreg.dispatch_table)
+        writer.dispatch_table = {**known, **tensors}
+    writer.dump(value)
+    return file.getvalue()
+
+
 class _WritablePickler(pickle.Pickler):
     """Writes arrays so that they load writable, the read-only ones too."""
 
@@ -55,6 +75,7 @@ class Packed:
     Parameters
     ----------
     least : bytes from which on a buffer has a place of its own.
+    make : makes the pickle, as `dumps` does.
     writable : let read-only arrays load writable, as those in columns are.
     """
 
@@ -62,17 +83,15 @@ class Packed:
         self,
         value: object,
         least: int = 0,
-        dumps: Callable[..., bytes] = pickle.dumps,
+        make: Callable[[object, int, Any], bytes] = dumps,
         writable: bool = True,
     ):
         self._buffers: list[memoryview] = []
         self._least = least
-        self._pickle = dumps(value, protocol=5, buffer_callback=self._keep)
+        self._pickle = make(value, 5, self._keep)
         if writable and any(buffer.readonly for buffer in self._buffers):
             self._buffers.clear()
-            file = io.BytesIO()
-            _WritablePickler(file, protocol=5, buffer_callback=self._keep).dump(value)
-            self._pickle = file.getvalue()
+            self._pickle = dumps(value, 5, self._keep, _WritablePickler)
         start = _HEAD.size + _PAIR.size * len(self._buffers)
         end = start + len(self._pickle)
         self._places = []

@@ -22,6 +22,7 @@ TUTORIAL = ROOT / "docs" / "tutorial.md"  # its programs build on each other
 OTHERS = (
     "chainer",
     "cv2",
+    "jax",
     "torch",
 )  # packages that a program may import besides ours, where they are
 
@@ -126,7 +127,16 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert broken == []
 
 
-MODULES = ["iterators", "dataset", "dataset.tabular", "datasets", "reader", "random", "kernels"]
+MODULES = [
+    "iterators",
+    "dataset",
+    "dataset.tabular",
+    "datasets",
+    "reader",
+    "random",
+    "kernels",
+    "interop",
+]
 
 
 def test_the_reference_has_every_public_name() -> None:

@@ -1,0 +1,74 @@
+"""A JAX training loop: batches reach the compiled step without a copy on the host.
+
+`jax.dlpack.from_dlpack` takes an array of shared memory as it is. Workers are started before JAX
+computes for the first time: its threads make a later fork unsafe, and fastiter would take a fork
+server instead (see docs/starting.md)::
+
+    python examples/jax_loop.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fastiter import MultiprocessIterator, concat_examples
+
+
+class Waves:
+    """Sine waves, as 64 samples, and their frequency."""
+
+    def __len__(self) -> int:
+        return 2000
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, np.float32]:
+        rng = np.random.default_rng(i)
+        frequency = rng.uniform(1, 4)
+        times = np.linspace(0, 1, 64) + rng.uniform()
+        wave = np.sin(2 * np.pi * frequency * times) + rng.normal(0, 0.1, 64)
+        return wave.astype(np.float32), np.float32(frequency)
+
+
+def predict(params: list[Any], waves: jax.Array) -> jax.Array:
+    spectrum = jnp.abs(jnp.fft.rfft(waves))
+    hidden = jnp.tanh(spectrum @ params[0] + params[1])
+    return hidden @ params[2] + params[3]
+
+
+@jax.jit
+def step(params: list[Any], waves: jax.Array, frequencies: jax.Array) -> tuple[list[Any], Any]:
+    def error(params: list[Any]) -> jax.Array:
+        return jnp.mean((predict(params, waves) - frequencies) ** 2)
+
+    value, gradient = jax.value_and_grad(error)(params)
+    return [p - 0.02 * g for p, g in zip(params, gradient, strict=True)], value
+
+
+def main() -> None:
+    with MultiprocessIterator(Waves(), 100, n_processes=2, converter=concat_examples) as iterator:
+        iterator.start()
+        rng = np.random.default_rng(0)
+        params: list[Any] = [
+            rng.normal(0, 0.1, (33, 16)),
+            np.zeros(16),
+            rng.normal(0, 0.3, 16),
+            2.5,
+        ]
+        params = [jnp.asarray(p, jnp.float32) for p in params]
+        errors = []
+        for batch in iterator:
+            waves, frequencies = map(jax.dlpack.from_dlpack, batch)  # no copy
+            params, value = step(params, waves, frequencies)
+            errors.append(float(value))
+            if iterator.is_new_epoch:
+                print(f"epoch {iterator.epoch}  mean squared error {np.mean(errors):.3f}")
+                errors.clear()
+            if iterator.epoch == 5:
+                break
+
+
+if __name__ == "__main__":
+    main()

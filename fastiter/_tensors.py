@@ -1,0 +1,100 @@
+"""Tensors of torch as examples: seen as the NumPy arrays that they share their memory with.
+
+torch is never imported here to find out whether something is a tensor of it: where it is not
+loaded, nothing is. Only a process that is given a tensor by another one, and has not loaded torch
+itself, imports it then.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def tensor_type() -> Any:
+    """torch's Tensor; None where torch is not loaded, or not yet completely."""
+    return getattr(sys.modules.get("torch"), "Tensor", None)
+
+
+def array_of(value: Any) -> npt.NDArray[Any] | None:
+    """A tensor as an array that shares its memory.
+
+    Returns
+    -------
+    array or None
+        None for everything but an ordinary tensor: for other types, subclasses (a Parameter),
+        tensors that require gradients or have attributes, are not dense, not in the host's memory,
+        lazily conjugated or of a dtype that NumPy lacks.
+    """
+    if type(value) is not tensor_type() or value.__dict__:
+        return None
+    try:
+        array: npt.NDArray[Any] = value.numpy()
+    except (RuntimeError, TypeError):
+        return None
+    return array
+
+
+def arrays_of(values: Sequence[Any]) -> Sequence[Any]:
+    """Tensors as arrays that share their memory; anything else, or mixed, as it is."""
+    if type(values[0]) is not tensor_type():
+        return values
+    arrays = [array_of(value) for value in values]
+    return values if any(array is None for array in arrays) else arrays
+
+
+def tensor_of(array: npt.NDArray[Any]) -> Any:
+    """An array as a tensor that shares its memory, and keeps it alive."""
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def _from_bytes(array: npt.NDArray[np.uint8], dtype: Any, shape: tuple[int, ...]) -> Any:
+    return tensor_of(array).view(dtype).reshape(shape)
+
+
+def _reduce(tensor: Any) -> Any:
+    """How a tensor is pickled: as an array of its elements, whose memory may stay outside of the
+    pickle.
+
+    torch itself pickles the whole storage, of which a tensor like ``data[7]`` is a small part, and
+    copies it twice more.
+    """
+    if _has_overlaps(tensor):
+        return tensor.__reduce_ex__(5)
+    array = array_of(tensor)
+    if array is not None:
+        return tensor_of, (array,)
+    if _is_nothing_but_floats(tensor):
+        flat = tensor.contiguous().reshape(-1).view(sys.modules["torch"].uint8)
+        return _from_bytes, (flat.numpy(), tensor.dtype, tuple(tensor.shape))
+    return tensor.__reduce_ex__(5)
+
+
+def _has_overlaps(tensor: Any) -> bool:
+    """Whether it has more elements than memory, as what ``expand`` makes."""
+    if tensor.layout is not sys.modules["torch"].strided:
+        return False
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return bool(tensor.numel() > 1 + last)
+
+
+def _is_nothing_but_floats(tensor: Any) -> bool:
+    """Whether NumPy lacks no more than the dtype, as with bfloat16."""
+    return bool(
+        tensor.dtype.is_floating_point
+        and tensor.device.type == "cpu"
+        and tensor.layout is sys.modules["torch"].strided
+        and not (tensor.requires_grad or tensor.is_neg() or tensor.__dict__)
+    )
+
+
+def reducers() -> dict[Any, Callable[[Any], Any]]:
+    """What a pickler's dispatch table shall have besides."""
+    tensor = tensor_type()
+    return {} if tensor is None else {tensor: _reduce}

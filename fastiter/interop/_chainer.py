@@ -1,0 +1,53 @@
+"""Iterators that Chainer takes for its own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from fastiter.interop._wrapped import Wrapped, library
+
+_REMEDY = "install chainer 7.8.1, which needs NumPy below 1.24: pip install chainer 'numpy<1.24'"
+
+
+def as_chainer(iterator: Iterator[Any]) -> Any:
+    """Wrap an iterator in one that Chainer's updaters and extensions know by its class.
+
+    ``StandardUpdater(as_chainer(iterator), optimizer)`` and ``Evaluator(as_chainer(iterator),
+    model)`` do what they do with a dict, ``{"main": iterator}``.
+
+    Parameters
+    ----------
+    iterator : iterator
+        One of fastiter, or any other with the interface of Chainer's.
+
+    Returns
+    -------
+    chainer.dataset.Iterator
+        Has all attributes and methods of ``iterator``. Its copies and pickles are those of
+        ``iterator``, wrapped; ``finalize()`` finalizes it. Chainer's own iterators are returned as
+        they are.
+
+    Raises
+    ------
+    ImportError
+        If Chainer is not installed, or does not work with the installed NumPy.
+    TypeError
+        If ``iterator`` is none.
+    """
+    base = library("chainer", "as_chainer", _REMEDY).dataset.Iterator
+    return iterator if isinstance(iterator, base) else _wrapper_of(base)(iterator)
+
+
+@functools.cache
+def _wrapper_of(base: type) -> Any:
+    """The class of wrappers, which cannot be made before Chainer is imported."""
+
+    class ChainerIterator(Wrapped, base):  # type: ignore[misc]
+        """An iterator that is an instance of Chainer's class."""
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return as_chainer, (self._iterator,)
+
+    return ChainerIterator

@@ -1,0 +1,156 @@
+"""Datasets of torch as datasets of arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastiter import _tensors
+from fastiter._columnar import Column, Columns
+from fastiter.dataset.mixin import DatasetMixin
+from fastiter.interop._torch import _REMEDY, _tuple_like
+from fastiter.interop._wrapped import library
+
+
+def from_torch(dataset: Any) -> Any:
+    """Make a dataset of arrays of a torch dataset.
+
+    Parameters
+    ----------
+    dataset : torch.utils.data.Dataset
+        Map-style: with ``__getitem__`` or ``__getitems__``, and ``__len__``.
+
+    Returns
+    -------
+    dataset
+        Tensors in its examples, in tuples, lists and dicts of any depth, are NumPy arrays that
+        share their memory, 0-d tensors NumPy scalars; everything else is as it was. It has
+        ``__getitems__`` if ``dataset`` does. Of a ``TensorDataset``, and of a ``Subset`` of one, it
+        is nothing but columns, which are gathered without making examples.
+
+    Raises
+    ------
+    ImportError
+        If torch is not installed.
+    TypeError
+        If it is an ``IterableDataset``, or has no length or no indexing.
+    """
+    data = library("torch.utils.data", "from_torch", _REMEDY)
+    name = type(dataset).__qualname__
+    if isinstance(dataset, data.IterableDataset):
+        raise TypeError(
+            f"{name} is an IterableDataset, whose examples have no indices: let "
+            "fastiter.reader.multiprocess_reader run a function for each part of it that returns "
+            "an iterator, or read it into a list"
+        )
+    if not hasattr(dataset, "__len__") or not (
+        hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
+    ):
+        raise TypeError(f"a map-style dataset needs __len__ and __getitem__, but {name} lacks one")
+    columns = _columns(dataset, data)
+    if columns is not None:
+        return columns
+    return (_Batched if _gives_many(dataset, data) else _Single)(dataset)
+
+
+def _columns(dataset: Any, data: Any) -> _Tensors | None:
+    """The columns of a dataset that is nothing but tensors; None for any other."""
+    if type(dataset) is data.TensorDataset:
+        arrays = [_tensors.array_of(tensor.detach()) for tensor in dataset.tensors]
+        found = [array for array in arrays if array is not None]
+        return _Tensors(tuple(found)) if arrays and len(found) == len(arrays) else None
+    if type(dataset) is data.Subset:
+        whole = _columns(dataset.dataset, data)
+        return None if whole is None else whole.part(dataset.indices)
+    return None
+
+
+def _gives_many(dataset: Any, data: Any) -> bool:
+    """Whether ``__getitems__`` is there, and does more than to ask for one after the other."""
+    if type(dataset) is data.Subset:
+        return _gives_many(dataset.dataset, data)
+    return callable(getattr(dataset, "__getitems__", None))
+
+
+class _Tensors(DatasetMixin):
+    """A TensorDataset, as arrays.
+
+    Parameters
+    ----------
+    arrays : tuple of ndarray
+        Of the same length.
+    rows : int64[n], optional
+        Where the examples are in the arrays; None for all, in order.
+    """
+
+    def __init__(
+        self, arrays: tuple[npt.NDArray[Any], ...], rows: npt.NDArray[np.int64] | None = None
+    ) -> None:
+        self._arrays = arrays
+        self._rows = rows
+
+    def part(self, indices: Any) -> _Tensors | None:
+        """Those examples; None if the indices are no integers within it."""
+        rows = np.asarray(indices)
+        if rows.ndim != 1 or rows.dtype.kind not in "iu" or len(rows) == 0:
+            return None
+        size = len(self)
+        if rows.min() < -size or rows.max() >= size:
+            return None
+        rows = rows.astype(np.int64)
+        rows[rows < 0] += size
+        return _Tensors(self._arrays, rows if self._rows is None else self._rows[rows])
+
+    def __len__(self) -> int:
+        return len(self._arrays[0] if self._rows is None else self._rows)
+
+    def get_example(self, i: int) -> tuple[Any, ...]:
+        row = i if self._rows is None else self._rows[i]
+        return tuple(array[row] for array in self._arrays)
+
+    def __fastiter_columns__(self) -> Columns:
+        keys = tuple(map(str, range(len(self._arrays))))
+        columns = tuple(Column(array, self._rows) for array in self._arrays)
+        return Columns(tuple, keys, columns, views=True)
+
+
+class _Single:
+    """A dataset of torch that gives one example at a time.
+
+    Parameters
+    ----------
+    dataset : torch.utils.data.Dataset
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return _arrays(self.dataset[index])
+
+
+class _Batched(_Single):
+    """One that gives many examples in one call."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [_arrays(example) for example in self.dataset.__getitems__(indices)]
+
+
+def _arrays(value: Any) -> Any:
+    """An example, or a part of it, with arrays in the place of tensors."""
+    kind = _tensors.tensor_type()
+    if kind is not None and isinstance(value, kind):
+        array = value.detach().resolve_conj().resolve_neg().numpy()
+        return array[()] if array.ndim == 0 else array
+    if isinstance(value, tuple):
+        return _tuple_like(value, [_arrays(part) for part in value])
+    if isinstance(value, list):
+        return [_arrays(part) for part in value]
+    if type(value) is dict:
+        return {key: _arrays(part) for key, part in value.items()}
+    return value

@@ -1,0 +1,173 @@
+"""Batches as tensors of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastiter.dataset.convert import concat_examples
+from fastiter.interop._wrapped import Wrapped, library
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_REMEDY = "install PyTorch, see https://pytorch.org/get-started (without a GPU: pip install torch)"
+
+
+def as_torch(iterator: Iterator[Any]) -> TorchIterator:
+    """Wrap an iterator in one that gives the same batches as tensors, without copying.
+
+    ``for x, y in as_torch(MultiprocessIterator(dataset, 64, converter=concat_examples))``.
+
+    Parameters
+    ----------
+    iterator : iterator
+        One of fastiter, with ``converter=concat_examples`` or another converter, or any iterator
+        over batches. Without a converter batches are lists of examples; these are joined field by
+        field first, nested tuples and dicts too.
+
+    Returns
+    -------
+    TorchIterator
+
+    Raises
+    ------
+    ImportError
+        If torch is not installed.
+    TypeError
+        If ``iterator`` is none.
+    """
+    return TorchIterator(iterator)
+
+
+class TorchIterator(Wrapped):
+    """Gives the batches of an iterator as tensors; `as_torch` makes one.
+
+    Arrays, in tuples, lists and dicts of any depth, become tensors that share their memory. The
+    storage of a tensor keeps that memory, so it may be held as long as the array might be.
+
+    - An array that torch cannot share is copied: one that is read-only, of a foreign byte order, or
+      with negative strides.
+    - An array that holds no numbers (strings, objects, times, structures), and whatever else is no
+      array, stays as it is.
+    - Arrays of other libraries, as CuPy's, go through DLPack, on their device.
+
+    All attributes and methods are those of the wrapped iterator, ``iterator``. A ``for`` that
+    begins after the iteration has ended (``repeat=False``) resets it first, so that each ``for`` is
+    an epoch, as with torch's DataLoader.
+    """
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._torch = library("torch", "as_torch", _REMEDY)
+        self._has_ended = False
+        super().__init__(iterator)
+
+    @property
+    def iterator(self) -> Any:
+        """The wrapped iterator."""
+        return self._iterator
+
+    def __iter__(self) -> Self:
+        """Return the iterator itself, reset if it has come to its end."""
+        if self._has_ended:
+            self.reset()
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next batch, of tensors.
+
+        Raises
+        ------
+        StopIteration
+            At the end of the iteration.
+        TypeError
+            If an array's dtype is one of numbers that torch lacks.
+        Exception
+            What the wrapped iterator raises.
+        """
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            self._has_ended = True
+            raise
+        self._has_ended = False
+        if type(batch) is list and batch and getattr(self._iterator, "converter", None) is None:
+            return self._joined(batch)
+        return self._tensors(batch)
+
+    def reset(self) -> None:
+        """Go back to the start, as the wrapped iterator does."""
+        self._iterator.reset()  # type: ignore[attr-defined]
+        self._has_ended = False
+
+    def finalize(self) -> None:
+        """Finalize the wrapped iterator. Tensors already delivered stay valid."""
+        self._has_ended = False
+        super().finalize()
+
+    def close(self) -> None:
+        """Finalize the wrapped iterator; the same as `finalize`."""
+        self.finalize()
+
+    def __copy__(self) -> Self:
+        other = super().__copy__()
+        other._torch, other._has_ended = self._torch, self._has_ended
+        return other
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return as_torch, (self._iterator,)
+
+    def _joined(self, examples: Sequence[Any]) -> Any:
+        """Tensors of a list of examples."""
+        first = examples[0]
+        if isinstance(first, tuple):
+            fields = [self._joined(values) for values in zip(*examples, strict=True)]
+            return _tuple_like(first, fields)
+        if isinstance(first, dict):
+            return {key: self._joined([example[key] for example in examples]) for key in first}
+        if isinstance(first, self._torch.Tensor):
+            return self._torch.stack(tuple(examples))
+        numbers = np.ndarray, np.number, np.bool_, bool, int, float, complex, list
+        if isinstance(first, numbers) or hasattr(first, "__dlpack__"):
+            return self._tensors(concat_examples(list(examples)))
+        return list(examples)
+
+    def _tensors(self, value: Any) -> Any:
+        """A batch, or a part of it, with tensors in the place of arrays."""
+        if isinstance(value, np.ndarray):
+            return self._tensor(value)
+        if isinstance(value, tuple):
+            return _tuple_like(value, [self._tensors(part) for part in value])
+        if isinstance(value, list):
+            return [self._tensors(part) for part in value]
+        if isinstance(value, dict):
+            return {key: self._tensors(part) for key, part in value.items()}
+        if hasattr(value, "__dlpack__") and not isinstance(value, self._torch.Tensor):
+            return self._torch.from_dlpack(value)
+        return value
+
+    def _tensor(self, array: Any) -> Any:
+        dtype = array.dtype
+        if dtype.kind not in "biufc" or isinstance(array, np.ma.MaskedArray):
+            return array
+        if not dtype.isnative:
+            array = array.astype(dtype.newbyteorder("="))
+        elif not array.flags.writeable or any(
+            step < 0 or step % dtype.itemsize for step in array.strides
+        ):
+            array = array.copy()
+        try:
+            return self._torch.from_numpy(array)
+        except TypeError as error:
+            raise TypeError(
+                f"torch {self._torch.__version__} has no dtype for this array of shape "
+                f"{array.shape} and dtype {array.dtype}: let the dataset or the converter give "
+                "another, for example by array.astype(numpy.float32)"
+            ) from error
+
+
+def _tuple_like(value: tuple[Any, ...], parts: list[Any]) -> Any:
+    """A tuple of the same kind, if it is one with names."""
+    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)

@@ -1,0 +1,115 @@
+"""The programs in examples/ run, and print what they promise.
+
+`digits.py` is run by the tests of the demo, `merge_files.py` by one of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fastiter
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+ELSEWHERE = {"digits.py", "merge_files.py"}
+
+# By example: the packages that it needs, and lines that it prints.
+PRINTED = {
+    "resume.py": ((), ["killed by signal 9", "resumed: the same 20 batches, and the same sum"]),
+    "ranks.py": (
+        (),
+        ["epoch 1: 3 ranks, 80 examples each, every example once", "all ranks have the weights"],
+    ),
+    "text_padding.py": (
+        (),
+        [
+            "tokens (3, 8)  lengths [5, 6, 6]  labels [0, 1, 1]",
+            "tokens (3, 8)  lengths [3, 8, 1]  labels [0, 1, 0]",
+            "tokens (1, 8)  lengths [7]  labels [1]",
+        ],
+    ),
+    "images.py": (("PIL",), ["Pillow: 60 of 60 right"]),
+    "chainer_trainer.py": (("chainer",), ["test accuracy after 4 epochs: 0.9"]),
+    "torch_loop.py": (("torch",), ["epoch 3", "test accuracy 1.00"]),
+    "jax_loop.py": (("jax",), ["epoch 5  mean squared error 0.0"]),
+}
+
+
+def environment() -> dict[str, str]:
+    root = str(Path(fastiter.__file__).parent.parent)
+    path = os.pathsep.join([root, *filter(None, sys.path)])
+    return {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+
+
+def skip_without(*packages: str) -> None:
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_the_example_prints_what_it_promises(name, tmp_path):
+    packages, lines = PRINTED[name]
+    skip_without(*packages)
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-W", "error::ResourceWarning", str(EXAMPLES / name)],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    expected = list(lines)
+    if name == "images.py" and importlib.util.find_spec("cv2") is not None:
+        expected.append("OpenCV: 60 of 60 right")
+    assert [line for line in expected if line not in result.stdout] == [], result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+# The kernel is this very interpreter, whatever kernels are installed.
+RUN_NOTEBOOK = """
+import json, sys
+import nbclient, nbformat
+from jupyter_client import AsyncKernelManager
+
+notebook = nbformat.read(sys.argv[1], as_version=4)
+nbformat.validate(notebook)
+manager = AsyncKernelManager(kernel_name="python3")
+manager.kernel_spec.argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+nbclient.NotebookClient(notebook, km=manager, timeout=60).execute()
+outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+assert {output["output_type"] for output in outputs} == {"execute_result"}, outputs
+print(json.dumps([output["data"]["text/plain"] for output in outputs]))
+"""
+
+
+def test_the_notebook_runs(tmp_path):
+    skip_without("nbclient", "nbformat", "ipykernel")
+    result = subprocess.run(  # in a process of its own: the client leaves sockets behind
+        [sys.executable, "-c", RUN_NOTEBOOK, str(EXAMPLES / "notebook.ipynb")],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert result.returncode == 0, result.stderr
+    shown = json.loads(result.stdout)
+    assert len(shown) == 3
+    assert shown[0].startswith("((100, 8, 8), dtype('float32'), array([ 0,  1,  4,  9, 16])")
+    assert shown[1] == "(5, 5.1, array([1., 2., 3.], dtype=float32))"
+    assert shown[2] == "1.0"
+
+
+def test_every_example_is_run_and_listed():
+    names = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")}
+    assert names == {*PRINTED, *ELSEWHERE, "notebook.ipynb"}
+    listed = (EXAMPLES / "README.md").read_text()
+    assert [name for name in names if f"[{name}]({name})" not in listed] == []

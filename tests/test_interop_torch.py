@@ -1,0 +1,595 @@
+"""torch's tensors and datasets: `as_torch`, `from_torch`, and tensors as examples.
+
+Where processes are forked nothing was computed by torch before, so that its threads do not live.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator, concat_examples
+from fastiter.interop import as_torch, from_torch
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+data = torch.utils.data
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+class Arrays:
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> tuple[Any, int]:
+        return np.full((2, 3), i, np.float32), i
+
+
+class Tensors(data.Dataset):
+    """Examples as datasets for torch's DataLoader give them."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> tuple[Any, Any, int]:
+        return torch.full((2, 3), float(i)), torch.tensor(i), i
+
+
+class Views(data.Dataset):
+    """Examples that are small parts of a large tensor."""
+
+    def __init__(self, n: int = 40) -> None:
+        self.data = torch.arange(float(n)).repeat_interleave(6).reshape(n, 2, 3)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.data[i]
+
+
+class Asked(Views):
+    """Notes how it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[int] = []
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        self.calls.append(len(indices))
+        return [self.data[i] for i in indices]
+
+
+def address(tensor_or_array: Any) -> int:
+    if isinstance(tensor_or_array, np.ndarray):
+        return int(tensor_or_array.__array_interface__["data"][0])
+    return int(tensor_or_array.data_ptr())
+
+
+@pytest.fixture
+def processes() -> Any:
+    """Makes MultiprocessIterators, and ends them."""
+    made = []
+
+    def build(dataset: Any, batch_size: int = 4, **arguments: Any) -> MultiprocessIterator:
+        defaults = {"n_processes": 2, "shuffle": False, "context": "fork"}
+        made.append(MultiprocessIterator(dataset, batch_size, **{**defaults, **arguments}))
+        return made[-1]
+
+    yield build
+    for iterator in made:
+        iterator.finalize()
+
+
+# ---- as_torch
+
+
+def test_tensors_are_the_memory_of_the_batch(processes):
+    inner = processes(Arrays(), converter=concat_examples)
+    batches = as_torch(inner)
+    seen = []
+    inner_next = type(inner).__next__
+
+    class Spy:
+        converter = concat_examples
+
+        def __next__(self) -> Any:
+            seen.append(inner_next(inner))
+            return seen[-1]
+
+    for _ in range(8):
+        x, y = next(as_torch(Spy()))
+        assert (x.dtype, y.dtype) == (torch.float32, torch.int64)
+        assert (address(x), address(y)) == tuple(map(address, seen.pop()))
+    assert next(batches)[1].tolist() == [32, 33, 34, 35]
+
+
+def test_a_tensor_keeps_its_memory_for_a_thousand_batches(processes):
+    batches = as_torch(processes(Arrays(), converter=concat_examples))
+    for _ in range(4):
+        next(batches)
+    x, y = next(batches)
+    part = x[1:3, 0]
+    place = address(x)
+    del x
+    for _ in range(1000):
+        other = next(batches)[0]
+        assert address(other) != place
+    del other
+    gc.collect()
+    assert part.tolist() == [[17.0] * 3, [18.0] * 3]
+    assert y.tolist() == [16, 17, 18, 19]
+    batches.finalize()
+    gc.collect()
+    assert part.tolist() == [[17.0] * 3, [18.0] * 3]
+
+
+def test_memory_is_used_again_when_the_last_tensor_has_gone(processes):
+    batches = as_torch(processes(Arrays(), converter=concat_examples))
+    assert len({address(next(batches)[0]) for _ in range(60)}) < 20
+
+
+def test_tensors_can_be_written(processes):
+    for x, _ in as_torch(processes(Arrays(), converter=concat_examples, repeat=False)):
+        x += 1
+        assert float(x[0, 0, 0]) % 4 == 1
+
+
+@pytest.mark.parametrize("kind", ["serial", "threads", "processes"])
+def test_examples_without_a_converter_are_joined(processes, kind):
+    dataset = [
+        {"pair": Pair(np.full(2, i, np.uint8), i), "nested": (float(i), str(i)), "none": None}
+        for i in range(8)
+    ]
+    if kind == "processes":
+        iterator = processes(dataset)
+    elif kind == "threads":
+        iterator = MultithreadIterator(dataset, 4, shuffle=False)
+    else:
+        iterator = SerialIterator(dataset, 4, shuffle=False)
+    next(as_torch(iterator))
+    batch = next(as_torch(iterator))
+    assert type(batch["pair"]) is Pair
+    assert batch["pair"].x.dtype == torch.uint8
+    assert batch["pair"].x.tolist() == [[4, 4], [5, 5], [6, 6], [7, 7]]
+    assert batch["pair"].y.tolist() == [4, 5, 6, 7]
+    assert batch["nested"][0].dtype == torch.float64
+    assert batch["nested"][1] == ["4", "5", "6", "7"]
+    assert batch["none"] == [None] * 4
+    iterator.finalize()
+
+
+def test_columns_of_examples_are_handed_over(processes):
+    inner = processes(Arrays())
+    for _ in range(4):
+        next(inner)
+    batch = next(inner)
+    x, _ = as_torch(iter([batch])).__next__()
+    assert address(x) == address(batch[0][0])
+
+
+def test_tensors_as_examples_are_stacked(processes):
+    batches = as_torch(processes(Tensors()))
+    for k in range(4):
+        x, i, j = next(batches)
+        assert x.shape == (4, 2, 3)
+        assert i.tolist() == j.tolist() == x[:, 0, 0].tolist() == list(range(4 * k, 4 * k + 4))
+
+
+def convert(batch: list[Any], device: Any) -> Any:
+    numbers = np.array(batch)
+    return {
+        "nested": [(numbers, [numbers * 2]), Pair(numbers, "text")],
+        "big-endian": numbers.astype(">i4"),
+        "reversed": numbers[::-1],
+        "strings": numbers.astype(str),
+        "objects": np.array([{}, None, 1]),
+        "times": numbers.astype("M8[s]"),
+        "masked": np.ma.masked_greater(numbers, 1),
+        "scalar": np.float32(2),
+        "empty": np.zeros((0, 3), np.float32),
+        "number": 3,
+        "tensor": torch.ones(2),
+    }
+
+
+def test_results_of_a_converter(processes):
+    dataset = list(range(8))
+    for iterator in (
+        SerialIterator(dataset, 4, shuffle=False, converter=convert),
+        processes(dataset, converter=convert),
+    ):
+        batch = next(as_torch(iterator))
+        (first, (second,)), pair = batch["nested"]
+        assert torch.equal(first, torch.arange(4))
+        assert torch.equal(second, 2 * first)
+        assert type(pair) is Pair
+        assert torch.equal(pair.x, first)
+        assert pair.y == "text"
+        assert batch["big-endian"].dtype == torch.int32
+        assert batch["big-endian"].tolist() == [0, 1, 2, 3]
+        assert batch["reversed"].tolist() == [3, 2, 1, 0]
+        assert batch["strings"].tolist() == ["0", "1", "2", "3"]
+        assert batch["objects"].dtype == object
+        assert batch["times"].dtype == "M8[s]"
+        assert batch["masked"].count() == 2
+        assert (batch["scalar"], batch["number"]) == (2, 3)
+        assert batch["empty"].shape == (0, 3)
+        assert torch.equal(batch["tensor"], torch.ones(2))
+
+
+def test_a_read_only_array_is_copied_without_a_warning():
+    numbers = np.arange(3)
+    numbers.flags.writeable = False
+    iterator = SerialIterator([1], 1, converter=lambda batch, device: numbers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tensor = next(as_torch(iterator))
+    tensor += 1
+    assert numbers.tolist() == [0, 1, 2]
+
+
+def test_numbers_that_torch_lacks_are_named():
+    iterator = SerialIterator([1], 1, converter=lambda batch, device: np.zeros(2, np.longdouble))
+    with pytest.raises(
+        TypeError, match=r"no dtype for .* shape \(2,\) and dtype (longdouble|float128)"
+    ):
+        next(as_torch(iterator))
+
+
+class OfAnotherLibrary:
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack__(self, **arguments: Any) -> Any:
+        return self.array.__dlpack__(**arguments)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+def test_arrays_of_other_libraries_come_by_dlpack():
+    array = np.arange(4)
+    iterator = SerialIterator([1], 1, converter=lambda batch, device: OfAnotherLibrary(array))
+    assert address(next(as_torch(iterator))) == address(array)
+
+
+def test_each_for_is_an_epoch():
+    inner = SerialIterator(Arrays(), 15, repeat=False, shuffle=False, converter=concat_examples)
+    batches = as_torch(inner)
+    assert len(batches) == 3
+    for _ in range(3):
+        assert [len(y) for _, y in batches] == [15, 15, 10]
+        assert batches.epoch == 1
+    assert [len(y) for _, y in zip(range(2), batches, strict=False)] == [2, 2]
+    assert [len(y) for _, y in batches] == [10]  # a loop that was left goes on
+
+
+def test_attributes_snapshots_and_copies_are_those_of_the_iterator():
+    inner = SerialIterator(Arrays(), 4, shuffle=False, converter=concat_examples)
+    batches = as_torch(inner)
+    assert batches.iterator is inner
+    next(batches)
+    state = batches.state_dict()
+    stored: dict[str, Any] = {}
+    batches.serialize(stored.setdefault)
+    other, loaded = copy.copy(batches), pickle.loads(pickle.dumps(batches))
+    following = next(batches)[1].tolist()
+    assert following == next(other)[1].tolist() == next(loaded)[1].tolist() == [4, 5, 6, 7]
+    assert (batches.epoch, batches.current_position, batches.batch_size) == (0, 8, 4)
+    batches.load_state_dict(state)
+    assert next(batches)[1].tolist() == following
+    batches.serialize(stored.get and (lambda key, value: stored[key]))
+    assert next(batches)[1].tolist() == following
+    with batches:
+        batches.reset()
+        assert next(batches)[1].tolist() == [0, 1, 2, 3]
+    with pytest.raises(RuntimeError, match="finalized"):
+        next(batches)
+
+
+# ---- tensors as examples
+
+
+def test_tensors_lie_in_columns(processes):
+    iterator = processes(Tensors())
+    for _ in range(4):
+        next(iterator)
+    batch = next(iterator)
+    places = [address(x) for x, _, _ in batch]
+    assert np.diff(places).tolist() == [24] * 3
+    for row, (x, i, j) in enumerate(batch):
+        assert type(x) is type(i) is torch.Tensor
+        assert (x.dtype, i.dtype, i.ndim, type(j)) == (torch.float32, torch.int64, 0, int)
+        assert x.tolist() == [[16 + row] * 3] * 2
+        assert int(i) == j == 16 + row
+
+
+def test_converted_tensors_are_columns(processes):
+    iterator = processes(Tensors(), converter=concat_examples)
+    for k in range(9):
+        x, i, j = next(iterator)
+        assert (type(x), x.dtype, i.dtype) == (np.ndarray, np.float32, np.int64)
+        assert i.tolist() == j.tolist() == x[:, 1, 2].tolist() == list(range(4 * k, 4 * k + 4))
+
+
+def test_a_part_of_a_large_tensor_travels_alone(processes):
+    dataset = Views(100_000)
+    iterator = processes(dataset, 64)
+    for _ in range(3):
+        batch = next(iterator)
+    assert sum(x.untyped_storage().nbytes() for x in batch) == 64 * 24
+    assert [int(x[0, 0]) for x in batch] == list(range(128, 192))
+
+
+class Varied(data.Dataset):
+    """What is no ordinary tensor of one shape."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        named = torch.tensor([i])
+        named.name_of_mine = "i"
+        return {
+            "ragged": torch.arange(i % 5),
+            "transposed": torch.arange(6).reshape(2, 3).T,
+            "half": torch.full((2,), i, dtype=torch.bfloat16),
+            "gradient": torch.tensor([float(i)], requires_grad=True),
+            "parameter": torch.nn.Parameter(torch.tensor([float(i)])),
+            "expanded": torch.tensor([i]).expand(1000),
+            "conjugated": torch.tensor([1j * i]).conj(),
+            "sparse": torch.eye(2).to_sparse(),
+            "nested": [torch.tensor([i]), {"again": torch.tensor(i)}],
+            "mixed": torch.tensor(i) if i % 2 else i,
+            "named": named,
+        }
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_other_tensors_arrive_as_they_are(processes, context):
+    dataset = Varied()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch has its say about sparse tensors
+        iterator = processes(dataset, context=context, n_processes=1)
+        for number, batch in zip(range(6), iterator, strict=False):
+            for row, found in enumerate(batch):
+                expected = dataset[4 * number + row]
+                assert list(found) == list(expected)
+                for name, tensor in expected.items():
+                    check_same(found[name], tensor)
+                assert found["gradient"].requires_grad
+                assert type(found["parameter"]) is torch.nn.Parameter
+                assert found["named"].name_of_mine == "i"
+
+
+def check_same(found: Any, expected: Any) -> None:
+    assert type(found) is type(expected)
+    if isinstance(expected, torch.Tensor):
+        assert found.dtype == expected.dtype
+        assert found.shape == expected.shape
+        assert torch.equal(found.to_dense(), expected.to_dense())
+    elif isinstance(expected, list):
+        for part, other in zip(found, expected, strict=True):
+            check_same(part, other)
+    elif isinstance(expected, dict):
+        check_same(list(found.values()), list(expected.values()))
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("kind", ["serial", "threads", "processes"])
+def test_ragged_tensors_are_padded(processes, kind):
+    dataset = [(torch.arange(i % 5 + 1), i) for i in range(24)]
+    pad = functools.partial(concat_examples, padding=-1, return_lengths=True)
+    arguments: dict[str, Any] = {"shuffle": False, "converter": pad}
+    makers: dict[str, Callable[..., Any]] = {
+        "serial": SerialIterator,
+        "threads": MultithreadIterator,
+        "processes": processes,
+    }
+    iterator = makers[kind](dataset, 4, **arguments)
+    for number in range(6):
+        tokens, labels, lengths = next(iterator)
+        expected = [i % 5 + 1 for i in range(4 * number, 4 * number + 4)]
+        assert lengths.tolist() == expected
+        assert tokens.shape == (4, max(expected))
+        assert tokens[1].tolist() == [*range(expected[1]), *[-1] * (max(expected) - expected[1])]
+        assert labels.tolist() == list(range(4 * number, 4 * number + 4))
+    iterator.finalize()
+
+
+def test_threads_write_tensors_in_place():
+    with MultithreadIterator(
+        Tensors(), 4, shuffle=False, n_threads=2, converter=concat_examples
+    ) as iterator:
+        for k in range(9):
+            x, i, j = next(iterator)
+            assert (type(x), x.dtype, i.dtype) == (np.ndarray, np.float32, np.int64)
+            assert i.tolist() == j.tolist() == x[:, 1, 2].tolist() == list(range(4 * k, 4 * k + 4))
+
+
+def test_workers_that_are_spawned_share_a_datasets_tensors(processes):
+    dataset = Views(200_000)
+    batch = next(processes(Where(dataset), context="spawn", n_processes=1))
+    # A private mapping of the image, not a copy on the heap.
+    assert [where for _, where in batch] == [True] * 4
+
+
+class Where(data.Dataset):
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, i: int) -> tuple[Any, bool]:
+        place = address(self.dataset.data)
+        with open("/proc/self/maps") as maps:
+            for line in maps:
+                begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+                if begin <= place < end:
+                    return self.dataset[i], "memfd" in line
+        raise LookupError(place)
+
+
+# ---- from_torch
+
+
+@pytest.mark.parametrize("kind", ["serial", "threads", "fork"])
+def test_a_torch_dataset_gives_arrays(processes, kind):
+    dataset = from_torch(Tensors())
+    if kind == "fork":
+        iterator = processes(dataset, context=kind)
+    else:
+        cls = SerialIterator if kind == "serial" else MultithreadIterator
+        iterator = cls(dataset, 4, shuffle=False)
+    for k in range(5):
+        for row, (x, i, j) in enumerate(next(iterator)):
+            assert (type(x), type(i), type(j)) == (np.ndarray, np.int64, int)
+            assert x.tolist() == [[4 * k + row] * 3] * 2
+            assert i == j == 4 * k + row
+    iterator.finalize()
+
+
+def test_examples_share_the_tensors_memory():
+    views = Views()
+    example = from_torch(views)[3]
+    assert address(example) == address(views.data[3])
+    x, y, z = from_torch(data.TensorDataset(views.data, torch.arange(40), torch.ones(40)))[3]
+    assert address(x) == address(views.data[3])
+    assert (type(y), type(z)) == (np.int64, np.float32)
+
+
+def test_nested_examples_keep_their_containers():
+    examples = [Pair({"a": torch.ones(2), "s": "x"}, [torch.tensor(1), (torch.zeros(1), None)])]
+    pair = from_torch(examples)[0]
+    assert type(pair) is Pair
+    assert pair.x["a"].tolist() == [1, 1]
+    assert pair.x["s"] == "x"
+    assert type(pair.y[0]) is np.int64
+    assert type(pair.y[1][0]) is np.ndarray
+    assert pair.y[1][1] is None
+
+
+def test_gradients_and_conjugates_are_resolved():
+    gradient = torch.tensor([2.0], requires_grad=True)
+    conjugate = torch.tensor([1 + 2j]).conj()
+    found = from_torch([(gradient, conjugate)])[0]
+    assert [array.tolist() for array in found] == [[2.0], [1 - 2j]]
+
+
+def test_many_examples_are_fetched_in_one_call():
+    asked = Asked()
+    for dataset in (asked, data.Subset(asked, range(39, -1, -1))):
+        asked.calls.clear()
+        batch = next(SerialIterator(from_torch(dataset), 8, shuffle=False))
+        assert asked.calls == [8]
+        assert all(type(x) is np.ndarray for x in batch)
+    assert [int(x[0, 0]) for x in batch] == list(range(39, 31, -1))
+    for single in (Views(), data.Subset(Views(), [3, 2]), data.ConcatDataset([Views(), asked])):
+        assert not hasattr(from_torch(single), "__getitems__")
+
+
+def test_concatenated_datasets_work(processes):
+    dataset = from_torch(data.ConcatDataset([Views(), Views(20)]))
+    assert len(dataset) == 60
+    iterator = processes(dataset, 30)
+    values = [int(x[0, 0]) for _ in range(2) for x in next(iterator)]
+    assert values == [*range(40), *range(20)]
+
+
+@pytest.mark.parametrize("kind", ["serial", "threads", "fork", "spawn"])
+def test_tensor_datasets_are_columns(processes, kind):
+    whole = data.TensorDataset(Views().data, torch.arange(40))
+    part = data.Subset(data.Subset(whole, range(39, -1, -1)), [0, 2, 4, -1])
+    dataset = from_torch(part)
+    assert [len(column.array) for column in dataset.__fastiter_columns__().columns] == [40, 40]
+    arguments: dict[str, Any] = {"shuffle": False, "converter": concat_examples}
+    if kind in ("fork", "spawn"):
+        iterator = processes(dataset, context=kind, **arguments)
+    else:
+        cls = SerialIterator if kind == "serial" else MultithreadIterator
+        iterator = cls(dataset, 4, **arguments)
+    for _ in range(4):
+        x, y = next(iterator)
+        assert y.tolist() == x[:, 1, 2].tolist() == [39, 37, 35, 0]
+    assert [int(y) for _, y in (dataset[i] for i in range(4))] == [39, 37, 35, 0]
+    iterator.finalize()
+
+
+def test_indices_that_are_none_of_the_dataset_stay_the_datasets_matter():
+    part = data.Subset(data.TensorDataset(torch.arange(4)), [0, 9])
+    dataset = from_torch(part)
+    assert dataset[0] == (0,)
+    with pytest.raises(IndexError):
+        dataset[1]
+
+
+class Stream(data.IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+def test_what_has_no_indices_is_refused():
+    with pytest.raises(TypeError, match=r"Stream is an IterableDataset.*multiprocess_reader"):
+        from_torch(Stream())
+    with pytest.raises(TypeError, match="needs __len__ and __getitem__, but Dataset lacks one"):
+        from_torch(data.Dataset())
+
+
+# ---- torch's threads
+
+
+def test_torchs_threads_and_the_start_of_workers(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import logging, sys, torch
+from fastiter import MultiprocessIterator, concat_examples
+
+
+class Products(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, i):
+        return (torch.ones(300, 300) @ torch.ones(300, 300)).sum(), torch.ones(1 << 17).sum(), i
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(2)
+    torch.ones(1 << 22).sum()  # its pool lives now
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    for context in (None, "fork"):
+        with MultiprocessIterator(
+            Products(), 4, shuffle=False, n_processes=2, converter=concat_examples, context=context
+        ) as iterator:
+            for _ in range(3):
+                product, total, i = next(iterator)
+                assert product.tolist() == [300.0**3] * 4 and total.tolist() == [1 << 17] * 4
+"""
+    )
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", str(program)],
+        env={"PYTHONPATH": ":".join(sys.path), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert result.returncode == 0, result.stderr
+    if sys.version_info < (3, 14):  # whose default is no fork
+        assert "workers are started by a fork server, since" in result.stderr
