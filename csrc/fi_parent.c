@@ -11,6 +11,12 @@
 #define store_release(place, value) atomic_store_explicit(place, value, memory_order_release)
 #define store_relaxed(place, value) atomic_store_explicit(place, value, memory_order_relaxed)
 
+static inline bool swap_release(_Atomic uint64_t *place, uint64_t from, uint64_t to)
+{
+    return atomic_compare_exchange_strong_explicit(place, &from, to, memory_order_release,
+                                                   memory_order_relaxed);
+}
+
 static inline bool swap_relaxed(_Atomic uint64_t *place, uint64_t from, uint64_t to)
 {
     return atomic_compare_exchange_strong_explicit(place, &from, to, memory_order_relaxed,
@@ -196,13 +202,28 @@ static bool held(const fi_ring *ring, uint64_t word, uint64_t q, uint32_t code)
            fi_word_owner(word) < ring->geometry.workers;
 }
 
+/* Words of a draining slot to which nobody will write any more. */
+static bool is_settled_row(uint64_t word, uint64_t q)
+{
+    uint32_t code = fi_word_code(word);
+    return (fi_code_done(code) || code == FI_VOID) && word == fi_word(q, 0, code, 0);
+}
+
+static bool is_settled_state(uint64_t word, uint64_t q)
+{
+    return word == fi_word(q, 0, FI_VOID, 0) ||
+           word == fi_word(q, 0, FI_READY, FI_HAMMING(fi_word_flags(word) & 15));
+}
+
+/* A spoilt word may hide somebody who still writes: the slot drains until fi_parent_mend has put
+ * that word right, when all workers sleep. */
 static bool drained(const fi_ring *ring, uint32_t slot, const fi_private *record)
 {
-    if (held(ring, load_acquire(&ring->slots[slot].state), record->q, FI_FINISHING))
+    if (!is_settled_state(load_acquire(&ring->slots[slot].state), record->q))
         return false;
     for (uint32_t row = 0; row < record->n; row++) {
         /* A5, pairs with W5 done */
-        if (held(ring, load_acquire(fi_row_word(ring, slot, row)), record->q, FI_OWNED))
+        if (!is_settled_row(load_acquire(fi_row_word(ring, slot, row)), record->q))
             return false;
     }
     return true;
@@ -485,7 +506,8 @@ bool fi_parent_stalled(const fi_parent *parent)
     return fi_parent_ready(parent, &ignored, &ignored) != FI_OK;
 }
 
-/* Whether a word is one that its owner will change: he exists, and is awake. */
+/* Whether a word is one that its owner will change: he exists, and is awake. The bell is looked at
+ * after the word, whose acquire (A6, pairs with the swap of W5 and W6) shows that it is down. */
 static bool in_hand(const fi_ring *ring, uint64_t word, uint64_t q, uint32_t code)
 {
     return held(ring, word, q, code) && load_acquire(ring->bells + fi_word_owner(word)) != 1;
@@ -504,14 +526,14 @@ static void mend_slot(fi_parent *parent, uint32_t slot)
         if ((known && word == fi_word(record->q, 0, code, 0)) ||
             in_hand(ring, word, record->q, FI_OWNED))
             continue;
-        swap_relaxed(fi_row_word(ring, slot, row), word,
+        swap_release(fi_row_word(ring, slot, row), word, /* A1, as R2 */
                      fi_word(record->q, 0, filling ? FI_TODO : FI_VOID, 0));
     }
     uint64_t state = load_acquire(&s->state), flags = fi_word_flags(state) & 15;
     if (state == fi_word(record->q, 0, FI_READY, FI_HAMMING(flags)) ||
         in_hand(ring, state, record->q, FI_FINISHING))
         return;
-    swap_relaxed(&s->state, state, fi_word(record->q, 0, filling ? FI_FILLING : FI_VOID, 0));
+    swap_release(&s->state, state, fi_word(record->q, 0, filling ? FI_FILLING : FI_VOID, 0));
 }
 
 void fi_parent_mend(fi_parent *parent)

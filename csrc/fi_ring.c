@@ -4,7 +4,7 @@
  * enter_slot (W1 to W3), claim take_range (W4), rows fi_row_own and fi_row_done (W5), check
  * all_done and the swap in fi_worker_next (W6), READY fi_worker_ready (W6), after_check the end of
  * fi_worker_next (W7), doze sleep_for_work (B1 to B4). model/README.md has the parent's. What
- * changes a step changes the model too.
+ * changes a step changes the model too; what changes an order, model/orders.py.
  */
 #include "fi_ring.h"
 
@@ -26,10 +26,11 @@ static inline uint64_t claim_word(uint64_t q, uint32_t next)
     return (q & UINT32_MAX) << 32 | next;
 }
 
-/* Success acquires what the last release store to the word published; failure learns nothing. */
-static inline bool swap_acquire(_Atomic uint64_t *place, uint64_t from, uint64_t to)
+/* Success acquires what the last release store to the word published, and releases that the bell of
+ * this worker is down (A6, pairs with in_hand); failure learns nothing. */
+static inline bool swap_owned(_Atomic uint64_t *place, uint64_t from, uint64_t to)
 {
-    return atomic_compare_exchange_strong_explicit(place, &from, to, memory_order_acquire,
+    return atomic_compare_exchange_strong_explicit(place, &from, to, memory_order_acq_rel,
                                                    memory_order_relaxed);
 }
 
@@ -344,8 +345,8 @@ enum fi_turn_kind fi_worker_next(fi_worker *worker, fi_turn *turn)
         fi_slot *s = ring->slots + worker->slot;
         fi_fence(1); /* F1 (D1, D4): own DONE before the scan, and before state and pwait */
         if (all_done(ring, worker->slot, (uint32_t)q, turn->n) &&
-            swap_acquire(&s->state, fi_word(q, 0, FI_FILLING, 0),
-                         fi_word(q, worker->number, FI_FINISHING, 0))) {
+            swap_owned(&s->state, fi_word(q, 0, FI_FILLING, 0),
+                       fi_word(q, worker->number, FI_FINISHING, 0))) {
             turn->q = q;
             turn->slot = worker->slot;
             turn->first = turn->count = 0;
@@ -359,9 +360,9 @@ enum fi_turn_kind fi_worker_next(fi_worker *worker, fi_turn *turn)
 bool fi_row_own(const fi_worker *worker, const fi_turn *turn, uint32_t row)
 {
     /* A1, pairs with S3 and R2: index and schema are readable, old bytes may be overwritten. */
-    return swap_acquire(fi_row_word(worker->ring, turn->slot, row),
-                        fi_word(turn->q, 0, FI_TODO, 0),
-                        fi_word(turn->q, worker->number, FI_OWNED, 0));
+    return swap_owned(fi_row_word(worker->ring, turn->slot, row),
+                      fi_word(turn->q, 0, FI_TODO, 0),
+                      fi_word(turn->q, worker->number, FI_OWNED, 0));
 }
 
 void fi_row_done(const fi_worker *worker, const fi_turn *turn, uint32_t row, uint32_t code)

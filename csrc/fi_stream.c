@@ -1,3 +1,12 @@
+/* Streams, both halves.
+ *
+ * model/stream.pml is this file for the model checker. Its actions here: begin is fi_reader_begin
+ * (find_slot free_slot, credit take_credit, B1 to B4 sleep_for_room), open_block fi_reader_open,
+ * write fi_reader_publish, close_block fi_reader_close; find_block and look_at fi_stream_ready,
+ * take_of fi_stream_lend, fi_stream_take and fi_stream_leave, hand_back, collect and grant the
+ * functions of those names. What changes a step changes the model too; what changes an order,
+ * model/orders.py.
+ */
 #include "fi_stream.h"
 
 #include <errno.h>

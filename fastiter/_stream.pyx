@@ -107,10 +107,9 @@ cdef class SampleWriter:
 
     def finish(self):
         """Publishes the end."""
-        if not self.reader.is_open:
-            if not self.reader.has_slot and not fi_reader_find_slot(&self.reader) and (
-                    not self.begin()):
-                return
+        if not self.reader.is_open:  # there was no sample: all slots are free, and need no credit
+            if not self.reader.has_slot and not fi_reader_find_slot(&self.reader):
+                raise OverwrittenError("shared memory was overwritten: no slot is free")
             self.open_block()
         fi_reader_close(&self.reader, True)
 

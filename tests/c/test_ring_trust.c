@@ -71,7 +71,14 @@ static void test_broken_head_drains(void)
     tear_down(&f);
 }
 
-/* An owner that does not exist never gives a row back, and must not hold a slot for ever. */
+static void all_sleep(fixture *f)
+{
+    for (uint32_t w = 0; w < WORKERS; w++)
+        work_all(f, w);
+}
+
+/* An owner that does not exist never gives a row back, and must not hold a slot for ever: only
+ * until all sleep, for the word may be that of somebody who exists. */
 static void test_owner_nobody(void)
 {
     fixture f;
@@ -84,11 +91,20 @@ static void test_owner_nobody(void)
     CHECK(fi_parent_stalled(&f.parent));
     fi_parent_reset(&f.parent);
     fi_parent_collect(&f.parent);
+    CHECK_EQ(f.parent.draining, 1);
+    CHECK(fi_parent_stalled(&f.parent));
+    fi_parent_mend(&f.parent);
+    fi_parent_collect(&f.parent);
     CHECK_EQ(f.parent.free_count, SLOTS);
     q = schedule(&f, 1);
     slot = slot_of(&f, q);
     atomic_store(&f.ring.slots[slot].state, fi_word(q, UINT16_MAX, FI_FINISHING, 0));
     fi_parent_reset(&f.parent);
+    fi_parent_collect(&f.parent);
+    CHECK_EQ(f.parent.draining, 1);
+    all_sleep(&f);
+    CHECK(fi_parent_stalled(&f.parent));
+    fi_parent_mend(&f.parent);
     fi_parent_collect(&f.parent);
     CHECK_EQ(f.parent.free_count, SLOTS);
     tear_down(&f);
@@ -121,12 +137,6 @@ static void test_stalled_and_repaired(void)
     for (uint32_t row = 0; row < 2; row++)
         CHECK(row_word(&f, slot_of(&f, q), row) == fi_word(q, 0, FI_OWNED, 0));
     tear_down(&f);
-}
-
-static void all_sleep(fixture *f)
-{
-    for (uint32_t w = 0; w < WORKERS; w++)
-        work_all(f, w);
 }
 
 /* Words that nobody would ever put right: what is mended comes out whole. */
@@ -169,6 +179,41 @@ static void test_mended(void)
     fi_parent_collect(&f.parent);
     CHECK_EQ(f.parent.free_count, SLOTS);
     tear_down(&f);
+}
+
+/* A slot is not used again while a spoilt word may hide who writes there. */
+static void test_spoilt_words_keep_their_slot(void)
+{
+    fixture f;
+    fi_worker late;
+    fi_turn turn;
+    for (uint32_t spoilt = 0; spoilt < 3; spoilt++) {
+        set_up(&f, 0);
+        uint64_t q = schedule(&f, 1);
+        uint32_t slot = slot_of(&f, q);
+        fi_worker_init(&late, &f.ring, 1, -1);
+        CHECK_EQ(fi_worker_next(&late, &turn), FI_TURN_ROWS);
+        CHECK(fi_row_own(&late, &turn, 0));
+        if (spoilt == 2) {
+            fi_row_done(&late, &turn, 0, FI_ROW_OK);
+            CHECK_EQ(fi_worker_next(&late, &turn), FI_TURN_FINISH);
+        }
+        fi_parent_reset(&f.parent);
+        switch (spoilt) {
+        case 0: atomic_store(fi_row_word(&f.ring, slot, 0), UINT64_MAX); break;
+        case 1: atomic_store(fi_row_word(&f.ring, slot, 0), fi_word(q, WORKERS, FI_OWNED, 0)); break;
+        default: atomic_store(&f.ring.slots[slot].state, 0);
+        }
+        fi_parent_collect(&f.parent);
+        CHECK_EQ(f.parent.draining, 1);
+        if (spoilt == 2)
+            fi_worker_ready(&late, &turn, 0);
+        else
+            fi_row_done(&late, &turn, 0, FI_ROW_OK); /* the late writer ends */
+        fi_parent_collect(&f.parent);
+        CHECK_EQ(f.parent.draining, 0);
+        tear_down(&f);
+    }
 }
 
 /* No flipped bit, nor two, turns a word of the protocol into another one. */
@@ -294,6 +339,7 @@ int main(void)
     test_owner_nobody();
     test_stalled_and_repaired();
     test_mended();
+    test_spoilt_words_keep_their_slot();
     test_codes();
     test_task_is_checked();
     test_spoilt_stop();
