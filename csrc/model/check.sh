@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Checks the model of the ring with Spin: every configuration must pass, and every deliberate
-# mistake must be found. check.sh [quick|full] [NAME...]: quick takes about half a minute,
-# full half an hour and 8 GB. Needs spin and a C compiler.
+# Checks the models of the ring and of streams with Spin: every configuration must pass, and every
+# deliberate mistake must be found. check.sh [quick|full] [NAME...]: quick takes about half a
+# minute, full an hour and 8 GB. Needs spin and a C compiler. WRAP is put before each search.
 set -euo pipefail
-model=$(cd "$(dirname "$0")" && pwd)/ring.pml
+here=$(cd "$(dirname "$0")" && pwd)
+model=$here/ring.pml
 effort=${1:-quick}
 shift || true
 work=$(mktemp -d)
@@ -16,7 +17,7 @@ explore() {
     cd "$work/$1"
     spin $2 -a "$model" >spin.out
     gcc -O1 -w -DVECTORSZ=2048 $3 -o pan pan.c
-    ./pan -m4000000 -w26 $4 >out
+    ${WRAP:-} ./pan -m4000000 -w26 $4 >out
     cd "$work"
 }
 
@@ -75,6 +76,11 @@ holds full three-workers "-DBATCHES=1 -DW=3 -DB=2 -DLEASES=0"
 holds full ends "-DBATCHES=1 -DLEASES=0" "$live" "$fair"
 holds full ends-death "-DBATCHES=1 -DB=1 -DDEATHS=1 -DREPLACED=1 -DLEASES=0" "$live" "$fair"
 
+# One word overwritten at any moment: right data or an error, and no deadlock.
+holds full spoilt-row "-DBATCHES=1 -DB=1 -DSPOILS=1 -DSILENCES=0 -DLEASES=0"
+holds full spoilt-hint "-DBATCHES=1 -DB=1 -DSPOILS=1 -DSILENCES=0 -DLEASES=0 -DHINTS"
+holds full spoilt-reset "-DBATCHES=1 -DB=1 -DSPOILS=1 -DRESETS=1 -DSILENCES=0 -DLEASES=0"
+
 # What must not be brought back: the checker finds each.
 is_found quick NO_REDO "-DBATCHES=1 -DDEATHS=1 -DLEASES=0"
 is_found full NO_SWEEP "-DBATCHES=1 -DDEATHS=1 -DLEASES=0"
@@ -89,5 +95,25 @@ is_found quick FREE_AT_RESET "-DBATCHES=1 -DRESETS=1 -DLEASES=0"
 is_found full NO_VOID_STATE "-DBATCHES=1 -DRESETS=1 -DLEASES=0"
 is_found full ROW_WITHOUT_SEQUENCE "-DBATCHES=1 -DRESETS=1 -DLEASES=0"
 is_found full NO_DRAIN_RING "-DBATCHES=1 -DRESETS=1 -DS=1 -DAHEAD=0 -DLEASES=0"
+is_found full SPOILT_IS_DRAINED "-DBATCHES=1 -DB=1 -DSPOILS=1 -DRESETS=1 -DSILENCES=0 -DLEASES=0"
+
+model=$here/stream.pml
+holds quick stream-one "-DSAMPLES=1 -DOTHERS=0 -DB=1 -DCREDIT=1"
+holds full stream-two-rows "-DSAMPLES=3 -DOTHERS=1 -DB=2 -DCREDIT=2"
+holds full stream-lends "-DSAMPLES=3 -DOTHERS=0 -DB=1 -DCREDIT=2 -DE=3 -DSHARES" "-DSAFETY -DNOCLAIM -DHC4"
+holds full stream-death "-DSAMPLES=1 -DOTHERS=0 -DB=1 -DCREDIT=1 -DDEATHS=1"
+holds full stream-death-of-two "-DSAMPLES=1 -DOTHERS=1 -DB=1 -DCREDIT=1 -DDEATHS=1"
+holds full stream-ends "-DSAMPLES=1 -DOTHERS=0 -DB=1 -DCREDIT=1" "$live" "$fair"
+holds full stream-ends-death "-DSAMPLES=1 -DOTHERS=0 -DB=1 -DCREDIT=1 -DDEATHS=2" "$live" "$fair"
+
+small="-DSAMPLES=2 -DOTHERS=1 -DB=1 -DCREDIT=1"
+is_found quick RECHECK_WITHOUT_CREDIT "$small"
+is_found full RECHECK_BEFORE_BELL "$small"
+is_found full LOOK_BEFORE_PWAIT "$small"
+is_found full RING_BEFORE_CREDIT "$small"
+is_found full RING_BEFORE_FILLED "$small"
+is_found full PUBLISH_FIRST "$small"
+is_found full PHASE_LATE "$small"
+is_found full LENT_IS_FREE "-DSAMPLES=3 -DOTHERS=0 -DB=1 -DCREDIT=2 -DE=3"
 
 exit $failed

@@ -33,11 +33,17 @@
 #ifndef LEASES
 #define LEASES 1                /* slots that the consumer may hold; what exceeds it is copied */
 #endif
+#ifdef SPOILS                   /* so many words are overwritten, by a pointer that went astray */
+#ifndef SILENCES
+#define SILENCES 1              /* times that the parent's timer ends though workers are busy */
+#endif
+#define MOST_MENDS 2            /* for one batch */
+#endif
 
 #define ANY 255                 /* pwait: the parent sleeps for any event */
 #define NOBODY 15
 
-mtype = { TODO, OWNED, DONE, VOID, FILLING, FINISHING, READY };
+mtype = { TODO, OWNED, DONE, VOID, FILLING, FINISHING, READY, JUNK };
 mtype:phase = { FREE, FILL, DRAIN, LEASED };
 
 /* ---- shared segment: one struct field per atomic word's part; q 0 is no sequence ---- */
@@ -57,6 +63,16 @@ Word row[S * B];
 /* What lies in a slot: a row is copied in two steps, so that a torn copy would show. */
 byte front[S * B], back[S * B];
 byte padded[S];
+
+/* The parent keeps head and tail for itself; what workers see of them may be spoilt. */
+#ifdef SPOILS
+byte board_head = 1, board_tail = 1;
+#define show_board() board_head = head; board_tail = tail
+#else
+#define board_head head
+#define board_tail tail
+#define show_board() skip
+#endif
 
 /* ---- kernel objects ---- */
 
@@ -157,11 +173,11 @@ turn:   atomic {            /* W1 to W3: one look at the board */
             :: else
             fi;
             if
-            :: current < head -> current = head
+            :: current < board_head -> current = board_head
             :: else
             fi;
             if
-            :: current >= tail -> goto doze
+            :: current >= board_tail -> goto doze
             :: else -> s = map[NQ(current)]
             fi
         }
@@ -234,7 +250,11 @@ check:  r = n;              /* W6, after F1 */
         d_step {
             r = 0;
             do              /* I3 */
+#ifndef SPOILS
             :: r < n -> assert(row_is(s, r, q, DONE)); r++
+#else
+            :: r < n -> r++
+#endif
             :: else -> break
             od;
             r = 0;
@@ -255,7 +275,7 @@ next_slot:atomic { current++; s = 0; q = 0; n = 0; next = 0; stop_at = 0; r = 0 
 doze:
 #ifdef MISTAKE_RECHECK_BEFORE_BELL
         if
-        :: redo != seen || tail > current || stop -> goto turn
+        :: redo != seen || board_tail > current || stop -> goto turn
         :: else
         fi;
         bell[w] = true;
@@ -263,9 +283,9 @@ doze:
         bell[w] = true;     /* B1 */
         if                  /* B3, after F3 */
 #ifndef MISTAKE_RECHECK_WITHOUT_REDO
-        :: redo != seen || tail > current || stop ->
+        :: redo != seen || board_tail > current || stop ->
 #else
-        :: tail > current || stop ->
+        :: board_tail > current || stop ->
 #endif
 #ifdef PIPES
             atomic {
@@ -340,9 +360,72 @@ end:
     od
 }
 
+#ifdef SPOILS
+/* Overwrites a word, at any moment, by what the protocol does not write there: one of those that
+ * are the truth, of which a flipped bit may leave the owner's valid, or (HINTS) a hint, which may
+ * then hold anything. */
+proctype Spoiler()
+{
+    byte n_spoils, s, r;
+end:
+    do
+    :: atomic {
+        !finished && n_spoils < SPOILS ->
+        n_spoils++;
+        s = 0;
+        do
+        :: s < S - 1 -> s++
+        :: break
+        od;
+        r = s * B;
+        do
+        :: r < s * B + B - 1 -> r++
+        :: break
+        od;
+        if
+#ifndef HINTS
+        :: set_word(row[r], 0, NOBODY, JUNK)
+        :: set_word(state[s], 0, NOBODY, JUNK)
+#if DEATHS == 0
+        :: row[r].code == OWNED -> row[r].owner = (row[r].owner + 1) % W
+        :: state[s].code == FINISHING -> state[s].owner = (state[s].owner + 1) % W
+#endif
+#else
+        :: claim_q[s] = 0
+        :: claim_next[s] = B
+        :: claim_next[s] = 0
+#if B > 1
+        :: rows_of[s] = 1
+#endif
+        :: map[s] = (map[s] + 1) % S
+        :: bell[0] = !bell[0]
+        :: pwait = 0
+        :: pwait = ANY
+        :: board_head = board_tail
+        :: board_tail = board_head
+        :: board_tail++
+        :: redo = redo + 2
+#endif
+        fi;
+        s = 0; r = 0
+    }
+    :: atomic { finished || n_spoils == SPOILS -> break }
+    od
+}
+#endif
+
 /* ---- parent ---- */
 
 inline make_free(s) { phase[s] = FREE; free_stack[n_free] = s; n_free++ }
+
+/* A spoilt word may hide an owner: the slot drains until the word has been mended. */
+#ifndef MISTAKE_SPOILT_IS_DRAINED
+#define row_drained (row_is(s, r, q_of[s], DONE) || row_is(s, r, q_of[s], VOID))
+#define state_drained (state_is(s, q_of[s], VOID) || state_is(s, q_of[s], READY))
+#else
+#define row_drained !row_is(s, r, q_of[s], OWNED)
+#define state_drained !state_is(s, q_of[s], FINISHING)
+#endif
 
 inline collect()                /* fi_parent_collect: one step */
 {
@@ -359,12 +442,11 @@ inline collect()                /* fi_parent_collect: one step */
             :: phase[s] == DRAIN ->
                 r = 0;
                 do
-                :: r < n_of[s] && row_is(s, r, q_of[s], OWNED) -> break
-                :: r < n_of[s] && !row_is(s, r, q_of[s], OWNED) -> r++
+                :: r < n_of[s] && row_drained -> r++
                 :: else -> break
                 od;
                 if
-                :: r == n_of[s] && !state_is(s, q_of[s], FINISHING) ->
+                :: r == n_of[s] && state_drained ->
                     n_draining--; make_free(s)
                 :: else
                 fi
@@ -406,7 +488,7 @@ inline schedule()               /* fi_parent_schedule */
 #ifdef MISTAKE_RING_BEFORE_TAIL
     ring_workers(W);
 #endif
-    d_step { map[NQ(tail)] = s; tail++; s = 0; planned++; offered = offered + B } /* S6, S7 */
+    d_step { map[NQ(tail)] = s; tail++; show_board(); s = 0; planned++; offered = offered + B } /* S6, S7 */
 }
 
 inline top_up()
@@ -422,6 +504,37 @@ inline top_up()
     fi;
 #endif
     offered = 0
+}
+
+#define head_ready (head != tail && state_is(slot_of[NQ(head)], head, READY))
+
+#ifdef SPOILS
+#define CURE(s) rows_of[s] = n_of[s]; map[NQ(q_of[s])] = s
+#else
+#define CURE(s) skip
+#endif
+
+/* R3 and R4: every hint back to the start. */
+inline rewind()
+{
+#ifndef MISTAKE_NO_REWIND
+    s = 0;
+    do                                                                 /* R3 */
+    :: s < S ->
+        d_step {
+            if
+            :: phase[s] == FILL -> claim_q[s] = q_of[s]; claim_next[s] = 0; CURE(s)
+            :: else
+            fi;
+            s++
+        }
+    :: else -> break
+    od;
+    s = 0;
+#endif
+#ifndef MISTAKE_NO_REDO
+    d_step { show_board(); redo++ }                                    /* R4 */
+#endif
 }
 
 inline recover(w)
@@ -458,23 +571,7 @@ inline recover(w)
     :: else -> break
     od;
     s = 0;
-#ifndef MISTAKE_NO_REWIND
-    do                                                                 /* R3 */
-    :: s < S ->
-        d_step {
-            if
-            :: phase[s] == FILL -> claim_q[s] = q_of[s]; claim_next[s] = 0
-            :: else
-            fi;
-            s++
-        }
-    :: else -> break
-    od;
-    s = 0;
-#endif
-#ifndef MISTAKE_NO_REDO
-    redo++;                                                            /* R4 */
-#endif
+    rewind();
     d_step { bell[w] = false; pipe_bytes[w] = 0 }                            /* R5 */
     atomic {
         if
@@ -485,43 +582,144 @@ inline recover(w)
     ring_workers(W)                                                    /* R6 */
 }
 
+inline start_drain()            /* of slot s */
+{
+#ifndef MISTAKE_NO_VOID_STATE
+    atomic {                                                           /* X1 */
+        if
+        :: state_is(s, q_of[s], FILLING) -> set_word(state[s], q_of[s], NOBODY, VOID)
+        :: else
+        fi
+    }
+#endif
+    r = 0;
+    do                                                                 /* X2 */
+    :: r < n_of[s] ->
+        atomic {
+            if
+            :: row_is(s, r, q_of[s], TODO) -> set_word(row[AT(s, r)], q_of[s], NOBODY, VOID)
+            :: else
+            fi;
+            r++
+        }
+    :: else -> break
+    od;
+    r = 0;
+    d_step { claim_q[s] = q_of[s]; claim_next[s] = n_of[s] }           /* X3 */
+#ifndef MISTAKE_FREE_AT_RESET
+    d_step { phase[s] = DRAIN; n_draining++ }                          /* X4 */
+#else
+    d_step { make_free(s) }
+#endif
+}
+
 inline reset()                  /* fi_parent_reset */
 {
     s = 0;
     do
-    :: s < S && phase[s] == FILL ->
-#ifndef MISTAKE_NO_VOID_STATE
-        atomic {                                                       /* X1 */
-            if
-            :: state_is(s, q_of[s], FILLING) -> set_word(state[s], q_of[s], NOBODY, VOID)
-            :: else
-            fi
-        }
-#endif
-        r = 0;
-        do                                                             /* X2 */
-        :: r < n_of[s] ->
-            atomic {
-                if
-                :: row_is(s, r, q_of[s], TODO) -> set_word(row[AT(s, r)], q_of[s], NOBODY, VOID)
-                :: else
-                fi;
-                r++
-            }
-        :: else -> break
-        od;
-        r = 0;
-        d_step { claim_q[s] = q_of[s]; claim_next[s] = n_of[s] }       /* X3 */
-#ifndef MISTAKE_FREE_AT_RESET
-        d_step { phase[s] = DRAIN; n_draining++; s++ }                 /* X4 */
-#else
-        d_step { make_free(s); s++ }
-#endif
+    :: s < S && phase[s] == FILL -> start_drain(); s++
     :: s < S && phase[s] != FILL -> s++
     :: else -> break
     od;
     s = 0;
-    d_step { head = tail; planned = 0; offered = 0; taken = 0 }
+    d_step { head = tail; show_board(); planned = 0; offered = 0; taken = 0 }
+}
+
+#ifdef SPOILS
+#define in_hand(u) (!bell[u])
+
+/* The swap of a word that was read before: it fails if somebody has changed it since. */
+inline mend_word(word, C)
+{
+    atomic {
+        if
+        :: word.q == seen_q && word.owner == seen_owner && word.code == seen_code ->
+            set_word(word, q_of[s], NOBODY, C)
+        :: else
+        fi
+    }
+}
+
+inline mend_slot()              /* of slot s */
+{
+    r = 0;
+    do
+    :: r < n_of[s] ->
+        d_step {
+            seen_q = row[AT(s, r)].q; seen_owner = row[AT(s, r)].owner;
+            seen_code = row[AT(s, r)].code
+        }
+        if
+        :: seen_q == q_of[s] && seen_owner == NOBODY &&
+           (seen_code == DONE || seen_code == (phase[s] == FILL -> TODO : VOID))
+#ifndef MISTAKE_MEND_OWNED
+        :: seen_q == q_of[s] && seen_owner != NOBODY && seen_code == OWNED &&
+           in_hand(seen_owner)
+#endif
+        :: else -> mend_word(row[AT(s, r)], (phase[s] == FILL -> TODO : VOID))
+        fi;
+        r++
+    :: else -> break
+    od;
+    r = 0;
+    d_step { seen_q = state[s].q; seen_owner = state[s].owner; seen_code = state[s].code }
+    if
+    :: seen_q == q_of[s] && seen_owner == NOBODY && seen_code == READY
+    :: seen_q == q_of[s] && seen_owner != NOBODY && seen_code == FINISHING && in_hand(seen_owner)
+    :: else -> mend_word(state[s], (phase[s] == FILL -> FILLING : VOID))
+    fi;
+    d_step { seen_q = 0; seen_owner = 0; seen_code = 0 }
+}
+
+/* Pool._look_at_hints, once nothing was heard for a while: fi_parent_repair, or, if that has not
+ * helped, fi_parent_mend. */
+inline look_at_hints()
+{
+    is_stalled = repaired && (head != tail || n_draining > 0);
+    u = 0;
+    do                          /* fi_parent_stalled: one bell after the other */
+    :: u < W && is_stalled -> is_stalled = bell[u]; u++
+    :: else -> break
+    od;
+    u = 0;
+    if
+    :: is_stalled && !head_ready ->
+        n_mends++;
+        assert(n_mends <= MOST_MENDS);
+        s = 0;
+        do
+        :: s < S && (phase[s] == FILL || phase[s] == DRAIN) -> mend_slot(); s++
+        :: s < S && phase[s] != FILL && phase[s] != DRAIN -> s++
+        :: else -> break
+        od;
+        s = 0
+    :: else -> repaired = true
+    fi;
+    is_stalled = false;
+    rewind();                   /* fi_parent_repair */
+    u = 0;
+    do                          /* fi_bell_force, after F4 */
+    :: u < W -> bell[u] = false; u++
+    :: else -> break
+    od;
+    u = 0
+}
+#endif
+
+/* fi_parent_check */
+#define row_good (row_is(s, r, head, DONE) && row[AT(s, r)].owner == NOBODY)
+
+inline check()
+{
+    d_step {
+        r = 0;
+        do
+        :: r < n_of[s] && row_good -> r++
+        :: else -> break
+        od;
+        is_broken = r < n_of[s] || rows_of[s] != n_of[s];
+        r = 0
+    }
 }
 
 inline take()                   /* T5, of slot s */
@@ -530,7 +728,6 @@ inline take()                   /* T5, of slot s */
         r = 0;
         do
         :: r < n_of[s] ->
-            assert(row_is(s, r, head, DONE));
             assert(front[AT(s, r)] == head && back[AT(s, r)] == head); /* I6 */
             r++
         :: else -> break
@@ -539,7 +736,7 @@ inline take()                   /* T5, of slot s */
         assert(phase[s] == FILL && q_of[s] == head && padded[s] == head)
     }
     atomic {
-        head++; taken++;
+        head++; show_board(); taken++;
         if
         :: n_leased < LEASES -> phase[s] = LEASED; n_leased++
         :: make_free(s)                                                /* L5: copied */
@@ -548,7 +745,18 @@ inline take()                   /* T5, of slot s */
     }
 }
 
-#define head_ready (head != tail && state_is(slot_of[NQ(head)], head, READY))
+/* fi_parent_drop: an error takes the place of the batch. */
+inline drop()
+{
+#ifdef SPOILS
+    start_drain();
+    set_word(state[s], q_of[s], NOBODY, VOID);
+    d_step { head++; show_board(); taken++; s = 0 }
+#else
+    assert(false)
+#endif
+}
+
 #define is_dead(u) (killed[u] && !alive[u] && !recovered[u])    /* its pidfd is readable */
 #define a_death (is_dead(0) || is_dead(1) || is_dead(W - 1))
 
@@ -602,6 +810,15 @@ end:
 active proctype Parent()
 {
     byte s, r, u, v, rung, planned, taken, offered, n_resets;
+    bool is_broken;
+#ifdef SPOILS
+    byte n_silences, n_mends, seen_q, seen_owner;
+    mtype seen_code;
+    bool is_silent, is_stalled, repaired;
+#define FORGET repaired = false; n_mends = 0
+#else
+#define FORGET skip
+#endif
 
     atomic {
         s = S;
@@ -620,6 +837,9 @@ active proctype Parent()
         od;
         u = 0;
         run Killer();
+#ifdef SPOILS
+        run Spoiler();
+#endif
         run Consumer()
     }
     do
@@ -627,7 +847,14 @@ active proctype Parent()
         collect();
         top_up();
 look:   if
-        :: head_ready -> s = slot_of[NQ(head)]; take()                 /* T1, T5 */
+        :: head_ready ->                                               /* T1, T5 */
+            s = slot_of[NQ(head)];
+            check();
+            if
+            :: !is_broken -> take()
+            :: is_broken -> is_broken = false; drop()
+            fi;
+            FORGET
         :: else ->
 #ifdef MISTAKE_LOOK_BEFORE_PWAIT
             skip;
@@ -652,10 +879,20 @@ look:   if
             :: event
             :: a_death
             :: n_resets < RESETS                                       /* interrupted: Ctrl-C */
+#ifdef SPOILS
+            :: timeout -> is_silent = true                             /* nobody moves any more */
+            :: n_silences < SILENCES -> n_silences++; is_silent = true /* or somebody is slow */
+#endif
             fi;
             pwait = 0;
             event = false;
-            recover_dead()
+            recover_dead();
+#ifdef SPOILS
+            if
+            :: is_silent && !head_ready -> is_silent = false; look_at_hints()
+            :: else -> is_silent = false
+            fi
+#endif
         fi;
 again:  skip
     :: n_resets < RESETS -> n_resets++; reset()
@@ -666,7 +903,12 @@ again:  skip
     u = 0;
     do
     :: u < W ->
-        gone[u] || (killed[u] && !alive[u]);
+        if
+        :: gone[u] || (killed[u] && !alive[u])
+#ifdef SPOILS
+        :: timeout -> killed[u] = true          /* finalize() kills who does not leave */
+#endif
+        fi;
         u++
     :: else -> break
     od;
