@@ -144,13 +144,14 @@ class Unloadable(Blocks):
 
 
 class SlowToLoad(Blocks):
-    """Loads once a file is there."""
+    """Loads once the file `gate` is there; makes another, `gate.loading`, when it begins."""
 
     def __init__(self, size: int, gate: Path):
         super().__init__(size)
         self.gate = gate
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        Path(f"{state['gate']}.loading").touch()
         while not state["gate"].exists():
             time.sleep(0.005)
         self.__dict__.update(state)

@@ -70,7 +70,22 @@ def mapped_arenas(pid: int | str = "self") -> int:
 
 def orphaned_names() -> set[str]:
     """Names in /dev/shm that no living process maps: what somebody left behind. Other programs, and
-    tests that run beside this one, come and go there with names of their own."""
+    tests that run beside this one, come and go there with names of their own, and have not mapped
+    in the first moment what they will: only what stays for a while counts."""
+    found = _unmapped_names()
+    for _ in range(50):
+        if found <= _stale_names:
+            break
+        time.sleep(0.02)
+        found &= _unmapped_names()
+    _stale_names.update(found)
+    return found
+
+
+_stale_names: set[str] = set()  #: that stayed
+
+
+def _unmapped_names() -> set[str]:
     before, mapped = set(os.listdir("/dev/shm")), set()
     for process in os.listdir("/proc"):
         if process.isdigit():
