@@ -71,11 +71,11 @@ FI_TARGET static inline void fi_draw16(fi_vector *vector, fi_unit *unit, uint32_
     const __m256i even = _mm256_sub_epi64(first, _mm256_setr_epi64x(0, 2, 4, 6));
     const __m256i odd = _mm256_sub_epi64(first, _mm256_setr_epi64x(1, 3, 5, 7));
     const __m256i eight = _mm256_set1_epi64x(8);
-    const bool near = draw8(words[0], even, odd, bounds, draws) |
-                      draw8(words[1], _mm256_sub_epi64(even, eight), _mm256_sub_epi64(odd, eight),
-                            bounds, draws + 8);
+    const bool near_first = draw8(words[0], even, odd, bounds, draws);
+    const bool near_last = draw8(words[1], _mm256_sub_epi64(even, eight),
+                                 _mm256_sub_epi64(odd, eight), bounds, draws + 8);
 
-    if (__builtin_expect(near, 0)) {
+    if (__builtin_expect(near_first || near_last, 0)) {
         _Alignas(FI_CACHE_LINE) uint64_t stored[FI_LANES];
         _mm256_store_si256((__m256i *)stored, words[0]);
         _mm256_store_si256((__m256i *)(stored + 4), words[1]);

@@ -94,7 +94,11 @@ AVX2 bool fi_virtual_step_avx2(const fi_virtual *order, uint64_t start, int64_t 
 
 /* -- AVX-512: 16 indices in a vector, 8 vectors at a time ---------------------------------------- */
 
+#ifdef __clang__ /* which knows no such word, and would ignore the attribute as a whole */
+#define AVX512 __attribute__((target("avx512f")))
+#else
 #define AVX512 __attribute__((target("avx512f,prefer-vector-width=512")))
+#endif
 
 AVX512 static inline __m512i hashed16(__m512i half, __m512i key)
 {

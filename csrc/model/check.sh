@@ -34,7 +34,7 @@ holds() { # EFFORT NAME "MODEL DEFINES" ["PAN DEFINES"] ["PAN OPTIONS"]
     [ "$1" = quick ] || [ "$effort" = full ] || return 0
     [ ${#only[@]} = 0 ] || [[ " ${only[*]} " == *" $2 "* ]] || return 0
     explore "$2" "$3" "${4:--DSAFETY -DNOCLAIM -DCOLLAPSE}" "${5:-}"
-    if grep -q 'errors: 0' "$work/$2/out" && ! grep -q 'max search depth too small' "$work/$2/out"; then
+    if grep -q 'errors: 0' "$work/$2/out" && ! grep -qE 'depth too small|not completed' "$work/$2/out"; then
         report "$2" passes
     else
         report "$2" FAILS && failed=1
