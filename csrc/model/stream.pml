@@ -263,17 +263,12 @@ write:  if
         d_step { published[w] = sample }
 #else
         back[AT(slot, rows)] = sample + 1;
-#ifdef MISTAKE_RING_BEFORE_FILLED
-        ring_parent();
-#endif
         atomic {
             rows++; own--; sample++; published[w] = sample;
             filled[slot].rows = rows                                   /* G3 */
         }
 #endif
-#ifndef MISTAKE_RING_BEFORE_FILLED
         ring_parent();
-#endif
         goto next;
 leave:
         gone[w] = true
