@@ -37,7 +37,7 @@ for variant in "${@:-none}"; do
     # shellcheck disable=SC2206
     runner=(timeout "${TEST_SECONDS:-300}" ${RUNNER:-})
     if [ "$variant" = coverage ]; then
-        sanitize=(--coverage -O0)
+        sanitize=(--coverage -O0 -D_GNU_SOURCE= -include tests/c/coverage.h)
     elif [ "$variant" != none ]; then
         sanitize=("-fsanitize=$variant" -fno-sanitize-recover=all)
     fi
