@@ -90,6 +90,7 @@ class Pool(Feed):
         self.restarts = 0  # of workers that died
         self.replacements = 0  # planned ones
         self._at_start: dict[int, Report] = {}  # what workers had done when the first batch came
+        self._joined: dict[int, float] = {}  # when workers joined that were not there at first
         self._timeout = dataset_timeout
         self._planned_exits = maxtasksperchild is not None
         self._finisher = finisher
@@ -379,6 +380,9 @@ class Pool(Feed):
         what they have in hand; nobody waits for them."""
         for member in self._crew.dead():  # who has left before, maybe
             self._recover(member)
+        for number in range(self._crew.wanted, count):
+            if not self._ring.report(number)["ready"]:  # nobody has had that number yet
+                self._joined[number] = _ring.now()
         self._crew.wanted = count
         for surplus in self._crew.members[count:]:
             if surplus is not None:
@@ -431,7 +435,8 @@ class Pool(Feed):
             report, before = ring.report(number), self._at_start.get(number)
             if number >= self._crew.wanted and not report["rows"]:
                 continue  # there was never one
-            workers.append(worker_stats(number, pid, report, before, seconds, now))
+            lived = min(seconds, now - self._joined[number]) if number in self._joined else seconds
+            workers.append(worker_stats(number, pid, report, before, lived, now))
         return LoaderStats(
             workers_are="processes",
             n_workers=self._crew.wanted,

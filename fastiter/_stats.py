@@ -33,7 +33,8 @@ class WorkerStats:
         Examples that fitted no column and were pickled, the first ones included, which came before
         columns were known.
     seconds : float
-        Length of the time that all this is about, after the start; shares refer to it.
+        Length of the time that all this is about, after the start, or since the worker was added;
+        shares refer to it.
     busy_seconds : float
         Time with examples, or the finish of a batch, in hand.
     fetch_seconds, write_seconds : float

@@ -44,6 +44,11 @@ def until(iterator, condition):
         next(iterator)
 
 
+def by_hand(iterator):
+    """The test itself changes the settings from here on."""
+    iterator._tuner._due = 1 << 62
+
+
 def options(seed=3):
     return {"order_sampler": fastiter.ShuffleOrderSampler(seed)}
 
@@ -56,6 +61,7 @@ def test_batches_are_those_of_fixed_settings():
         expected = take(iterator, 60)
     with MultiprocessIterator(Dataset(), 10, **AUTO, **options()) as iterator:
         found = []
+        by_hand(iterator)
         for workers, prefetch in [(2, 2), (5, 9), (1, 1), (8, 16), (3, 4), (6, 2)]:
             found += take(iterator, 1)
             iterator._pool.set_workers(workers)
@@ -73,12 +79,13 @@ def test_batches_are_those_of_fixed_settings():
 
 def test_workers_that_are_too_many_leave():
     with MultiprocessIterator(Dataset(0.001), 4, **AUTO) as iterator:
-        next(iterator)
+        by_hand(iterator)
+        take(iterator, 30)
         pool = iterator._pool
-        pool.set_workers(4)
-        take(iterator, 8)
+        pool.set_workers(6)
+        until(iterator, lambda stats: [w.rows > 0 for w in stats.workers] == 6 * [True])
         members = [member for member in pool._crew.members if member is not None]
-        assert len(members) == 4
+        assert len(members) == 6
         pool.set_workers(1)
         first = members[0].pid
         while sum(m is not None and not m.is_dead() for m in pool._crew.members) > 1:
@@ -87,13 +94,15 @@ def test_workers_that_are_too_many_leave():
         take(iterator, 20)
         stats = iterator.stats()
         assert stats.deaths == stats.replacements == 0
-        assert stats.n_workers == 3 and len(stats.workers) == 4
+        assert stats.n_workers == 3 and len(stats.workers) == 6
+        assert stats.workers[5].seconds < stats.workers[0].seconds
         assert {worker.pid for worker in stats.workers[:3]} >= {first}
-        assert sum(worker.rows for worker in stats.workers) >= 4 * 29
+        assert sum(worker.rows for worker in stats.workers) >= stats.examples
 
 
 def test_a_worker_that_dies_while_few_are_wanted_is_replaced():
     with MultiprocessIterator(Dataset(0.001), 4, **AUTO) as iterator:
+        by_hand(iterator)
         next(iterator)
         iterator._pool.set_workers(1)
         next(iterator)
