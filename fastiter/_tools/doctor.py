@@ -7,6 +7,7 @@ import importlib.metadata
 import itertools
 import json
 import logging
+import math
 import multiprocessing
 import os
 import platform
@@ -19,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 import fastiter
-from fastiter import _order, _ring, _start
+from fastiter import _cpus, _order, _ring, _start
 from fastiter._tools import machine, selftest
 from fastiter._tools.findings import Finding, as_bytes, show
 from fastiter.dataset.download import get_dataset_root
@@ -83,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     # What starts processes comes last, so that it changes nothing that the others look at.
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         _fastiter,
-        _cpus,
+        _processors,
         _memory,
         _shared_memory,
         _limits,
@@ -129,7 +130,7 @@ def _fastiter() -> Iterator[Finding]:
     )
 
 
-def _cpus() -> Iterator[Finding]:
+def _processors() -> Iterator[Finding]:
     section = "CPUs"
     present, usable = os.cpu_count() or 1, _order.usable_cpus()
     yield Finding(
@@ -139,8 +140,8 @@ def _cpus() -> Iterator[Finding]:
         "ok" if usable == present else "note",
         "" if usable == present else "an affinity mask (taskset, cpuset, SLURM) hides the others",
     )
-    quota = machine.cpu_quota()
-    if quota is None:
+    quota = _cpus.cgroup_quota()
+    if math.isinf(quota):
         yield Finding(section, "quota", "no control group limits CPU time")
     elif quota >= usable:
         yield Finding(section, "quota", f"{quota:g} CPUs of the control group, enough for all")

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fastiter import _order
-from fastiter._tools import machine
+from fastiter._cpus import usable_cpus
 from fastiter._tools.alone import Alone
 from fastiter._tools.runs import Runs
 
@@ -33,11 +32,6 @@ class Limits(NamedTuple):
     def memory_rate(self) -> float:
         """Examples a second whose bytes can be copied once."""
         return self.copy_rate / self.nbytes if self.nbytes else math.inf
-
-
-def usable_cpus() -> float:
-    """CPUs that this process may use, by its affinity and its control groups' quota."""
-    return min(float(_order.usable_cpus()), machine.cpu_quota() or math.inf)
 
 
 def limits_of(alone: Alone, serial_rate: float, copy_rate: float) -> Limits:
@@ -103,6 +97,8 @@ def advice(
         )
     if best.rate > 0.8 * limits.memory_rate:
         found.append("Memory is the limit: smaller dtypes (uint8 in place of float32) help.")
+    if best.stats is not None and best.settings.workers:
+        found.append(f"In stats(): {best.stats.verdict}; {best.stats.advice}.")
     if alone.trouble:
         found.append(f"Do not use MultithreadIterator: in two threads {alone.trouble}.")
     return found

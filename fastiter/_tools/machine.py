@@ -33,15 +33,15 @@ def _numbers(path: Path) -> list[int]:
     return [int(word) for word in text_of(path).split() if word.isdecimal()]
 
 
-def _groups(root: Path, controller: str) -> list[Path]:
-    """Directories of the control groups of this process, and of those above them, that may limit
-    `controller`: of version 2, and of version 1."""
+def _memory_groups(root: Path) -> list[Path]:
+    """Directories of the control groups that may limit the memory of this process, and of those
+    above them: of version 2, and of version 1."""
     found = []
     for line in text_of(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
+        if controllers and "memory" not in controllers.split(","):
             continue
-        top = root / "sys/fs/cgroup" / (controller if controllers else "")
+        top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
         place = top / path.lstrip("/")
         # In a container the path may be the host's, of which only the top is mounted here.
         while place != top:
@@ -49,19 +49,6 @@ def _groups(root: Path, controller: str) -> list[Path]:
             place = place.parent
         found.append(top)
     return found
-
-
-def cpu_quota(root: Path = _ROOT) -> float | None:
-    """CPUs' worth of time that the control groups grant; None without a limit."""
-    quotas = []
-    for group in _groups(root, "cpu"):
-        second = text_of(group / "cpu.max").split()
-        first = _numbers(group / "cpu.cfs_quota_us") + _numbers(group / "cpu.cfs_period_us")
-        if len(second) == 2 and second[0] != "max":
-            quotas.append(int(second[0]) / int(second[1]))
-        elif len(first) == 2:
-            quotas.append(first[0] / first[1])
-    return min(quotas, default=None)
 
 
 def memory(root: Path = _ROOT) -> dict[str, int]:
@@ -77,7 +64,7 @@ def memory_limit(root: Path = _ROOT) -> MemoryLimit | None:
     """The smallest limit of the control groups, if it is below the machine's memory."""
     limits = [
         MemoryLimit(numbers[0], str(group.relative_to(root / "sys/fs/cgroup")))
-        for group in _groups(root, "memory")
+        for group in _memory_groups(root)
         for name in ("memory.max", "memory.limit_in_bytes")
         if (numbers := _numbers(group / name))
     ]

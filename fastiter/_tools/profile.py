@@ -292,7 +292,7 @@ def _show_result(measured: Measured) -> None:
         line = f"  {settings.name:21}{workers:>8}{prefetch:>9}"
         if runs.rates:
             share = runs.rate / limits.rate(settings.workers)
-            line += f"{runs.rate:>12,.0f}{share:>9.0%}{len(runs.rates):>5}"
+            line += f"{runs.rate:>12,.0f}{share:>9.0%}{_busy(runs):>6}{len(runs.rates):>5}"
             line += f"{milliseconds(runs.first):>12}"
         print(line + ("  <- best" if runs is measured.best else ""))
         _show_error(runs)
@@ -308,6 +308,11 @@ def _show_result(measured: Measured) -> None:
     print(f"    {measured.code}\n")
     for sentence in measured.advice:
         print(textwrap.fill(sentence, 98, initial_indent="- ", subsequent_indent="  "))
+
+
+def _busy(runs: Runs) -> str:
+    """Share of the time that workers had work in hand."""
+    return "-" if runs.stats is None or not runs.stats.workers else f"{runs.stats.busy:.0%}"
 
 
 def _write_trace(spans: list[Span], path: Path) -> str:
@@ -341,6 +346,9 @@ def _as_json(measured: Measured) -> dict[str, Any]:
                 "examples_per_second": runs.rates,
                 "first_batch_seconds": runs.firsts,
                 "limit": measured.limits.rate(runs.settings.workers),
+                "workers_busy": runs.stats.busy if runs.stats else None,
+                "loop_waits": runs.stats.wait_share if runs.stats else None,
+                "verdict": runs.stats.verdict if runs.stats else None,
                 "error": runs.error,
             }
             for runs in measured.runs

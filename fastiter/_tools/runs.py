@@ -83,6 +83,7 @@ class Runs:
     rates: list[float] = field(default_factory=list)  # examples a second, of each run
     firsts: list[float] = field(default_factory=list)  # seconds to the first batch
     error: str = ""
+    stats: fastiter.IteratorStats | None = None  # of the last run, while batches were counted
 
     @property
     def rate(self) -> float:
@@ -115,7 +116,9 @@ def run_once(task: Task, runs: Runs, window: float) -> None:
             if window:
                 del batch
                 _warm_up(task, iterator, settings.prefetch + 2 if settings.workers else 1, window)
+                before = iterator.stats()
                 runs.rates.append(_rate(task, iterator, window))
+                runs.stats = iterator.stats() - before
     except Exception as error:
         runs.error = f"{type(error).__name__}: {error}".splitlines()[0]
         return
