@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fastiter
+from fastiter._cpus import usable_cpus
 from fastiter._tools import alone, chart, loading
 from fastiter._tools.findings import as_bytes
 from fastiter._tools.limits import Limits, advice, limits_of, milliseconds, numbers_of_workers
@@ -194,7 +195,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Measured
 
 def _affordable(options: argparse.Namespace, found: alone.Alone, workers: int) -> int:
     """A batch size with which some fifteen runs of nine batches fit into the budget."""
-    parallel = min(workers, 8) if found.waits else min(workers, max(1, round(found.cpu)) * 2)
+    parallel = min(workers, 8 if found.waits else max(1, round(usable_cpus())))
     most = options.budget * parallel / (15 * 9 * found.seconds)
     return int(max(1, min(options.batch_size, max(parallel, most))))
 
