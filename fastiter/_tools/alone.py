@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from fastiter._columnar import plain_columns, rows_getter
 from fastiter._tools.loading import UsageError
+from fastiter._tools.machine import text_of
 from fastiter.iterators._fetch import fetch_examples
 
 _GROUP_SECONDS = 100e-6  # examples that take less are timed in groups
@@ -159,22 +161,32 @@ def _group(fetch: Fetcher, order: Any) -> int:
 def _time(
     fetch: Fetcher, order: Any, group: int, seconds: float
 ) -> tuple[list[float], list[Any], float]:
-    """Seconds for each group, some of the examples, and how many CPUs were busy."""
+    """Seconds for each group, some of the examples, and how many CPUs were busy while they were to
+    be had: standing in line for one is no waiting of the dataset's."""
     timed: list[float] = []
     samples: list[Any] = []
     cpu = 0.0
+    delay = 0.0
     end = time.perf_counter() + seconds
     start = 2
     while not timed or time.perf_counter() < end:
         indices = part_of(order, start, group)
         start += group
+        delay -= _delay()
         busy, begin = time.process_time(), time.perf_counter()
         examples = fetch(indices)
         timed.append(time.perf_counter() - begin)
         cpu += time.process_time() - busy
+        delay += _delay()
         if len(samples) < 32:
             samples.append(examples[-1])
-    return timed, samples, cpu / sum(timed)
+    return timed, samples, cpu / (sum(timed) - min(delay, 0.95 * sum(timed)))
+
+
+def _delay() -> float:
+    """Seconds that this thread has stood in line for a CPU; 0 where the system does not tell."""
+    words = text_of(Path("/proc/thread-self/schedstat")).split()
+    return int(words[1]) / 1e9 if len(words) == 3 else 0.0
 
 
 def _gain_of_threads(
