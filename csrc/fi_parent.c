@@ -47,8 +47,9 @@ int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int 
     parent->returned_next = calloc(slots, sizeof *parent->returned_next);
     parent->committed = calloc(slots, sizeof *parent->committed);
     parent->indices = calloc((size_t)slots * ring->geometry.rows, sizeof *parent->indices);
+    parent->origins = calloc(slots, sizeof *parent->origins);
     if (!parent->slot || !parent->slot_of || !parent->free_stack || !parent->returned_next ||
-        !parent->committed || !parent->indices) {
+        !parent->committed || !parent->indices || !parent->origins) {
         fi_parent_clear(parent);
         return ENOMEM;
     }
@@ -71,10 +72,12 @@ void fi_parent_clear(fi_parent *parent)
     free(parent->returned_next);
     free(parent->committed);
     free(parent->indices);
+    free(parent->origins);
     parent->slot = NULL;
     parent->slot_of = parent->free_stack = parent->returned_next = NULL;
     parent->committed = NULL;
     parent->indices = NULL;
+    parent->origins = NULL;
 }
 
 /* ---- schedule ------------------------------------------------------------------------------ */
@@ -87,15 +90,25 @@ int fi_parent_next_slot(fi_parent *parent, uint32_t *slot)
     return FI_OK;
 }
 
-void fi_parent_origin(fi_parent *parent, uint32_t slot, const fi_origin *origin)
+static void tell_origin(fi_parent *parent, uint32_t slot)
 {
-    fi_slot *s = parent->ring->slots + slot; /* S2: nobody owns a row of a free slot */
+    fi_slot *s = parent->ring->slots + slot;
+    const fi_origin *origin = parent->origins + slot;
     store_relaxed(&s->seed[0], origin->seed[0]);
     store_relaxed(&s->seed[1], origin->seed[1]);
     store_relaxed(&s->epoch, origin->epoch);
+    store_relaxed(&s->position, (uint32_t)origin->position);
+    store_relaxed(&s->epoch_size, (uint32_t)origin->epoch_size);
+}
+
+void fi_parent_origin(fi_parent *parent, uint32_t slot, const fi_origin *origin)
+{
+    fi_origin *own = parent->origins + slot;
+    *own = *origin;
     /* A batch has fewer rows than these can count: what is more is as good as that. */
-    store_relaxed(&s->position, (uint32_t)fi_min_u64(origin->position, UINT32_MAX));
-    store_relaxed(&s->epoch_size, (uint32_t)fi_min_u64(origin->epoch_size, UINT32_MAX));
+    own->position = fi_min_u64(origin->position, UINT32_MAX);
+    own->epoch_size = fi_min_u64(origin->epoch_size, UINT32_MAX);
+    tell_origin(parent, slot); /* S2: nobody owns a row of a free slot */
 }
 
 int fi_parent_schedule(fi_parent *parent, const int64_t *indices, uint32_t n, uint32_t schema,
@@ -314,7 +327,15 @@ void fi_parent_wake(fi_parent *parent)
     store_relaxed(parent->ring->pwait, 0);
 }
 
-/* What a worker was told wrongly, it has done wrongly: another example, or columns elsewhere. */
+static bool has_origin(const fi_slot *s, const fi_origin *own)
+{
+    return load_relaxed(&s->seed[0]) == own->seed[0] && load_relaxed(&s->seed[1]) == own->seed[1] &&
+           load_relaxed(&s->epoch) == own->epoch && load_relaxed(&s->position) == own->position &&
+           load_relaxed(&s->epoch_size) == own->epoch_size;
+}
+
+/* What a worker was told wrongly, it has done wrongly: another example, or columns elsewhere, or
+ * random numbers of another. */
 static int check_task(const fi_parent *parent, uint32_t slot, uint32_t *row, uint64_t *word)
 {
     const fi_private *record = parent->slot + slot;
@@ -325,6 +346,9 @@ static int check_task(const fi_parent *parent, uint32_t slot, uint32_t *row, uin
     *row = 0;
     *word = (uint64_t)schema << 32 | n;
     if (n != record->n || schema != record->schema)
+        return FI_E_BROKEN;
+    *word = load_relaxed(&s->epoch);
+    if (!has_origin(s, parent->origins + slot))
         return FI_E_BROKEN;
     if (memcmp(own, shared, n * sizeof *own) == 0)
         return FI_OK;
@@ -460,6 +484,7 @@ static void rewind_hints(fi_parent *parent)
         store_release(&ring->slots[slot].claim, (record->q & UINT32_MAX) << 32); /* R3 */
         store_relaxed(&ring->slots[slot].n, record->n);
         store_relaxed(&ring->slots[slot].schema, record->schema);
+        tell_origin(parent, slot);
         store_relaxed(ring->map + record->q % ring->geometry.slots, slot);
     }
     store_release(&ring->board->head, parent->head);

@@ -325,6 +325,7 @@ typedef struct fi_parent {
     uint32_t *returned_next;
     uint64_t *committed;    /* S: bytes that certainly have pages */
     int64_t *indices;       /* S x B: what the workers were told */
+    fi_origin *origins;     /* S: likewise */
     const int *bell_pipes;  /* write ends, or NULL for futexes */
     _Atomic uint32_t returned; /* lock-free stack of released leases: slot + 1, 0 = empty */
     uint32_t free_count;
@@ -373,7 +374,7 @@ void fi_parent_doze(fi_parent *parent, uint64_t q);
 void fi_parent_wake(fi_parent *parent);
 /* T5: checks every row word of the ready head; `odd` counts rows other than FI_ROW_OK. FI_E_BROKEN
  * if a word is impossible, or the workers were told something else than the parent had said (n,
- * schema, indices): `row` and `word` say where and what. Takes nothing. */
+ * schema, indices, origin): `row` and `word` say where and what. Takes nothing. */
 int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *odd, uint32_t *row,
                     uint64_t *word);
 /* The head leaves the ring: its slot is leased, or free again at once when `copied`. */

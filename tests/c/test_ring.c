@@ -2,6 +2,51 @@
  * reset. What deaths, leases and spoilt words do is in test_ring_faults.c. */
 #include "ring_fixture.h"
 
+/* ---- the origin of a batch ------------------------------------------------------------------ */
+
+/* The epoch of a row, counted from the batch's last row backwards, one by one. */
+static uint64_t epoch_of(const fi_origin *origin, uint32_t row, uint32_t n)
+{
+    uint64_t epoch = origin->epoch, left = origin->position;
+    for (uint32_t r = n; r-- > row;) {
+        if (left == 0) {
+            epoch--;
+            left = origin->epoch_size;
+        }
+        left--;
+    }
+    return epoch;
+}
+
+static void test_origin(void)
+{
+    fixture f;
+    uint32_t slot;
+    uint64_t seed[2];
+    set_up(&f, 0);
+    CHECK_EQ(fi_parent_next_slot(&f.parent, &slot), FI_OK);
+    for (uint64_t size = 1; size < 9; size++)
+        for (uint64_t position = 0; position <= size; position++)
+            for (uint32_t n = 1; n < 20; n++) {
+                const fi_origin origin = {{size, position}, 100, position, size};
+                fi_parent_origin(&f.parent, slot, &origin);
+                fi_slot_seed(&f.ring, slot, seed);
+                CHECK(seed[0] == size && seed[1] == position);
+                for (uint32_t row = 0; row < n; row++)
+                    CHECK_EQ(fi_row_epoch(&f.ring, slot, row, n), epoch_of(&origin, row, n));
+            }
+    /* More than 32 bits can count, and what cannot be: no row is of an epoch before the first. */
+    const fi_origin large = {{0, UINT64_MAX}, UINT64_MAX, UINT64_MAX, UINT64_C(1) << 40};
+    fi_parent_origin(&f.parent, slot, &large);
+    CHECK_EQ(fi_row_epoch(&f.ring, slot, 0, ROWS), UINT64_MAX);
+    const fi_origin odd = {{0, 0}, 2, 0, 0};
+    fi_parent_origin(&f.parent, slot, &odd);
+    CHECK_EQ(fi_row_epoch(&f.ring, slot, ROWS - 1, ROWS), 1);
+    CHECK_EQ(fi_row_epoch(&f.ring, slot, 0, ROWS), 0);
+    CHECK_EQ(fi_row_epoch(&f.ring, slot, ROWS, ROWS), 2); /* no row of the batch */
+    tear_down(&f);
+}
+
 /* ---- layout and words ---------------------------------------------------------------------- */
 
 static int size_of(uint32_t slots, uint32_t workers, uint32_t rows, uint32_t schemas,
@@ -441,6 +486,7 @@ static void test_late_worker(void)
 
 int main(void)
 {
+    test_origin();
     test_geometry();
     test_layout();
     test_words();

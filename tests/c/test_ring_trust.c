@@ -254,6 +254,35 @@ static void test_task_is_checked(void)
     tear_down(&f);
 }
 
+/* So is what random numbers follow from. */
+static void test_origin_is_checked(void)
+{
+    fixture f;
+    uint32_t odd, row, slot;
+    uint64_t word;
+    set_up(&f, 0);
+    CHECK_EQ(fi_parent_next_slot(&f.parent, &slot), FI_OK);
+    fi_origin origin = {{11, 12}, 13, 14, UINT64_C(1) << 40};
+    fi_parent_origin(&f.parent, slot, &origin);
+    CHECK_EQ(slot_of(&f, schedule(&f, 3)), slot);
+    work_all(&f, 0);
+    CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_OK);
+    fi_slot *s = f.ring.slots + slot;
+    for (uint32_t spoilt = 0; spoilt < 5; spoilt++) {
+        _Atomic uint64_t *words[] = {&s->seed[0], &s->seed[1], &s->epoch};
+        _Atomic uint32_t *halves[] = {&s->position, &s->epoch_size};
+        for (uint32_t times = 0; times < 2; times++) { /* spoilt, and put right again */
+            if (spoilt < 3)
+                *words[spoilt] ^= UINT64_C(1) << 33;
+            else
+                *halves[spoilt - 3] ^= 8;
+            CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word),
+                     times == 0 ? FI_E_BROKEN : FI_OK);
+        }
+    }
+    tear_down(&f);
+}
+
 /* Told to leave by a spoilt word, workers leave; those that follow them find it put right. */
 static void test_spoilt_stop(void)
 {
@@ -342,6 +371,7 @@ int main(void)
     test_spoilt_words_keep_their_slot();
     test_codes();
     test_task_is_checked();
+    test_origin_is_checked();
     test_spoilt_stop();
     test_spoilt_hints();
     return 0;
