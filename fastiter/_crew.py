@@ -177,6 +177,8 @@ class Crew:
         self._workers_own = {self._life[0], self._stacks[1], self._self_pidfd}
         self._workers_own |= self._ring.arena.descriptors
         _open_descriptors.update(self._workers_own, (self._life[1], self._stacks[0]))
+        if self._method != "fork":
+            _require_directory(self._method)
         if self._method != "fork" and not _travels_only_with_a_process(self._job):
             self._make_image()
         if self._method == "forkserver":
@@ -234,6 +236,8 @@ class Crew:
             seed=self._seed,
         )
         self._ring.clear_cell(number)
+        if not forks:
+            _require_directory(self._method)
         _require_descriptors(_DESCRIPTORS_OF_A_START, self._life[0])
         process = _process_type(self._method, self._context)(
             target=_worker.main, args=(seat,), name=f"fastiter-worker-{number}", daemon=True
@@ -354,6 +358,19 @@ class Crew:
         if self._image is not None:
             self._image.close()
             self._image = None
+
+
+def _require_directory(method: str) -> None:
+    """Says it where the current directory is gone: multiprocessing, which tells new processes to go
+    there, would say that no file is there, and not which."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            error.errno,
+            f"the current directory is gone, and worker processes under context={method!r} start "
+            "in it: os.chdir() into one that exists, or pass context='fork'",
+        ) from None
 
 
 def _process_type(method: str, context: Any) -> Any:

@@ -86,7 +86,8 @@ cdef class Arena:
         Raises
         ------
         OSError, MemoryError
-            No descriptor or no address space is left, even for small slots.
+            No descriptor is left, or address space or file size are limited to less than the
+            smallest slots need.
         """
         cdef Arena arena = Arena.__new__(Arena)
         cdef fi_geometry geometry
@@ -100,11 +101,17 @@ cdef class Arena:
         while geometry.slot_bytes > limit:
             geometry.slot_bytes >>= 1
         while True:
-            rc = FI_E_RANGE if geometry.slot_bytes < FI_PAGE else arena._map(&geometry, &control)
+            rc = ENOMEM if geometry.slot_bytes < FI_PAGE else arena._map(&geometry, &control)
             if rc == FI_OK:
                 break
-            if (rc != ENOMEM and rc != EFBIG and rc != EINVAL) or geometry.slot_bytes <= FI_PAGE:
+            if rc != ENOMEM and rc != EFBIG and rc != EINVAL:
                 check(rc, f"mapping an arena of {slots} slots")
+            if geometry.slot_bytes <= FI_PAGE:
+                raise MemoryError(
+                    f"mapping an arena of {slots} slots: address space or file size are limited to "
+                    "less than the smallest slots need; raise RLIMIT_AS and RLIMIT_FSIZE (ulimit -v, "
+                    "ulimit -f), or reduce batch_size, n_prefetch and n_processes"
+                )
             geometry.slot_bytes >>= 1
         check(fi_event_open(arena.event_ends), "opening the parent's doorbell")
         check(fi_ring_attach(&arena.ring, &geometry, arena.ring.base, arena.fd,

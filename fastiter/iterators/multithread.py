@@ -243,7 +243,7 @@ class MultithreadIterator(PlannedIterator):
             self._meter.block()
             outcome = job.wait()
             self._meter.unblock()
-            if self._skips is not None:
+            if job.is_torn:
                 outcome = capture(self._settled, plan, job, outcome)
             self._begin_copy(ahead, outcome)
         while ahead.has_room and self._started and self._started[0][1].is_ready:

@@ -68,6 +68,72 @@ def test_an_example_larger_than_memory_is_an_error_of_its_batch(make):
             assert [x[0] for x in next(iterator)] == list(range(first, first + 4))
 
 
+LIMITED = """
+    import gc, resource
+    import numpy as np
+    from examples_of import Blocks
+    from fastiter import MultiprocessIterator
+    from outside import children, descriptors
+
+    def first(elements, **limits):
+        before, old = descriptors(), {{}}
+        for name, soft in limits.items():
+            number = getattr(resource, name)
+            old[number] = resource.getrlimit(number)
+            resource.setrlimit(number, (soft, old[number][1]))
+        iterator = MultiprocessIterator(
+            Blocks(40, elements), 4, n_processes=2, shuffle=False, context="fork"
+        )
+        try:
+            for number in range(12):
+                batch = [int(x[0]) for x in next(iterator)]
+                assert batch == [elements * (4 * number % 40 + row) for row in range(4)]
+            found = "all"
+        except MemoryError as error:
+            found = str(error)
+            del error
+        for number, limit in old.items():
+            resource.setrlimit(number, limit)
+        if "smallest slots" in found:  # it has no memory yet: it works when there is some
+            assert [int(x[0]) for x in next(iterator)] == [elements * row for row in range(4)]
+        iterator.finalize()
+        del iterator
+        gc.collect()
+        assert not children() and descriptors() == before
+        return found
+
+    if __name__ == "__main__":
+        assert first(8) == "all"
+        mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        {checks}
+        print("done")
+"""
+LIMITS = {
+    "address space": """
+        found = [first(8, RLIMIT_AS=mapped + (room << 10)) for room in (64, 262144, 4 << 20)]
+        assert "raise RLIMIT_AS" in found[0] and found[1:] == ["all", "all"], found
+        found = first(1 << 21, RLIMIT_AS=mapped + (256 << 20))
+        assert "bytes needed" in found and "raise RLIMIT_AS" in found, found
+    """,
+    "file size": """
+        found = [first(8, RLIMIT_FSIZE=size) for size in (0, 4096, 1 << 20, 1 << 24, 1 << 30)]
+        assert all("RLIMIT_FSIZE" in text for text in found[:3]), found
+        assert found[3:] == ["all", "all"], found
+        found = first(1 << 16, RLIMIT_FSIZE=1 << 24)
+        assert "bytes needed" in found and "RLIMIT_FSIZE" in found, found
+    """,
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_limits_of_memory(tmp_path, limit):
+    """Slots take what there is; where that is too little, the error names the limit, nothing stays,
+    and nobody gets SIGXFSZ or SIGBUS."""
+    checks = textwrap.dedent(LIMITS[limit]).strip().replace("\n", "\n" + " " * 8)
+    status, out, err = run_script(tmp_path, LIMITED.format(checks=checks))
+    assert (status, out, err) == (0, "done\n", "")
+
+
 # -- processes --------------------------------------------------------------------------------
 
 
@@ -215,6 +281,34 @@ def test_odd_surroundings(tmp_path, monkeypatch, odd, method):
     source = COUNT.format(before=before, n=24 if "24" in odd else 2, method=method)
     status, out, err = run_script(tmp_path, textwrap.dedent(source), cwd=tmp_path)
     assert (status, out, err) == (0, "True\n", "")
+
+
+def test_a_directory_that_is_gone_is_named_where_it_is_needed(tmp_path):
+    status, out, err = run_script(
+        tmp_path,
+        """
+        import os
+        from examples_of import Blocks
+        from fastiter import MultiprocessIterator
+
+        if __name__ == "__main__":
+            home = os.getcwd()
+            os.mkdir("d"), os.chdir("d"), os.rmdir("../d")
+            for method in ("spawn", "forkserver"):
+                iterator = MultiprocessIterator(
+                    Blocks(8), 4, n_processes=1, shuffle=False, context=method
+                )
+                try:
+                    next(iterator)
+                except FileNotFoundError as error:
+                    assert "current directory is gone" in str(error) and method in str(error)
+                    print(method)
+            os.chdir(home)
+            print(len(next(iterator)))
+        """,
+        cwd=tmp_path,
+    )
+    assert (status, out, err) == (0, "spawn\nforkserver\n4\n", "")
 
 
 def test_a_storm_of_signals(tmp_path):
