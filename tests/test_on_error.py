@@ -216,9 +216,7 @@ def test_a_dataset_that_gives_too_few_is_never_skipped(make):
 # -- the limit ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("limit", "allowed"), [(0, 0), (2, 2), (0.0, 0), (0.29, 2), (0.01, 1), (0.3, 3)]
-)
+@pytest.mark.parametrize(("limit", "allowed"), [(0, 0), (2, 2), (0.29, 2), (0.01, 1)])
 def test_the_limit_counts_in_each_epoch(make, limit, allowed):
     bad = [1, 4, 7, 9]
     iterator = make(Broken(10, bad), 5, shuffle=False, on_error="skip", skip_limit=limit)
@@ -387,8 +385,10 @@ def listed(result: Any) -> list[Any]:
     return [(array.dtype, array.tolist()) for array in result]
 
 
-@pytest.mark.parametrize("name", CONVERTERS)
-@pytest.mark.parametrize("replaces", [False, True])
+@pytest.mark.parametrize(
+    ("name", "replaces"),
+    [*((name, False) for name in CONVERTERS), ("columns", True), ("padded", True), ("any", True)],
+)
 def test_converters_get_the_examples_that_are_left(make, name, replaces):
     kind, converter = CONVERTERS[name]
     bad = [1, 2, 7, 8, 9, 10, 11, 18]
