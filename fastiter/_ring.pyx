@@ -26,8 +26,7 @@ cdef enum:
 
 NOTE_BYTES = FI_NOTE_BYTES
 
-# In the place of the index in hand.
-LOADING = -1
+LOADING = -1  # in the place of the index in hand
 
 # Kinds of packed objects, and the row of those that belong to the batch as a whole.
 PACKED_EXAMPLE, PACKED_ERROR, PACKED_FIELD, PACKED_RESULT, PACKED_FAILURE = range(5)
@@ -86,8 +85,7 @@ cdef class Arena:
         Raises
         ------
         OSError, MemoryError
-            No descriptor is left, or address space or file size are limited to less than the
-            smallest slots need.
+            No descriptor is left, or too little address space or file size for small slots.
         """
         cdef Arena arena = Arena.__new__(Arena)
         cdef fi_geometry geometry
@@ -107,11 +105,8 @@ cdef class Arena:
             if rc != ENOMEM and rc != EFBIG and rc != EINVAL:
                 check(rc, f"mapping an arena of {slots} slots")
             if geometry.slot_bytes <= FI_PAGE:
-                raise MemoryError(
-                    f"mapping an arena of {slots} slots: address space or file size are limited to "
-                    "less than the smallest slots need; raise RLIMIT_AS and RLIMIT_FSIZE (ulimit -v, "
-                    "ulimit -f), or reduce batch_size, n_prefetch and n_processes"
-                )
+                raise MemoryError("mapping an arena of the smallest slots: too little address space "
+                                  "or file size; raise RLIMIT_AS and RLIMIT_FSIZE, or reduce batch_size")
             geometry.slot_bytes >>= 1
         check(fi_event_open(arena.event_ends), "opening the parent's doorbell")
         check(fi_ring_attach(&arena.ring, &geometry, arena.ring.base, arena.fd,

@@ -70,7 +70,7 @@ def test_an_example_larger_than_memory_is_an_error_of_its_batch(make):
 
 LIMITED = """
     import gc, resource
-    import numpy as np
+    from pathlib import Path
     from examples_of import Blocks
     from fastiter import MultiprocessIterator
     from outside import children, descriptors
@@ -104,7 +104,7 @@ LIMITED = """
 
     if __name__ == "__main__":
         assert first(8) == "all"
-        mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         {checks}
         print("done")
 """
