@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
 import sys
 
 import numpy as np
@@ -106,6 +108,16 @@ def test_iterator_gives_the_converter_its_device(make, device):
     batch = next(iterator)
     assert isinstance(batch, np.ndarray)
     assert batch.tolist() == [0, 1]
+
+
+def test_the_benchmark_says_what_it_needs():
+    program = (
+        "import sys; sys.modules['cupy'] = None; from bench import device; sys.exit(device.main())"
+    )
+    top = os.path.dirname(os.path.dirname(__file__))
+    done = subprocess.run([sys.executable, "-c", program], cwd=top, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "needs a GPU and CuPy for it: CuPy is not installed" in done.stderr
 
 
 @pytest.mark.gpu

@@ -107,6 +107,58 @@ def test_a_garbage_collected_iterator_gives_all_back(world, build):
     assert world.machine.registered == {}
 
 
+@pytest.mark.parametrize("operation", ["alloc", "set", "record", "wait_event", "hostRegister"])
+def test_finalize_in_a_signal_handler(world, build, operation):
+    world = world()
+    machine = world.machine
+    iterator = build("processes", Rows())
+    held = [next(iterator) for _ in range(3)]  # the first ones are spilled: nothing is borrowed
+
+    def finalize(asked):
+        if asked == operation:
+            machine.fail = lambda asked: None
+            iterator.finalize()  # as a handler does that runs at this moment
+
+    machine.fail = finalize
+    for _ in range(9):
+        with contextlib.suppress(RuntimeError):
+            held.append(next(iterator))
+    assert iterator._finalized
+    machine.finish()
+    assert machine.registered == {}
+    for number, (x, t) in enumerate(held):
+        assert t.content.tolist() == in_order(number + 1)[-1]
+        assert (x.content == t.content[:, None]).all()
+
+
+ENDING = """
+import atexit, sys
+from cupy_standin import Machine, make_cupy
+
+machine = Machine()
+atexit.register(lambda: print(len(machine.registrations) > 0, machine.registered))
+sys.modules["cupy"] = make_cupy(machine)
+
+from device_loops import Rows
+from fastiter import MultiprocessIterator, concat_examples
+
+iterator = MultiprocessIterator(
+    Rows(), 4, n_processes=2, context="fork", converter=concat_examples, device=0
+)
+held = [next(iterator) for _ in range(8)]
+iterator.itself = iterator
+"""
+
+
+def test_a_program_that_just_ends_unregisters_first():
+    here = os.path.dirname(__file__)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING], capture_output=True, text=True, env=environment
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True {}\n", "")
+
+
 # ---- faults --------------------------------------------------------------------------------------
 
 

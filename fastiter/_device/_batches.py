@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -53,6 +54,8 @@ class BatchTransfer:
         self._registration: Registration | None = None
         self._transfer = AsyncTransfer(device_id)
         self._pid = os.getpid()
+        self._beginner: int | None = None  # the thread that is amid `begin`
+        self._is_to_close = False
         _living.add(self)
 
     def use_arena(self, arena: Arena) -> None:
@@ -74,7 +77,13 @@ class BatchTransfer:
             If it is something else.
         """
         arrays, make = parts_of(batch)
-        return Departure(self._transfer.begin(arrays), make)
+        self._beginner = threading.get_ident()
+        try:
+            return Departure(self._transfer.begin(arrays), make)
+        finally:
+            self._beginner = None
+            if self._is_to_close:
+                self.close()
 
     def send(self, batch: Any) -> Any:
         """Begin to copy a batch, and give it to the GPU's current stream at once."""
@@ -91,9 +100,13 @@ class BatchTransfer:
     def close(self) -> None:
         """Block until all copies have ended, and give back what they needed on the host.
 
-        Batches stay valid. Does nothing in a forked process.
+        Batches stay valid. Does nothing in a forked process. Called by a signal handler amid
+        `begin`, it leaves all that to the end of `begin`.
         """
         if self._pid != os.getpid():
+            return
+        self._is_to_close = self._beginner == threading.get_ident()
+        if self._is_to_close:
             return
         self._transfer.close()
         self._unregister()

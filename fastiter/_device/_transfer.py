@@ -159,7 +159,7 @@ class AsyncTransfer:
         self._parked: deque[tuple[Any, list[Any]]] = deque()  # events, and what they release
         self._dropped: deque[tuple[Any, Any]] = deque()  # memory, and the stream that used it
         self._retired: deque[tuple[list[Any], list[Any]]] = deque()  # events, and memory
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may close it amid a call
         self._is_closed = False
         self._pid = os.getpid()
         _living.add(self)

@@ -75,8 +75,16 @@ class Ahead:
             outcome = capture(self.transfer.begin, outcome.batch)
         self._items.append(_Item(plan, outcome))
 
-    def hand_out(self) -> Outcome:
-        """The oldest batch, for the GPU's current stream."""
+    def hand_out(self, plan: Plan) -> Outcome:
+        """The oldest batch, that of ``plan``, for the GPU's current stream.
+
+        Raises
+        ------
+        RuntimeError
+            If a signal handler, or another thread, has cleared it away since it was begun.
+        """
+        if not self._items or self._items[0].plan is not plan:
+            raise RuntimeError("the iterator was finalized or reset while next() was at work")
         item = self._items[0]
         outcome, item.outcome = item.outcome, None
         assert outcome is not None

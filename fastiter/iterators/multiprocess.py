@@ -22,6 +22,7 @@ from fastiter._start import choose
 from fastiter._stats import LoaderStats, WorkerKind
 from fastiter._tracing import WorkerTrace
 from fastiter.errors import TimeoutWarning
+from fastiter.iterators._ahead import Ahead
 from fastiter.iterators._arguments import (
     checked_auto,
     checked_callable,
@@ -283,7 +284,7 @@ class MultiprocessIterator(PlannedIterator):
                 raise
         if ahead.is_empty:
             ahead.wait_for_room()
-            self._begin_copy(pool, plan, self._wait_for(pool, plan))
+            self._begin_copy(ahead, pool, plan, self._wait_for(pool, plan))
         while ahead.has_room and (following := pool.ready_plan) is not None:
             lease = pool.take(following)
             if lease is not None:
@@ -292,12 +293,11 @@ class MultiprocessIterator(PlannedIterator):
                 outcome = self._wait_for(pool, following)
             else:
                 break  # what becomes of rows that have failed is decided when it is their turn
-            self._begin_copy(pool, following, outcome)
-        return ahead.hand_out()
+            self._begin_copy(ahead, pool, following, outcome)
+        return ahead.hand_out(plan)
 
-    def _begin_copy(self, pool: Pool, plan: Plan, outcome: Outcome) -> None:
-        assert self._ahead is not None
-        self._ahead.begin(plan, outcome)
+    def _begin_copy(self, ahead: Ahead, pool: Pool, plan: Plan, outcome: Outcome) -> None:
+        ahead.begin(plan, outcome)
         pool.taken_over()
 
     def _running_pool(self) -> Pool:

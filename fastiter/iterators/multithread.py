@@ -251,7 +251,7 @@ class MultithreadIterator(PlannedIterator):
             if self._skips is not None and not job.is_clean:
                 break  # what becomes of rows that have failed is decided when it is their turn
             self._begin_copy(ahead, job.wait())
-        return ahead.hand_out()
+        return ahead.hand_out(plan)
 
     def _begin_copy(self, ahead: Ahead, outcome: Outcome) -> None:
         self._unsettled = True
