@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, type_check_only
 
 from typing_extensions import Buffer, Self, disjoint_base
 
@@ -30,6 +30,7 @@ class _Slots(TypedDict):
     retired: int
     usable: int
 
+@type_check_only
 class Report(TypedDict):
     since: int  # ns on the clock of `now` since the fetch began; 0 outside of one
     index: int  # of the dataset

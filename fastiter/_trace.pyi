@@ -2,7 +2,6 @@ from typing import TypeAlias
 
 from fastiter._ring import ParentEnd
 
-# Kind, begin and length in ns, dataset index of the first row, rows, and number of the batch.
 Event: TypeAlias = tuple[str, int, int, int, int, int]
 
 def start(ring: ParentEnd) -> None:

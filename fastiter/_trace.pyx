@@ -6,7 +6,10 @@ from libc.stdlib cimport free, malloc
 from fastiter._csrc cimport *
 from fastiter._ring cimport ParentEnd
 
-KINDS = {
+# Kind, begin and length in ns, dataset index of the first row, rows, and number of the batch.
+Event = tuple[str, int, int, int, int, int]
+
+cdef dict KINDS = {
     FI_EVENT_FETCH: "fetch", FI_EVENT_WRITE: "write", FI_EVENT_FINISH: "finish",
     FI_EVENT_WAIT: "wait",
 }
