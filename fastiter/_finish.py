@@ -118,7 +118,7 @@ class _Step(NamedTuple):
 def _step(spec: Any, rule: FieldRule) -> _Step:
     """Raises where columns are not what concat_examples makes of this field."""
     kind, dtype, shape = spec
-    ndim = shape if kind == _rows.RAGGED else len(shape)
+    ndim = shape if kind == _rows.RAGGED else len(shape or ())  # of a number: None
     fill = None
     if rule.fill is not None:
         fill = _by_numpy.cast_fill(rule.fill, np.dtype(_NUMBERS.get(kind, dtype)), ndim)

@@ -8,7 +8,6 @@ iterator, under the iterator's lock; there is no thread beside it.
 from __future__ import annotations
 
 import os
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from fastiter._plans import Plan
 from fastiter._schema import derive_schema, merge_schemas
 from fastiter._start import Start
 from fastiter._stats import LoaderStats, worker_stats
+from fastiter._warn import warn_caller
 from fastiter._worker import BatchJob
 from fastiter.errors import OverwrittenError, TimeoutWarning, WorkerDiedError
 
@@ -338,14 +338,13 @@ class Pool(Feed):
 
     def _warn(self, member: Member, index: int, seconds: float) -> None:
         what = "loading" if index == _ring.LOADING else f"busy with index {index}"
-        warnings.warn(
+        warn_caller(
             TimeoutWarning(
                 f"the dataset has been {what} for {seconds:.1f} s "
                 f"(dataset_timeout={self._timeout} s) in worker process {member.pid}; waiting for "
                 f"{self._scheduled[0].label if self._scheduled else 'a free slot'}. Its Python "
                 f"stack now:\n{self._crew.stack_of(member)}"
-            ),
-            stacklevel=7,
+            )
         )
 
     def _look_at_hints(self) -> None:

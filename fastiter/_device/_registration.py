@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import warnings
 from typing import Any
 
 import numpy as np
 
 from fastiter._ring import Arena, Lease
+from fastiter._warn import warn_caller
 
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every GPU of the process
 _SWITCH = "FASTITER_REGISTER"
@@ -91,13 +91,12 @@ class Registration:
                 self._runtime.hostRegister(address, nbytes, _PORTABLE)
         except self._runtime.CUDARuntimeError as error:
             self._is_given_up = True
-            warnings.warn(
+            warn_caller(
                 f"CUDA cannot register the {nbytes} bytes of shared memory that hold a batch "
                 f"({error}), so {_COST}. Likely causes: a limit on locked memory (ulimit -l), or a "
                 f"container without the permission. {_SWITCH}=0 in the environment keeps from "
                 "trying, and from this warning",
                 RuntimeWarning,
-                stacklevel=2,
             )
             return False
         self._ranges[address] = nbytes

@@ -68,6 +68,16 @@ def mapped_arenas(pid: int | str = "self") -> int:
     return sum(maps.count(name) for name in OUR_FILES)
 
 
+def is_shared(array: Any) -> bool:
+    """Whether an array's first element lies in a mapping of fastiter's memory in this process."""
+    address = array.__array_interface__["data"][0]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(number, 16) for number in line.partition(" ")[0].split("-"))
+        if begin <= address < end:
+            return any(name in line for name in OUR_FILES)
+    return False
+
+
 def orphaned_names() -> set[str]:
     """Names in /dev/shm that no living process maps: what somebody left behind. Other programs, and
     tests that run beside this one, come and go there with names of their own, and have not mapped

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from outside import is_shared
 
 from fastiter import MultiprocessIterator, SerialIterator, concat_examples
 
@@ -81,6 +82,29 @@ def test_no_copy_is_made(pair):
             assert not fields(batch[2])[number].any()
             fields(batch[1])[number][:] = 1
             assert column[1].all()
+
+
+class Ragged:
+    """Rows of different lengths, beside a number and a column."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        return np.full(1 + i * 7 % 30, i), i, np.float32([i, i])
+
+
+@pytest.mark.parametrize("padding", [0, (0, None, None), (-1, 0, 2.5)])
+def test_workers_pad_where_the_batch_is_read(padding):
+    convert = functools.partial(concat_examples, padding=padding)
+    arguments = {"shuffle": False, "converter": convert}
+    serial = SerialIterator(Ragged(), 4, **arguments)
+    with MultiprocessIterator(Ragged(), 4, n_processes=2, context="fork", **arguments) as iterator:
+        for number in range(12):
+            batch = next(iterator)
+            same(batch, next(serial))
+            if number > 4:  # the first ones are made before the columns are known
+                assert all(is_shared(column) for column in batch)
 
 
 def test_the_second_time_is_a_copy(pair):
