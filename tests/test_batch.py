@@ -9,7 +9,7 @@ from itertools import cycle, islice
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from fastiter._batch import pad_stack, stack
@@ -266,6 +266,10 @@ def test_a_fill_value_may_be_a_time(dtype, fill):
     seeds,
 )
 def test_pad_of_other_dtypes_and_dimensions_does_as_numpy_does(kinds, fill, layouts, seed):
+    if np.lib.NumpyVersion(np.__version__) < "2.0.0":
+        # 1.23.5 crashes where an assignment has to read a text as a time.
+        found = {np.dtype(dtype).kind for dtype, _ in kinds}
+        assume(found.isdisjoint("SU") or found.isdisjoint("mM"))
     arrays = [arrays_of(dtype, [shape], layouts, seed)[0] for dtype, shape in kinds]
     check(pad_stack, PADS, arrays, fill)
 
