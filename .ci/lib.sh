@@ -42,10 +42,10 @@ declare -A oldest_numpy=(
     [3.10]=1.23.5 [3.11]=1.23.5 [3.12]=1.26.0 [3.13]=2.1.0 [3.14]=2.3.2 [3.14t]=2.3.2
 )
 
-# find_python VERSION: that CPython, on PATH or among pyenv's; fails if there is none.
+# find_python VERSION: that CPython, on PATH or, where PYENV_ROOT is set, among pyenv's; fails if there is none.
 find_python() {
     local candidate
-    for candidate in "python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/"python$1"; do
+    for candidate in "python$1" ${PYENV_ROOT:+"$PYENV_ROOT/versions/$1".*/bin/"python$1"}; do
         "$candidate" -c 'import sys; print(sys.executable)' 2>/dev/null && return
     done
     return 1
