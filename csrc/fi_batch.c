@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "fi_base.h"
+#include "fi_copy.h"
 
 /* A constant size lets the compiler turn the copy into a few moves; a call of memcpy costs more
  * than moving the 64 bytes of a small example. */
@@ -13,6 +14,16 @@
             memcpy(out + i * (bytes), src[i], (bytes));                 \
         }                                                               \
         break
+
+/* A result that is larger than the caches is in none of them when it is read. */
+static void gather_large(unsigned char *out, size_t item_bytes, const void *const *src, size_t n)
+{
+    const bool uncached = item_bytes >= FI_UNCACHED_LEAST && fi_outruns_cache(item_bytes * n, 1);
+
+    for (size_t i = 0; i < n; i++) {
+        fi_copy(out + i * item_bytes, src[i], item_bytes, uncached);
+    }
+}
 
 void fi_gather(void *dst, size_t item_bytes, const void *const *src, size_t n)
 {
@@ -32,9 +43,7 @@ void fi_gather(void *dst, size_t item_bytes, const void *const *src, size_t n)
     GATHER_SIZE(64);
     GATHER_SIZE(128);
     default:
-        for (size_t i = 0; i < n; i++) {
-            memcpy(out + i * item_bytes, src[i], item_bytes);
-        }
+        gather_large(out, item_bytes, src, n);
     }
 }
 

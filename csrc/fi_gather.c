@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "fi_base.h"
+#include "fi_copy.h"
 
 enum {
     AHEAD_BYTES = 2048, /* so much of the rows to come is on its way at a time */
@@ -46,7 +47,7 @@ static inline const char *row_at(const void *base, ptrdiff_t stride, int64_t row
         break
 
 static void gather_large(char *out, size_t row_bytes, const void *base, ptrdiff_t stride,
-                         const int64_t *rows, size_t n)
+                         const int64_t *rows, size_t n, bool uncached)
 {
     const size_t ahead = row_bytes < AHEAD_BYTES ? AHEAD_BYTES / row_bytes : 1;
     size_t lines = (row_bytes + FI_CACHE_LINE - 1) / FI_CACHE_LINE;
@@ -61,12 +62,12 @@ static void gather_large(char *out, size_t row_bytes, const void *base, ptrdiff_
                 __builtin_prefetch(next + line * FI_CACHE_LINE);
             }
         }
-        memcpy(out + i * row_bytes, row_at(base, stride, rows[i]), row_bytes);
+        fi_copy(out + i * row_bytes, row_at(base, stride, rows[i]), row_bytes, uncached);
     }
 }
 
 void fi_gather_rows(void *dst, size_t row_bytes, const void *base, ptrdiff_t stride,
-                    const int64_t *rows, size_t n)
+                    const int64_t *rows, size_t n, bool uncached)
 {
     char *out = dst;
     size_t i = 0;
@@ -84,6 +85,6 @@ void fi_gather_rows(void *dst, size_t row_bytes, const void *base, ptrdiff_t str
     GATHER_SIZE(32);
     GATHER_SIZE(64);
     default:
-        gather_large(out, row_bytes, base, stride, rows, n);
+        gather_large(out, row_bytes, base, stride, rows, n, uncached);
     }
 }

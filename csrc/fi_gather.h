@@ -22,8 +22,9 @@ void fi_rows_translate(int64_t *out, const int64_t *table, const int64_t *rows, 
  * order are more than a processor foresees.
  *
  * dst: room for n * row_bytes bytes. stride: bytes from row to row, which may be 0 or negative.
- * The caller has checked the rows. Nothing needs to be aligned. */
+ * uncached: what dst is part of outruns the caches (fi_copy.h). The caller has checked the rows.
+ * Nothing needs to be aligned. */
 void fi_gather_rows(void *dst, size_t row_bytes, const void *base, ptrdiff_t stride,
-                    const int64_t *rows, size_t n);
+                    const int64_t *rows, size_t n, bool uncached);
 
 #endif

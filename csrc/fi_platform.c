@@ -270,6 +270,38 @@ uint64_t fi_memory_available(void)
     return available > reserve ? available - reserve : 0;
 }
 
+#define UNKNOWN_CACHE ((uint64_t)32 << 20)
+
+/* The C library derives its figure from the processor's own description, which counts all caches of
+ * a socket, whatever part of it a virtual machine has. The kernel's is that of one cache. */
+static uint64_t largest_cache(void)
+{
+    uint64_t largest = 0;
+    for (int index = 0; index < 10; index++) {
+        char path[80];
+        unsigned long long kib;
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", index);
+        FILE *file = fopen(path, "re");
+        if (file == NULL)
+            break;
+        if (fscanf(file, "%lluK", &kib) == 1 && kib <= (1ull << 30) && kib << 10 > largest)
+            largest = kib << 10;
+        fclose(file);
+    }
+    return largest != 0 ? largest : UNKNOWN_CACHE;
+}
+
+uint64_t fi_cache_bytes(void)
+{
+    static _Atomic uint64_t known;
+    uint64_t bytes = atomic_load_explicit(&known, memory_order_relaxed); /* all find the same */
+    if (bytes == 0) {
+        bytes = largest_cache();
+        atomic_store_explicit(&known, bytes, memory_order_relaxed);
+    }
+    return bytes;
+}
+
 int fi_shm_commit(int fd, uint64_t offset, uint64_t bytes, uint64_t *need, uint64_t *have)
 {
     *need = bytes;

@@ -43,6 +43,10 @@ uint64_t fi_shm_allocated(int fd);
  * memory control group above this process leaves, less a reserve. UINT64_MAX when unknown. */
 uint64_t fi_memory_available(void);
 
+/* Bytes of the largest cache of this machine's first processor; 32 MiB if the system does not tell.
+ * Looked up once for each process. */
+uint64_t fi_cache_bytes(void);
+
 /* ---- doorbells ------------------------------------------------------------------------- */
 
 /* A worker's bell is a word in shared memory: 1 = this worker sleeps or is about to. Its owner

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fi_copy.h"
 #include "fi_platform.h"
 #include "fi_trace.h"
 
@@ -355,6 +356,17 @@ enum fi_turn_kind fi_worker_next(fi_worker *worker, fi_turn *turn)
         if (load_relaxed(&s->state) == fi_word(q, 0, FI_VOID, 0)) /* W7 */
             ring_parent(ring, q);
     }
+}
+
+bool fi_worker_outruns_cache(const fi_worker *worker, uint64_t batch_bytes)
+{
+    const fi_board *board = worker->ring->board;
+    uint64_t slots = worker->ring->geometry.slots;
+    if (!fi_outruns_cache(batch_bytes, slots)) /* not even all of them: the board is not looked at */
+        return false;
+    /* Spoilt words cost time only. */
+    uint64_t batches = load_relaxed(&board->tail) - load_relaxed(&board->head);
+    return fi_outruns_cache(batch_bytes, fi_min_u64(batches, slots));
 }
 
 bool fi_row_own(const fi_worker *worker, const fi_turn *turn, uint32_t row)

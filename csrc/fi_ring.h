@@ -306,6 +306,10 @@ void fi_worker_pace(fi_worker *worker, uint32_t rows, int64_t nanoseconds);
 /* W6, second half. Publishes the batch and rings the parent if it sleeps for it. */
 void fi_worker_ready(const fi_worker *worker, const fi_turn *turn, uint32_t flags);
 
+/* Whether batches of so many bytes, as many as are under way now, outrun the caches (fi_copy.h): their
+ * rows are better written past them. */
+bool fi_worker_outruns_cache(const fi_worker *worker, uint64_t batch_bytes);
+
 /* ---- parent ------------------------------------------------------------------------------- */
 
 enum fi_phase { FI_FREE, FI_FILL, FI_DRAIN, FI_LEASED, FI_SPARE, FI_RETIRED };

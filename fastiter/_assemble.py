@@ -45,12 +45,15 @@ class Assembler:
         As in concat_examples.
     batch_size : int
         Most examples in a batch.
+    n_batches : int
+        How many batches are filled ahead of their use.
     """
 
-    def __init__(self, padding: Padding, copy: bool, batch_size: int) -> None:
+    def __init__(self, padding: Padding, copy: bool, batch_size: int, n_batches: int = 1) -> None:
         self._padding = padding
         self._copy = copy
         self._batch_size = batch_size
+        self._n_batches = n_batches
         self._lock = threading.Lock()
         self._recipe = _Recipe()
 
@@ -63,7 +66,8 @@ class Assembler:
             If there is none.
         """
         recipe = self._recipe
-        return Batch(Assembly(n_rows, recipe.schema, recipe.in_place), recipe)
+        rows = Assembly(n_rows, recipe.schema, recipe.in_place, self._n_batches)
+        return Batch(rows, recipe)
 
     def finish(self, batch: Batch) -> Any:
         """Make of a batch, all of whose rows are there, what concat_examples makes of them.

@@ -34,10 +34,17 @@ class Assembly:
     in_place : sequence of bool
         For each field of the schema, whether its rows are copied into an array; the values of the
         others are kept.
+    n_batches : int
+        How many such batches are filled ahead of their use. If the caches do not hold so many,
+        arrays are written past them.
     """
 
     def __new__(
-        cls, rows: int, schema: Schema | None = None, in_place: Sequence[bool] = ()
+        cls,
+        rows: int,
+        schema: Schema | None = None,
+        in_place: Sequence[bool] = (),
+        n_batches: int = 1,
     ) -> Self: ...
     stopped: bool
     """Set by any thread, it ends `fetch` before its next row."""

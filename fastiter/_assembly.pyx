@@ -12,11 +12,11 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.object cimport PyObject, PyObject_GetItem
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_TYPE
 from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_SIZE
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
 
 from fastiter._buffers cimport empty_array
-from fastiter._csrc cimport PyArray_Descr
+from fastiter._csrc cimport PyArray_Descr, fi_copy, fi_outruns_cache
 from fastiter._numpy cimport (
     PyArray_Type, bytes_of, copy_into, descr_of, dims_of, equivalent, is_contiguous, ndim_of,
     new_array)
@@ -58,6 +58,7 @@ cdef class Copies:
     cdef Copy copies[MOST_COPIES]
     cdef Py_ssize_t count
     cdef Py_ssize_t bytes
+    cdef bint uncached
 
     def __dealloc__(self):
         self.drop()
@@ -73,11 +74,14 @@ cdef class Copies:
         if self.bytes >= NOGIL_BYTES:
             with nogil:
                 for i in range(self.count):
-                    memcpy(self.copies[i].target, self.copies[i].source, self.copies[i].size)
+                    self.make_one(&self.copies[i])
         else:
             for i in range(self.count):
-                memcpy(self.copies[i].target, self.copies[i].source, self.copies[i].size)
+                self.make_one(&self.copies[i])
         self.drop()
+
+    cdef void make_one(self, Copy *copy) noexcept nogil:
+        fi_copy(copy.target, copy.source, copy.size, self.uncached)
 
     cdef void add(self, char *target, PyObject *array, Py_ssize_t size):
         cdef Copy *copy
@@ -110,6 +114,9 @@ cdef class Assembly:
     in_place : sequence of bool
         For each field of the schema whether its rows are copied into an array; the values of the
         others are kept.
+    n_batches : int
+        How many such batches are filled ahead of their use. If the caches do not hold so many,
+        arrays are written past them.
     """
 
     cdef Schema schema
@@ -118,9 +125,10 @@ cdef class Assembly:
     cdef list fields_
     cdef char *targets[FIELD_LIMIT]
     cdef char *states
+    cdef bint uncached
     cdef public bint stopped
 
-    def __cinit__(self, Py_ssize_t rows, Schema schema=None, in_place=()):
+    def __cinit__(self, Py_ssize_t rows, Schema schema=None, in_place=(), uint64_t n_batches=1):
         cdef Py_ssize_t number
         cdef Py_ssize_t shape[MOST_NDIM + 1]
         cdef Field *f
@@ -134,6 +142,7 @@ cdef class Assembly:
             raise MemoryError(f"no memory for the states of {rows} rows")
         if schema is None:
             return
+        self.uncached = fi_outruns_cache(rows * schema.row_bytes, n_batches)
         if len(in_place) != schema.count or schema.container == _LIST:
             raise ValueError(f"no schema for an assembly: {schema.specs!r}, {in_place!r}")
         for number in range(schema.count):
@@ -157,7 +166,7 @@ cdef class Assembly:
     # ---- filling rows
 
     def fetch(self, dataset, indices, Py_ssize_t first, Py_ssize_t stop, Position at):
-        cdef Copies copies = Copies.__new__(Copies)
+        cdef Copies copies = self.copies()
         cdef Py_ssize_t row = first
         cdef const int64_t *numbers = indices_of(indices, self.rows)
         self.check(first, stop)
@@ -174,7 +183,7 @@ cdef class Assembly:
         return None
 
     def put(self, Py_ssize_t first, list examples):
-        cdef Copies copies = Copies.__new__(Copies)
+        cdef Copies copies = self.copies()
         cdef Py_ssize_t row = first
         self.check(first, first + len(examples))
         try:
@@ -183,6 +192,11 @@ cdef class Assembly:
                 row += 1
         finally:
             copies.make()
+
+    cdef Copies copies(self):
+        cdef Copies copies = Copies.__new__(Copies)
+        copies.uncached = self.uncached
+        return copies
 
     cdef int check(self, Py_ssize_t first, Py_ssize_t stop) except -1:
         if not 0 <= first <= stop <= self.rows:

@@ -23,9 +23,9 @@ cdef class ColumnReader:
     cdef Source *sources
     cdef bint fits(self, Schema schema) except -1
     cdef bint into_slot(self, Schema schema, char *payload, Py_ssize_t row, const int64_t *rows,
-                        Py_ssize_t n) except -1
+                        Py_ssize_t n, bint uncached) except -1
     cdef object outputs_for(self, Py_ssize_t n)
     cdef bint gather_column(self, Py_ssize_t number, char *target, Py_ssize_t row_bytes,
-                            const int64_t *rows, Py_ssize_t n) except -1
+                            const int64_t *rows, Py_ssize_t n, bint uncached) except -1
     cdef object batch(self, list outputs)
     cdef object example(self, Py_ssize_t position, const int64_t *rows)

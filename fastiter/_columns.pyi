@@ -48,9 +48,17 @@ class ColumnReader:
         """Make room for n rows of each column; None if a column cannot be gathered."""
 
     def gather_part(
-        self, outputs: list[NDArray[Any]], start: int, indices: NDArray[np.int64]
+        self,
+        outputs: list[NDArray[Any]],
+        start: int,
+        indices: NDArray[np.int64],
+        n_batches: int = 1,
     ) -> bool:
-        """Gather rows into ``outputs``, from row ``start`` on; False if a column lacks an index."""
+        """Gather rows into ``outputs``, from row ``start`` on; False if a column lacks an index.
+
+        ``n_batches``: how many such outputs are filled ahead of their use. If the caches do not
+        hold so many, rows are written past them.
+        """
 
     def assembled(self, outputs: list[NDArray[Any]]) -> Any:
         """Make the batch of outputs that are complete."""

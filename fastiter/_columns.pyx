@@ -27,6 +27,7 @@ from fastiter._csrc cimport (
     PyArray_NDIM,
     PyArrayObject,
     fi_gather_rows,
+    fi_outruns_cache,
     fi_rows_lie_within,
     fi_rows_translate,
 )
@@ -88,6 +89,13 @@ cdef const int64_t *_indices(object indices, Py_ssize_t *n) except NULL:
     return <const int64_t *>PyArray_DATA(array)
 
 
+cdef uint64_t _nbytes(list arrays) except? 0:
+    cdef uint64_t nbytes = 0
+    for array in arrays:
+        nbytes += cnp.PyArray_NBYTES(array)
+    return nbytes
+
+
 cdef class ColumnReader:
     """Gathers rows of the columns of a dataset.
 
@@ -145,22 +153,25 @@ cdef class ColumnReader:
         cdef const int64_t *rows = _indices(indices, &n)
         cdef list outputs = self.outputs_for(n)
         cdef PyArrayObject *output
+        cdef bint uncached
         if outputs is None:
             return None
+        uncached = fi_outruns_cache(_nbytes(outputs), 1)
         for number in range(self.count):
             output = <PyArrayObject *>PyList_GET_ITEM(outputs, number)
-            if not self.gather_column(
-                    number, <char *>PyArray_DATA(output), _row_bytes(output), rows, n):
+            if not self.gather_column(number, <char *>PyArray_DATA(output), _row_bytes(output),
+                                      rows, n, uncached):
                 return None
         return self.batch(outputs)
 
     def outputs(self, Py_ssize_t n):
         return self.outputs_for(n)
 
-    def gather_part(self, list outputs, Py_ssize_t start, indices):
+    def gather_part(self, list outputs, Py_ssize_t start, indices, uint64_t n_batches=1):
         cdef Py_ssize_t n, number
         cdef const int64_t *rows = _indices(indices, &n)
         cdef PyArrayObject *output
+        cdef bint uncached = fi_outruns_cache(_nbytes(outputs), n_batches)
         if len(outputs) != self.count:
             raise ValueError(f"{len(outputs)} outputs are given for {self.count} columns")
         for number in range(self.count):
@@ -172,7 +183,7 @@ cdef class ColumnReader:
                 )
             if not self.gather_column(
                     number, <char *>PyArray_DATA(output) + start * _row_bytes(output),
-                    _row_bytes(output), rows, n):
+                    _row_bytes(output), rows, n, uncached):
                 return False
         return True
 
@@ -237,7 +248,7 @@ cdef class ColumnReader:
         return outputs
 
     cdef bint gather_column(self, Py_ssize_t number, char *target, Py_ssize_t row_bytes,
-                            const int64_t *rows, Py_ssize_t n) except -1:
+                            const int64_t *rows, Py_ssize_t n, bint uncached) except -1:
         """Copies rows of a column to the target, or returns False, with nothing written.
 
         row_bytes: room for a row there. While another column was copied without the GIL, somebody
@@ -264,10 +275,10 @@ cdef class ColumnReader:
             if not fi_rows_lie_within(rows, n, length):
                 return False
             if n * row_bytes < NOGIL_BYTES:
-                fi_gather_rows(target, row_bytes, base, stride, rows, n)
+                fi_gather_rows(target, row_bytes, base, stride, rows, n, uncached)
             else:
                 with nogil:
-                    fi_gather_rows(target, row_bytes, base, stride, rows, n)
+                    fi_gather_rows(target, row_bytes, base, stride, rows, n, uncached)
             return True
         finally:
             if translated != local:
@@ -304,15 +315,15 @@ cdef class ColumnReader:
         return True
 
     cdef bint into_slot(self, Schema schema, char *payload, Py_ssize_t row, const int64_t *rows,
-                        Py_ssize_t n) except -1:
+                        Py_ssize_t n, bint uncached) except -1:
         """Writes n rows of a slot, from `row` on, of a schema that fits; False if an index is out
-        of range."""
+        of range. `uncached`: past the caches."""
         cdef Py_ssize_t number
         cdef Field *field
         for number in range(self.count):
             field = &schema.fields[number]
             if not self.gather_column(
                     number, payload + field.offset + <uint64_t>field.stride * row, field.stride,
-                    rows, n):
+                    rows, n, uncached):
                 return False
         return True

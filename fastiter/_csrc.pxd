@@ -165,6 +165,7 @@ cdef extern from "fi_ring.h" nogil:
     bint fi_row_own(const fi_worker *worker, const fi_turn *turn, uint32_t row)
     void fi_row_done(const fi_worker *worker, const fi_turn *turn, uint32_t row, uint32_t code)
     void fi_worker_ready(const fi_worker *worker, const fi_turn *turn, uint32_t flags)
+    bint fi_worker_outruns_cache(const fi_worker *worker, uint64_t batch_bytes)
 
     ctypedef struct fi_private:
         uint64_t q
@@ -305,11 +306,19 @@ cdef extern from "fi_batch.h" nogil:
                const void *const *src, const int64_t *src_shapes, size_t n, const void *fill)
 
 
+cdef extern from "fi_copy.h" nogil:
+    enum:
+        FI_UNCACHED_LEAST
+
+    bint fi_outruns_cache(uint64_t batch_bytes, uint64_t batches)
+    void fi_copy(void *dst, const void *src, size_t bytes, bint uncached)
+
+
 cdef extern from "fi_gather.h" nogil:
     bint fi_rows_lie_within(const int64_t *rows, size_t n, int64_t length)
     void fi_rows_translate(int64_t *out, const int64_t *table, const int64_t *rows, size_t n)
     void fi_gather_rows(void *dst, size_t row_bytes, const void *base, Py_ssize_t stride,
-                        const int64_t *rows, size_t n)
+                        const int64_t *rows, size_t n, bint uncached)
 
 
 cdef extern from "fi_buffers.h" nogil:

@@ -106,6 +106,8 @@ cdef class RowWriter:
         cdef int64_t since = fi_now_ns(), now
         fi_cell_begins(cell, since)
         self.traces = fi_traces(end.worker.ring)
+        # By the schema of the turn before: a slot's own is read with its first row.
+        end.uncached = fi_worker_outruns_cache(&end.worker, self.row_bytes * end.turn.n)
         if self.plain is not None and self.are_columns_fitting():
             self.fill_columns(cell)
             self.timed(cell, since, since, self.index_of(end.turn.first), end.turn.count, 1)
@@ -243,7 +245,7 @@ cdef class RowWriter:
         fi_cell_fetch_begins(cell, fi_row_index(end.worker.ring, end.turn.slot, first)[0])
         done = (<ColumnReader>self.plain.reader).into_slot(
             self.schema, fi_slot_payload(end.worker.ring, end.turn.slot), first,
-            fi_row_index(end.worker.ring, end.turn.slot, first), count)
+            fi_row_index(end.worker.ring, end.turn.slot, first), count, end.uncached)
         fi_cell_fetch_ends(cell)
         if not done:  # an index is out of range: the dataset says so itself
             return self.fill_singly(cell, first, count, True)

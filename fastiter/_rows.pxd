@@ -58,7 +58,7 @@ cdef class Schema:
                   object value) except -1
     cdef int is_of(self, Field *f, PyObject *value) except -1
     cdef int copy_array(self, Field *f, char *place, cnp.PyArrayObject *array,
-                        Py_ssize_t bytes) except -1
+                        Py_ssize_t bytes, bint uncached) except -1
     cdef int64_t *entry(self, Field *f, char *payload, Py_ssize_t row) noexcept
     cdef bint pad_field(self, WorkerEnd end, char *payload, Field *f, list rows, object fill,
                         int64_t max_length, int64_t multiple) except -1

@@ -238,10 +238,10 @@ cdef class Schema:
                 array = <cnp.PyArrayObject *>value
                 if not self.is_of(f, value) or not has_shape(array, f):
                     return 0
-                if f.stride < NOGIL_BYTES and is_contiguous(array):
+                if f.stride < FI_UNCACHED_LEAST and is_contiguous(array):
                     memcpy(place, bytes_of(array), f.stride)
                 else:
-                    self.copy_array(f, place, array, f.stride)
+                    self.copy_array(f, place, array, f.stride, end.uncached)
             elif f.kind == _RAGGED:
                 if not self.is_of(f, value):
                     return 0
@@ -297,7 +297,7 @@ cdef class Schema:
         entry[0] = <int64_t>end.heap_take(size)
         for axis in range(f.ndim):
             entry[1 + axis] = dims_of(array)[axis]
-        return self.copy_array(f, payload + entry[0], array, size)
+        return self.copy_array(f, payload + entry[0], array, size, False)
 
     cdef int pack(self, WorkerEnd end, char *payload, int64_t *entry, Py_ssize_t row,
                   object value) except -1:
@@ -310,15 +310,15 @@ cdef class Schema:
         return 1
 
     cdef int copy_array(self, Field *f, char *place, cnp.PyArrayObject *array,
-                        Py_ssize_t bytes) except -1:
+                        Py_ssize_t bytes, bint uncached) except -1:
         cdef char *source
         if is_contiguous(array):
             source = bytes_of(array)
             if bytes >= NOGIL_BYTES:
                 with nogil:
-                    memcpy(place, source, bytes)
+                    fi_copy(place, source, bytes, uncached)
             else:
-                memcpy(place, source, bytes)
+                fi_copy(place, source, bytes, uncached)
             return 1
         Py_INCREF(<object>f.descr)
         target = new_array(&PyArray_Type, f.descr, f.ndim, dims_of(array), NULL,

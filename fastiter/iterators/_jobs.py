@@ -463,6 +463,8 @@ class ColumnsJob(Job):
         From ``reader.outputs(len(indices))``.
     concat : Concat
         The arguments of concat_examples.
+    n_batches : int
+        How many batches are filled ahead of their use.
     """
 
     def __init__(
@@ -473,16 +475,19 @@ class ColumnsJob(Job):
         reader: ColumnReader,
         outputs: list[npt.NDArray[Any]],
         concat: Concat,
+        n_batches: int,
     ) -> None:
         super().__init__(work, origin, place)
         self._concat = concat
         self._reader = reader
         self._outputs = outputs
+        self._n_batches = n_batches
         self._is_complete = True
         self._found: list[Any] | None = None  # examples, where columns would not do
 
     def _fill(self, start: int, stop: int) -> Failure | None:
-        if not self._reader.gather_part(self._outputs, start, self._indices[start:stop]):
+        rows = self._indices[start:stop]
+        if not self._reader.gather_part(self._outputs, start, rows, self._n_batches):
             self._is_complete = False
         return None
 

@@ -149,7 +149,9 @@ class MultithreadIterator(PlannedIterator):
         self._assembler: Assembler | None = None
         convert = None
         if self._source.concat is not None:
-            self._assembler = Assembler(*self._source.concat, self._batch_size)
+            self._assembler = Assembler(
+                *self._source.concat, self._batch_size, self._n_prefetch + 1
+            )
         elif self._converter is not None and self._device is None:
             convert = _without_device(self._converter)
         tolerates = self._skips is not None
@@ -344,7 +346,8 @@ class MultithreadIterator(PlannedIterator):
         if concat is not None and plain is not None and source.joins(plain):
             outputs = plain.reader.outputs(len(plan.indices))
             if outputs is not None:
-                return ColumnsJob(work, origin, place, plain.reader, outputs, concat)
+                n_batches = self._n_prefetch + 1
+                return ColumnsJob(work, origin, place, plain.reader, outputs, concat, n_batches)
         elif concat is not None and plain is None:
             getter = column_getter(self._dataset)
             if getter is not None:

@@ -31,7 +31,8 @@ static unsigned char *random_bytes(size_t n)
 }
 
 /* base: row 0, from which the rows lie stride apart. */
-static void check_gather(const unsigned char *base, ptrdiff_t stride, size_t row_bytes, size_t n)
+static void check_gather(const unsigned char *base, ptrdiff_t stride, size_t row_bytes, size_t n,
+                         bool uncached)
 {
     const size_t bytes = n * row_bytes;
     unsigned char *block = malloc(bytes + 2 * GUARD);
@@ -42,7 +43,7 @@ static void check_gather(const unsigned char *base, ptrdiff_t stride, size_t row
     for (size_t i = 0; i < n; i++) {
         rows[i] = (int64_t)random_below(TABLE_ROWS);
     }
-    fi_gather_rows(block + GUARD, row_bytes, base, stride, rows, n);
+    fi_gather_rows(block + GUARD, row_bytes, base, stride, rows, n, uncached);
     for (size_t i = 0; i < n; i++) {
         for (size_t byte = 0; byte < row_bytes; byte++) {
             CHECK_EQ(block[GUARD + i * row_bytes + byte], *(base + rows[i] * stride + byte));
@@ -67,9 +68,12 @@ static void test_gather_of_every_size(void)
         const ptrdiff_t stride = (ptrdiff_t)(row_bytes + gap);
         unsigned char *table = random_bytes(TABLE_ROWS * (row_bytes + gap));
         for (size_t count = 0; count < sizeof counts / sizeof *counts; count++) {
-            check_gather(table, stride, row_bytes, counts[count]);
-            check_gather(table + (TABLE_ROWS - 1) * stride, -stride, row_bytes, counts[count]);
-            check_gather(table, 0, row_bytes, counts[count]);
+            const unsigned char *last = table + (TABLE_ROWS - 1) * stride;
+            for (int uncached = 0; uncached < 2; uncached++) {
+                check_gather(table, stride, row_bytes, counts[count], uncached);
+                check_gather(last, -stride, row_bytes, counts[count], uncached);
+                check_gather(table, 0, row_bytes, counts[count], uncached);
+            }
         }
         free(table);
     }

@@ -1,0 +1,39 @@
+/* Copies of bytes that nobody will read while they are still in a cache.
+ *
+ * An ordinary store first reads its cache line from memory and later evicts it: a copy to memory
+ * that is in no cache moves three bytes over the bus for each byte copied. Non-temporal stores
+ * write past the caches and move two. That pays only where the bytes would leave the caches before
+ * they are read: docs/decisions/0018 has the figures.
+ */
+#ifndef FI_COPY_H
+#define FI_COPY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* Whether batches of so many bytes, `batches` of them under way at a time, outrun the caches: what
+ * is written now will have left them when it is read, pushed out by the batches that are filled
+ * meanwhile. */
+bool fi_outruns_cache(uint64_t batch_bytes, uint64_t batches);
+
+/* Shorter copies are made through the caches: to start and to drain takes longer than it saves. */
+#define FI_UNCACHED_LEAST 4096
+
+/* Copies `bytes` past the caches, of any alignment; the areas must not overlap. The stores are
+ * ordered before all that follow, as memcpy's are: a release store may publish them. Where the
+ * processor has no such stores it is memcpy. */
+void fi_copy_uncached(void *dst, const void *src, size_t bytes);
+
+/* Of one row or one example. `uncached`: what it is part of outruns the caches. */
+static inline void fi_copy(void *dst, const void *src, size_t bytes, bool uncached)
+{
+    if (uncached && bytes >= FI_UNCACHED_LEAST) {
+        fi_copy_uncached(dst, src, bytes);
+    } else {
+        memcpy(dst, src, bytes);
+    }
+}
+
+#endif

@@ -1,0 +1,84 @@
+/* fi_copy_uncached against memcpy, at every alignment of either side, with guard bytes around.
+ * Aborts at the first broken promise. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "fi_copy.h"
+#include "fi_platform.h"
+
+enum { GUARD = 64, GUARD_BYTE = 0xA5, LINE = 64 };
+
+static void check_copy(size_t bytes, size_t target_offset, size_t source_offset)
+{
+    unsigned char *target = aligned_alloc(LINE, (bytes + 4 * GUARD + LINE) / LINE * LINE);
+    unsigned char *source = malloc(bytes + source_offset + 1);
+    unsigned char *out = target + GUARD + target_offset;
+
+    CHECK(target != NULL && source != NULL);
+    for (size_t i = 0; i < bytes; i++) {
+        source[source_offset + i] = (unsigned char)(i * 131 + bytes);
+    }
+    memset(target, GUARD_BYTE, bytes + 2 * GUARD + target_offset);
+    fi_copy_uncached(out, source + source_offset, bytes);
+    CHECK(memcmp(out, source + source_offset, bytes) == 0);
+    for (size_t i = 0; i < GUARD + target_offset; i++) {
+        CHECK_EQ(target[i], GUARD_BYTE);
+    }
+    for (size_t i = 0; i < GUARD; i++) {
+        CHECK_EQ(out[bytes + i], GUARD_BYTE);
+    }
+    free(source);
+    free(target);
+}
+
+static void test_every_alignment(void)
+{
+    static const size_t sizes[] = {0, 1, 15, 63, 64, 65, 127, 128, 200, 4095, 4096, 4097, 150528};
+
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        for (size_t target_offset = 0; target_offset < LINE; target_offset++) {
+            check_copy(sizes[i], target_offset, 0);
+            check_copy(sizes[i], target_offset, target_offset * 7 % 17);
+            check_copy(sizes[i], 0, target_offset);
+        }
+    }
+}
+
+static void test_either_way(void)
+{
+    static char from[2 * FI_UNCACHED_LEAST], to[sizeof from];
+
+    for (size_t i = 0; i < sizeof from; i++) {
+        from[i] = (char)i;
+    }
+    for (int uncached = 0; uncached < 2; uncached++) {
+        memset(to, 0, sizeof to);
+        fi_copy(to, from, sizeof from, uncached);
+        CHECK(memcmp(to, from, sizeof from) == 0);
+    }
+}
+
+static void test_what_outruns_the_cache(void)
+{
+    const uint64_t cache = fi_cache_bytes();
+
+    CHECK(cache >= 1 << 15);
+    CHECK_EQ(cache, fi_cache_bytes());
+    CHECK(!fi_outruns_cache(0, 5));
+    CHECK(!fi_outruns_cache(cache / 5, 5));
+    CHECK(fi_outruns_cache(cache / 5 + 1, 5));
+    CHECK(!fi_outruns_cache(cache, 1));
+    CHECK(!fi_outruns_cache(cache, 0));
+    CHECK(fi_outruns_cache(cache + 1, 0));
+    CHECK(fi_outruns_cache(1, UINT64_MAX));
+}
+
+int main(void)
+{
+    test_every_alignment();
+    test_either_way();
+    test_what_outruns_the_cache();
+    return 0;
+}
