@@ -6,6 +6,7 @@ The iterators, datasets and converters speak the interface of Chainer's.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 try:
@@ -51,11 +52,24 @@ from fastiter.iterators import (
     WeightedOrderSampler,
 )
 
+_MODULES = ("dataset", "datasets", "errors", "interop", "iterators", "kernels", "random", "reader")
+
 if TYPE_CHECKING:
+    from fastiter import dataset as dataset
+    from fastiter import datasets as datasets
+    from fastiter import errors as errors
+    from fastiter import interop as interop
+    from fastiter import iterators as iterators
+    from fastiter import kernels as kernels
+    from fastiter import random as random
+    from fastiter import reader as reader
     from fastiter.iterators import MultiprocessIterator
 else:
 
     def __getattr__(name):
+        """Imports on first use what programs without it need not wait for."""
+        if name in _MODULES:
+            return importlib.import_module(f"fastiter.{name}")
         if name != "MultiprocessIterator":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from fastiter.iterators import MultiprocessIterator
@@ -100,4 +114,4 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

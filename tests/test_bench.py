@@ -318,6 +318,8 @@ def test_goals_are_judged_by_the_best_of_the_others_and_met_from_nine_tenths():
     )
     assert [verdict["met"] for verdict in verdicts] == [True, False, True, True, False]
     assert {verdict["other"] for verdict in verdicts} == {"torch.fast", None}
+    (verdict,) = goals.judge([goals.Goal("torch", 12, without="torch.fast")], rows)
+    assert (verdict["other"], verdict["met"]) == ("torch", True)
 
 
 def changed(document, factor, name="fastiter.mp", **facts):

@@ -36,6 +36,15 @@ def test_public_names_are_all_there():
     assert missing == []
 
 
+@pytest.mark.parametrize(
+    "name", ["dataset", "datasets", "errors", "interop", "iterators", "kernels", "random", "reader"]
+)
+def test_public_modules_are_there_without_an_import_of_their_own(name):
+    code = f"import fastiter; print(fastiter.{name}.__name__, {name!r} in dir(fastiter))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == [f"fastiter.{name}", "True"]
+
+
 def test_import_needs_no_other_package_than_numpy():
     code = (
         "import sys, numpy; before = set(sys.modules); import fastiter; "
