@@ -64,13 +64,16 @@ class Loop:
         with self.cupy.cuda.Device(self.device):
             stream = self.stream or self.cupy.cuda.get_current_stream()
             with stream:
-                x, t = next(self.iterator)
-                number = len(self.seen)
-                self.seen.append([None, None])
-                for place, array in enumerate((x, t)):
-                    note = partial(self.seen[number].__setitem__, place)
-                    self.machine.kernel(stream, array, note)
-        return x, t
+                batch = next(self.iterator)
+                self.work_on(batch, stream)
+        return batch
+
+    def work_on(self, batch, stream):
+        """Begin to read a batch on a stream of the current device."""
+        number = len(self.seen)
+        self.seen.append([None, None])
+        for place, array in enumerate(batch):
+            self.machine.kernel(stream, array, partial(self.seen[number].__setitem__, place))
 
     def check(self, indices):
         self.machine.finish()

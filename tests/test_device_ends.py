@@ -286,20 +286,39 @@ def test_workers_leave_the_gpu_alone(world, build):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_current_device_stays(world, build, kind):
     world = world()
-    iterators = [build(kind, Rows(), device=device) for device in (0, 1)]
-    loops = [Loop(world, it, device=device) for device, it in enumerate(iterators)]
+    device = world.cupy.cuda.Device
+    iterators = [build(kind, Rows(), device=number) for number in (0, 1)]
+    loops = [Loop(world, it, device=number) for number, it in enumerate(iterators)]
     for number in range(10):
         for loop in loops:
-            world.machine.device_id = number % 2
-            x, _ = loop.step()
-            assert x.device.id == loop.device
+            device(number % 2).use()
+            batch = next(loop.iterator)
+            assert batch[0].device.id == loop.device
             assert world.machine.device_id == number % 2
+            with device(loop.device):
+                loop.work_on(batch, world.cupy.cuda.get_current_stream())
         world.machine.some_steps(9)
     for iterator in iterators:
+        device(1).use()
         iterator.finalize()
         assert world.machine.device_id == 1
     for loop in loops:
         loop.check(in_order(10))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stream_that_the_program_uses_stays_the_current_one(world, build, kind):
+    world = world(4)
+    stream = world.stream(non_blocking=True).use()
+    loop = Loop(world, build(kind, Rows()))
+    for _ in range(20):
+        batch = next(loop.iterator)
+        assert world.cupy.cuda.get_current_stream() is stream
+        loop.work_on(batch, stream)
+        world.machine.some_steps(9)
+    loop.iterator.finalize()
+    assert world.cupy.cuda.get_current_stream() is stream
+    loop.check(in_order(20))
 
 
 def test_a_gpu_that_is_not_there_is_told_before_anything_starts(world, build):

@@ -13,6 +13,7 @@ from fastiter._device._cupy import (
     import_cupy_for,
     is_cupy_array,
     keep_for_ever,
+    settle,
 )
 from fastiter._device._places import CpuDevice, Device, GpuDevice, resolve, send
 
@@ -26,4 +27,5 @@ __all__ = [
     "keep_for_ever",
     "resolve",
     "send",
+    "settle",
 ]

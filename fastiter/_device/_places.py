@@ -7,7 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from fastiter._device._cupy import check_not_cut_off, import_cupy, is_cupy_array
+from fastiter._device._cupy import (
+    array_module,
+    current_device_id,
+    import_cupy,
+    import_cupy_for,
+    is_cupy_array,
+    on_device,
+)
 
 _WHAT_IS_A_DEVICE = (
     "None, an integer (negative: the host; 0 and above: that GPU), 'cpu', '@numpy', 'cuda', "
@@ -72,7 +79,7 @@ class CpuDevice(Device):
         if array is None or isinstance(array, np.ndarray):
             return array
         if is_cupy_array(array):
-            with array.device:
+            with array_module(array)[1]:
                 return array.get()
         return _scalar_array(array)
 
@@ -108,10 +115,10 @@ class GpuDevice(Device):
         if not is_cupy_array(array) and not isinstance(array, np.ndarray):
             array = _scalar_array(array)
         try:
-            with self._cupy.cuda.Device(self.id):
+            with on_device(self._cupy, self.id):
                 return self._cupy.array(array)
-        except self._cupy.cuda.runtime.CUDARuntimeError as error:
-            check_not_cut_off(error)
+        except self._cupy.cuda.runtime.CUDARuntimeError:
+            import_cupy_for(self.id)  # says so if there is no such GPU
             raise
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -157,7 +164,7 @@ def _from_string(text: str) -> Device:
     if text in ("cpu", "@numpy"):
         return CpuDevice()
     if text == "cuda":
-        return GpuDevice(int(import_cupy("device 'cuda'").cuda.Device().id))
+        return GpuDevice(current_device_id())
     for prefix in ("cuda:", "@cupy:", ""):
         number = text[len(prefix) :]
         if text.startswith(prefix) and number.isascii() and number.isdigit():

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fastiter._device._cupy import on_device
 from fastiter._ring import Arena, Lease
 from fastiter._warn import warn_caller
 
@@ -40,8 +41,8 @@ class Registration:
     """
 
     def __init__(self, cupy: Any, device_id: int, arena: Arena) -> None:
-        self._runtime = cupy.cuda.runtime
-        self._device = cupy.cuda.Device(device_id)
+        self._cupy, self._runtime = cupy, cupy.cuda.runtime
+        self._device_id = device_id
         self._arena: Arena | None = arena
         self._ranges: dict[int, int] = {}  # bytes registered, by address
         self._is_given_up = os.environ.get(_SWITCH, "") == "0"
@@ -72,7 +73,7 @@ class Registration:
         if self._pid != os.getpid():
             return
         self._is_given_up = True
-        with contextlib.suppress(self._runtime.CUDARuntimeError), self._device:
+        with contextlib.suppress(self._runtime.CUDARuntimeError), self._on_device():
             for address in list(self._ranges):
                 self._unregister(address)
         self._arena = None
@@ -87,7 +88,7 @@ class Registration:
         try:
             if address in self._ranges:
                 self._unregister(address)
-            with self._device:
+            with self._on_device():
                 self._runtime.hostRegister(address, nbytes, _PORTABLE)
         except self._runtime.CUDARuntimeError as error:
             self._is_given_up = True
@@ -101,6 +102,9 @@ class Registration:
             return False
         self._ranges[address] = nbytes
         return True
+
+    def _on_device(self) -> contextlib.AbstractContextManager[None]:
+        return on_device(self._cupy, self._device_id)
 
     def _unregister(self, address: int) -> None:
         del self._ranges[address]

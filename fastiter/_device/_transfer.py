@@ -13,7 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from fastiter._device._cupy import CUT_OFF, import_cupy_for, keep_for_ever, new_event
+from fastiter._device._cupy import (
+    CUT_OFF,
+    allocate,
+    import_cupy_for,
+    keep_for_ever,
+    new_event,
+    on_device,
+)
 from fastiter._device._places import GpuDevice
 
 # Staging buffers of a transfer. While one is filled, the copies from the others may still wait.
@@ -150,7 +157,7 @@ class AsyncTransfer:
         if stream is None:
             stream = _copy_streams.get(device_id)
         if stream is None:
-            with self._cupy.cuda.Device(device_id):
+            with on_device(self._cupy, device_id):
                 # Else the work on the default stream would wait for copies, and copies for it.
                 stream = self._cupy.cuda.Stream(non_blocking=True)
             stream = _copy_streams.setdefault(device_id, stream)
@@ -267,7 +274,7 @@ class AsyncTransfer:
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[Any]:
         """Makes the GPU the current one; gives its current stream."""
-        with self._cupy.cuda.Device(self._device.id):
+        with on_device(self._cupy, self._device.id):
             yield self._cupy.cuda.get_current_stream()
 
     def _copy(self, arrays: list[np.ndarray[Any, Any]], sent: Sent) -> list[Any]:
@@ -291,6 +298,12 @@ class AsyncTransfer:
                 target.set(source, stream=self._stream)
                 there.append(target)
             copied.record(self._stream)
+            if staging is not None:
+                staging.copied = copied
+                self._staging.append(staging)
+            if any(borrowed):
+                kept = [a for a, is_borrowed in zip(arrays, borrowed, strict=True) if is_borrowed]
+                self._parked.append((copied, kept))
         except BaseException:
             # Some copies may have begun. If the stream cannot be waited for, CUDA's context is
             # lost, and nothing runs in it any more.
@@ -298,12 +311,6 @@ class AsyncTransfer:
                 self._stream.synchronize()
             raise
         sent._copied = copied
-        if staging is not None:
-            staging.copied = copied
-            self._staging.append(staging)
-        kept = [array for array, is_borrowed in zip(arrays, borrowed, strict=True) if is_borrowed]
-        if kept:
-            self._parked.append((copied, kept))
         return there
 
     def _borrows(self, array: np.ndarray[Any, Any]) -> bool:
@@ -321,8 +328,7 @@ class AsyncTransfer:
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], sent: Sent) -> Any:
         cuda = self._cupy.cuda
         nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        with self._stream:
-            memory = cuda.alloc(nbytes)
+        memory = allocate(self._cupy, nbytes, self._stream)
         loan = _Loan(self, memory)
         sent._loans.append(loan)
         borrowed = cuda.UnownedMemory(memory.ptr, nbytes, loan, self._device.id)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fastiter import _example
+from fastiter import _device, _example
 from fastiter._assembly import Assembly, Position
 from fastiter._collate import collate
 from fastiter._columnar import collate_columns, examples_of
@@ -176,7 +176,9 @@ class Job:
             self._outcome = Outcome(None)
         else:
             try:
-                self._outcome = Outcome(self._make())
+                batch = self._make()
+                _device.settle(batch)
+                self._outcome = Outcome(batch)
             except BaseException as error:
                 self._error_facts = f"converter, {self._facts()}"
                 raised = raisable(error, self._error_facts, "in a worker thread")
