@@ -30,10 +30,25 @@ def gpu_missing() -> str | None:
     except ImportError as error:
         return f"CuPy is not installed: {error}"
     try:
-        cupy.cuda.runtime.getDeviceCount()
+        count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return f"CuPy finds no device: {error}"
-    return None
+    return None if count else "CuPy finds no device"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rehearse-gpu",
+        action="store_true",
+        help="run the tests marked gpu over the stand-in for CuPy: it shows that they run, and "
+        "nothing of a GPU",
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    if config.getoption("--rehearse-gpu"):
+        return "gpu: a rehearsal over the stand-in for CuPy, which is no GPU"
+    return f"gpu: {gpu_missing() or 'there is one'}"
 
 
 def pytest_configure() -> None:
@@ -44,12 +59,30 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    on_gpu = [(item, mark) for item in items if (mark := item.get_closest_marker("gpu"))]
+    if config.getoption("--rehearse-gpu"):
+        for item, mark in on_gpu:
+            if "real" in mark.kwargs:
+                item.add_marker(pytest.mark.skip(reason=f"no rehearsal: {mark.kwargs['real']}"))
+        return
     reason = gpu_missing() if on_gpu else None
     if reason is not None:
-        for item in on_gpu:
+        for item, _ in on_gpu:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def _rehearsal(request: pytest.FixtureRequest) -> None:
+    """Puts the stand-in in CuPy's place for tests marked gpu, if that was asked for."""
+    if request.config.getoption("--rehearse-gpu") and request.node.get_closest_marker("gpu"):
+        request.getfixturevalue("world")()
+
+
+@pytest.fixture
+def long_loop(request: pytest.FixtureRequest) -> int:
+    """How many batches are many: enough for a GPU to show a leak, few in a rehearsal."""
+    return 1_000 if request.config.getoption("--rehearse-gpu") else 10_000
 
 
 # No deadline: on a busy machine any example can be slow. The same examples in every run, so that a

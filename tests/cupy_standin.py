@@ -69,11 +69,11 @@ class Array:
         return self.content.copy()
 
     @classmethod
-    def of(cls, array: Any) -> Array:
+    def of(cls, obj: Any) -> Array:
         """A copy as cupy.array makes it, on the current stream."""
-        if isinstance(array, Array):
-            return cls.work(np.copy, array)
-        array = np.asarray(array)
+        if isinstance(obj, Array):
+            return cls.work(np.copy, obj)
+        array = np.asarray(obj)
         made = cls.empty(array.shape, array.dtype.newbyteorder("="))
         cls.bound_to.blocks.append(array.astype(made.dtype, order="C"))
         made.set(cls.bound_to.blocks[-1], cls.bound_to.current)
@@ -126,7 +126,7 @@ class Array:
 
     def __iadd__(self, value: Any) -> Array:
         there, what = self.content, value.content if isinstance(value, Array) else value
-        self.bound_to.put(self.bound_to.current, lambda: there.__iadd__(what) and None)
+        self.bound_to.put(self.bound_to.current, lambda: np.add(there, what, out=there))
         return self
 
     def __add__(self, value: Any) -> Array:
@@ -200,8 +200,9 @@ def _make_cuda(machine: Machine) -> types.SimpleNamespace:
     def event(block: bool = False, disable_timing: bool = False) -> Event:
         return Event(machine)
 
-    def device(device: int | None = None) -> Device:
-        return Device(machine, device)
+    class BoundDevice(Device):
+        def __init__(self, device: int | None = None) -> None:
+            super().__init__(machine, device)
 
     def alloc(size: int) -> MemoryPointer:
         machine.fail("alloc")
@@ -212,7 +213,7 @@ def _make_cuda(machine: Machine) -> types.SimpleNamespace:
         return alloc_pinned(machine, size)
 
     return types.SimpleNamespace(
-        Device=device,
+        Device=BoundDevice,
         Event=event,
         MemoryPointer=MemoryPointer,
         Stream=BoundStream,

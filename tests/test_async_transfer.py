@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import inspect
 import multiprocessing
 import pickle
 import random
@@ -18,7 +17,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from cupy_standin import CUDARuntimeError, Machine, Ticket, make_cupy
+from cupy_standin import CUDARuntimeError, Ticket
 
 from fastiter import SerialIterator, concat_examples
 from fastiter.dataset import ConcatWithAsyncTransfer
@@ -365,27 +364,6 @@ def test_it_pickles():
     assert converter.compute_stream is None
 
 
-def test_the_stand_in_has_what_cupy_has():
-    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
-    standin = make_cupy(Machine())
-    for name in vars(standin.cuda):
-        assert hasattr(cupy.cuda, name), name
-    for name in vars(standin.cuda.runtime):
-        assert hasattr(cupy.cuda.runtime, name), name
-    for name in ("Event", "Stream"):
-        given = set(inspect.signature(getattr(standin.cuda, name)).parameters)
-        assert given <= set(inspect.signature(getattr(cupy.cuda, name)).parameters)
-    for name in ("done", "record", "synchronize"):
-        assert hasattr(cupy.cuda.Event, name)
-    for name in ("wait_event", "synchronize", "__enter__"):
-        assert hasattr(cupy.cuda.Stream, name)
-    assert {"ptr", "device_id"} <= set(vars(cupy.cuda.Stream.null))
-    assert "stream" in cupy.ndarray.set.__doc__
-    assert "UnownedMemory(intptr_t ptr, size_t size, owner, int device_id" in (
-        cupy.cuda.UnownedMemory.__doc__
-    )
-
-
 SPIN = """extern "C" __global__ void spin(long long n) {
     long long start = clock64();
     while (clock64() - start < n) {}
@@ -439,17 +417,19 @@ def test_on_a_gpu_the_call_returns_while_the_device_works():
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_memory_is_flat():
+def test_on_a_gpu_memory_is_flat(long_loop):
     import cupy
 
     converter = ConcatWithAsyncTransfer()
-    used = []
-    for number in range(10_000):
+    before, used = cupy.get_default_memory_pool().total_bytes(), []
+    for number in range(long_loop):
         x, _ = converter(batch_of(number), 0)
         x += 1
-        if number % 1000 == 999:
-            used.append(cupy.get_default_memory_pool().total_bytes())
-    assert len(set(used[1:])) == 1
+        if number % (long_loop // 10) == long_loop // 10 - 1:
+            used.append(cupy.get_default_memory_pool().total_bytes() - before)
+    batch = 4 * ROW + 512
+    assert max(used) <= 4 * batch
+    assert used[-1] <= used[4] + batch  # how far the host may be ahead differs a little
 
 
 @pytest.mark.gpu

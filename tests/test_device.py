@@ -6,12 +6,14 @@ import os
 import pickle
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
 
 from fastiter import SerialIterator, concat_examples, to_device
 from fastiter._device import CpuDevice, resolve
+from fastiter.dataset import ConcatWithAsyncTransfer
 
 HOST = [-1, -5, np.int64(-1), "cpu", "@numpy", "-1"]
 
@@ -47,17 +49,26 @@ def test_what_is_no_array_is_refused(thing):
 
 
 @pytest.mark.parametrize(
-    "device", ["", "gpu", "cuda:", "cuda:x", "@cupy", "@numpy:0", "--1", "cpu:0"]
+    "device",
+    ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda: 1", "@cupy", "@cupy:x", "@numpy:0", "--1", "cpu:0"],
 )
-def test_wrong_names(device):
-    with pytest.raises(ValueError, match="device must be"):
-        resolve(device)
+def test_wrong_names(make, device):
+    matches = rf"device must be None, .*'cuda:<id>'.*, not {device!r}"
+    for call in (resolve, partial(to_device, x=np.zeros(1)), partial(concat_examples, [1])):
+        with pytest.raises(ValueError, match=matches):
+            call(device)
+    with pytest.raises(ValueError, match=matches):
+        make([1], 1, converter=concat_examples, device=device)
 
 
-@pytest.mark.parametrize("device", [1.0, True, [0], object()])
-def test_wrong_types(device):
-    with pytest.raises(TypeError, match="device must be"):
-        resolve(device)
+@pytest.mark.parametrize("device", [1.0, 1.5, True, np.bool_(True), [0], (0,), b"cpu", object()])
+def test_wrong_types(make, device):
+    matches = rf"device must be None, .* of type {type(device).__qualname__}"
+    for call in (resolve, partial(to_device, x=np.zeros(1)), partial(concat_examples, [1])):
+        with pytest.raises(TypeError, match=matches):
+            call(device)
+    with pytest.raises(TypeError, match=matches):
+        make([1], 1, converter=concat_examples, device=device)
 
 
 class Elsewhere:
@@ -84,14 +95,47 @@ def test_devices_compare_hash_print_and_pickle():
 
 
 @pytest.mark.parametrize("device", [0, 3, "cuda", "cuda:1", "@cupy:0", "0"])
-def test_gpu_without_cupy_says_what_to_install(device, monkeypatch):
+def test_gpu_without_cupy_says_what_to_install(make, device, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(RuntimeError, match=r"pip install 'fastiter\[cuda12\]'"):
+    matches = r"pip install 'fastiter\[cuda12\]' \(or 'fastiter\[cuda13\]'\)"
+    with pytest.raises(RuntimeError, match=matches):
         resolve(device)
-    with pytest.raises(RuntimeError, match="CuPy"):
+    with pytest.raises(RuntimeError, match=matches):
+        to_device(device, np.zeros(1))
+    with pytest.raises(RuntimeError, match=matches):
         concat_examples([1, 2], device)
-    with pytest.raises(RuntimeError, match="CuPy"):
-        SerialIterator([1], 1, converter=concat_examples, device=device)
+    with pytest.raises(RuntimeError, match=matches):
+        ConcatWithAsyncTransfer()([1, 2], device)
+    with pytest.raises(RuntimeError, match=matches):
+        make([1], 1, converter=concat_examples, device=device)
+
+
+@pytest.fixture
+def without_gpu():
+    """CuPy itself, where it finds no GPU."""
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    try:
+        if cupy.cuda.runtime.getDeviceCount():
+            pytest.skip("there is a GPU")
+    except cupy.cuda.runtime.CUDARuntimeError:
+        pass
+    return cupy
+
+
+@pytest.mark.parametrize("device", [0, 3, "cuda", "cuda:1", "@cupy:0", "0", "a Device"])
+def test_cupy_without_a_gpu_says_what_to_install(without_gpu, make, device):
+    if device == "a Device":
+        device = without_gpu.cuda.Device(1)
+        assert resolve(device).name == "@cupy:1"
+    matches = r"needs a GPU, and CuPy finds none .*driver.*pip install 'fastiter\[cuda12\]'"
+    with pytest.raises(RuntimeError, match=matches):
+        to_device(device, np.zeros(1))
+    with pytest.raises(RuntimeError, match=matches):
+        concat_examples([1, 2], device)
+    with pytest.raises(RuntimeError, match=matches):
+        ConcatWithAsyncTransfer()([1, 2], device)
+    with pytest.raises(RuntimeError, match=matches):
+        next(make([1], 1, converter=concat_examples, device=device))
 
 
 def test_cupy_is_not_imported_for_the_host():

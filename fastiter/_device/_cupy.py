@@ -93,6 +93,12 @@ def is_cupy_array(x: Any) -> bool:
     return cupy is not None and isinstance(x, cupy.ndarray)
 
 
+def is_cupy_device(x: Any) -> bool:
+    """Whether ``x`` is a ``cupy.cuda.Device``. Does not import CuPy either."""
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(x, cupy.cuda.Device)
+
+
 def array_module(x: Any) -> tuple[Any, contextlib.AbstractContextManager[Any]]:
     """Module for work on ``x`` and its like, and a context in which to do it.
 

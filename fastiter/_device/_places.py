@@ -13,6 +13,7 @@ from fastiter._device._cupy import (
     import_cupy,
     import_cupy_for,
     is_cupy_array,
+    is_cupy_device,
     on_device,
 )
 
@@ -151,7 +152,7 @@ def resolve(device: Any) -> Any:
         return CpuDevice() if device < 0 else GpuDevice(int(device))
     if isinstance(device, str):
         return _from_string(device)
-    if type(device).__module__.partition(".")[0] == "cupy" and hasattr(device, "id"):
+    if is_cupy_device(device):
         return GpuDevice(int(device.id))
     if hasattr(device, "xp") and callable(getattr(device, "send", None)):
         return device
