@@ -17,12 +17,17 @@ alone, busy
     shown, and "busy" should be no more than the longer one of "alone" and kernel;
 CPU
     seconds of all processes per 1,000 batches, from the first batch to the last.
+
+What a copy of one such batch reaches is measured first, out of pinned memory and out of shared
+memory that was registered, as slots are. At the end stand the ratios that matter: beside torch's
+best, beside the same ring without a GPU, and how far the busy loop is from its longer part.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -38,9 +43,11 @@ import numpy as np
 from bench.workloads import Images
 
 BATCH = 256
+IMAGE_BYTES = 224 * 224 * 3
 WARM_UP = 16  # batches; slots are registered and pinned buffers made in them
 AHEAD = 2  # kernels that the host may be ahead of the GPU
 DEPTH = 4  # batches that every loader fetches ahead
+LOOP_SECONDS = 10.0  # of one loop at most; a slow loader gives fewer batches to average over
 
 
 def fastiter_loader(n_workers: int, **arguments: Any) -> Any:
@@ -186,10 +193,11 @@ class Gpu:
 def measure(
     batches: Iterator[Any], gpu: Gpu | None, n_batches: int, busy: bool
 ) -> dict[str, float]:
-    """Take so many batches; milliseconds per batch of `next` and of the loop."""
-    in_next, kernels = 0.0, deque[Any]()
+    """Take so many batches, if there is time; milliseconds per batch of `next` and of the loop."""
+    in_next, kernels, n_taken = 0.0, deque[Any](), 0
     begin = time.perf_counter()
-    for _ in range(n_batches):
+    while n_taken < n_batches and time.perf_counter() < begin + LOOP_SECONDS:
+        n_taken += 1
         before = time.perf_counter()
         batch = next(batches)
         in_next += time.perf_counter() - before
@@ -201,7 +209,11 @@ def measure(
         gpu.finish()
     elapsed = time.perf_counter() - begin
     del batch
-    return {"next_ms": 1e3 * in_next / n_batches, "loop_ms": 1e3 * elapsed / n_batches}
+    return {
+        "next_ms": 1e3 * in_next / n_taken,
+        "loop_ms": 1e3 * elapsed / n_taken,
+        "batches": n_taken,
+    }
 
 
 def check(batches: Iterator[Any]) -> None:
@@ -246,7 +258,7 @@ def run_one(name: str, n_workers: int, n_batches: int, kernel_ms: float) -> dict
     found: dict[str, Any] = {"name": name, "workers": n_workers}
     before = cpu_seconds()
     found["alone"] = measure(batches, gpu, n_batches, busy=False)
-    found["cpu_s"] = (cpu_seconds() - before) * 1000 / n_batches
+    found["cpu_s"] = (cpu_seconds() - before) * 1000 / found["alone"]["batches"]
     if gpu is not None:
         gpu.calibrate(kernel_ms)
         found["kernel_ms"] = gpu.milliseconds
@@ -255,22 +267,65 @@ def run_one(name: str, n_workers: int, n_batches: int, kernel_ms: float) -> dict
     return found
 
 
-def ceiling() -> dict[str, float]:
-    """GB/s of copies of one batch out of pinned memory, again and again."""
+def ceiling(n_copies: int = 200) -> dict[str, float]:
+    """GB/s of copies of one batch: out of pinned memory, one behind the other; out of registered
+    shared memory likewise; and out of that one at a time, the median."""
     import cupy
 
-    nbytes = BATCH * 224 * 224 * 3
-    memory = cupy.cuda.alloc_pinned_memory(nbytes)
-    here = np.frombuffer(memory, np.uint8, nbytes)
-    there = cupy.empty(nbytes, np.uint8)
+    nbytes = BATCH * IMAGE_BYTES
+    pinned = cupy.cuda.alloc_pinned_memory(nbytes)
+    descriptor = os.memfd_create("bench")
+    os.ftruncate(descriptor, nbytes + -nbytes % mmap.PAGESIZE)
+    shared = np.frombuffer(mmap.mmap(descriptor, 0), np.uint8)
+    shared[...] = 1
+    there = cupy.empty((nbytes,), np.uint8)
     stream = cupy.cuda.Stream(non_blocking=True)
-    for repeats in (20, 200):
+
+    def rate(here: np.ndarray[Any, Any], repeats: int) -> float:
         begin = time.perf_counter()
         for _ in range(repeats):
             there.set(here, stream=stream)
         stream.synchronize()
-        seconds = time.perf_counter() - begin
-    return {"pinned_GBps": nbytes * repeats / seconds / 1e9}
+        return nbytes * repeats / (time.perf_counter() - begin) / 1e9
+
+    cupy.cuda.runtime.hostRegister(shared.ctypes.data, shared.nbytes, 1)
+    try:
+        found = {}
+        for name, memory in (("pinned", pinned), ("registered", shared)):
+            here = np.frombuffer(memory, np.uint8, nbytes)
+            rate(here, n_copies // 10)
+            found[f"{name}_GBps"] = rate(here, n_copies)
+        found["one_registered_GBps"] = float(np.median([rate(here, 1) for _ in range(n_copies)]))
+    finally:
+        cupy.cuda.runtime.hostUnregister(shared.ctypes.data)
+        os.close(descriptor)
+    return found
+
+
+def summary(results: list[dict[str, Any]]) -> list[str]:
+    """The ratios that goals are about, as lines of text, of what was measured."""
+    limits = results[0]
+    share = limits["one_registered_GBps"] / limits["pinned_GBps"]
+    lines = [f"one batch out of registered memory: {share:.2f} of pinned copies (goal 0.95)"]
+    measured = [found for found in results[1:] if "error" not in found]
+
+    def best(*names: str) -> float | None:
+        rates = [1 / found["alone"]["loop_ms"] for found in measured if found["name"] in names]
+        return max(rates, default=None)
+
+    ours, torch, host = best("fastiter"), best("torch", "torch-pin"), best("host")
+    if ours is not None and torch is not None:
+        lines.append(f"beside torch's best: {ours / torch:.1f}x (goal 10)")
+    if ours is not None and host is not None:
+        lines.append(f"beside the same ring on the host: {ours / host:.2f} (goal 0.85)")
+    for found in measured:
+        if found["name"] == "fastiter":
+            longer = max(found["alone"]["loop_ms"], found["kernel_ms"])
+            lines.append(
+                f"busy beside the longer of copies and kernel, {found['workers']} workers: "
+                f"{found['busy']['loop_ms'] / longer:.2f} (goal 1)"
+            )
+    return lines
 
 
 def missing() -> str | None:
@@ -318,7 +373,7 @@ def _line(found: dict[str, Any]) -> str:
         title,
         str(found["workers"]),
         f"{rate:,.0f}",
-        f"{rate * 224 * 224 * 3 / 1e9:.1f}",
+        f"{rate * IMAGE_BYTES / 1e9:.1f}",
         f"{alone['next_ms']:.2f}",
         f"{alone['loop_ms']:.2f}",
         f"{busy['loop_ms']:.2f} ({found['kernel_ms']:.2f})" if busy else "",
@@ -347,7 +402,9 @@ def main() -> int:
         return 0
     limit = time.monotonic() + options.seconds
     results: list[dict[str, Any]] = [{"name": "ceiling", **ceiling()}]
-    print(f"copies out of pinned memory: {results[0]['pinned_GBps']:.1f} GB/s\n")
+    for name, found in list(results[0].items())[1:]:
+        print(f"{name.removesuffix('_GBps').replace('_', ' ')}: {found:.1f} GB/s")
+    print()
     print("| loader | workers | images/s | GB/s | next ms | alone ms | busy ms (kernel) | CPU s |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     without_torch = _lacks_torch()
@@ -363,6 +420,7 @@ def main() -> int:
             print(_line(results[-1]), flush=True)
             if options.out:
                 options.out.write_text(json.dumps(results, indent=1))
+    print("\n" + "\n".join(summary(results)))
     return 0
 
 
