@@ -154,6 +154,17 @@ int fi_shm_dont_fork(void *base, uint64_t bytes)
 #endif
 }
 
+int fi_shm_do_fork(void *base, uint64_t bytes)
+{
+#ifdef MADV_DOFORK
+    return madvise(base, bytes, MADV_DOFORK) == 0 ? FI_OK : errno;
+#else
+    (void)base;
+    (void)bytes;
+    return FI_OK;
+#endif
+}
+
 uint64_t fi_shm_limit(uint64_t parts)
 {
     uint64_t most = (uint64_t)1 << 40;

@@ -28,6 +28,9 @@ int fi_shm_forget(void *base, uint64_t bytes);
  * must not be able to write late into a slot. */
 int fi_shm_dont_fork(void *base, uint64_t bytes);
 
+/* Children get all of it again, whoever has asked for the contrary. */
+int fi_shm_do_fork(void *base, uint64_t bytes);
+
 /* Largest size in bytes that the limits of this process leave for one of `parts` equal parts. */
 uint64_t fi_shm_limit(uint64_t parts);
 

@@ -5,10 +5,17 @@ computes for the first time: its threads make a later fork unsafe, and fastiter 
 server instead (see docs/starting.md)::
 
     python examples/jax_loop.py
+
+With the number of a GPU as its argument the batches are copied there by CuPy, on a stream of its
+own, and JAX takes them where they are. It needs CuPy, and a JAX for CUDA, which computes on its
+first GPU::
+
+    python examples/jax_loop.py 0
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import jax
@@ -47,8 +54,10 @@ def step(params: list[Any], waves: jax.Array, frequencies: jax.Array) -> tuple[l
     return [p - 0.02 * g for p, g in zip(params, gradient, strict=True)], value
 
 
-def main() -> None:
-    with MultiprocessIterator(Waves(), 100, n_processes=2, converter=concat_examples) as iterator:
+def main(gpu: int | None) -> None:
+    with MultiprocessIterator(
+        Waves(), 100, n_processes=2, converter=concat_examples, device=gpu
+    ) as iterator:
         iterator.start()
         rng = np.random.default_rng(0)
         params: list[Any] = [
@@ -71,4 +80,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else None)

@@ -4,9 +4,17 @@ The dataset stays as it is, tensors in its examples too. Workers write them into
 `as_torch` gives the batches as tensors over that memory: nothing is copied in this process::
 
     python examples/torch_loop.py
+
+With the number of a GPU as its argument the model lives there, and so do the batches: CuPy's copies
+run on a stream of their own, while the step before computes, and `as_torch` takes CuPy's arrays by
+`torch.from_dlpack`, without copying again. It needs CuPy, and a PyTorch for CUDA::
+
+    python examples/torch_loop.py 0
 """
 
 from __future__ import annotations
+
+import sys
 
 import torch
 from torch import nn
@@ -35,11 +43,12 @@ class Stripes(Dataset):
         return image + torch.randn(1, 16, 16, generator=generator), label
 
 
-def main() -> None:
+def main(gpu: int | None) -> None:
     torch.manual_seed(0)
+    place = "cpu" if gpu is None else f"cuda:{gpu}"
     model = nn.Sequential(
         nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(32, 2)
-    )
+    ).to(place)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     loader = MultiprocessIterator(
         Stripes(1200, seed=0),
@@ -48,6 +57,7 @@ def main() -> None:
         order_sampler=ShuffleOrderSampler(0),
         n_processes=2,
         converter=concat_examples,
+        device=gpu,
     )
     test = MultiprocessIterator(
         Stripes(300, seed=1),
@@ -56,6 +66,7 @@ def main() -> None:
         shuffle=False,
         n_processes=1,
         converter=concat_examples,
+        device=gpu,
     )
     with as_torch(loader) as batches, as_torch(test) as test_batches:
         for epoch in range(1, 4):
@@ -70,4 +81,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else None)

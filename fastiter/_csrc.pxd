@@ -26,6 +26,7 @@ cdef extern from "fi_platform.h" nogil:
     int fi_shm_unmap(void *base, uint64_t bytes)
     int fi_shm_forget(void *base, uint64_t bytes)
     int fi_shm_dont_fork(void *base, uint64_t bytes)
+    int fi_shm_do_fork(void *base, uint64_t bytes)
     uint64_t fi_shm_limit(uint64_t parts)
     int fi_shm_commit(int fd, uint64_t offset, uint64_t bytes, uint64_t *need, uint64_t *have)
     uint64_t fi_memory_available()

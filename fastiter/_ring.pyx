@@ -13,11 +13,9 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 from posix.unistd cimport close
-
 from fastiter._csrc cimport *
 
 import os
-
 from fastiter.errors import OverwrittenError
 
 cdef enum:
@@ -25,7 +23,6 @@ cdef enum:
     SCHEMA_HEAD = 12  # length and checksum
 
 NOTE_BYTES = FI_NOTE_BYTES
-
 LOADING = -1  # in the place of the index in hand
 
 # Kinds of packed objects, and the row of those that belong to the batch as a whole.
@@ -160,6 +157,9 @@ cdef class Arena:
     def dont_fork(self):
         """Keeps the mapping away from children that this process forks from now on."""
         check(fi_shm_dont_fork(self.ring.base, self.total), "hiding the arena from children")
+
+    def do_fork(self):  # again, after something else has hidden parts of it
+        check(fi_shm_do_fork(self.ring.base, self.total), "showing the arena to children")
 
     def forget(self):
         """Lets go of the memory in a child that has inherited it without any view of a batch."""

@@ -7,6 +7,7 @@ registered all the while as one range. Device memory comes from a pool with CuPy
 least friendly choice: a stream gets at once the memory that was freed last, whoever still uses it.
 Pinned memory that is freed is overwritten, and handed out again likewise. As in CuPy, leaving a
 ``with`` of a device or stream goes back to that of the ``with`` around it, and forgets a ``use()``.
+Forked children do not have what is registered.
 """
 
 from __future__ import annotations
@@ -14,15 +15,20 @@ from __future__ import annotations
 import ctypes
 import mmap
 import random
+import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 GARBAGE = 0xA5
 PAGE = mmap.PAGESIZE
+libc = ctypes.CDLL(None, use_errno=True)
 
 
 class CUDARuntimeError(RuntimeError):
@@ -35,12 +41,10 @@ class Machine:
     def __init__(self, seed: int = 0, n_devices: int = 2) -> None:
         self.random = random.Random(seed)
         self.n_devices = n_devices
-        self.device_id = 0
-        self.device_stack = [0]  #: of the with-blocks
-        self.queues: dict[tuple[int, int], deque[Any]] = defaultdict(deque)
         self.null = Stream(self, 0, -1)
-        self.streams = {i: self.null for i in range(n_devices)}  #: the current ones
-        self.stream_stacks = {i: [self.null] for i in range(n_devices)}
+        self.thread = _PerThread(self.null, n_devices)
+        self.lock = threading.RLock()  # nothing happens while another thread asks for something
+        self.queues: dict[tuple[int, int], deque[Any]] = defaultdict(deque)
         self.n_streams = 0
         self.blocks: list[np.ndarray] = []  # all memory there is; as CUDA's it is valid to the end
         self.free: dict[tuple[int, int, int], list[np.ndarray]] = defaultdict(list)
@@ -54,25 +58,30 @@ class Machine:
 
     def put(self, stream: Stream, operation: Callable[[], None] | Ticket) -> None:
         """What the stream is to do after all else that was put on it: call, or wait."""
-        self.queues[stream.queue].append(operation)
+        with self.lock:
+            self.queues[stream.queue].append(operation)
 
     def step(self) -> bool:
         """Let one thing happen; False if nothing can."""
-        ready = [q for q in self.queues.values() if q and (callable(q[0]) or q[0].is_done)]
-        if not ready:
-            return False
-        operation = self.random.choice(ready).popleft()
-        if callable(operation):
-            operation()
-        return True
+        with self.lock:
+            ready = [q for q in self.queues.values() if q and (callable(q[0]) or q[0].is_done)]
+            if not ready:
+                return False
+            operation = self.random.choice(ready).popleft()
+            if callable(operation):
+                operation()
+            return True
 
     def some_steps(self, most: int) -> None:
         for _ in range(self.random.randrange(most + 1)):
             self.step()
 
     def run_until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            assert self.step()
+        while True:
+            with self.lock:
+                if condition():
+                    return
+                assert self.step()
 
     def go_on(self) -> None:
         """Let all happen that can."""
@@ -96,18 +105,26 @@ class Machine:
         for at, other in self.registered.items():
             if address < at + other and at < address + nbytes:
                 raise CUDARuntimeError("cudaErrorHostMemoryAlreadyRegistered")
+        advise(address, nbytes, mmap.MADV_DONTFORK)
         self.registered[address] = nbytes
         self.registrations.append((address, nbytes))
 
     def unregister(self, ptr: int) -> None:
         self.fail("hostUnregister")
-        if self.registered.pop(ptr, None) is None:
+        nbytes = self.registered.pop(ptr, None)
+        if nbytes is None:
             raise CUDARuntimeError("cudaErrorHostMemoryNotRegistered")
+        advise(ptr, nbytes, mmap.MADV_DOFORK)
 
     @property
     def current(self) -> Stream:
         """The current stream of the current device."""
-        return self.streams[self.device_id]
+        return self.thread.streams[self.thread.device_id]
+
+    @property
+    def device_id(self) -> int:
+        """The current device."""
+        return self.thread.device_id
 
     def count_devices(self) -> int:
         self.fail("getDeviceCount")
@@ -117,12 +134,27 @@ class Machine:
         self.fail("setDevice")
         if not 0 <= device < self.n_devices:
             raise CUDARuntimeError("cudaErrorInvalidDevice")
-        self.device_id = device
+        self.thread.device_id = device
 
     def kernel(self, stream: Any, array: Any, note: Callable[[np.ndarray], None]) -> None:
         """Work on a stream that reads an array: ``note`` gets its content as it is then."""
         content = array.content
         self.put(stream, lambda: note(content.copy()))
+
+
+def advise(address: int, nbytes: int, advice: int) -> None:
+    """CUDA does not say whether forked children have what is registered; here they do not."""
+    assert libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), advice) == 0
+
+
+class _PerThread(threading.local):
+    """The current device, its current stream, and the with-blocks of both."""
+
+    def __init__(self, null: Stream, n_devices: int) -> None:
+        self.device_id = 0
+        self.device_stack = [0]
+        self.streams = dict.fromkeys(range(n_devices), null)
+        self.stream_stacks = {i: [null] for i in range(n_devices)}
 
 
 class Ticket:
@@ -143,19 +175,19 @@ class Stream:
         device_id = self.machine.device_id if self.device_id == -1 else self.device_id
         return device_id, self.ptr
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Self:
         self.use()
-        self.machine.stream_stacks[self.machine.device_id].append(self)
+        self.machine.thread.stream_stacks[self.machine.device_id].append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        device_id = self.machine.device_id
-        self.machine.stream_stacks[device_id].pop()
-        self.machine.streams[device_id] = self.machine.stream_stacks[device_id][-1]
+        thread = self.machine.thread
+        thread.stream_stacks[thread.device_id].pop()
+        thread.streams[thread.device_id] = thread.stream_stacks[thread.device_id][-1]
 
-    def use(self) -> Stream:
+    def use(self) -> Self:
         assert self.device_id in (-1, self.machine.device_id)
-        self.machine.streams[self.machine.device_id] = self
+        self.machine.thread.streams[self.machine.device_id] = self
         return self
 
     def wait_event(self, event: Event) -> None:
@@ -196,14 +228,14 @@ class Device:
     def __init__(self, machine: Machine, device_id: int | None) -> None:
         self.machine, self.id = machine, machine.device_id if device_id is None else device_id
 
-    def __enter__(self) -> Device:
+    def __enter__(self) -> Self:
         self.use()
-        self.machine.device_stack.append(self.id)
+        self.machine.thread.device_stack.append(self.id)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.machine.device_stack.pop()
-        self.machine.device_id = self.machine.device_stack[-1]
+        self.machine.thread.device_stack.pop()
+        self.machine.set_device(self.machine.thread.device_stack[-1])
 
     def use(self) -> None:
         self.machine.set_device(self.id)

@@ -1,8 +1,8 @@
 """A stand-in for the parts of CuPy that transfers use, and that loops over them need.
 
 It is no GPU, and tests none: what is asked of it happens late, in any order that CUDA allows, and
-fails where a test wants that (`cupy_machine`). `test_cupy_surface` compares its names and parameters
-with CuPy's own, where that is installed.
+fails where a test wants that (`cupy_machine`). `test_cupy_surface` compares its names and
+parameters with CuPy's own, where that is installed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from cupy_machine import (
@@ -25,6 +25,9 @@ from cupy_machine import (
     UnownedMemory,
     alloc_pinned,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["CUDARuntimeError", "Machine", "Ticket", "make_cupy"]
 
@@ -95,9 +98,7 @@ class Array:
         example = np.asarray(function(*like))
         made = cls.empty(example.shape, example.dtype)
         there = made.content
-        cls.bound_to.put(
-            cls.bound_to.current, lambda: there.__setitem__(..., function(*contents))
-        )
+        cls.bound_to.put(cls.bound_to.current, lambda: there.__setitem__(..., function(*contents)))
         return made
 
     @property
@@ -124,7 +125,7 @@ class Array:
         there, what = self.content, value.content if isinstance(value, Array) else value
         self.bound_to.put(self.bound_to.current, lambda: there.__setitem__(key, what))
 
-    def __iadd__(self, value: Any) -> Array:
+    def __iadd__(self, value: Any) -> Self:
         there, what = self.content, value.content if isinstance(value, Array) else value
         self.bound_to.put(self.bound_to.current, lambda: np.add(there, what, out=there))
         return self
@@ -132,7 +133,7 @@ class Array:
     def __add__(self, value: Any) -> Array:
         return self.work(np.add, self, value)
 
-    def __eq__(self, value: Any) -> Array:  # type: ignore[override]
+    def __eq__(self, value: object) -> Array:  # type: ignore[override]
         return self.work(np.equal, self, value)
 
     def all(self) -> Array:
@@ -171,6 +172,7 @@ def make_cupy(machine: Machine) -> types.ModuleType:
     cupy.array = BoundArray.of
     cupy.asarray = lambda a: a if isinstance(a, Array) else BoundArray.of(a)
     cupy.arange = lambda start, stop=None: work(lambda: np.arange(start, stop))
+    cupy.empty = lambda shape, dtype: BoundArray.empty(shape, np.dtype(dtype))
     cupy.ones = lambda shape: work(lambda: np.ones(shape))
     cupy.zeros = lambda shape: work(lambda: np.zeros(shape))
     cupy.concatenate = lambda tup: work(lambda *arrays: np.concatenate(arrays), *tup)

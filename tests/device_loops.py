@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import sys
 from functools import partial
 
 import numpy as np
@@ -37,6 +38,16 @@ class Rows:
         if i in self.deadly:
             os.kill(os.getpid(), signal.SIGKILL)
         return np.full(WIDTH + (i in self.odd), i, np.int32), i
+
+
+class Imports:
+    """Row i: whether its process has imported CuPy, or what copies to GPUs."""
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, i):
+        return int(bool({"cupy", "fastiter._device._transfer"} & set(sys.modules)))
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
-"""That CuPy has what the package and its tests ask of it: names, parameters. Needs CuPy, and no GPU.
+"""That CuPy has what the package and its tests ask of it: names, parameters.
 
-Nothing here calls CUDA; `test_gpu` does.
+It needs CuPy, and no GPU: nothing here calls CUDA. `test_gpu` does.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import warnings
 import numpy as np
 import pytest
 from cupy_standin import CUDARuntimeError
-from device_loops import AHEAD, KINDS, Loop, Rows, build, in_order, wait_for_ready
+from device_loops import AHEAD, KINDS, Imports, Loop, Rows, build, in_order, wait_for_ready
 
 from fastiter import MultiprocessIterator, SerialIterator, concat_examples, to_device
 from fastiter._device import _cupy
@@ -249,6 +249,16 @@ def test_a_worker_that_dies_loses_nothing(world, build):
             member = next(m for m in iterator._pool._crew.members if m is not None)
             os.kill(member.pid, signal.SIGKILL)
     loop.check(in_order(30))
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_workers_do_not_import_cupy(world, build, context):
+    world = world()
+    iterator = build("processes", Imports(), context=context)
+    for _ in range(4):
+        found = next(iterator)
+        world.machine.finish()
+        assert found.content.tolist() == [0] * 4
 
 
 class Asking(Rows):

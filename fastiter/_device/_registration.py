@@ -83,14 +83,20 @@ class Registration:
             self.close()
 
     def _register(self, address: int, nbytes: int) -> bool:
-        if self._is_given_up:
+        if self._is_given_up or self._arena is None:
             return False
         try:
             if address in self._ranges:
                 self._unregister(address)
             with self._on_device():
                 self._runtime.hostRegister(address, nbytes, _PORTABLE)
-        except self._runtime.CUDARuntimeError as error:
+            self._ranges[address] = nbytes
+            # Memory that a device may read is commonly kept from forked children. It is shared, so
+            # a fork copies no page of it, and workers that are forked later need it.
+            self._arena.do_fork()
+        except (self._runtime.CUDARuntimeError, OSError) as error:
+            if address in self._ranges:
+                self._unregister(address)
             self._is_given_up = True
             warn_caller(
                 f"CUDA cannot register the {nbytes} bytes of shared memory that hold a batch "
@@ -100,7 +106,6 @@ class Registration:
                 RuntimeWarning,
             )
             return False
-        self._ranges[address] = nbytes
         return True
 
     def _on_device(self) -> contextlib.AbstractContextManager[None]:

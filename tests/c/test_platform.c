@@ -123,6 +123,10 @@ static void test_mapping_is_shared_until_told_otherwise(void)
     CHECK_EQ(fi_shm_dont_fork(shared_base, MIB), FI_OK);
     CHECK_EQ(in_child(expect_unmapped), 0);
     CHECK_EQ(*(volatile char *)shared_base, 42);
+    *(volatile char *)shared_base = 0;
+    CHECK_EQ(fi_shm_do_fork(shared_base, MIB), FI_OK);
+    CHECK_EQ(in_child(write_shared), 0);
+    CHECK_EQ(*(volatile char *)shared_base, 42);
 #endif
     CHECK_EQ(fi_shm_unmap(shared_base, MIB), FI_OK);
     expect_unmapped();
