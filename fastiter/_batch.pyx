@@ -30,7 +30,7 @@ from fastiter._csrc cimport (
 )
 from fastiter._objects cimport *
 from fastiter._numbers cimport *
-from fastiter._ring cimport Lease
+from fastiter._lease cimport Lease
 from fastiter._table cimport *
 
 import numpy

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from fastiter import _forkserver, _ring, _worker
+from fastiter import _arena, _forkserver, _parent_end, _system, _worker
 from fastiter._share import Shared, packing
 from fastiter._start import Start
 from fastiter._transport import dumps
@@ -43,7 +43,7 @@ _KILL_SECONDS = 3.0  # for the kernel to end what was killed
 # What all iterators of this process hold. A worker that a fork starts keeps its own and lets go of
 # the rest: a pipe's end held open keeps others from noticing a death, an arena its memory alive.
 _open_descriptors: set[int] = set()
-_rings: weakref.WeakSet[_ring.ParentEnd] = weakref.WeakSet()
+_rings: weakref.WeakSet[_parent_end.ParentEnd] = weakref.WeakSet()
 _processes: weakref.WeakSet[Any] = weakref.WeakSet()
 _this_thread = threading.local()
 
@@ -80,7 +80,7 @@ class Member:
         self.leaves = False  # it was told to
         self.warned_since = 0
         self.warnings = 0
-        self.born = _ring.now()
+        self.born = _system.now()
 
     def is_dead(self) -> bool:
         """Whether all its threads have ended."""
@@ -137,7 +137,12 @@ class Crew:
     """
 
     def __init__(
-        self, ring: _ring.ParentEnd, count: int, job: Job, start: Start, wanted: int | None = None
+        self,
+        ring: _parent_end.ParentEnd,
+        count: int,
+        job: Job,
+        start: Start,
+        wanted: int | None = None,
     ):
         self.count = count
         self.wanted = count if wanted is None else wanted  # may be set, see `Pool.set_workers`
@@ -261,7 +266,7 @@ class Crew:
         self.members[number] = member
         return member
 
-    def _unused_arenas(self) -> tuple[_ring.Arena, ...]:
+    def _unused_arenas(self) -> tuple[_arena.Arena, ...]:
         """Arenas of other iterators that a forked worker has no use for. A dataset may well be
         made of another iterator's batches: those arenas stay."""
         return tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from fastiter import _ring, _views
+from fastiter import _lease, _parent_end, _ring, _views
 from fastiter._failures import Judge, NothingLeft, RowFailure
 from fastiter._feed import Scheduled
 from fastiter._finish import ConcatFinisher, Finisher
@@ -22,8 +22,8 @@ class Odd(NamedTuple):
 
 
 def read_odd(
-    ring: _ring.ParentEnd,
-    lease: _ring.Lease,
+    ring: _parent_end.ParentEnd,
+    lease: _lease.Lease,
     slot: int,
     record: Scheduled,
     codes: Sequence[tuple[int, int]],
@@ -68,7 +68,7 @@ def read_odd(
 
 
 def _failure(
-    ring: _ring.ParentEnd, lease: _ring.Lease, slot: int, row: int, facts: str
+    ring: _parent_end.ParentEnd, lease: _lease.Lease, slot: int, row: int, facts: str
 ) -> RowFailure:
     """What the worker has left of a row's exception."""
     try:
@@ -93,7 +93,7 @@ def _unloadable(error: Exception, facts: str) -> Exception:
 
 
 def settled(
-    judge: Judge, plan: Plan, lease: _ring.Lease, odd: Odd, codes: Sequence[tuple[int, int]]
+    judge: Judge, plan: Plan, lease: _lease.Lease, odd: Odd, codes: Sequence[tuple[int, int]]
 ) -> tuple[dict[int, Any], bool]:
     """Drops the rows that the judge wants dropped from a batch that is taken.
 
@@ -133,7 +133,7 @@ def poisoned(what: str, end: str, label: str) -> WorkerDiedError:
 
 
 def assemble(
-    lease: _ring.Lease,
+    lease: _lease.Lease,
     record: Scheduled,
     flags: int,
     result: memoryview | None,
@@ -153,7 +153,7 @@ def assemble(
 
 
 def from_rows(
-    lease: _ring.Lease, odd: dict[int, Any], finisher: Finisher | None, copied: bool
+    lease: _lease.Lease, odd: dict[int, Any], finisher: Finisher | None, copied: bool
 ) -> Any:
     """The batch, made of its rows."""
     schema = lease.schema

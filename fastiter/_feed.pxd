@@ -1,7 +1,7 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastiter._plans cimport Plan
-from fastiter._ring cimport ParentEnd
+from fastiter._parent_end cimport ParentEnd
 from fastiter._rows cimport Schema
 
 

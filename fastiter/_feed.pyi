@@ -2,8 +2,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import disjoint_base
 
+from fastiter._lease import Lease
+from fastiter._parent_end import ParentEnd
 from fastiter._plans import Plan, PlanQueue
-from fastiter._ring import Lease, ParentEnd
 from fastiter._rows import Schema
 
 @disjoint_base

@@ -10,7 +10,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastiter._csrc cimport *
 from fastiter._plans cimport Plan, PlanQueue
-from fastiter._ring cimport Lease, ParentEnd
+from fastiter._lease cimport Lease, view
+from fastiter._parent_end cimport ParentEnd
 from fastiter._rows cimport Schema
 
 cnp.import_array()
@@ -159,7 +160,7 @@ cdef class Feed:
             return None
         if fi_parent_check(parent, slot, &odd, &row, &word) != FI_OK or odd > 0:
             return None
-        lease = self._ring.view(slot, record.schema, True, flags & FI_CONVERTED_FIELDS != 0)
+        lease = view(self._ring, slot, record.schema, True, flags & FI_CONVERTED_FIELDS != 0)
         fi_parent_take(parent, False)
         self._taken = plan
         del self._scheduled[0]

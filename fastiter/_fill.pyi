@@ -3,9 +3,9 @@ from typing import Any, Literal
 from typing_extensions import Self, disjoint_base
 
 from fastiter._finish import Finisher
-from fastiter._ring import WorkerEnd
 from fastiter._rows import Schema
 from fastiter._transport import Packed
+from fastiter._worker_end import WorkerEnd
 
 @disjoint_base
 class RowWriter:

@@ -11,7 +11,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from fastiter._columnar import plain_columns, rows_getter
 from fastiter._columns cimport ColumnReader
 from fastiter._csrc cimport *
-from fastiter._ring cimport Lease, WorkerEnd
+from fastiter._lease cimport Lease
+from fastiter._worker_end cimport WorkerEnd
 from fastiter._rows cimport Schema
 from fastiter import _ring, _views
 from fastiter._failures import RowCountError

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastiter import _by_numpy, _collate, _fill, _ring, _rows, _views
+from fastiter import _by_numpy, _collate, _fill, _lease, _ring, _rows, _views
 from fastiter._padding import FieldRule, Padding
 from fastiter._transport import Packed, failure_of
 
@@ -64,7 +64,7 @@ class ConcatFinisher:
         the padding are raised by itself, in `convert`."""
         return self._steps_for(schema) is not None
 
-    def complete(self, columns: Any, schema: _rows.Schema, lease: _ring.Lease) -> Any:
+    def complete(self, columns: Any, schema: _rows.Schema, lease: _lease.Lease) -> Any:
         """What concat_examples returns: the columns of a batch, and the lengths it was asked for.
 
         Runs in the parent.

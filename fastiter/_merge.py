@@ -11,7 +11,7 @@ import weakref
 from multiprocessing import util
 from typing import Any
 
-from fastiter import _ring, _transport
+from fastiter import _arena, _system, _transport
 from fastiter._crew import Crew, Member, starts_worker
 from fastiter._opening import Reader
 from fastiter._reading import ReadingJob, name_of
@@ -49,7 +49,7 @@ class Merge:
         self._most = max(1, min(_MOST_TAKEN, queue_size // 4))
         self._released = False
         self._looked = 0.0
-        arena = _ring.Arena.create(_SLOTS * len(readers), len(readers), _ROWS, 1)
+        arena = _arena.Arena.create(_SLOTS * len(readers), len(readers), _ROWS, 1)
         self._end = StreamEnd.create(arena, queue_size)
         # Before multiprocessing ends daemonic children at exit: it would wait for a stopped one.
         self._at_exit = util.Finalize(None, _close_at_exit, (weakref.ref(self),), exitpriority=10)
@@ -80,7 +80,7 @@ class Merge:
         while True:
             if self._released:
                 raise RuntimeError("the interpreter exits, and the processes of the readers ended")
-            now = _ring.now()
+            now = _system.now()
             if now - self._looked > _SLICE:
                 self._looked = now
                 self._look_at_deaths()

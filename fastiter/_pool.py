@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
-from fastiter import _exit, _ring, _transport
+from fastiter import _arena, _exit, _lease, _parent_end, _ring, _system, _transport
 from fastiter._auto import private_bytes
 from fastiter._crew import Crew, Member, starts_worker
 from fastiter._delivery import assemble, from_rows, poisoned, read_odd, settled
@@ -30,7 +30,7 @@ from fastiter._worker import BatchJob
 from fastiter.errors import OverwrittenError, TimeoutWarning, WorkerDiedError
 
 if TYPE_CHECKING:
-    from fastiter._ring import Report
+    from fastiter._parent_end import Report
 
 _SPARES = 32  # slots that replace those retired by forks of the program
 _SCHEMAS = 16
@@ -105,8 +105,8 @@ class Pool(Feed):
         # old generation.
         most = max(workers, most_workers)
         slots = max(n_prefetch, most_prefetch) + 1 + n_held + most + _SPARES
-        arena = _ring.Arena.create(slots, most, batch_size, _SCHEMAS)
-        super().__init__(_ring.ParentEnd(arena, _SPARES), batch_size, n_prefetch)
+        arena = _arena.Arena.create(slots, most, batch_size, _SCHEMAS)
+        super().__init__(_parent_end.ParentEnd(arena, _SPARES), batch_size, n_prefetch)
         self._heap_bytes = (shared_mem or 0) * batch_size
         self._engage(workers)
         # Before multiprocessing ends daemonic children at exit: it would wait for a stopped one.
@@ -124,7 +124,7 @@ class Pool(Feed):
     # ---- take
 
     @property
-    def arena(self) -> _ring.Arena:
+    def arena(self) -> _arena.Arena:
         """The memory that batches lie in."""
         return self._ring.arena
 
@@ -169,7 +169,7 @@ class Pool(Feed):
         """Blocks until a slot that drains may have come back."""
         self._sleep(lambda: self._ring.slots["free"] > 0, any_event=True)
 
-    def ordinary(self, lease: _ring.Lease) -> Any:
+    def ordinary(self, lease: _lease.Lease) -> Any:
         """The batch that `take` gave the lease of.
 
         Raises
@@ -205,7 +205,8 @@ class Pool(Feed):
         offset, size = ring.result(slot)
         used = ring.used(slot)
         # Made before the head leaves: if Ctrl-C comes in between, the slot is not lost.
-        lease = ring.view(slot, record.schema, not copied, bool(flags & _ring.CONVERTED_FIELDS))
+        fields = bool(flags & _ring.CONVERTED_FIELDS)
+        lease = _lease.view(ring, slot, record.schema, not copied, fields)
         if not copied:
             ring.take(False)
             self._forget_head()
@@ -261,7 +262,9 @@ class Pool(Feed):
             or self._single_until >= 0
         )
 
-    def _learn(self, lease: _ring.Lease, record: Scheduled, used: int, odd: dict[int, Any]) -> None:
+    def _learn(
+        self, lease: _lease.Lease, record: Scheduled, used: int, odd: dict[int, Any]
+    ) -> None:
         """Lets later batches have the columns, and the memory, that this one would have needed."""
         columns = 0 if record.schema is None else record.schema.bytes
         if record.schema is self._schema and used > columns + self._heap_bytes:
@@ -321,7 +324,7 @@ class Pool(Feed):
     def _look_at_clocks(self) -> None:
         if self._timeout is None:
             return
-        now = _ring.now()
+        now = _system.now()
         for member in self._crew.members:
             if member is None:
                 continue
@@ -381,7 +384,7 @@ class Pool(Feed):
             self._recover(member)
         for number in range(self._crew.wanted, count):
             if not self._ring.report(number)["ready"]:  # nobody has had that number yet
-                self._joined[number] = _ring.now()
+                self._joined[number] = _system.now()
         self._crew.wanted = count
         for surplus in self._crew.members[count:]:
             if surplus is not None:
@@ -409,7 +412,7 @@ class Pool(Feed):
         return self._heap_bytes + (0 if self._schema is None else self._schema.bytes)
 
     def memory_available(self) -> int:
-        return _ring.memory_available()
+        return _system.memory_available()
 
     # ---- statistics
 
@@ -427,7 +430,7 @@ class Pool(Feed):
         """What the workers have done in so many seconds. Takes no lock: any thread may ask, also
         while another one waits for a batch, and after the end."""
         ring, living = self._ring, not self.closed
-        now = _ring.now()
+        now = _system.now()
         workers = []
         for number, member in enumerate(self._crew.members):
             pid = member.pid if living and member is not None else 0

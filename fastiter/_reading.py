@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from fastiter._opening import Reader, close_samples, open_reader
-from fastiter._ring import WorkerEnd
 from fastiter._stream import SampleWriter
 from fastiter._worker import Seat
+from fastiter._worker_end import WorkerEnd
 
 
 def name_of(reader: Reader) -> str:

@@ -2,7 +2,7 @@ cimport numpy as cnp
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
-from fastiter._ring cimport WorkerEnd
+from fastiter._worker_end cimport WorkerEnd
 
 cdef enum:
     MOST_NDIM = 32

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from typing_extensions import Self, disjoint_base
 
-from fastiter._ring import WorkerEnd
+from fastiter._worker_end import WorkerEnd
 
 BARE: int
 TUPLE: int

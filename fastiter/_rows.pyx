@@ -29,7 +29,7 @@ from fastiter._csrc cimport *
 from fastiter._numpy cimport (
     PyArray_Type, bytes_of, copy_into, descr_of, dims_of, equivalent, is_contiguous, nbytes_of,
     ndim_of, new_array, scalar_into)
-from fastiter._ring cimport WorkerEnd
+from fastiter._worker_end cimport WorkerEnd
 from fastiter._ring import PACKED_FIELD as _PACKED_FIELD
 from fastiter._tensors import array_of
 from fastiter._transport import Packed

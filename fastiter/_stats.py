@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from fastiter._ring import Report
+    from fastiter._parent_end import Report
     from fastiter._verdict import Judgement
 
 WorkerKind = Literal["processes", "threads", "none"]

@@ -2,7 +2,10 @@ from typing import Any
 
 from typing_extensions import Self, disjoint_base
 
-from fastiter._ring import Arena, Lease, ParentEnd, WorkerEnd
+from fastiter._arena import Arena
+from fastiter._lease import Lease
+from fastiter._parent_end import ParentEnd
+from fastiter._worker_end import WorkerEnd
 
 @disjoint_base
 class SampleWriter:

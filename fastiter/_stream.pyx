@@ -14,7 +14,9 @@ from libc.string cimport memcpy
 from posix.unistd cimport getpid
 
 from fastiter._csrc cimport *
-from fastiter._ring cimport Lease, ParentEnd, WorkerEnd
+from fastiter._lease cimport Lease
+from fastiter._parent_end cimport ParentEnd
+from fastiter._worker_end cimport WorkerEnd
 from fastiter._ring import (
     PACKED_ERROR as _PACKED_ERROR, PACKED_EXAMPLE as _PACKED_EXAMPLE, PACKED_RESULT as _PACKED_RESULT,
 )

@@ -1,6 +1,6 @@
 from typing import TypeAlias
 
-from fastiter._ring import ParentEnd
+from fastiter._parent_end import ParentEnd
 
 Event: TypeAlias = tuple[str, int, int, int, int, int]
 

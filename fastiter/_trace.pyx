@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 from fastiter._csrc cimport *
-from fastiter._ring cimport ParentEnd
+from fastiter._parent_end cimport ParentEnd
 
 # Kind, begin and length in ns, dataset index of the first row, rows, and number of the batch.
 Event = tuple[str, int, int, int, int, int]

@@ -1,6 +1,6 @@
 from libc.stdint cimport uint64_t
 
-from fastiter._ring cimport Lease
+from fastiter._lease cimport Lease
 from fastiter._rows cimport Schema
 
 

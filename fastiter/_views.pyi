@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastiter._ring import Lease
+from fastiter._lease import Lease
 from fastiter._rows import Schema
 
 __pyx_capi__: dict[str, object]  # what other compiled modules call

@@ -20,7 +20,7 @@ from fastiter._batch cimport is_delivered, stack_field
 from fastiter._numpy cimport (
     PyArray_Type, base_of, bytes_of, descr_of, dims_of, equivalent, is_contiguous, ndim_of,
     new_array, scalar_of, set_base)
-from fastiter._ring cimport Lease
+from fastiter._lease cimport Lease
 from fastiter._rows cimport (
     FIELD_LIMIT, MOST_NDIM, Field, Schema, _ARRAY, _BARE, _BOOL, _DICT, _FLOAT, _INT, _LIST, _NAMED,
     _OBJECT, _RAGGED, _SCALAR, _TUPLE)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fastiter import _example, _fill, _ring, _start, _transport
+from fastiter import _arena, _example, _fill, _start, _system, _transport, _worker_end
 from fastiter._finish import Finisher
 from fastiter._share import Shared
 from fastiter._worker_info import WorkerInfo, set_worker_info
@@ -61,7 +61,7 @@ class Job(Protocol):
     def names(self) -> dict[str, Any]:
         """Its parts by the names that messages give them, the smallest first."""
 
-    def prepare(self, end: _ring.WorkerEnd, seat: Seat, seed: int) -> Callable[[], None]:
+    def prepare(self, end: _worker_end.WorkerEnd, seat: Seat, seed: int) -> Callable[[], None]:
         """In the worker: gets ready, and gives the function that does the work. `seed` is this
         start's own."""
 
@@ -103,7 +103,7 @@ class BatchJob:
             "the dataset": self.dataset,
         }
 
-    def prepare(self, end: _ring.WorkerEnd, seat: Seat, seed: int) -> Callable[[], None]:
+    def prepare(self, end: _worker_end.WorkerEnd, seat: Seat, seed: int) -> Callable[[], None]:
         set_worker_info(WorkerInfo(seat.number, seat.workers, seed, self.dataset))
         if self.worker_init is not None:
             self.worker_init(seat.number)
@@ -118,7 +118,7 @@ class Seat(NamedTuple):
     number: int
     workers: int  # how many there are
     start: int  # counts the starts of this pool; the cell's gate compares it
-    arena: _ring.Arena | None  # inherited by a fork, else attached
+    arena: _arena.Arena | None  # inherited by a fork, else attached
     geometry: tuple[int, ...]
     memory: Descriptor
     event: Descriptor
@@ -129,7 +129,7 @@ class Seat(NamedTuple):
     stack_signal: int
     parent: int  # pid to die with, 0 if the parent's starting thread may end before it
     private: tuple[int, ...]  # descriptors that a fork inherits and a worker must not hold
-    others: tuple[_ring.Arena, ...]  # arenas of other iterators, inherited likewise
+    others: tuple[_arena.Arena, ...]  # arenas of other iterators, inherited likewise
     job: Job | Shared[Job]  # inherited, or an image of it
     seed: bytes
 
@@ -141,15 +141,15 @@ def main(seat: Seat) -> None:
         os.close(fd)
     for other in seat.others:
         other.forget()
-    _ring.watch_parent(seat.parent_pidfd.fd, seat.life_pipe.fd)
+    _system.watch_parent(seat.parent_pidfd.fd, seat.life_pipe.fd)
     if seat.parent:
-        _ring.die_with_parent(seat.parent)
+        _system.die_with_parent(seat.parent)
     _start.limit_pools()
     arena = seat.arena
     if arena is None:
-        arena = _ring.Arena.attach(seat.memory.fd, seat.event.fd, seat.geometry)
+        arena = _arena.Arena.attach(seat.memory.fd, seat.event.fd, seat.geometry)
     arena.dont_fork()
-    end = _ring.WorkerEnd(arena, seat.number, seat.bell_pipe.fd)
+    end = _worker_end.WorkerEnd(arena, seat.number, seat.bell_pipe.fd)
     if not end.enter(seat.start):
         return
     digest = _digest(seat)
@@ -171,7 +171,7 @@ def main(seat: Seat) -> None:
 
 
 def _work(
-    rows: _fill.RowWriter, end: _ring.WorkerEnd, finisher: Finisher | None, claims: int | None
+    rows: _fill.RowWriter, end: _worker_end.WorkerEnd, finisher: Finisher | None, claims: int | None
 ) -> None:
     done = 0
     while True:

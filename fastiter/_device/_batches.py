@@ -9,10 +9,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from fastiter._arena import Arena
 from fastiter._device._cupy import import_cupy_for
 from fastiter._device._registration import Registration
 from fastiter._device._transfer import AsyncTransfer, Sent
-from fastiter._ring import Arena
 
 _living: weakref.WeakSet[BatchTransfer] = weakref.WeakSet()
 

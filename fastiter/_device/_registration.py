@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from fastiter._arena import Arena
 from fastiter._device._cupy import on_device
-from fastiter._ring import Arena, Lease
+from fastiter._lease import Lease
 from fastiter._warn import warn_caller
 
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every GPU of the process

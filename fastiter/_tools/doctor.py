@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 import fastiter
-from fastiter import _cpus, _order, _ring, _start
+from fastiter import _arena, _cpus, _order, _start, _system
 from fastiter._tools import machine, selftest
 from fastiter._tools.findings import Finding, as_bytes, show
 from fastiter.dataset.download import get_dataset_root
@@ -182,7 +182,7 @@ def _memory() -> Iterator[Finding]:
         fact = f"limited to {as_bytes(limit.nbytes)} by {limit.group}"
         advice = "batches, the dataset's image and all workers count towards it"
         yield Finding(section, "control group", fact, "note", advice)
-    ours = _ring.memory_available()
+    ours = _system.memory_available()
     low = ours < 256 * _MIB
     yield Finding(
         section,
@@ -204,7 +204,7 @@ def _memory() -> Iterator[Finding]:
 def _shared_memory() -> Iterator[Finding]:
     section = "Shared memory"
     try:
-        arena = _ring.Arena.create(4, 1, 1, 1)
+        arena = _arena.Arena.create(4, 1, 1, 1)
     except (OSError, MemoryError) as error:
         advice = "see the limits below; MultithreadIterator needs none"
         yield Finding(section, "arena", f"cannot be made: {error}", "problem", advice)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fastiter import _ring
+from fastiter import _system
 from fastiter._tools.runs import Kind, Runs, Settings, Task, run_once
 
 PREFETCH = 4  # while workers are compared
@@ -188,7 +188,7 @@ class Search:
     def _measure(self, settings: Settings) -> None:
         runs = self.runs.setdefault(settings, Runs(settings))
         batches = settings.prefetch + 3 + settings.workers
-        room = _ring.memory_available() // 2
+        room = _system.memory_available() // 2
         if settings.kind == "processes" and batches * self._batch_bytes > room:
             runs.error = "not tried: its slots would take more than half of the memory"
             return

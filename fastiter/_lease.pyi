@@ -1,0 +1,20 @@
+from typing import Any
+
+from typing_extensions import disjoint_base
+
+from fastiter._arena import Arena
+from fastiter._parent_end import ParentEnd
+
+@disjoint_base
+class Lease:
+    @property
+    def arena(self) -> Arena: ...
+    @property
+    def schema(self) -> Any: ...
+    @property
+    def rows(self) -> int: ...
+    converted: bool
+    def part(self, offset: int, size: int) -> memoryview: ...
+    def seed(self, row: int, kind: int) -> int: ...
+
+def view(ring: ParentEnd, slot: int, schema: Any, owning: bool, converted: bool) -> Lease: ...

@@ -1,0 +1,54 @@
+"""Binding of a taken slot: what keeps its arrays alive, and gives it back to the ring."""
+
+from cpython.buffer cimport PyBuffer_FillInfo
+from libc.stdint cimport uint32_t, uint64_t
+
+from fastiter._csrc cimport (
+    fi_parent_committed, fi_parent_release, fi_place_seed, fi_slot_payload)
+from fastiter._parent_end cimport ParentEnd
+
+from fastiter.errors import OverwrittenError
+
+
+cdef class Lease:
+    """Owner of a taken slot: arrays in it are alive through this object, and it through them.
+
+    It exports the slot's committed bytes, writable. When the last view dies the slot goes back to
+    the ring, by one lock-free push that calls no Python, so garbage collection may do it anywhere.
+    """
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.payload, self.bytes, 0, flags)
+
+    def part(self, uint64_t offset, uint64_t size):
+        """A writable memoryview of a part; OverwrittenError if it lies outside of the slot."""
+        if offset > <uint64_t>self.bytes or size > <uint64_t>self.bytes - offset:
+            raise OverwrittenError(
+                f"shared memory was overwritten: {size} bytes at {offset} do not lie in a slot of "
+                f"{self.bytes} bytes"
+            )
+        return memoryview(self)[offset:offset + size]
+
+    def seed(self, uint32_t row, uint32_t kind):
+        """What the checksum of a packed object in this slot depends on besides its bytes."""
+        return fi_place_seed(self.q, row, kind)
+
+    def __dealloc__(self):
+        if self.ring is not None and self.ring.is_own():
+            fi_parent_release(&self.ring.parent, self.slot)
+
+
+cpdef Lease view(ParentEnd ring, uint32_t slot, object schema, bint owning, bint converted):
+    """A `Lease` over the slot; one that is not `owning` is for copying out of it. `converted`:
+    the finisher has put the ragged fields together."""
+    cdef Lease lease = Lease.__new__(Lease)
+    lease.arena = ring.arena
+    lease.ring = ring if owning else None
+    lease.slot = slot
+    lease.payload = fi_slot_payload(&ring.arena.ring, slot)
+    lease.bytes = fi_parent_committed(&ring.parent, slot)
+    lease.q = ring.parent.slot[slot].q
+    lease.schema = schema
+    lease.converted = converted
+    lease.rows = ring.parent.slot[slot].n
+    return lease
