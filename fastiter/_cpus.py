@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from pathlib import Path, PurePosixPath
 
 
-def usable_cpus() -> float:
+_PROC = Path("/proc/self")
+_GROUPS = Path("/sys/fs/cgroup")
+
+
+def usable_cpus(proc: Path = _PROC, mount: Path = _GROUPS) -> float:
     """CPUs this process may use at a time: those of its affinity mask, and no more than the CPU
-    quota of any control group above it grants. A quota may be a fraction."""
+    quota of any control group above it grants. A quota may be a fraction.
+
+    Parameters
+    ----------
+    proc, mount : Path
+        As of `cgroup_quota`.
+    """
+    return min(float(allowed_cpus()), cgroup_quota(proc, mount))
+
+
+def whole_cpus(proc: Path = _PROC, mount: Path = _GROUPS) -> int:
+    """The same as a number of workers or threads that keep them busy: a fraction is rounded up."""
+    return max(1, math.ceil(usable_cpus(proc, mount)))
+
+
+def allowed_cpus() -> int:
+    """CPUs of this process' affinity mask, whatever a quota grants of their time."""
     affinity = getattr(os, "sched_getaffinity", None)
-    count = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-    return min(float(count), cgroup_quota())
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
-def cgroup_quota(proc: Path = Path("/proc/self"), mount: Path = Path("/sys/fs/cgroup")) -> float:
+def cgroup_quota(proc: Path = _PROC, mount: Path = _GROUPS) -> float:
     """CPUs that the control groups of a process leave it; infinity where none sets a limit.
 
     Parameters

@@ -83,7 +83,6 @@ def fast_permutation(
     """
 
 def entropy_of(seed: Any) -> npt.NDArray[np.uint32]: ...
-def usable_cpus() -> int: ...
 def isa_levels() -> list[int]:
     """Instruction sets that this processor has, numbered as in csrc/fi_shuffle.h."""
 

@@ -1,7 +1,6 @@
 """Orders: drawn in C from NumPy's bit generators, or by the fast shuffle from a seed."""
 
 import operator
-import os
 
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -24,6 +23,8 @@ from fastiter._csrc cimport (
 
 import numpy as np
 from numpy.random import RandomState, SeedSequence, mtrand
+
+from fastiter._cpus import whole_cpus
 
 cnp.import_array()
 
@@ -131,17 +132,10 @@ cdef cnp.ndarray output_order(object out, Py_ssize_t n):
     return out
 
 
-def usable_cpus():
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on Linux
-        return os.cpu_count() or 1
-
-
 cdef unsigned int thread_count(object threads, Py_ssize_t n) except 0:
     cdef unsigned int useful = fi_shuffle_threads(n)
     if threads is None:
-        return 1 if useful == 1 else min(useful, MOST_THREADS, usable_cpus())
+        return 1 if useful == 1 else min(useful, MOST_THREADS, whole_cpus())
     threads = operator.index(threads)
     if threads < 1:
         raise ValueError(f"threads must be at least 1, but is {threads}")

@@ -13,7 +13,7 @@ import pytest
 
 import fastiter
 from fastiter import IteratorStats, MultiprocessIterator, MultithreadIterator, SerialIterator
-from fastiter._cpus import cgroup_quota, usable_cpus
+from fastiter._cpus import allowed_cpus, cgroup_quota, usable_cpus, whole_cpus
 
 BATCH = 8
 
@@ -410,10 +410,14 @@ def test_the_quota_of_every_group_above_counts(tmp_path):
     (mount / "a" / "b" / "cpu.max").write_text("max 100000\n")
     (mount / "a" / "cpu.max").write_text("150000 100000\n")
     assert cgroup_quota(tmp_path / "cgroup_of", mount) == 1.5
+    assert usable_cpus(tmp_path / "cgroup_of", mount) == min(1.5, allowed_cpus())
+    assert whole_cpus(tmp_path / "cgroup_of", mount) == min(2, allowed_cpus())
     (mount / "cpu" / "c").mkdir(parents=True)
     (mount / "cpu" / "c" / "cpu.cfs_quota_us").write_text("50000\n")
     (mount / "cpu" / "c" / "cpu.cfs_period_us").write_text("100000\n")
     (tmp_path / "cgroup_of" / "cgroup").write_text("4:cpu,cpuacct:/c\n3:memory:/a\n")
     assert cgroup_quota(tmp_path / "cgroup_of", mount) == 0.5
+    assert whole_cpus(tmp_path / "cgroup_of", mount) == 1
     assert cgroup_quota(tmp_path / "nowhere", mount) == float("inf")
-    assert 0 < usable_cpus() <= 100_000
+    assert 0 < usable_cpus() <= whole_cpus() <= 100_000
+    assert MultiprocessIterator([1], 1).n_processes == whole_cpus()

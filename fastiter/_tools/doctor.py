@@ -132,11 +132,12 @@ def _fastiter() -> Iterator[Finding]:
 
 def _processors() -> Iterator[Finding]:
     section = "CPUs"
-    present, usable = os.cpu_count() or 1, _order.usable_cpus()
+    present, usable = os.cpu_count() or 1, _cpus.allowed_cpus()
+    workers = _cpus.whole_cpus()
     yield Finding(
         section,
         "usable",
-        f"{usable} of {present}: n_processes=None starts {usable} workers",
+        f"{usable} of {present}: n_processes=None starts {workers} workers",
         "ok" if usable == present else "note",
         "" if usable == present else "an affinity mask (taskset, cpuset, SLURM) hides the others",
     )
@@ -151,8 +152,7 @@ def _processors() -> Iterator[Finding]:
             "quota",
             f"the control group grants {quota:g} CPUs' worth of time, {usable} can be used",
             "note",
-            f"pass n_processes={max(1, round(quota))}: more workers only get throttled; or raise "
-            "the container's CPU limit",
+            f"more workers than {workers} only get throttled; raise the container's CPU limit",
         )
     load = machine.load()
     if load is not None:
@@ -283,7 +283,7 @@ def _limits() -> Iterator[Finding]:
     except ImportError:
         yield Finding(section, "all", "this system does not tell", "note")
         return
-    workers = _order.usable_cpus()
+    workers = _cpus.whole_cpus()
     need = 16 + 4 * workers
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     tight = 0 <= soft < need + 48
