@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from types import TracebackType
+from fastiter._managed import Managed
 
+if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["Iterator"]
 
 
-class Iterator:
+class Iterator(Managed):
     """Base class of dataset iterators: Python's iterator protocol, giving one batch at a time.
 
     A subclass implements ``__next__`` and offers these attributes, which need not be writable.
@@ -52,15 +52,7 @@ class Iterator:
     def finalize(self) -> None:
         """Release what the iterator holds. Does nothing here; may be called any number of times."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _let_go(self) -> None:
         self.finalize()
 
     def __del__(self) -> None:

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self
+from fastiter._managed import Managed
 
 
-class Closing:
+class Closing(Managed):
     """A context manager that gives itself and calls `close` at the end."""
 
     def close(self) -> None:
         """Let go of the files."""
         raise NotImplementedError
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _let_go(self) -> None:
         self.close()

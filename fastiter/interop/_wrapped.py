@@ -6,14 +6,15 @@ import copy
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fastiter._managed import Managed
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
 
     from typing_extensions import Self
 
 
-class Wrapped:
+class Wrapped(Managed):
     """Stands for an iterator: what it does not do itself, that one does.
 
     The iterator stays usable, and is closed by its own end or by ``finalize()``, not when this
@@ -66,15 +67,7 @@ class Wrapped:
         if finalize is not None:
             finalize()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _let_go(self) -> None:
         self.finalize()
 
     def __del__(self) -> None:
