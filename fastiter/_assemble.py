@@ -126,7 +126,7 @@ class Assembler:
                 rules = (self._padding.for_array(),)
             else:
                 rules = self._padding.for_tuple(len(schema.specs))
-        except Exception:  # which collate raises for each batch
+        except (IndexError, KeyError, ValueError):  # which collate raises for each batch
             return _Recipe(is_final=True)
         in_place = tuple(
             _is_in_place(spec, rule) for spec, rule in zip(schema.specs, rules, strict=True)

@@ -3,6 +3,7 @@ with NumPy's results, warnings and errors. What the compiled ways leave comes he
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+
+#: What `cast_fill` raises; the last one where warnings are errors.
+CAST_ERRORS = (TypeError, ValueError, OverflowError, Warning)
 
 
 def stack(rows: Sequence[Any]) -> Any:
@@ -19,7 +23,30 @@ def stack(rows: Sequence[Any]) -> Any:
         if array.dtype.kind in "biufc" and array.dtype.isnative:
             return array  # what taking it apart and joining it again would give
         rows = tuple(array)
-    return np.concatenate([row[np.newaxis] for row in rows])
+    try:
+        return np.concatenate([row[np.newaxis] for row in rows])
+    except (TypeError, IndexError) as error:
+        raise TypeError(
+            f"examples must hold arrays or numbers, not {_first_odd(rows)}: convert them in the "
+            "dataset, or with a converter of your own"
+        ) from error
+    except ValueError as error:
+        shapes = {np.shape(row): i for i, row in reversed(list(enumerate(rows)))}
+        if len(shapes) == 1:
+            raise
+        (one, i), (other, j) = sorted(shapes.items(), key=operator.itemgetter(1))[:2]
+        raise ValueError(
+            f"examples differ in shape: {one} is that of example {i}, {other} that of example {j}; "
+            f"set padding to fill them up ({error})"
+        ) from error
+
+
+def _first_odd(rows: Sequence[Any]) -> str:
+    odd = [row for row in rows if not isinstance(row, np.ndarray)]
+    if not odd:
+        return "these"
+    value = odd[0].item() if isinstance(odd[0], np.generic) else odd[0]
+    return f"{value!r:.80} of type {type(value).__qualname__}"
 
 
 def pad(rows: Sequence[Any], fill: Any, multiple: int = 1) -> Array:

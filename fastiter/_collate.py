@@ -51,6 +51,8 @@ def collate(batch: Sequence[Any], padding: Padding, *, copy: bool = False) -> An
             return arrays
     if isinstance(batch, Mapping):
         raise TypeError(f"batch must be a list of examples, not a {type(batch).__qualname__}")
+    if batch is not None and not hasattr(type(batch), "__len__"):
+        raise TypeError(f"batch must be a list of examples, not {type(batch).__qualname__}")
     if batch is None or len(batch) == 0:
         raise ValueError("batch is empty: at least one example is needed to make an array of")
     first = batch[0]
@@ -105,11 +107,34 @@ def _join_fields(
     fields: list[Joined] = []
     for number, found in enumerate(_batch.join_fields(batch, names, rules, copy)):
         if found is None:
-            field = batch if names is None else _views.pick(batch, names[number])
+            field = batch if names is None else _field_of(batch, names[number])
             fields.append(join(field, rules[number], copy=copy))
         else:
             fields.append(found if type(found) is tuple else (found, None))
     return fields
+
+
+def _field_of(batch: Sequence[Any], name: Any) -> list[Any]:
+    """The entries of one field.
+
+    Raises
+    ------
+    IndexError, KeyError, TypeError
+        What an example without it raises when it is asked, saying which one.
+    """
+    try:
+        return _views.pick(batch, name)
+    except (IndexError, KeyError, TypeError) as error:
+        kind = next(kind for kind in (IndexError, KeyError, TypeError) if isinstance(error, kind))
+        for number, example in enumerate(batch):
+            try:
+                example[name]
+            except kind:
+                raise kind(
+                    f"example {number} has no field {name!r}, which example 0 has: it is "
+                    f"{example!r:.80}"
+                ) from error
+        raise
 
 
 def join(field: Sequence[Any], rule: FieldRule, *, copy: bool = False) -> Joined:
@@ -190,9 +215,11 @@ def is_fill(fill: Any, first: Any) -> bool:
     does not cast is an error all the same."""
     if fill is None:
         return True
+    if not isinstance(first, np.ndarray):
+        return False
     try:
         _by_numpy.cast_fill(fill, first.dtype, first.ndim)
-    except Exception:
+    except _by_numpy.CAST_ERRORS:
         return False
     return True
 

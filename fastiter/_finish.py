@@ -51,11 +51,11 @@ class ConcatFinisher:
         schema = rows.current_schema
         if schema is None or not schema.has_ragged_fields:
             return 0
-        steps = self._steps_for(schema)
         try:
+            steps = self._steps_for(schema)
             if steps is not None and schema.pad_fields(rows.end, steps, good):
                 return _ring.CONVERTED_FIELDS
-        except MemoryError:
+        except Exception:
             pass  # the parent tries on its heap, and raises if that fails too
         return 0
 
@@ -99,7 +99,7 @@ class ConcatFinisher:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 return [_step(spec, rule) for spec, rule in zip(schema.specs, rules, strict=True)]
-        except Exception:
+        except (IndexError, KeyError, *_by_numpy.CAST_ERRORS):  # a field without padding; or a cast
             return None
 
     def convert(self, examples: list[Any]) -> Any:
