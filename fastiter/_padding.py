@@ -82,6 +82,8 @@ class Padding:
         """
         padding = self.padding
         fills = padding if isinstance(padding, tuple) else (padding,) * count
+        if len(fills) < count:
+            raise IndexError(f"padding has {len(fills)} entries for {count} fields: {padding!r}")
         for name, given in self._options.items():
             if isinstance(given, tuple) and len(given) != count:
                 raise ValueError(f"{name} has {len(given)} entries for {count} fields: {given!r}")
@@ -99,6 +101,9 @@ class Padding:
         """
         padding = self.padding
         fills = padding if isinstance(padding, dict) else dict.fromkeys(keys, padding)
+        for key in keys:
+            if key not in fills:
+                raise KeyError(f"padding has no entry for the field {key!r}: {padding!r}")
         for name, given in self._options.items():
             if isinstance(given, dict) and not given.keys() <= set(keys):
                 raise ValueError(f"{name} has keys that the examples {list(keys)} lack: {given!r}")

@@ -11,8 +11,13 @@ import numpy as np
 
 from fastiter import _device
 
+# What the shared segment has room for; far beyond what is of any use.
+MOST_ROWS = 1 << 30  # in a batch
+MOST_WORKERS = 1 << 14
+MOST_PREFETCH = 1 << 14
 
-def checked_int(name: str, value: Any, *, minimum: int = 1) -> int:
+
+def checked_int(name: str, value: Any, *, minimum: int = 1, maximum: int | None = None) -> int:
     """``value`` as an int.
 
     Raises
@@ -20,7 +25,7 @@ def checked_int(name: str, value: Any, *, minimum: int = 1) -> int:
     TypeError
         If it is no integer; a bool is none.
     ValueError
-        If it is below ``minimum``.
+        If it is below ``minimum``, or above ``maximum``.
     """
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be an integer, not the bool {value}")
@@ -32,6 +37,8 @@ def checked_int(name: str, value: Any, *, minimum: int = 1) -> int:
         ) from None
     if number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, not {number}")
+    if maximum is not None and number > maximum:
+        raise ValueError(f"{name} must be at most {maximum}, not {number}")
     return number
 
 
@@ -40,26 +47,34 @@ def checked_optional_int(name: str, value: Any, *, minimum: int = 1) -> int | No
     return None if value is None else checked_int(name, value, minimum=minimum)
 
 
-def checked_prefetch(value: Any, device: Any) -> int:
-    """``n_prefetch``; None for 2 if batches go to a GPU, where one of them is on its way, else 1.
+def checked_prefetch(value: Any, device: Any) -> int | Literal["auto"]:
+    """``n_prefetch``, maybe 'auto'; None for 2 if batches go to a GPU, where one of them is on its
+    way, else 1.
 
     Raises
     ------
     TypeError, ValueError
-        If it is no integer of at least 1, or ``device`` is none.
+        If it is neither 'auto' nor an integer of at least 1, or ``device`` is none.
     """
     if value is not None:
-        return checked_int("n_prefetch", value)
+        return checked_auto("n_prefetch", value, maximum=MOST_PREFETCH)
     return 2 if isinstance(_device.resolve(device), _device.GpuDevice) else 1
 
 
-def checked_auto(name: str, value: Any, *, minimum: int = 1) -> int | Literal["auto"]:
+def checked_device_prefetch(value: Any) -> int:
+    """``n_device_prefetch``, 0 or more."""
+    return checked_int("n_device_prefetch", value, minimum=0, maximum=MOST_PREFETCH)
+
+
+def checked_auto(
+    name: str, value: Any, *, minimum: int = 1, maximum: int | None = None
+) -> int | Literal["auto"]:
     """Like `checked_int`, but 'auto' stays 'auto'."""
     if isinstance(value, str):
         if value == "auto":
             return "auto"
         raise ValueError(f"{name} must be an integer or 'auto', not {value!r}")
-    return checked_int(name, value, minimum=minimum)
+    return checked_int(name, value, minimum=minimum, maximum=maximum)
 
 
 def checked_seconds(name: str, value: Any) -> float | None:
@@ -151,7 +166,13 @@ def checked_share(name: str, value: Any) -> int | float | None:
                 f"{name} must be a count (an int) or a share from 0.0 to 1.0, not {value!r}"
             )
         return float(value)
-    return checked_int(name, value, minimum=0)
+    try:
+        return checked_int(name, value, minimum=0)
+    except TypeError:
+        raise TypeError(
+            f"{name} must be a count (an int), a share from 0.0 to 1.0, or None, not {value!r} of "
+            f"type {type(value).__qualname__}"
+        ) from None
 
 
 def checked_dataset(dataset: Any) -> Any:

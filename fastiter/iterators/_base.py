@@ -15,6 +15,7 @@ from fastiter.errors import SkipLimitError
 from fastiter.iterators import _seed, _skips, _snapshot
 from fastiter.iterators._ahead import Ahead
 from fastiter.iterators._arguments import (
+    MOST_ROWS,
     checked_callable,
     checked_dataset,
     checked_flag,
@@ -96,7 +97,7 @@ class PlannedIterator(Iterator):
         skip_limit: float | None,
     ) -> None:
         self._dataset = checked_dataset(dataset)
-        self._batch_size = checked_int("batch_size", batch_size)
+        self._batch_size = checked_int("batch_size", batch_size, maximum=MOST_ROWS)
         self._repeat = checked_flag("repeat", repeat)
         self._shuffle = None if shuffle is None else checked_flag("shuffle", shuffle)
         self._order_sampler = checked_callable("order_sampler", order_sampler)

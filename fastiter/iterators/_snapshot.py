@@ -110,9 +110,16 @@ def from_dict(stored: Mapping[str, Any], state: State, context: Context) -> Stat
 
     Raises
     ------
+    TypeError
+        If it is no mapping.
     ValueError
         If it lacks a key or cannot be a state of this iteration.
     """
+    if not isinstance(stored, Mapping):
+        raise TypeError(
+            f"state_dict must be a dict, as state_dict() returns it, not {stored!r} of type "
+            f"{type(stored).__qualname__}"
+        )
     keys = ("current_position", "epoch", "is_new_epoch", "previous_epoch_detail")
     numbers = {key: stored.get(key, _ABSENT) for key in keys}
     return _loaded(lambda key, value: stored[key], numbers, state, context)

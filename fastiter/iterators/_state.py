@@ -11,6 +11,7 @@ the iterator, the user's order sampler included.
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -64,14 +65,22 @@ def dataset_length(dataset: Any) -> int:
 
     Raises
     ------
-    TypeError
-        If ``dataset`` has no length. What its ``__len__`` raises passes through.
+    TypeError, ValueError
+        If ``dataset`` has no length, or none that is an integer from 0 to ``sys.maxsize``. What
+        else its ``__len__`` raises passes through.
     """
     if not hasattr(type(dataset), "__len__"):
         raise TypeError(
             f"dataset must have a length (__len__), but {type(dataset).__qualname__} has none"
         )
-    return len(dataset)
+    try:
+        return len(dataset)
+    except (TypeError, ValueError, OverflowError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(
+            f"dataset must have a length from 0 to {sys.maxsize}, but len() of this "
+            f"{type(dataset).__qualname__} raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def initial_state(
@@ -94,6 +103,7 @@ def initial_state(
         If the epoch would be empty, or the sampler's result is no order of this dataset.
     """
     size = dataset_len()
+    is_empty = size == 0
     order = None
     n_drawn = 0
     if is_numbered(order_sampler):
@@ -111,7 +121,7 @@ def initial_state(
     if size == 0:
         raise ValueError(
             "an epoch must have at least one example: "
-            + ("dataset is empty" if order is None else "order_sampler returned an empty order")
+            + ("dataset is empty" if is_empty else "order_sampler returned an empty order")
         )
     return State(0, 0, False, order, size, None, n_drawn)
 
@@ -154,6 +164,8 @@ def advance(
     ValueError
         If the sampler returns something that is no order of the same size and of this dataset.
         What the sampler or ``len(dataset)`` raise passes through.
+    MemoryError
+        If there is none for the indices of a batch that is longer than its epoch.
     """
     if not repeat and state.epoch > 0:
         return state._replace(previous_epoch_detail=state.epoch_detail), None
@@ -161,12 +173,17 @@ def advance(
     position, epoch, _, order, size, _, n_drawn = state
     detail = epoch + position / size
     is_new_epoch = False
-    rest = batch_size
-    pieces = []
+    goes_on = repeat and batch_size > size - position
+    indices = np.empty(batch_size, dtype=np.int64) if goes_on else None
+    done = 0
     while True:
-        stop = min(position + rest, size)
-        pieces.append(_take(order, position, stop, dataset_len))
-        rest -= stop - position
+        stop = min(position + batch_size - done, size)
+        piece = _take(order, position, stop, dataset_len)
+        if indices is None:
+            indices = piece
+        else:
+            indices[done : done + len(piece)] = piece
+        done += len(piece)
         if stop < size:
             position = stop
             break
@@ -183,10 +200,9 @@ def advance(
         position = 0
         epoch += 1
         is_new_epoch = True
-        if not repeat or rest == 0:
+        if not repeat or done == batch_size:
             break
 
-    indices = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
     return State(position, epoch, is_new_epoch, order, size, detail, n_drawn), indices
 
 

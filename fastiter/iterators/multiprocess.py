@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +14,7 @@ from fastiter._auto import (
     first_workers,
     most_workers,
 )
-from fastiter._cpus import usable_cpus
+from fastiter._cpus import usable_cpus, whole_cpus
 from fastiter._finish import CallableFinisher, ConcatFinisher, Finisher
 from fastiter._pool import Pool
 from fastiter._start import choose
@@ -24,10 +23,11 @@ from fastiter._tracing import WorkerTrace
 from fastiter.errors import TimeoutWarning
 from fastiter.iterators._ahead import Ahead
 from fastiter.iterators._arguments import (
+    MOST_WORKERS,
     checked_auto,
     checked_callable,
     checked_context,
-    checked_int,
+    checked_device_prefetch,
     checked_optional_int,
     checked_prefetch,
     checked_seconds,
@@ -56,7 +56,8 @@ class MultiprocessIterator(PlannedIterator):
     dataset, batch_size, repeat, shuffle, order_sampler
         As in `SerialIterator`.
     n_processes : int, 'auto' or None
-        Worker processes; None for as many as CPUs this process may use, 0 to fetch in the
+        Worker processes; None for as many as CPUs this process may use, by its affinity and the
+        quota of its control group; 0 to fetch in the
         caller's process (for debugging). 'auto' begins with few, and has more or fewer as the
         iterator's statistics advise, within the limits of CPUs and memory.
     n_prefetch : int, 'auto' or None
@@ -138,13 +139,11 @@ class MultiprocessIterator(PlannedIterator):
     ) -> None:
         self._n_processes: int | Literal["auto"] | None = None
         if n_processes is not None:
-            self._n_processes = checked_auto("n_processes", n_processes, minimum=0)
-        self._n_prefetch: int | Literal["auto"] = "auto"
-        if not isinstance(n_prefetch, str):
-            self._n_prefetch = checked_prefetch(n_prefetch, device)
-        else:
-            checked_auto("n_prefetch", n_prefetch)
-        self._n_device_prefetch = checked_int("n_device_prefetch", n_device_prefetch, minimum=0)
+            self._n_processes = checked_auto(
+                "n_processes", n_processes, minimum=0, maximum=MOST_WORKERS
+            )
+        self._n_prefetch = checked_prefetch(n_prefetch, device)
+        self._n_device_prefetch = checked_device_prefetch(n_device_prefetch)
         self._shared_mem = checked_optional_int("shared_mem", shared_mem, minimum=0)
         self._dataset_timeout = checked_seconds("dataset_timeout", dataset_timeout)
         self._maxtasksperchild = checked_optional_int("maxtasksperchild", maxtasksperchild)
@@ -181,7 +180,7 @@ class MultiprocessIterator(PlannedIterator):
         """Worker processes, now; 0 if the caller's process fetches."""
         if self._n_processes == "auto":
             return first_workers(usable_cpus()) if self._pool is None else self._pool.n_workers
-        return _usable_cpus() if self._n_processes is None else self._n_processes
+        return whole_cpus() if self._n_processes is None else self._n_processes
 
     @property
     def n_prefetch(self) -> int:
@@ -391,9 +390,3 @@ def _finisher_of(converter: Callable[..., Any] | None, tolerates: bool) -> Finis
     if concat is not None:
         return ConcatFinisher(*concat, tolerates)
     return CallableFinisher(converter, tolerates)
-
-
-def _usable_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
