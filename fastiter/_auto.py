@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from fastiter import _meter, _verdict
+import numpy as np
+
+from fastiter import _meter, _system, _verdict
 
 if TYPE_CHECKING:
     from fastiter._stats import IteratorStats
@@ -40,7 +43,7 @@ def first_workers(cpus: float) -> int:
 
 
 class Adjustable(Protocol):
-    """What has workers: a pool."""
+    """What fetches ahead, by workers that may become more: a pool. Or by threads that do not."""
 
     def is_steady(self) -> bool:
         """Whether all workers that are wanted have loaded the dataset."""
@@ -183,3 +186,51 @@ def private_bytes(pid: int) -> int:
             if line.startswith("Private_Dirty:"):
                 return int(line.split()[1]) << 10
     return 0
+
+
+class Lookahead:
+    """How many batches are fetched ahead: what a `Tuner` adjusts of threads, whose number stays.
+
+    Parameters
+    ----------
+    n_batches : int
+        At first.
+    """
+
+    def __init__(self, n_batches: int) -> None:
+        self.n_batches = n_batches
+        self._bytes = 0
+
+    def note(self, batch: Any) -> None:
+        """A batch was fetched, of which the next ones may be about as large."""
+        self._bytes = _size_of(batch)
+
+    def is_steady(self) -> bool:
+        return True
+
+    def set_workers(self, count: int) -> None:
+        raise NotImplementedError
+
+    def set_prefetch(self, count: int) -> None:
+        self.n_batches = count
+
+    def worker_bytes(self) -> int:
+        return 0
+
+    def batch_bytes(self) -> int:
+        return self._bytes
+
+    def memory_available(self) -> int:
+        return _system.memory_available()
+
+
+def _size_of(batch: Any) -> int:
+    """About how many bytes a batch takes: of a list all examples are taken for the first one's."""
+    if isinstance(batch, np.ndarray):
+        return batch.nbytes
+    if isinstance(batch, list):
+        return len(batch) * _size_of(batch[0]) if batch else 0
+    if isinstance(batch, (tuple, dict)):
+        fields = batch.values() if isinstance(batch, dict) else batch
+        return sum(map(_size_of, fields))
+    return sys.getsizeof(batch)

@@ -9,15 +9,21 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fastiter import _exit
 from fastiter._assemble import Assembler
+from fastiter._auto import FIRST_PREFETCH, MOST_PREFETCH, Limits, Lookahead, Tuner
 from fastiter._columnar import column_getter
 from fastiter._stats import LoaderStats
 from fastiter._tracing import WorkerTrace
 from fastiter.iterators._ahead import Ahead
-from fastiter.iterators._arguments import checked_int, checked_prefetch
+from fastiter.iterators._arguments import (
+    MOST_WORKERS,
+    checked_device_prefetch,
+    checked_int,
+    checked_prefetch,
+)
 from fastiter.iterators._base import PlannedIterator
 from fastiter.iterators._fetch import Outcome, capture
 from fastiter.iterators._jobs import ColumnsJob, Job, Pace, PartsJob, RowsJob, Work
@@ -59,9 +65,10 @@ class MultithreadIterator(PlannedIterator):
     order_sampler : callable, optional
         ``order_sampler(current_order, current_position)`` gives the next epoch's order; see
         `OrderSampler`. Excludes ``shuffle``. Called in the thread that iterates.
-    n_prefetch : int, optional
+    n_prefetch : int, 'auto' or None
         Batches fetched ahead of the one that ``next()`` waits for, at least 1. None for 1, or 2 if
-        ``device`` is a GPU.
+        ``device`` is a GPU. 'auto' begins with 2 and has more, up to 16, where some batches take
+        much longer than others.
     converter : callable, optional
         ``next()`` returns ``converter(examples, device)`` instead of the list of examples.
         `concat_examples`, also in a `functools.partial` with ``padding`` and the like, is done by
@@ -104,6 +111,8 @@ class MultithreadIterator(PlannedIterator):
         "_calls",
         "_ready_sum",
         "_recorded",
+        "_lookahead",
+        "_tuner",
     }
 
     def __init__(
@@ -115,16 +124,16 @@ class MultithreadIterator(PlannedIterator):
         n_threads: int = 1,
         order_sampler: Callable[[Any, int], Any] | None = None,
         *,
-        n_prefetch: int | None = None,
+        n_prefetch: int | Literal["auto"] | None = None,
         converter: Callable[[Any, Any], Any] | None = None,
         device: Any = None,
         n_device_prefetch: int = 1,
         on_error: OnError = "raise",
         skip_limit: float | None = DEFAULT_LIMIT,
     ) -> None:
-        self._n_threads = checked_int("n_threads", n_threads)
+        self._n_threads = checked_int("n_threads", n_threads, maximum=MOST_WORKERS)
         self._n_prefetch = checked_prefetch(n_prefetch, device)
-        self._n_device_prefetch = checked_int("n_device_prefetch", n_device_prefetch, minimum=0)
+        self._n_device_prefetch = checked_device_prefetch(n_device_prefetch)
         super().__init__(
             dataset,
             batch_size,
@@ -145,13 +154,17 @@ class MultithreadIterator(PlannedIterator):
         self._unsettled = False  # what is started may differ from what the planner handed out
         self._tallies = [Tally() for _ in range(self._n_threads)]
         self._calls = self._ready_sum = 0
+        self._tuner: Tuner | None = None
+        if self._n_prefetch == "auto":
+            self._lookahead = Lookahead(FIRST_PREFETCH)
+            self._tuner = Tuner(Limits(0, MOST_PREFETCH))
+        else:
+            self._lookahead = Lookahead(self._n_prefetch)
         self._recorded: list[deque[Event]] = []
         self._assembler: Assembler | None = None
         convert = None
         if self._source.concat is not None:
-            self._assembler = Assembler(
-                *self._source.concat, self._batch_size, self._n_prefetch + 1
-            )
+            self._assembler = Assembler(*self._source.concat, self._batch_size, self.n_prefetch + 1)
         elif self._converter is not None and self._device is None:
             convert = _without_device(self._converter)
         tolerates = self._skips is not None
@@ -165,8 +178,8 @@ class MultithreadIterator(PlannedIterator):
 
     @property
     def n_prefetch(self) -> int:
-        """Batches fetched ahead of the one that ``next()`` waits for."""
-        return self._n_prefetch
+        """Batches fetched ahead of the one that ``next()`` waits for. Of 'auto': how many now."""
+        return self._lookahead.n_batches
 
     @property
     def n_device_prefetch(self) -> int:
@@ -189,6 +202,8 @@ class MultithreadIterator(PlannedIterator):
 
     def _fetch(self, plan: Plan) -> Outcome:
         threads = self._running_threads()
+        if self._tuner is not None:
+            self._tuner.look(self._lookahead, self.stats)
         if self._source.is_on_gpu and self._assembler is not None:
             return self._fetch_to_gpu(plan, threads)
         if self._started and self._started[0][0] is not plan:
@@ -205,6 +220,8 @@ class MultithreadIterator(PlannedIterator):
         self._meter.unblock()
         if job.is_torn:
             outcome = capture(self._settled, plan, job, outcome)
+        if self._tuner is not None:
+            self._lookahead.note(outcome.batch)
         if outcome.error is None and self._device is not None:
             finish = self._source.sent if self._assembler is not None else self._convert
             outcome = capture(finish, outcome.batch)
@@ -257,6 +274,8 @@ class MultithreadIterator(PlannedIterator):
 
     def _begin_copy(self, ahead: Ahead, outcome: Outcome) -> None:
         self._unsettled = True
+        if self._tuner is not None:
+            self._lookahead.note(outcome.batch)
         ahead.begin(self._started[0][0], outcome)
         self._started.popleft()
         self._unsettled = False
@@ -279,7 +298,8 @@ class MultithreadIterator(PlannedIterator):
         return LoaderStats(
             workers_are="threads",
             n_workers=self._n_threads,
-            n_prefetch=self._n_prefetch,
+            n_prefetch=self.n_prefetch,
+            changes=() if self._tuner is None else tuple(self._tuner.changes),
             ready=self._count_ready(),
             calls=self._calls,
             ready_sum=self._ready_sum,
@@ -321,7 +341,7 @@ class MultithreadIterator(PlannedIterator):
             self._discard_ahead()
             self._planner.rewind()
         self._unsettled = True
-        while len(self._started) <= self._n_prefetch:
+        while len(self._started) <= self._lookahead.n_batches:
             plan = self._unsubmitted or self._planner.ahead()
             if plan.indices is None:
                 break
@@ -346,7 +366,7 @@ class MultithreadIterator(PlannedIterator):
         if concat is not None and plain is not None and source.joins(plain):
             outputs = plain.reader.outputs(len(plan.indices))
             if outputs is not None:
-                n_batches = self._n_prefetch + 1
+                n_batches = self.n_prefetch + 1
                 return ColumnsJob(work, origin, place, plain.reader, outputs, concat, n_batches)
         elif concat is not None and plain is None:
             getter = column_getter(self._dataset)

@@ -1,0 +1,125 @@
+"""``n_prefetch='auto'`` with threads: batches never change, and the depth follows the figures."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import fastiter
+from fastiter import MultithreadIterator
+from fastiter._auto import Limits, Lookahead, Tuner
+
+
+class Bursts:
+    """Every 32nd example takes as long as 32 steps of a loop."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        time.sleep(0.05 if index % 32 == 0 else 0)
+        return np.full(index % 7 + 1, index)
+
+
+def values(batch):
+    return [example.tolist() for example in batch]
+
+
+def by_hand(iterator):
+    """The test itself changes the depth from here on."""
+    iterator._tuner._due = 1 << 62
+
+
+def test_batches_are_those_of_a_fixed_depth():
+    """The depth changes amid the epochs; also over a snapshot."""
+    dataset = [np.full(i % 5, i) for i in range(96)]
+    sampler = {"order_sampler": fastiter.ShuffleOrderSampler(3)}
+    with MultithreadIterator(dataset, 10, n_threads=1, **sampler) as iterator:
+        expected = [values(next(iterator)) for _ in range(60)]
+    sampler = {"order_sampler": fastiter.ShuffleOrderSampler(3)}
+    with MultithreadIterator(dataset, 10, n_threads=3, n_prefetch="auto", **sampler) as iterator:
+        assert iterator.n_prefetch == iterator.stats().n_prefetch == 2
+        by_hand(iterator)
+        found = []
+        for depth in (2, 9, 1, 16, 4, 2):
+            iterator._lookahead.set_prefetch(depth)
+            assert iterator.n_prefetch == iterator.stats().n_prefetch == depth
+            found += [values(next(iterator)) for _ in range(8)]
+        state = iterator.state_dict()
+    assert found == expected[:48]
+    with MultithreadIterator(dataset, 10, n_prefetch="auto", **sampler) as iterator:
+        iterator.load_state_dict(state)
+        assert [values(next(iterator)) for _ in range(12)] == expected[48:]
+
+
+def test_more_prefetch_for_bursts():
+    with MultithreadIterator(Bursts(), 4, shuffle=False, n_prefetch="auto") as iterator:
+        while iterator.n_prefetch == 2:
+            next(iterator)
+            time.sleep(0.012)
+        change = iterator.stats().changes[0]
+        assert change.startswith("n_prefetch from 2 to 4 after ")
+        assert change in str(iterator.stats()) and iterator.n_threads == 1
+
+
+@pytest.mark.parametrize("converter", [None, fastiter.concat_examples, lambda batch, device: batch])
+def test_what_a_batch_takes_is_measured(converter):
+    dataset = [np.zeros(1 << 17, np.uint8) for _ in range(8)]
+    with MultithreadIterator(dataset, 8, n_prefetch="auto", converter=converter) as iterator:
+        next(iterator)
+        assert iterator._lookahead.batch_bytes() == 1 << 20
+        assert iterator._lookahead.memory_available() > 1 << 20
+
+
+class Tight(Lookahead):
+    """Where memory has room for so many batches more, of which a tuner takes one half."""
+
+    def __init__(self, room):
+        super().__init__(4)
+        self.room = room
+
+    def batch_bytes(self):
+        return 1 << 20
+
+    def memory_available(self):
+        return self.room << 20
+
+
+def test_memory_is_a_limit():
+    tuner = Tuner(Limits(0, 16))
+    allowed = [tuner._allowed(Tight(room), "n_prefetch", 4, 16) for room in (0, 2, 6, 100)]
+    assert allowed == [4, 5, 7, 8]
+    assert tuner._allowed(Tight(100), "n_threads", 2, 9) == 2
+
+
+def test_what_a_batch_takes_is_added_up():
+    lookahead = Lookahead(2)
+    array, number = np.zeros(100, np.uint8), 5
+    for batch, expected in [
+        ([], 0),
+        ([(array, array)] * 3, 600),
+        ({"a": array, "b": (array, array)}, 300),
+        ([number] * 4, 4 * sys.getsizeof(number)),
+    ]:
+        lookahead.note(batch)
+        assert lookahead.batch_bytes() == expected
+
+
+def test_copies_begin_anew():
+    with MultithreadIterator(Bursts(), 4, n_prefetch="auto") as iterator:
+        next(iterator)
+        iterator._lookahead.set_prefetch(7)
+        for other in (copy.copy(iterator), pickle.loads(pickle.dumps(iterator))):
+            assert other.n_prefetch == 2 and other.stats().changes == ()
+
+
+def test_wrong_values():
+    with pytest.raises(ValueError, match="n_prefetch must be an integer or 'auto', not 'much'"):
+        MultithreadIterator([1], 1, n_prefetch="much")
+    with pytest.raises(TypeError, match=r"n_prefetch must be an integer, not 1\.5"):
+        MultithreadIterator([1], 1, n_prefetch=1.5)
