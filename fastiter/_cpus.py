@@ -7,7 +7,6 @@ import math
 import os
 from pathlib import Path, PurePosixPath
 
-
 _PROC = Path("/proc/self")
 _GROUPS = Path("/sys/fs/cgroup")
 

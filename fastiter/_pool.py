@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastiter import _arena, _exit, _lease, _parent_end, _ring, _system, _transport
 from fastiter._auto import private_bytes
+from fastiter._cpus import allowed_cpus
 from fastiter._crew import Crew, Member, starts_worker
 from fastiter._delivery import assemble, from_rows, poisoned, read_odd, settled
 from fastiter._failures import Judge
@@ -375,7 +376,7 @@ class Pool(Feed):
     def _engage(self, count: int) -> None:
         """Tells the workers how many of them there shall be."""
         self.tell_crew(count)
-        self._ring.set_spin(_SPIN if count < (os.cpu_count() or 1) else 0)
+        self._ring.set_spin(_SPIN if count < allowed_cpus() else 0)
 
     def set_workers(self, count: int) -> None:
         """Has so many workers from now on. Those that are too many leave when they are through with
@@ -526,7 +527,7 @@ class Pool(Feed):
     # ---- reset, end
 
     def interrupt(self) -> None:
-        """Makes a `take` in another thread give up."""
+        """Makes a `wait` in another thread give up."""
         self.closed = True
         self._ring.interrupt()
 

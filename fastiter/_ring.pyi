@@ -10,8 +10,6 @@ PACKED_RESULT: int
 PACKED_FAILURE: int
 WHOLE_BATCH: int
 
-ROW_OK: int
-ROW_SPILL: int
 ROW_ERROR: int
 ROW_POISON: int
 

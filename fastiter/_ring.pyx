@@ -6,7 +6,7 @@ from libc.stdint cimport uint64_t
 
 from fastiter._csrc cimport (
     FI_CONVERTED_FIELDS, FI_CONVERTED_OBJECT, FI_CONVERTER_ERROR, FI_ERROR, FI_FINISH_POISON,
-    FI_NOTE_BYTES, FI_POISON, FI_ROW_OK, FI_SPILL, fi_checksum)
+    FI_NOTE_BYTES, FI_POISON, fi_checksum)
 
 NOTE_BYTES = FI_NOTE_BYTES
 
@@ -16,9 +16,7 @@ LOADING = -1  # in the place of the index in hand
 PACKED_EXAMPLE, PACKED_ERROR, PACKED_FIELD, PACKED_RESULT, PACKED_FAILURE = range(5)
 WHOLE_BATCH = 0xFFFFFFFF
 
-# Codes of done rows, and flags of a finished slot.
-ROW_OK = FI_ROW_OK
-ROW_SPILL = FI_SPILL
+# Codes of rows that have failed, and flags of a finished slot.
 ROW_ERROR = FI_ERROR
 ROW_POISON = FI_POISON
 CONVERTED_FIELDS = FI_CONVERTED_FIELDS
