@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 import fastiter
-from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator, concat_examples
+from fastiter import (
+    MultiprocessIterator,
+    MultithreadIterator,
+    SerialIterator,
+    concat_examples,
+    datasets,
+)
+from fastiter.reader import multiprocess_reader
 
 ITERATORS = [SerialIterator, MultithreadIterator, MultiprocessIterator]
 
@@ -131,3 +138,35 @@ def test_padding_for_other_fields():
         concat_examples([(np.zeros(2), 1), (np.zeros(3), 2)], padding=(0,))
     with raises(KeyError, "padding has no entry for the field 'b': {'a': 0}"):
         concat_examples([{"a": 1, "b": 2}], padding={"a": 0})
+
+
+# ---- datasets and readers ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: datasets.TupleDataset(), ValueError, "no datasets are given"),
+        (lambda: datasets.TupleDataset([1], 5), TypeError, "dataset 1 must be a sequence with a"),
+        (lambda: datasets.TupleDataset([1, 2], [1]), ValueError, "dataset 1 has 1 examples where"),
+        (lambda: datasets.DictDataset(a=5), TypeError, "dataset 'a' must be a sequence with a"),
+        (lambda: datasets.ConcatenatedDataset([1], None), TypeError, "dataset 1 must be a sequen"),
+        (lambda: datasets.TransformDataset([1], None), TypeError, "transform must be callable"),
+        (lambda: datasets.NpyDataset(5), TypeError, "paths must be a path, several of them, or a"),
+        (lambda: datasets.ImageDataset(5), TypeError, "paths must be a list of paths, or the name"),
+        (
+            lambda: datasets.LabeledImageDataset(5),
+            TypeError,
+            "pairs must be a list of (path, label)",
+        ),
+        (
+            lambda: datasets.LabeledImageDataset([("a", 0), ("b",)]),
+            ValueError,
+            "entry 1 of pairs must be (path, label), not ('b',)",
+        ),
+        (lambda: multiprocess_reader(None), TypeError, "readers must be a list of callables"),
+    ],
+)
+def test_what_makes_no_dataset(make, error, text):
+    with raises(error, text):
+        make()

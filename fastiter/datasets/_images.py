@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 
 from fastiter.datasets._packed import Column, pack
+from fastiter.datasets._parts import iterated
+
+_FILE = "the name of a text file that has one in a line"
 
 
 def pillow() -> Any:
@@ -48,7 +51,7 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
 def listed_paths(paths: Any) -> Column:
     """A list of paths, packed; read from a text file, one in a line, if its name is given."""
     if not isinstance(paths, (str, os.PathLike)):
-        return pack(list(paths))
+        return pack(list(iterated("paths", f"a list of paths, or {_FILE}", paths)))
     with open(paths) as file:
         lines = [line.strip() for line in file]
     for number, line in enumerate(lines, 1):
@@ -57,10 +60,19 @@ def listed_paths(paths: Any) -> Column:
     return pack(lines)
 
 
+def _pair(number: int, pair: Any) -> tuple[Any, Any]:
+    try:
+        path, label = pair
+    except (TypeError, ValueError):
+        raise ValueError(f"entry {number} of pairs must be (path, label), not {pair!r}") from None
+    return path, label
+
+
 def listed_pairs(pairs: Any) -> Column:
     """A list of (path, label), packed; read from a text file if its name is given."""
     if not isinstance(pairs, (str, os.PathLike)):
-        return pack([(path, label) for path, label in pairs])
+        listed = iterated("pairs", f"a list of (path, label), or {_FILE}", pairs)
+        return pack([_pair(number, pair) for number, pair in enumerate(listed)])
     found = []
     with open(pairs) as file:
         for number, line in enumerate(file, 1):

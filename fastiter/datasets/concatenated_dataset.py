@@ -8,6 +8,7 @@ from typing import Any
 
 from fastiter.dataset.mixin import DatasetMixin
 from fastiter.datasets import _batched
+from fastiter.datasets._parts import length_of
 
 __all__ = ["ConcatenatedDataset"]
 
@@ -32,7 +33,9 @@ class ConcatenatedDataset(DatasetMixin):
 
     def __init__(self, *datasets: Any) -> None:
         self._datasets = datasets
-        self._ends = list(accumulate(len(dataset) for dataset in datasets))
+        self._ends = list(
+            accumulate(length_of(number, dataset) for number, dataset in enumerate(datasets))
+        )
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0

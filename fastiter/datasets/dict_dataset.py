@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastiter._columnar import Column, Columns
+from fastiter.datasets._parts import common_length
 
 __all__ = ["DictDataset"]
 
@@ -30,17 +31,8 @@ class DictDataset:
     """
 
     def __init__(self, **datasets: Any) -> None:
-        if not datasets:
-            raise ValueError("no datasets are given: pass at least one")
-        first, length = next(iter(datasets)), len(next(iter(datasets.values())))
-        for key, dataset in datasets.items():
-            if len(dataset) != length:
-                raise ValueError(
-                    f"dataset {key!r} has {len(dataset)} examples where {first!r} has {length}: "
-                    "all datasets must be equally long"
-                )
+        self._length = common_length(datasets)
         self._datasets = datasets
-        self._length = length
 
     def __getitem__(self, index: Any) -> Any:
         """Get an example, or the list of those in a slice.

@@ -15,6 +15,7 @@ import numpy as np
 from fastiter.dataset import TabularDataset
 from fastiter.datasets._closing import Closing
 from fastiter.datasets._files import SharedFile
+from fastiter.datasets._parts import iterated
 from fastiter.datasets._zip import Entry, data_start
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ class NpyDataset(Closing, TabularDataset):
             self._places = {key: _in_npy(path) for key, path in paths.items()}
         elif not isinstance(paths, (str, bytes, os.PathLike)):
             self._mode = tuple
-            self._places = {str(n): _in_npy(path) for n, path in enumerate(paths)}
+            listed = iterated("paths", "a path, several of them, or a dict of paths", paths)
+            self._places = {str(n): _in_npy(path) for n, path in enumerate(listed)}
         elif zipfile.is_zipfile(paths):
             self._mode = dict
             self._places = _in_npz(paths)

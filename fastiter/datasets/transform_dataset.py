@@ -33,6 +33,8 @@ class TransformDataset(DatasetMixin):
     """
 
     def __init__(self, dataset: Any, transform: Callable[[Any], Any]) -> None:
+        if not callable(transform):
+            raise TypeError(f"transform must be callable, not {transform!r}")
         self._dataset = dataset
         self._transform = transform
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastiter._columnar import Column, Columns
+from fastiter.datasets._parts import common_length
 
 __all__ = ["TupleDataset"]
 
@@ -29,17 +30,8 @@ class TupleDataset:
     """
 
     def __init__(self, *datasets: Any) -> None:
-        if not datasets:
-            raise ValueError("no datasets are given: pass at least one")
-        length = len(datasets[0])
-        for number, dataset in enumerate(datasets):
-            if len(dataset) != length:
-                raise ValueError(
-                    f"dataset {number} has {len(dataset)} examples where dataset 0 has {length}: "
-                    "all datasets must be equally long"
-                )
+        self._length = common_length(dict(enumerate(datasets)))
         self._datasets = datasets
-        self._length = length
 
     def __getitem__(self, index: Any) -> Any:
         """Get an example, or the list of those in a slice.

@@ -60,7 +60,10 @@ def multiprocess_reader(
     ValueError
         If there is no reader, or `queue_size` is negative.
     """
-    readers = tuple(readers)
+    try:
+        readers = tuple(readers)
+    except TypeError as error:
+        raise TypeError(f"readers must be a list of callables: {error}") from error
     if not readers:
         raise ValueError("readers is empty, expected at least one reader")
     require_readers(readers)
