@@ -158,7 +158,10 @@ def fast_permutation(n, words, stream=0, threads=None, out=None):
         with nogil:
             rc = fi_shuffle(data, length, &seed, number, count)
     if rc == FI_E_MEMORY:
-        raise MemoryError(f"no memory to shuffle {length} indices: about {3 * length} bytes more")
+        raise MemoryError(
+            f"no memory to shuffle {length} indices: some {length // 8 + (8 << 20)} bytes more are "
+            "needed for a moment"
+        )
     return order
 
 

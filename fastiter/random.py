@@ -56,8 +56,9 @@ def permutation(
     ValueError
         If ``n``, ``seed``, ``threads``, or the shape or dtype of ``out`` is out of range.
     MemoryError
-        If there is no memory for the order, or for the 2 to 4 bytes per index that orders of more
-        than 1,048,576 need while they are made.
+        If there is no memory for the order, or for the few MiB, at most an eighth of a byte per
+        index more, that orders of more than 1,048,576 need while they are made. ``out`` may have
+        been written to then.
 
     Notes
     -----
