@@ -15,10 +15,14 @@
         }                                                               \
         break
 
-/* A result that is larger than the caches is in none of them when it is read. */
+/* As much as so many results competes for the caches: a result, its examples, and both of the call
+ * before, whose result mostly lives on until the new one replaces it. */
+enum { RESULTS = 4 };
+
 static void gather_large(unsigned char *out, size_t item_bytes, const void *const *src, size_t n)
 {
-    const bool uncached = item_bytes >= FI_UNCACHED_LEAST && fi_outruns_cache(item_bytes * n, 1);
+    const bool uncached =
+        item_bytes >= FI_UNCACHED_LEAST && fi_outruns_cache(item_bytes * n, RESULTS);
 
     for (size_t i = 0; i < n; i++) {
         fi_copy(out + i * item_bytes, src[i], item_bytes, uncached);
@@ -83,10 +87,12 @@ typedef struct {
     size_t itemsize;
     bool uniform;                    /* all bytes of the fill value are equal */
     bool in_blocks;                  /* the item size divides a block */
+    bool uncached;                   /* the result outruns the caches */
     int ndim;
     const int64_t *shape;            /* of a padded row */
     size_t stride[FI_PAD_MAX_NDIM];  /* of a padded row, in bytes */
     fill_block block;                /* the fill value, repeated */
+    unsigned char line[FI_CACHE_LINE]; /* the same */
 } pad_layout;
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
@@ -100,7 +106,9 @@ static ALWAYS_INLINE unsigned char *fill_run(const pad_layout *layout, unsigned 
 {
     unsigned char *const end = out + bytes;
 
-    if (layout->uniform && bytes >= MEMSET_BYTES) {
+    if (layout->uncached && bytes >= FI_UNCACHED_LEAST) {
+        fi_fill_uncached(out, layout->line, bytes);
+    } else if (layout->uniform && bytes >= MEMSET_BYTES) {
         memset(out, layout->fill[0], bytes);
     } else if (layout->in_blocks && bytes >= BLOCK) {
         const fill_block block = layout->block;
@@ -123,10 +131,11 @@ static ALWAYS_INLINE unsigned char *fill_run(const pad_layout *layout, unsigned 
     return end;
 }
 
-static ALWAYS_INLINE unsigned char *copy_run(unsigned char *out, const unsigned char **src, size_t bytes)
+static ALWAYS_INLINE unsigned char *copy_run(const pad_layout *layout, unsigned char *out,
+                                             const unsigned char **src, size_t bytes)
 {
     if (bytes != 0) { /* the source of an empty array may be NULL */
-        memcpy(out, *src, bytes);
+        fi_copy(out, *src, bytes, layout->uncached);
         *src += bytes;
     }
     return out + bytes;
@@ -144,11 +153,11 @@ static unsigned char *pad_dimension(const pad_layout *layout, int dim, int whole
     const size_t rest = ((size_t)layout->shape[dim] - length) * stride;
 
     if (dim == whole) {
-        out = copy_run(out, src, length * stride);
+        out = copy_run(layout, out, src, length * stride);
     } else if (dim + 1 == whole) { /* rows of a matrix: no call for each of them */
         const size_t real = (size_t)shape[whole] * layout->stride[whole];
         for (size_t i = 0; i < length; i++) {
-            out = copy_run(out, src, real);
+            out = copy_run(layout, out, src, real);
             out = fill_run(layout, out, stride - real);
         }
     } else {
@@ -178,7 +187,7 @@ static ALWAYS_INLINE unsigned char *pad_row(const pad_layout *layout, const int6
     const int whole = whole_dimension(layout, shape);
 
     if (whole == 0) {
-        out = copy_run(out, &src, (size_t)shape[0] * layout->stride[0]);
+        out = copy_run(layout, out, &src, (size_t)shape[0] * layout->stride[0]);
         const size_t rest = (size_t)(layout->shape[0] - shape[0]) * layout->stride[0];
         return rest != 0 ? fill_run(layout, out, rest) : out;
     }
@@ -186,7 +195,7 @@ static ALWAYS_INLINE unsigned char *pad_row(const pad_layout *layout, const int6
         const size_t stride = layout->stride[0];
         const size_t real = (size_t)shape[1] * layout->stride[1];
         for (int64_t i = 0; i < shape[0]; i++) {
-            out = copy_run(out, &src, real);
+            out = copy_run(layout, out, &src, real);
             out = fill_run(layout, out, stride - real);
         }
         const size_t rest = (size_t)(layout->shape[0] - shape[0]) * stride;
@@ -278,10 +287,15 @@ int fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
     for (size_t b = 0; layout.in_blocks && b < BLOCK; b += itemsize) {
         memcpy((unsigned char *)&layout.block + b, fill, itemsize);
     }
+    for (size_t b = 0; b < FI_CACHE_LINE; b += BLOCK) {
+        memcpy(layout.line + b, &layout.block, BLOCK);
+    }
     layout.stride[ndim - 1] = itemsize;
     for (int d = ndim - 1; d > 0; d--) {
         layout.stride[d - 1] = layout.stride[d] * (size_t)dst_shape[d];
     }
+    layout.uncached =
+        layout.in_blocks && fi_outruns_cache(layout.stride[0] * (size_t)dst_shape[0] * n, RESULTS);
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx2")) {
         pad_rows_avx2(&layout, dst, src, src_shapes, n);

@@ -1,4 +1,4 @@
-/* Copies of bytes that nobody will read while they are still in a cache.
+/* Copies, and fills, of bytes that nobody will read while they are still in a cache.
  *
  * An ordinary store first reads its cache line from memory and later evicts it: a copy to memory
  * that is in no cache moves three bytes over the bus for each byte copied. Non-temporal stores
@@ -25,6 +25,10 @@ bool fi_outruns_cache(uint64_t batch_bytes, uint64_t batches);
  * ordered before all that follow, as memcpy's are: a release store may publish them. Where the
  * processor has no such stores it is memcpy. */
 void fi_copy_uncached(void *dst, const void *src, size_t bytes);
+
+/* Fills `bytes` past the caches, in the same way, with what stands in `line`, of FI_CACHE_LINE bytes,
+ * over and over: byte i of dst gets byte i % FI_CACHE_LINE of it. */
+void fi_fill_uncached(void *dst, const void *line, size_t bytes);
 
 /* Of one row or one example. `uncached`: what it is part of outruns the caches. */
 static inline void fi_copy(void *dst, const void *src, size_t bytes, bool uncached)

@@ -64,3 +64,16 @@ def test_a_stack_that_no_cache_holds() -> None:
     arrays = [_row(i % 4) for i in range(80)]
     stacked = concat_examples(arrays)
     np.testing.assert_array_equal(stacked, np.stack(arrays))
+
+
+@pytest.mark.parametrize("dtype", ["u1", "f4", "c16", "S3"])
+def test_padding_that_no_cache_holds(dtype: str) -> None:
+    """Lengths are odd, so that data and fill begin at many offsets in a cache line."""
+    width = 4_000_003 // np.dtype(dtype).itemsize
+    lengths = [width - 20_011 * i % width for i in range(16)]
+    arrays = [np.resize(_row(i)[:999] % 10, n).astype(dtype) for i, n in enumerate(lengths)]
+    padded = concat_examples(arrays, padding=7)
+    expected = np.full((len(arrays), width), 7, dtype)
+    for row, array in zip(expected, arrays, strict=True):
+        row[: len(array)] = array
+    np.testing.assert_array_equal(padded, expected)

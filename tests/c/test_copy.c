@@ -1,4 +1,4 @@
-/* fi_copy_uncached against memcpy, at every alignment of either side, with guard bytes around.
+/* fi_copy_uncached and fi_fill_uncached, at every alignment of either side, with guard bytes around.
  * Aborts at the first broken promise. */
 #include <stdint.h>
 #include <stdlib.h>
@@ -33,6 +33,29 @@ static void check_copy(size_t bytes, size_t target_offset, size_t source_offset)
     free(target);
 }
 
+static void check_fill(size_t bytes, size_t offset)
+{
+    unsigned char *target = aligned_alloc(LINE, (bytes + 4 * GUARD + LINE) / LINE * LINE);
+    unsigned char *out = target + GUARD + offset, line[LINE];
+
+    CHECK(target != NULL);
+    for (size_t i = 0; i < LINE; i++) {
+        line[i] = (unsigned char)(i * 3 + 1);
+    }
+    memset(target, GUARD_BYTE, bytes + 2 * GUARD + offset);
+    fi_fill_uncached(out, line, bytes);
+    for (size_t i = 0; i < bytes; i++) {
+        CHECK_EQ(out[i], line[i % LINE]);
+    }
+    for (size_t i = 0; i < GUARD + offset; i++) {
+        CHECK_EQ(target[i], GUARD_BYTE);
+    }
+    for (size_t i = 0; i < GUARD; i++) {
+        CHECK_EQ(out[bytes + i], GUARD_BYTE);
+    }
+    free(target);
+}
+
 static void test_every_alignment(void)
 {
     static const size_t sizes[] = {0, 1, 15, 63, 64, 65, 127, 128, 200, 4095, 4096, 4097, 150528};
@@ -42,6 +65,7 @@ static void test_every_alignment(void)
             check_copy(sizes[i], target_offset, 0);
             check_copy(sizes[i], target_offset, target_offset * 7 % 17);
             check_copy(sizes[i], 0, target_offset);
+            check_fill(sizes[i], target_offset);
         }
     }
 }
