@@ -1,15 +1,22 @@
 """Binding of streams: samples that readers publish, and the parent that merges them.
 
 A sample whose fields have columns is written there, as an example is into a batch; any other is
-packed into the block's heap. The layout of the columns, a `Schema`, is found by the reader from its
+packed into the block's heap: a tuple of plain values item by item, all else by pickle. The layout of the columns, a `Schema`, is found by the reader from its
 own samples and stands in the block's heap too.
 """
 
 import pickle
 import struct
 
+from cpython.bytes cimport PyBytes_CheckExact, PyBytes_FromStringAndSize
+from cpython.float cimport PyFloat_CheckExact
+from cpython.long cimport PyLong_CheckExact, PyLong_FromLongLong
 from cpython.memoryview cimport PyMemoryView_FromMemory
-from libc.stdint cimport uint32_t, uint64_t
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport (
+    PyTuple_CheckExact, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM)
+from cpython.unicode cimport PyUnicode_CheckExact
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 from posix.unistd cimport getpid
 
@@ -28,11 +35,29 @@ from fastiter.errors import OverwrittenError
 
 cdef extern from "Python.h":
     int PyBUF_WRITE, PyBUF_READ
+    long long PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
+    int unicode_kind "PyUnicode_KIND"(object text)
+    void *unicode_data "PyUnicode_DATA"(object text)
+    Py_ssize_t unicode_length "PyUnicode_GET_LENGTH"(object text)
+    object unicode_from "PyUnicode_FromKindAndData"(int kind, const void *data, Py_ssize_t length)
 
 cdef enum:
     HEAD_BYTES = 24  # of a packed object: checksum, number of buffers, bytes of the pickle
     SUM_BYTES = 8
     ODD_ROWS = 8  # of a block that fit no column, until the block ends early
+    MOST_ITEMS = 64  # of a plain tuple
+
+# Kinds of a plain tuple's items. Text is of 1, 2 or 4 bytes a character, and they are its kind.
+cdef enum:
+    PLAIN_NONE = 8
+    PLAIN_FALSE
+    PLAIN_TRUE
+    PLAIN_INT
+    PLAIN_FLOAT
+    PLAIN_BYTES
+
+# In the place of the number of buffers: what follows is no pickle.
+cdef uint64_t PLAIN = <uint64_t>-1
 
 _RECORD = struct.Struct("<QQ")  # of a schema: checksum, rows; then `Schema.record`
 cdef uint32_t EXAMPLE = _PACKED_EXAMPLE, RECORD = _PACKED_RESULT, ERROR = _PACKED_ERROR
@@ -43,6 +68,111 @@ cdef object dumps = pickle.dumps, loads = pickle.loads
 cdef uint64_t BLOCK_BYTES = 512 << 10
 # Bytes of shared memory in flight of one reader, where that is more than two blocks; and lent.
 cdef uint64_t MOST_BYTES = 8 << 20
+
+
+# ---- plain tuples: the number of items, and for each its kind, its bytes, and these --------------
+
+
+cdef uint64_t room_for(uint64_t size) noexcept:
+    return (size + 7) & ~<uint64_t>7
+
+
+cdef uint64_t plain_bytes(tuple sample) except? 1:
+    """Bytes that the body of a plain tuple takes; 0 if it holds anything else."""
+    cdef uint64_t size = 8 + 16 * <uint64_t>PyTuple_GET_SIZE(sample)
+    cdef int overflow = 0
+    if PyTuple_GET_SIZE(sample) > MOST_ITEMS:
+        return 0
+    for item in sample:
+        if PyUnicode_CheckExact(item):
+            size += room_for(<uint64_t>unicode_length(item) * unicode_kind(item))
+        elif PyLong_CheckExact(item):
+            PyLong_AsLongLongAndOverflow(item, &overflow)
+            if overflow != 0:
+                return 0
+            size += 8
+        elif PyFloat_CheckExact(item):
+            size += 8
+        elif PyBytes_CheckExact(item):
+            size += room_for(len(<bytes>item))
+        elif item is not None and item is not True and item is not False:
+            return 0
+    return size
+
+
+cdef int write_plain(tuple sample, uint64_t *place) except -1:
+    cdef int64_t number
+    cdef double real
+    cdef const void *source
+    place[0] = PyTuple_GET_SIZE(sample)
+    place += 1
+    for item in sample:
+        place[1] = 8
+        source = NULL
+        if PyUnicode_CheckExact(item):
+            place[0] = unicode_kind(item)
+            place[1] = <uint64_t>unicode_length(item) * place[0]
+            source = unicode_data(item)
+        elif PyLong_CheckExact(item):
+            place[0] = PLAIN_INT
+            number = item
+            source = &number
+        elif PyFloat_CheckExact(item):
+            place[0] = PLAIN_FLOAT
+            real = item
+            source = &real
+        elif PyBytes_CheckExact(item):
+            place[0] = PLAIN_BYTES
+            place[1] = len(<bytes>item)
+            source = <char *>(<bytes>item)
+        else:
+            place[0] = PLAIN_NONE if item is None else PLAIN_TRUE if item else PLAIN_FALSE
+            place[1] = 0
+        if source != NULL:
+            memcpy(place + 2, source, place[1])
+        place += 2 + room_for(place[1]) // 8
+    return 0
+
+
+cdef object read_plain(const uint64_t *place, uint64_t nbytes):
+    """The tuple. What comes from shared memory is read once, and checked before it is used."""
+    cdef const uint64_t *end = place + nbytes // 8
+    cdef uint64_t count = place[0] if nbytes >= 8 else MOST_ITEMS + 1
+    cdef uint64_t i, kind, size
+    if count > MOST_ITEMS:
+        raise OverwrittenError("shared memory was overwritten: the size of a sample")
+    sample = PyTuple_New(count)
+    place += 1
+    for i in range(count):
+        if end - place < 2:
+            raise OverwrittenError("shared memory was overwritten: an item of a sample")
+        kind, size = place[0], place[1]
+        place += 2
+        if size > <uint64_t>(end - place) * 8:
+            raise OverwrittenError("shared memory was overwritten: an item of a sample")
+        item = plain_item(kind, size, place)
+        Py_INCREF(item)  # the tuple takes it over
+        PyTuple_SET_ITEM(sample, i, item)
+        place += room_for(size) // 8
+    return sample
+
+
+cdef object plain_item(uint64_t kind, uint64_t size, const uint64_t *place):
+    cdef double real
+    if kind == 1 or kind == 2 or kind == 4:
+        return unicode_from(<int>kind, place, size // kind)
+    if kind == PLAIN_INT and size == 8:
+        return PyLong_FromLongLong(<int64_t>place[0])
+    if kind == PLAIN_FLOAT and size == 8:
+        memcpy(&real, place, 8)
+        return real
+    if kind == PLAIN_BYTES:
+        return PyBytes_FromStringAndSize(<const char *>place, size)
+    if kind == PLAIN_NONE:
+        return None
+    if kind == PLAIN_TRUE or kind == PLAIN_FALSE:
+        return kind == PLAIN_TRUE
+    raise OverwrittenError(f"shared memory was overwritten: an item of kind {kind}")
 
 
 cdef class SampleWriter:
@@ -177,20 +307,35 @@ cdef class SampleWriter:
         return 0
 
     cdef int pack(self, object sample) except -1:
-        cdef list buffers = []
-        cdef bytes pickled = dumps(sample, 5, buffer_callback=buffers.append)
-        cdef uint64_t size = HEAD_BYTES + len(pickled), offset
+        cdef uint64_t size = 0
         cdef uint64_t *head
-        if buffers:
-            return self.write_packed(Packed(sample), EXAMPLE)
-        offset = self.end.heap_take(size)
-        head = <uint64_t *>(fi_slot_payload(self.reader.ring, self.reader.slot) + offset)
-        head[1] = 0
-        head[2] = size - HEAD_BYTES
-        memcpy(head + 3, <char *>pickled, size - HEAD_BYTES)
-        head[0] = fi_checksum(head + 1, size - SUM_BYTES, self.end.seed(self.reader.rows, EXAMPLE))
-        fi_entry_set(self.reader.ring, self.reader.slot, self.reader.rows, offset, size)
+        cdef list buffers
+        cdef bytes pickled
+        if PyTuple_CheckExact(sample):
+            size = plain_bytes(<tuple>sample)
+        if size > 0:
+            head = self.head_of(HEAD_BYTES + size)
+            head[1] = PLAIN
+            write_plain(<tuple>sample, head + 3)
+        else:
+            buffers = []
+            pickled = dumps(sample, 5, buffer_callback=buffers.append)
+            if buffers:
+                return self.write_packed(Packed(sample), EXAMPLE)
+            size = len(pickled)
+            head = self.head_of(HEAD_BYTES + size)
+            head[1] = 0
+            memcpy(head + 3, <char *>pickled, size)
+        head[2] = size
+        head[0] = fi_checksum(
+            head + 1, HEAD_BYTES + size - SUM_BYTES, self.end.seed(self.reader.rows, EXAMPLE))
         return 0
+
+    cdef uint64_t *head_of(self, uint64_t size) except NULL:
+        """Memory of the heap for the sample in hand."""
+        cdef uint64_t offset = self.end.heap_take(size)
+        fi_entry_set(self.reader.ring, self.reader.slot, self.reader.rows, offset, size)
+        return <uint64_t *>(fi_slot_payload(self.reader.ring, self.reader.slot) + offset)
 
     cdef int write_packed(self, object packed, uint32_t kind) except -1:
         cdef uint64_t size = packed.size, offset = self.end.heap_take(size)
@@ -394,9 +539,11 @@ cdef class StreamEnd(ParentEnd):
         fi_entry_get(&self.arena.ring, slot, row, &offset, &size)
         check_part(block.lease, offset, size)
         head = <uint64_t *>(block.lease.payload + offset)
-        if size >= HEAD_BYTES and head[1] == 0 and head[2] == size - HEAD_BYTES and (
-                head[0] == fi_checksum(
-                    head + 1, size - SUM_BYTES, fi_place_seed(block.lease.q, row, EXAMPLE))):
+        if size >= HEAD_BYTES and (head[1] == 0 or head[1] == PLAIN) and (
+                head[2] == size - HEAD_BYTES) and head[0] == fi_checksum(
+                    head + 1, size - SUM_BYTES, fi_place_seed(block.lease.q, row, EXAMPLE)):
+            if head[1] == PLAIN:
+                return read_plain(head + 3, size - HEAD_BYTES)
             return loads(PyMemoryView_FromMemory(<char *>(head + 3), size - HEAD_BYTES, PyBUF_READ))
         part = block.lease.part(offset, size)
         return unpack(part if block.lent else memoryview(bytearray(part)),

@@ -122,3 +122,26 @@ def pids():
 
 def nothing():
     return iter(())
+
+
+class Text(str):
+    pass
+
+
+def plain_samples():
+    """Tuples of plain values, up to the limits of what is sent without pickle, and just beyond."""
+    yield ("first", 0, 0)
+    for text in ("", "\0", "abc", "naïve", "ÿ" * 9, "Δx", "\ud800 alone", "😀", "7 bytes" * 10_000):
+        yield text, text + "!", len(text)
+    for number in (0, -1, 255, 2**62, 2**63 - 1, -(2**63), 2**63, -(2**63) - 1, 10**40):
+        yield "number", number
+    for real in (0.0, -0.0, 5e-324, float("inf"), float("nan")):
+        yield real, True, False, None
+    for data in (b"", b"\0", b"12345678", b"123456789", bytes(100_000)):
+        yield data, "after"
+    yield ()
+    yield tuple(range(64))
+    yield tuple(map(str, range(65)))
+    yield "nested", ("in", 1), 2
+    yield Text("of a class"), np.float64(1.5), np.str_("text"), np.bool_(True)
+    yield "last", 1

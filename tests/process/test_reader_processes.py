@@ -27,7 +27,16 @@ from outside import (
     start_script,
     wait_until,
 )
-from readers_of import Failing, Images, Numbers, Unloadable, nothing, pids, samples_of_every_kind
+from readers_of import (
+    Failing,
+    Images,
+    Numbers,
+    Unloadable,
+    nothing,
+    pids,
+    plain_samples,
+    samples_of_every_kind,
+)
 
 from fastiter import DatasetError, WorkerDiedError
 from fastiter.reader import batch, multiprocess_reader, shuffle, xmap_readers
@@ -106,6 +115,17 @@ def test_every_kind_of_sample_arrives_as_it_was(use_pipe, queue_size):
     assert len(found) == len(expected)
     for a, b in zip(found, expected, strict=True):
         assert same(a, b), (a, b)
+
+
+def test_plain_tuples_arrive_as_they_were():
+    def reader():
+        yield from itertools.islice(itertools.cycle(plain_samples()), 1000)
+
+    found = list(forked([reader])())
+    assert len(found) == 1000
+    for a, b in zip(found, reader(), strict=True):
+        assert list(map(type, a)) == list(map(type, b))
+        assert repr(a) == repr(b)
 
 
 def test_arrays_are_writable_and_nobody_elses(use_pipe):
