@@ -17,7 +17,6 @@ import select
 import signal
 import sys
 import threading
-import time
 import traceback
 import weakref
 from collections.abc import Iterable, Iterator
@@ -39,6 +38,10 @@ _STACK_SIGNAL = signal.SIGRTMIN + 7
 _POLITE_SECONDS = 0.5  # for a worker to end by itself, then by SIGTERM
 _DESCRIPTORS_OF_A_START = 16  # more than multiprocessing opens on the way, in any start method
 _KILL_SECONDS = 3.0  # for the kernel to end what was killed
+
+# How a worker ended, as `Member.end_text` says it.
+LEFT = "exited with status 0"
+UNKNOWN_END = "ended with an unknown status"
 
 # What all iterators of this process hold. A worker that a fork starts keeps its own and lets go of
 # the rest: a pipe's end held open keeps others from noticing a death, an arena its memory alive.
@@ -86,7 +89,7 @@ class Member:
         """Whether all its threads have ended."""
         if self.pidfd >= 0:
             return bool(select.select([self.pidfd], [], [], 0)[0])
-        return self.process.exitcode is not None
+        return self.process.exitcode is not None or not _exists(self.pid)
 
     def send(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -100,7 +103,7 @@ class Member:
         self.process.join(1)
         code = self.process.exitcode
         if code is None:
-            return "ended with an unknown status"
+            return UNKNOWN_END
         if code >= 0:
             return f"exited with status {code}"
         try:
@@ -117,6 +120,16 @@ class Member:
             os.close(self.pidfd)
             _open_descriptors.discard(self.pidfd)
             self.pidfd = -1
+
+
+def _exists(pid: int) -> bool:
+    """False where somebody else has reaped that child of ours: the kernel itself, maybe, which does
+    so where the program ignores SIGCHLD."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 class Crew:
@@ -450,10 +463,11 @@ def _require_descriptors(count: int, some: int) -> None:
 
 
 def _wait_for(members: Iterable[Member], seconds: float) -> list[Member]:
-    """Waits for the deaths of all; returns who still lives after `seconds`."""
-    end = time.monotonic() + seconds
+    """Waits for the deaths of all; returns who still lives after `seconds`, by a clock that nobody
+    who plays with those of Python can stop."""
+    end = _ring.now() + seconds
     left = [m for m in members if not m.is_dead()]
-    while left and (rest := end - time.monotonic()) > 0:
+    while left and (rest := end - _ring.now()) > 0:
         poll = select.poll()
         for member in left:
             poll.register(member.pidfd if member.pidfd >= 0 else member.process.sentinel)

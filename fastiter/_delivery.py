@@ -74,7 +74,10 @@ def _failure(
     try:
         part = lease.part(*ring.entry(slot, row))
         if part.nbytes == 0:
-            text = f"the dataset failed, and no memory was left for the reason ({facts})"
+            text = (
+                "the dataset failed, and left no reason: there was no memory for it, or its "
+                f"exception cannot be told ({facts})"
+            )
             return RowFailure(row, DatasetError(text), True)
         seed = lease.seed(row, _ring.PACKED_ERROR)
         failure = Failure(*unpack(memoryview(bytearray(part)), seed))

@@ -336,7 +336,7 @@ cdef class RowWriter:
         fi_entry_set(self.end.worker.ring, self.end.turn.slot, row, 0, 0)
         try:
             self.put(row, PACKED_ERROR, Packed(tuple(failure_of(error))))
-        except BaseException:  # no memory even for the text: the bare fact has to do
+        except BaseException:  # no memory even for the text, or it has none: the fact has to do
             pass
         return FI_ERROR
 

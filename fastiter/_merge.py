@@ -131,7 +131,8 @@ class Merge:
         facts = f"{self._label(reader)}, after {self._taken[reader]} samples"
         if not failure:
             return DatasetError(
-                f"the reader failed, and no memory was left for the reason ({facts})"
+                "the reader failed, and left no reason: there was no memory for it, or its "
+                f"exception cannot be told ({facts})"
             )
         known = _transport.Failure(*failure)
         return _transport.exception_of(known, f"{facts}, worker process {known.pid}")
@@ -156,7 +157,8 @@ class Merge:
                 woken = end.wait(self._crew.descriptors(), _SLICE)
         finally:
             end.wake()
-        if any(position >= 0 for position in woken):
+        # After a silence too, as in `Pool`: without pidfds a pipe may be held open.
+        if not woken or any(position >= 0 for position in woken):
             self._look_at_deaths()
 
     def _look_at_deaths(self) -> None:

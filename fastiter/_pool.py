@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fastiter import _arena, _exit, _lease, _parent_end, _ring, _system, _transport
 from fastiter._auto import private_bytes
 from fastiter._cpus import allowed_cpus
-from fastiter._crew import Crew, Member, starts_worker
+from fastiter._crew import LEFT, UNKNOWN_END, Crew, Member, starts_worker
 from fastiter._delivery import assemble, from_rows, poisoned, read_odd, settled
 from fastiter._failures import Judge
 from fastiter._feed import Feed, Scheduled
@@ -312,7 +312,9 @@ class Pool(Feed):
                 ring.collect()
             if done() or self.closed:
                 continue
-            if any(position >= 0 for position in woken):
+            # After a silence too: where the system has no pidfds, a pipe's end tells of a death,
+            # and what the dataset has forked may hold that open.
+            if not woken or any(position >= 0 for position in woken):
                 for member in self._crew.dead():
                     self._recover(member)
             self._look_at_clocks()
@@ -486,12 +488,14 @@ class Pool(Feed):
             self.close()
             steps = "loading the dataset" + (" or worker_init" if self._calls_init else "")
             raise _transport.exception_of(failure, f"{steps} in worker {member.pid}")
-        leaves = self._planned_exits or member.leaves
-        planned = leaves and not losses and end == "exited with status 0"
+        was_ready = report["ready"] == member.start
+        leaves = (self._planned_exits or member.leaves) and not losses
+        # Where the program has the kernel reap its children, nobody learns the status.
+        planned = leaves and (end == LEFT or (end == UNKNOWN_END and was_ready))
         self.restarts += not planned
         self.replacements += planned and member.number < self._crew.wanted
         if not losses and not planned:
-            self._count_idle_death(member, report["ready"] == member.start, end)
+            self._count_idle_death(member, was_ready, end)
 
     def _is_poison(self, row: int, q: int, end: str, suspects: int) -> bool:
         """Counts a death for the one index, or finish, that must have caused it."""

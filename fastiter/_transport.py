@@ -12,6 +12,7 @@ for: a pickle that was overwritten must not be run. In an image, which nobody wr
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import io
 import os
@@ -19,7 +20,7 @@ import pickle
 import struct
 import traceback
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -257,15 +258,16 @@ def unpack_note(note: bytes) -> Failure | None:
 def exception_of(failure: Failure, facts: str) -> Exception:
     """The exception to raise in the parent: of its own type where that travels, else a
     `DatasetError`; the worker's traceback and `facts` are its cause and, from 3.11 on, a note."""
-    error: Exception | None = None
+    error: Any = None
     if failure.pickled is not None:
-        try:
+        with contextlib.suppress(Exception):
             error = pickle.loads(failure.pickled)
-        except Exception:
-            error = None
-    if error is None:
+    # It loaded as its own type in the worker, but need not do so here.
+    if not isinstance(error, Exception) or isinstance(error, StopIteration):
         error = DatasetError(f"{failure.summary} ({facts})")
-    error.__cause__ = WorkerTraceback(f"{facts}\n{failure.text}")
+    # Not by assignment: a class may refuse attributes, as frozen data classes do.
+    BaseException.__setattr__(error, "__cause__", WorkerTraceback(f"{facts}\n{failure.text}"))
     if hasattr(error, "add_note"):
-        error.add_note(facts)
-    return error
+        with contextlib.suppress(Exception):  # such a class takes no note
+            error.add_note(facts)
+    return cast(Exception, error)

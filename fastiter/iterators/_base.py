@@ -190,13 +190,16 @@ class PlannedIterator(Iterator):
         StopIteration
             At the end of the iteration, without ``repeat``.
         RuntimeError
-            After `finalize`.
+            After `finalize`; and where this thread is in ``next()`` already, as a callable that
+            the iterator calls is, and a signal handler may be.
         Exception
             What the dataset, the order sampler or the converter raised. After a dataset's or
             converter's error the next call goes on with the following batch, after an order
             sampler's it tries the same batch again. With ``on_error`` examples that fail may be
             skipped instead; more of them than ``skip_limit`` are a `SkipLimitError`.
         """
+        if self._lock._is_owned():
+            self._refuse_amid("next()")
         with self._lock:
             if self._finalized:
                 raise RuntimeError(
@@ -270,7 +273,11 @@ class PlannedIterator(Iterator):
         ------
         NotImplementedError
             If the iterator is finalized and of a kind that cannot be reopened.
+        RuntimeError
+            Where this thread is in ``next()``.
         """
+        if self._lock._is_owned():
+            self._refuse_amid("reset()")
         with self._lock:
             self._check_reopenable("reset")
             # The number that follows, not those of orders drawn ahead.
@@ -482,11 +489,14 @@ class PlannedIterator(Iterator):
         NotImplementedError
             On loading, if the iterator is finalized and of a kind that cannot be reopened.
         """
+        is_amid = self._lock._is_owned()
         with self._lock:
             state = _snapshot.exchange(serializer, self._planner.state, self._snapshot_context())
             seed = _seed.exchange(serializer, self._seed, state is None)
             ledger = _skips.exchange(serializer, self._skips, state is None)
             if state is not None:
+                if is_amid:
+                    self._refuse_amid("loading a snapshot")
                 self._install(state, seed, ledger)
 
     def state_dict(self) -> dict[str, Any]:
@@ -513,6 +523,8 @@ class PlannedIterator(Iterator):
         NotImplementedError
             If the iterator is finalized and of a kind that cannot be reopened.
         """
+        if self._lock._is_owned():
+            self._refuse_amid("load_state_dict()")
         with self._lock:
             context = self._snapshot_context()
             state = _snapshot.from_dict(state_dict, self._planner.state, context)
@@ -552,6 +564,16 @@ class PlannedIterator(Iterator):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._init_runtime()
+
+    def _refuse_amid(self, action: str) -> None:
+        """Whoever is called in the middle of ``next()`` may read, save and finalize, but what
+        moves the iterator would change what that call goes by."""
+        raise RuntimeError(
+            f"{action} is called while this thread is amid another call of the same "
+            f"{type(self).__name__}: by its dataset, converter, order sampler or on_error, or by a "
+            "signal handler. Do it when that call has returned; state_dict(), stats() and "
+            "finalize() are possible at any moment"
+        )
 
     def _check_reopenable(self, action: str) -> None:
         if self._finalized and not self._REOPENABLE:
