@@ -257,8 +257,24 @@ class Crew:
         if not forks:
             _require_directory(self._method)
         _require_descriptors(_DESCRIPTORS_OF_A_START, self._life[0])
+        try:
+            process = self._start_process(seat)
+        except EOFError:
+            # The fork server has died amid it, as one does that has begun under too low a limit of
+            # descriptors. With the next start comes another server.
+            process = self._start_process(seat)
+        pidfd = -1
+        # Without it (an old kernel, another system) the process' own status is the proof.
+        with contextlib.suppress(AttributeError, OSError):
+            pidfd = _beyond_streams(os.pidfd_open(process.pid))
+            _open_descriptors.add(pidfd)
+        member = Member(number, self._starts, process, pidfd, self._method != "forkserver")
+        self.members[number] = member
+        return member
+
+    def _start_process(self, seat: Seat) -> Any:
         process = _process_type(self._method, self._context)(
-            target=_worker.main, args=(seat,), name=f"fastiter-worker-{number}", daemon=True
+            target=_worker.main, args=(seat,), name=f"fastiter-worker-{seat.number}", daemon=True
         )
         _processes.add(process)
         with _interrupts_blocked(self._method):
@@ -270,14 +286,7 @@ class Crew:
                 raise
             finally:
                 _this_thread.starts_worker = False
-        pidfd = -1
-        # Without it (an old kernel, another system) the process' own status is the proof.
-        with contextlib.suppress(AttributeError, OSError):
-            pidfd = _beyond_streams(os.pidfd_open(process.pid))
-            _open_descriptors.add(pidfd)
-        member = Member(number, self._starts, process, pidfd, self._method != "forkserver")
-        self.members[number] = member
-        return member
+        return process
 
     def _unused_arenas(self) -> tuple[_arena.Arena, ...]:
         """Arenas of other iterators that a forked worker has no use for. A dataset may well be

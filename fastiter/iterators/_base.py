@@ -198,7 +198,7 @@ class PlannedIterator(Iterator):
             sampler's it tries the same batch again. With ``on_error`` examples that fail may be
             skipped instead; more of them than ``skip_limit`` are a `SkipLimitError`.
         """
-        if self._lock._is_owned():
+        if self._lock._is_owned():  # type: ignore[attr-defined]
             self._refuse_amid("next()")
         with self._lock:
             if self._finalized:
@@ -276,7 +276,7 @@ class PlannedIterator(Iterator):
         RuntimeError
             Where this thread is in ``next()``.
         """
-        if self._lock._is_owned():
+        if self._is_amid:
             self._refuse_amid("reset()")
         with self._lock:
             self._check_reopenable("reset")
@@ -489,7 +489,7 @@ class PlannedIterator(Iterator):
         NotImplementedError
             On loading, if the iterator is finalized and of a kind that cannot be reopened.
         """
-        is_amid = self._lock._is_owned()
+        is_amid = self._is_amid
         with self._lock:
             state = _snapshot.exchange(serializer, self._planner.state, self._snapshot_context())
             seed = _seed.exchange(serializer, self._seed, state is None)
@@ -523,7 +523,7 @@ class PlannedIterator(Iterator):
         NotImplementedError
             If the iterator is finalized and of a kind that cannot be reopened.
         """
-        if self._lock._is_owned():
+        if self._is_amid:
             self._refuse_amid("load_state_dict()")
         with self._lock:
             context = self._snapshot_context()
@@ -564,6 +564,11 @@ class PlannedIterator(Iterator):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._init_runtime()
+
+    @property
+    def _is_amid(self) -> bool:
+        """Whether this thread is in a call of this iterator."""
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]
 
     def _refuse_amid(self, action: str) -> None:
         """Whoever is called in the middle of ``next()`` may read, save and finalize, but what

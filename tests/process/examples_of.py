@@ -130,6 +130,34 @@ def killing_converter(batch: Any, device: Any) -> Any:
     return np.stack(batch)
 
 
+class Spawning(Blocks):
+    """Forks a process that outlives the worker until the file `end` is there; at index 5, the first
+    time, the worker is killed."""
+
+    def __init__(self, size: int, marks: Path):
+        super().__init__(size)
+        self.marks = marks
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        if index == 5 and not (self.marks / "killed").exists():
+            fork_one_that_stays(self.marks)
+            (self.marks / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def fork_one_that_stays(marks: Path) -> None:
+    """A child of this process that ends when the file `end` is there, or after two minutes."""
+    pid = os.fork()
+    if pid:
+        (marks / f"child.{pid}").touch()
+        return
+    end = time.monotonic() + 120
+    while not (marks / "end").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    os._exit(0)
+
+
 class Unloadable(Blocks):
     """Pickles, and raises on load, or kills the loader."""
 
@@ -238,6 +266,38 @@ class ForeignText(Exception):
 
     def __reduce__(self) -> Any:
         return dict, ()
+
+
+class Sealed(Exception):
+    """Takes no attributes, as frozen data classes do, and loads as it was."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"cannot assign to field {name!r}")
+
+
+class Liar(Exception):
+    """Loads as itself in the process that raised it, as `kind` says in any other."""
+
+    def __init__(self, kind: str):
+        super().__init__(kind)
+
+    def __reduce__(self) -> Any:
+        return _load_liar, (os.getpid(), self.args[0])
+
+
+def _load_liar(pid: int, kind: str) -> Any:
+    if os.getpid() == pid:
+        return Liar(kind)
+    if kind == "raises":
+        raise LookupError("not here")
+    return {"a class": Liar, "no exception": kind, "an end": StopIteration(3)}[kind]
+
+
+class Mute(Exception):
+    """Tells nothing of itself, not even its class."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(f"no {name} of this")
 
 
 class LoadsNot:

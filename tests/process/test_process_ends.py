@@ -144,6 +144,32 @@ if __name__ == "__main__":
     assert (status, out, err) == (0, "done\n", "")
 
 
+def test_a_fork_server_that_began_with_few_descriptors(tmp_path):
+    """It has the limit of its start for ever, and gives way to another one."""
+    status, out, err = run_script(
+        tmp_path,
+        HEAD
+        + """
+if __name__ == "__main__":
+    import resource
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (20, hard))
+    iterator = MultiprocessIterator(Blocks(40), 4, n_processes=3, context="forkserver")
+    try:
+        next(iterator)
+    except OSError as error:
+        assert error.errno == 24, error
+    else:
+        raise AssertionError("20 descriptors are enough for three workers of a fork server")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    assert len(next(iterator)) == 4
+    iterator.finalize()
+    print("done")
+""",
+    )
+    assert (status, out) == (0, "done\n"), err
+
+
 # -- the parent ends ---------------------------------------------------------------------------
 
 PROGRAM = (

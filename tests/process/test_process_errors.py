@@ -15,11 +15,14 @@ import pytest
 from examples_of import (
     Blocks,
     ForeignText,
+    Liar,
     LoadsNot,
     Misfits,
+    Mute,
     NoText,
     OneArgument,
     OwnBase,
+    Sealed,
     Unpicklable,
 )
 from outside import pids_of
@@ -123,6 +126,10 @@ FOREIGN = {
     "Unpicklable": lambda: Unpicklable("reason"),
     "ForeignText": lambda: ForeignText("reason"),
     "local": lambda: type("Local", (Exception,), {})("reason"),
+    "loads nowhere else": lambda: Liar("raises"),
+    "loads as a class elsewhere": lambda: Liar("a class"),
+    "loads as a text elsewhere": lambda: Liar("no exception"),
+    "loads as an end elsewhere": lambda: Liar("an end"),
 }
 
 
@@ -136,6 +143,23 @@ def test_what_cannot_arrive_as_itself_is_a_dataset_error(make, name):
     assert str(original) in text
     assert re.search(r"\bindex 5\b", text)
     assert "epoch 0, batch 1" in text
+
+
+def test_an_exception_that_takes_no_attributes(make):
+    iterator = make(Raises(lambda: Sealed("of the dataset")), 4)
+    next(iterator)
+    with pytest.raises(Sealed, match="of the dataset") as caught:
+        next(iterator)
+    assert "index 5" in str(caught.value.__cause__)
+    assert indices(next(iterator)) == [8, 9, 10, 11]
+
+
+def test_an_exception_that_tells_nothing_is_an_error_of_its_batch(make):
+    iterator = make(Raises(Mute), 4)
+    next(iterator)
+    with pytest.raises(DatasetError, match=r"left no reason.*index 5\b"):
+        next(iterator)
+    assert indices(next(iterator)) == [8, 9, 10, 11]
 
 
 def test_sys_exit_in_the_dataset(make):

@@ -1,0 +1,212 @@
+"""Datasets and programs that do what nobody should, to processes, descriptors and clocks."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from examples_of import Blocks, Gated, Spawning
+from outside import HANG, is_alive, kill, later, pids_of, wait_until
+
+
+def indices(batch):
+    return [int(example.flat[0]) for example in batch]
+
+
+def taken(iterator, count, start=0, size=40):
+    """The next batches of four of Blocks(size, 1), checked."""
+    for number in range(start, start + count):
+        assert indices(next(iterator)) == [(4 * number + row) % size for row in range(4)]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("has_pidfds", [True, False])
+def test_what_a_worker_has_forked_outlives_it(make, monkeypatch, tmp_path, method, has_pidfds):
+    """It holds open whatever the worker held, but the worker's death is noticed."""
+    if not has_pidfds:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    try:
+        iterator = make(Spawning(24, tmp_path), 4, repeat=False, context=method)
+        blocks = [block for batch in iterator for block in batch]
+        assert np.array_equal(np.ravel(blocks), np.arange(24 * 64))
+        assert iterator._pool.restarts == 1
+        iterator.finalize()
+        (child,) = [int(path.suffix[1:]) for path in tmp_path.glob("child.*")]
+        assert is_alive(child)
+    finally:
+        (tmp_path / "end").touch()
+    wait_until(lambda: not is_alive(child), "what the worker had forked ends")
+
+
+def test_a_fork_that_goes_on_as_the_worker_does_no_harm(make):
+    """The child returns from the dataset too: it is no worker, and finds no memory of the ring."""
+
+    class Doubles(Blocks):
+        def __getitem__(self, index):
+            if index % 16 == 5:
+                faulthandler.disable()  # nobody wants to read where the child ends
+                os.fork()
+            return super().__getitem__(index)
+
+    iterator = make(Doubles(40, 1), 4)
+    pids = (next(iterator), pids_of(iterator))[1]
+    taken(iterator, 29, 1)
+    assert pids_of(iterator) == pids
+
+
+@pytest.mark.parametrize("has_pidfds", [True, False])
+def test_children_that_the_kernel_reaps(make, monkeypatch, has_pidfds):
+    """Nobody learns how a worker ended: deaths are mended all the same, and planned exits are no
+    deaths."""
+    if not has_pidfds:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        iterator = make(Blocks(40, 1), 4, maxtasksperchild=2)
+        taken(iterator, 12)
+        assert iterator._pool.restarts == 0 and iterator._pool.replacements > 0
+        iterator.finalize()
+        iterator = make(Blocks(40, 1), 4)
+        taken(iterator, 3)
+        for pid in pids_of(iterator):
+            kill(pid)
+        taken(iterator, 12, 3)
+        assert iterator._pool.restarts == 2
+        iterator.finalize()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_finalize_is_bounded_when_pythons_clock_stands(make, monkeypatch, tmp_path):
+    """Libraries that freeze time do so to all of a program."""
+
+    class Deaf(Gated):
+        def __getitem__(self, index):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            return super().__getitem__(index)
+
+    iterator = make(Deaf(16, set(range(16)), tmp_path / "gate"), 4)
+    iterator.start()
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2, "both workers hang")
+    pids = pids_of(iterator)
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: 0.0)
+        iterator.finalize()
+    assert not any(map(is_alive, pids))
+
+
+def test_a_worker_that_has_lost_its_descriptors(make):
+    """Bells between it and the parent are silent, so that batches come slowly, but they come."""
+
+    class Closes(Blocks):
+        def __getitem__(self, index):
+            if index == 10:
+                os.closerange(3, 1000)
+            return super().__getitem__(index)
+
+    iterator = make(Closes(40, 1), 4)
+    taken(iterator, 12)
+    pids = pids_of(iterator)
+    iterator.finalize()
+    assert not any(map(is_alive, pids))
+
+
+def test_a_worker_that_becomes_another_program(make, tmp_path):
+    class Executes(Blocks):
+        def __getitem__(self, index):
+            with contextlib.suppress(FileExistsError):
+                if index == 5:
+                    (tmp_path / "executed").touch(exist_ok=False)
+                    os.execv("/bin/true", ["true"])
+            return super().__getitem__(index)
+
+    iterator = make(Executes(40, 1), 4)
+    taken(iterator, 20)
+    assert iterator._pool.restarts == 1
+
+
+def test_handlers_in_the_dataset_that_raise_at_any_moment(make):
+    """As by a timer that the dataset forgot to stop: where it hits an example, that is the error of
+    its batch, where it hits the worker's own part, the worker dies; no batch is wrong."""
+
+    class Ticks(Blocks):
+        is_armed = False
+
+        def __getitem__(self, index):
+            if not self.is_armed:
+                self.is_armed = True
+                signal.signal(signal.SIGVTALRM, _raise_tick)
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0.003, 0.003)
+            return super().__getitem__(index)
+
+    iterator = make(Ticks(40, 1), 4)
+    found = set()
+    end = time.monotonic() + HANG
+    number = 0
+    while found != {"batch", "error"} or number < 300:
+        assert time.monotonic() < end, (found, number)
+        try:
+            got = indices(next(iterator))
+        except _Tick:
+            found.add("error")
+        else:
+            found.add("batch")
+            assert got == [(4 * number + row) % 40 for row in range(4)]
+        number += 1
+
+
+class _Tick(Exception):
+    pass
+
+
+def _raise_tick(number, frame):
+    raise _Tick("of the dataset's timer")
+
+
+def test_all_workers_killed_fifty_times(make):
+    iterator = make(Blocks(40, 1), 4, n_processes=4, n_prefetch=3)
+    iterator.start()
+    for round_ in range(50):
+        for pid in pids_of(iterator):
+            kill(pid)
+        taken(iterator, 2, 2 * round_)
+
+
+def test_a_handler_amid_next_may_look_save_and_no_more(make, tmp_path):
+    """What moves the iterator is refused, and the call under way goes on as if nothing had been."""
+    gate = tmp_path / "gate"
+    iterator = make(Gated(16, {0}, gate), 4)
+    state = iterator.state_dict()
+    refused = []
+
+    def handler(number, frame):
+        assert iterator.state_dict() == state
+        assert iterator.stats().batches == 0
+        for move in (
+            lambda: next(iterator),
+            iterator.reset,
+            lambda: iterator.load_state_dict(state),
+        ):
+            try:
+                move()
+            except RuntimeError as error:
+                refused.append(str(error))
+        gate.touch()
+
+    def call():
+        wait_until((tmp_path / "gate.0").exists, "a worker waits at the gate")
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with later(call):
+            assert next(iterator) == [0, 1, 2, 3]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(refused) == 3 and all("amid another call" in text for text in refused)
+    assert next(iterator) == [4, 5, 6, 7]
