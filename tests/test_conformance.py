@@ -418,6 +418,34 @@ def test_stop_iteration_of_the_dataset_is_no_end(make):
     assert list(iterator) == [[4, 5, 6, 7]]
 
 
+MOVES = {
+    "next": next,
+    "reset": lambda iterator: iterator.reset(),
+    "load_state_dict": lambda iterator: iterator.load_state_dict(iterator.state_dict()),
+}
+
+
+@pytest.mark.parametrize("move", [*MOVES, "serialize"])
+def test_what_would_move_the_iterator_amid_next_is_refused(make, save, load, move):
+    """A callable that the iterator calls may look and save, and `next()` does what it would do."""
+
+    def decide(index, error):
+        asked.append((index, iterator.current_position))
+        with pytest.raises(RuntimeError, match="amid another call"):
+            load(iterator, save(iterator)) if move == "serialize" else MOVES[move](iterator)
+        return "skip"
+
+    asked = []
+    iterator = make(
+        Failing({3: KeyError("gone")}), 2, shuffle=False, on_error=decide, skip_limit=None
+    )
+    for _ in range(2):
+        assert [next(iterator) for _ in range(4)] == [[0, 1], [2], [4, 5], [6, 7]]
+    assert asked == [(3, 2), (3, 2)]
+    iterator.reset()
+    assert next(iterator) == [0, 1]
+
+
 class Growing:
     """A dataset whose length changes between epochs."""
 
