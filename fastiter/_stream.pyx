@@ -5,6 +5,7 @@ packed into the block's heap: a tuple of plain values item by item, all else by 
 own samples and stands in the block's heap too.
 """
 
+import os
 import pickle
 import struct
 
@@ -16,6 +17,7 @@ from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport (
     PyTuple_CheckExact, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM)
 from cpython.unicode cimport PyUnicode_CheckExact
+from libc.errno cimport ENOMEM
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 from posix.unistd cimport getpid
@@ -281,6 +283,8 @@ cdef class SampleWriter:
             with nogil:
                 rc = fi_slot_commit(self.reader.ring, self.reader.slot, committed, columns, &need,
                                     &have)
+        if rc > 0 and rc != ENOMEM:  # not that it is too much
+            raise OSError(rc, f"memory for samples: {os.strerror(rc)}")
         if rc != FI_OK:
             raise MemoryError(
                 f"memory for samples: {need} bytes needed, {have} available within the machine's, "

@@ -14,6 +14,7 @@ import threading
 import numpy as np
 import psutil
 import pytest
+from examples_of import fork_one_that_stays
 from outside import (
     HANG,
     children,
@@ -336,6 +337,41 @@ def test_a_reader_killed_from_outside():
     with pytest.raises(WorkerDiedError, match=f"pid {victim}.* was killed by SIGKILL"):
         for _ in samples:
             pass
+
+
+@pytest.mark.parametrize("has_pidfds", [True, False])
+def test_what_a_reader_has_forked_outlives_it(monkeypatch, tmp_path, has_pidfds):
+    def dies():
+        yield from range(3)
+        fork_one_that_stays(tmp_path)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if not has_pidfds:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    try:
+        with pytest.raises(WorkerDiedError, match="was killed by SIGKILL after 3 samples"):
+            list(forked([dies, nothing])())
+        (child,) = [int(path.suffix[1:]) for path in tmp_path.glob("child.*")]
+        assert is_alive(child)
+    finally:
+        (tmp_path / "end").touch()
+    wait_until(lambda: not is_alive(child), "what the reader had forked ends")
+
+
+def test_a_reader_that_closes_descriptors_ends_the_pass():
+    """It has lost the memory's, too, and can get no more of it."""
+
+    def closes():
+        for number in range(100_000):
+            if number == 100:
+                os.closerange(3, 1000)
+            yield np.full(1000, number)
+
+    found = []
+    with pytest.raises(WorkerDiedError, match=r"closes\).* exited with status 1"):
+        for sample in forked([closes])():
+            found.append(int(sample[0]))
+    assert found == list(range(len(found)))
 
 
 def test_a_reader_that_cannot_be_opened():
