@@ -4,9 +4,9 @@
 
 Every example is compared with what its index says, every epoch with the order that its sampler
 gave, each index exactly once; batches that are held for a while are compared again when they are
-let go. Memory, descriptors and threads are read from outside, after a twentieth of the run and then
-twenty times. Prints the figures; fails with an AssertionError. ``--epoch 37`` makes epochs short,
-``--reset`` begins each by ``reset()``, as a loop over validation data does.
+let go. Memory, descriptors and threads are read from outside, when the workers have started and
+then twenty times. Prints the figures; fails with an AssertionError. ``--epoch 37`` makes epochs
+short, ``--reset`` begins each by ``reset()``, as a loop over validation data does.
 """
 
 from __future__ import annotations
@@ -223,9 +223,10 @@ def run(
         converter=concat_examples,
         context=context,
     )
-    expected, holder, looks = Expected(orders), Holder(seed), []
+    expected, holder = Expected(orders), Holder(seed)
     started = time.monotonic()
     iterator.start()
+    looks = [Look.now()]  # all workers are there: later they may be fewer, for a while
     killer = Killer(iterator, kills, examples, seed)
     due = examples // LOOKS
     while expected.examples < examples:
@@ -261,7 +262,7 @@ def run(
     return (
         f"{expected.examples} examples of {expected.epochs} epochs in {seconds:.1f} s, "
         f"{len(killer.victims)} kills, {restarts} workers replaced, content exact\n"
-        f"after a twentieth: {looks[0]}\nhalf way:          {looks[len(looks) // 2]}\n"
+        f"after a twentieth: {looks[1]}\nhalf way:          {looks[len(looks) // 2]}\n"
         f"at the end:        {looks[-1]}"
     )
 
