@@ -77,7 +77,8 @@ class Trace:
         One thread is the loop (``next()``, within it ``wait``, and ``loop`` between the calls), the
         others are the workers: ``fetch`` and ``write`` of rows, with the dataset index of the first
         of them, ``finish`` of batches, ``wait`` for work. Each worker process keeps its last 32,765
-        events; threads keep as many.
+        events; threads keep as many. Time 0 is the beginning of the trace, or of what was under way
+        then.
         """
         pid = os.getpid()
         found = [
@@ -92,7 +93,9 @@ class Trace:
                 if kind in ("fetch", "write"):
                     args["index"] = index
                 found.append(self._span(pid, tid, kind, began, took, args))
-        return found
+        # Viewers leave out what lies before time 0, or draw it in the wrong place.
+        earliest = min(event["ts"] for event in found)
+        return [{**event, "ts": round(event["ts"] - earliest, 3)} for event in found]
 
     def _loop(self, pid: int) -> list[dict[str, Any]]:
         found = []

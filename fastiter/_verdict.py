@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ _MOSTLY = 0.5  # of it; workers that wait for something else, more of them could
 _LEAST_SECONDS = 0.05
 _MOST_WORKERS = 64
 _MOST_PREFETCH = 32
+_COLUMNS = 100  # of the summary
 
 
 class Judgement(NamedTuple):
@@ -197,9 +199,10 @@ def summary(stats: IteratorStats) -> str:
     judgement = judge(stats)
     head = (
         f"{stats.iterator}: {judgement.verdict}, {_number(stats.examples_per_second)} examples/s, "
-        f"waiting {stats.wait_share:.0%} of the time: {judgement.advice}"
+        f"waiting {stats.wait_share:.0%} of the time{_in_short(stats, judgement.change)}"
     )
     rows = [
+        ("advice", judgement.advice),
         ("delivered", _delivered(stats)),
         ("time", _times(stats)),
     ]
@@ -208,10 +211,23 @@ def summary(stats: IteratorStats) -> str:
         rows.append(("out of the ordinary", _odd(stats)))
     rows += [("changed", change) for change in stats.changes]
     width = max(len(name) for name, _ in rows)
-    lines = [head, *(f"  {name:<{width}}  {text}" for name, text in rows)]
+    lines = [head]
+    for name, text in rows:
+        first, *more = textwrap.wrap(text, _COLUMNS - width - 4, break_long_words=False)
+        lines.append(f"  {name:<{width}}  {first}")
+        lines += [" " * (width + 4) + line for line in more]
     if stats.workers:
         lines += _worker_table(stats)
     return "\n".join(lines)
+
+
+def _in_short(stats: IteratorStats, change: dict[str, int]) -> str:
+    """What to change, for the end of the first line."""
+    if not change:
+        return ""
+    settings = ", ".join(f"{name}={value}" for name, value in change.items())
+    other = "n_processes" in change and stats.workers_are != "processes"
+    return f": use MultiprocessIterator with {settings}" if other else f": set {settings}"
 
 
 def _delivered(stats: IteratorStats) -> str:

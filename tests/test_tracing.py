@@ -25,6 +25,23 @@ class Sleeping:
         return np.full(8, index), index
 
 
+class Waiting:
+    """Its second example says that it is fetched, and waits until it may be."""
+
+    def __init__(self, started, go_on):
+        self.started, self.go_on = started, go_on
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        if index == 1:
+            self.started.touch()
+            while not self.go_on.exists():
+                time.sleep(0.001)
+        return index
+
+
 def serial(**options):
     return SerialIterator(Sleeping(), 8, **options)
 
@@ -86,6 +103,20 @@ def test_says_who_did_what_when(make, tmp_path):
         assert sum(span["args"]["rows"] for span in fetches) >= 48
         assert {f["args"]["index"] for f in fetches} <= set(range(200))
         assert max(span["dur"] / span["args"]["rows"] for span in fetches) >= 2000
+
+
+def test_what_was_under_way_as_the_trace_began_is_whole_in_it(tmp_path):
+    started, go_on = tmp_path / "started", tmp_path / "go on"
+    with MultithreadIterator(Waiting(started, go_on), 1, n_threads=1, shuffle=False) as iterator:
+        next(iterator)
+        while not started.exists():
+            time.sleep(0.001)
+        with iterator.trace() as trace:
+            go_on.touch()
+            next(iterator)
+    (fetch,) = (f for f in spans(trace.events(), "fetch") if f["args"]["index"] == 1)
+    assert fetch["ts"] == 0
+    assert min(call["ts"] for call in spans(trace.events(), "next()")) > 0
 
 
 def test_each_slow_row_is_an_event_with_its_index():
