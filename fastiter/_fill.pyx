@@ -159,8 +159,8 @@ cdef class RowWriter:
                             fetched = fi_now_ns()
                             code = self.store(row, example)
                             example = None
-                            self.mark(cell, row, code)
                             self.timed(cell, since, fetched, index, 1, self.weight)
+                            self.mark(cell, row, code)
                         else:
                             code = self.store(
                                 row, PyObject_GetItem(self.dataset, PyLong_FromLongLong(index)))
@@ -355,13 +355,14 @@ cdef class RowWriter:
         since = fi_now_ns()
         fi_cell_begins(cell, since)
         flags = finisher.finish(self)
-        fi_worker_ready(&end.worker, &end.turn, flags)
         took = fi_now_ns() - since
         fi_cell_finished(cell, took)
         if fi_traces(end.worker.ring):
             event.began_ns, event.took_ns, event.batch = since, took, <uint32_t>end.turn.q
             event.index = 0
             fi_trace_put(end.worker.ring, end.worker.number, FI_EVENT_FINISH, &event, end.turn.n)
+        # Last, so that whoever is given the batch finds its finish counted and traced.
+        fi_worker_ready(&end.worker, &end.turn, flags)
 
     @property
     def columns_complete(self):

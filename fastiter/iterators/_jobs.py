@@ -168,7 +168,7 @@ class Job:
         return failure
 
     def finish(self) -> None:
-        """Make the batch of its rows, and open the gate. Raises nothing."""
+        """Make the batch of its rows; `open` comes next. Raises nothing."""
         if self._failure is not None:
             self._error_facts = self._failure.facts
             self._outcome = Outcome(None, self._failure.error)
@@ -183,7 +183,6 @@ class Job:
                 self._error_facts = f"converter, {self._facts()}"
                 raised = raisable(error, self._error_facts, "in a worker thread")
                 self._outcome = Outcome(None, raised)
-        self._open()
 
     def _fill(self, start: int, stop: int) -> Failure | None:
         raise NotImplementedError
@@ -213,7 +212,8 @@ class Job:
     def _facts(self) -> str:
         return f"{self._place}{_MARK}{threading.current_thread().name}"
 
-    def _open(self) -> None:
+    def open(self) -> None:
+        """Let go on who waits for the batch."""
         with contextlib.suppress(RuntimeError):  # it is open
             self._gate.release()
 
@@ -225,7 +225,7 @@ class Job:
         Takes no lock: a garbage collection may call it while this very thread holds one.
         """
         self._is_aborted = True
-        self._open()
+        self.open()
 
     @property
     def is_clean(self) -> bool:
@@ -281,7 +281,7 @@ class Job:
         if self._outcome is None and not self._is_aborted:
             while not self._gate.acquire(timeout=_LOOK_SECONDS):
                 pass
-            self._open()
+            self.open()
         if self._is_aborted:
             raise RuntimeError("the iterator was finalized or reset while next() was waiting")
         assert self._outcome is not None

@@ -173,6 +173,8 @@ class _Board:
                 finished = now()
                 tally.finish += finished - ended
                 tally.record("finish", ended, finished, rows=job.size)
+                # Last, so that whoever is given the batch finds its finish counted and traced.
+                job.open()
             tally.since = 0
             del job, failure  # while waiting for the next one, keep no batch alive
         tally.end()
