@@ -46,7 +46,10 @@ UNKNOWN_END = "ended with an unknown status"
 # What all iterators of this process hold. A worker that a fork starts keeps its own and lets go of
 # the rest: a pipe's end held open keeps others from noticing a death, an arena its memory alive.
 _open_descriptors: set[int] = set()
-_rings: weakref.WeakSet[_parent_end.ParentEnd] = weakref.WeakSet()
+_rings: set[weakref.ref[_parent_end.ParentEnd]] = set()
+# Whoever changes what is open, and its record above, and whoever forks a worker. A garbage
+# collection may do the first amid the second, so it can be held twice.
+_forking = threading.RLock()
 _processes: weakref.WeakSet[Any] = weakref.WeakSet()
 _this_thread = threading.local()
 
@@ -59,6 +62,8 @@ def starts_worker() -> bool:
 def _disown_workers() -> None:
     """In a forked child of the program: multiprocessing would end and join the parent's workers
     there when the child exits, for it takes them for the child's own."""
+    global _forking
+    _forking = threading.RLock()  # another thread, which the child does not have, may hold it
     known = getattr(multiprocessing.process, "_children", None)
     if known is not None:
         known.difference_update(_processes)
@@ -117,8 +122,9 @@ class Member:
         with contextlib.suppress(ValueError):  # somebody else has reaped it: its state is unknown
             self.process.close()
         if self.pidfd >= 0:
-            os.close(self.pidfd)
-            _open_descriptors.discard(self.pidfd)
+            with _forking:
+                os.close(self.pidfd)
+                _open_descriptors.discard(self.pidfd)
             self.pidfd = -1
 
 
@@ -185,16 +191,9 @@ class Crew:
                 "worker processes cannot be started in a daemonic process: create that process "
                 "with daemon=False, or use threads (MultithreadIterator, xmap_readers)"
             )
-        _rings.add(self._ring)
-        self._life = _pipe()
-        self._stacks = _pipe()
-        os.set_blocking(self._stacks[0], False)
-        os.set_blocking(self._stacks[1], False)
-        with contextlib.suppress(AttributeError, OSError):
-            self._self_pidfd = _beyond_streams(os.pidfd_open(os.getpid()))
-        self._workers_own = {self._life[0], self._stacks[1], self._self_pidfd}
-        self._workers_own |= self._ring.arena.descriptors
-        _open_descriptors.update(self._workers_own, (self._life[1], self._stacks[0]))
+        _rings.add(weakref.ref(self._ring, _rings.discard))
+        with _forking:
+            self._open_shared()
         if self._method != "fork":
             _require_directory(self._method)
         if self._method != "fork" and not _travels_only_with_a_process(self._job):
@@ -209,6 +208,17 @@ class Crew:
             self._write_image()
         for member in members:
             self._ring.let_in(member.number, member.start)
+
+    def _open_shared(self) -> None:
+        self._life = _pipe()
+        self._stacks = _pipe()
+        os.set_blocking(self._stacks[0], False)
+        os.set_blocking(self._stacks[1], False)
+        with contextlib.suppress(AttributeError, OSError):
+            self._self_pidfd = _beyond_streams(os.pidfd_open(os.getpid()))
+        self._workers_own = {self._life[0], self._stacks[1], self._self_pidfd}
+        self._workers_own |= self._ring.arena.descriptors
+        _open_descriptors.update(self._workers_own, (self._life[1], self._stacks[0]))
 
     def _make_image(self) -> None:
         try:
@@ -248,7 +258,8 @@ class Crew:
             stacks=Descriptor(self._stacks[1]),
             stack_signal=_STACK_SIGNAL,
             parent=os.getpid() if main and self._method != "forkserver" else 0,
-            private=tuple(_open_descriptors - self._workers_own) if forks else (),
+            inherited=_open_descriptors if forks else frozenset(),
+            own=self._workers_own if forks else frozenset(),
             others=self._unused_arenas() if forks else (),
             job=self._job if self._image is None else self._image,
             seed=self._seed,
@@ -265,7 +276,7 @@ class Crew:
             process = self._start_process(seat)
         pidfd = -1
         # Without it (an old kernel, another system) the process' own status is the proof.
-        with contextlib.suppress(AttributeError, OSError):
+        with contextlib.suppress(AttributeError, OSError), _forking:
             pidfd = _beyond_streams(os.pidfd_open(process.pid))
             _open_descriptors.add(pidfd)
         member = Member(number, self._starts, process, pidfd, self._method != "forkserver")
@@ -277,7 +288,8 @@ class Crew:
             target=_worker.main, args=(seat,), name=f"fastiter-worker-{seat.number}", daemon=True
         )
         _processes.add(process)
-        with _interrupts_blocked(self._method):
+        alone = _forking if self._method == "fork" else contextlib.nullcontext()
+        with _interrupts_blocked(self._method), alone:
             _this_thread.starts_worker = True
             try:
                 process.start()
@@ -291,8 +303,9 @@ class Crew:
     def _unused_arenas(self) -> tuple[_arena.Arena, ...]:
         """Arenas of other iterators that a forked worker has no use for. A dataset may well be
         made of another iterator's batches: those arenas stay."""
+        rings = [reference() for reference in tuple(_rings)]
         return tuple(
-            ring.arena for ring in list(_rings) if ring is not self._ring and not ring.has_views
+            ring.arena for ring in rings if ring not in (None, self._ring) and not ring.has_views
         )
 
     def open_gates(self) -> None:
@@ -376,10 +389,11 @@ class Crew:
         self.close_descriptors()
 
     def close_descriptors(self) -> None:
-        _open_descriptors.difference_update(self._workers_own, self._life, self._stacks)
-        for fd in (*self._life, *self._stacks, self._self_pidfd):
-            if fd >= 0:
-                os.close(fd)
+        with _forking:
+            _open_descriptors.difference_update(self._workers_own, self._life, self._stacks)
+            for fd in (*self._life, *self._stacks, self._self_pidfd):
+                if fd >= 0:
+                    os.close(fd)
         self._life = self._stacks = (-1, -1)
         self._self_pidfd = -1
         if self._image is not None:

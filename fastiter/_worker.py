@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from multiprocessing import reduction, util
 from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple, Protocol
@@ -128,7 +128,8 @@ class Seat(NamedTuple):
     stacks: Descriptor  # where a Python stack is written on `stack_signal`
     stack_signal: int
     parent: int  # pid to die with, 0 if the parent's starting thread may end before it
-    private: tuple[int, ...]  # descriptors that a fork inherits and a worker must not hold
+    inherited: Set[int]  # what all iterators hold open, as it is when a fork inherits it
+    own: Set[int]  # descriptors of them that are this worker's
     others: tuple[_arena.Arena, ...]  # arenas of other iterators, inherited likewise
     job: Job | Shared[Job]  # inherited, or an image of it
     seed: bytes
@@ -137,7 +138,7 @@ class Seat(NamedTuple):
 def main(seat: Seat) -> None:
     """Runs a worker to its end."""
     _take_signals(seat)
-    for fd in seat.private:
+    for fd in seat.inherited - seat.own:
         os.close(fd)
     for other in seat.others:
         other.forget()

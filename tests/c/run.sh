@@ -33,11 +33,12 @@ failed=()
 for variant in "${@:-none}"; do
     build=build/tests-c/$name$variant
     rm -rf "$build" && mkdir -p "$build"
-    sanitize=()
+    sanitize=() objects=()
     # shellcheck disable=SC2206
     runner=(timeout "${TEST_SECONDS:-300}" ${RUNNER:-})
     if [ "$variant" = coverage ]; then
-        sanitize=(--coverage -O0 -D_GNU_SOURCE= -include tests/c/coverage.h)
+        sanitize=(--coverage -O0)
+        objects=(tests/c/coverage.c -Wl,--wrap=_exit)
     elif [ "$variant" != none ]; then
         sanitize=("-fsanitize=$variant" -fno-sanitize-recover=all)
     fi
@@ -52,7 +53,7 @@ for variant in "${@:-none}"; do
     "${AR:-ar}" rcs "$build/libfi.a" "$build"/fi_*.o
     for source in "${sources[@]}"; do
         program=$build/$(basename "$source" .c)
-        "$cc" "${flags[@]}" "${sanitize[@]}" "$source" "$build/libfi.a" "${libraries[@]}" -o "$program"
+        "$cc" "${flags[@]}" "${sanitize[@]}" "$source" "${objects[@]}" "$build/libfi.a" "${libraries[@]}" -o "$program"
         start=$SECONDS
         if "${runner[@]}" "$program"; then
             echo "ok     $program ($((SECONDS - start)) s)"

@@ -183,3 +183,34 @@ if __name__ == "__main__":
 """,
     )
     assert (status, out, err) == (0, "done\n", "")
+
+
+THREADS = (
+    HEAD
+    + """
+import threading
+
+def run(number):
+    for turn in range(6):
+        with MultiprocessIterator(
+            Blocks(12), 3, n_processes=2, shuffle=False, repeat=False, context="fork"
+        ) as iterator:
+            assert [int(block[0]) // 64 for batch in iterator for block in batch] == [*range(12)]
+            assert iterator.stats().deaths == 0
+    done.append(number)
+
+sys.setswitchinterval(1e-5)
+done = []
+threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert sorted(done) == [0, 1, 2, 3]
+"""
+)
+
+
+def test_threads_start_and_end_workers_at_once(tmp_path):
+    # A worker that fails at its start says so on stderr.
+    assert run_script(tmp_path, THREADS) == (0, "", "")
