@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from multiprocessing import reduction, util
 from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple, Protocol
@@ -128,8 +128,8 @@ class Seat(NamedTuple):
     stacks: Descriptor  # where a Python stack is written on `stack_signal`
     stack_signal: int
     parent: int  # pid to die with, 0 if the parent's starting thread may end before it
-    inherited: Set[int]  # what all iterators hold open, as it is when a fork inherits it
-    own: Set[int]  # descriptors of them that are this worker's
+    inherited: set[int]  # what all iterators hold open, as it is when a fork inherits it
+    own: set[int]  # descriptors of them that are this worker's
     others: tuple[_arena.Arena, ...]  # arenas of other iterators, inherited likewise
     job: Job | Shared[Job]  # inherited, or an image of it
     seed: bytes
