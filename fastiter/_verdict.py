@@ -74,7 +74,7 @@ def _not_waiting(stats: IteratorStats, steady: float) -> Judgement:
     if stats.n_workers and stats.busy >= _VERY_BUSY:
         return Judgement(
             "balanced",
-            f"the loop waits {stats.wait_share:.0%} of its time and the workers are "
+            f"the loop waits {stats.wait_share:.0%} of its time and {_all_of(stats, 'worker')} "
             f"{stats.busy:.0%} busy: to go faster, both have to",
             {},
         )
@@ -129,8 +129,7 @@ def _processes(stats: IteratorStats, steady: float) -> Judgement:
         workers = stats.n_workers + 1
     return Judgement(
         "loader-bound",
-        f"{found}, and the {stats.n_workers} workers are {stats.busy:.0%} busy: set "
-        f"n_processes={workers}",
+        f"{found}, and {_all_of(stats, 'worker')} {stats.busy:.0%} busy: set n_processes={workers}",
         {"n_processes": workers},
     )
 
@@ -178,10 +177,14 @@ def _threads(stats: IteratorStats, steady: float) -> Judgement:
         hint = ", if the dataset releases the GIL while it works; else use MultiprocessIterator"
     return Judgement(
         "loader-bound",
-        f"{found}, and the {stats.n_workers} threads are {stats.busy:.0%} busy: set "
+        f"{found}, and {_all_of(stats, 'thread')} {stats.busy:.0%} busy: set "
         f"n_threads={threads}{hint}",
         {"n_threads": threads},
     )
+
+
+def _all_of(stats: IteratorStats, one: str) -> str:
+    return f"the {one} is" if stats.n_workers == 1 else f"the {stats.n_workers} {one}s are"
 
 
 def _needed(work: float, time: float, room: float) -> int:

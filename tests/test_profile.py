@@ -17,7 +17,7 @@ import pytest
 
 import fastiter.random
 from fastiter._tools import alone, loading
-from fastiter._tools.limits import Limits, advice
+from fastiter._tools.limits import Limits, advice, limits_of
 from fastiter._tools.runs import Runs, Settings, Task, run_once
 from fastiter._tools.search import Plan, Search
 from fastiter._tools.timeline import record, trace_events
@@ -277,6 +277,20 @@ FOUND = alone.Alone(
     by_columns=False,
     by_many=False,
 )
+
+
+def test_no_run_is_beyond_the_limits() -> None:
+    runs = [
+        Runs(Settings("serial"), rates=[90.0]),
+        Runs(Settings("processes", 1, 2), rates=[125.0]),
+        Runs(Settings("processes", 64, 2), rates=[400.0]),
+        Runs(Settings("threads", 1, 2), error="broken"),
+    ]
+    slower = limits_of(FOUND, runs[:1], 1e12)
+    assert slower.seconds == FOUND.seconds
+    limits = limits_of(FOUND, runs, 1e12)
+    assert limits.seconds == 1 / 125
+    assert all(run.rate <= 1.001 * limits.rate(run.settings.workers) for run in runs)
 
 
 def test_limits_and_advice() -> None:

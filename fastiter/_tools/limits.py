@@ -34,11 +34,15 @@ class Limits(NamedTuple):
         return self.copy_rate / self.nbytes if self.nbytes else math.inf
 
 
-def limits_of(alone: Alone, serial_rate: float, copy_rate: float) -> Limits:
-    """The limits, where ``serial_rate`` is that of a `SerialIterator`, 0 if unknown: it may have a
-    shorter way to the examples than one by one."""
-    seconds = min(alone.seconds, 1 / serial_rate) if serial_rate else alone.seconds
-    return Limits(usable_cpus(), max(seconds, 1e-9), seconds * alone.cpu, copy_rate, alone.nbytes)
+def limits_of(alone: Alone, runs: Sequence[Runs], copy_rate: float) -> Limits:
+    """The limits: what an example costs by itself, or in any run, where that was less. A machine
+    is not equally fast all the time, and an iterator may have a shorter way to the examples than
+    one by one."""
+    cpus = usable_cpus()
+    rates = [(max(1, r.settings.workers), r.rate) for r in runs if r.rate]
+    seconds = min([alone.seconds, *(workers / rate for workers, rate in rates)])
+    cpu_seconds = min([seconds * alone.cpu, *(cpus / rate for _, rate in rates)])
+    return Limits(cpus, max(seconds, 1e-9), cpu_seconds, copy_rate, alone.nbytes)
 
 
 def numbers_of_workers(alone: Alone) -> list[int]:

@@ -172,8 +172,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Measured
     except RuntimeError as error:
         raise loading.UsageError(f"no iterator works with this dataset: {error}") from error
     runs = list(search.runs.values())
-    serial = next((r.rate for r in runs if r.settings.kind == "serial" and not options.step), 0.0)
-    limits = limits_of(found, serial, copy_rate)
+    limits = limits_of(found, runs, copy_rate)
     if search.left_out:
         notes.append(f"{len(search.left_out)} settings were left out for want of time (--budget).")
     return Measured(
