@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -44,10 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command.set_defaults(run=tool.run)
     options = parser.parse_args(arguments)
     try:
-        return options.run(options) or 0
+        status = options.run(options) or 0
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130  # what a shell reports for a program ended by SIGINT
+    except BrokenPipeError:  # whoever reads, as head does, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # likewise, by SIGPIPE
+    return status
 
 
 if __name__ == "__main__":

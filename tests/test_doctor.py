@@ -211,3 +211,11 @@ def test_no_limits(tmp_path: Path) -> None:
 def test_bytes_are_shown_for_people() -> None:
     shown = [as_bytes(n) for n in (0, 1023, 1536, 10 * MIB, 3 << 40, 1 << 51)]
     assert shown == ["0 bytes", "1023 bytes", "1.5 KiB", "10 MiB", "3.0 TiB", "2048 TiB"]
+
+
+def test_ends_in_silence_when_nobody_reads_on():
+    pipe = subprocess.PIPE
+    with subprocess.Popen(COMMAND, stdout=pipe, stderr=pipe, text=True) as doctor:
+        doctor.stdout.close()
+        assert doctor.stderr.read() == ""
+    assert doctor.returncode == 141
