@@ -488,9 +488,9 @@ def _require_descriptors(count: int, some: int) -> None:
 def _wait_for(members: Iterable[Member], seconds: float) -> list[Member]:
     """Waits for the deaths of all; returns who still lives after `seconds`, by a clock that nobody
     who plays with those of Python can stop."""
-    end = _ring.now() + seconds
+    end = _system.now() + seconds
     left = [m for m in members if not m.is_dead()]
-    while left and (rest := end - _ring.now()) > 0:
+    while left and (rest := end - _system.now()) > 0:
         poll = select.poll()
         for member in left:
             poll.register(member.pidfd if member.pidfd >= 0 else member.process.sentinel)
