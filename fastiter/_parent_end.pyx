@@ -39,7 +39,7 @@ cdef class ParentEnd:
                 self.bell_pipes.append((ends[0], ends[1]))
                 self.bell_writers[w] = ends[1]
         check(fi_parent_init(&self.parent, &arena.ring, spares, self.bell_writers),
-              "preparing the ring")
+              f"preparing a ring for batches of {arena.ring.geometry.rows} examples")
 
     def __dealloc__(self):
         fi_parent_clear(&self.parent)

@@ -15,8 +15,8 @@ from fastiter.errors import OverwrittenError
 cdef int refuse(int rc, str what, uint64_t need, uint64_t have) except -1:
     if rc == FI_E_MEMORY or rc == ENOMEM:
         raise MemoryError(
-            f"{what}: {need} bytes needed, {have} available within the machine's and the control "
-            "group's limits; reduce batch_size, n_prefetch, shared_mem or the size of the examples"
+            f"{what}: {need or 'more'} bytes needed, {have or 'none'} available within the limits of "
+            "machine and control group; reduce batch_size, n_prefetch, shared_mem or the examples"
         )
     if rc == FI_E_FULL:
         raise MemoryError(
