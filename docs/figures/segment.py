@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
-SOURCES = ["fi_ring.c", "fi_cell.c", "fi_trace.c", "fi_platform.c", "fi_process.c"]
+SOURCES = ["fi_ring.c", "fi_cell.c", "fi_copy.c", "fi_trace.c", "fi_platform.c", "fi_process.c"]
 
 # The segment drawn: two workers, batches of 64, n_prefetch=1, without spares for forks.
 GEOMETRY = {"slots": 6, "workers": 2, "rows": 64, "schemas": 4, "slot_bytes": 64 << 20}
