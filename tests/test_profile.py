@@ -121,7 +121,7 @@ def test_padding_and_json(folder: Path) -> None:
     """As JSON, of a file: padding joins what differs in shape."""
     answer = profile(
         folder,
-        *(str(folder / "some_data.py") + ":Ragged", "--batch-size", "4", "--budget", "0.3"),
+        *(str(folder / "some_data.py") + ":Ragged", "--batch-size", "4", "--budget", "1"),
         *("--workers", "2", "--prefetch", "2", "--padding", "-1", "--start-methods", "fork"),
         *("--json", "--output", "no/such/folder.png"),
     )
