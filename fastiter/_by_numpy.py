@@ -26,9 +26,14 @@ def stack(rows: Sequence[Any]) -> Any:
     try:
         return np.concatenate([row[np.newaxis] for row in rows])
     except (TypeError, IndexError) as error:
+        odd = [row for row in rows if not isinstance(row, np.ndarray)]
+        if not odd:  # dtypes that have none in common, or too many dimensions: NumPy says it best
+            raise
+        value = odd[0].item() if isinstance(odd[0], np.generic) else odd[0]
         raise TypeError(
-            f"examples must hold arrays or numbers, not {_first_odd(rows)}: convert them in the "
-            "dataset, or with a converter of your own"
+            f"examples must hold arrays or numbers, not {value!r:.80} of type "
+            f"{type(value).__qualname__}: convert them in the dataset, or with a converter of your "
+            "own"
         ) from error
     except ValueError as error:
         shapes = {np.shape(row): i for i, row in reversed(list(enumerate(rows)))}
@@ -39,14 +44,6 @@ def stack(rows: Sequence[Any]) -> Any:
             f"examples differ in shape: {one} is that of example {i}, {other} that of example {j}; "
             f"set padding to fill them up ({error})"
         ) from error
-
-
-def _first_odd(rows: Sequence[Any]) -> str:
-    odd = [row for row in rows if not isinstance(row, np.ndarray)]
-    if not odd:
-        return "these"
-    value = odd[0].item() if isinstance(odd[0], np.generic) else odd[0]
-    return f"{value!r:.80} of type {type(value).__qualname__}"
 
 
 def pad(rows: Sequence[Any], fill: Any, multiple: int = 1) -> Array:
