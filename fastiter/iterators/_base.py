@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -198,7 +199,7 @@ class PlannedIterator(Iterator):
             sampler's it tries the same batch again. With ``on_error`` examples that fail may be
             skipped instead; more of them than ``skip_limit`` are a `SkipLimitError`.
         """
-        if self._lock._is_owned():  # type: ignore[attr-defined]
+        if self._is_amid:
             self._refuse_amid("next()")
         with self._lock:
             if self._finalized:
@@ -567,8 +568,17 @@ class PlannedIterator(Iterator):
 
     @property
     def _is_amid(self) -> bool:
-        """Whether this thread is in a call of this iterator."""
-        return bool(self._lock._is_owned())  # type: ignore[attr-defined]
+        """Whether this thread is in ``next()`` of this iterator, below whoever asks.
+
+        A free lock spares the look at the stack. One that is held does not tell: Ctrl-C may have
+        come between a with block's end and the release.
+        """
+        if not self._lock._is_owned():  # type: ignore[attr-defined]
+            return False
+        code, frame = PlannedIterator.__next__.__code__, sys._getframe(1).f_back
+        while frame is not None and not (frame.f_code is code and frame.f_locals["self"] is self):
+            frame = frame.f_back
+        return frame is not None
 
     def _refuse_amid(self, action: str) -> None:
         """Whoever is called in the middle of ``next()`` may read, save and finalize, but what
