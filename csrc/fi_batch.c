@@ -15,14 +15,10 @@
         }                                                               \
         break
 
-/* As much as so many results competes for the caches: a result, its examples, and both of the call
- * before, whose result mostly lives on until the new one replaces it. */
-enum { RESULTS = 4 };
-
 static void gather_large(unsigned char *out, size_t item_bytes, const void *const *src, size_t n)
 {
     const bool uncached =
-        item_bytes >= FI_UNCACHED_LEAST && fi_outruns_cache(item_bytes * n, RESULTS);
+        item_bytes >= FI_UNCACHED_LEAST && fi_outruns_cache(item_bytes * n, FI_RESULT_BATCHES);
 
     for (size_t i = 0; i < n; i++) {
         fi_copy(out + i * item_bytes, src[i], item_bytes, uncached);
@@ -180,6 +176,15 @@ static int whole_dimension(const pad_layout *layout, const int64_t *shape)
     return dim;
 }
 
+/* Whether a source's data, taken for those of all, are runs long enough to be copied past the caches.
+ * To fill past them what lies between short runs would be slower than either way. */
+static bool has_long_runs(const pad_layout *layout, const int64_t *shape)
+{
+    const int whole = whole_dimension(layout, shape);
+
+    return (size_t)shape[whole] * layout->stride[whole] >= FI_UNCACHED_LEAST;
+}
+
 /* One row, dimension 0 to the last. Most have one or two: those are written without recursion. */
 static ALWAYS_INLINE unsigned char *pad_row(const pad_layout *layout, const int64_t *shape,
                                             unsigned char *out, const unsigned char *src)
@@ -295,7 +300,8 @@ int fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
         layout.stride[d - 1] = layout.stride[d] * (size_t)dst_shape[d];
     }
     layout.uncached =
-        layout.in_blocks && fi_outruns_cache(layout.stride[0] * (size_t)dst_shape[0] * n, RESULTS);
+        layout.in_blocks && n > 0 && has_long_runs(&layout, src_shapes) &&
+        fi_outruns_cache(layout.stride[0] * (size_t)dst_shape[0] * n, FI_RESULT_BATCHES);
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx2")) {
         pad_rows_avx2(&layout, dst, src, src_shapes, n);

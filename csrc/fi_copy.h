@@ -18,6 +18,10 @@
  * meanwhile. */
 bool fi_outruns_cache(uint64_t batch_bytes, uint64_t batches);
 
+/* Of a result that is made and read at once as much as so many batches competes for the caches: it,
+ * its examples, and both of the call before, whose result mostly lives on until it is replaced. */
+#define FI_RESULT_BATCHES 4
+
 /* Shorter copies are made through the caches: to start and to drain takes longer than it saves. */
 #define FI_UNCACHED_LEAST 4096
 

@@ -16,6 +16,7 @@ from libc.stdint cimport int64_t, uint64_t
 cimport numpy as cnp
 
 from fastiter._csrc cimport (
+    FI_RESULT_BATCHES,
     PyArray_DATA,
     PyArray_CheckExact,
     PyArray_Descr,
@@ -156,7 +157,7 @@ cdef class ColumnReader:
         cdef bint uncached
         if outputs is None:
             return None
-        uncached = fi_outruns_cache(_nbytes(outputs), 1)
+        uncached = fi_outruns_cache(_nbytes(outputs), FI_RESULT_BATCHES)
         for number in range(self.count):
             output = <PyArrayObject *>PyList_GET_ITEM(outputs, number)
             if not self.gather_column(number, <char *>PyArray_DATA(output), _row_bytes(output),

@@ -309,6 +309,7 @@ cdef extern from "fi_batch.h" nogil:
 
 cdef extern from "fi_copy.h" nogil:
     enum:
+        FI_RESULT_BATCHES
         FI_UNCACHED_LEAST
 
     bint fi_outruns_cache(uint64_t batch_bytes, uint64_t batches)

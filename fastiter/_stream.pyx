@@ -1,8 +1,9 @@
 """Binding of streams: samples that readers publish, and the parent that merges them.
 
 A sample whose fields have columns is written there, as an example is into a batch; any other is
-packed into the block's heap: a tuple of plain values item by item, all else by pickle. The layout of the columns, a `Schema`, is found by the reader from its
-own samples and stands in the block's heap too.
+packed into the block's heap: a tuple of plain values item by item, all else by pickle. The layout of
+the columns, a `Schema`, is found by the reader from its own samples and stands in the block's heap
+too.
 """
 
 import os
