@@ -5,6 +5,8 @@ from typing_extensions import disjoint_base
 from fastiter._arena import Arena
 from fastiter._parent_end import ParentEnd
 
+__pyx_capi__: dict[str, object]  # what other compiled modules call
+
 @disjoint_base
 class Lease:
     @property
