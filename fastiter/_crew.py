@@ -270,9 +270,10 @@ class Crew:
         _require_descriptors(_DESCRIPTORS_OF_A_START, self._life[0])
         try:
             process = self._start_process(seat)
-        except EOFError:
+        except (EOFError, ConnectionError):
             # The fork server has died amid it, as one does that has begun under too low a limit of
             # descriptors. With the next start comes another server.
+            _forkserver.wait_for_end(_KILL_SECONDS)
             process = self._start_process(seat)
         pidfd = -1
         # Without it (an old kernel, another system) the process' own status is the proof.

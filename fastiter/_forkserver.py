@@ -9,9 +9,11 @@ multiprocessing's to import.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import io
 import os
+import select
 import site
 import sys
 import sysconfig
@@ -83,6 +85,19 @@ class _Popen(popen_forkserver.Popen):
         with open(pipe, "wb") as stream:
             stream.write(message.getbuffer())
         self.pid = forkserver.read_signed(self.sentinel)
+
+
+def wait_for_end(seconds: float) -> None:
+    """Waits, `seconds` at most, for the end of a server that has broken off a start: it may still
+    be on its way out, and would break off the next start too."""
+    with contextlib.suppress(AttributeError, OSError):  # no server, or no pidfds
+        pidfd = os.pidfd_open(_server._forkserver_pid)
+        try:
+            ended = select.poll()
+            ended.register(pidfd, select.POLLIN)
+            ended.poll(1000 * seconds)
+        finally:
+            os.close(pidfd)
 
 
 class ForkedWorker(ForkServerProcess):
