@@ -407,3 +407,19 @@ def test_l3_a_dataset_of_anothers_batches(make):
     for number in range(10):
         assert is_intact(next(iterator), dataset, 3 * number)
         next(source)
+
+
+def test_iterators_in_reference_cycles_do_not_use_up_the_address_space():
+    gc.collect()
+    gc.disable()
+    try:
+        rooms = []
+        for _ in range(40):
+            iterator = MultiprocessIterator(range(8), 2, n_processes=1)
+            next(iterator)
+            rooms.append(iterator._pool._ring.arena.geometry[-1])
+            iterator.finalize()
+            iterator.itself = iterator
+    finally:
+        gc.enable()
+    assert min(rooms) >= 1 << 29  # bytes that a slot may grow to
