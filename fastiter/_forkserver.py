@@ -91,7 +91,7 @@ def wait_for_end(seconds: float) -> None:
     """Waits, `seconds` at most, for the end of a server that has broken off a start: it may still
     be on its way out, and would break off the next start too."""
     with contextlib.suppress(AttributeError, OSError):  # no server, or no pidfds
-        pidfd = os.pidfd_open(_server._forkserver_pid)
+        pidfd = os.pidfd_open(_server._forkserver_pid)  # type: ignore[attr-defined]
         try:
             ended = select.poll()
             ended.register(pidfd, select.POLLIN)
