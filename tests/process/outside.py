@@ -55,6 +55,12 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def sleeps(thread: int) -> bool:
+    """Whether a thread, by its native id (the first one's is the pid), waits in the kernel."""
+    stat = Path(f"/proc/{thread}/stat").read_text()
+    return stat.rpartition(") ")[2][0] == "S"
+
+
 def descriptors() -> dict[int, str]:
     """Open descriptors of this process and what they are."""
     found = {}

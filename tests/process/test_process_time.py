@@ -12,7 +12,7 @@ import warnings
 
 import pytest
 from examples_of import Blocks, Gated, Numbered, SlowToLoad
-from outside import HANG, is_alive, later, pids_of, run_script, wait_until
+from outside import HANG, is_alive, later, pids_of, run_script, sleeps, wait_until
 
 from fastiter import MultiprocessIterator
 
@@ -153,9 +153,10 @@ def test_ctrl_c_while_waiting(make, tmp_path, how):
     pids = pids_of(iterator)
     wait_until((tmp_path / "gate.0").exists, "a worker waits at the gate")
     sent = []
+    main = threading.get_native_id()
 
     def interrupt():
-        threading.Event().wait(0.1)
+        wait_until(lambda: sleeps(main), "next() waits")
         sent.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 

@@ -25,6 +25,7 @@ from outside import (
     orphaned_names,
     resident,
     run_script,
+    sleeps,
     start_script,
     wait_until,
 )
@@ -521,6 +522,7 @@ except KeyboardInterrupt:
 """
     program = start_script(tmp_path, HEAD + body)
     assert program.stdout.readline() == "waits\n"
+    wait_until(lambda: sleeps(program.pid), "the program waits")
     program.send_signal(signal.SIGINT)
     out, err = program.communicate(timeout=HANG)
     assert (program.returncode, out, err) == (0, "interrupted []\n", "")
