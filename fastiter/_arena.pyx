@@ -9,14 +9,10 @@ from posix.unistd cimport close
 from fastiter._csrc cimport *
 from fastiter._system cimport check
 
-import gc
-
 from fastiter.errors import OverwrittenError
 
 cdef enum:
     SCHEMA_HEAD = 12  # length and checksum
-
-cdef uint64_t AMPLE = <uint64_t>1 << 30  # bytes of a slot's reservation
 
 
 cdef class Arena:
@@ -43,8 +39,6 @@ cdef class Arena:
         cdef Arena arena = Arena.__new__(Arena)
         cdef fi_geometry geometry
         cdef uint64_t control, limit = fi_shm_limit(slots)
-        cdef uint64_t most
-        cdef bint collected = False
         cdef int rc
         geometry.slots = slots
         geometry.workers = workers
@@ -53,7 +47,6 @@ cdef class Arena:
         geometry.slot_bytes = 1 << 40
         while geometry.slot_bytes > limit:
             geometry.slot_bytes >>= 1
-        most = geometry.slot_bytes
         while True:
             rc = ENOMEM if geometry.slot_bytes < FI_PAGE else arena._map(&geometry, &control)
             if rc == FI_OK:
@@ -64,12 +57,6 @@ cdef class Arena:
                 raise MemoryError("mapping an arena of the smallest slots: too little address space "
                                   "or file size; raise RLIMIT_AS and RLIMIT_FSIZE, or reduce batch_size")
             geometry.slot_bytes >>= 1
-            if geometry.slot_bytes < AMPLE and most >= AMPLE and not collected:
-                # Iterators that nobody needs any more may lie in reference cycles, each with an
-                # arena that takes a part of the address space.
-                collected = True
-                gc.collect()
-                geometry.slot_bytes = most
         check(fi_event_open(arena.event_ends), "opening the parent's doorbell")
         check(fi_ring_attach(&arena.ring, &geometry, arena.ring.base, arena.fd,
                              arena.event_ends[1]), "laying out the arena")

@@ -45,6 +45,9 @@ class Meter:
         """Workers are started: calls count as the start until one delivers a batch, at whose end
         ``opened()`` is called."""
 
+    def forget_start(self) -> None:
+        """Nobody wants to hear of the first batch any more."""
+
     def enter(self) -> int:
         """``next()`` begins; returns the time, ns."""
 

@@ -32,6 +32,9 @@ cdef class Meter:
         self.is_opening = True
         self.opened = opened
 
+    def forget_start(self):
+        self.opened = None
+
     def enter(self):
         cdef int64_t now = fi_now_ns(), delay
         if self.cpu_ns == 0:
@@ -58,7 +61,8 @@ cdef class Meter:
             if self.is_opening:
                 self.is_opening = False
                 opened, self.opened = self.opened, None
-                opened()
+                if opened is not None:
+                    opened()
         self.left = 0 if rows == ENDED else now
         if self.trace is not None:
             waited = took if self.is_serial else self.blocked_ns

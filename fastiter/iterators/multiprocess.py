@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from fastiter import _exit, _trace
 from fastiter._auto import (
@@ -113,7 +113,7 @@ class MultiprocessIterator(PlannedIterator):
 
     TimeoutWarning: ClassVar[type[TimeoutWarning]] = TimeoutWarning
 
-    _RUNTIME = PlannedIterator._RUNTIME | {"_tuner", "_pool"}
+    _RUNTIME = PlannedIterator._RUNTIME | {"_tuner", "_pool", "_remains"}
     _REOPENABLE = False
 
     def __init__(
@@ -169,6 +169,7 @@ class MultiprocessIterator(PlannedIterator):
     def _init_runtime(self) -> None:
         super()._init_runtime()
         self._pool: Pool | None = None
+        self._remains: _Remains | None = None
         self._tuner: Tuner | None = None
         if "auto" in (self._n_processes, self._n_prefetch) and self._n_processes != 0:
             workers = most_workers(usable_cpus()) if self._n_processes == "auto" else 0
@@ -179,14 +180,20 @@ class MultiprocessIterator(PlannedIterator):
     def n_processes(self) -> int:
         """Worker processes, now; 0 if the caller's process fetches."""
         if self._n_processes == "auto":
-            return first_workers(usable_cpus()) if self._pool is None else self._pool.n_workers
+            pool, remains = self._pool, self._remains
+            if pool is not None:
+                return pool.n_workers
+            return first_workers(usable_cpus()) if remains is None else remains.stats.n_workers
         return whole_cpus() if self._n_processes is None else self._n_processes
 
     @property
     def n_prefetch(self) -> int:
         """Batches fetched ahead of the one that ``next()`` waits for. Of 'auto': how many now."""
         if self._n_prefetch == "auto":
-            return FIRST_PREFETCH if self._pool is None else self._pool._n_prefetch
+            pool, remains = self._pool, self._remains
+            if pool is not None:
+                return pool._n_prefetch
+            return FIRST_PREFETCH if remains is None else remains.stats.n_prefetch
         return self._n_prefetch
 
     @property
@@ -316,7 +323,7 @@ class MultiprocessIterator(PlannedIterator):
             self._ahead.clear()
         limits = None if self._tuner is None else self._tuner.limits
         workers, n_prefetch = self.n_processes, self.n_prefetch
-        self._pool = Pool(
+        pool = self._pool = Pool(
             dataset=self._dataset,
             workers=workers,
             most_workers=0 if limits is None else limits.most["n_processes"],
@@ -331,36 +338,40 @@ class MultiprocessIterator(PlannedIterator):
             worker_init=self._worker_init,
             start=choose(self._context),
         )
-        self._pool.seed = self._seed
-        self._meter.open(self._pool.note_start)
+        pool.seed = self._seed
+        self._meter.open(pool.note_start)
         if self._meter.trace is not None:
-            _trace.start(self._pool._ring)
-        return self._pool
+            _trace.start(pool._ring)
+        return pool
 
     @property
     def _has_workers(self) -> bool:
         return self._n_processes != 0
 
     def _loader_stats(self, seconds: float) -> LoaderStats:
-        pool = self._pool
-        if pool is None:
-            n_workers = self.n_processes
-            kind: WorkerKind = "processes" if n_workers else "none"
-            return LoaderStats(kind, n_workers, self.n_prefetch if n_workers else 0)
-        stats = pool.statistics(seconds)
-        return stats if self._tuner is None else stats._replace(changes=tuple(self._tuner.changes))
+        pool, remains = self._pool, self._remains
+        if pool is not None:
+            stats = pool.statistics(seconds)
+            changes = () if self._tuner is None else tuple(self._tuner.changes)
+            return stats._replace(changes=changes)
+        if remains is not None:
+            return remains.stats
+        n_workers = self.n_processes
+        kind: WorkerKind = "processes" if n_workers else "none"
+        return LoaderStats(kind, n_workers, self.n_prefetch if n_workers else 0)
 
     def _trace_workers(self, on: bool) -> None:
         if self._pool is not None:
             (_trace.start if on else _trace.stop)(self._pool._ring)
 
     def _worker_traces(self) -> list[WorkerTrace]:
-        if self._pool is None:
-            return []
-        return [
-            WorkerTrace(f"worker {number}", _trace.events(self._pool._ring, number))
-            for number in range(self._pool.n_workers)
-        ]
+        pool, remains = self._pool, self._remains
+        if pool is not None:
+            return [
+                WorkerTrace(f"worker {number}", _trace.events(pool._ring, number))
+                for number in range(pool.n_workers)
+            ]
+        return [] if remains is None else remains.traces
 
     def _most_held(self) -> int:
         """Slots that the consumer has while the loop goes on."""
@@ -381,6 +392,20 @@ class MultiprocessIterator(PlannedIterator):
         pool.interrupt()
         with self._lock:
             pool.close()
+            self._meter.forget_start()
+            if self._pool is pool:
+                # The memory goes with the pool, unless a batch is alive.
+                _, inside, _, between, _ = self._meter.read()
+                traces = [] if self._meter.trace is None else self._worker_traces()
+                self._remains = _Remains(self._loader_stats(inside + between), traces)
+                self._pool = None
+
+
+class _Remains(NamedTuple):
+    """What is asked of a pool when it is gone."""
+
+    stats: LoaderStats
+    traces: list[WorkerTrace]
 
 
 def _finisher_of(converter: Callable[..., Any] | None, tolerates: bool) -> Finisher | None:

@@ -409,7 +409,30 @@ def test_l3_a_dataset_of_anothers_batches(make):
         next(source)
 
 
-def test_iterators_in_reference_cycles_do_not_use_up_the_address_space():
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_l6_a_finalized_iterator_keeps_no_memory(taken, method):
+    gc.collect()
+    before = mapped_arenas()
+    iterator = MultiprocessIterator(Blocks(40), 4, n_processes=2, context=method)
+    iterator.start()
+    for _ in range(taken):
+        next(iterator)
+    with iterator.trace() as trace:
+        next(iterator)
+        iterator.finalize()
+    assert mapped_arenas() == before
+    stats = iterator.stats()
+    assert (stats.batches, stats.n_workers, len(stats.workers)) == (taken + 1, 2, 2)
+    assert stats.bytes_written >= (taken + 1) * 4 * Blocks(40)[0].nbytes
+    assert str(stats) and iterator.n_processes == 2
+    assert {event["name"] for event in trace.events()} >= {"next()", "write"}
+    iterator.finalize()
+    with pytest.raises(RuntimeError, match="finalized"):
+        next(iterator)
+
+
+def test_l6_finalized_iterators_in_cycles_do_not_use_up_the_address_space():
     gc.collect()
     gc.disable()
     try:
@@ -422,4 +445,4 @@ def test_iterators_in_reference_cycles_do_not_use_up_the_address_space():
             iterator.itself = iterator
     finally:
         gc.enable()
-    assert min(rooms) >= 1 << 29  # bytes that a slot may grow to
+    assert min(rooms) == max(rooms)

@@ -280,7 +280,7 @@ def test_ctrl_c_to_the_group_while_workers_start(tmp_path, method):
                     pass
             assert [int(a[0]) for a in next(iterator)] == [0, 1, 2, 3]
             iterator.finalize()
-            assert iterator._pool.restarts == 0 or {method!r} == "forkserver"
+            assert iterator.stats().deaths == 0 or {method!r} == "forkserver"
             print("done")
         """,
         start_new_session=True,
@@ -387,8 +387,10 @@ def test_ctrl_c_in_finalize_leaves_nothing(make, tmp_path):
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
 
+    pool = iterator._pool
+
     def interrupt():
-        wait_until(lambda: iterator._pool.closed, "finalize is under way")
+        wait_until(lambda: pool.closed, "finalize is under way")
         os.kill(os.getpid(), signal.SIGINT)
 
     with later(interrupt), pytest.raises(KeyboardInterrupt):
