@@ -28,6 +28,16 @@ void fi_rows_translate(int64_t *out, const int64_t *table, const int64_t *rows, 
     }
 }
 
+static bool are_consecutive(const int64_t *rows, size_t n)
+{
+    uint64_t gaps = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        gaps |= ((uint64_t)rows[i] - (uint64_t)rows[0]) ^ i;
+    }
+    return gaps == 0;
+}
+
 static inline const char *row_at(const void *base, ptrdiff_t stride, int64_t row)
 {
     return (const char *)base + row * stride;
@@ -72,9 +82,14 @@ void fi_gather_rows(void *dst, size_t row_bytes, const void *base, ptrdiff_t str
     char *out = dst;
     size_t i = 0;
 
+    if (n == 0 || row_bytes == 0) {
+        return;
+    }
+    if (stride == (ptrdiff_t)row_bytes && are_consecutive(rows, n)) {
+        fi_copy(out, row_at(base, stride, rows[0]), n * row_bytes, uncached);
+        return;
+    }
     switch (row_bytes) {
-    case 0:
-        break;
     GATHER_SIZE(1);
     GATHER_SIZE(2);
     GATHER_SIZE(4);

@@ -18,8 +18,8 @@ bool fi_rows_lie_within(const int64_t *rows, size_t n, int64_t length);
 void fi_rows_translate(int64_t *out, const int64_t *table, const int64_t *rows, size_t n);
 
 /* Copies n rows of row_bytes bytes each to dst, back to back; row i is the one at
- * base + rows[i] * stride. Memory is asked for several rows ahead of the copy, since rows in random
- * order are more than a processor foresees.
+ * base + rows[i] * stride. Rows that follow each other without a gap are one copy; for all others
+ * memory is asked for several rows ahead, since a random order is more than a processor foresees.
  *
  * dst: room for n * row_bytes bytes. stride: bytes from row to row, which may be 0 or negative.
  * uncached: what dst is part of outruns the caches (fi_copy.h). The caller has checked the rows.

@@ -195,7 +195,7 @@ class Source:
         if plain is not None:
             if not _fills_suit(plain, concat.padding):
                 return None
-            if concat.padding is None and self._device is None and not plain.delegates:
+            if concat.padding.is_none and self._device is None and not plain.delegates:
                 self._gather = plain.reader.gather
             return plain.reader.gather(indices)
         getter = column_getter(self.dataset)

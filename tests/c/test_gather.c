@@ -30,10 +30,13 @@ static unsigned char *random_bytes(size_t n)
     return bytes;
 }
 
+typedef enum { ANY, ASCENDING, ASCENDING_BUT_ONE } row_order;
+
 /* base: row 0, from which the rows lie stride apart. */
 static void check_gather(const unsigned char *base, ptrdiff_t stride, size_t row_bytes, size_t n,
-                         bool uncached)
+                         row_order order, bool uncached)
 {
+    const size_t first = random_below(TABLE_ROWS - n + 1);
     const size_t bytes = n * row_bytes;
     unsigned char *block = malloc(bytes + 2 * GUARD);
     int64_t *rows = calloc(n + 1, sizeof *rows);
@@ -41,7 +44,10 @@ static void check_gather(const unsigned char *base, ptrdiff_t stride, size_t row
     CHECK(block != NULL && rows != NULL);
     memset(block, GUARD_BYTE, bytes + 2 * GUARD);
     for (size_t i = 0; i < n; i++) {
-        rows[i] = (int64_t)random_below(TABLE_ROWS);
+        rows[i] = (int64_t)(order == ANY ? random_below(TABLE_ROWS) : first + i);
+    }
+    if (order == ASCENDING_BUT_ONE && n > 0) {
+        rows[random_below(n)] = (int64_t)random_below(TABLE_ROWS);
     }
     fi_gather_rows(block + GUARD, row_bytes, base, stride, rows, n, uncached);
     for (size_t i = 0; i < n; i++) {
@@ -69,10 +75,12 @@ static void test_gather_of_every_size(void)
         unsigned char *table = random_bytes(TABLE_ROWS * (row_bytes + gap));
         for (size_t count = 0; count < sizeof counts / sizeof *counts; count++) {
             const unsigned char *last = table + (TABLE_ROWS - 1) * stride;
-            for (int uncached = 0; uncached < 2; uncached++) {
-                check_gather(table, stride, row_bytes, counts[count], uncached);
-                check_gather(last, -stride, row_bytes, counts[count], uncached);
-                check_gather(table, 0, row_bytes, counts[count], uncached);
+            for (int variant = 0; variant < 6; variant++) {
+                const row_order order = (row_order)(variant / 2);
+                const bool uncached = variant % 2 != 0;
+                check_gather(table, stride, row_bytes, counts[count], order, uncached);
+                check_gather(last, -stride, row_bytes, counts[count], ANY, uncached);
+                check_gather(table, 0, row_bytes, counts[count], order, uncached);
             }
         }
         free(table);
