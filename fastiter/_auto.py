@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -42,34 +42,23 @@ def first_workers(cpus: float) -> int:
     return max(1, min(_FIRST_WORKERS, round(cpus)))
 
 
+class Setting(NamedTuple):
+    """How one setting is changed, and what that takes."""
+
+    set: Callable[[int], None]
+    bytes_each: Callable[[], int]  #: memory that one more takes, about
+
+
 class Adjustable(Protocol):
-    """What fetches ahead, by workers that may become more: a pool. Or by threads that do not."""
+    """What fetches ahead: a pool of workers, or threads."""
 
     def is_steady(self) -> bool:
         """Whether all workers that are wanted have loaded the dataset."""
 
-    def set_workers(self, count: int) -> None: ...
-    def set_prefetch(self, count: int) -> None: ...
-    def worker_bytes(self) -> int:
-        """Memory that one more worker takes, about."""
-
-    def batch_bytes(self) -> int:
-        """Memory that one more batch takes."""
+    def settings(self) -> dict[str, Setting]:
+        """What may change while it runs: ``n_processes``, ``n_prefetch``."""
 
     def memory_available(self) -> int: ...
-
-
-class Limits:
-    """The settings that may change, and how far.
-
-    Parameters
-    ----------
-    workers, prefetch : int
-        The most there may be; 0: that setting is fixed.
-    """
-
-    def __init__(self, workers: int, prefetch: int) -> None:
-        self.most = {"n_processes": workers, "n_prefetch": prefetch}
 
 
 class _Trial:
@@ -86,12 +75,13 @@ class Tuner:
 
     Parameters
     ----------
-    limits : Limits
+    most : dict
+        The settings that may change, and how far.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, most: dict[str, int]) -> None:
         self.changes: list[str] = []
-        self.limits = limits
+        self.most = most
         self._due = 0
         self._before: IteratorStats | None = None
         self._trial: _Trial | None = None
@@ -145,7 +135,7 @@ class Tuner:
                 why = f"waiting {window.wait_share:.0%}, workers {window.busy:.0%} busy"
                 self._set(pool, name, count, window, seconds, why)
                 return True
-        if self._calm >= _CALM_LOOKS and self.limits.most["n_processes"]:
+        if self._calm >= _CALM_LOOKS and "n_processes" in self.most:
             enough = max(1, math.ceil(1.5 * window.busy * window.n_workers))
             if 2 * enough <= window.n_workers:
                 self._calm = 0
@@ -156,12 +146,11 @@ class Tuner:
 
     def _allowed(self, pool: Adjustable, name: str, current: int, wanted: int) -> int:
         """How many there may be next: at most twice as many, and as memory lasts."""
-        if name in self._futile or not self.limits.most.get(name):
+        if name in self._futile or name not in self.most:
             return current
-        count = min(wanted, 2 * current, self.limits.most[name])
-        each = pool.worker_bytes() if name == "n_processes" else pool.batch_bytes()
+        count = min(wanted, 2 * current, self.most[name])
         room = _MEMORY_SHARE * pool.memory_available()
-        return min(count, current + int(room / max(each, 1)))
+        return min(count, current + int(room / max(pool.settings()[name].bytes_each(), 1)))
 
     def _set(
         self,
@@ -176,7 +165,7 @@ class Tuner:
         if count == current:
             return
         self.changes.append(f"{name} from {current} to {count} after {seconds:.1f} s: {why}")
-        (pool.set_workers if name == "n_processes" else pool.set_prefetch)(count)
+        pool.settings()[name].set(count)
 
 
 def private_bytes(pid: int) -> int:
@@ -208,14 +197,11 @@ class Lookahead:
     def is_steady(self) -> bool:
         return True
 
-    def set_workers(self, count: int) -> None:
-        raise NotImplementedError
+    def settings(self) -> dict[str, Setting]:
+        return {"n_prefetch": Setting(self.set_prefetch, self.batch_bytes)}
 
     def set_prefetch(self, count: int) -> None:
         self.n_batches = count
-
-    def worker_bytes(self) -> int:
-        return 0
 
     def batch_bytes(self) -> int:
         return self._bytes

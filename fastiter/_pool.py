@@ -15,7 +15,7 @@ from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
 from fastiter import _arena, _exit, _lease, _parent_end, _ring, _system, _transport
-from fastiter._auto import private_bytes
+from fastiter._auto import Setting, private_bytes
 from fastiter._cpus import allowed_cpus
 from fastiter._crew import LEFT, UNKNOWN_END, Crew, Member, starts_worker
 from fastiter._delivery import assemble, from_rows, poisoned, read_odd, settled
@@ -398,6 +398,13 @@ class Pool(Feed):
     def set_prefetch(self, count: int) -> None:
         """Keeps so many batches ahead from the next top-up on."""
         self._n_prefetch = count
+
+    def settings(self) -> dict[str, Setting]:
+        """What may change while the pool runs."""
+        return {
+            "n_processes": Setting(self.set_workers, self.worker_bytes),
+            "n_prefetch": Setting(self.set_prefetch, self.batch_bytes),
+        }
 
     def is_steady(self) -> bool:
         """Whether all workers that are wanted have loaded the dataset."""

@@ -12,7 +12,7 @@ import pytest
 
 import fastiter
 from fastiter import MultithreadIterator
-from fastiter._auto import Limits, Lookahead, Tuner
+from fastiter._auto import Lookahead, Tuner
 
 
 class Bursts:
@@ -91,7 +91,7 @@ class Tight(Lookahead):
 
 
 def test_memory_is_a_limit():
-    tuner = Tuner(Limits(0, 16))
+    tuner = Tuner({"n_prefetch": 16})
     allowed = [tuner._allowed(Tight(room), "n_prefetch", 4, 16) for room in (0, 2, 6, 100)]
     assert allowed == [4, 5, 7, 8]
     assert tuner._allowed(Tight(100), "n_threads", 2, 9) == 2

@@ -9,7 +9,6 @@ from fastiter import _exit, _trace
 from fastiter._auto import (
     FIRST_PREFETCH,
     MOST_PREFETCH,
-    Limits,
     Tuner,
     first_workers,
     most_workers,
@@ -170,11 +169,12 @@ class MultiprocessIterator(PlannedIterator):
         super()._init_runtime()
         self._pool: Pool | None = None
         self._remains: _Remains | None = None
-        self._tuner: Tuner | None = None
-        if "auto" in (self._n_processes, self._n_prefetch) and self._n_processes != 0:
-            workers = most_workers(usable_cpus()) if self._n_processes == "auto" else 0
-            prefetch = MOST_PREFETCH if self._n_prefetch == "auto" else 0
-            self._tuner = Tuner(Limits(workers, prefetch))
+        most: dict[str, int] = {}
+        if self._n_processes == "auto":
+            most["n_processes"] = most_workers(usable_cpus())
+        if self._n_prefetch == "auto" and self._n_processes != 0:
+            most["n_prefetch"] = MOST_PREFETCH
+        self._tuner = Tuner(most) if most else None
 
     @property
     def n_processes(self) -> int:
@@ -321,13 +321,13 @@ class MultiprocessIterator(PlannedIterator):
         self._planner.rewind()
         if self._ahead is not None:
             self._ahead.clear()
-        limits = None if self._tuner is None else self._tuner.limits
+        most = {} if self._tuner is None else self._tuner.most
         workers, n_prefetch = self.n_processes, self.n_prefetch
         pool = self._pool = Pool(
             dataset=self._dataset,
             workers=workers,
-            most_workers=0 if limits is None else limits.most["n_processes"],
-            most_prefetch=0 if limits is None else limits.most["n_prefetch"],
+            most_workers=most.get("n_processes", 0),
+            most_prefetch=most.get("n_prefetch", 0),
             batch_size=self._batch_size,
             n_prefetch=n_prefetch,
             n_held=self._most_held(),

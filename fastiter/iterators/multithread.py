@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fastiter import _exit
 from fastiter._assemble import Assembler
-from fastiter._auto import FIRST_PREFETCH, MOST_PREFETCH, Limits, Lookahead, Tuner
+from fastiter._auto import FIRST_PREFETCH, MOST_PREFETCH, Lookahead, Tuner
 from fastiter._columnar import column_getter
 from fastiter._stats import LoaderStats
 from fastiter._tracing import WorkerTrace
@@ -157,7 +157,7 @@ class MultithreadIterator(PlannedIterator):
         self._tuner: Tuner | None = None
         if self._n_prefetch == "auto":
             self._lookahead = Lookahead(FIRST_PREFETCH)
-            self._tuner = Tuner(Limits(0, MOST_PREFETCH))
+            self._tuner = Tuner({"n_prefetch": MOST_PREFETCH})
         else:
             self._lookahead = Lookahead(self._n_prefetch)
         self._recorded: list[deque[Event]] = []

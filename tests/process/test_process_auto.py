@@ -14,7 +14,7 @@ import pytest
 import fastiter
 import fastiter.random
 from fastiter import MultiprocessIterator
-from fastiter._auto import Limits, Tuner, first_workers, most_workers
+from fastiter._auto import Setting, Tuner, first_workers, most_workers
 
 AUTO = {"n_processes": "auto", "n_prefetch": "auto", "context": "fork"}
 
@@ -174,17 +174,11 @@ class Figures:
     def is_steady(self):
         return self.steady
 
-    def set_workers(self, count):
-        self.workers = count
+    def settings(self):
+        def setting(name):
+            return Setting(lambda count: setattr(self, name, count), lambda: 1 << 20)
 
-    def set_prefetch(self, count):
-        self.prefetch = count
-
-    def worker_bytes(self):
-        return 1 << 20
-
-    def batch_bytes(self):
-        return 1 << 20
+        return {"n_processes": setting("workers"), "n_prefetch": setting("prefetch")}
 
     def memory_available(self):
         return self.memory
@@ -208,7 +202,7 @@ class Figures:
 
 def tune(figures, steps=30, most=64):
     """What the tuner does, look after look."""
-    tuner = Tuner(Limits(most, 16))
+    tuner = Tuner({"n_processes": most, "n_prefetch": 16})
     tuner._due = 0
     batches = []
     for _ in range(steps):
