@@ -415,11 +415,9 @@ def test_l6_a_finalized_iterator_keeps_no_memory(taken, method):
     gc.collect()
     before = mapped_arenas()
     iterator = MultiprocessIterator(Blocks(40), 4, n_processes=2, context=method)
-    iterator.start()
-    for _ in range(taken):
-        next(iterator)
     with iterator.trace() as trace:
-        next(iterator)
+        for _ in range(taken + 1):
+            next(iterator)
         iterator.finalize()
     assert mapped_arenas() == before
     stats = iterator.stats()
