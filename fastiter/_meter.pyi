@@ -26,8 +26,8 @@ class Meter:
         Examples left out since they could not be fetched.
     trace : callable or None
         Called at the end of each call as ``trace(began, took, blocked, waited, rows)``: when it
-        began, how long it took, when it began to wait (the last time), and how long it waited, all
-        in ns; what `leave` got.
+        began, how long it took, when it began to wait (the last time), and how long it waited for
+        others, all in ns; what `leave` got.
     """
 
     errors: int

@@ -65,8 +65,7 @@ cdef class Meter:
                     opened()
         self.left = 0 if rows == ENDED else now
         if self.trace is not None:
-            waited = took if self.is_serial else self.blocked_ns
-            self.trace(self.entered, took, self.blocked_at, waited, rows)
+            self.trace(self.entered, took, self.blocked_at, self.blocked_ns, rows)
         self.entered = 0
 
     def block(self):

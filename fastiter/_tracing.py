@@ -76,9 +76,10 @@ class Trace:
 
         One thread is the loop (``next()``, within it ``wait``, and ``loop`` between the calls), the
         others are the workers: ``fetch`` and ``write`` of rows, with the dataset index of the first
-        of them, ``finish`` of batches, ``wait`` for work. Each worker process keeps its last 32,765
-        events; threads keep as many. Time 0 is the beginning of the trace, or of what was under way
-        then.
+        of them, ``finish`` of batches, ``wait`` for work. Where there are none, ``next()`` itself
+        does all that, and waits for nobody. Each worker process keeps its last 32,765 events;
+        threads keep as many. Time 0 is the beginning of the trace, or of what was under way then;
+        what is under way at its end is not in it.
         """
         pid = os.getpid()
         found = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import multiprocessing
 import os
@@ -16,11 +15,12 @@ import numpy as np
 import pytest
 
 import fastiter.random
-from fastiter._tools import alone, loading
+from fastiter._tools import alone, chart, loading
 from fastiter._tools.limits import Limits, advice, limits_of
 from fastiter._tools.runs import Runs, Settings, Task, run_once
 from fastiter._tools.search import Plan, Search
-from fastiter._tools.timeline import record, trace_events
+from fastiter._tools.timeline import record
+from fastiter.datasets import TupleDataset
 
 DATASETS = """
     import threading
@@ -113,8 +113,46 @@ def test_measures_advises_and_draws(folder: Path) -> None:
         assert "matplotlib is not installed" in answer.stdout
     else:
         assert (folder / "fastiter-profile.png").read_bytes().startswith(b"\x89PNG")
-    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    assert {event["name"] for event in events} >= {"thread_name", "next", "fetch", "wait"}
+    # Which settings are the best, and who had to wait, is up to the machine's load.
+    best = eval(line.strip(), {"fastiter": Called(), "dataset": None})
+    found = json.loads((folder / "trace.json").read_text())
+    assert set(found) == {"traceEvents", "displayTimeUnit"}
+    lanes = lanes_of(found["traceEvents"])
+    assert list(lanes) == ["loop", *workers_of(*best)]
+    assert len(spans(lanes["loop"], "next()")) >= 8
+    fetches = [fetch for lane in lanes.values() for fetch in spans(lane, "fetch")]
+    assert bool(fetches) == (len(lanes) > 1)
+    assert all(fetch["dur"] >= 2000 * fetch["args"]["rows"] for fetch in fetches)
+
+
+class Called:
+    """Instead of fastiter: the names of iterators give their name and keywords."""
+
+    concat_examples = None
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **options: (name, options)
+
+
+def workers_of(iterator: str, options: dict[str, Any]) -> list[str]:
+    """The names of its workers in a trace."""
+    name = "thread" if iterator == "MultithreadIterator" else "worker"
+    count = options.get("n_threads", options.get("n_processes", 0))
+    return [f"{name} {number}" for number in range(count)]
+
+
+def lanes_of(events: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The events of a trace, but for those that give names, by the name of their thread."""
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    lanes: dict[str, list[dict[str, Any]]] = {name: [] for name in names.values()}
+    for event in events:
+        if event["ph"] == "X":
+            lanes[names[event["tid"]]].append(event)
+    return lanes
+
+
+def spans(lane: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [event for event in lane if event["name"] == name]
 
 
 def test_padding_and_json(folder: Path) -> None:
@@ -128,7 +166,10 @@ def test_padding_and_json(folder: Path) -> None:
     assert (answer.returncode, answer.stderr) == (0, "")
     found = json.loads(answer.stdout)
     assert found["alone"]["is_ragged"]
-    assert {run["iterator"] for run in found["runs"]} >= {"SerialIterator", "MultiprocessIterator"}
+    tried = {run["iterator"] for run in found["runs"]}
+    assert "SerialIterator" in tried
+    # A machine under load may not come to the others in time; then that is told.
+    assert "MultiprocessIterator" in tried or any("left out" in note for note in found["notes"])
     assert [run["error"] for run in found["runs"]] == [""] * len(found["runs"])
     assert "functools.partial(fastiter.concat_examples, padding=-1)" in found["code"]
     assert found["chart"].startswith("not drawn")
@@ -239,24 +280,77 @@ def test_a_start_method_that_works_is_found() -> None:
     assert search.method == "fork"
 
 
-@pytest.mark.parametrize("settings", [Settings("serial"), Settings("processes", 2, 2, "fork")])
+class Noting:
+    """Notes its calls, in the process that makes them."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> Any:
+        self.calls.append(index)
+        return np.full(5, index)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [Settings("serial"), Settings("threads", 2, 2), Settings("processes", 2, 2, "fork")],
+)
 def test_recording(settings: Settings) -> None:
-    """Spans of one lane do not overlap, and every example of the batches was fetched once."""
-    task = Task([np.full(5, i) for i in range(16)], 2, None, 0, 0.001, None, True)
-    spans = record(task, settings, 0.0)
-    taken = [span.number for span in spans if span.name == "next"]
-    assert taken == list(range(8))
-    fetched = [span.number for span in spans if span.name == "fetch"]
-    assert set(fetched[:16]) == set(range(16))
-    lanes: dict[Any, list[Any]] = {}
-    for span in spans:
-        if span.name not in ("next", "step"):
-            lanes.setdefault((span.process, span.thread), []).append(span)
-    for lane in lanes.values():
-        assert all(a.end <= b.start for a, b in itertools.pairwise(lane))
-    events = trace_events(spans)["traceEvents"]
-    assert {event["ph"] for event in events} == {"M", "X"}
-    assert all(event["dur"] > 0 for event in events if event["ph"] == "X")
+    """Eight batches, and what workers did for them; the batches of the start are no part of it."""
+    dataset = Noting()
+    trace = record(Task(dataset, 4, None, 0, 0.001, None, True), settings, 0.0)
+    loop, *workers = lanes_of(trace.events()).values()
+    assert len(workers) == settings.workers
+    assert [call["args"]["rows"] for call in spans(loop, "next()")] == [4] * 8
+    assert all(span["dur"] >= 1000 for span in spans(loop, "loop"))
+    fetches = [fetch for lane in workers for fetch in spans(lane, "fetch")]
+    assert {fetch["args"]["index"] for fetch in fetches} <= set(range(400))
+    fetched = sum(fetch["args"]["rows"] for fetch in fetches)
+    if settings.kind == "serial":
+        assert len(dataset.calls) == 4 * (1 + 8)
+    elif settings.kind == "threads":
+        assert 0 < fetched <= len(dataset.calls) - 4 * (settings.prefetch + 2)
+    else:
+        assert min(fetch["args"]["batch"] for fetch in fetches) >= settings.prefetch + 2
+
+
+def test_columns_are_recorded_too() -> None:
+    columns = TupleDataset(np.zeros((400, 3)), np.arange(400))
+    task = Task(columns, 4, fastiter.concat_examples, 0, 0.0, None, True)
+    lanes = lanes_of(record(task, Settings("processes", 1, 2, "fork"), 0.0).events())
+    assert spans(lanes["worker 0"], "fetch")
+
+
+def test_the_timeline_shows_whole_batches() -> None:
+    """Five of them, a lane for each of the first sixteen workers, and the loop's last."""
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    axes = figure.subplots()
+    names = ["loop", *(f"worker {number}" for number in range(20))]
+    events: list[dict[str, Any]] = [
+        {"name": "thread_name", "ph": "M", "ts": 0, "tid": tid, "args": {"name": name}}
+        for tid, name in enumerate(names, 1)
+    ]
+    for batch in range(8):
+        for tid, name, ts, dur in [
+            (1, "next()", 0, 4000), (1, "wait", 500, 3000), (1, "loop", 4000, 6000),
+            (2, "fetch", 0, 10_000), (21, "fetch", 0, 10_000),
+        ]:  # fmt: skip
+            start = 10_000 * batch + ts
+            events.append({"name": name, "ph": "X", "tid": tid, "ts": start, "dur": dur})
+    chart._timeline(axes, events, "Iterator")
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == [*names[1:17], "loop"]
+    assert axes.get_xlim() == (0, 50)
+    widths = {bars.get_label(): sum(bar.get_width() for bar in bars) for bars in axes.containers}
+    assert widths == {
+        "loop is in next()": 20,
+        "waiting: for work, for a batch": 15,
+        "loop's own work": 30,
+        "in the dataset": 50,
+    }
 
 
 FOUND = alone.Alone(

@@ -97,7 +97,9 @@ def test_says_who_did_what_when(make, tmp_path):
             c["ts"] <= wait["ts"] + 0.002 and wait["ts"] + wait["dur"] <= c["ts"] + c["dur"] + 0.002
             for c in calls
         )
-    if make is not serial:
+    if make is serial:  # next() fetches, and waits for nobody
+        assert not spans(events, "wait")
+    else:
         fetches = spans(events, "fetch")
         assert {span["tid"] for span in fetches} <= {2, 3}
         assert sum(span["args"]["rows"] for span in fetches) >= 48

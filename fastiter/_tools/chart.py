@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fastiter._tools.profile import Measured
-    from fastiter._tools.timeline import Span
 
 _COLOURS = {"processes": "#1764ab", "threads": "#d9730d", "serial": "#6b6b6b"}
 _LIMIT = "#b3261e"
-_SPANS = {  # what is inside of another comes after it
-    "next": ("#e8b04a", "loop is in next()"),
-    "step": ("#7b4ba0", "loop's step"),
+_EVENTS = {  # what is inside of another comes after it
+    "next()": ("#e8b04a", "loop is in next()"),
+    "loop": ("#7b4ba0", "loop's own work"),
     "fetch": ("#1764ab", "in the dataset"),
-    "write": ("#49a36b", "writing, handing over"),
-    "wait": ("#dddddd", "waiting for work or a CPU"),
+    "write": ("#49a36b", "writing"),
+    "finish": ("#3aa6b9", "padding, converter"),
+    "wait": ("#dddddd", "waiting: for work, for a batch"),
 }
-_MOST_LANES = 16
+_MOST_WORKERS = 16
 _BATCHES_SHOWN = 5
 
 
@@ -28,13 +28,12 @@ def draw(measured: Measured, path: Path) -> str:
         from matplotlib.figure import Figure
     except ImportError:
         return "not drawn: matplotlib is not installed (pip install matplotlib)"
-    lanes = len({(span.process, span.thread) for span in measured.spans})
-    heights = [4.0] + ([1.0 + 0.28 * min(lanes, _MOST_LANES + 1)] if lanes else [])
+    best = measured.best.settings
+    heights = [4.0, 1.3 + 0.28 * min(best.workers, _MOST_WORKERS)]
     figure = Figure(figsize=(9, sum(heights)), layout="constrained")
-    axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    _throughput(axes[0], measured)
-    if lanes:
-        _timeline(axes[1], measured.spans, measured.best.settings.name)
+    throughput, timeline = figure.subplots(2, 1, height_ratios=heights)
+    _throughput(throughput, measured)
+    _timeline(timeline, measured.trace.events(), best.name)
     try:
         figure.savefig(path, dpi=110)
     except OSError as error:
@@ -90,33 +89,34 @@ def _batches(measured: Measured) -> str:
     return f"batches of {measured.measured_batch_size}{step}"
 
 
-def _timeline(axes: Any, spans: list[Span], name: str) -> None:
-    """The last batches: a lane for each worker, and one for the consumer."""
-    ends = [span.end for span in spans if span.name == "next"]
-    stop = ends[-1]
-    start = ends[max(0, len(ends) - 1 - _BATCHES_SHOWN)]
-    workers = list(dict.fromkeys((s.process, s.thread) for s in spans if s.thread))
-    lanes = {lane: number for number, lane in enumerate(workers[:_MOST_LANES])}
-    bottom = len(lanes)
+def _timeline(axes: Any, events: list[dict[str, Any]], name: str) -> None:
+    """Some of the last batches: a lane for each worker, and one for the loop.
+
+    The very last one is left out: what workers have in hand as it is delivered is not in the trace.
+    """
+    spans = [event for event in events if event["ph"] == "X"]
+    ends = [span["ts"] + span["dur"] for span in spans if span["name"] == "next()"]
+    start, stop = ends[-2 - _BATCHES_SHOWN], ends[-2]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    loop, *workers = names
+    lanes = {tid: lane for lane, tid in enumerate([*workers[:_MOST_WORKERS], loop])}
     bars: dict[str, tuple[list[int], list[float], list[float]]] = {}
     for span in spans:
-        lane = lanes.get((span.process, span.thread)) if span.thread else bottom
-        left, right = max(span.start, start), min(span.end, stop)
-        if lane is not None and right > left:
-            rows, widths, lefts = bars.setdefault(span.name, ([], [], []))
-            rows.append(lane)
-            widths.append((right - left) * 1e3)
-            lefts.append((left - start) * 1e3)
-    for kind, (colour, label) in _SPANS.items():
+        left, right = max(span["ts"], start), min(span["ts"] + span["dur"], stop)
+        if span["tid"] in lanes and right > left:
+            rows, widths, lefts = bars.setdefault(span["name"], ([], [], []))
+            rows.append(lanes[span["tid"]])
+            widths.append((right - left) / 1e3)
+            lefts.append((left - start) / 1e3)
+    for kind, (colour, label) in _EVENTS.items():
         if kind in bars:
             rows, widths, lefts = bars[kind]
             axes.barh(rows, widths, left=lefts, height=0.72, color=colour, label=label)
     for end in ends:
         if start <= end <= stop:
-            axes.axvline((end - start) * 1e3, color="black", linewidth=0.6, alpha=0.5)
-    labels = [f"worker {number}" for number in lanes.values()] + ["loop"]
-    axes.set_yticks(range(len(labels)), labels=labels)
+            axes.axvline((end - start) / 1e3, color="black", linewidth=0.6, alpha=0.5)
+    axes.set_yticks(range(len(lanes)), labels=[names[tid] for tid in lanes])
     axes.invert_yaxis()
-    axes.set_xlim(0, (stop - start) * 1e3)
+    axes.set_xlim(0, (stop - start) / 1e3)
     axes.set(xlabel="ms (thin lines: a batch is delivered)", title=f"{name}, the best settings")
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))

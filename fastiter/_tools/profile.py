@@ -21,7 +21,8 @@ from fastiter._tools.findings import as_bytes
 from fastiter._tools.limits import Limits, advice, limits_of, milliseconds, numbers_of_workers
 from fastiter._tools.runs import Runs, Task
 from fastiter._tools.search import PREFETCH, Plan, Search
-from fastiter._tools.timeline import Span, record, trace_events
+from fastiter._tools.timeline import record
+from fastiter._tracing import Trace
 
 EPILOG = """\
 MODULE is importable from here, or a path that ends in .py. DATASET is an object in it, or something
@@ -56,7 +57,7 @@ class Measured(NamedTuple):
     best: Runs
     advice: list[str]
     notes: list[str]
-    spans: list[Span]  # of the best settings
+    trace: Trace  # of the best settings
 
     @property
     def code(self) -> str:
@@ -114,8 +115,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--trace",
         type=Path,
         metavar="FILE",
-        help="write what workers and loop did with the best settings, as trace events "
-        "(open it in Perfetto or chrome://tracing)",
+        help="write what workers and loop did with the best settings, as iterator.trace() records "
+        "it (open it in Perfetto or chrome://tracing)",
     )
     add("--json", action="store_true", help="print what was measured as JSON")
 
@@ -130,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"fastiter profile: {error}", file=sys.stderr)
         return 2
     drawn = chart.draw(measured, options.output)
-    traced = "" if options.trace is None else _write_trace(measured.spans, options.trace)
+    traced = "" if options.trace is None else _write_trace(measured.trace, options.trace)
     if options.json:
         print(json.dumps({**_as_json(measured), "chart": drawn, "trace": traced}, indent=2))
     else:
@@ -188,7 +189,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Measured
         best=best,
         advice=advice(found, limits, runs, best, batch_size, options.step),
         notes=notes,
-        spans=record(task, best.settings, 0.5 * _RECORDED * options.budget),
+        trace=record(task, best.settings, 0.5 * _RECORDED * options.budget),
     )
 
 
@@ -315,12 +316,10 @@ def _busy(runs: Runs) -> str:
     return "-" if runs.stats is None or not runs.stats.workers else f"{runs.stats.busy:.0%}"
 
 
-def _write_trace(spans: list[Span], path: Path) -> str:
+def _write_trace(trace: Trace, path: Path) -> str:
     """Returns where, or why not."""
-    if not spans:
-        return "not written: the dataset's columns are gathered without calls of it"
     try:
-        path.write_text(json.dumps(trace_events(spans)))
+        trace.save(path)
     except OSError as error:
         return f"not written: {error}"
     return str(path)

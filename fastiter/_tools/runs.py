@@ -115,7 +115,7 @@ def run_once(task: Task, runs: Runs, window: float) -> None:
                 return
             if window:
                 del batch
-                _warm_up(task, iterator, settings.prefetch + 2 if settings.workers else 1, window)
+                warm_up(task, iterator, settings, window)
                 before = iterator.stats()
                 runs.rates.append(_rate(task, iterator, window))
                 runs.stats = iterator.stats() - before
@@ -125,23 +125,24 @@ def run_once(task: Task, runs: Runs, window: float) -> None:
     runs.firsts.append(first)
 
 
-def _warm_up(task: Task, iterator: Any, batches: int, seconds: float) -> None:
+def warm_up(task: Task, iterator: Any, settings: Settings, seconds: float) -> None:
     """Takes some batches, so that all slots have been used; and the rest of the epoch, if that is a
     matter of so many seconds: forked workers copy each page that they touch, once."""
+    batches = settings.prefetch + 2 if settings.workers else 1
     begin = time.perf_counter()
     for _ in range(batches):
-        _consume(task, next(iterator))
+        consume(task, next(iterator))
     left = len(task.dataset) / (batches * task.batch_size) - 1
     if left * (time.perf_counter() - begin) <= seconds:
         while iterator.epoch == 0:
-            _consume(task, next(iterator))
+            consume(task, next(iterator))
 
 
 def _rate(task: Task, iterator: Any, window: float) -> float:
     counted, begin = 0, time.perf_counter()
     while counted < 2 or time.perf_counter() - begin < window:
         batch = next(iterator)
-        _consume(task, batch)
+        consume(task, batch)
         counted += 1
     return counted * task.batch_size / (time.perf_counter() - begin)
 
@@ -156,7 +157,7 @@ def _difference(task: Task, batch: Any) -> str:
     return ""
 
 
-def _consume(task: Task, batch: Any) -> None:
+def consume(task: Task, batch: Any) -> None:
     """What a training loop does at least: it looks at the arrays of a converted batch, and takes
     its time."""
     if task.converter is not None:
