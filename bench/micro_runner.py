@@ -5,7 +5,6 @@ from stdin and answers each by one on what was its stdout:
 
 ``{"do": "open", "case": name, "candidates": [name, ...]}``
     makes the sources, opens the candidates and checks their results; answers ``{"refused": {name:
-    [kind, reason]}}`` for those that gave none or a wrong one;
     [kind, reason]}}`` for those that gave none or a wrong one, and for the others ``{"facts":
     {name: {"call_s": seconds, "pss_added": bytes}}}``;
 ``{"do": "run", "candidate": name, "seconds": s, "last": bool}``

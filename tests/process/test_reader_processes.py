@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import mmap
@@ -39,8 +40,9 @@ from readers_of import (
     plain_samples,
     samples_of_every_kind,
 )
+from scribbler import memory_of
 
-from fastiter import DatasetError, WorkerDiedError
+from fastiter import DatasetError, OverwrittenError, WorkerDiedError
 from fastiter.reader import batch, multiprocess_reader, shuffle, xmap_readers
 
 METHODS = ["fork", "spawn", "forkserver"]
@@ -338,6 +340,43 @@ def test_a_reader_killed_from_outside():
     with pytest.raises(WorkerDiedError, match=f"pid {victim}.* was killed by SIGKILL"):
         for _ in samples:
             pass
+
+
+@pytest.mark.parametrize("kind", [tuple, list])  # the one without pickle, the other with it
+def test_scribbles_over_samples(tmp_path, kind):
+    def scribbled():
+        for i in range(100):
+            if i == 50:
+                (tmp_path / "half").touch()
+                wait_until((tmp_path / "go").exists, "the scribbling")
+            yield kind((f"needle {i:03}", i))
+
+    samples = multiprocess_reader([scribbled], context="fork")()
+    taken = [next(samples)]
+    wait_until((tmp_path / "half").exists, "samples lie in memory")
+    (reader,) = workers()
+    with open(memory_of(reader), "r+b", buffering=0) as file:
+        assert overwrite(file.fileno(), b"needle", b"noodle") > 0
+    (tmp_path / "go").touch()
+    with pytest.raises(OverwrittenError, match="shared memory was overwritten"):
+        taken.extend(samples)
+    assert taken == [kind((f"needle {i:03}", i)) for i in range(len(taken))]
+    assert not workers()
+
+
+def overwrite(fd, old, new):
+    """Replaces what is found in a sparse file; how often."""
+    count = position = 0
+    with contextlib.suppress(OSError):  # no data any more
+        while True:
+            start = os.lseek(fd, position, os.SEEK_DATA)
+            position = os.lseek(fd, start, os.SEEK_HOLE)
+            content = os.pread(fd, position - start, start)
+            at = content.find(old)
+            while at >= 0:
+                count += os.pwrite(fd, new, start + at) == len(new)
+                at = content.find(old, at + len(old))
+    return count
 
 
 @pytest.mark.parametrize("has_pidfds", [True, False])
