@@ -218,7 +218,12 @@ class Pool(Feed):
             examples = odd.examples
             if odd.failures:
                 if judge is None:
-                    raise odd.failures[0].error
+                    error = odd.failures[0].error
+                    del odd
+                    try:
+                        raise error
+                    finally:
+                        del error  # or it, its traceback and this frame keep each other alive
                 examples, is_finished = settled(judge, plan, lease, odd, codes)
                 if not is_finished:
                     flags, size, lease.converted = flags & _ring.FINISH_POISON, 0, False

@@ -13,13 +13,14 @@ Forked children do not have what is registered.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import random
 import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -245,20 +246,40 @@ class Device:
         self.machine.finish()
 
 
+class _Last(int):
+    """Calls what it is the key of when the last reference to it goes.
+
+    The collector does not track integers. What it tracks is finalized as soon as it is found to be
+    garbage, also if another finalizer brings it back to life; CuPy's memory goes when it is
+    deallocated, and no sooner.
+    """
+
+    __slots__ = ()
+    keys = itertools.count()
+    calls: ClassVar[dict[int, Callable[[], None]]] = {}
+
+    @classmethod
+    def calling(cls, function: Callable[[], None]) -> Self:
+        last = cls(next(cls.keys))
+        cls.calls[int(last)] = function
+        return last
+
+    def __del__(self) -> None:
+        self.calls.pop(int(self))()
+
+
 class PooledMemory:
     """Device memory that goes back to the stream that was current when it was allocated."""
 
     def __init__(self, machine: Machine, nbytes: int) -> None:
         nbytes += -nbytes % 512
         self.device_id = machine.device_id
-        self.free = machine.free[self.device_id, machine.current.ptr, nbytes]
-        if not self.free:
+        free = machine.free[self.device_id, machine.current.ptr, nbytes]
+        if not free:
             machine.device_bytes += nbytes
             machine.blocks.append(np.full(nbytes, GARBAGE, np.uint8))
-        self.content = self.free.pop() if self.free else machine.blocks[-1]
-
-    def __del__(self) -> None:
-        self.free.append(self.content)
+        content = self.content = free.pop() if free else machine.blocks[-1]
+        self._last = _Last.calling(lambda: free.append(content))
 
 
 class UnownedMemory:

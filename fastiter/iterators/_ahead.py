@@ -74,6 +74,7 @@ class Ahead:
         if outcome.error is None:
             outcome = capture(self.transfer.begin, outcome.batch)
         self._items.append(_Item(plan, outcome))
+        del outcome  # or its error, traceback and this frame keep each other alive
 
     def hand_out(self, plan: Plan) -> Outcome:
         """The oldest batch, that of ``plan``, for the GPU's current stream.

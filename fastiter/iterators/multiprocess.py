@@ -249,9 +249,12 @@ class MultiprocessIterator(PlannedIterator):
         pool = self._tuned_pool()
         pool.top_up(self._planner)
         outcome = self._wait_for(pool, plan)
-        if self._device is not None and outcome.error is None:
-            return capture(self._source.sent, outcome.batch)
-        return outcome
+        try:
+            if self._device is not None and outcome.error is None:
+                return capture(self._source.sent, outcome.batch)
+            return outcome
+        finally:
+            del outcome  # or its error, traceback and this frame keep each other alive
 
     def _tuned_pool(self) -> Pool:
         pool = self._running_pool()
