@@ -446,12 +446,13 @@ class _Interrupts:
             raise KeyboardInterrupt
 
 
+class NoSuchRow(LookupError):
+    """Can be referred to weakly."""
+
+
 @pytest.mark.parametrize("converter", [None, concat_examples])
 def test_an_error_that_nobody_keeps_is_gone(make, converter):
     """And what its frames hold with it: no reference cycle has to be collected."""
-
-    class NoSuchRow(LookupError):
-        """Can be referred to weakly."""
 
     class Missing(Blocks):
         def __getitem__(self, index):
