@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import itertools
 import pickle
+import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -508,6 +511,48 @@ def test_getitems_is_used(make):
     batch = next(make(Batched(), 3, shuffle=False))
     assert batch == [(0, "int"), (1, "int"), (2, "int")]
     assert type(batch) is list
+
+
+class NoSuchRow(LookupError):
+    """Can be referred to weakly."""
+
+
+class Missing:
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5:
+            raise NoSuchRow(index)
+        return index
+
+
+class MissingMany(Missing):
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("kind", [Missing, MissingMany])
+@pytest.mark.parametrize("converter", [None, concat_examples])
+def test_error_that_nobody_keeps_is_gone(make, kind, converter):
+    """And what its frames hold with it: no reference cycle has to be collected."""
+
+    def raised(iterator: Any) -> Any:
+        try:
+            next(iterator)
+        except NoSuchRow as error:
+            return weakref.ref(error)
+
+    iterator = make(kind(), 4, shuffle=False, converter=converter)
+    next(iterator)
+    gc.disable()
+    try:
+        error, end = raised(iterator), time.monotonic() + 10
+        while error() is not None:  # a thread may not be through with it yet
+            assert time.monotonic() < end
+            time.sleep(0.001)
+    finally:
+        gc.enable()
 
 
 def test_getitems_that_gives_too_few_is_an_error(make):

@@ -165,7 +165,10 @@ class Job:
         except BaseException as error:
             failure = self._failed(start, error)
         self._work.pace.note(stop - start, time.perf_counter() - since)
-        return failure
+        try:
+            return failure
+        finally:
+            del failure  # or its error, traceback and this frame keep each other alive
 
     def finish(self) -> None:
         """Make the batch of its rows; `open` comes next. Raises nothing."""
@@ -292,6 +295,11 @@ class Job:
             annotate(failure.error, failure.facts)
         return self._outcome
 
+    def forget(self) -> None:
+        """The batch was taken: frames of its errors keep the job, which would keep the errors."""
+        self._outcome = self._failure = None
+        self._tolerated = []
+
 
 class RowsJob(Job):
     """The rows of any dataset.
@@ -333,7 +341,8 @@ class RowsJob(Job):
                     return self._fail(start, error)
             return self._fill_singly(start, stop)
         at = Position()
-        failure = None
+        failed: tuple[int, BaseException] | None = None
+        failure: Failure | None = None
         before = _example.begin(_example.Fetching(*self._origin, at))
         try:
             while failure is None and start < stop:
@@ -342,9 +351,10 @@ class RowsJob(Job):
                     break
                 failure = self._fail(*failed)
                 start = failed[0] + 1
+            return failure
         finally:
             _example.end(before)
-        return failure
+            del failed, failure  # as in `run`
 
     def _fill_singly(self, start: int, stop: int) -> Failure | None:
         """One by one, so that the error is that of the row that has it."""
@@ -353,9 +363,11 @@ class RowsJob(Job):
                 indices = self._indices[row : row + 1]
                 self._rows.put(row, self._work.source.examples(indices, self._origin, row))
             except BaseException as error:
-                failure = self._fail(row, error)
-                if failure is not None:
-                    return failure
+                if (failure := self._fail(row, error)) is not None:
+                    try:
+                        return failure
+                    finally:
+                        del failure  # as in `run`
         return None
 
     def abort(self) -> None:

@@ -226,6 +226,7 @@ class MultithreadIterator(PlannedIterator):
             finish = self._source.sent if self._assembler is not None else self._convert
             outcome = capture(finish, outcome.batch)
         self._started.popleft()
+        job.forget()
         return outcome
 
     def _settled(self, plan: Plan, job: Job, outcome: Outcome) -> Any:
@@ -276,8 +277,10 @@ class MultithreadIterator(PlannedIterator):
         self._unsettled = True
         if self._tuner is not None:
             self._lookahead.note(outcome.batch)
-        ahead.begin(self._started[0][0], outcome)
+        plan, job = self._started[0]
+        ahead.begin(plan, outcome)
         self._started.popleft()
+        job.forget()
         self._unsettled = False
 
     def _count_ready(self) -> int:

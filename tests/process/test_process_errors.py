@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import builtins
-import gc
 import multiprocessing
 import os
 import pickle
 import queue
 import re
 import sys
-import weakref
 
 import numpy as np
 import pytest
@@ -444,32 +442,3 @@ class _Interrupts:
         self.__dict__.update(state)
         if os.getpid() == self.parent and _Interrupts.armed and self.number % 3 == 1:
             raise KeyboardInterrupt
-
-
-class NoSuchRow(LookupError):
-    """Can be referred to weakly."""
-
-
-@pytest.mark.parametrize("converter", [None, concat_examples])
-def test_an_error_that_nobody_keeps_is_gone(make, converter):
-    """And what its frames hold with it: no reference cycle has to be collected."""
-
-    class Missing(Blocks):
-        def __getitem__(self, index):
-            if index == 5:
-                raise NoSuchRow(index)
-            return super().__getitem__(index)
-
-    def raised(iterator):
-        try:
-            next(iterator)
-        except NoSuchRow as error:
-            return weakref.ref(error)
-
-    iterator = make(Missing(8), 4, converter=converter, context="fork")
-    next(iterator)
-    gc.disable()
-    try:
-        assert raised(iterator)() is None
-    finally:
-        gc.enable()
