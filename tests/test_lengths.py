@@ -346,4 +346,4 @@ def test_on_a_gpu():
         expected = expected_batch(batch, **rules)
         for result in (concat_examples(on_gpu, **rules), concat_examples(batch, 0, **rules)):
             assert all(isinstance(array, cupy.ndarray) for array in result)
-            same(tuple(cupy.asnumpy(array) for array in result), expected)
+            same(tuple(array.get() for array in result), expected)
