@@ -25,8 +25,8 @@ def stack(rows: Sequence[Any]) -> Any:
         rows = tuple(array)
     try:
         return np.concatenate([row[np.newaxis] for row in rows])
-    except (TypeError, IndexError) as error:
-        odd = [row for row in rows if not isinstance(row, np.ndarray)]
+    except (TypeError, LookupError) as error:
+        odd = [row for row in rows if not _takes_an_axis(row)]
         if not odd:  # dtypes that have none in common, or too many dimensions: NumPy says it best
             raise
         value = odd[0].item() if isinstance(odd[0], np.generic) else odd[0]
@@ -44,6 +44,17 @@ def stack(rows: Sequence[Any]) -> Any:
             f"examples differ in shape: {one} is that of example {i}, {other} that of example {j}; "
             f"set padding to fill them up ({error})"
         ) from error
+
+
+def _takes_an_axis(row: Any) -> bool:
+    """Whether it is an array, of however many axes, or one of NumPy's scalars that act like one."""
+    if isinstance(row, np.ndarray):
+        return True
+    try:
+        row[np.newaxis]
+    except (TypeError, LookupError):
+        return False
+    return True
 
 
 def pad(rows: Sequence[Any], fill: Any, multiple: int = 1) -> Array:

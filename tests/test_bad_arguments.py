@@ -119,6 +119,11 @@ def test_a_state_that_is_no_mapping():
         ([(1, 2), 3], TypeError, "example 1 has no field 0, which example 0 has: it is 3"),
         (["a", "b"], TypeError, "must hold arrays or numbers, not 'a' of type str"),
         ([None, None], TypeError, "must hold arrays or numbers, not None of type NoneType"),
+        (
+            [({"a": 1},), ({"a": 1},)],
+            TypeError,
+            "must hold arrays or numbers, not {'a': 1} of type dict",
+        ),
         (5, TypeError, "batch must be a list of examples, not int"),
         (
             [np.zeros(2), np.zeros(2), np.zeros(3)],

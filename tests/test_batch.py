@@ -302,6 +302,7 @@ NUMBERS = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(NUMBERS, min_size=1, max_size=3), st.integers(1, 5))
+@example([np.datetime64("2020-01-02"), np.zeros(())], 2)  # two dtypes that have none in common
 def test_numbers_become_what_numpy_makes_of_them(values, n):
     check(stack, STACKS, list(islice(cycle(values), n)))
 

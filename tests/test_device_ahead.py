@@ -244,7 +244,8 @@ def test_without_permission_it_warns_once_and_goes_through_pinned_buffers(world,
     with pytest.warns(RuntimeWarning, match=r"cudaErrorMemoryAllocation.*GB/s.*ulimit") as caught:
         for _ in range(30):
             loop.step()
-    assert len(caught) == 1
+    # Python may warn of forks, too, if earlier tests have left threads.
+    assert len([w for w in caught if w.category is RuntimeWarning]) == 1
     batch = 4 * WIDTH * 4 + 64
     assert world.machine.pinned_bytes <= 3 * (batch + batch // 4)
     loop.check(in_order(30))
