@@ -30,7 +30,8 @@ def stack(rows: Sequence[Any]) -> Any:
         if not odd:  # dtypes that have none in common, or too many dimensions: NumPy says it best
             raise
         value = odd[0].item() if isinstance(odd[0], np.generic) else odd[0]
-        raise TypeError(
+        kind = KeyError if isinstance(error, KeyError) else TypeError  # of a dict, as in Chainer
+        raise kind(
             f"examples must hold arrays or numbers, not {value!r:.80} of type "
             f"{type(value).__qualname__}: convert them in the dataset, or with a converter of your "
             "own"

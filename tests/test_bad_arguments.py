@@ -121,7 +121,7 @@ def test_a_state_that_is_no_mapping():
         ([None, None], TypeError, "must hold arrays or numbers, not None of type NoneType"),
         (
             [({"a": 1},), ({"a": 1},)],
-            TypeError,
+            KeyError,
             "must hold arrays or numbers, not {'a': 1} of type dict",
         ),
         (5, TypeError, "batch must be a list of examples, not int"),
