@@ -346,6 +346,8 @@ def test_a_reader_killed_from_outside():
 def test_scribbles_over_samples(tmp_path, kind):
     def scribbled():
         for i in range(100):
+            if i == 1:
+                wait_until((tmp_path / "first").exists, "the first sample is taken, and no other")
             if i == 50:
                 (tmp_path / "half").touch()
                 wait_until((tmp_path / "go").exists, "the scribbling")
@@ -353,6 +355,7 @@ def test_scribbles_over_samples(tmp_path, kind):
 
     samples = multiprocess_reader([scribbled], context="fork")()
     taken = [next(samples)]
+    (tmp_path / "first").touch()
     wait_until((tmp_path / "half").exists, "samples lie in memory")
     (reader,) = workers()
     with open(memory_of(reader), "r+b", buffering=0) as file:
