@@ -63,7 +63,15 @@ def footprint():
     }
 
 
-@pytest.mark.parametrize(("method", "cycles"), [("fork", 200), ("spawn", 4), ("forkserver", 6)])
+@pytest.mark.parametrize(
+    ("method", "cycles"),
+    [
+        ("fork", 40),
+        pytest.param("fork", 200, marks=pytest.mark.stress),
+        ("spawn", 4),
+        ("forkserver", 6),
+    ],
+)
 def test_cycles_leave_nothing(method, cycles):
     def cycle(number):
         iterator = MultiprocessIterator(
