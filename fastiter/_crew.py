@@ -119,8 +119,10 @@ class Member:
     def release(self) -> None:
         """Reaps the process and closes what belongs to it. The process is dead."""
         self.process.join(1)
-        with contextlib.suppress(ValueError):  # somebody else has reaped it: its state is unknown
-            self.process.close()
+        # Not amid another thread's start, which looks whether known processes have ended: in Python
+        # 3.10 it stumbles over a closed one.
+        with contextlib.suppress(ValueError), _forking:
+            self.process.close()  # ValueError: somebody else has reaped it, its state is unknown
         if self.pidfd >= 0:
             with _forking:
                 os.close(self.pidfd)
