@@ -45,39 +45,47 @@ static void fill_lines(char *dst, const char *line, size_t lines)
     _mm_sfence();
 }
 
-/* How many of the bytes lie before the first whole cache line. */
-static size_t head_bytes(const void *dst, size_t bytes)
+/* An area as whole cache lines, and what lies before and after them: lines that are shared with a
+ * neighbour's bytes stay in the cache. */
+typedef struct {
+    size_t head; /* bytes before the first whole line */
+    size_t lines;
+    size_t done; /* bytes up to the end of the last one */
+} line_span;
+
+static line_span whole_lines(const void *dst, size_t bytes)
 {
-    return (size_t)fi_min_u64(-(uintptr_t)dst % FI_CACHE_LINE, bytes);
+    line_span span;
+
+    span.head = (size_t)fi_min_u64(-(uintptr_t)dst % FI_CACHE_LINE, bytes);
+    span.lines = (bytes - span.head) / FI_CACHE_LINE;
+    span.done = span.head + span.lines * FI_CACHE_LINE;
+    return span;
 }
 
 void fi_copy_uncached(void *dst, const void *src, size_t bytes)
 {
     char *out = dst;
     const char *in = src;
-    const size_t head = head_bytes(dst, bytes);
-    const size_t lines = (bytes - head) / FI_CACHE_LINE;
-    const size_t done = head + lines * FI_CACHE_LINE;
-    /* Lines that are shared with a neighbour's bytes stay in the cache. */
-    memcpy(out, in, head);
-    copy_lines(out + head, in + head, lines);
-    memcpy(out + done, in + done, bytes - done);
+    const line_span span = whole_lines(dst, bytes);
+
+    memcpy(out, in, span.head);
+    copy_lines(out + span.head, in + span.head, span.lines);
+    memcpy(out + span.done, in + span.done, bytes - span.done);
 }
 
 void fi_fill_uncached(void *dst, const void *line, size_t bytes)
 {
     char *out = dst;
     const char *in = line;
-    const size_t head = head_bytes(dst, bytes);
-    const size_t lines = (bytes - head) / FI_CACHE_LINE;
-    const size_t done = head + lines * FI_CACHE_LINE;
+    const line_span span = whole_lines(dst, bytes);
     char turned[FI_CACHE_LINE]; /* what a whole line of dst gets */
 
-    memcpy(turned, in + head, FI_CACHE_LINE - head);
-    memcpy(turned + FI_CACHE_LINE - head, in, head);
-    memcpy(out, in, head);
-    fill_lines(out + head, turned, lines);
-    memcpy(out + done, turned, bytes - done);
+    memcpy(turned, in + span.head, FI_CACHE_LINE - span.head);
+    memcpy(turned + FI_CACHE_LINE - span.head, in, span.head);
+    memcpy(out, in, span.head);
+    fill_lines(out + span.head, turned, span.lines);
+    memcpy(out + span.done, turned, bytes - span.done);
 }
 
 #else

@@ -8,24 +8,9 @@ import weakref
 from typing import Any
 
 import pytest
+from failing import Failing
 
 from fastiter import concat_examples
-
-
-class Failing:
-    """Raises at some indices."""
-
-    def __init__(self, errors: dict[int, BaseException], size: int = 8) -> None:
-        self._errors = errors
-        self._size = size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, index: int) -> int:
-        if index in self._errors:
-            raise self._errors[index]
-        return index
 
 
 def test_error_of_the_dataset_comes_as_itself_and_the_iteration_goes_on(make):
@@ -77,6 +62,8 @@ class NoSuchRow(LookupError):
 
 
 class Missing:
+    """A new exception each time: the dataset keeps none of them."""
+
     def __len__(self) -> int:
         return 8
 

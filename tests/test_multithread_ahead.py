@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from failing import Failing, FailingTogether
 from test_collate import assert_same
 from test_multithread import PATIENCE, Gated, no_thread_is_left, our_threads, wait_until_gone
 
@@ -105,27 +106,6 @@ def test_every_index_exactly_once_an_epoch(n_prefetch):
 # -- errors -------------------------------------------------------------------------------------
 
 
-class Failing:
-    """Raises at some indices; singly, or for the whole list that has one."""
-
-    def __init__(self, errors: dict[int, Exception], size: int = 12) -> None:
-        self._errors = errors
-        self._size = size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, index: int) -> int:
-        if index in self._errors:
-            raise self._errors[index]
-        return index
-
-
-class FailingTogether(Failing):
-    def __getitems__(self, indices: list[int]) -> list[int]:
-        return [self[index] for index in indices]
-
-
 def facts_of(error: BaseException) -> str:
     notes = getattr(error, "__notes__", None)
     return " ".join(notes) if notes else str(error.__cause__)
@@ -134,7 +114,7 @@ def facts_of(error: BaseException) -> str:
 @pytest.mark.parametrize("kind", [Failing, FailingTogether])
 @pytest.mark.parametrize("n_threads", [1, 3])
 def test_error_tells_index_epoch_batch_and_thread_and_the_next_call_goes_on(kind, n_threads):
-    dataset = kind({7: ValueError("seven"), 6: LookupError("six")})
+    dataset = kind({7: ValueError("seven"), 6: LookupError("six")}, 12)
     with MultithreadIterator(
         dataset, 4, shuffle=False, n_threads=n_threads, n_prefetch=3
     ) as iterator:
