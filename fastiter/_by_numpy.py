@@ -73,7 +73,7 @@ def pad(rows: Sequence[Any], fill: Any, multiple: int = 1) -> Array:
     if shape:
         shape[0] += -shape[0] % multiple
     fill = checked_fill(fill, dtype, len(shape))
-    result: Array = np.full((len(rows), *shape), fill, dtype=dtype)
+    result = _filled((len(rows), *shape), fill, dtype)
     for i, row in enumerate(rows):
         place: Any = (i, *map(slice, row.shape))
         result[place] = row
@@ -117,7 +117,22 @@ def checked_fill(fill: Any, dtype: np.dtype[Any], ndim: int) -> Any:
 
 def cast_fill(fill: Any, dtype: np.dtype[Any], ndim: int) -> Array:
     """`fill` as a 0-d array of `dtype`, by NumPy's rules and those of `checked_fill`."""
-    return np.full((), checked_fill(fill, dtype, ndim), dtype)
+    return _filled((), checked_fill(fill, dtype, ndim), dtype)
+
+
+def _filled(shape: tuple[int, ...], fill: Any, dtype: np.dtype[Any]) -> Array:
+    """Like `numpy.full`, but the error for a fill value that does not fit says what it is."""
+    result: Array = np.empty(shape, dtype)
+    try:
+        np.copyto(result, fill, casting="unsafe")
+    except (TypeError, ValueError, OverflowError) as error:
+        if type(error) not in (TypeError, ValueError, OverflowError):
+            raise  # that of a codec, say, which takes more than a text
+        raise type(error)(
+            f"padding {fill!r:.80} cannot fill up examples of dtype {dtype}: give one value that "
+            f"this dtype has, or a tuple or a dict with one for each field ({error})"
+        ) from error
+    return result
 
 
 def stored(result: Any, out: Any) -> Any:

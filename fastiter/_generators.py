@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.random import PCG64DXSM, Generator
 from numpy.random.bit_generator import ISeedSequence
 
+from fastiter._arguments import checked_int
 from fastiter._order import seed_words
 from fastiter._virtual import example_words
 
@@ -34,12 +34,14 @@ class _ReadyState(ISeedSequence):
 def example_rng(
     seed: int | Sequence[int] | np.random.SeedSequence, epoch: int, index: int
 ) -> Generator:
-    epoch, index = operator.index(epoch), operator.index(index)
-    if not (0 <= epoch < 2**64 and 0 <= index < 2**64):
-        raise ValueError(
-            f"epoch and index must be from 0 to 2**64 - 1, but are {epoch} and {index}"
-        )
-    return of_key(seed_words(seed), epoch, index)
+    return of_key(seed_words(seed), _word("epoch", epoch), _word("index", index))
+
+
+def _word(name: str, value: Any) -> int:
+    # All else is asked slowly, in a function that is called for each example.
+    if type(value) is int and 0 <= value < 2**64:
+        return value
+    return checked_int(name, value, minimum=0, maximum=2**64 - 1)
 
 
 def of_key(words: tuple[int, int], epoch: int, index: int) -> Generator:

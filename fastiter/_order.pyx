@@ -24,6 +24,7 @@ from fastiter._csrc cimport (
 import numpy as np
 from numpy.random import RandomState, SeedSequence, mtrand
 
+from fastiter._arguments import checked_int
 from fastiter._cpus import whole_cpus
 
 cnp.import_array()
@@ -107,9 +108,7 @@ def seed_words(seed):
 
 
 cdef Py_ssize_t order_length(object n) except -1:
-    n = operator.index(n)
-    if n < 0:
-        raise ValueError(f"n must be at least 0, but is {n}")
+    n = checked_int("n", n, minimum=0)
     if n > FI_SHUFFLE_MAX:
         raise ValueError(
             f"n is {n}, but the fast shuffle makes orders of at most {FI_SHUFFLE_MAX}: for more, "
@@ -136,10 +135,7 @@ cdef unsigned int thread_count(object threads, Py_ssize_t n) except 0:
     cdef unsigned int useful = fi_shuffle_threads(n)
     if threads is None:
         return 1 if useful == 1 else min(useful, MOST_THREADS, whole_cpus())
-    threads = operator.index(threads)
-    if threads < 1:
-        raise ValueError(f"threads must be at least 1, but is {threads}")
-    return min(useful, threads)
+    return min(useful, checked_int("threads", threads))
 
 
 def fast_permutation(n, words, stream=0, threads=None, out=None):

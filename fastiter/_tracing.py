@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastiter import _meter
+from fastiter._arguments import checked_path
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -52,7 +53,7 @@ class Trace:
 
     def __init__(self, iterator: PlannedIterator, path: str | os.PathLike[str] | None) -> None:
         self._iterator = iterator
-        self._path = None if path is None else Path(path)
+        self._path = None if path is None else Path(checked_path("path", path))
         self._calls: deque[Call] = deque(maxlen=_MOST_CALLS)
         self._workers: list[WorkerTrace] = []
         self._began = 0

@@ -18,6 +18,8 @@ from fastiter._csrc cimport (
     fi_virtual_init,
 )
 
+from fastiter._arguments import checked_int
+
 cnp.import_array()
 
 cdef enum:
@@ -43,9 +45,7 @@ cdef class VirtualOrder:
 
     def __init__(self, n, words, stream):
         cdef fi_seed seed
-        n = operator.index(n)
-        if not 0 <= n <= LENGTH_MAX:
-            raise ValueError(f"n must be from 0 to 2**62, but is {n}")
+        n = checked_int("n", n, minimum=0, maximum=LENGTH_MAX)
         self.size = n
         self.words = words
         self.stream = stream
@@ -84,9 +84,9 @@ cdef class VirtualOrder:
         return self.part(start, count)
 
     def checked_part(self, start, count):
-        start = operator.index(start)
-        count = self.size - start if count is None else operator.index(count)
-        if start < 0 or count < 0 or start + count > self.size:
+        start = checked_int("start", start, minimum=0)
+        count = self.size - start if count is None else checked_int("count", count, minimum=0)
+        if not 0 <= count <= self.size - start:
             raise ValueError(
                 f"the part must lie in the order of {self.size} indices, but start is {start} and "
                 f"count {count}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +17,15 @@ from fastiter import (
     concat_examples,
     datasets,
 )
-from fastiter.reader import multiprocess_reader
+from fastiter.random import example_rng, permutation, virtual_permutation
+from fastiter.reader import (
+    batch,
+    buffered,
+    firstn,
+    multiprocess_reader,
+    shuffle,
+    xmap_readers,
+)
 
 ITERATORS = [SerialIterator, MultithreadIterator, MultiprocessIterator]
 
@@ -145,6 +155,69 @@ def test_padding_for_other_fields():
         concat_examples([{"a": 1, "b": 2}], padding={"a": 0})
 
 
+@pytest.mark.parametrize(
+    ("dtype", "padding", "error"),
+    [
+        ("f4", "x", ValueError),
+        ("f4", [1, 2, 3, 4], ValueError),
+        ("f4", {"a": 1}, TypeError),
+        ("u1", object(), TypeError),
+        ("u1", 10**40, OverflowError),
+        (">i4", "x", ValueError),  # by another way
+    ],
+)
+def test_a_padding_that_is_no_value_of_the_dtype(dtype, padding, error):
+    """The error is of NumPy's type; equal shapes, which need no padding, are no way around it."""
+    for lengths in (2, 3), (2, 2):
+        with raises(
+            error, f"padding {padding!r:.80} cannot fill up examples of dtype {np.dtype(dtype)}"
+        ):
+            concat_examples([np.zeros(length, dtype) for length in lengths], padding=padding)
+
+
+def test_a_batch_too_large_for_any_memory_is_no_fault_of_the_padding():
+    tall, wide = np.empty((1 << 40, 0)), np.empty((0, 1 << 40))
+    with pytest.raises((ValueError, MemoryError)) as caught:
+        concat_examples([tall, wide], padding=0)
+    assert "cannot fill up" not in str(caught.value)
+
+
+# ---- orders and generators -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [2.5, "3", None, True])
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("n", lambda wrong: permutation(wrong, 0)),
+        ("n", lambda wrong: virtual_permutation(wrong, 0)),
+        ("start", lambda wrong: virtual_permutation(5, 0, wrong)),
+        ("epoch", lambda wrong: example_rng(0, wrong, 0)),
+        ("index", lambda wrong: example_rng(0, 0, wrong)),
+        ("start", lambda wrong: datasets.SubDataset([1, 2], wrong, 2)),
+        ("finish", lambda wrong: datasets.SubDataset([1, 2], 0, wrong)),
+        ("split_at", lambda wrong: datasets.split_dataset([1, 2], wrong)),
+        ("n", lambda wrong: datasets.split_dataset_n([1, 2], wrong)),
+        ("buf_size", lambda wrong: shuffle(list, wrong)),
+        ("n", lambda wrong: firstn(list, wrong)),
+        ("size", lambda wrong: buffered(list, wrong)),
+        ("process_num", lambda wrong: xmap_readers(abs, list, wrong, 1)),
+        ("buffer_size", lambda wrong: xmap_readers(abs, list, 1, wrong)),
+    ],
+)
+def test_what_is_no_integer(name, call, wrong):
+    with raises(TypeError, f"{name} must be an integer, not "):
+        call(wrong)
+
+
+@pytest.mark.parametrize(
+    ("seed", "error"), [("x", TypeError), (1.5, TypeError), (-1, ValueError), (1 << 32, ValueError)]
+)
+def test_a_seed_of_parts_that_numpy_does_not_take(seed, error):
+    with raises(error, "seed must be an integer from 0 to 2**32 - 1, several of them, or None, no"):
+        datasets.split_dataset_random([1, 2, 3], 1, seed=seed)
+
+
 # ---- datasets and readers ------------------------------------------------------------------------
 
 
@@ -158,6 +231,13 @@ def test_padding_for_other_fields():
         (lambda: datasets.ConcatenatedDataset([1], None), TypeError, "dataset 1 must be a sequen"),
         (lambda: datasets.TransformDataset([1], None), TypeError, "transform must be callable"),
         (lambda: datasets.NpyDataset(5), TypeError, "paths must be a path, several of them, or a"),
+        (lambda: datasets.TextDataset(5), TypeError, "paths must be a path or a sequence of paths"),
+        (lambda: datasets.PickleDataset(5), TypeError, "reader must be a binary file, not 5 of ty"),
+        (
+            lambda: datasets.open_pickle_dataset(5),
+            TypeError,
+            "path must be a str or path-like, not 5",
+        ),
         (lambda: datasets.ImageDataset(5), TypeError, "paths must be a list of paths, or the name"),
         (
             lambda: datasets.LabeledImageDataset(5),
@@ -175,3 +255,24 @@ def test_padding_for_other_fields():
 def test_what_makes_no_dataset(make, error, text):
     with raises(error, text):
         make()
+
+
+def test_sizes_of_readers_that_paddle_takes():
+    """Whole floats and infinity, and for a batch what int() takes."""
+    many = partial(range, 5)
+    assert [len(group) for group in batch(many, "2")()] == [2, 2, 1]
+    assert [len(group) for group in batch(many, 2.7)()] == [2, 2, 1]
+    assert sorted(shuffle(many, math.inf)()) == sorted(shuffle(many, 1e3)()) == [0, 1, 2, 3, 4]
+    assert list(firstn(many, 3.0)()) == [0, 1, 2]
+    assert list(firstn(many, 10**40)()) == [0, 1, 2, 3, 4]
+    assert list(buffered(many, math.inf)()) == [0, 1, 2, 3, 4]
+    assert list(xmap_readers(abs, many, 2.0, math.inf, order=True)()) == [0, 1, 2, 3, 4]
+    assert list(multiprocess_reader([many], queue_size=math.inf)()) == [0, 1, 2, 3, 4]
+    for wrong, error in (("x", ValueError), (None, TypeError), (math.inf, OverflowError)):
+        with raises(error, f"batch_size must be an integer, not {wrong!r}"):
+            batch(many, wrong)
+
+
+def test_a_trace_goes_to_a_path():
+    with raises(TypeError, "path must be a str or path-like, not 5 of type int"):
+        SerialIterator([1], 1).trace(5)

@@ -15,6 +15,7 @@ MAX_LINES = 600
 # Private modules are on floor 2 and public ones on floor 3, except these.
 FLOORS = {
     "errors": 1,
+    "_arguments": 1,
     "_cpus": 1,
     "_csrc": 1,
     "_numpy": 1,

@@ -90,7 +90,7 @@ def test_batch():
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_batch_refuses_sizes_at_once(size):
-    with pytest.raises(ValueError, match=f"batch_size is {size}"):
+    with pytest.raises(ValueError, match=f"batch_size must be at least 1, not {size}"):
         batch(numbers(5), size)
 
 
@@ -169,7 +169,7 @@ def test_firstn_reads_no_more_than_it_gives():
     assert source.read == 3
     assert list(firstn(source, 0)()) == []
     assert list(firstn(source, 20)()) == list(range(10))
-    with pytest.raises(ValueError, match="n is -1"):
+    with pytest.raises(ValueError, match="n must be at least 0, not -1"):
         firstn(source, -1)
 
 

@@ -133,14 +133,14 @@ def test_pickles_and_compares_by_its_arguments():
     [
         (ValueError, "n must", (-1, 0)),
         (ValueError, "n must", (2**62 + 1, 0)),
-        (TypeError, "float", (2.5, 0)),
+        (TypeError, "n must be an integer", (2.5, 0)),
         (ValueError, "seed", (10, -1)),
         (TypeError, "seed", (10, "0")),
-        (ValueError, "start is -1", (10, 0, -1)),
-        (ValueError, "count -1", (10, 0, 0, -1)),
+        (ValueError, "start must be at least 0, not -1", (10, 0, -1)),
+        (ValueError, "count must be at least 0, not -1", (10, 0, 0, -1)),
         (ValueError, "10 indices", (10, 0, 5, 6)),
         (ValueError, "start is 11", (10, 0, 11)),
-        (TypeError, "float", (10, 0, 0, 1.5)),
+        (TypeError, "count must be an integer", (10, 0, 0, 1.5)),
     ],
 )
 def test_wrong_arguments(error, message, arguments):

@@ -7,6 +7,8 @@ import io
 import os
 from typing import Any
 
+from fastiter._arguments import checked_path
+
 
 class _Handle:
     """An open descriptor that is closed when nobody uses it any more.
@@ -45,7 +47,7 @@ class SharedFile:
     """
 
     def __init__(self, path: Any) -> None:
-        path = os.path.abspath(os.fspath(path))
+        path = os.path.abspath(checked_path("path", path))
         self._start(path, _Handle.of(path))
 
     @classmethod

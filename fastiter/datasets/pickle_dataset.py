@@ -39,13 +39,20 @@ class PickleDataset(Closing, DatasetMixin):
 
     Raises
     ------
+    TypeError
+        If the reader is no file.
     ValueError
-        If the reader is not seekable.
+        If it is not seekable.
     pickle.UnpicklingError
         If an example is damaged, or the file ends amid one.
     """
 
     def __init__(self, reader: Any) -> None:
+        if not hasattr(reader, "seekable"):
+            raise TypeError(
+                f"reader must be a binary file, not {reader!r} of type "
+                f"{type(reader).__qualname__}; open_pickle_dataset takes a path"
+            )
         if not reader.seekable():
             raise ValueError(f"the reader must support random access, but {reader!r} does not")
         self._reader = reader

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fastiter._arguments import checked_int
 from fastiter.datasets.sub_dataset import SubDataset, packed_order
 
 __all__ = [
@@ -44,12 +45,9 @@ def split_dataset(dataset: Any, split_at: int, order: Any = None) -> tuple[SubDa
         If ``split_at`` is negative or beyond the dataset, or the order has another length.
     """
     size = len(dataset)
-    if not isinstance(split_at, (int, np.integer)):
-        raise TypeError(
-            f"split_at must be an integer, not {split_at!r} of type {type(split_at).__qualname__}"
-        )
-    if not 0 <= split_at <= size:
-        raise ValueError(f"split_at must be between 0 and len(dataset) = {size}, not {split_at}")
+    split_at = checked_int("split_at", split_at, minimum=0)
+    if split_at > size:
+        raise ValueError(f"split_at must be at most len(dataset) = {size}, not {split_at}")
     order = packed_order(order)
     return SubDataset(dataset, 0, split_at, order), SubDataset(dataset, split_at, size, order)
 
@@ -107,7 +105,7 @@ def split_dataset_n(dataset: Any, n: int, order: Any = None) -> list[SubDataset]
     ValueError
         If it is below 1, or the order has another length.
     """
-    size = len(dataset) // _checked_number("n", n)
+    size = len(dataset) // checked_int("n", n)
     order = packed_order(order)
     return [SubDataset(dataset, size * i, size * (i + 1), order) for i in range(n)]
 
@@ -167,7 +165,7 @@ def get_cross_validation_datasets(
     ValueError
         If it is below 1 or above the number of examples, or the order has another length.
     """
-    folds, size = _checked_number("n_folds", _folds(n_folds, n_fold)), len(dataset)
+    folds, size = checked_int("n_folds", _folds(n_folds, n_fold)), len(dataset)
     if folds > size > 0:  # of an empty dataset all folds are empty
         raise ValueError(f"n_folds must be at most len(dataset) = {size}, not {folds}")
     order = np.arange(size) if order is None else np.array(order)
@@ -215,17 +213,13 @@ def get_cross_validation_datasets_random(
 
 
 def _permutation(dataset: Any, seed: Any) -> Any:
-    return np.random.RandomState(seed).permutation(len(dataset))
-
-
-def _checked_number(name: str, value: Any) -> int:
-    if not isinstance(value, (int, np.integer)):
-        raise TypeError(
-            f"{name} must be an integer, not {value!r} of type {type(value).__qualname__}"
-        )
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, not {value}")
-    return int(value)
+    try:
+        state = np.random.RandomState(seed)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"seed must be an integer from 0 to 2**32 - 1, several of them, or None, not {seed!r}"
+        ) from error
+    return state.permutation(len(dataset))
 
 
 def _folds(n_folds: Any, n_fold: Any) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
 
+from fastiter._arguments import checked_int
 from fastiter._columnar import Columns, columns_of
 from fastiter.dataset.mixin import DatasetMixin, _python_int
 from fastiter.datasets import _batched
@@ -46,8 +46,10 @@ class SubDataset(DatasetMixin):
     """
 
     def __init__(self, dataset: Any, start: int, finish: int, order: Any = None) -> None:
-        start, finish, size = operator.index(start), operator.index(finish), len(dataset)
-        if not 0 <= start <= finish <= size:
+        size = len(dataset)
+        start = checked_int("start", start, minimum=0)
+        finish = checked_int("finish", finish, minimum=0)
+        if not start <= finish <= size:
             raise ValueError(
                 f"start {start} and finish {finish} are no part of a dataset of {size} examples: "
                 "0 <= start <= finish <= len(dataset) must hold"

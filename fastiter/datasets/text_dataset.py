@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,8 @@ class TextDataset(Closing, DatasetMixin):
     ------
     OSError
         If a file cannot be read.
+    TypeError
+        If ``paths`` is neither a path nor a sequence.
     ValueError
         If no file is given, the files or the other arguments differ in number, or ``newline`` is
         none of those that `open` takes.
@@ -56,6 +58,11 @@ class TextDataset(Closing, DatasetMixin):
     ) -> None:
         if isinstance(paths, (str, bytes, os.PathLike)):
             paths = [paths]
+        if not isinstance(paths, Iterable):
+            raise TypeError(
+                f"paths must be a path or a sequence of paths, not {paths!r} of type "
+                f"{type(paths).__qualname__}"
+            )
         paths = list(paths)
         if not paths:
             raise ValueError("no paths are given: name at least one text file")

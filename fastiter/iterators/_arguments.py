@@ -1,50 +1,19 @@
-"""Checks of constructor arguments; each error names the parameter, what was seen and expected."""
+"""Checks of iterators' arguments; each error names the parameter, what was seen and expected."""
 
 from __future__ import annotations
 
-import math
 import multiprocessing
-import operator
 from typing import Any, Literal
 
 import numpy as np
 
 from fastiter import _device
+from fastiter._arguments import checked_int
 
 # What the shared segment has room for; far beyond what is of any use.
 MOST_ROWS = 1 << 30  # in a batch
 MOST_WORKERS = 1 << 14
 MOST_PREFETCH = 1 << 14
-
-
-def checked_int(name: str, value: Any, *, minimum: int = 1, maximum: int | None = None) -> int:
-    """``value`` as an int.
-
-    Raises
-    ------
-    TypeError
-        If it is no integer; a bool is none.
-    ValueError
-        If it is below ``minimum``, or above ``maximum``.
-    """
-    if isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} must be an integer, not the bool {value}")
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(
-            f"{name} must be an integer, not {value!r} of type {type(value).__qualname__}"
-        ) from None
-    if number < minimum:
-        raise ValueError(f"{name} must be at least {minimum}, not {number}")
-    if maximum is not None and number > maximum:
-        raise ValueError(f"{name} must be at most {maximum}, not {number}")
-    return number
-
-
-def checked_optional_int(name: str, value: Any, *, minimum: int = 1) -> int | None:
-    """Like `checked_int`, but None stays None."""
-    return None if value is None else checked_int(name, value, minimum=minimum)
 
 
 def checked_prefetch(value: Any, device: Any) -> int | Literal["auto"]:
@@ -75,60 +44,6 @@ def checked_auto(
             return "auto"
         raise ValueError(f"{name} must be an integer or 'auto', not {value!r}")
     return checked_int(name, value, minimum=minimum, maximum=maximum)
-
-
-def checked_seconds(name: str, value: Any) -> float | None:
-    """``value`` as a time in seconds above 0, or None.
-
-    Raises
-    ------
-    TypeError
-        If it is no number.
-    ValueError
-        If it is not above 0, or NaN. Infinity means no limit, as None does.
-    """
-    if value is None:
-        return None
-    if isinstance(value, (bool, np.bool_, str, bytes)):
-        raise TypeError(f"{name} must be a number of seconds or None, not {value!r}")
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"{name} must be a number of seconds or None, not {value!r} of type "
-            f"{type(value).__qualname__}"
-        ) from None
-    if not seconds > 0:
-        raise ValueError(f"{name} must be above 0 seconds, not {value!r}; None sets no limit")
-    return None if math.isinf(seconds) else seconds
-
-
-def checked_flag(name: str, value: Any) -> bool:
-    """``value`` as a bool.
-
-    Raises
-    ------
-    TypeError
-        If it is neither a bool nor 0 or 1.
-    """
-    if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
-        return bool(value)
-    raise TypeError(
-        f"{name} must be True or False, not {value!r} of type {type(value).__qualname__}"
-    )
-
-
-def checked_callable(name: str, value: Any) -> Any:
-    """``value`` itself, a callable or None.
-
-    Raises
-    ------
-    TypeError
-        If it is neither.
-    """
-    if value is None or callable(value):
-        return value
-    raise TypeError(f"{name} must be callable or None, not {value!r}")
 
 
 def checked_on_error(value: Any) -> Any:

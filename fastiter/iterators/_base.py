@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fastiter import _device, _meter
+from fastiter._arguments import checked_callable, checked_flag, checked_int
 from fastiter._cpus import usable_cpus
 from fastiter._failures import NothingLeft
 from fastiter._stats import IteratorStats, LoaderStats
@@ -17,10 +18,7 @@ from fastiter.iterators import _seed, _skips, _snapshot
 from fastiter.iterators._ahead import Ahead
 from fastiter.iterators._arguments import (
     MOST_ROWS,
-    checked_callable,
     checked_dataset,
-    checked_flag,
-    checked_int,
     checked_on_error,
     checked_share,
 )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from fastiter import _exit, _trace
+from fastiter._arguments import checked_callable, checked_optional_int, checked_seconds
 from fastiter._auto import (
     FIRST_PREFETCH,
     MOST_PREFETCH,
@@ -24,12 +25,9 @@ from fastiter.iterators._ahead import Ahead
 from fastiter.iterators._arguments import (
     MOST_WORKERS,
     checked_auto,
-    checked_callable,
     checked_context,
     checked_device_prefetch,
-    checked_optional_int,
     checked_prefetch,
-    checked_seconds,
 )
 from fastiter.iterators._base import PlannedIterator
 from fastiter.iterators._fetch import Outcome, capture, concat_of

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fastiter import _exit
+from fastiter._arguments import checked_int
 from fastiter._assemble import Assembler
 from fastiter._auto import FIRST_PREFETCH, MOST_PREFETCH, Lookahead, Tuner
 from fastiter._columnar import column_getter
@@ -21,7 +22,6 @@ from fastiter.iterators._ahead import Ahead
 from fastiter.iterators._arguments import (
     MOST_WORKERS,
     checked_device_prefetch,
-    checked_int,
     checked_prefetch,
 )
 from fastiter.iterators._base import PlannedIterator

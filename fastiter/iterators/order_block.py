@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fastiter.iterators._arguments import checked_int
+from fastiter._arguments import checked_int
 from fastiter.iterators._numbered import Numbered
 from fastiter.iterators.order import OrderSampler
 

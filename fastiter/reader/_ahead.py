@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from fastiter._opening import Reader, close_samples, open_reader, require_readers
+from fastiter.reader._arguments import checked_count
 
 # A signal that comes just before the wait interrupts nothing: look again now and then.
 _LOOK_SECONDS = 0.25
@@ -235,12 +236,11 @@ def buffered(reader: Reader, size: int) -> Reader:
 
     Raises
     ------
-    ValueError
-        If `size` is negative.
+    TypeError, ValueError
+        If `size` is no integer, or negative.
     """
     require_readers((reader,))
-    if size < 0:
-        raise ValueError(f"size is {size}, expected 0 or more")
+    size = checked_count("size", size, minimum=0)
     if size == 0:
         return partial(open_reader, reader)
     return partial(_read_ahead, reader, None, 1, size, True)
@@ -276,13 +276,10 @@ def xmap_readers(
 
     Raises
     ------
-    ValueError
-        If `process_num` is below 1 or `buffer_size` negative.
+    TypeError, ValueError
+        If one of the numbers is no integer, `process_num` is below 1 or `buffer_size` negative.
     """
     require_readers((reader,))
-    if process_num < 1:
-        raise ValueError(f"process_num is {process_num}, expected 1 or more")
-    if buffer_size < 0:
-        raise ValueError(f"buffer_size is {buffer_size}, expected 0 or more")
-    limit = buffer_size + process_num
+    process_num = checked_count("process_num", process_num, minimum=1)
+    limit = process_num + checked_count("buffer_size", buffer_size, minimum=0)
     return partial(_read_ahead, reader, mapper, process_num, limit, bool(order))

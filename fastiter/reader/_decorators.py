@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 from fastiter._opening import Reader, opened, require_readers
+from fastiter.reader._arguments import checked_count
 
 _END = object()
 
@@ -40,13 +41,15 @@ def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
 
     Raises
     ------
-    ValueError
-        If `batch_size` is below 1.
+    TypeError, ValueError
+        If `batch_size` is no integer, or below 1.
     """
     require_readers((reader,))
-    batch_size = int(batch_size)
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}, expected 1 or more")
+    try:
+        batch_size = int(batch_size)  # also of a str or a fraction, as Paddle takes it
+    except (TypeError, ValueError, OverflowError) as error:
+        raise type(error)(f"batch_size must be an integer, not {batch_size!r}: {error}") from None
+    batch_size = checked_count("batch_size", batch_size, minimum=1)
     return partial(_batch, reader, batch_size, bool(drop_last))
 
 
@@ -101,12 +104,11 @@ def shuffle(reader: Reader, buf_size: int) -> Reader:
 
     Raises
     ------
-    ValueError
-        If `buf_size` is negative.
+    TypeError, ValueError
+        If `buf_size` is no integer, or negative.
     """
     require_readers((reader,))
-    if buf_size < 0:
-        raise ValueError(f"buf_size is {buf_size}, expected 0 or more")
+    buf_size = checked_count("buf_size", buf_size, minimum=0)
     return partial(_shuffle, reader, max(1, buf_size))
 
 
@@ -205,13 +207,11 @@ def firstn(reader: Reader, n: int) -> Reader:
 
     Raises
     ------
-    ValueError
-        If `n` is negative.
+    TypeError, ValueError
+        If `n` is no integer, or negative.
     """
     require_readers((reader,))
-    if n < 0:
-        raise ValueError(f"n is {n}, expected 0 or more")
-    return partial(_firstn, reader, n)
+    return partial(_firstn, reader, checked_count("n", n, minimum=0))
 
 
 def _firstn(reader: Reader, n: int) -> Iterator[Any]:

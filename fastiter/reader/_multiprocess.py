@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from fastiter._opening import Reader, require_readers
-from fastiter.iterators._arguments import checked_context, checked_int
+from fastiter.iterators._arguments import checked_context
+from fastiter.reader._arguments import checked_count
 
 #: Samples in flight where `queue_size` sets no limit: more than any memory holds.
 _NO_LIMIT = 1 << 40
@@ -69,7 +70,7 @@ def multiprocess_reader(
     require_readers(readers)
     if isinstance(queue_size, bool):  # code for the original passes use_pipe as the third argument
         queue_size = int(queue_size)
-    queue_size = checked_int("queue_size", queue_size, minimum=0) or _NO_LIMIT
+    queue_size = min(checked_count("queue_size", queue_size, minimum=0) or _NO_LIMIT, _NO_LIMIT)
     return partial(_merged, readers, queue_size, checked_context(context))
 
 
