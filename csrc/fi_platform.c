@@ -472,8 +472,11 @@ int fi_wait(const int *descriptors, uint32_t count, int64_t timeout_ns, uint8_t 
     int64_t ms = timeout_ns < 0 ? -1 : (timeout_ns + 999999) / 1000000;
     int got = poll(entries, count, ms > INT_MAX ? INT_MAX : (int)ms);
     int rc = got < 0 ? errno : FI_OK;
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count; i++) {
         ready[i] = got > 0 && entries[i].revents != 0;
+        if (ready[i] && (entries[i].revents & POLLNVAL))
+            rc = EBADF;
+    }
     if (entries != few)
         free(entries);
     return rc;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import importlib
@@ -13,19 +12,19 @@ import multiprocessing.connection  # join() needs it, at exit too
 import os
 import pickle
 import random
-import select
 import signal
 import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from multiprocessing import popen_fork, resource_tracker
 from typing import Any
 
 import numpy as np
 
-from fastiter import _arena, _forkserver, _parent_end, _system, _worker
+from fastiter import _arena, _descriptors, _forkserver, _parent_end, _worker
+from fastiter._member import Member, wait_for
 from fastiter._share import Shared, packing
 from fastiter._start import Start
 from fastiter._transport import dumps
@@ -39,17 +38,7 @@ _POLITE_SECONDS = 0.5  # for a worker to end by itself, then by SIGTERM
 _DESCRIPTORS_OF_A_START = 16  # more than multiprocessing opens on the way, in any start method
 _KILL_SECONDS = 3.0  # for the kernel to end what was killed
 
-# How a worker ended, as `Member.end_text` says it.
-LEFT = "exited with status 0"
-UNKNOWN_END = "ended with an unknown status"
-
-# What all iterators of this process hold. A worker that a fork starts keeps its own and lets go of
-# the rest: a pipe's end held open keeps others from noticing a death, an arena its memory alive.
-_open_descriptors: set[int] = set()
 _rings: set[weakref.ref[_parent_end.ParentEnd]] = set()
-# Whoever changes what is open, and its record above, and whoever forks a worker. A garbage
-# collection may do the first amid the second, so it can be held twice.
-_forking = threading.RLock()
 _processes: weakref.WeakSet[Any] = weakref.WeakSet()
 _this_thread = threading.local()
 
@@ -62,8 +51,6 @@ def starts_worker() -> bool:
 def _disown_workers() -> None:
     """In a forked child of the program: multiprocessing would end and join the parent's workers
     there when the child exits, for it takes them for the child's own."""
-    global _forking
-    _forking = threading.RLock()  # another thread, which the child does not have, may hold it
     known = getattr(multiprocessing.process, "_children", None)
     if known is not None:
         known.difference_update(_processes)
@@ -71,73 +58,6 @@ def _disown_workers() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_disown_workers)
-
-
-class Member:
-    """One running worker: its process, and the proofs of its death."""
-
-    def __init__(self, number: int, start: int, process: Any, pidfd: int, proven: bool):
-        self.number = number
-        self.start = start
-        self.process = process
-        self.pid: int = process.pid
-        self.pidfd = pidfd  # -1 where the system has none
-        # False: the pid was another process' child when its descriptor was opened, so the
-        # descriptor is right only once the worker has passed the gate that opened after it.
-        self.proven = proven
-        self.leaves = False  # it was told to
-        self.warned_since = 0
-        self.warnings = 0
-        self.born = _system.now()
-
-    def is_dead(self) -> bool:
-        """Whether all its threads have ended."""
-        if self.pidfd >= 0:
-            return bool(select.select([self.pidfd], [], [], 0)[0])
-        return self.process.exitcode is not None or not _exists(self.pid)
-
-    def send(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            if self.pidfd >= 0:
-                signal.pidfd_send_signal(self.pidfd, number)
-            else:
-                os.kill(self.pid, number)
-
-    def end_text(self) -> str:
-        """How it ended, for messages. It is dead, but a forkserver may be late to say how."""
-        self.process.join(1)
-        code = self.process.exitcode
-        if code is None:
-            return UNKNOWN_END
-        if code >= 0:
-            return f"exited with status {code}"
-        try:
-            return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
-
-    def release(self) -> None:
-        """Reaps the process and closes what belongs to it. The process is dead."""
-        self.process.join(1)
-        # Not amid another thread's start, which looks whether known processes have ended: in Python
-        # 3.10 it stumbles over a closed one.
-        with contextlib.suppress(ValueError), _forking:
-            self.process.close()  # ValueError: somebody else has reaped it, its state is unknown
-        if self.pidfd >= 0:
-            with _forking:
-                os.close(self.pidfd)
-                _open_descriptors.discard(self.pidfd)
-            self.pidfd = -1
-
-
-def _exists(pid: int) -> bool:
-    """False where somebody else has reaped that child of ours: the kernel itself, maybe, which does
-    so where the program ignores SIGCHLD."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 class Crew:
@@ -194,7 +114,7 @@ class Crew:
                 "with daemon=False, or use threads (MultithreadIterator, xmap_readers)"
             )
         _rings.add(weakref.ref(self._ring, _rings.discard))
-        with _forking:
+        with _descriptors.alone():
             self._open_shared()
         if self._method != "fork":
             _require_directory(self._method)
@@ -212,15 +132,15 @@ class Crew:
             self._ring.let_in(member.number, member.start)
 
     def _open_shared(self) -> None:
-        self._life = _pipe()
-        self._stacks = _pipe()
+        self._life = _descriptors.pipe()
+        self._stacks = _descriptors.pipe()
         os.set_blocking(self._stacks[0], False)
         os.set_blocking(self._stacks[1], False)
         with contextlib.suppress(AttributeError, OSError):
-            self._self_pidfd = _beyond_streams(os.pidfd_open(os.getpid()))
+            self._self_pidfd = _descriptors.beyond_streams(os.pidfd_open(os.getpid()))
         self._workers_own = {self._life[0], self._stacks[1], self._self_pidfd}
         self._workers_own |= self._ring.arena.descriptors
-        _open_descriptors.update(self._workers_own, (self._life[1], self._stacks[0]))
+        _descriptors.held.update(self._workers_own, (self._life[1], self._stacks[0]))
 
     def _make_image(self) -> None:
         try:
@@ -260,7 +180,7 @@ class Crew:
             stacks=Descriptor(self._stacks[1]),
             stack_signal=_STACK_SIGNAL,
             parent=os.getpid() if main and self._method != "forkserver" else 0,
-            inherited=_open_descriptors if forks else set(),
+            inherited=_descriptors.held if forks else set(),
             own=self._workers_own if forks else set(),
             others=self._unused_arenas() if forks else (),
             job=self._job if self._image is None else self._image,
@@ -269,7 +189,7 @@ class Crew:
         self._ring.clear_cell(number)
         if not forks:
             _require_directory(self._method)
-        _require_descriptors(_DESCRIPTORS_OF_A_START, self._life[0])
+        _descriptors.require(_DESCRIPTORS_OF_A_START, self._life[0])
         try:
             process = self._start_process(seat)
         except (EOFError, ConnectionError):
@@ -279,9 +199,9 @@ class Crew:
             process = self._start_process(seat)
         pidfd = -1
         # Without it (an old kernel, another system) the process' own status is the proof.
-        with contextlib.suppress(AttributeError, OSError), _forking:
-            pidfd = _beyond_streams(os.pidfd_open(process.pid))
-            _open_descriptors.add(pidfd)
+        with contextlib.suppress(AttributeError, OSError), _descriptors.alone():
+            pidfd = _descriptors.beyond_streams(os.pidfd_open(process.pid))
+            _descriptors.held.add(pidfd)
         member = Member(number, self._starts, process, pidfd, self._method != "forkserver")
         self.members[number] = member
         return member
@@ -291,7 +211,7 @@ class Crew:
             target=_worker.main, args=(seat,), name=f"fastiter-worker-{seat.number}", daemon=True
         )
         _processes.add(process)
-        alone = _forking if self._method == "fork" else contextlib.nullcontext()
+        alone = _descriptors.alone() if self._method == "fork" else contextlib.nullcontext()
         with _interrupts_blocked(self._method), alone:
             _this_thread.starts_worker = True
             try:
@@ -355,7 +275,7 @@ class Crew:
         member.send(_STACK_SIGNAL)
         text = b""
         patience = 1.0
-        while select.select([read], [], [], patience)[0]:
+        while _descriptors.events(read, patience):
             text += os.read(read, 65536)
             patience = 0.1
         if not text:
@@ -375,11 +295,11 @@ class Crew:
         members = [m for m in self.members if m is not None]
         for member in members:  # who waits at a gate finds that it was given up
             self._ring.let_in(member.number, self._starts + 1)
-        left = _wait_for(members, _POLITE_SECONDS)
+        left = wait_for(members, _POLITE_SECONDS)
         for number in (signal.SIGTERM, signal.SIGKILL):
             for member in left:
                 member.send(number)
-            left = _wait_for(left, _POLITE_SECONDS if number == signal.SIGTERM else _KILL_SECONDS)
+            left = wait_for(left, _POLITE_SECONDS if number == signal.SIGTERM else _KILL_SECONDS)
         for member in left:
             logger.warning("worker process %d does not end, even by SIGKILL", member.pid)
         # Only now, so that Ctrl-C on the way here leaves something to close again. A garbage
@@ -392,11 +312,9 @@ class Crew:
         self.close_descriptors()
 
     def close_descriptors(self) -> None:
-        with _forking:
-            _open_descriptors.difference_update(self._workers_own, self._life, self._stacks)
-            for fd in (*self._life, *self._stacks, self._self_pidfd):
-                if fd >= 0:
-                    os.close(fd)
+        with _descriptors.alone():
+            _descriptors.held.difference_update(self._workers_own)
+            _descriptors.close((*self._life, *self._stacks, self._self_pidfd))
         self._life = self._stacks = (-1, -1)
         self._self_pidfd = -1
         if self._image is not None:
@@ -447,59 +365,6 @@ def _interrupts_blocked(method: str) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def _beyond_streams(fd: int) -> int:
-    """A descriptor that is none of the standard streams, which a program may have closed: what is
-    printed then must not look like a sign of life or death. Takes over `fd`."""
-    if fd > 2:
-        return fd
-    try:
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
-    finally:
-        os.close(fd)
-
-
-def _pipe() -> tuple[int, int]:
-    read, write = os.pipe()
-    return _beyond_streams(read), _beyond_streams(write)
-
-
-def _require_descriptors(count: int, some: int) -> None:
-    """Fails early where multiprocessing would fail half way and leave some open.
-
-    Raises
-    ------
-    OSError
-        If `some`, an open descriptor, cannot be duplicated `count` times.
-    """
-    opened: list[int] = []
-    try:
-        for _ in range(count):
-            opened.append(os.dup(some))
-    except OSError as error:
-        raise OSError(
-            error.errno,
-            f"starting a worker takes up to {count} file descriptors, and {len(opened)} are left: "
-            f"{error.strerror}; raise RLIMIT_NOFILE or close some",
-        ) from error
-    finally:
-        for fd in opened:
-            os.close(fd)
-
-
-def _wait_for(members: Iterable[Member], seconds: float) -> list[Member]:
-    """Waits for the deaths of all; returns who still lives after `seconds`, by a clock that nobody
-    who plays with those of Python can stop."""
-    end = _system.now() + seconds
-    left = [m for m in members if not m.is_dead()]
-    while left and (rest := end - _system.now()) > 0:
-        poll = select.poll()
-        for member in left:
-            poll.register(member.pidfd if member.pidfd >= 0 else member.process.sentinel)
-        poll.poll(min(rest, 0.05 if any(m.pidfd < 0 for m in left) else rest) * 1000)
-        left = [m for m in left if not m.is_dead()]
-    return left
 
 
 # ---- what travels --------------------------------------------------------------------------------

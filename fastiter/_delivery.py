@@ -55,11 +55,14 @@ def read_odd(
             try:
                 part = lease.part(*ring.entry(slot, row))
                 seed = lease.seed(row, _ring.PACKED_EXAMPLE)
-                examples[row] = unpack(memoryview(bytearray(part)) if copied else part, seed)
+                try:
+                    examples[row] = unpack(memoryview(bytearray(part)) if copied else part, seed)
+                except OverwrittenError:
+                    raise
+                except Exception as error:
+                    failure = RowFailure(row, _unloadable(error, facts), True)
             except OverwrittenError as error:
                 failure = RowFailure(row, error, False)
-            except Exception as error:
-                failure = RowFailure(row, _unloadable(error, facts), True)
         if failure is not None:
             failures.append(failure)
             if not tolerates:

@@ -2,11 +2,13 @@
 
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport uint32_t, uint64_t
+from posix.fcntl cimport F_GETFD, fcntl
 
 from fastiter._csrc cimport (
     fi_parent_committed, fi_parent_release, fi_place_seed, fi_slot_payload)
 from fastiter._parent_end cimport ParentEnd
 
+from fastiter._descriptors import closed_by_others
 from fastiter.errors import OverwrittenError
 
 
@@ -23,6 +25,8 @@ cdef class Lease:
     def part(self, uint64_t offset, uint64_t size):
         """A writable memoryview of a part; OverwrittenError if it lies outside of the slot."""
         if offset > <uint64_t>self.bytes or size > <uint64_t>self.bytes - offset:
+            if fcntl(self.arena.fd, F_GETFD) < 0:  # which tells how large the slots have become
+                raise closed_by_others()
             raise OverwrittenError(
                 f"shared memory was overwritten: {size} bytes at {offset} do not lie in a slot of "
                 f"{self.bytes} bytes"

@@ -12,7 +12,8 @@ from multiprocessing import util
 from typing import Any
 
 from fastiter import _arena, _system, _transport
-from fastiter._crew import Crew, Member, starts_worker
+from fastiter._crew import Crew, starts_worker
+from fastiter._member import Member
 from fastiter._opening import Reader
 from fastiter._reading import ReadingJob, name_of
 from fastiter._start import Start

@@ -2,7 +2,7 @@
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
-from libc.errno cimport EINTR
+from libc.errno cimport EBADF, EINTR
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from posix.unistd cimport close
@@ -11,6 +11,7 @@ from fastiter._arena cimport Arena
 from fastiter._csrc cimport *
 from fastiter._system cimport check
 
+from fastiter._descriptors import closed_by_others
 from fastiter.errors import OverwrittenError
 
 cdef enum:
@@ -138,6 +139,8 @@ cdef class ParentEnd:
             with nogil:
                 rc = fi_wait(fds, count, timeout, ready)
             PyErr_CheckSignals()
+            if rc == EBADF:
+                raise closed_by_others()
             if rc != EINTR:
                 check(rc, "waiting for a batch")
             return [i - 1 for i in range(count) if ready[i]]

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 from fastiter import _arena, _exit, _lease, _parent_end, _ring, _system, _transport
 from fastiter._auto import Setting, private_bytes
 from fastiter._cpus import allowed_cpus
-from fastiter._crew import LEFT, UNKNOWN_END, Crew, Member, starts_worker
+from fastiter._crew import Crew, starts_worker
 from fastiter._delivery import assemble, from_rows, poisoned, read_odd, settled
 from fastiter._failures import Judge
 from fastiter._feed import Feed, Scheduled
 from fastiter._finish import Finisher
+from fastiter._member import LEFT, UNKNOWN_END, Member
 from fastiter._plans import Plan
 from fastiter._schema import derive_schema, merge_schemas
 from fastiter._start import Start
@@ -311,6 +312,9 @@ class Pool(Feed):
                 if done():
                     return
                 woken = ring.wait(self._crew.descriptors(), self._slice())
+            except OSError:
+                if not self.closed:  # by a signal handler that came before the wait
+                    raise
             finally:
                 ring.wake()
             if any_event:

@@ -17,6 +17,7 @@ FLOORS = {
     "errors": 1,
     "_arguments": 1,
     "_cpus": 1,
+    "_descriptors": 1,
     "_csrc": 1,
     "_numpy": 1,
     "_order": 1,

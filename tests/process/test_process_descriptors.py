@@ -1,0 +1,149 @@
+"""File descriptors: none is left, many are open, or somebody has closed ours."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+from outside import run_script
+
+HEAD = """
+import errno, os, resource, signal, sys, time, warnings
+from examples_of import Blocks
+from fastiter import MultiprocessIterator
+from outside import children, descriptors, is_alive, kill, pids_of, wait_until
+
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+"""
+
+
+def test_no_descriptor_left_leaves_nothing(tmp_path):
+    """Out of descriptors at the start: an OSError, nothing half made, and later it works."""
+    status, out, err = run_script(
+        tmp_path,
+        HEAD
+        + """
+if __name__ == "__main__":
+    with MultiprocessIterator(Blocks(40), 4, n_processes=3, context="fork") as iterator:
+        next(iterator)
+    before = descriptors()
+    errors = 0
+    for limit in range(4, 40):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        iterator = MultiprocessIterator(Blocks(40), 4, n_processes=3, context="fork")
+        try:
+            batch = next(iterator)
+        except OSError as error:
+            assert error.errno == 24, error
+            errors += 1
+        else:
+            assert len(batch) == 4
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        if limit % 2:
+            assert len(next(iterator)) == 4
+        iterator.finalize()
+        del iterator
+        batch = None
+        wait_until(lambda: not children(), "no child stays")
+        assert descriptors() == before, (limit, before, descriptors())
+    assert errors > 3, errors
+    print("done")
+""",
+    )
+    assert (status, out, err) == (0, "done\n", "")
+
+
+def test_a_fork_server_that_began_with_few_descriptors(tmp_path):
+    """It has the limit of its start for ever, and gives way to another one."""
+    status, out, err = run_script(
+        tmp_path,
+        HEAD
+        + """
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (20, hard))
+    iterator = MultiprocessIterator(Blocks(40), 4, n_processes=3, context="forkserver")
+    try:
+        next(iterator)
+    except OSError as error:
+        assert error.errno == 24, error
+    else:
+        raise AssertionError("20 descriptors are enough for three workers of a fork server")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    assert len(next(iterator)) == 4
+    iterator.finalize()
+    print("done")
+""",
+    )
+    assert (status, out) == (0, "done\n"), err
+
+
+MANY = (
+    HEAD
+    + """
+class Hangs(Blocks):
+    def __getitem__(self, index):
+        if index == 30:
+            time.sleep(1000)
+        return super().__getitem__(index)
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2000, hard))
+    others = [open(os.devnull) for _ in range(1100)]
+    iterator = MultiprocessIterator(
+        Hangs(40), 4, n_processes=2, shuffle=False, dataset_timeout=0.2, context={method!r}
+    )
+    next(iterator)
+    kill(pids_of(iterator)[0])
+    for _ in range(6):
+        next(iterator)
+    pids = pids_of(iterator)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            next(iterator)
+            raise AssertionError("the dataset hangs")
+        except iterator.TimeoutWarning as warning:
+            assert "in __getitem__" in str(warning), warning
+    iterator.finalize()
+    assert not any(map(is_alive, pids))
+    print("done")
+"""
+)
+
+
+@pytest.mark.skipif(
+    -1 < resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2000, reason="the system allows too few"
+)
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_more_descriptors_than_select_takes(tmp_path, method):
+    """Deaths, stacks and ends are seen above 1023, too, where select() sees nothing."""
+    status, out, err = run_script(tmp_path, MANY.replace("{method!r}", repr(method)))
+    assert (status, out) == (0, "done\n"), err
+
+
+CLOSED = (
+    HEAD
+    + """
+if __name__ == "__main__":
+    iterator = MultiprocessIterator(Blocks(400), 4, n_processes=2, context={method!r})
+    next(iterator)
+    pids = pids_of(iterator)
+    os.closerange(3, 1000)
+    try:
+        while True:
+            next(iterator)
+    except OSError as error:
+        assert error.errno == errno.EBADF and "make a new one" in str(error), error
+    wait_until(lambda: not any(map(is_alive, pids)), "workers end with the pipe of their lives")
+    iterator.finalize()
+    print("done")
+"""
+)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_descriptors_that_the_program_closes(tmp_path, method):
+    """As one does that makes a daemon of itself: an error that says so, and an end."""
+    script = CLOSED.replace("{method!r}", repr(method))
+    status, out, err = run_script(tmp_path, script)
+    assert (status, out) == (0, "done\n"), err
