@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fastiter import _lease, _parent_end, _ring, _views
+from fastiter._deaths import Deaths
 from fastiter._failures import Judge, NothingLeft, RowFailure
 from fastiter._feed import Scheduled
 from fastiter._finish import ConcatFinisher, Finisher
@@ -27,7 +28,7 @@ def read_odd(
     slot: int,
     record: Scheduled,
     codes: Sequence[tuple[int, int]],
-    deaths: dict[tuple[int, int], str],
+    deaths: Deaths,
     copied: bool,
     tolerates: bool,
 ) -> Odd:
@@ -36,7 +37,7 @@ def read_odd(
     Parameters
     ----------
     codes : (row, code) of the odd rows, ascending.
-    deaths : how the workers ended that row (q, row) has killed.
+    deaths : how the workers ended that rows have killed.
     copied : load private copies, since the slot will be free at once.
     tolerates : False: the first failure is enough.
     """
@@ -46,7 +47,7 @@ def read_odd(
         facts = f"dataset index {record.indices[row]}, {record.label}"
         failure = None
         if code == _ring.ROW_POISON:
-            end = deaths.get((record.q, row), "died")
+            end = deaths.end_of_row(record.q, row)
             died = poisoned(f"dataset index {record.indices[row]}", end, record.label)
             failure = RowFailure(row, died, True)
         elif code == _ring.ROW_ERROR:

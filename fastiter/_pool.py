@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from fastiter import _arena, _exit, _lease, _parent_end, _ring, _system, _transp
 from fastiter._auto import Setting, private_bytes
 from fastiter._cpus import allowed_cpus
 from fastiter._crew import Crew, starts_worker
+from fastiter._deaths import Deaths
 from fastiter._delivery import assemble, from_rows, poisoned, read_odd, settled
 from fastiter._failures import Judge
 from fastiter._feed import Feed, Scheduled
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 _SPARES = 32  # slots that replace those retired by forks of the program
 _SCHEMAS = 16
-_MOST_DEATHS = 3  # of workers, by one index or one converter call
 _MOST_MENDS = 3  # of what was overwritten, for one batch
 _SLICE = 0.5  # seconds; the longest sleep before a look at clocks and hints
 _SPIN = 100  # pauses, about 2 us
@@ -96,11 +95,7 @@ class Pool(Feed):
         self._timeout = dataset_timeout
         self._planned_exits = maxtasksperchild is not None
         self._finisher = finisher
-        self._deaths_of_index: Counter[int] = Counter()
-        self._fatal: set[int] = set()  # indices given up when they came last
-        self._deaths_of_finish: Counter[int] = Counter()
-        self._death_texts: dict[tuple[int, int], str] = {}
-        self._idle_deaths = 0
+        self._deaths = Deaths()
         self._repaired = False
         self._mends = 0
         # Batches ahead and the one waited for; the consumer's; and each worker may pin one of an
@@ -214,8 +209,9 @@ class Pool(Feed):
             self._forget_head()
         try:
             tolerates = judge is not None
-            odd = read_odd(ring, lease, slot, record, codes, self._death_texts, copied, tolerates)
-            self._note_deaths(record, codes)
+            odd = read_odd(ring, lease, slot, record, codes, self._deaths, copied, tolerates)
+            poison = (row for row, code in codes if code == _ring.ROW_POISON)
+            self._deaths.came_through(record.indices, poison)
             examples = odd.examples
             if odd.failures:
                 if judge is None:
@@ -229,7 +225,7 @@ class Pool(Feed):
                 if not is_finished:
                     flags, size, lease.converted = flags & _ring.FINISH_POISON, 0, False
             if flags & _ring.FINISH_POISON:
-                raise poisoned("the converter", self._end_of_finish(record.q), record.label)
+                raise poisoned("the converter", self._deaths.end_of_finish(record.q), record.label)
             self._learn(lease, record, used, odd.examples)
             result = lease.part(offset, size) if size else None
             return assemble(lease, record, flags, result, examples, self._finisher, copied)
@@ -239,35 +235,14 @@ class Pool(Feed):
                 ring.take(True)
                 self._forget_head()
 
-    def _note_deaths(self, record: Scheduled, codes: Sequence[tuple[int, int]]) -> None:
-        """Only deaths on end count, except that an index which has killed enough workers once is
-        given up with the next one: its batch may come without it, epoch after epoch."""
-        if not self._deaths_of_index and not self._fatal:
-            return
-        poison = {row for row, code in codes if code == _ring.ROW_POISON}
-        for row, index in enumerate(record.indices.tolist()):
-            self._deaths_of_index.pop(index, None)
-            if row in poison:
-                self._fatal.add(index)
-            else:
-                self._fatal.discard(index)
-
     def _forget_head(self) -> None:
         record = self._scheduled.pop(0)
-        self._deaths_of_finish.pop(record.q, None)
-        self._idle_deaths = 0
+        self._deaths.delivered(record.q)
         self._repaired = False
         self._mends = 0
         if record.q >= self._single_until:
             self._single_until = -1
-        if self._death_texts:
-            self._death_texts = {k: v for k, v in self._death_texts.items() if k[0] >= record.q}
-        self._is_calm = not (
-            self._deaths_of_index
-            or self._deaths_of_finish
-            or self._death_texts
-            or self._single_until >= 0
-        )
+        self._is_calm = not self._deaths and self._single_until < 0
 
     def _learn(
         self, lease: _lease.Lease, record: Scheduled, used: int, odd: dict[int, Any]
@@ -518,24 +493,13 @@ class Pool(Feed):
         record = next((s for s in self._scheduled if s.q == q), None)
         if record is None:
             return False  # of a batch that was reset
-        self._death_texts[q, row] = end
         if row < 0:
-            self._deaths_of_finish[q] += 1
-            return self._deaths_of_finish[q] >= _MOST_DEATHS
-        if suspects > 1:
-            return False
-        index = int(record.indices[row])
-        self._deaths_of_index[index] += 1
-        return index in self._fatal or self._deaths_of_index[index] >= _MOST_DEATHS
-
-    def _end_of_finish(self, q: int) -> str:
-        return self._death_texts.get((q, -1), "died")
+            return self._deaths.of_finish(q, end)
+        return self._deaths.of_row(q, row, int(record.indices[row]), end, suspects == 1)
 
     def _count_idle_death(self, member: Member, was_ready: bool, end: str) -> None:
-        self._idle_deaths += 1
-        if self._idle_deaths < _MOST_DEATHS * self._crew.wanted:
+        if not self._deaths.of_nothing(self._crew.wanted):
             return
-        self._idle_deaths = 0
         when = "with no example in hand" if was_ready else "before they had loaded the dataset"
         raise WorkerDiedError(
             f"worker processes die again and again {when}; the last one, {member.pid}, {end}. "

@@ -1,0 +1,91 @@
+"""What workers have died of, and when what has killed them is given up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy as np
+    import numpy.typing as npt
+
+MOST_DEATHS = 3  # of workers, by one index or the finish of one batch
+
+_FINISH = -1  # in the place of a row
+
+
+class Deaths:
+    """Deaths by the index, or the finish of a batch, that must have caused them.
+
+    Batches go by their sequence number q.
+    """
+
+    def __init__(self) -> None:
+        self._of_index: Counter[int] = Counter()
+        self._given_up: set[int] = set()  # indices, when they came last
+        self._of_finish: Counter[int] = Counter()
+        self._ends: dict[tuple[int, int], str] = {}  # how the last worker ended, by (q, row)
+        self._idle = 0
+
+    def __bool__(self) -> bool:
+        """Whether batches that are under way have cost workers, or an index has since it came
+        through last."""
+        return bool(self._of_index or self._of_finish or self._ends)
+
+    def of_row(self, q: int, row: int, index: int, end: str, is_only: bool) -> bool:
+        """Notes a death with a row in hand; returns whether its index is given up.
+
+        `is_only`: there was no other row that may have caused it.
+        """
+        self._ends[q, row] = end
+        if not is_only:
+            return False
+        self._of_index[index] += 1
+        return index in self._given_up or self._of_index[index] >= MOST_DEATHS
+
+    def of_finish(self, q: int, end: str) -> bool:
+        """Notes a death amid the finish of a batch; returns whether that is given up."""
+        self._ends[q, _FINISH] = end
+        self._of_finish[q] += 1
+        return self._of_finish[q] >= MOST_DEATHS
+
+    def of_nothing(self, workers: int) -> bool:
+        """Notes a death without work in hand; returns whether that is too much for so many workers
+        without a batch, and then counts anew."""
+        self._idle += 1
+        if self._idle < MOST_DEATHS * workers:
+            return False
+        self._idle = 0
+        return True
+
+    def end_of_row(self, q: int, row: int) -> str:
+        """How the worker ended that had the row last."""
+        return self._ends.get((q, row), "died")
+
+    def end_of_finish(self, q: int) -> str:
+        """How the worker ended that finished the batch last."""
+        return self.end_of_row(q, _FINISH)
+
+    def came_through(self, indices: npt.NDArray[np.int64], given_up: Iterable[int]) -> None:
+        """Forgets the deaths by the indices of a batch that is complete, but not that those of some
+        rows were given up: next time that takes one death, so that a batch which comes without such
+        an index costs one worker in each epoch and no more."""
+        if not self._of_index and not self._given_up:
+            return
+        rows = set(given_up)
+        for row, index in enumerate(indices.tolist()):
+            self._of_index.pop(index, None)
+            if row in rows:
+                self._given_up.add(index)
+            else:
+                self._given_up.discard(index)
+
+    def delivered(self, q: int) -> None:
+        """Forgets the deaths amid a batch that leaves the ring; how they ended stays to be asked
+        for until the next one does."""
+        self._idle = 0
+        self._of_finish.pop(q, None)
+        if self._ends:
+            self._ends = {place: end for place, end in self._ends.items() if place[0] >= q}
