@@ -5,8 +5,6 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,9 +22,6 @@
 #ifndef MFD_NOEXEC_SEAL /* Linux 6.3 */
 #define MFD_NOEXEC_SEAL 8u
 #endif
-#endif
-#ifdef __linux__
-#include <sys/prctl.h>
 #endif
 
 /* ---- shared memory ---------------------------------------------------------------------- */
@@ -516,60 +511,4 @@ void fi_cpu_times(int64_t *cpu_ns, int64_t *delay_ns)
     }
     text[length > 0 ? length : 0] = '\0';
     *delay_ns = sscanf(text, "%lld %lld", &ran, &waited) == 2 ? waited : 0;
-}
-
-/* ---- death watch ------------------------------------------------------------------------- */
-
-struct watch {
-    struct pollfd entries[2];
-};
-
-static void *watch_parent(void *argument)
-{
-    struct watch watch = *(struct watch *)argument;
-    free(argument);
-    for (;;) {
-        int got = poll(watch.entries, 2, -1);
-        if (got > 0 && (watch.entries[0].revents | watch.entries[1].revents))
-            _exit(EXIT_FAILURE); /* ends every thread, whatever it is doing */
-        if (got < 0 && errno != EINTR && errno != EAGAIN)
-            return NULL;
-    }
-}
-
-int fi_watch_parent(int parent_pidfd, int life_pipe)
-{
-    struct watch *watch = malloc(sizeof *watch);
-    if (!watch)
-        return ENOMEM;
-    /* poll ignores a negative descriptor. */
-    watch->entries[0] = (struct pollfd){.fd = parent_pidfd, .events = POLLIN};
-    watch->entries[1] = (struct pollfd){.fd = life_pipe, .events = POLLIN};
-    sigset_t every, before;
-    sigfillset(&every);
-    pthread_sigmask(SIG_SETMASK, &every, &before); /* signals belong to Python's threads */
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attributes, (size_t)PTHREAD_STACK_MIN + (256u << 10));
-    pthread_t thread;
-    int rc = pthread_create(&thread, &attributes, watch_parent, watch);
-    pthread_attr_destroy(&attributes);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (rc != 0)
-        free(watch);
-    return rc;
-}
-
-int fi_die_with_parent(int parent)
-{
-#ifdef __linux__
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0)
-        return errno;
-    if (getppid() != (pid_t)parent)
-        _exit(EXIT_FAILURE);
-#else
-    (void)parent;
-#endif
-    return FI_OK;
 }

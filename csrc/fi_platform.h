@@ -1,4 +1,4 @@
-/* Everything that the operating system has to give: shared memory, doorbells, death watch, clocks.
+/* Everything that the operating system has to give: shared memory, doorbells, clocks.
  *
  * Linux is served by memfd, futex, eventfd and pidfd. The portable path (FI_PORTABLE, and at run
  * time where the kernel lacks a call) uses shm_open with an immediate unlink, and pipes.
@@ -85,16 +85,5 @@ int64_t fi_coarse_ns(void);
 /* CPU time of this process, all its threads; and how long the calling thread stood in line for a
  * CPU, 0 where the system does not tell. Some system calls. */
 void fi_cpu_times(int64_t *cpu_ns, int64_t *delay_ns);
-
-/* ---- death watch ------------------------------------------------------------------------- */
-
-/* Starts a thread that ends this process at once when the parent is gone: it polls the parent's
- * pidfd (or -1) and the read end of a pipe whose write end only the parent holds. The thread
- * needs no interpreter, so it works while a native call holds Python's lock. */
-int fi_watch_parent(int parent_pidfd, int life_pipe);
-
-/* Asks the kernel to kill this process when the *thread* that forked it ends; only right where
- * that thread is the parent's main one. `parent` closes the race with a parent already dead. */
-int fi_die_with_parent(int parent);
 
 #endif

@@ -39,8 +39,12 @@ cdef extern from "fi_platform.h" nogil:
     int64_t fi_now_ns()
     int64_t fi_coarse_ns()
     void fi_cpu_times(int64_t *cpu_ns, int64_t *delay_ns)
+
+
+cdef extern from "fi_watch.h" nogil:
     int fi_watch_parent(int parent_pidfd, int life_pipe)
     int fi_die_with_parent(int parent)
+    int fi_exit_within(int64_t ns, int status)
 
 
 cdef extern from "fi_image.h" nogil:

@@ -1,11 +1,11 @@
 """What the C floor's statuses mean to Python, and what it tells of clock, memory and parent."""
 
 from libc.errno cimport ENOMEM
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from fastiter._csrc cimport (
     FI_E_BROKEN, FI_E_FULL, FI_E_MEMORY, FI_E_RANGE, fi_coarse_ns, fi_die_with_parent,
-    fi_memory_available, fi_watch_parent)
+    fi_exit_within, fi_memory_available, fi_watch_parent)
 
 import os
 
@@ -50,3 +50,8 @@ def watch_parent(int parent_pidfd, int life_pipe):
 def die_with_parent(int parent):
     """Asks the kernel to end this process with the thread that started it."""
     check(fi_die_with_parent(parent), "tying the worker to its parent")
+
+
+def exit_within(double seconds, int status):
+    """Starts a native thread that ends this process after so long, unless it has ended by then."""
+    check(fi_exit_within(<int64_t>(seconds * 1e9), status), "starting the clock of the last moments")

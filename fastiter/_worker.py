@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import functools
 import hashlib
@@ -21,6 +22,8 @@ from fastiter import _arena, _example, _fill, _start, _system, _transport, _work
 from fastiter._finish import Finisher
 from fastiter._share import Shared
 from fastiter._worker_info import WorkerInfo, set_worker_info
+
+_LAST_SECONDS = 1.0  # for exit handlers, and threads that the dataset has left behind
 
 
 class Descriptor:
@@ -136,7 +139,22 @@ class Seat(NamedTuple):
 
 
 def main(seat: Seat) -> None:
-    """Runs a worker to its end."""
+    """Runs a worker to its end, which follows that of its work: threads that the dataset has left
+    behind would keep the interpreter from exiting, and a replacement waits for that."""
+    status = 1
+    try:
+        status = _run(seat)
+    finally:
+        with contextlib.suppress(OSError, MemoryError):
+            _system.exit_within(_LAST_SECONDS, status)
+        for stream in (sys.stdout, sys.stderr):  # which is done too late otherwise
+            with contextlib.suppress(Exception):
+                stream.flush()
+    sys.exit(status)
+
+
+def _run(seat: Seat) -> int:
+    """Loads the dataset and works; returns the exit status."""
     _take_signals(seat)
     for fd in seat.inherited - seat.own:
         os.close(fd)
@@ -152,7 +170,7 @@ def main(seat: Seat) -> None:
     arena.dont_fork()
     end = _worker_end.WorkerEnd(arena, seat.number, seat.bell_pipe.fd)
     if not end.enter(seat.start):
-        return
+        return 0
     digest = _digest(seat)
     _seed(digest)
     try:
@@ -166,9 +184,10 @@ def main(seat: Seat) -> None:
     except BaseException as error:
         failure = _transport.failure_of(error)
         end.loaded(seat.start, _transport.pack_note(failure))
-        sys.exit(1)
+        return 1
     end.loaded(seat.start)
     work()
+    return 0
 
 
 def _work(

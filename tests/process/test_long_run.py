@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from long_run import Expected, Look, Recorded, Told, check_flat, told
+from long_run import SLACK, Expected, Look, Recorded, Told, check_flat, told
 from outside import HERE, environment
 
 
@@ -60,6 +60,6 @@ def test_growth_is_noticed(what):
     looks = [Look(50 << 20, 20 << 20, 60 << 20, 24, 2, 1, 4) for _ in range(20)]
     check_flat(looks)
     for number, look in enumerate(looks):
-        setattr(look, what, getattr(look, what) + number * (1 << 20 if what[0] in "rsp" else 1))
+        setattr(look, what, getattr(look, what) + number * (SLACK // 8 if what[0] in "rsp" else 1))
     with pytest.raises(AssertionError, match=what):
         check_flat(looks)

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 from examples_of import Blocks, Gated, Spawning
-from outside import HANG, is_alive, kill, later, pids_of, wait_until
+from outside import HANG, is_alive, kill, later, pids_of, run_script, wait_until
 
 
 def indices(batch):
@@ -69,7 +69,7 @@ def test_children_that_the_kernel_reaps(make, monkeypatch, has_pidfds):
     try:
         iterator = make(Blocks(40, 1), 4, maxtasksperchild=2)
         taken(iterator, 12)
-        assert iterator._pool.restarts == 0 and iterator._pool.replacements > 0
+        assert iterator.stats().deaths == 0 and iterator._pool.replacements > 0
         iterator.finalize()
         iterator = make(Blocks(40, 1), 4)
         taken(iterator, 3)
@@ -131,6 +131,40 @@ def test_a_worker_that_becomes_another_program(make, tmp_path):
     iterator = make(Executes(40, 1), 4)
     taken(iterator, 20)
     assert iterator._pool.restarts == 1
+
+
+STAYS = """
+import sys, threading
+import numpy as np
+from examples_of import Blocks
+from fastiter import MultiprocessIterator
+
+class Stays(Blocks):
+    thread = None
+
+    def __getitem__(self, index):
+        if self.thread is None:
+            self.thread = threading.Thread(target=threading.Event().wait)
+            self.thread.start()
+            print("begun", threading.active_count())
+        return super().__getitem__(index)
+
+if __name__ == "__main__":
+    with MultiprocessIterator(
+        Stays(40), 4, n_processes=1, shuffle=False, maxtasksperchild=2, context={method!r}
+    ) as iterator:
+        for _ in range(4):
+            assert len(next(iterator)) == 4
+        assert iterator.stats().deaths == 0, "planned exits are no deaths"
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_threads_that_the_dataset_leaves_behind(tmp_path, method):
+    """A worker that is through ends all the same, and another takes its place."""
+    status, out, err = run_script(tmp_path, STAYS.replace("{method!r}", repr(method)))
+    assert (status, err) == (0, "")
+    assert out.count("begun 2\n") >= 3, out
 
 
 def test_handlers_in_the_dataset_that_raise_at_any_moment(make):

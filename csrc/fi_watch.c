@@ -1,0 +1,102 @@
+#define _GNU_SOURCE
+#include "fi_watch.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
+
+#include "fi_base.h"
+
+/* Starts a detached thread that gets no signals: these belong to Python's threads. It takes over
+ * `argument`, which is freed here if there is no thread. */
+static int start_thread(void *(*body)(void *), void *argument)
+{
+    sigset_t every, before;
+    sigfillset(&every);
+    pthread_sigmask(SIG_SETMASK, &every, &before);
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, (size_t)PTHREAD_STACK_MIN + (256u << 10));
+    pthread_t thread;
+    int rc = pthread_create(&thread, &attributes, body, argument);
+    pthread_attr_destroy(&attributes);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc != 0)
+        free(argument);
+    return rc;
+}
+
+struct watch {
+    struct pollfd entries[2];
+};
+
+static void *watch_parent(void *argument)
+{
+    struct watch watch = *(struct watch *)argument;
+    free(argument);
+    for (;;) {
+        int got = poll(watch.entries, 2, -1);
+        if (got > 0 && (watch.entries[0].revents | watch.entries[1].revents))
+            _exit(EXIT_FAILURE); /* ends every thread, whatever it is doing */
+        if (got < 0 && errno != EINTR && errno != EAGAIN)
+            return NULL;
+    }
+}
+
+int fi_watch_parent(int parent_pidfd, int life_pipe)
+{
+    struct watch *watch = malloc(sizeof *watch);
+    if (!watch)
+        return ENOMEM;
+    /* poll ignores a negative descriptor. */
+    watch->entries[0] = (struct pollfd){.fd = parent_pidfd, .events = POLLIN};
+    watch->entries[1] = (struct pollfd){.fd = life_pipe, .events = POLLIN};
+    return start_thread(watch_parent, watch);
+}
+
+int fi_die_with_parent(int parent)
+{
+#ifdef __linux__
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0)
+        return errno;
+    if (getppid() != (pid_t)parent)
+        _exit(EXIT_FAILURE);
+#else
+    (void)parent;
+#endif
+    return FI_OK;
+}
+
+struct deadline {
+    struct timespec rest;
+    int status;
+};
+
+static void *wait_for_deadline(void *argument)
+{
+    struct deadline deadline = *(struct deadline *)argument;
+    free(argument);
+    while (nanosleep(&deadline.rest, &deadline.rest) != 0 && errno == EINTR) {
+    }
+    _exit(deadline.status);
+}
+
+int fi_exit_within(int64_t ns, int status)
+{
+    struct deadline *deadline = malloc(sizeof *deadline);
+    if (!deadline)
+        return ENOMEM;
+    deadline->rest.tv_sec = (time_t)(ns / 1000000000);
+    deadline->rest.tv_nsec = (long)(ns % 1000000000);
+    deadline->status = status;
+    return start_thread(wait_for_deadline, deadline);
+}
