@@ -11,7 +11,7 @@
 
 typedef struct fi_cell {
     _Alignas(FI_CACHE_LINE) _Atomic int64_t since; /* coarse clock at the fetch in hand; 0 none */
-    _Atomic int64_t index;                         /* its dataset index */
+    _Atomic int64_t index;                         /* its dataset index; below 0 what else it is */
     _Atomic uint64_t rows;                         /* rows completed */
     _Atomic uint64_t bytes;                        /* bytes written into slots */
     _Atomic uint64_t spills;                       /* rows that fitted no column */

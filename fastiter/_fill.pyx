@@ -16,7 +16,10 @@ from fastiter._worker_end cimport WorkerEnd
 from fastiter._rows cimport Schema
 from fastiter import _ring, _views
 from fastiter._failures import RowCountError
+from fastiter._ring import FINISHING as _FINISHING
 from fastiter._transport import Packed, failure_of, unpack
+
+cdef int FINISHING = _FINISHING
 
 cdef extern from "Python.h":
     int PyBUF_WRITE
@@ -354,7 +357,9 @@ cdef class RowWriter:
             return
         since = fi_now_ns()
         fi_cell_begins(cell, since)
+        fi_cell_fetch_begins(cell, FINISHING)
         flags = finisher.finish(self)
+        fi_cell_fetch_ends(cell)
         took = fi_now_ns() - since
         fi_cell_finished(cell, took)
         if fi_traces(end.worker.ring):

@@ -15,6 +15,9 @@ from fastiter import _descriptors, _system
 LEFT = "exited with status 0"
 UNKNOWN_END = "ended with an unknown status"
 
+# Of proc(5); who waits for a page or a disk cannot be interrupted.
+_STATES = {b"T": "is stopped", b"t": "is traced", b"D": "waits for the kernel", b"R": "runs"}
+
 
 class Member:
     """One running worker: its process, and the proofs of its death."""
@@ -29,7 +32,7 @@ class Member:
         # descriptor is right only once the worker has passed the gate that opened after it.
         self.proven = proven
         self.leaves = False  # it was told to
-        self.warned_since = 0
+        self.warned_since = 0.0
         self.warnings = 0
         self.born = _system.now()
 
@@ -55,6 +58,12 @@ class Member:
         """The program has closed it; what has the number now, if anything, is not ours to close."""
         _descriptors.held.discard(self.pidfd)
         self.pidfd = -1
+
+    def state(self) -> str:
+        """What the system says it is doing, for messages."""
+        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/stat", "rb") as line:
+            return _STATES.get(line.read().rpartition(b") ")[2][:1], "waits")
+        return "waits"
 
     def end_text(self) -> str:
         """How it ended, for messages. It is dead, but a forkserver may be late to say how."""

@@ -27,9 +27,9 @@ from fastiter._plans import Plan
 from fastiter._schema import derive_schema, merge_schemas
 from fastiter._start import Start
 from fastiter._stats import LoaderStats, worker_stats
-from fastiter._warn import warn_caller
+from fastiter._timeouts import Timeouts
 from fastiter._worker import BatchJob
-from fastiter.errors import OverwrittenError, TimeoutWarning, WorkerDiedError
+from fastiter.errors import OverwrittenError, WorkerDiedError
 
 if TYPE_CHECKING:
     from fastiter._parent_end import Report
@@ -92,7 +92,6 @@ class Pool(Feed):
         self.replacements = 0  # planned ones
         self._at_start: dict[int, Report] = {}  # what workers had done when the first batch came
         self._joined: dict[int, float] = {}  # when workers joined that were not there at first
-        self._timeout = dataset_timeout
         self._planned_exits = maxtasksperchild is not None
         self._finisher = finisher
         self._deaths = Deaths()
@@ -111,6 +110,7 @@ class Pool(Feed):
         self._calls_init = worker_init is not None
         job = BatchJob(dataset, finisher, worker_init, maxtasksperchild)
         self._crew = Crew(self._ring, most, job, start, workers)
+        self._timeouts = Timeouts(dataset_timeout, self._ring, self._crew)
         try:
             self._crew.open()
         except BaseException:
@@ -272,6 +272,7 @@ class Pool(Feed):
     def _sleep(self, done: Any, any_event: bool) -> None:
         """Sleeps until `done`, for the doorbell, deaths, timeouts and signals at once."""
         ring = self._ring
+        self._timeouts.begin()
         while True:
             if self.closed:
                 _exit.stay_away()
@@ -286,7 +287,7 @@ class Pool(Feed):
                     ring.collect()
                 if done():
                     return
-                woken = ring.wait(self._crew.descriptors(), self._slice())
+                woken = ring.wait(self._crew.descriptors(), self._timeouts.slice(_SLICE))
             except OSError:
                 if not self.closed:  # by a signal handler that came before the wait
                     raise
@@ -301,41 +302,10 @@ class Pool(Feed):
             if not woken or any(position >= 0 for position in woken):
                 for member in self._crew.dead():
                     self._recover(member)
-            self._look_at_clocks()
+            label = self._scheduled[0].label if self._scheduled else "a free slot"
+            self._timeouts.look(label)
             if not woken:
                 self._look_at_hints()
-
-    def _slice(self) -> float:
-        return _SLICE if self._timeout is None else min(_SLICE, self._timeout / 2)
-
-    def _look_at_clocks(self) -> None:
-        if self._timeout is None:
-            return
-        now = _system.now()
-        for member in self._crew.members:
-            if member is None:
-                continue
-            report = self._ring.report(member.number)
-            since = report["since"]
-            if not member.born <= since / 1e9 <= now:
-                continue  # busy with nothing, or overwritten
-            if since != member.warned_since:
-                member.warned_since, member.warnings = since, 0
-            seconds = now - since / 1e9
-            if seconds > self._timeout * (member.warnings + 1):
-                member.warnings += 1
-                self._warn(member, report["index"], seconds)
-
-    def _warn(self, member: Member, index: int, seconds: float) -> None:
-        what = "loading" if index == _ring.LOADING else f"busy with index {index}"
-        warn_caller(
-            TimeoutWarning(
-                f"the dataset has been {what} for {seconds:.1f} s "
-                f"(dataset_timeout={self._timeout} s) in worker process {member.pid}; waiting for "
-                f"{self._scheduled[0].label if self._scheduled else 'a free slot'}. Its Python "
-                f"stack now:\n{self._crew.stack_of(member)}"
-            )
-        )
 
     def _look_at_hints(self) -> None:
         """Repairs after a silent period what only an overwritten word can cause: somebody sleeps,

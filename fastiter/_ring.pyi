@@ -2,6 +2,7 @@ from typing_extensions import Buffer
 
 NOTE_BYTES: int
 LOADING: int
+FINISHING: int
 
 PACKED_EXAMPLE: int
 PACKED_ERROR: int

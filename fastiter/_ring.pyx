@@ -10,7 +10,9 @@ from fastiter._csrc cimport (
 
 NOTE_BYTES = FI_NOTE_BYTES
 
-LOADING = -1  # in the place of the index in hand
+# In the place of the index in hand.
+LOADING = -1
+FINISHING = -2
 
 # Kinds of packed objects, and the row of those that belong to the batch as a whole.
 PACKED_EXAMPLE, PACKED_ERROR, PACKED_FIELD, PACKED_RESULT, PACKED_FAILURE = range(5)

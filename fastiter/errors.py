@@ -53,7 +53,10 @@ class WorkerDiedError(RuntimeError):
 
 
 class TimeoutWarning(RuntimeWarning):
-    """A worker has been busy with one example for longer than ``dataset_timeout`` seconds.
+    """A worker has been busy with one thing for longer than ``dataset_timeout`` seconds.
+
+    With an example, the converter, loading the dataset or its own start; or none has done anything
+    for so long, as when they are stopped.
 
     Raised as an exception under ``warnings.simplefilter('error')``; the batch is not lost then:
     the next call waits for it again.

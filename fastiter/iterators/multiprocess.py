@@ -65,8 +65,9 @@ class MultiprocessIterator(PlannedIterator):
         Bytes per example that slots have room for at first. They grow as needed; None lets the
         first batches tell.
     dataset_timeout : float, optional
-        Seconds that the dataset may take for one example, or to load in a worker, before
-        `TimeoutWarning` is issued, again after each further period; None for no limit.
+        Seconds that the dataset may take for one example or to load in a worker, and a converter
+        for a batch, before `TimeoutWarning` is issued, again after each further period; None for no
+        limit. So it is if no worker gets on for as long, stopped ones for one.
         ``warnings.simplefilter('error', MultiprocessIterator.TimeoutWarning)`` makes ``next()``
         raise it; nothing is lost then.
     maxtasksperchild : int, optional

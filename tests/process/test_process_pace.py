@@ -262,14 +262,14 @@ def test_a_wall_clock_that_jumps(tmp_path, monkeypatch, jumping_clock, method):
                 )
                 got = [i for _ in range(7) for i in next(iterator)]
                 wait_until(pathlib.Path(f"{{gate}}.30").exists, "a worker waits at the gate")
-                iterator._pool._timeout = 0.3
+                iterator._pool._timeouts.seconds = 0.3
                 try:
                     next(iterator)
                 except MultiprocessIterator.TimeoutWarning as warning:
                     print(str(warning).partition(" s (")[0])
                 os.kill(pids_of(iterator)[0], signal.SIGKILL)
                 gate.touch()
-                iterator._pool._timeout = 20
+                iterator._pool._timeouts.seconds = 20
                 got += [i for _ in range(13) for i in next(iterator)]
                 print(got == [*range(40), *range(40)])
                 iterator.finalize()

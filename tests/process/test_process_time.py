@@ -19,6 +19,13 @@ from fastiter import MultiprocessIterator
 TimeoutWarning = MultiprocessIterator.TimeoutWarning
 
 
+def begun(iterator):
+    """Its start is over, which takes some time, too."""
+    iterator.start()
+    wait_until(iterator._pool.is_steady, "the workers have begun")
+    return iterator
+
+
 def test_the_warning_says_all(make, tmp_path):
     gate = tmp_path / "gate"
     iterator = make(Gated(16, {5}, gate), 4, dataset_timeout=0.2)
@@ -56,7 +63,7 @@ def test_a_dataset_that_does_not_load_is_named(make, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", TimeoutWarning)
         while not (tmp_path / "gate.loading").exists():  # it imports, which is loading too
-            with pytest.raises(TimeoutWarning, match=r"been loading for \d+\.\d s"):
+            with pytest.raises(TimeoutWarning, match=r"been (starting|loading) for \d+\.\d s"):
                 next(iterator)
         with pytest.raises(TimeoutWarning, match=r"(?s)been loading for .*in __setstate__"):
             next(iterator)
@@ -66,7 +73,7 @@ def test_a_dataset_that_does_not_load_is_named(make, tmp_path):
 
 def test_the_warning_as_an_error_loses_nothing(make, tmp_path):
     gate = tmp_path / "gate"
-    iterator = make(Gated(16, {0, 9}, gate), 4, dataset_timeout=0.1)
+    iterator = begun(make(Gated(16, {0, 9}, gate), 4, dataset_timeout=0.1))
     got = []
     with warnings.catch_warnings():
         warnings.simplefilter("error", TimeoutWarning)
@@ -80,6 +87,77 @@ def test_the_warning_as_an_error_loses_nothing(make, tmp_path):
     assert got == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
 
 
+class Converter:
+    def __init__(self, gate):
+        self.gate = gate
+
+    def __call__(self, batch, device=None):
+        wait_until(self.gate.exists, "the gate opens")
+        return batch
+
+
+def test_a_converter_that_takes_long_is_named(make, tmp_path):
+    gate = tmp_path / "gate"
+    converter = Converter(gate)
+    iterator = begun(make(range(8), 4, dataset_timeout=0.2, n_processes=1, converter=converter))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TimeoutWarning)
+        with pytest.raises(TimeoutWarning, match=r"(?s)the converter has been busy .*in __call__"):
+            next(iterator)
+    gate.touch()
+    assert next(iterator) == [0, 1, 2, 3]
+
+
+def test_workers_stopped_with_nothing_in_hand_are_warned_of(make):
+    iterator = make(range(400), 4, dataset_timeout=0.5, n_processes=2)
+    assert next(iterator) == [0, 1, 2, 3]
+    pids = pids_of(iterator)
+    wait_until(lambda: all(map(sleeps, pids)), "the workers have nothing to do")
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    delivered = [0, 1, 2, 3]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TimeoutWarning)
+        with pytest.raises(TimeoutWarning, match=r"has got on .*: \d+ is stopped, \d+ is stopped;"):
+            while True:
+                delivered += next(iterator)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    while len(delivered) < 100:
+        delivered += next(iterator)
+    assert delivered == list(range(100))
+
+
+SLOW_START = """
+import pathlib, sys, time, warnings
+from fastiter import MultiprocessIterator
+
+gate = pathlib.Path(__file__).with_name("gate")
+while __name__ != "__main__" and not gate.exists():
+    time.sleep(0.01)
+
+if __name__ == "__main__":
+    iterator = MultiprocessIterator(
+        range(8), 4, shuffle=False, n_processes=1, dataset_timeout=0.2, context="spawn"
+    )
+    warnings.simplefilter("error")
+    try:
+        next(iterator)
+    except MultiprocessIterator.TimeoutWarning as warning:
+        print(str(warning).partition(" for ")[0])
+    gate.touch()
+    warnings.simplefilter("ignore")
+    print(next(iterator))
+    iterator.finalize()
+"""
+
+
+def test_a_worker_that_does_not_start_is_warned_of(tmp_path):
+    """Its main module is imported before anything of the iterator's runs."""
+    status, out, err = run_script(tmp_path, SLOW_START)
+    assert (status, out, err) == (0, "it has been starting\n[0, 1, 2, 3]\n", "")
+
+
 def test_no_warning_for_many_short_fetches(make):
     class Slow(Blocks):
         def __getitem__(self, index):
@@ -88,7 +166,7 @@ def test_no_warning_for_many_short_fetches(make):
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        iterator = make(Slow(64), 64, dataset_timeout=0.4)
+        iterator = begun(make(Slow(64), 64, dataset_timeout=0.4))
         assert next(iterator) == list(range(64))
 
 
