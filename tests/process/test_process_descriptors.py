@@ -99,7 +99,7 @@ if __name__ == "__main__":
     pids = pids_of(iterator)
     warnings.simplefilter("error")
     text = ""
-    while "in __getitem__" not in text:  # the worker that replaces the dead one may be told of first
+    while "in __getitem__" not in text:  # at first it may be the start of the dead one's successor
         try:
             next(iterator)
             raise AssertionError("the dataset hangs")
