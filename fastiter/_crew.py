@@ -296,10 +296,13 @@ class Crew:
         for member in members:  # who waits at a gate finds that it was given up
             self._ring.let_in(member.number, self._starts + 1)
         left = wait_for(members, _POLITE_SECONDS)
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            for member in left:
-                member.send(number)
-            left = wait_for(left, _POLITE_SECONDS if number == signal.SIGTERM else _KILL_SECONDS)
+        for member in left:
+            member.send(signal.SIGTERM)
+        left = wait_for(left, _POLITE_SECONDS)
+        self._end_life()  # signals may be forbidden: a program that has changed its user
+        for member in left:
+            member.send(signal.SIGKILL)
+        left = wait_for(left, _KILL_SECONDS)
         for member in left:
             logger.warning("worker process %d does not end, even by SIGKILL", member.pid)
         # Only now, so that Ctrl-C on the way here leaves something to close again. A garbage
@@ -310,6 +313,12 @@ class Crew:
                 if member not in left:
                     member.release()
         self.close_descriptors()
+
+    def _end_life(self) -> None:
+        """Ends workers as the program's death would; not those that are stopped."""
+        read, write = self._life
+        _descriptors.close([write])
+        self._life = read, -1
 
     def close_descriptors(self) -> None:
         with _descriptors.alone():

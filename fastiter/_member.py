@@ -46,7 +46,8 @@ class Member:
         return self.process.exitcode is not None or not _exists(self.pid)
 
     def send(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        """Sends a signal, if the worker lives and the program may."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             if self.pidfd >= 0:
                 with _descriptors.unless_closed():
                     signal.pidfd_send_signal(self.pidfd, number)
@@ -97,6 +98,8 @@ def _exists(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
+    except PermissionError:
+        pass  # the program has changed its user
     return True
 
 

@@ -174,6 +174,39 @@ def can_be_anybody() -> bool:
     return os.getuid() == 0 and int(Path("/proc/self/uid_map").read_text().split()[2]) > 60_000
 
 
+@pytest.mark.skipif(not can_be_anybody(), reason="cannot become another user")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_program_that_gives_up_its_rights(tmp_path, method):
+    """It may send its workers no signal any more; hung ones end all the same."""
+    status, out, err = run_script(
+        tmp_path,
+        f"""
+        import os, time
+        from examples_of import Blocks
+        from fastiter import MultiprocessIterator
+        from outside import is_alive, pids_of
+
+        class Hangs(Blocks):
+            def __getitem__(self, index):
+                if index >= 8:
+                    time.sleep(1000)
+                return super().__getitem__(index)
+
+        if __name__ == "__main__":
+            iterator = MultiprocessIterator(
+                Hangs(40), 4, n_processes=2, shuffle=False, context={method!r}
+            )
+            next(iterator)
+            pids = pids_of(iterator)
+            os.setresuid(40_000, 40_000, 40_000)
+            next(iterator)
+            iterator.finalize()
+            print(any(map(is_alive, pids)))
+        """,
+    )
+    assert (status, out, err) == (0, "False\n", "")
+
+
 @pytest.mark.skipif(not can_be_anybody(), reason="cannot become a user without processes")
 def test_a_limit_of_processes(tmp_path):
     """Whatever the limit stops, a worker or the thread in it: an error, or all batches; in time,
