@@ -21,8 +21,8 @@ from fastiter._numpy cimport (
     PyArray_Type, bytes_of, copy_into, descr_of, dims_of, equivalent, is_contiguous, ndim_of,
     new_array)
 from fastiter._rows cimport (
-    FIELD_LIMIT, MOST_NDIM, _ARRAY, _BARE, _BOOL, _DICT, _FLOAT, _INT, _LIST, _NAMED, _TUPLE, Field,
-    Schema)
+    FIELD_LIMIT, MOST_NDIM, _ARRAY, _BARE, _BOOL, _DICT, _FLOAT, _INT, _LIST, _NAMED, _TENSOR, _TUPLE,
+    Field, Schema)
 from fastiter._tensors import array_of
 
 cnp.import_array()
@@ -253,7 +253,7 @@ cdef class Assembly:
                 (<list>PyList_GET_ITEM(self.fields_, number))[row] = <object>value
                 continue
             place = self.targets[number] + f.stride * row
-            if f.tensor:
+            if f.guise == _TENSOR:
                 seen = array_of(<object>value)
                 value = <PyObject *>seen
             if f.kind != _ARRAY:
@@ -267,7 +267,7 @@ cdef class Assembly:
         cdef cnp.PyArrayObject *array = <cnp.PyArrayObject *>value
         cdef cnp.PyArray_Descr *descr
         cdef int axis
-        if type_of(value) != <void *>&PyArray_Type or ndim_of(array) != f.ndim:
+        if type_of(value) != f.array_type or ndim_of(array) != f.ndim:
             return 0
         descr = descr_of(array)
         if descr != f.descr and not equivalent(descr, f.descr):

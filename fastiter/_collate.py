@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastiter import _batch, _by_numpy, _device, _tensors, _views
+from fastiter import _batch, _by_numpy, _device, _guises, _views
 from fastiter._padding import FieldRule, Padding
 
 Joined = tuple[Any, Any]  # an array, and the lengths of its rows or None
@@ -158,7 +158,7 @@ def join(field: Sequence[Any], rule: FieldRule, *, copy: bool = False) -> Joined
     lengths
         None, or if asked for int64 (len(field),) on the same device.
     """
-    field = _tensors.arrays_of(field)
+    field, _ = _guises.arrays_of(field)
     on_gpu = _device.is_cupy_array(field[0])
     if rule.only_fills or (not on_gpu and np.ndim(field[0]) == 0):
         _refuse_numbers(field, rule)

@@ -19,12 +19,16 @@ cdef enum:
     _BOOL = 4
     _SCALAR = 5
     _OBJECT = 6
+    # Guises, as `_guises` numbers them.
+    _TENSOR = 1
+    _MEMMAP = 2
 
 cdef struct Field:
     int kind
     int ndim
     bint handable  # its column is what NumPy's concatenate would give
-    bint tensor  # the examples hold torch's tensors, of which arrays are made
+    int guise  # what the examples hold if not plain arrays
+    void *array_type  # of the arrays that are written
     bint timed  # datetime64 or timedelta64: the scalar's type does not tell its unit
     cnp.PyArray_Descr *descr  # of the elements; kept alive by Schema.dtypes
     cnp.PyArray_Descr *twin  # an equivalent one that came last; owned, or NULL
@@ -46,7 +50,7 @@ cdef class Schema:
     cdef Field *fields
     cdef Py_ssize_t count
     cdef readonly object type
-    cdef readonly frozenset tensors
+    cdef readonly dict guises
     cdef int write(self, WorkerEnd end, char *payload, Py_ssize_t row, object example) except -1
     cdef int hold(self, object example, PyObject **values) except -1
     cdef int write_fields(self, WorkerEnd end, char *payload, Py_ssize_t row,

@@ -1,5 +1,5 @@
 import builtins
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,7 +34,7 @@ class Schema:
         keys: Iterable[str | int] | builtins.type[tuple[Any, ...]] | None,
         specs: Iterable[_Spec],
         rows: int,
-        tensors: Iterable[int] = (),
+        guises: Mapping[int, int] | None = None,
     ) -> Self: ...
     @property
     def container(self) -> int: ...
@@ -53,7 +53,7 @@ class Schema:
     @property
     def has_ragged_fields(self) -> bool: ...
     @property
-    def tensors(self) -> frozenset[int]: ...
+    def guises(self) -> dict[int, int]: ...
     def record(self) -> builtins.bytes: ...
     @staticmethod
     def load(record: builtins.bytes, rows: int) -> Schema: ...

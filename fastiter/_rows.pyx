@@ -80,8 +80,8 @@ cdef class Schema:
     keys : the keys of a DICT, in order; the type of a NAMED; else None.
     specs : per field (kind, dtype or None, shape or number of dimensions).
     rows : rows that a slot has room for.
-    tensors : numbers of the ARRAY and RAGGED fields whose values are torch's tensors. They lie in
-        the slot as arrays do.
+    guises : what the values of ARRAY and RAGGED fields are if not plain arrays, by the numbers of
+        the fields. They lie in the slot as arrays do.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ cdef class Schema:
         Of the examples, if they are named tuples.
     """
 
-    def __cinit__(self, int container, keys, specs, Py_ssize_t rows, tensors=()):
+    def __cinit__(self, int container, keys, specs, Py_ssize_t rows, guises=None):
         cdef Field *f
         cdef uint64_t end = 0
         self.container = container
@@ -101,7 +101,7 @@ cdef class Schema:
         self.keys = None if container != _DICT else tuple(
             sys.intern(key) if type(key) is str else key for key in keys)
         self.specs = tuple(specs)
-        self.tensors = frozenset(tensors)
+        self.guises = dict(guises or {})
         self.rows = rows
         self.count = len(self.specs)
         if self.count > FIELD_LIMIT:
@@ -113,7 +113,8 @@ cdef class Schema:
         for number, (kind, dtype, shape) in enumerate(self.specs):
             f = &self.fields[number]
             f.kind = kind
-            f.tensor = number in self.tensors
+            f.guise = self.guises.get(number, 0)
+            f.array_type = <void *>(numpy.memmap if f.guise == _MEMMAP else numpy.ndarray)
             if kind in (_INT, _FLOAT, _BOOL):
                 dtype = NUMBERS[kind - _INT]
             elif dtype is not None and dtype.kind != "V":
@@ -153,20 +154,20 @@ cdef class Schema:
     def record(self):
         """What `load` makes an equal schema of."""
         return pickle.dumps(
-            (self.container, self.type or self.keys, self.specs, sorted(self.tensors)), protocol=5)
+            (self.container, self.type or self.keys, self.specs, self.guises), protocol=5)
 
     @staticmethod
     def load(record, rows):
-        container, keys, specs, tensors = pickle.loads(record)
-        return Schema(container, keys, specs, rows, tensors)
+        container, keys, specs, guises = pickle.loads(record)
+        return Schema(container, keys, specs, rows, guises)
 
     def of_rows(self, rows):
         """The same for slots of so many rows."""
-        return Schema(self.container, self.type or self.keys, self.specs, rows, self.tensors)
+        return Schema(self.container, self.type or self.keys, self.specs, rows, self.guises)
 
     def same_as(self, Schema other):
-        return (self.container, self.type, self.keys, self.specs, self.tensors) == (
-            other.container, other.type, other.keys, other.specs, other.tensors)
+        return (self.container, self.type, self.keys, self.specs, self.guises) == (
+            other.container, other.type, other.keys, other.specs, other.guises)
 
     # ---- worker: one example into its row
 
@@ -231,7 +232,7 @@ cdef class Schema:
             f = &self.fields[number]
             value = values[number]
             place = payload + f.offset + <uint64_t>f.stride * row
-            if f.tensor:
+            if f.guise == _TENSOR:
                 seen = array_of(<object>value)  # keeps the array alive during the copy
                 value = <PyObject *>seen
             if f.kind == _ARRAY:
@@ -253,9 +254,10 @@ cdef class Schema:
         return 1
 
     cdef int is_of(self, Field *f, PyObject *value) except -1:
-        """Whether the value is an exact array of the field's dtype and number of dimensions."""
+        """Whether the value is an array, of exactly the field's type, its dtype and its number of
+        dimensions."""
         cdef cnp.PyArray_Descr *descr
-        if type_of(value) != <void *>&PyArray_Type or ndim_of(<cnp.PyArrayObject *>value) != f.ndim:
+        if type_of(value) != f.array_type or ndim_of(<cnp.PyArrayObject *>value) != f.ndim:
             return 0
         descr = descr_of(<cnp.PyArrayObject *>value)
         if descr == f.descr or descr == f.twin:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastiter import _tensors
+from fastiter import _guises
 from fastiter._rows import (
     ARRAY,
     BARE,
@@ -110,16 +110,16 @@ def _travels(kind: type) -> bool:
         return False
 
 
-def _fields_of(columns: Iterable[Sequence[Any]]) -> tuple[list[Spec], list[int]]:
-    """Their specs, and which of them hold tensors, that lie in slots as arrays do."""
+def _fields_of(columns: Iterable[Sequence[Any]]) -> tuple[list[Spec], dict[int, int]]:
+    """Their specs, and the guises of those that have one."""
     specs: list[Spec] = []
-    tensors = []
+    guises = {}
     for number, values in enumerate(columns):
-        arrays = _tensors.arrays_of(values)
+        arrays, guise = _guises.arrays_of(values)
         specs.append(_field_of(arrays))
-        if arrays is not values and specs[-1][0] != OBJECT:
-            tensors.append(number)
-    return specs, tensors
+        if guise != _guises.NONE and specs[-1][0] != OBJECT:
+            guises[number] = guise
+    return specs, guises
 
 
 def derive_schema(examples: Sequence[Any], rows: int) -> Schema:
@@ -129,8 +129,8 @@ def derive_schema(examples: Sequence[Any], rows: int) -> Schema:
     whole = Schema(BARE, None, [(OBJECT, None, None)], rows)
     named = kind is not tuple and _is_named_tuple(kind)
     if kind not in (tuple, list, dict) and not named:
-        specs, tensors = _fields_of([examples])
-        return Schema(BARE, None, specs, rows, tensors)
+        specs, guises = _fields_of([examples])
+        return Schema(BARE, None, specs, rows, guises)
     size = len(first)
     if not 0 < size <= MOST_FIELDS or any(
         type(example) is not kind or len(example) != size for example in examples
@@ -142,11 +142,11 @@ def derive_schema(examples: Sequence[Any], rows: int) -> Schema:
             tuple(example) != keys for example in examples
         ):
             return whole
-        specs, tensors = _fields_of([example[key] for example in examples] for key in keys)
-        return Schema(DICT, keys, specs, rows, tensors)
+        specs, guises = _fields_of([example[key] for example in examples] for key in keys)
+        return Schema(DICT, keys, specs, rows, guises)
     container = NAMED if named else TUPLE if kind is tuple else LIST
-    specs, tensors = _fields_of(zip(*examples, strict=True))
-    return Schema(container, kind if named else None, specs, rows, tensors)
+    specs, guises = _fields_of(zip(*examples, strict=True))
+    return Schema(container, kind if named else None, specs, rows, guises)
 
 
 def _merge_fields(a: Spec, b: Spec) -> Spec:
@@ -166,7 +166,7 @@ def merge_schemas(a: Schema, b: Schema) -> Schema:
     if kinds[0] != kinds[1]:
         return Schema(BARE, None, [(OBJECT, None, None)], a.rows)
     specs = list(map(_merge_fields, a.specs, b.specs))
-    for number in a.tensors ^ b.tensors:  # tensors in some examples, arrays in others
+    for number, _ in a.guises.items() ^ b.guises.items():  # tensors here, arrays there
         specs[number] = OBJECT, None, None
-    tensors = [number for number in a.tensors if specs[number][0] != OBJECT]
-    return Schema(a.container, a.type or a.keys, specs, a.rows, tensors)
+    guises = {n: guise for n, guise in a.guises.items() if specs[n][0] != OBJECT}
+    return Schema(a.container, a.type or a.keys, specs, a.rows, guises)

@@ -8,7 +8,7 @@ itself, imports it then.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,14 +37,6 @@ def array_of(value: Any) -> npt.NDArray[Any] | None:
     except (RuntimeError, TypeError):
         return None
     return array
-
-
-def arrays_of(values: Sequence[Any]) -> Sequence[Any]:
-    """Tensors as arrays that share their memory; anything else, or mixed, as it is."""
-    if type(values[0]) is not tensor_type():
-        return values
-    arrays = [array_of(value) for value in values]
-    return values if any(array is None for array in arrays) else arrays
 
 
 def tensor_of(array: npt.NDArray[Any]) -> Any:

@@ -28,7 +28,7 @@ from fastiter._csrc cimport fi_place_seed
 from fastiter._ring import PACKED_FIELD as _PACKED_FIELD
 from fastiter._table cimport (
     AHEAD, FI_LISTS_CHANGE, Table, drop, fi_prefetch, rows_of, table_of_fields, table_of_one)
-from fastiter._tensors import tensor_of
+from fastiter._guises import dressed
 from fastiter._transport import unpack
 from fastiter._tuples cimport fi_is_tuple, fi_new_tuple
 from fastiter.errors import OverwrittenError
@@ -138,7 +138,7 @@ cdef inline object read_field(Lease lease, Py_ssize_t row, Field *f, bint copy):
     cdef int axis
     if f.kind == _ARRAY:
         array = view(lease, f, f.ndim, f.dims, offset, copy)
-        return tensor_of(array) if f.tensor else array
+        return dressed(array, f.guise) if f.guise else array
     if f.kind == _INT:
         return PyLong_FromLongLong(entry[0])
     if f.kind == _FLOAT:
@@ -151,7 +151,7 @@ cdef inline object read_field(Lease lease, Py_ssize_t row, Field *f, bint copy):
         for axis in range(f.ndim):
             dims[axis] = entry[1 + axis]
         array = checked_view(lease, f, f.ndim, dims, entry[0], copy)
-        return tensor_of(array) if f.tensor else array
+        return dressed(array, f.guise) if f.guise else array
     part = lease.part(<uint64_t>entry[0], <uint64_t>entry[1])
     seed = fi_place_seed(
         lease.q, <uint32_t>(row if lease.places is None else lease.places[row]), PACKED_FIELD)

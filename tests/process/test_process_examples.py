@@ -6,6 +6,7 @@ import datetime
 import fractions
 import functools
 import itertools
+import tempfile
 from collections import defaultdict
 
 import numpy as np
@@ -31,6 +32,11 @@ from fastiter._schema import derive_schema
 POINT = np.dtype([("x", "<f4"), ("y", ">i2")])
 NESTED = np.dtype([("p", POINT, (2,)), ("t", "M8[s]"), ("s", "S3")])
 ALIGNED = np.dtype([("a", "i1"), ("b", "f8")], align=True)
+
+with tempfile.TemporaryFile() as _file:  # the map keeps it
+    MAP = np.memmap(_file, "f4", shape=(200, 6))
+MAP[:] = np.arange(1200).reshape(200, 6)
+MAP.flags.writeable = False
 
 
 def read_only(array):
@@ -87,6 +93,9 @@ ARRAYS = {
     "subclass": lambda i: np.arange(3).view(MyArray),
     "matrix": lambda i: np.matrix([[i, 1]]),
     "recarray": lambda i: np.rec.array([(i, 2.0)], dtype=[("a", int), ("b", float)]),
+    "memory map": lambda i: MAP[i],
+    "memory map, not contiguous": lambda i: MAP[i : i + 4, ::2],
+    "memory map of records": lambda i: MAP[i].view([("a", "f4"), ("b", "f4", (2,))]),
     "char": lambda i: np.char.array([f"a{i:03}", "b"]),
     "31 dimensions": lambda i: np.full((1,) * 31, i),
     "32 dimensions": lambda i: np.full((1,) * 31 + (2,), i),
@@ -172,6 +181,9 @@ CHANGING = {
     "length of a list": lambda i: [np.arange(2) + i] * (1 + i % 3),
     "tuple or list": lambda i: (i, 1) if i % 3 else [i, 1],
     "plain or subclass": lambda i: np.arange(3) if i % 4 else np.arange(3).view(MyArray),
+    "shapes of memory maps": lambda i: MAP[i : i + i % 7],
+    "plain or memory map": lambda i: MAP[i] if i % 4 else MAP[i].view(np.ndarray),
+    "memory map in mid epoch": lambda i: MAP[i] if i < 20 else np.arange(6) + i,
     "plain or masked": lambda i: np.arange(3) if i % 4 else np.ma.array([1, 2, 3], mask=[1, 0, 0]),
     "metadata": lambda i: np.array([i], np.dtype("i4", metadata={"a": i}) if i % 2 else "i4"),
     "rare large": lambda i: np.full(200_000 if i % 13 == 0 else 10, i),
@@ -259,6 +271,18 @@ def test_examples_arrive_as_they_are(name, place):
             assert type(batch) is list
             for a, b in zip(batch, expected, strict=True):
                 same(a, b)
+
+
+@pytest.mark.parametrize("place", ["bare", "tuple"])
+def test_memory_maps_lie_in_columns(place):
+    """A dataset that slices a large file is as fast as one of arrays."""
+    ours, serial = iterators(Made((lambda i: MAP[i]) if place == "bare" else lambda i: (MAP[i], i)))
+    with ours:
+        for _ in range(12):
+            for a, b in zip(next(ours), next(serial), strict=True):
+                same(a, b)
+        workers = ours.stats().workers
+        assert sum(worker.spills for worker in workers) <= 3 * 8, "the first batches alone"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,39 @@
+"""Arrays in the guise of something else: torch's tensors, and NumPy's memory maps.
+
+They lie in slots and columns as the plain arrays that they are made of, and are given their guise
+again when they are handed out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastiter import _tensors
+
+NONE, TENSOR, MEMMAP = range(3)
+
+
+def arrays_of(values: Sequence[Any]) -> tuple[Sequence[Any], int]:
+    """The values as plain arrays that share their memory, and the guise that they had; anything
+    else, or mixed, as it is."""
+    kind = type(values[0])
+    if kind is np.memmap:
+        if all(type(value) is np.memmap for value in values):
+            return [value.view(np.ndarray) for value in values], MEMMAP
+    elif kind is _tensors.tensor_type():
+        arrays = [_tensors.array_of(value) for value in values]
+        if all(array is not None for array in arrays):
+            return arrays, TENSOR
+    return values, NONE
+
+
+def dressed(array: npt.NDArray[Any], guise: int) -> Any:
+    """An array in its guise, which shares its memory and keeps it alive.
+
+    A memory map becomes one as pickle would make it, of no file: what is written to it stays here.
+    """
+    return _tensors.tensor_of(array) if guise == TENSOR else array.view(np.memmap)
