@@ -13,15 +13,15 @@ import contextlib
 import importlib.machinery
 import io
 import os
-import select
 import site
 import sys
 import sysconfig
+import time
 from multiprocessing import forkserver, popen_forkserver, reduction, spawn, util
 from multiprocessing.context import ForkServerProcess, set_spawning_popen
 from typing import Any
 
-from fastiter import errors
+from fastiter import _system, errors
 
 _server = forkserver.ForkServer()
 
@@ -90,14 +90,13 @@ class _Popen(popen_forkserver.Popen):
 def wait_for_end(seconds: float) -> None:
     """Waits, `seconds` at most, for the end of a server that has broken off a start: it may still
     be on its way out, and would break off the next start too."""
-    with contextlib.suppress(AttributeError, OSError):  # no server, or no pidfds
-        pidfd = os.pidfd_open(_server._forkserver_pid)  # type: ignore[attr-defined]
-        try:
-            ended = select.poll()
-            ended.register(pidfd, select.POLLIN)
-            ended.poll(1000 * seconds)
-        finally:
-            os.close(pidfd)
+    pid = _server._forkserver_pid  # type: ignore[attr-defined]
+    end = _system.now() + seconds
+    # It stays to be waited for: that is the business of multiprocessing.
+    options = os.WEXITED | os.WNOWAIT | os.WNOHANG
+    with contextlib.suppress(ChildProcessError, AttributeError):  # AttributeError: no os.waitid
+        while pid is not None and os.waitid(os.P_PID, pid, options) is None and _system.now() < end:
+            time.sleep(0.005)
 
 
 class ForkedWorker(ForkServerProcess):

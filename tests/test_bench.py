@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -201,12 +202,22 @@ def test_an_unknown_job_is_refused():
 jobs = micro_jobs()
 
 
+def has_memfd():
+    try:
+        os.close(os.memfd_create("x"))
+    except OSError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("name", jobs)
 def test_the_first_case_of_each_job_runs(name):
     """In this process, what needs no peer: results are checked, before and after a short slice.
 
     Where a call starts processes and so takes long, the checked calls are enough.
     """
+    if name == "transport" and not has_memfd():
+        pytest.skip("the system refuses memfd_create, by which the limit is measured")
     case = next(iter(jobs[name].cases(True)))
     slices = micro_runner.Slices({case.name: case})
     candidates = [c for c in case.candidates if c.partition(".")[0] in WITHOUT_PEERS]

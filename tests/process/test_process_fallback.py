@@ -4,6 +4,7 @@ and in sandboxes, other means take their place. The whole suite runs so nightly.
 from __future__ import annotations
 
 import errno
+import os
 import platform
 import textwrap
 
@@ -70,6 +71,15 @@ PROGRAM = """
 ALL = ("memfd_create", "pidfd_open", "eventfd2")
 
 
+def refuses_calls():
+    try:
+        os.close(os.memfd_create("x"))
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return True
+    return False
+
+
 @pytest.mark.parametrize(
     ("method", "names", "error"),
     [
@@ -80,6 +90,8 @@ ALL = ("memfd_create", "pidfd_open", "eventfd2")
     ],
 )
 def test_without_calls(tmp_path, method, names, error):
+    if len(names) < len(ALL) and refuses_calls():
+        pytest.skip("the system refuses more of these calls by itself")
     arguments = (method, list(names), getattr(errno, error))
     source = textwrap.dedent(PROGRAM).replace("ARGUMENTS", repr(arguments))
     status, out, err = run_script(tmp_path, source)
