@@ -210,7 +210,14 @@ def has_memfd():
     return True
 
 
-@pytest.mark.parametrize("name", jobs)
+def jobs_to_try():
+    """A few with every change, the rest nightly: each takes seconds."""
+    for name in jobs:
+        nightly = name not in ("concat", "pad", "reader")
+        yield pytest.param(name, marks=[pytest.mark.stress] if nightly else [])
+
+
+@pytest.mark.parametrize("name", jobs_to_try())
 def test_the_first_case_of_each_job_runs(name):
     """In this process, what needs no peer: results are checked, before and after a short slice.
 
