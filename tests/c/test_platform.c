@@ -18,30 +18,9 @@
 
 #include "check.h"
 #include "fi_platform.h"
+#include "processes.h"
 
 #define MIB (UINT64_C(1) << 20)
-#define LONG_ENOUGH (30 * INT64_C(1000000000)) /* only a failure waits so long */
-
-static bool is_readable(int descriptor, int64_t timeout_ns)
-{
-    uint8_t ready;
-    CHECK_EQ(fi_wait(&descriptor, 1, timeout_ns, &ready), FI_OK);
-    return ready;
-}
-
-/* Runs `body` in a child and returns its wait status. */
-static int in_child(void (*body)(void))
-{
-    int status;
-    pid_t pid = fork();
-    CHECK(pid >= 0);
-    if (pid == 0) {
-        body();
-        _exit(EXIT_SUCCESS);
-    }
-    CHECK_EQ(waitpid(pid, &status, 0), pid);
-    return status;
-}
 
 /* ---- shared memory ------------------------------------------------------------------------- */
 

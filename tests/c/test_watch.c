@@ -8,31 +8,8 @@
 #endif
 
 #include "check.h"
-#include "fi_platform.h"
 #include "fi_watch.h"
-
-#define LONG_ENOUGH (30 * INT64_C(1000000000)) /* only a failure waits so long */
-
-static bool is_readable(int descriptor, int64_t timeout_ns)
-{
-    uint8_t ready;
-    CHECK_EQ(fi_wait(&descriptor, 1, timeout_ns, &ready), FI_OK);
-    return ready;
-}
-
-/* Runs `body` in a child and returns its wait status. */
-static int in_child(void (*body)(void))
-{
-    int status;
-    pid_t pid = fork();
-    CHECK(pid >= 0);
-    if (pid == 0) {
-        body();
-        _exit(EXIT_SUCCESS);
-    }
-    CHECK_EQ(waitpid(pid, &status, 0), pid);
-    return status;
-}
+#include "processes.h"
 
 enum watch_kind { BY_LIFE_PIPE, BY_CLOSED_PIPE, BY_PIDFD, BY_KERNEL };
 

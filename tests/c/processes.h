@@ -1,0 +1,34 @@
+/* What tests of processes share: a child to run something in, and a look at a descriptor. */
+#ifndef FASTITER_TESTS_PROCESSES_H
+#define FASTITER_TESTS_PROCESSES_H
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "fi_platform.h"
+
+#define LONG_ENOUGH (30 * INT64_C(1000000000)) /* only a failure waits so long */
+
+static inline bool is_readable(int descriptor, int64_t timeout_ns)
+{
+    uint8_t ready;
+    CHECK_EQ(fi_wait(&descriptor, 1, timeout_ns, &ready), FI_OK);
+    return ready;
+}
+
+/* Runs `body` in a child and returns its wait status. */
+static inline int in_child(void (*body)(void))
+{
+    int status;
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        body();
+        _exit(EXIT_SUCCESS);
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    return status;
+}
+
+#endif
