@@ -2,15 +2,13 @@
 #include "fi_image.h"
 
 #include <errno.h>
-#include <limits.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "fi_platform.h"
+#include "fi_thread.h"
 
 /* From here on a thread costs less than the wait. */
 #define MANY_BYTES ((uint64_t)64 << 20)
@@ -64,17 +62,7 @@ static bool unmap_in_a_thread(struct mapping *mapping)
     if (atomic_exchange_explicit(&settling_pid, pid, memory_order_relaxed) != pid)
         atomic_store_explicit(&settling, 0, memory_order_relaxed);
     atomic_fetch_add_explicit(&settling, 1, memory_order_relaxed);
-    sigset_t every, before;
-    sigfillset(&every);
-    pthread_sigmask(SIG_SETMASK, &every, &before); /* signals belong to the program's threads */
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attributes, (size_t)PTHREAD_STACK_MIN + (256u << 10));
-    pthread_t thread;
-    int rc = pthread_create(&thread, &attributes, unmap, mapping);
-    pthread_attr_destroy(&attributes);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int rc = fi_thread_start(unmap, mapping);
     if (rc != 0)
         atomic_fetch_sub_explicit(&settling, 1, memory_order_relaxed);
     return rc == 0;

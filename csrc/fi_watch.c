@@ -2,9 +2,7 @@
 #include "fi_watch.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <time.h>
@@ -14,26 +12,7 @@
 #endif
 
 #include "fi_base.h"
-
-/* Starts a detached thread that gets no signals: these belong to Python's threads. It takes over
- * `argument`, which is freed here if there is no thread. */
-static int start_thread(void *(*body)(void *), void *argument)
-{
-    sigset_t every, before;
-    sigfillset(&every);
-    pthread_sigmask(SIG_SETMASK, &every, &before);
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attributes, (size_t)PTHREAD_STACK_MIN + (256u << 10));
-    pthread_t thread;
-    int rc = pthread_create(&thread, &attributes, body, argument);
-    pthread_attr_destroy(&attributes);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (rc != 0)
-        free(argument);
-    return rc;
-}
+#include "fi_thread.h"
 
 struct watch {
     struct pollfd entries[2];
@@ -60,7 +39,10 @@ int fi_watch_parent(int parent_pidfd, int life_pipe)
     /* poll ignores a negative descriptor. */
     watch->entries[0] = (struct pollfd){.fd = parent_pidfd, .events = POLLIN};
     watch->entries[1] = (struct pollfd){.fd = life_pipe, .events = POLLIN};
-    return start_thread(watch_parent, watch);
+    int rc = fi_thread_start(watch_parent, watch);
+    if (rc != FI_OK)
+        free(watch);
+    return rc;
 }
 
 int fi_die_with_parent(int parent)
@@ -98,5 +80,8 @@ int fi_exit_within(int64_t ns, int status)
     deadline->rest.tv_sec = (time_t)(ns / 1000000000);
     deadline->rest.tv_nsec = (long)(ns % 1000000000);
     deadline->status = status;
-    return start_thread(wait_for_deadline, deadline);
+    int rc = fi_thread_start(wait_for_deadline, deadline);
+    if (rc != FI_OK)
+        free(deadline);
+    return rc;
 }
