@@ -158,7 +158,7 @@ def join(field: Sequence[Any], rule: FieldRule, *, copy: bool = False) -> Joined
     lengths
         None, or if asked for int64 (len(field),) on the same device.
     """
-    field, _ = _guises.arrays_of(field)
+    field = _guises.undressed(field)
     on_gpu = _device.is_cupy_array(field[0])
     if rule.only_fills or (not on_gpu and np.ndim(field[0]) == 0):
         _refuse_numbers(field, rule)

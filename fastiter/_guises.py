@@ -31,6 +31,21 @@ def arrays_of(values: Sequence[Any]) -> tuple[Sequence[Any], int]:
     return values, NONE
 
 
+def undressed(values: Sequence[Any]) -> Sequence[Any]:
+    """The values to be joined: tensors, of whatever kind, and memory maps as plain arrays.
+
+    Raises
+    ------
+    TypeError
+        If NumPy has no array for a tensor.
+    """
+    arrays, guise = arrays_of(values)
+    tensor = _tensors.tensor_type()
+    if guise == NONE and tensor is not None and isinstance(values[0], tensor):
+        return [_tensors.as_array(v) if isinstance(v, tensor) else v for v in values]
+    return arrays
+
+
 def dressed(array: npt.NDArray[Any], guise: int) -> Any:
     """An array in its guise, which shares its memory and keeps it alive.
 

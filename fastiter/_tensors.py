@@ -39,6 +39,28 @@ def array_of(value: Any) -> npt.NDArray[Any] | None:
     return array
 
 
+def as_array(tensor: Any) -> npt.NDArray[Any]:
+    """Any tensor that NumPy can have, as an array that shares its memory where it can.
+
+    Gradients are left behind, and what is lazily conjugated or negated becomes a copy.
+
+    Raises
+    ------
+    TypeError
+        If NumPy lacks the dtype, or the tensor is not dense or not in the host's memory.
+    """
+    try:
+        array: npt.NDArray[Any] = tensor.detach().resolve_conj().resolve_neg().numpy()
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(
+            f"no NumPy array can be made of a tensor with {tensor.dtype}, {tensor.layout} and "
+            f"device {str(tensor.device)!r}: convert it in the dataset, by .float(), .to_dense() "
+            "or .cpu(), or give the dataset itself to the iterator, without a converter, and let "
+            f"fastiter.interop.as_torch join the tensors ({error})"
+        ) from error
+    return array
+
+
 def tensor_of(array: npt.NDArray[Any]) -> Any:
     """An array as a tensor that shares its memory, and keeps it alive."""
     import torch

@@ -492,6 +492,31 @@ def test_gradients_and_conjugates_are_resolved():
     assert [array.tolist() for array in found] == [[2.0], [1 - 2j]]
 
 
+def test_gradients_are_left_behind_when_tensors_are_joined():
+    rows = [torch.tensor([1.0, i], requires_grad=True) for i in range(3)]
+    conjugates = [torch.tensor([1 + 2j]).conj()] * 2 + [torch.tensor([3.0])]
+    assert concat_examples(rows).tolist() == [[1, 0], [1, 1], [1, 2]]
+    assert concat_examples(conjugates).tolist() == [[1 - 2j], [1 - 2j], [3]]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "named"),
+    [
+        (torch.zeros(3, dtype=torch.bfloat16), r"torch\.bfloat16.*\.float\(\)"),
+        (torch.eye(2).to_sparse(), r"torch\.sparse_coo.*\.to_dense\(\)"),
+        (torch.zeros(2, device="meta"), r"'meta'.*\.cpu\(\)"),
+    ],
+)
+def test_tensors_that_numpy_lacks_are_named(tensor, named):
+    wanted = f"(?s)no NumPy array.*{named}.*without a converter.*as_torch"
+    with pytest.raises(TypeError, match=wanted):
+        concat_examples([tensor, tensor])
+    with pytest.raises(TypeError, match=wanted):
+        from_torch([(tensor, 1)])[0]
+    joined = next(as_torch(SerialIterator([tensor] * 4, 4)))
+    assert (joined.shape, joined.dtype) == ((4, *tensor.shape), tensor.dtype)
+
+
 def test_many_examples_are_fetched_in_one_call():
     asked = Asked()
     for dataset in (asked, data.Subset(asked, range(39, -1, -1))):

@@ -35,7 +35,8 @@ def from_torch(dataset: Any) -> Any:
     ImportError
         If torch is not installed.
     TypeError
-        If it is an ``IterableDataset``, or has no length or no indexing.
+        If it is an ``IterableDataset``, or has no length or no indexing. Later, if an example holds
+        a tensor that NumPy has no array for, such as one of bfloat16.
     """
     data = library("torch.utils.data", "from_torch", _REMEDY)
     name = type(dataset).__qualname__
@@ -145,7 +146,7 @@ def _arrays(value: Any) -> Any:
     """An example, or a part of it, with arrays in the place of tensors."""
     kind = _tensors.tensor_type()
     if kind is not None and isinstance(value, kind):
-        array = value.detach().resolve_conj().resolve_neg().numpy()
+        array = _tensors.as_array(value)
         return array[()] if array.ndim == 0 else array
     if isinstance(value, tuple):
         return _tuple_like(value, [_arrays(part) for part in value])
