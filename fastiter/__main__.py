@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import importlib
 import os
 import sys
@@ -57,4 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    if sys.stderr is not None:
+        faulthandler.enable()  # the stack of a dataset that crashes, in workers too
     sys.exit(main())

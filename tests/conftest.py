@@ -195,6 +195,26 @@ def make_started(request: pytest.FixtureRequest) -> Iterator[Maker]:
 
 
 @pytest.fixture
+def processes() -> Iterator[Callable[..., iterators.MultiprocessIterator]]:
+    """Makes process iterators as the class does, with two forked workers and in order unless told
+    otherwise, and ends them with the test."""
+    made = []
+
+    def build(
+        dataset: Any, batch_size: int = 4, **arguments: Any
+    ) -> iterators.MultiprocessIterator:
+        defaults = {"n_processes": 2, "shuffle": False, "context": "fork"}
+        made.append(
+            iterators.MultiprocessIterator(dataset, batch_size, **{**defaults, **arguments})
+        )
+        return made[-1]
+
+    yield build
+    for iterator in made:
+        iterator.finalize()
+
+
+@pytest.fixture
 def save() -> Callable[[Any], dict[str, Any]]:
     """Takes a snapshot of an iterator: a dict of arrays."""
 

@@ -1,4 +1,4 @@
-"""torch's tensors and datasets: `as_torch`, `from_torch`, and tensors as examples.
+"""torch's tensors and datasets: `as_torch` and `from_torch`.
 
 Where processes are forked nothing was computed by torch before, so that its threads do not live.
 """
@@ -6,19 +6,18 @@ Where processes are forked nothing was computed by torch before, so that its thr
 from __future__ import annotations
 
 import copy
-import functools
 import gc
 import pickle
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from tensors_of import Tensors, Views, address
 
-from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator, concat_examples
+from fastiter import MultithreadIterator, SerialIterator, concat_examples
 from fastiter.interop import as_torch, from_torch
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -38,29 +37,6 @@ class Arrays:
         return np.full((2, 3), i, np.float32), i
 
 
-class Tensors(data.Dataset):
-    """Examples as datasets for torch's DataLoader give them."""
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, i: int) -> tuple[Any, Any, int]:
-        return torch.full((2, 3), float(i)), torch.tensor(i), i
-
-
-class Views(data.Dataset):
-    """Examples that are small parts of a large tensor."""
-
-    def __init__(self, n: int = 40) -> None:
-        self.data = torch.arange(float(n)).repeat_interleave(6).reshape(n, 2, 3)
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, i: int) -> Any:
-        return self.data[i]
-
-
 class Asked(Views):
     """Notes how it was asked."""
 
@@ -71,27 +47,6 @@ class Asked(Views):
     def __getitems__(self, indices: list[int]) -> list[Any]:
         self.calls.append(len(indices))
         return [self.data[i] for i in indices]
-
-
-def address(tensor_or_array: Any) -> int:
-    if isinstance(tensor_or_array, np.ndarray):
-        return int(tensor_or_array.__array_interface__["data"][0])
-    return int(tensor_or_array.data_ptr())
-
-
-@pytest.fixture
-def processes() -> Any:
-    """Makes MultiprocessIterators, and ends them."""
-    made = []
-
-    def build(dataset: Any, batch_size: int = 4, **arguments: Any) -> MultiprocessIterator:
-        defaults = {"n_processes": 2, "shuffle": False, "context": "fork"}
-        made.append(MultiprocessIterator(dataset, batch_size, **{**defaults, **arguments}))
-        return made[-1]
-
-    yield build
-    for iterator in made:
-        iterator.finalize()
 
 
 # ---- as_torch
@@ -301,151 +256,6 @@ def test_attributes_snapshots_and_copies_are_those_of_the_iterator():
         next(batches)
 
 
-# ---- tensors as examples
-
-
-def test_tensors_lie_in_columns(processes):
-    iterator = processes(Tensors())
-    for _ in range(4):
-        next(iterator)
-    batch = next(iterator)
-    places = [address(x) for x, _, _ in batch]
-    assert np.diff(places).tolist() == [24] * 3
-    for row, (x, i, j) in enumerate(batch):
-        assert type(x) is type(i) is torch.Tensor
-        assert (x.dtype, i.dtype, i.ndim, type(j)) == (torch.float32, torch.int64, 0, int)
-        assert x.tolist() == [[16 + row] * 3] * 2
-        assert int(i) == j == 16 + row
-
-
-def test_converted_tensors_are_columns(processes):
-    iterator = processes(Tensors(), converter=concat_examples)
-    for k in range(9):
-        x, i, j = next(iterator)
-        assert (type(x), x.dtype, i.dtype) == (np.ndarray, np.float32, np.int64)
-        assert i.tolist() == j.tolist() == x[:, 1, 2].tolist() == list(range(4 * k, 4 * k + 4))
-
-
-def test_a_part_of_a_large_tensor_travels_alone(processes):
-    dataset = Views(100_000)
-    iterator = processes(dataset, 64)
-    for _ in range(3):
-        batch = next(iterator)
-    assert sum(x.untyped_storage().nbytes() for x in batch) == 64 * 24
-    assert [int(x[0, 0]) for x in batch] == list(range(128, 192))
-
-
-class Varied(data.Dataset):
-    """What is no ordinary tensor of one shape."""
-
-    def __len__(self) -> int:
-        return 24
-
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        named = torch.tensor([i])
-        named.name_of_mine = "i"
-        return {
-            "ragged": torch.arange(i % 5),
-            "transposed": torch.arange(6).reshape(2, 3).T,
-            "half": torch.full((2,), i, dtype=torch.bfloat16),
-            "gradient": torch.tensor([float(i)], requires_grad=True),
-            "parameter": torch.nn.Parameter(torch.tensor([float(i)])),
-            "expanded": torch.tensor([i]).expand(1000),
-            "conjugated": torch.tensor([1j * i]).conj(),
-            "sparse": torch.eye(2).to_sparse(),
-            "nested": [torch.tensor([i]), {"again": torch.tensor(i)}],
-            "mixed": torch.tensor(i) if i % 2 else i,
-            "named": named,
-        }
-
-
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_other_tensors_arrive_as_they_are(processes, context):
-    dataset = Varied()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch has its say about sparse tensors
-        iterator = processes(dataset, context=context, n_processes=1)
-        for number, batch in zip(range(6), iterator, strict=False):
-            for row, found in enumerate(batch):
-                expected = dataset[4 * number + row]
-                assert list(found) == list(expected)
-                for name, tensor in expected.items():
-                    check_same(found[name], tensor)
-                assert found["gradient"].requires_grad
-                assert type(found["parameter"]) is torch.nn.Parameter
-                assert found["named"].name_of_mine == "i"
-
-
-def check_same(found: Any, expected: Any) -> None:
-    assert type(found) is type(expected)
-    if isinstance(expected, torch.Tensor):
-        assert found.dtype == expected.dtype
-        assert found.shape == expected.shape
-        assert torch.equal(found.to_dense(), expected.to_dense())
-    elif isinstance(expected, list):
-        for part, other in zip(found, expected, strict=True):
-            check_same(part, other)
-    elif isinstance(expected, dict):
-        check_same(list(found.values()), list(expected.values()))
-    else:
-        assert found == expected
-
-
-@pytest.mark.parametrize("kind", ["serial", "threads", "processes"])
-def test_ragged_tensors_are_padded(processes, kind):
-    dataset = [(torch.arange(i % 5 + 1), i) for i in range(24)]
-    pad = functools.partial(concat_examples, padding=-1, return_lengths=True)
-    arguments: dict[str, Any] = {"shuffle": False, "converter": pad}
-    makers: dict[str, Callable[..., Any]] = {
-        "serial": SerialIterator,
-        "threads": MultithreadIterator,
-        "processes": processes,
-    }
-    iterator = makers[kind](dataset, 4, **arguments)
-    for number in range(6):
-        tokens, labels, lengths = next(iterator)
-        expected = [i % 5 + 1 for i in range(4 * number, 4 * number + 4)]
-        assert lengths.tolist() == expected
-        assert tokens.shape == (4, max(expected))
-        assert tokens[1].tolist() == [*range(expected[1]), *[-1] * (max(expected) - expected[1])]
-        assert labels.tolist() == list(range(4 * number, 4 * number + 4))
-    iterator.finalize()
-
-
-def test_threads_write_tensors_in_place():
-    with MultithreadIterator(
-        Tensors(), 4, shuffle=False, n_threads=2, converter=concat_examples
-    ) as iterator:
-        for k in range(9):
-            x, i, j = next(iterator)
-            assert (type(x), x.dtype, i.dtype) == (np.ndarray, np.float32, np.int64)
-            assert i.tolist() == j.tolist() == x[:, 1, 2].tolist() == list(range(4 * k, 4 * k + 4))
-
-
-def test_workers_that_are_spawned_share_a_datasets_tensors(processes):
-    dataset = Views(200_000)
-    batch = next(processes(Where(dataset), context="spawn", n_processes=1))
-    # A private mapping of the image, not a copy on the heap.
-    assert [where for _, where in batch] == [True] * 4
-
-
-class Where(data.Dataset):
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, i: int) -> tuple[Any, bool]:
-        place = address(self.dataset.data)
-        with open("/proc/self/maps") as maps:
-            for line in maps:
-                begin, end = (int(part, 16) for part in line.split()[0].split("-"))
-                if begin <= place < end:
-                    return self.dataset[i], "memfd" in line
-        raise LookupError(place)
-
-
 # ---- from_torch
 
 
@@ -490,31 +300,6 @@ def test_gradients_and_conjugates_are_resolved():
     conjugate = torch.tensor([1 + 2j]).conj()
     found = from_torch([(gradient, conjugate)])[0]
     assert [array.tolist() for array in found] == [[2.0], [1 - 2j]]
-
-
-def test_gradients_are_left_behind_when_tensors_are_joined():
-    rows = [torch.tensor([1.0, i], requires_grad=True) for i in range(3)]
-    conjugates = [torch.tensor([1 + 2j]).conj()] * 2 + [torch.tensor([3.0])]
-    assert concat_examples(rows).tolist() == [[1, 0], [1, 1], [1, 2]]
-    assert concat_examples(conjugates).tolist() == [[1 - 2j], [1 - 2j], [3]]
-
-
-@pytest.mark.parametrize(
-    ("tensor", "named"),
-    [
-        (torch.zeros(3, dtype=torch.bfloat16), r"torch\.bfloat16.*\.float\(\)"),
-        (torch.eye(2).to_sparse(), r"torch\.sparse_coo.*\.to_dense\(\)"),
-        (torch.zeros(2, device="meta"), r"'meta'.*\.cpu\(\)"),
-    ],
-)
-def test_tensors_that_numpy_lacks_are_named(tensor, named):
-    wanted = f"(?s)no NumPy array.*{named}.*without a converter.*as_torch"
-    with pytest.raises(TypeError, match=wanted):
-        concat_examples([tensor, tensor])
-    with pytest.raises(TypeError, match=wanted):
-        from_torch([(tensor, 1)])[0]
-    joined = next(as_torch(SerialIterator([tensor] * 4, 4)))
-    assert (joined.shape, joined.dtype) == ((4, *tensor.shape), tensor.dtype)
 
 
 def test_many_examples_are_fetched_in_one_call():

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from fastiter._tools.timeline import record
 from fastiter.datasets import TupleDataset
 
 DATASETS = """
+    import os
     import threading
     import time
 
@@ -54,6 +58,11 @@ DATASETS = """
             if i == 40:
                 raise KeyError("no such file")
             return i
+
+
+    class Crashes(Sleepy):
+        def __getitem__(self, i):
+            os.abort()
 
 
     class Unpicklable(Sleepy):
@@ -230,7 +239,7 @@ class Numbers:
 
 def test_the_dataset_alone() -> None:
     """An example's own generator is there, as inside of an iterator."""
-    found = alone.measure(Numbers(), np.arange(40), 8, seconds=0.05)
+    found = alone.measure(Numbers(), np.arange(40), 8, seconds=0.05, warn=pytest.fail)
     assert found.layout == "{'x': int64[3], 'rng': float}"
     assert (found.length, found.nbytes, found.is_ragged) == (40, 32, False)
     assert found.is_repeatable
@@ -238,6 +247,45 @@ def test_the_dataset_alone() -> None:
     assert not found.by_many
     assert 0 < found.median <= found.high
     assert found.gain is not None
+
+
+class Stuck:
+    """Does not give an example until it was told of."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self._told = threading.Event()
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, i: int) -> int:
+        assert i != 3 or self._told.wait(60)
+        return i
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+        self._told.set()
+
+
+@pytest.mark.parametrize(
+    ("indices", "named"), [([3], "index 3"), ([1, 2, 3, 4, 5, 6], "the 6 indices 1, 2, 3, 4, ...")]
+)
+def test_a_dataset_that_does_not_come_back_is_told_of(indices: list[int], named: str) -> None:
+    dataset = Stuck()
+    fetch = alone.Fetcher(dataset, 10)
+    before = threading.active_count()
+    with fetch.waiting.told(dataset.say, 0.05):
+        assert fetch(np.array(indices)) == indices
+    assert threading.active_count() == before
+    assert re.fullmatch(f"the dataset has been fetching {named} for \\d+\\.\\d s", dataset.said[0])
+
+
+def test_the_stack_of_a_dataset_that_crashes(folder: Path) -> None:
+    answer = profile(folder, "some_data:Crashes")
+    assert answer.returncode == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in answer.stderr
+    assert re.search(r'some_data\.py", line \d+ in __getitem__', answer.stderr)
 
 
 def test_damage_is_found() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from fastiter._columnar import plain_columns, rows_getter
 from fastiter._tools.loading import UsageError
 from fastiter._tools.machine import text_of
+from fastiter._tools.patience import Waiting
 from fastiter.iterators._fetch import fetch_examples
 
 _GROUP_SECONDS = 100e-6  # examples that take less are timed in groups
@@ -58,6 +60,7 @@ class Fetcher:
     def __init__(self, dataset: Any, length: int) -> None:
         self._dataset = dataset
         self._length = length
+        self.waiting = Waiting()
 
     def __call__(self, indices: NDArray[np.int64]) -> list[Any]:
         """The examples at ``indices``.
@@ -80,7 +83,11 @@ class Fetcher:
         n = len(indices)
         state = SimpleNamespace(epoch=0, position=n, epoch_size=self._length)
         plan: Any = SimpleNamespace(indices=indices, state=state)
-        return fetch_examples(self._dataset, indices.tolist(), ((0, 0), plan), 0)
+        self.waiting.begin(indices)
+        try:
+            return fetch_examples(self._dataset, indices.tolist(), ((0, 0), plan), 0)
+        finally:
+            self.waiting.end()
 
     def _culprit(self, indices: NDArray[np.int64]) -> int | None:
         for k in range(len(indices)):
@@ -91,7 +98,9 @@ class Fetcher:
         return None
 
 
-def measure(dataset: Any, order: Any, batch_size: int, seconds: float) -> Alone:
+def measure(
+    dataset: Any, order: Any, batch_size: int, seconds: float, warn: Callable[[str], None]
+) -> Alone:
     """Time a dataset.
 
     Parameters
@@ -104,14 +113,20 @@ def measure(dataset: Any, order: Any, batch_size: int, seconds: float) -> Alone:
         Examples asked for at a time, where the dataset gives many.
     seconds : float
         What this may take, about; at least three examples are fetched.
+    warn
+        Is told of an example that takes very long, by another thread.
 
     Raises
     ------
     UsageError
         If the dataset raises.
     """
-    length = len(dataset)
-    fetch = Fetcher(dataset, length)
+    fetch = Fetcher(dataset, len(dataset))
+    with fetch.waiting.told(warn):
+        return _measure(fetch, dataset, order, batch_size, seconds)
+
+
+def _measure(fetch: Fetcher, dataset: Any, order: Any, batch_size: int, seconds: float) -> Alone:
     by_many = rows_getter(dataset) is not None
     begin = time.perf_counter()
     (example,) = fetch(part_of(order, 0, 1))
@@ -122,7 +137,7 @@ def measure(dataset: Any, order: Any, batch_size: int, seconds: float) -> Alone:
     gain, trouble = _gain_of_threads(fetch, order, group, len(timed) / sum(timed), 0.3 * seconds)
     per_example = sorted(t / group for t in timed)
     return Alone(
-        length=length,
+        length=len(dataset),
         layout=layout_of(example),
         is_ragged=len({layout_of(e) for e in (example, once_more, *samples)}) > 1,
         nbytes=statistics.fmean(nbytes_of(e) for e in (example, *samples)),

@@ -128,7 +128,7 @@ def run(options: argparse.Namespace) -> int:
     except loading.UsageError as error:
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__, file=sys.stderr)
-        print(f"fastiter profile: {error}", file=sys.stderr)
+        _warn(str(error))
         return 2
     drawn = chart.draw(measured, options.output)
     traced = "" if options.trace is None else _write_trace(measured.trace, options.trace)
@@ -147,7 +147,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Measured
     begin = time.perf_counter()
     dataset = loading.load_dataset(options.dataset)
     order = fastiter.VirtualShuffleOrderSampler(_SEED)(range(len(dataset)), 0)
-    found = alone.measure(dataset, order, options.batch_size, _ALONE * options.budget)
+    found = alone.measure(dataset, order, options.batch_size, _ALONE * options.budget, _warn)
     copy_rate = alone.copy_rate()
     _show_alone(say, options.dataset, dataset, found)
     notes: list[str] = []
@@ -254,6 +254,10 @@ def _say(text: str) -> None:
 
 def _quiet(text: str) -> None:
     pass
+
+
+def _warn(text: str) -> None:
+    print(f"fastiter profile: {text}", file=sys.stderr, flush=True)
 
 
 def _show_alone(say: Callable[[str], None], name: str, dataset: Any, found: alone.Alone) -> None:
