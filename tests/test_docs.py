@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,15 +73,17 @@ def environment() -> dict[str, str]:
 def run(source: str, tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(source)
-    result = subprocess.run(
-        # Of other packages' warnings ours is not the place to hear.
-        [sys.executable, "-W", "ignore", "-W", "error::ResourceWarning", str(path)],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    # What a page makes with tempfile goes with this. tmp_path is too long for the names of sockets.
+    with tempfile.TemporaryDirectory() as scratch:
+        result = subprocess.run(
+            # Of other packages' warnings ours is not the place to hear.
+            [sys.executable, "-W", "ignore", "-W", "error::ResourceWarning", str(path)],
+            cwd=tmp_path,
+            env={**environment(), "TMPDIR": scratch},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
     assert (result.returncode, result.stderr) == (0, "")
 
 
