@@ -146,7 +146,7 @@ WITH_PADDING: dict[str, tuple[Any, Any]] = {
     "Nones": ([None], 0),
     "objects": ([np.array([None]), np.array([1, 2], object)], "q"),
     "structured": ([record[:1], record], (1, 2)),
-    "datetimes": ([np.array([day]), np.array([second, second])], np.datetime64("NaT")),
+    "datetimes": ([np.array([day]), np.array([second, second])], np.datetime64("NaT", "D")),
     "masked": ([masked, masked[:2]], 0),
     "subclass": ([a.view(Tagged), a], 0),
     "cast to bool": ([np.array([True]), np.array([1, 0, 5])], True),

@@ -75,7 +75,7 @@ ARRAYS = {
     "nested structure": lambda i: np.array(
         [([(i, 1), (2, 3)], f"2020-01-{i % 28 + 1:02}", b"ab")], NESTED
     ),
-    "datetime": lambda i: np.array(["NaT", "2020-02-03T04"], "M8[h]") + i,
+    "datetime": lambda i: np.array(["NaT", "2020-02-03T04"], "M8[h]") + np.timedelta64(i, "h"),
     "timedelta": lambda i: np.array([i, "NaT"], "m8[25s]"),
     "datetime without unit": lambda i: np.array(["NaT"], "M8"),
     "float16": lambda i: np.array([i, np.nan, -np.inf, -0.0], "f2"),
@@ -136,9 +136,9 @@ VALUES = {
     "str_": lambda i: np.str_(f"a{i}"),
     "bytes_": lambda i: np.bytes_(b"a%d" % i),
     "void": lambda i: np.array([(i, 2)], POINT)[0],
-    "datetime64": lambda i: np.datetime64("2020-01-01", "D") + i,
+    "datetime64": lambda i: np.datetime64("2020-01-01", "D") + np.timedelta64(i, "D"),
     "datetime64 of changing unit": lambda i: np.datetime64(i, "s" if i % 2 else "ms"),
-    "timedelta64": lambda i: np.timedelta64("NaT") if i % 5 == 0 else np.timedelta64(i, "s"),
+    "timedelta64": lambda i: np.timedelta64("NaT", "D") if i % 5 == 0 else np.timedelta64(i, "s"),
     "float or float64": lambda i: float(i) if i % 2 else np.float64(i),
     "empty tuple": lambda i: (),
     "empty list": lambda i: [],
