@@ -139,6 +139,19 @@ def _threads_that_see_forks() -> int:
     return count
 
 
+def _number_of_lost_threads(library: ctypes.CDLL) -> ctypes.c_int | None:
+    """Where OpenBLAS keeps its number of threads, if a fork has ended them; otherwise None.
+
+    Its own function starts all of them again before it sets that number, one for each processor,
+    and each spins for some twenty milliseconds before it sleeps.
+    """
+    try:
+        is_there = ctypes.c_int.in_dll(library, "blas_server_avail").value
+        return None if is_there else ctypes.c_int.in_dll(library, "blas_cpu_number")
+    except ValueError:  # another build, which hides them
+        return None
+
+
 def _libraries() -> Iterator[tuple[str, ctypes.CDLL]]:
     """The libraries with thread pools in this process, as (key of _SETTERS, handle)."""
     try:
@@ -146,7 +159,8 @@ def _libraries() -> Iterator[tuple[str, ctypes.CDLL]]:
     except OSError:
         return
     for path in {line[line.index("/") :] for line in lines if "/" in line and ".so" in line}:
-        kind = next((kind for kind in _SETTERS if kind in os.path.basename(path)), None)
+        name = path.rpartition("/")[2]
+        kind = next((kind for kind in _SETTERS if kind in name), None)
         if kind is not None:
             try:
                 yield kind, ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
@@ -164,6 +178,10 @@ def limit_pools() -> None:
     for variable in _VARIABLES:
         os.environ.setdefault(variable, "1")
     for kind, library in _libraries():
+        lost = _number_of_lost_threads(library) if kind == "openblas" else None
+        if lost is not None:
+            lost.value = 1
+            continue
         for name in _SETTERS[kind]:
             if hasattr(library, name):
                 library[name](1)

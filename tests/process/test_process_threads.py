@@ -141,6 +141,34 @@ def test_blas_at_rest(tmp_path):
     assert out == f"{multiprocessing.get_all_start_methods()[0]} True"
 
 
+THREADS_OF_WORKERS = """
+    import os
+    import numpy as np
+    from fastiter import MultiprocessIterator
+
+    class Dataset:
+        def __len__(self):
+            return 16
+        def __getitem__(self, index):
+            before = len(os.listdir("/proc/self/task"))
+            np.ones((300, 300)) @ np.ones((300, 300))
+            return before, len(os.listdir("/proc/self/task"))
+
+    if __name__ == "__main__":
+        OPTIONS = {"n_processes": 2, "repeat": False, "context": "fork"}
+        np.ones((300, 300)) @ np.ones((300, 300))
+        with MultiprocessIterator(Dataset(), 4, **OPTIONS) as iterator:
+            print({pair for batch in iterator for pair in batch})
+"""
+
+
+def test_a_forked_worker_has_no_threads_of_blas(tmp_path):
+    """To start a worker must not start a pool of one thread for each processor, which would spin
+    there before they sleep; nor may computing in it. One thread computes, one watches the parent."""
+    status, out, err = run_script(tmp_path, textwrap.dedent(THREADS_OF_WORKERS))
+    assert (status, err, out.strip()) == (0, "", "{(2, 2)}")
+
+
 @stress
 @pytest.mark.parametrize(("start", "method"), [(GUARDED, "forkserver"), (UNGUARDED, "fork")])
 def test_opencv(tmp_path, start, method):
