@@ -164,7 +164,8 @@ THREADS_OF_WORKERS = """
 
 def test_a_forked_worker_has_no_threads_of_blas(tmp_path):
     """To start a worker must not start a pool of one thread for each processor, which would spin
-    there before they sleep; nor may computing in it. One thread computes, one watches the parent."""
+    before they sleep; nor may computing in it. It has a thread that computes and one that watches
+    the parent."""
     status, out, err = run_script(tmp_path, textwrap.dedent(THREADS_OF_WORKERS))
     assert (status, err, out.strip()) == (0, "", "{(2, 2)}")
 
