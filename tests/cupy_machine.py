@@ -13,14 +13,14 @@ Forked children do not have what is registered.
 from __future__ import annotations
 
 import ctypes
-import itertools
+import gc
 import mmap
 import random
 import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -246,26 +246,17 @@ class Device:
         self.machine.finish()
 
 
-class _Last(int):
-    """Calls what it is the key of when the last reference to it goes.
+def _last_of(content: np.ndarray, function: Callable[[], None]) -> np.ndarray:
+    """An array that calls a function when the last reference to it goes.
 
-    The collector does not track integers. What it tracks is finalized as soon as it is found to be
-    garbage, also if another finalizer brings it back to life; CuPy's memory goes when it is
+    The collector does not track plain arrays. What it tracks is finalized as soon as it is found to
+    be garbage, also if another finalizer brings it back to life; CuPy's memory goes when it is
     deallocated, and no sooner.
     """
-
-    __slots__ = ()
-    keys = itertools.count()
-    calls: ClassVar[dict[int, Callable[[], None]]] = {}
-
-    @classmethod
-    def calling(cls, function: Callable[[], None]) -> Self:
-        last = cls(next(cls.keys))
-        cls.calls[int(last)] = function
-        return last
-
-    def __del__(self) -> None:
-        self.calls.pop(int(self))()
+    last = content.view(np.ndarray)
+    assert not gc.is_tracked(last)
+    weakref.finalize(last, function).atexit = False
+    return last
 
 
 class PooledMemory:
@@ -279,7 +270,7 @@ class PooledMemory:
             machine.device_bytes += nbytes
             machine.blocks.append(np.full(nbytes, GARBAGE, np.uint8))
         content = self.content = free.pop() if free else machine.blocks[-1]
-        self._last = _Last.calling(lambda: free.append(content))
+        self._last = _last_of(content, lambda: free.append(content))
 
 
 class UnownedMemory:
