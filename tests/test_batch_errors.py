@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import time
 import weakref
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from failing import Failing
 
-from fastiter import concat_examples
+from fastiter import Replacement, concat_examples
 
 
 def test_error_of_the_dataset_comes_as_itself_and_the_iteration_goes_on(make):
@@ -78,6 +79,23 @@ class MissingMany(Missing):
         return [self[index] for index in indices]
 
 
+class MissingRun(Missing):
+    """A whole batch of which nothing is left."""
+
+    def __getitem__(self, index: int) -> int:
+        if index >= 4:
+            raise NoSuchRow(index)
+        return index
+
+
+class MissingRunOfMany(MissingRun, MissingMany):
+    pass
+
+
+class Tag:
+    """Put into a list, it tells how long that lives: lists take no weak references."""
+
+
 @pytest.mark.parametrize("kind", [Missing, MissingMany])
 @pytest.mark.parametrize("converter", [None, concat_examples])
 def test_error_that_nobody_keeps_is_gone(make, kind, converter):
@@ -95,6 +113,36 @@ def test_error_that_nobody_keeps_is_gone(make, kind, converter):
     try:
         error, end = raised(iterator), time.monotonic() + 10
         while error() is not None:  # a thread may not be through with it yet
+            assert time.monotonic() < end
+            time.sleep(0.001)
+    finally:
+        gc.enable()
+
+
+def decide(decision: str, index: int, error: Exception) -> Any:
+    return Replacement(-index) if decision == "replace" else decision
+
+
+@pytest.mark.parametrize("kind", [Missing, MissingMany, MissingRun, MissingRunOfMany])
+@pytest.mark.parametrize("decision", ["skip", "replace", "raise"])
+def test_error_about_which_is_decided_keeps_no_batch(make, kind, decision):
+    """The frames of what was skipped lead to the loop, and to its batches: memory of devices."""
+    on_error = functools.partial(decide, decision)
+    iterator = make(kind(), 4, shuffle=False, on_error=on_error, skip_limit=None)
+    gc.collect()
+    gc.disable()
+    try:
+        alive = []
+        for _ in range(6):
+            try:
+                batch = next(iterator)
+            except NoSuchRow:
+                continue
+            batch.append(Tag())
+            alive.append(weakref.ref(batch[-1]))
+            del batch
+        end = time.monotonic() + 10
+        while any(ref() is not None for ref in alive):
             assert time.monotonic() < end
             time.sleep(0.001)
     finally:

@@ -18,6 +18,7 @@ from fastiter._columnar import (
 from fastiter._failures import (
     STOPS,
     Judge,
+    NothingLeft,
     RowFailure,
     is_skippable,
     raisable,
@@ -125,8 +126,13 @@ class Source:
         if judge is None:
             examples = self.examples(indices, (seed, plan))
         else:
-            found, failures = self.each(indices, (seed, plan))
-            examples = survivors(found, failures, judge.settle(plan, failures) if failures else {})
+            failures: list[RowFailure] = []
+            found = self.each(indices, (seed, plan), failures)
+            try:
+                stand_ins = judge.settle(plan, failures) if failures else {}
+                examples = survivors(found, failures, stand_ins)
+            finally:
+                failures.clear()  # or an error, its frames and this list keep each other alive
         if self._converter is None:
             return examples
         if self.is_on_gpu and self.concat is not None:
@@ -144,9 +150,14 @@ class Source:
         return fetch_examples(self.dataset, indices.tolist(), origin, first)
 
     def each(
-        self, indices: Indices, origin: tuple[Seed, Plan], first: int = 0
-    ) -> tuple[dict[int, Any], list[RowFailure]]:
-        """The same, whatever fails: the examples by their rows, and what happened to the others.
+        self,
+        indices: Indices,
+        origin: tuple[Seed, Plan],
+        failures: list[RowFailure],
+        first: int = 0,
+    ) -> dict[int, Any]:
+        """The same, whatever fails: the examples by their rows. What happened to the others is
+        added to ``failures``, which the caller clears when it has been decided about.
 
         If a call for many fails, each of its examples is fetched by itself. GeneratorExit,
         KeyboardInterrupt and SystemExit pass.
@@ -154,24 +165,23 @@ class Source:
         plain = self.plain()
         examples = None if plain is None else plain.reader.examples(indices)
         if examples is not None:
-            return dict(enumerate(examples, first)), []
+            return dict(enumerate(examples, first))
         if rows_getter(self.dataset) is None:
-            return _fetch_each(self.dataset, indices.tolist(), origin, first)
+            return _fetch_each(self.dataset, indices.tolist(), origin, failures, first)
         try:
             examples = fetch_examples(self.dataset, indices.tolist(), origin, first)
-            return dict(enumerate(examples, first)), []
+            return dict(enumerate(examples, first))
         except STOPS:
             raise
         except BaseException as error:
             if len(indices) == 1 or not is_skippable(error):
-                return {}, [_failure(first, int(indices[0]), error)]
+                failures.append(_failure(first, int(indices[0]), error))
+                return {}
         found: dict[int, Any] = {}
-        failures: list[RowFailure] = []
         for place in range(len(indices)):
-            one, failed = self.each(indices[place : place + 1], origin, first + place)
-            found.update(one)
-            failures += failed
-        return found, failures
+            one = indices[place : place + 1]
+            found.update(self.each(one, origin, failures, first + place))
+        return found
 
     @property
     def gives_many(self) -> bool:
@@ -277,15 +287,19 @@ def fetch_examples(
 
 
 def _fetch_each(
-    dataset: Any, indices: list[int], origin: tuple[Seed, Plan], first: int
-) -> tuple[dict[int, Any], list[RowFailure]]:
+    dataset: Any,
+    indices: list[int],
+    origin: tuple[Seed, Plan],
+    failures: list[RowFailure],
+    first: int,
+) -> dict[int, Any]:
     """The examples of a dataset that gives one at a time, as `Source.each` has them."""
     examples: list[Any] = []
-    failures: list[RowFailure] = []
+    failed: set[int] = set()
     counter = _example.Counter(indices, first)
     before = _example.begin(_example.Fetching(*origin, counter))
     try:
-        while len(examples) + len(failures) < len(indices):
+        while len(examples) + len(failed) < len(indices):
             try:
                 for index in counter.values:
                     examples.append(dataset[index])
@@ -293,13 +307,13 @@ def _fetch_each(
                 raise
             except BaseException as error:
                 row = counter.row
+                failed.add(row)
                 failures.append(_failure(row, indices[row - first], error))
     finally:
         _example.end(before)
     rows = range(first, first + len(indices))
-    failed = {failure.row for failure in failures}
     good = (row for row in rows if row not in failed) if failed else rows
-    return dict(zip(good, examples, strict=True)), failures
+    return dict(zip(good, examples, strict=True))
 
 
 def _failure(row: int, index: int, error: BaseException) -> RowFailure:
@@ -315,6 +329,9 @@ def capture(function: Callable[..., Any], *args: Any) -> Outcome:
     """
     try:
         return Outcome(function(*args))
+    except NothingLeft as error:
+        error.__traceback__ = None  # never shown; or its frames and this outcome keep each other
+        return Outcome(None, error)
     except StopIteration as error:
         wrapped = RuntimeError(f"StopIteration was raised while a batch was made: {error!r}")
         wrapped.__cause__ = error

@@ -520,12 +520,15 @@ class ColumnsJob(Job):
         source = self._work.source
         if not self._work.tolerates:
             return source.examples(self._indices, self._origin)
-        found, failures = source.each(self._indices, self._origin)
-        for failure in failures:
-            facts = f"dataset index {self._indices[failure.row]}, {self._facts()}"
-            kept = Failure(failure.row, failure.error, facts, failure.is_skippable)
-            self._tolerated.append(kept)
+        failures: list[RowFailure] = []
+        found = source.each(self._indices, self._origin, failures)
+        self._tolerated += [self._kept(failure) for failure in failures]
+        failures.clear()  # or an error, its frames and this list keep each other alive
         return list(found.values())
+
+    def _kept(self, failure: RowFailure) -> Failure:
+        facts = f"dataset index {self._indices[failure.row]}, {self._facts()}"
+        return Failure(failure.row, failure.error, facts, failure.is_skippable)
 
 
 def annotate(error: Exception, facts: str) -> None:
