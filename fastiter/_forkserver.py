@@ -43,11 +43,21 @@ def _is_found_by_others() -> bool:
         places += os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if site.ENABLE_USER_SITE:
         places.append(site.getusersitepackages())
-    places += [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    spec = importlib.machinery.PathFinder.find_spec("fastiter", places)
+    packages = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    spec = importlib.machinery.PathFinder.find_spec("fastiter", places + packages)
+    if spec is None:  # an editable install, whose finder is started by a .pth file beside it
+        finders = (finder for finder in sys.meta_path if _place_of(finder) in packages)
+        specs = (finder.find_spec("fastiter", None) for finder in finders)
+        spec = next(filter(None, specs), None)
     if spec is None or spec.origin is None:
         return False
     return os.path.dirname(spec.origin) == os.path.dirname(errors.__file__)
+
+
+def _place_of(finder: Any) -> str | None:
+    """The directory of the module that a finder comes from."""
+    file = getattr(sys.modules.get(finder.__module__), "__file__", None)
+    return None if file is None else os.path.dirname(file)
 
 
 def _forget_server() -> None:
