@@ -127,8 +127,8 @@ class Source:
             examples = self.examples(indices, (seed, plan))
         else:
             failures: list[RowFailure] = []
-            found = self.each(indices, (seed, plan), failures)
             try:
+                found = self.each(indices, (seed, plan), failures)
                 stand_ins = judge.settle(plan, failures) if failures else {}
                 examples = survivors(found, failures, stand_ins)
             finally:
