@@ -3,9 +3,10 @@
 Tests kill processes, some of them while they save what they have counted. ``coverage combine``
 would take such a file as it is, and fail: without a table it cannot be read, and a Cython file that
 has lines but no note of the plugin which found them conflicts with all other data. Processes that
-outlive the tests may write while this runs.
+outlive the tests may write while this runs, so the result lies elsewhere: ``coverage report`` takes
+up what it finds beside its data file.
 
-    python .ci/combine_coverage.py DIRECTORY    # .coverage.* there, into .coverage there
+    python .ci/combine_coverage.py DIRECTORY RESULT    # DIRECTORY/.coverage.* into the file RESULT
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ def is_whole(path: Path) -> bool:
     return all(tracer for name, tracer in rows if name.endswith(".pyx"))
 
 
-def main(directory: Path) -> int:
+def main(directory: Path, result: Path) -> int:
     """Combine them, and say how many were left out."""
     paths = sorted(directory.glob(".coverage.*"))
-    combined = CoverageData(str(directory / ".coverage"))
+    combined = CoverageData(str(result))
     seen: set[bytes] = set()
     partial = 0
     for path in paths:
@@ -57,4 +58,4 @@ def main(directory: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(*map(Path, sys.argv[1:])))
