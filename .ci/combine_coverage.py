@@ -11,6 +11,7 @@ up what it finds beside its data file.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import sys
 from contextlib import closing
@@ -36,6 +37,7 @@ def main(directory: Path, result: Path) -> int:
     """Combine them, and say how many were left out."""
     paths = sorted(directory.glob(".coverage.*"))
     combined = CoverageData(str(result))
+    top = f"{Path.cwd()}{os.sep}"
     seen: set[bytes] = set()
     partial = 0
     for path in paths:
@@ -47,7 +49,8 @@ def main(directory: Path, result: Path) -> int:
             if not is_whole(path):
                 raise CoverageException(f"{path} is a part of a data file")
             piece.read()
-            combined.update(piece)
+            # Processes with another directory have noted whole paths.
+            combined.update(piece, map_path=lambda name: name.removeprefix(top))
         except CoverageException:
             partial += 1
         finally:
