@@ -13,9 +13,12 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 
-from fastiter import DatasetError, MultithreadIterator
+from fastiter import DatasetError, MultithreadIterator, concat_examples
+from fastiter.datasets import TupleDataset
+from fastiter.iterators import _jobs
 
 PATIENCE = 30.0  # seconds; a limit for what should come at once
 
@@ -305,3 +308,27 @@ def test_program_ends_silently_with_an_iterator_alive_and_a_thread_hanging():
         check=False,
     )
     assert (run.returncode, run.stdout, run.stderr) == (0, "[0, 1]\n", "")
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_an_array_that_changes_before_it_is_gathered(monkeypatch, on_error):
+    """The batch is then made of examples, as they are now."""
+    array = np.arange(48.0).reshape(12, 4)
+    fill = _jobs.ColumnsJob._fill
+
+    def fill_later(job: Any, start: int, stop: int) -> Any:
+        array.shape = (24, 2)
+        return fill(job, start, stop)
+
+    monkeypatch.setattr(_jobs.ColumnsJob, "_fill", fill_later)
+    with MultithreadIterator(
+        TupleDataset(array, np.arange(12)),
+        4,
+        shuffle=False,
+        n_threads=2,
+        converter=concat_examples,
+        on_error=on_error,
+    ) as iterator:
+        rows, numbers = next(iterator)
+        assert numbers.tolist() == [0, 1, 2, 3]
+        assert rows.tolist() == np.arange(8.0).reshape(4, 2).tolist()
