@@ -4,7 +4,8 @@
 #   tests/c/run.sh [none | address | undefined | thread | address,undefined | ... | coverage] ...
 #
 # For another processor: CC=aarch64-linux-gnu-gcc AR=aarch64-linux-gnu-ar
-# RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu".
+# RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu". CC=musl-gcc needs Linux's own headers: a script that calls it
+# with -idirafter and a directory of links to /usr/include/linux, asm and asm-generic.
 # Warnings are errors. FASTITER_PORTABLE=1 takes the portable POSIX path, TESTS="ring order" only these tests.
 # With address among the variants it replays the corpus of each fuzz target, too.
 # Programs run in the top directory, each for at most TEST_SECONDS (300).
