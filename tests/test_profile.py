@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
 import json
 import multiprocessing
 import os
@@ -18,7 +20,9 @@ import numpy as np
 import pytest
 
 import fastiter.random
+from fastiter.__main__ import main
 from fastiter._tools import alone, chart, loading
+from fastiter._tools import profile as profile_tool
 from fastiter._tools.limits import Limits, advice, limits_of
 from fastiter._tools.runs import Runs, Settings, Task, run_once
 from fastiter._tools.search import Plan, Search
@@ -229,6 +233,28 @@ def test_objects_are_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         loading.load_converter("none", 0.0)
 
 
+def test_figures_are_shown_where_no_timeline_can_be_had(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise MemoryError("no memory for a trace")
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "some_data", raising=False)
+    monkeypatch.setattr(profile_tool, "record", refuse)
+    options = ["--budget", "0.5", "--workers", "1", "--start-methods", "fork"]
+    assert main(["profile", "some_data:ready", *options, "--trace", "trace.json"]) == 0
+    printed = capsys.readouterr().out
+    assert "Measured with batches of 10: the dataset has no more examples." in printed
+    assert "No timeline: to record one raised MemoryError: no memory for a trace" in printed
+    assert "Best, with batches of 10" in printed
+    assert "Trace: not written, since recording it failed" in printed
+    assert not (folder / "trace.json").exists()
+    is_drawn = importlib.util.find_spec("matplotlib") is not None
+    assert (folder / "fastiter-profile.png").exists() == is_drawn
+
+
 class Numbers:
     def __len__(self) -> int:
         return 40
@@ -247,6 +273,14 @@ def test_the_dataset_alone() -> None:
     assert not found.by_many
     assert 0 < found.median <= found.high
     assert found.gain is not None
+
+
+def test_a_busy_machine_does_not_make_a_dataset_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the thread has stood in line for a CPU while nothing was fetched does not count."""
+    seconds = itertools.count()
+    monkeypatch.setattr(alone, "_delay", lambda: float(next(seconds)))
+    found = alone.measure([5] * 40, np.arange(40), 8, seconds=0.05, warn=pytest.fail)
+    assert 0 < found.cpu < 2
 
 
 class Stuck:

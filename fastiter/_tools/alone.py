@@ -187,15 +187,18 @@ def _time(
     while not timed or time.perf_counter() < end:
         indices = part_of(order, start, group)
         start += group
-        delay -= _delay()
+        stood = -_delay()
         busy, begin = time.process_time(), time.perf_counter()
         examples = fetch(indices)
-        timed.append(time.perf_counter() - begin)
-        cpu += time.process_time() - busy
-        delay += _delay()
+        elapsed = time.perf_counter() - begin
+        used = time.process_time() - busy
+        stood += _delay()
+        timed.append(elapsed)
+        cpu += used
+        delay += min(stood, max(0.0, elapsed - used))  # it may have stood before it began
         if len(samples) < 32:
             samples.append(examples[-1])
-    return timed, samples, cpu / (sum(timed) - min(delay, 0.95 * sum(timed)))
+    return timed, samples, cpu / max(sum(timed) - delay, 1e-9)
 
 
 def _delay() -> float:

@@ -29,11 +29,14 @@ def draw(measured: Measured, path: Path) -> str:
     except ImportError:
         return "not drawn: matplotlib is not installed (pip install matplotlib)"
     best = measured.best.settings
-    heights = [4.0, 1.3 + 0.28 * min(best.workers, _MOST_WORKERS)]
+    heights = [4.0]
+    if measured.trace is not None:
+        heights.append(1.3 + 0.28 * min(best.workers, _MOST_WORKERS))
     figure = Figure(figsize=(9, sum(heights)), layout="constrained")
-    throughput, timeline = figure.subplots(2, 1, height_ratios=heights)
-    _throughput(throughput, measured)
-    _timeline(timeline, measured.trace.events(), best.name)
+    throughput, *timelines = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)
+    _throughput(throughput[0], measured)
+    if measured.trace is not None:
+        _timeline(timelines[0][0], measured.trace.events(), best.name)
     try:
         figure.savefig(path, dpi=110)
     except OSError as error:

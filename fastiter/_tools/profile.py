@@ -57,7 +57,7 @@ class Measured(NamedTuple):
     best: Runs
     advice: list[str]
     notes: list[str]
-    trace: Trace  # of the best settings
+    trace: Trace | None  # of the best settings; None if that failed
 
     @property
     def code(self) -> str:
@@ -158,6 +158,9 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Measured
             f"Measured with batches of {batch_size}, since one of {options.batch_size} takes "
             f"{milliseconds(options.batch_size * found.seconds)}; --budget allows for more."
         )
+    if batch_size > found.length:  # one would be of several epochs, each with an order of its own
+        batch_size = found.length
+        notes.append(f"Measured with batches of {batch_size}: the dataset has no more examples.")
     task, converter = _task(options, dataset, order, found, batch_size, notes)
     prefetch = options.prefetch or [PREFETCH, 2, 8]
     search = Search(
@@ -176,6 +179,11 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Measured
     limits = limits_of(found, runs, copy_rate)
     if search.left_out:
         notes.append(f"{len(search.left_out)} settings were left out for want of time (--budget).")
+    trace = None
+    try:
+        trace = record(task, best.settings, 0.5 * _RECORDED * options.budget)
+    except Exception as error:  # of the dataset's, or for want of memory: the figures are there
+        notes.append(f"No timeline: to record one raised {type(error).__name__}: {error}")
     return Measured(
         name=options.dataset,
         batch_size=options.batch_size,
@@ -189,7 +197,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Measured
         best=best,
         advice=advice(found, limits, runs, best, batch_size, options.step),
         notes=notes,
-        trace=record(task, best.settings, 0.5 * _RECORDED * options.budget),
+        trace=trace,
     )
 
 
@@ -320,8 +328,10 @@ def _busy(runs: Runs) -> str:
     return "-" if runs.stats is None or not runs.stats.workers else f"{runs.stats.busy:.0%}"
 
 
-def _write_trace(trace: Trace, path: Path) -> str:
+def _write_trace(trace: Trace | None, path: Path) -> str:
     """Returns where, or why not."""
+    if trace is None:
+        return "not written, since recording it failed"
     try:
         trace.save(path)
     except OSError as error:
