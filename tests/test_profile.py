@@ -322,6 +322,14 @@ def test_the_stack_of_a_dataset_that_crashes(folder: Path) -> None:
     assert re.search(r'some_data\.py", line \d+ in __getitem__', answer.stderr)
 
 
+def test_tensors_are_compared() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    for dtype in (torch.float32, torch.bfloat16):
+        one = torch.tensor([1.0, float("nan")], dtype=dtype)
+        assert alone.are_equal((one, 1), (one.clone(), 1))
+        assert not alone.are_equal((one, 1), (one + 1, 1))
+
+
 def test_damage_is_found() -> None:
     """The first batch is compared with what the dataset gives by itself."""
     indices = [int(i) for i in fastiter.VirtualShuffleOrderSampler(0)(range(40), 0)[:4]]

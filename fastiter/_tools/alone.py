@@ -278,12 +278,20 @@ def are_equal(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(are_equal, one, other))
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(are_equal(one[key], other[key]) for key in one)
-    if hasattr(one, "numpy") and hasattr(other, "numpy"):
-        return are_equal(one.numpy(), other.numpy())
     try:
+        if hasattr(one, "numpy") and hasattr(other, "numpy"):
+            return are_equal(_array_of(one), _array_of(other))
         return bool(one == other or (one != one and other != other))
     except Exception:
         return False
+
+
+def _array_of(tensor: Any) -> Any:
+    """A tensor as an array; one of a dtype that NumPy lacks, such as bfloat16, as doubles."""
+    try:
+        return tensor.numpy()
+    except (TypeError, RuntimeError):
+        return tensor.detach().double().numpy()
 
 
 def are_alike(one: Any, other: Any) -> bool:
