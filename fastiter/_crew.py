@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from fastiter import _arena, _descriptors, _forkserver, _parent_end, _worker
+from fastiter import _arena, _descriptors, _forkserver, _parent_end, _pools, _worker
 from fastiter._member import Member, wait_for
 from fastiter._share import Shared, packing
 from fastiter._start import Start
@@ -125,7 +125,8 @@ class Crew:
             with _interrupts_blocked(self._method):
                 _forkserver.ensure_running()
             self._write_image()
-        members = [self._launch(number) for number in range(self.wanted)]
+        with self._ready():
+            members = [self._launch(number) for number in range(self.wanted)]
         if self._method == "spawn":
             self._write_image()
         for member in members:
@@ -157,8 +158,12 @@ class Crew:
 
     def start(self, number: int) -> None:
         """Starts the worker `number` anew: nobody holds it now."""
-        member = self._launch(number)
+        with self._ready():
+            member = self._launch(number)
         self._ring.let_in(number, member.start)
+
+    def _ready(self) -> contextlib.AbstractContextManager[None]:
+        return _pools.ready_to_fork() if self._method == "fork" else contextlib.nullcontext()
 
     def _launch(self, number: int) -> Member:
         """Starts a process, which waits at its gate."""

@@ -30,7 +30,7 @@ def ensure_running() -> None:
     """Starts the server, if it does not run, and waits for nothing. The caller has blocked SIGINT,
     and started multiprocessing's resource tracker, which would unblock it."""
     theirs = list(forkserver._forkserver._preload_modules)  # type: ignore[attr-defined]
-    ours = ["fastiter._worker"] if _is_found_by_others() else []
+    ours = ["fastiter._served"] if _is_found_by_others() else []
     _server.set_forkserver_preload(theirs + ours)
     _server.ensure_running()
 

@@ -1,45 +1,25 @@
-"""How worker processes start, where the program leaves it open, and thread pools beside forks.
+"""How worker processes start, where the program leaves it open.
 
 A fork copies one thread. Pools of native threads (OpenMP's, OpenCV's, CUDA's) are gone in the
 child, which does not know it and waits for them for ever; locks that other threads held stay
-locked. So a fork is avoided where it can be, and what cannot be avoided gets along without pools.
+locked. So a fork is avoided where it can be, and what cannot be avoided gets along without pools
+(`fastiter._pools`).
 """
 
 from __future__ import annotations
 
 import ast
-import ctypes
 import logging
 import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-logger = logging.getLogger("fastiter")
+from fastiter import _pools
 
-# Functions that set the number of threads, and tell it, by a part of the library's file name.
-_SETTERS = {
-    "openblas": [
-        f"{prefix}openblas_set_num_threads{suffix}"
-        for prefix in ("scipy_", "")
-        for suffix in ("64_", "")
-    ],
-    "libgomp": ["omp_set_num_threads"],
-    "libomp": ["omp_set_num_threads"],
-    "libiomp": ["omp_set_num_threads"],
-    "libmkl_rt": ["MKL_Set_Num_Threads"],
-}
-# What such libraries ask when they are loaded later.
-_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENCV_FOR_THREADS_NUM",
-)
-_PTHREADS = 1  # what OpenBLAS answers if its threads are neither none nor OpenMP's
+logger = logging.getLogger("fastiter")
 
 
 class Start(NamedTuple):
@@ -81,7 +61,7 @@ def why_not_fork() -> str | None:
         return None
     threads = threading.enumerate()
     native = len(tasks - {thread.native_id for thread in threads})
-    if native > 0 and native > _threads_that_see_forks():
+    if native > 0 and native > _pools.threads_that_see_forks():
         return f"{native} threads of native libraries live in this process"
     others = [t.name for t in threads if t is not threading.current_thread() and not _is_idle(t)]
     if others:
@@ -121,73 +101,3 @@ def _uses_cuda() -> bool:
     except OSError:
         return False
     return any(link.startswith("/dev/nvidia") for link in links)
-
-
-def _threads_that_see_forks() -> int:
-    """OpenBLAS's: it ends them before a fork, and starts them again when it needs them."""
-    count = 0
-    for kind, library in _libraries():
-        if kind != "openblas":
-            continue
-        for prefix in ("scipy_", ""):
-            for suffix in ("64_", ""):
-                name = f"{prefix}openblas_get_{{}}{suffix}"
-                if hasattr(library, name.format("num_threads")):
-                    parallel = getattr(library, name.format("parallel"), None)
-                    if parallel is None or parallel() == _PTHREADS:
-                        count += max(0, library[name.format("num_threads")]() - 1)
-    return count
-
-
-def _number_of_lost_threads(library: ctypes.CDLL) -> ctypes.c_int | None:
-    """Where OpenBLAS keeps its number of threads, if a fork has ended them; otherwise None.
-
-    Its own function starts all of them again before it sets that number, one for each processor,
-    and each spins for some twenty milliseconds before it sleeps.
-    """
-    try:
-        is_there = ctypes.c_int.in_dll(library, "blas_server_avail").value
-        return None if is_there else ctypes.c_int.in_dll(library, "blas_cpu_number")
-    except ValueError:  # another build, which hides them
-        return None
-
-
-def _libraries() -> Iterator[tuple[str, ctypes.CDLL]]:
-    """The libraries with thread pools in this process, as (key of _SETTERS, handle)."""
-    try:
-        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
-    except OSError:
-        return
-    for path in {line[line.index("/") :] for line in lines if "/" in line and ".so" in line}:
-        name = path.rpartition("/")[2]
-        kind = next((kind for kind in _SETTERS if kind in name), None)
-        if kind is not None:
-            try:
-                yield kind, ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-            except OSError:
-                continue
-
-
-def limit_pools() -> None:
-    """Has native libraries of this worker process compute in the calling thread alone.
-
-    In a forked process their pools are gone; in any other, the workers together would have more
-    threads than the machine has processors. Libraries that are loaded later find it in the
-    environment, unless the program has set these variables.
-    """
-    for variable in _VARIABLES:
-        os.environ.setdefault(variable, "1")
-    for kind, library in _libraries():
-        lost = _number_of_lost_threads(library) if kind == "openblas" else None
-        if lost is not None:
-            lost.value = 1
-            continue
-        for name in _SETTERS[kind]:
-            if hasattr(library, name):
-                library[name](1)
-    cv2 = sys.modules.get("cv2")
-    if cv2 is not None and hasattr(cv2, "setNumThreads"):
-        cv2.setNumThreads(0)  # not 1: that waits for the lost pool
-    torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "set_num_threads"):
-        torch.set_num_threads(1)  # it counts for itself what OpenMP and MKL may use

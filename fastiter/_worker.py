@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fastiter import _arena, _example, _fill, _start, _system, _transport, _worker_end
+from fastiter import _arena, _example, _fill, _pools, _system, _transport, _worker_end
 from fastiter._finish import Finisher
 from fastiter._share import Shared
 from fastiter._worker_info import WorkerInfo, set_worker_info
@@ -163,7 +163,7 @@ def _run(seat: Seat) -> int:
     _system.watch_parent(seat.parent_pidfd.fd, seat.life_pipe.fd)
     if seat.parent:
         _system.die_with_parent(seat.parent)
-    _start.limit_pools()
+    _pools.limit_pools()
     arena = seat.arena
     if arena is None:
         arena = _arena.Arena.attach(seat.memory.fd, seat.event.fd, seat.geometry)
@@ -178,7 +178,7 @@ def _run(seat: Seat) -> int:
         if isinstance(job, Shared):
             handle, job = job, job.value
             handle.close()
-            _start.limit_pools()  # of what the dataset has imported; worker_init may raise it
+            _pools.limit_pools()  # of what the dataset has imported; worker_init may raise it
         _seed_torch(digest)  # the dataset may have imported it
         work = job.prepare(end, seat, int.from_bytes(digest[-8:], "little"))
     except BaseException as error:

@@ -1,0 +1,148 @@
+"""Native libraries' pools of threads, beside forks and in workers.
+
+A fork leaves them behind. In a worker they compute in one thread: the workers are the parallelism.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+# Functions that set the number of threads, by a part of the library's file name; OpenBLAS's have
+# several names.
+_SETTERS = {
+    "openblas": "",
+    "libgomp": "omp_set_num_threads",
+    "libomp": "omp_set_num_threads",
+    "libiomp": "omp_set_num_threads",
+    "libmkl_rt": "MKL_Set_Num_Threads",
+}
+# What such libraries ask when they are loaded later.
+_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENCV_FOR_THREADS_NUM",
+)
+_PTHREADS = 1  # what OpenBLAS answers if its threads are neither none nor OpenMP's
+
+
+def threads_that_see_forks() -> int:
+    """OpenBLAS's: it ends them before a fork, and starts them again when it needs them."""
+    found = (OpenBlas.of(library) for kind, library in _libraries() if kind == "openblas")
+    return sum(max(0, blas.get() - 1) for blas in found if blas is not None and blas.sees_forks)
+
+
+class OpenBlas(NamedTuple):
+    """One copy of OpenBLAS.
+
+    Attributes
+    ----------
+    get, set : callable
+        For the number of threads. To set it starts the threads that a fork has ended, all of them,
+        one for each processor, and each spins for some twenty milliseconds before it sleeps.
+    sees_forks : bool
+        Whether it ends its threads before a fork.
+    is_there, number : ctypes.c_int or None
+        Its own words for whether there are threads, and how many; None in builds that hide them.
+    """
+
+    get: Callable[[], int]
+    set: Callable[[int], None]
+    sees_forks: bool
+    is_there: ctypes.c_int | None
+    number: ctypes.c_int | None
+
+    @classmethod
+    def of(cls, library: ctypes.CDLL) -> OpenBlas | None:
+        for prefix in ("scipy_", ""):
+            for suffix in ("64_", ""):
+                name = f"{prefix}openblas_{{}}{suffix}"
+                if not hasattr(library, name.format("set_num_threads")):
+                    continue
+                parallel = getattr(library, name.format("get_parallel"), None)
+                return cls(
+                    library[name.format("get_num_threads")],
+                    library[name.format("set_num_threads")],
+                    parallel is None or parallel() == _PTHREADS,
+                    _word(library, "blas_server_avail"),
+                    _word(library, "blas_cpu_number"),
+                )
+        return None
+
+    def limit(self) -> None:
+        """Have it compute in the calling thread alone, and start no threads for that if its words
+        are not hidden, or one thread is what it has been told before."""
+        if self.is_there is not None and self.number is not None and not self.is_there.value:
+            self.number.value = 1
+        elif self.get() != 1:
+            self.set(1)
+
+
+def _word(library: ctypes.CDLL, name: str) -> ctypes.c_int | None:
+    try:
+        return ctypes.c_int.in_dll(library, name)
+    except ValueError:
+        return None
+
+
+@contextlib.contextmanager
+def ready_to_fork() -> Iterator[None]:
+    """While the block forks workers, OpenBLAS computes in one thread where its words are hidden: so
+    each worker finds it limited, and need not start all its threads to say so. They start once,
+    here, when the block ends, as they would with the next use."""
+    libraries = (OpenBlas.of(library) for kind, library in _libraries() if kind == "openblas")
+    hidden = [blas for blas in libraries if blas is not None and blas.number is None]
+    before = [(blas, number) for blas in hidden if (number := blas.get()) > 1]
+    try:
+        for blas, _ in before:
+            blas.set(1)
+        yield
+    finally:
+        for blas, number in before:
+            blas.set(number)
+
+
+def _libraries() -> Iterator[tuple[str, ctypes.CDLL]]:
+    """The libraries with thread pools in this process, as (key of _SETTERS, handle)."""
+    try:
+        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    for path in {line[line.index("/") :] for line in lines if "/" in line and ".so" in line}:
+        name = path.rpartition("/")[2]
+        kind = next((kind for kind in _SETTERS if kind in name), None)
+        if kind is not None:
+            try:
+                yield kind, ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+            except OSError:
+                continue
+
+
+def limit_pools() -> None:
+    """Has native libraries of this worker process compute in the calling thread alone.
+
+    In a forked process their pools are gone; in any other, the workers together would have more
+    threads than the machine has processors. Libraries that are loaded later find it in the
+    environment, unless the program has set these variables.
+    """
+    for variable in _VARIABLES:
+        os.environ.setdefault(variable, "1")
+    for kind, library in _libraries():
+        if kind == "openblas":
+            blas = OpenBlas.of(library)
+            if blas is not None:
+                blas.limit()
+        elif hasattr(library, _SETTERS[kind]):
+            library[_SETTERS[kind]](1)
+    cv2 = sys.modules.get("cv2")
+    if cv2 is not None and hasattr(cv2, "setNumThreads"):
+        cv2.setNumThreads(0)  # not 1: that waits for the lost pool
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "set_num_threads"):
+        torch.set_num_threads(1)  # it counts for itself what OpenMP and MKL may use
