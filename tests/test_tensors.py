@@ -159,7 +159,8 @@ class Where(data.Dataset):
             for line in maps:
                 begin, end = (int(part, 16) for part in line.split()[0].split("-"))
                 if begin <= place < end:
-                    return self.dataset[i], "memfd" in line
+                    is_ours = "/memfd:fastiter" in line or "/dev/shm/fastiter-" in line
+                    return self.dataset[i], is_ours
         raise LookupError(place)
 
 
