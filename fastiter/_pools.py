@@ -63,7 +63,9 @@ class OpenBlas(NamedTuple):
         for prefix in ("scipy_", ""):
             for suffix in ("64_", ""):
                 name = f"{prefix}openblas_{{}}{suffix}"
-                if not hasattr(library, name.format("set_num_threads")):
+                if not all(
+                    hasattr(library, name.format(f"{verb}_num_threads")) for verb in ("get", "set")
+                ):
                     continue
                 parallel = getattr(library, name.format("get_parallel"), None)
                 return cls(
