@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-# Functions that set the number of threads, by a part of the library's file name; OpenBLAS's have
-# several names.
-_SETTERS = {
-    "openblas": "",
+# Parts of libraries' file names.
+_OPENBLAS = "openblas"
+_SETTERS = {  # with the function that sets the number of threads
     "libgomp": "omp_set_num_threads",
     "libomp": "omp_set_num_threads",
     "libiomp": "omp_set_num_threads",
@@ -34,7 +33,7 @@ _PTHREADS = 1  # what OpenBLAS answers if its threads are neither none nor OpenM
 
 def threads_that_see_forks() -> int:
     """OpenBLAS's: it ends them before a fork, and starts them again when it needs them."""
-    found = (OpenBlas.of(library) for kind, library in _libraries() if kind == "openblas")
+    found = (OpenBlas.of(library) for kind, library in _libraries() if kind == _OPENBLAS)
     return sum(max(0, blas.get() - 1) for blas in found if blas is not None and blas.sees_forks)
 
 
@@ -98,7 +97,7 @@ def ready_to_fork() -> Iterator[None]:
     """While the block forks workers, OpenBLAS computes in one thread where its words are hidden: so
     each worker finds it limited, and need not start all its threads to say so. They start once,
     here, when the block ends, as they would with the next use."""
-    libraries = (OpenBlas.of(library) for kind, library in _libraries() if kind == "openblas")
+    libraries = (OpenBlas.of(library) for kind, library in _libraries() if kind == _OPENBLAS)
     hidden = [blas for blas in libraries if blas is not None and blas.number is None]
     before = [(blas, number) for blas in hidden if (number := blas.get()) > 1]
     try:
@@ -111,14 +110,14 @@ def ready_to_fork() -> Iterator[None]:
 
 
 def _libraries() -> Iterator[tuple[str, ctypes.CDLL]]:
-    """The libraries with thread pools in this process, as (key of _SETTERS, handle)."""
+    """The libraries with thread pools in this process, as (part of the name, handle)."""
     try:
         lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
     except OSError:
         return
     for path in {line[line.index("/") :] for line in lines if "/" in line and ".so" in line}:
         name = path.rpartition("/")[2]
-        kind = next((kind for kind in _SETTERS if kind in name), None)
+        kind = next((kind for kind in (_OPENBLAS, *_SETTERS) if kind in name), None)
         if kind is not None:
             try:
                 yield kind, ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
@@ -136,7 +135,7 @@ def limit_pools() -> None:
     for variable in _VARIABLES:
         os.environ.setdefault(variable, "1")
     for kind, library in _libraries():
-        if kind == "openblas":
+        if kind == _OPENBLAS:
             blas = OpenBlas.of(library)
             if blas is not None:
                 blas.limit()

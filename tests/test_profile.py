@@ -315,6 +315,22 @@ def test_a_dataset_that_does_not_come_back_is_told_of(indices: list[int], named:
     assert re.fullmatch(f"the dataset has been fetching {named} for \\d+\\.\\d s", dataset.said[0])
 
 
+def test_a_converter_that_does_not_come_back_is_told_of() -> None:
+    said: list[str] = []
+    told = threading.Event()
+
+    def converter(examples: list[int], device: None) -> list[int]:
+        assert told.wait(60)
+        return examples
+
+    def say(text: str) -> None:
+        said.append(text)
+        told.set()
+
+    assert profile_tool.convert("mine:own", converter, [1, 2], say, 0.05) == [1, 2]
+    assert re.fullmatch(r"the converter mine:own has been at 2 examples for \d+\.\d s", said[0])
+
+
 def test_the_stack_of_a_dataset_that_crashes(folder: Path) -> None:
     answer = profile(folder, "some_data:Crashes")
     assert answer.returncode == -signal.SIGABRT

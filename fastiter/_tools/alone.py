@@ -60,7 +60,7 @@ class Fetcher:
     def __init__(self, dataset: Any, length: int) -> None:
         self._dataset = dataset
         self._length = length
-        self.waiting = Waiting()
+        self.waiting = Waiting(_fetching)
 
     def __call__(self, indices: NDArray[np.int64]) -> list[Any]:
         """The examples at ``indices``.
@@ -96,6 +96,13 @@ class Fetcher:
             except Exception:
                 return int(indices[k])
         return None
+
+
+def _fetching(indices: NDArray[np.int64]) -> str:
+    if len(indices) == 1:
+        return f"the dataset has been fetching index {indices[0]}"
+    some = ", ".join(map(str, indices[:4]))
+    return f"the dataset has been fetching the {len(indices)} indices {some}, ..."
 
 
 def measure(

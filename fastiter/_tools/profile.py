@@ -19,6 +19,7 @@ from fastiter._cpus import usable_cpus
 from fastiter._tools import alone, chart, loading
 from fastiter._tools.findings import as_bytes
 from fastiter._tools.limits import Limits, advice, limits_of, milliseconds, numbers_of_workers
+from fastiter._tools.patience import PATIENCE, Waiting
 from fastiter._tools.runs import Runs, Task
 from fastiter._tools.search import PREFETCH, Plan, Search
 from fastiter._tools.timeline import record
@@ -220,17 +221,16 @@ def _task(
     name = options.converter or "concat"
     converter = loading.load_converter(name, options.padding)
     fetch = alone.Fetcher(dataset, len(dataset))
-    examples = None
-    if batch_size * found.seconds <= _EXPECTED * options.budget:
-        examples = fetch(alone.part_of(order, 0, batch_size))
-    else:
+    is_checked = batch_size * found.seconds <= _EXPECTED * options.budget
+    if not is_checked:
         notes.append("The content of batches was not checked: that would take too long.")
-    expected = examples
+    with fetch.waiting.told(_warn):
+        tried = fetch(alone.part_of(order, 0, batch_size if is_checked else 2))
+    expected: Any = tried if is_checked else None
     if converter is not None:
-        tried = examples or fetch(alone.part_of(order, 0, 2))
         try:
-            converted = converter(tried, None)
-            expected = None if examples is None else converted
+            converted = convert(name, converter, tried, _warn)
+            expected = converted if is_checked else None
         except Exception as error:
             if options.converter or options.padding is not None:
                 raise loading.UsageError(
@@ -241,6 +241,23 @@ def _task(
     step = options.step
     task = Task(dataset, batch_size, converter, _SEED, step, expected, found.is_repeatable)
     return task, _converter_code(name, options.padding)
+
+
+def convert(
+    name: str,
+    converter: Callable[..., Any],
+    examples: list[Any],
+    say: Callable[[str], None],
+    patience: float = PATIENCE,
+) -> Any:
+    """What the converter makes of examples; if that takes ``patience`` seconds, say so."""
+    waiting = Waiting[int](lambda n: f"the converter {name} has been at {n} examples")
+    with waiting.told(say, patience):
+        waiting.begin(len(examples))
+        try:
+            return converter(examples, None)
+        finally:
+            waiting.end()
 
 
 def _converter_code(name: str, padding: float | None) -> str:
