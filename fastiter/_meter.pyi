@@ -48,8 +48,8 @@ class Meter:
     def forget_start(self) -> None:
         """Nobody wants to hear of the first batch any more."""
 
-    def enter(self) -> int:
-        """``next()`` begins; returns the time, ns."""
+    def enter(self) -> None:
+        """``next()`` begins."""
 
     def leave(self, rows: int) -> None:
         """``next()`` ends: with a batch of so many examples, 0 with none, ENDED at the end."""

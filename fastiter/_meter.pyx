@@ -45,7 +45,6 @@ cdef class Meter:
         self.entered = now
         self.blocked = self.blocked_ns = 0
         self.blocked_at = now
-        return now
 
     def leave(self, int64_t rows):
         cdef int64_t now = fi_now_ns(), took = now - self.entered
