@@ -217,7 +217,7 @@ def jobs_to_try():
         yield pytest.param(name, marks=[pytest.mark.stress] if nightly else [])
 
 
-@pytest.mark.parametrize("name", jobs_to_try())
+@pytest.mark.parametrize("name", list(jobs_to_try()))
 def test_the_first_case_of_each_job_runs(name):
     """In this process, what needs no peer: results are checked, before and after a short slice.
 

@@ -91,7 +91,7 @@ ARRAYS = {
     "object": lambda i: np.array([i, None, "x", [1]], object),
     "structured with objects": lambda i: np.array([(i, {1})], [("a", int), ("b", object)]),
     "subclass": lambda i: np.arange(3).view(MyArray),
-    "matrix": lambda i: np.matrix([[i, 1]]),
+    "matrix": lambda i: np.array([[i, 1]]).view(np.matrix),
     "recarray": lambda i: np.rec.array([(i, 2.0)], dtype=[("a", int), ("b", float)]),
     "memory map": lambda i: MAP[i],
     "memory map, not contiguous": lambda i: MAP[i : i + 4, ::2],
