@@ -100,6 +100,7 @@ csrc = {
     "cflags": compile_args,
 }
 system_libraries = ["pthread", "rt"] if sys.platform == "linux" else []
+processors = os.cpu_count() or 1
 
 extensions = [
     Extension(
@@ -112,7 +113,8 @@ extensions = [
         libraries=["fastiter_csrc", *system_libraries],
         depends=["setup.py", str(settings_file), *csrc["sources"], *headers],
     )
-    for path in sorted(Path("fastiter").glob("*.pyx"))
+    # The largest first: none is left for one processor alone at the end.
+    for path in sorted(Path("fastiter").glob("*.pyx"), key=lambda path: -path.stat().st_size)
 ]
 
 
@@ -136,7 +138,13 @@ class BuildClib(build_clib):
 
 
 class BuildExt(build_ext):
-    """Builds the archive first, also where only the extensions are asked for."""
+    """Uses all processors, and builds the archive first, also where only the extensions are asked
+    for."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        # An editable install forgets what setup() is given as options.
+        self.parallel = self.parallel or processors
 
     def run(self) -> None:
         self.run_command("build_clib")
@@ -144,7 +152,6 @@ class BuildExt(build_ext):
 
 
 def main() -> None:
-    processors = os.cpu_count() or 1
     setup(
         ext_modules=cythonize(
             extensions,
@@ -154,7 +161,6 @@ def main() -> None:
         ),
         libraries=[("fastiter_csrc", csrc)],
         cmdclass={"build_clib": BuildClib, "build_ext": BuildExt},
-        options={"build_ext": {"parallel": processors}},
     )
 
 
