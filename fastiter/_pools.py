@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+_log = logging.getLogger("fastiter")
 
 # Parts of libraries' file names.
 _OPENBLAS = "openblas"
@@ -31,6 +35,15 @@ _VARIABLES = (
 _PTHREADS = 1  # what OpenBLAS answers if its threads are neither none nor OpenMP's
 
 
+def native_threads() -> int:
+    """Threads of this process that Python does not know of; 0 where the system does not tell."""
+    try:
+        tasks = {int(name) for name in os.listdir("/proc/self/task")}
+    except OSError:
+        return 0
+    return len(tasks - {thread.native_id for thread in threading.enumerate()})
+
+
 def threads_that_see_forks() -> int:
     """OpenBLAS's: it ends them before a fork, and starts them again when it needs them."""
     found = (OpenBlas.of(library) for kind, library in _libraries() if kind == _OPENBLAS)
@@ -44,7 +57,8 @@ class OpenBlas(NamedTuple):
     ----------
     get, set : callable
         For the number of threads. To set it starts the threads that a fork has ended, all of them,
-        one for each processor, and each spins for some twenty milliseconds before it sleeps.
+        one for each processor, and each spins for some twenty milliseconds before it sleeps. Where
+        one cannot be started, OpenBLAS sends the process SIGINT: `change` looks before.
     sees_forks : bool
         Whether it ends its threads before a fork.
     is_there, number : ctypes.c_int or None
@@ -76,13 +90,37 @@ class OpenBlas(NamedTuple):
                 )
         return None
 
+    def change(self, number: int) -> bool:
+        """Set the number of threads; False if those that it takes cannot be started."""
+        if not _can_start(max(number, self.get()) - 1 - native_threads()):
+            return False
+        self.set(number)
+        return True
+
     def limit(self) -> None:
         """Have it compute in the calling thread alone, and start no threads for that if its words
         are not hidden, or one thread is what it has been told before."""
         if self.is_there is not None and self.number is not None and not self.is_there.value:
             self.number.value = 1
         elif self.get() != 1:
-            self.set(1)
+            self.change(1)
+
+
+def _can_start(threads: int) -> bool:
+    """Whether so many threads can be started now, beside those there are: tried."""
+    started, end = [], threading.Event()
+    try:
+        for _ in range(threads):
+            thread = threading.Thread(target=end.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError:
+        return False
+    finally:
+        end.set()
+        for thread in started:
+            thread.join()
+    return True
 
 
 def _word(library: ctypes.CDLL, name: str) -> ctypes.c_int | None:
@@ -92,21 +130,31 @@ def _word(library: ctypes.CDLL, name: str) -> ctypes.c_int | None:
         return None
 
 
+_held_back: list[tuple[OpenBlas, int]] = []  # numbers that could not be set back
+
+
 @contextlib.contextmanager
 def ready_to_fork() -> Iterator[None]:
     """While the block forks workers, OpenBLAS computes in one thread where its words are hidden: so
     each worker finds it limited, and need not start all its threads to say so. They start once,
-    here, when the block ends, as they would with the next use."""
+    here, when the block ends, as they would with the next use; if there is no room for them, when
+    the next block ends."""
     libraries = (OpenBlas.of(library) for kind, library in _libraries() if kind == _OPENBLAS)
     hidden = [blas for blas in libraries if blas is not None and blas.number is None]
     before = [(blas, number) for blas in hidden if (number := blas.get()) > 1]
     try:
-        for blas, _ in before:
-            blas.set(1)
+        before = [(blas, number) for blas, number in before if blas.change(1)]
         yield
     finally:
-        for blas, number in before:
-            blas.set(number)
+        before += _held_back
+        _held_back[:] = [
+            (blas, number) for blas, number in before if blas.get() == 1 and not blas.change(number)
+        ]
+        if _held_back:
+            _log.warning(
+                "OpenBLAS computes in one thread until workers are started again: its threads "
+                "cannot be started now (a limit of processes or memory: ulimit -a)"
+            )
 
 
 def _libraries() -> Iterator[tuple[str, ctypes.CDLL]]:

@@ -55,15 +55,11 @@ def choose(context: Any) -> Start:
 
 def why_not_fork() -> str | None:
     """What makes a fork of this process unsafe at this moment; None if nothing is known."""
-    try:
-        tasks = {int(name) for name in os.listdir("/proc/self/task")}
-    except OSError:
-        return None
-    threads = threading.enumerate()
-    native = len(tasks - {thread.native_id for thread in threads})
+    native = _pools.native_threads()
     if native > 0 and native > _pools.threads_that_see_forks():
         return f"{native} threads of native libraries live in this process"
-    others = [t.name for t in threads if t is not threading.current_thread() and not _is_idle(t)]
+    this = threading.current_thread()
+    others = [t.name for t in threading.enumerate() if t is not this and not _is_idle(t)]
     if others:
         return f"the thread {others[0]!r} runs beside this one"
     if _uses_cuda():

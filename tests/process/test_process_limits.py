@@ -210,17 +210,24 @@ def test_a_program_that_gives_up_its_rights(tmp_path, method):
 @pytest.mark.skipif(not can_be_anybody(), reason="cannot become a user without processes")
 def test_a_limit_of_processes(tmp_path):
     """Whatever the limit stops, a worker or the thread in it: an error, or all batches; in time,
-    and with nothing left. When the limit is lifted it works."""
+    and with nothing left. When the limit is lifted it works, and the program computes in as many
+    threads as before: OpenBLAS sends SIGINT where it cannot start them, so nobody may ask it to."""
     status, out, err = run_script(
         tmp_path,
         """
         import ctypes, os, resource
+        import numpy as np
         from examples_of import Blocks
         from fastiter import MultiprocessIterator
         from outside import children, descriptors, wait_until
 
         def limit_processes(soft):
             resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
+
+        def threads_with_blas():
+            matrix = np.ones((300, 300))
+            matrix @ matrix
+            return len(os.listdir("/proc/self/task"))
 
         if __name__ == "__main__":
             with MultiprocessIterator(Blocks(40), 4, n_processes=3, context="fork") as iterator:
@@ -229,6 +236,7 @@ def test_a_limit_of_processes(tmp_path):
             os.setresuid(user, user, user)
             ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: /proc/self is ours again
             hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+            threads = threads_with_blas()
             before = descriptors()
             errors = 0
             for soft in range(1, 9):
@@ -253,6 +261,7 @@ def test_a_limit_of_processes(tmp_path):
                 wait_until(lambda: not children(), "no child stays")
                 assert descriptors() == before, (soft, before, descriptors())
             assert errors >= 3, errors
+            assert threads_with_blas() == threads
             print("done")
         """,
     )
