@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import bench
-from bench import compare, micro_measure, pipelines, render, report
+from bench import builds, compare, micro_measure, pipelines, render, report
 from bench.interpreters import FAMILIES, parse_interpreters, probe
 from bench.rows import Row
 from bench.workloads import WORKLOADS
@@ -197,6 +197,8 @@ def main() -> int:
         if sys.argv[1:2] == [tool.__name__.rpartition(".")[2]]:
             return tool.main(sys.argv[2:])
     jobs = micro_jobs()
+    if sys.argv[1:2] == ["builds"]:
+        return builds.main(sys.argv[2:], jobs, LOADER_JOBS)
     arguments = _arguments(jobs)
     run = Run(arguments, jobs)
     if arguments.list:

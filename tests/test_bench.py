@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -386,6 +387,17 @@ def test_compare_and_render_on_the_command_line(results, tmp_path):
     assert "slower: pipelines, W7, fastiter.mp: 0.01x" in slower.stdout
     assert run_bench("compare", a, other).returncode == 2
     assert "| W7: 2 ms of waiting per example, 8 workers |" in render.markdown(results)
+
+
+def test_two_installed_versions_are_measured_in_turns(tmp_path):
+    done = run_bench("builds", sys.executable, sys.executable, "import", "--rounds", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = re.findall(
+        r"^ *([\d.]+) +[\d,]+ +[\d,]+  import, import, fastiter$", done.stdout, re.M
+    )
+    assert f"geometric mean {row}, lowest {row}, 1 rows" in done.stdout
+    missing = run_bench("builds", sys.executable, tmp_path / "python", "import")
+    assert missing.returncode == 2 and f"after: {tmp_path}/python: " in missing.stderr
 
 
 def test_the_chart_is_drawn(results, tmp_path):
