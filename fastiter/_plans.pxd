@@ -11,6 +11,7 @@ cdef class PlanQueue:
     cdef readonly object state
     cdef readonly object batch_size
     cdef readonly bint repeat
+    cdef readonly bint is_begun
     cdef int64_t step  # the batch size, or as much of it as matters
     cdef list plans  # planned and not delivered, oldest first
     cdef Py_ssize_t handed_out  # so many of them were returned by ahead()

@@ -138,7 +138,7 @@ cdef class PlanQueue:
         self.step = min(batch_size, MOST_EXACT)
         self.plans = []
         self.handed_out = 0
-        self.is_passing = False
+        self.is_passing = self.is_begun = False
 
     def _advance(self, state):
         raise NotImplementedError
@@ -177,6 +177,7 @@ cdef class PlanQueue:
         if self.handed_out:
             self.handed_out -= 1
         if plan.error is None:
+            self.is_begun = True
             if item(plan.state, N_DRAWN) != item(self.state, N_DRAWN):
                 self._note(plan.state)
             if self.is_passing and plan.indices is not None:
@@ -204,7 +205,7 @@ cdef class PlanQueue:
 
     def restart(self, state):
         self.discard()
-        self.is_passing = False
+        self.is_passing = self.is_begun = False
         self.state = state
         self._note(state)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import pickle
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 from tensors_of import Tensors, Views, address
 
-from fastiter import MultithreadIterator, SerialIterator, concat_examples
+from fastiter import MultithreadIterator, SerialIterator, concat_examples, progress
 from fastiter.interop import as_torch, from_torch
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -229,8 +230,74 @@ def test_each_for_is_an_epoch():
     for _ in range(3):
         assert [len(y) for _, y in batches] == [15, 15, 10]
         assert batches.epoch == 1
-    assert [len(y) for _, y in zip(range(2), batches, strict=False)] == [2, 2]
-    assert [len(y) for _, y in batches] == [10]  # a loop that was left goes on
+    assert len(next(iter(batches))[1]) == 15
+    assert [len(y) for _, y in batches] == [15, 15, 10]  # also after a loop that was left
+    assert [len(y) for _, y in as_torch(inner)] == [15, 15, 10]  # and with a wrapper for each
+    assert [len(y) for _, y in progress(as_torch(inner), file=io.StringIO())] == [15, 15, 10]
+    rest = iter(batches)
+    assert len(next(rest)[1]) == 15
+    assert [len(y) for _, y in rest] == [15, 10]
+    batches.finalize()
+    with pytest.raises(RuntimeError, match="finalized"):
+        next(iter(batches))
+
+
+def by_dict(batches: Any, other: Any) -> Any:
+    other.load_state_dict(batches.state_dict())
+    return other
+
+
+def by_serializer(batches: Any, other: Any) -> Any:
+    stored: dict[str, Any] = {}
+    batches.serialize(lambda key, value: stored.__setitem__(key, value))
+    other.serialize(lambda key, value: stored[key])
+    return other
+
+
+def by_pickle(batches: Any, other: Any) -> Any:
+    return pickle.loads(pickle.dumps(batches))
+
+
+def by_copy(batches: Any, other: Any) -> Any:
+    return copy.copy(batches)
+
+
+@pytest.mark.parametrize("how", [by_dict, by_serializer, by_pickle, by_copy])
+@pytest.mark.parametrize("n_before", [0, 1, 4])
+def test_a_loaded_state_is_where_the_next_for_begins(how, n_before):
+    batches, other = (
+        as_torch(SerialIterator(list(range(40)), 15, repeat=False, shuffle=False)) for _ in range(2)
+    )
+    for _ in range(n_before):
+        next(other, None)
+    next(batches)
+    resumed = how(batches, other)
+    assert [len(x) for x in resumed] == [15, 10]
+    assert [len(x) for x in resumed] == [15, 15, 10]
+    assert [len(x) for x in how(resumed, other)] == [15, 15, 10]  # of an end
+
+
+def test_iterators_of_others_are_reset_as_far_as_they_can_be():
+    class Epochs:
+        repeat, epoch = False, 0
+
+        def reset(self) -> None:
+            self.epoch, self.left = 0, 2
+
+        __init__ = reset
+
+        def __next__(self) -> Any:
+            if self.epoch:
+                raise StopIteration
+            self.left -= 1
+            self.epoch = int(self.left == 0)
+            return np.zeros(self.left + 1)
+
+    batches = as_torch(Epochs())
+    assert [[len(x) for x in batches] for _ in range(2)] == [[2, 1]] * 2
+    batches = as_torch(iter([np.zeros(1)]))
+    assert bool(batches)
+    assert [[len(x) for x in batches] for _ in range(2)] == [[1], []]
 
 
 def test_attributes_snapshots_and_copies_are_those_of_the_iterator():

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fastiter.dataset.convert import concat_examples
 from fastiter.interop._wrapped import Wrapped, library
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _REMEDY = "install PyTorch, see https://pytorch.org/get-started (without a GPU: pip install torch)"
 
@@ -54,14 +51,15 @@ class TorchIterator(Wrapped):
       array, stays as it is.
     - Arrays of other libraries, as CuPy's, go through DLPack, on their device.
 
-    All attributes and methods are those of the wrapped iterator, ``iterator``. A ``for`` that
-    begins after the iteration has ended (``repeat=False``) resets it first, so that each ``for`` is
-    an epoch, as with torch's DataLoader.
+    All attributes and methods are those of the wrapped iterator, ``iterator``. With
+    ``repeat=False`` each ``for`` is an epoch, as with torch's DataLoader: it resets an iterator
+    that has ended, and one of fastiter's whose last loop was left early. After a state was loaded
+    (also in a copy, and after unpickling) the first ``for`` goes on from there, unless that is the
+    end.
     """
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._torch = library("torch", "as_torch", _REMEDY)
-        self._has_ended = False
         super().__init__(iterator)
 
     @property
@@ -69,11 +67,15 @@ class TorchIterator(Wrapped):
         """The wrapped iterator."""
         return self._iterator
 
-    def __iter__(self) -> Self:
-        """Return the iterator itself, reset if it has come to its end."""
-        if self._has_ended:
+    def __iter__(self) -> Iterator[Any]:
+        """Begin an epoch, or go on from a loaded state; with ``repeat`` go on in any case."""
+        inner = self._iterator
+        # Whoever gave out the last batch knows whether a state was loaded since. An iterator that
+        # is none of fastiter's tells only of its end, with the attributes of Chainer's.
+        has_ended = getattr(inner, "repeat", True) is False and getattr(inner, "epoch", 0) > 0
+        if getattr(inner, "_is_past_start", has_ended):
             self.reset()
-        return self
+        return _Loop(self)
 
     def __next__(self) -> Any:
         """Return the next batch, of tensors.
@@ -87,34 +89,14 @@ class TorchIterator(Wrapped):
         Exception
             What the wrapped iterator raises.
         """
-        try:
-            batch = next(self._iterator)
-        except StopIteration:
-            self._has_ended = True
-            raise
-        self._has_ended = False
+        batch = next(self._iterator)
         if type(batch) is list and batch and getattr(self._iterator, "converter", None) is None:
             return self._joined(batch)
         return self._tensors(batch)
 
-    def reset(self) -> None:
-        """Go back to the start, as the wrapped iterator does."""
-        self._iterator.reset()  # type: ignore[attr-defined]
-        self._has_ended = False
-
-    def finalize(self) -> None:
-        """Finalize the wrapped iterator. Tensors already delivered stay valid."""
-        self._has_ended = False
-        super().finalize()
-
     def close(self) -> None:
         """Finalize the wrapped iterator; the same as `finalize`."""
         self.finalize()
-
-    def __copy__(self) -> Self:
-        other = super().__copy__()
-        other._torch, other._has_ended = self._torch, self._has_ended
-        return other
 
     def __reduce__(self) -> tuple[Any, ...]:
         return as_torch, (self._iterator,)
@@ -166,6 +148,11 @@ class TorchIterator(Wrapped):
                 f"{array.shape} and dtype {array.dtype}: let the dataset or the converter give "
                 "another, for example by array.astype(numpy.float32)"
             ) from error
+
+
+class _Loop(Wrapped):
+    """What a ``for`` asks for batches: it begins no epoch when it is asked for an iterator again,
+    as ``for`` does after ``batches = iter(loader); first = next(batches)``."""
 
 
 def _tuple_like(value: tuple[Any, ...], parts: list[Any]) -> Any:

@@ -44,7 +44,7 @@ class Wrapped(Managed):
             raise AttributeError(name)
         return getattr(self._iterator, name)
 
-    def __iter__(self) -> Self:
+    def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
@@ -53,6 +53,9 @@ class Wrapped(Managed):
     def next(self) -> Any:
         """Return the next batch; the same as ``next(iterator)``."""
         return self.__next__()
+
+    def __bool__(self) -> bool:
+        return bool(self._iterator)  # a generator has no length to go by
 
     def __len__(self) -> int:
         return len(self._iterator)  # type: ignore[arg-type]
@@ -76,7 +79,7 @@ class Wrapped(Managed):
     def __copy__(self) -> Self:
         """Stand for a copy of the wrapped iterator."""
         other = object.__new__(type(self))
-        other._iterator = copy.copy(self._iterator)
+        other.__dict__.update(self.__dict__, _iterator=copy.copy(self._iterator))
         return other
 
     def __repr__(self) -> str:

@@ -263,6 +263,17 @@ class PlannedIterator(Iterator):
         """Batches in an epoch, the short one at its end included."""
         return -(-self._epoch_size // self._batch_size)
 
+    @property
+    def _is_past_start(self) -> bool:
+        """Whether an iteration that begins now has to be reset first, to be a whole epoch.
+
+        Without ``repeat`` that is so after the end, and after a loop that was left early. A loaded
+        state, a copy and an unpickled iterator go on from where they are, unless that is the end.
+        """
+        planner = self._planner
+        is_single = not self._repeat and not self._finalized
+        return is_single and (planner.is_begun or planner.state.epoch > 0)
+
     def reset(self) -> None:
         """Go back to the start of the first epoch, with a new order.
 
