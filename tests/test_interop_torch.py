@@ -5,7 +5,9 @@ Where processes are forked nothing was computed by torch before, so that its thr
 
 from __future__ import annotations
 
+import collections
 import copy
+import functools
 import gc
 import io
 import pickle
@@ -321,6 +323,39 @@ def test_attributes_snapshots_and_copies_are_those_of_the_iterator():
         assert next(batches)[1].tolist() == [0, 1, 2, 3]
     with pytest.raises(RuntimeError, match="finalized"):
         next(batches)
+
+
+class Mapping(collections.UserDict):
+    """A mapping that is no dict, as transformers' BatchEncoding."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [dict, collections.OrderedDict, functools.partial(collections.defaultdict, int), Mapping],
+)
+def test_mappings_of_every_kind_are_searched(kind):
+    examples = [kind(x=torch.full((2,), float(i)), y=i) for i in range(4)]
+    whole = type(examples[0])
+    given = from_torch(examples)[3]
+    assert type(given) is whole
+    assert (type(given["x"]), given["y"]) == (np.ndarray, 3)
+    assert type(examples[3]["x"]) is torch.Tensor  # which stays as it was
+    joined = next(as_torch(SerialIterator(examples, 4, shuffle=False)))
+    converted = next(as_torch(iter([kind(x=np.zeros((4, 2)), y=np.arange(4))])))
+    for batch in (joined, converted):
+        assert type(batch) is whole
+        assert batch["x"].shape == (4, 2)
+        assert batch["y"].tolist() == [0, 1, 2, 3]
+    assert getattr(given, "default_factory", int) is int
+
+
+def test_a_list_whose_parts_differ_is_joined_part_by_part():
+    examples = [[torch.full((2,), float(i)), i, np.zeros(3)] for i in range(4)]
+    x, y, z = next(as_torch(SerialIterator(examples, 4, shuffle=False)))
+    assert x.tolist() == [[i, i] for i in range(4)]
+    assert y.tolist() == [0, 1, 2, 3]
+    assert z.shape == (4, 3)
+    assert next(as_torch(SerialIterator([[1, 2]] * 4, 4))).shape == (4, 2)
 
 
 # ---- from_torch

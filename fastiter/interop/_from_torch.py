@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from fastiter import _tensors
 from fastiter._columnar import Column, Columns
 from fastiter.dataset.mixin import DatasetMixin
-from fastiter.interop._torch import _REMEDY, _tuple_like
+from fastiter.interop._torch import _REMEDY, _mapping_like, _tuple_like
 from fastiter.interop._wrapped import library
 
 
@@ -25,10 +26,10 @@ def from_torch(dataset: Any) -> Any:
     Returns
     -------
     dataset
-        Tensors in its examples, in tuples, lists and dicts of any depth, are NumPy arrays that
-        share their memory, 0-d tensors NumPy scalars; everything else is as it was. It has
-        ``__getitems__`` if ``dataset`` does. Of a ``TensorDataset``, and of a ``Subset`` of one, it
-        is nothing but columns, which are gathered without making examples.
+        Tensors in its examples, in tuples, lists, dicts and other mutable mappings of any
+        depth, are NumPy arrays that share their memory, 0-d tensors NumPy scalars; everything else
+        is as it was. It has ``__getitems__`` if ``dataset`` does. Of a ``TensorDataset``, and of a
+        ``Subset`` of one, it is nothing but columns, which are gathered without making examples.
 
     Raises
     ------
@@ -152,6 +153,6 @@ def _arrays(value: Any) -> Any:
         return _tuple_like(value, [_arrays(part) for part in value])
     if isinstance(value, list):
         return [_arrays(part) for part in value]
-    if type(value) is dict:
-        return {key: _arrays(part) for key, part in value.items()}
+    if isinstance(value, MutableMapping):
+        return _mapping_like(value, {key: _arrays(part) for key, part in value.items()})
     return value

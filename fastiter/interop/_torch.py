@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ def as_torch(iterator: Iterator[Any]) -> TorchIterator:
     iterator : iterator
         One of fastiter, with ``converter=concat_examples`` or another converter, or any iterator
         over batches. Without a converter batches are lists of examples; these are joined field by
-        field first, nested tuples and dicts too.
+        field first, nested tuples and dicts too, and lists whose parts differ in shape.
 
     Returns
     -------
@@ -42,8 +43,9 @@ def as_torch(iterator: Iterator[Any]) -> TorchIterator:
 class TorchIterator(Wrapped):
     """Gives the batches of an iterator as tensors; `as_torch` makes one.
 
-    Arrays, in tuples, lists and dicts of any depth, become tensors that share their memory. The
-    storage of a tensor keeps that memory, so it may be held as long as the array might be.
+    Arrays, in tuples, lists, dicts and other mutable mappings of any depth, become tensors that
+    share their memory. The storage of a tensor keeps that memory, so it may be held as long as the
+    array might be.
 
     - An array that torch cannot share is copied: one that is read-only, of a foreign byte order, or
       with negative strides.
@@ -107,8 +109,12 @@ class TorchIterator(Wrapped):
         if isinstance(first, tuple):
             fields = [self._joined(values) for values in zip(*examples, strict=True)]
             return _tuple_like(first, fields)
-        if isinstance(first, dict):
-            return {key: self._joined([example[key] for example in examples]) for key in first}
+        if isinstance(first, list) and _differ_in_shape(first):
+            return [self._joined(values) for values in zip(*examples, strict=True)]
+        if isinstance(first, MutableMapping):
+            return _mapping_like(
+                first, {key: self._joined([example[key] for example in examples]) for key in first}
+            )
         if isinstance(first, self._torch.Tensor):
             return self._torch.stack(tuple(examples))
         numbers = np.ndarray, np.number, np.bool_, bool, int, float, complex, list
@@ -124,8 +130,8 @@ class TorchIterator(Wrapped):
             return _tuple_like(value, [self._tensors(part) for part in value])
         if isinstance(value, list):
             return [self._tensors(part) for part in value]
-        if isinstance(value, dict):
-            return {key: self._tensors(part) for key, part in value.items()}
+        if isinstance(value, MutableMapping):
+            return _mapping_like(value, {key: self._tensors(part) for key, part in value.items()})
         if hasattr(value, "__dlpack__") and not isinstance(value, self._torch.Tensor):
             return self._torch.from_dlpack(value)
         return value
@@ -158,3 +164,20 @@ class _Loop(Wrapped):
 def _tuple_like(value: tuple[Any, ...], parts: list[Any]) -> Any:
     """A tuple of the same kind, if it is one with names."""
     return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+
+
+def _mapping_like(value: MutableMapping[Any, Any], parts: dict[Any, Any]) -> Any:
+    """A mapping of the same kind; what else it holds, as a default factory, goes along."""
+    if type(value) is dict:
+        return parts
+    other = copy.copy(value)
+    other.update(parts)
+    return other
+
+
+def _differ_in_shape(parts: list[Any]) -> bool:
+    """Whether the parts of a list cannot be rows of one array."""
+    try:
+        return len({np.shape(part) for part in parts}) > 1
+    except ValueError:  # a part is a list of lists that differ in length
+        return True
