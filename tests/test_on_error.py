@@ -481,11 +481,13 @@ def test_a_resumed_iteration_skips_and_counts_as_the_other(make, save, load, n_b
     load(resumed, save(source))
     loaded = SerialIterator(Broken(11, bad), 2, **arguments)
     loaded.load_state_dict(json.loads(json.dumps({**source.state_dict(), "order": -1})))
-    others = [resumed, loaded, copy.copy(source), pickle.loads(pickle.dumps(source))]
+    saved = SerialIterator(Broken(11, bad), 2, **arguments)
+    saved.load_state_dict(save(source))
+    others = [resumed, loaded, saved, copy.copy(source), pickle.loads(pickle.dumps(source))]
     for _ in range(14):
         assert all(other.skipped == source.skipped for other in others)
         expected = try_next(source)
-        assert [try_next(make.keep(other)) for other in others] == [expected] * 4
+        assert [try_next(make.keep(other)) for other in others] == [expected] * 5
     back = make(Broken(11, bad), 2, **arguments)
     load(back, save(resumed))
     assert try_next(back) == try_next(source)
@@ -535,8 +537,11 @@ def test_a_damaged_entry_is_refused_and_changes_nothing(make, save, load, damage
     stored = {**save(iterator), "skipped": np.frombuffer(damaged, np.uint8)}
     next(iterator)
     before = iterator.state_dict()
+    for loads in (lambda: load(iterator, stored), lambda: iterator.load_state_dict(stored)):
+        with pytest.raises(ValueError, match="skipped"):
+            loads()
     with pytest.raises(ValueError, match="skipped"):
-        load(iterator, stored)
+        iterator.load_state_dict({**before, "skipped": np.int64(3)})
     assert iterator.state_dict() == before
     assert numbers(next(iterator)) == [4, 5]
 

@@ -14,6 +14,7 @@ import pytest
 import fastiter
 from fastiter import IteratorStats, MultiprocessIterator, MultithreadIterator, SerialIterator
 from fastiter._cpus import allowed_cpus, cgroup_quota, usable_cpus, whole_cpus
+from fastiter.errors import SkipLimitError
 
 BATCH = 8
 
@@ -45,11 +46,14 @@ class Computing(Sleeping):
 
 
 class Failing:
+    def __init__(self, n=40, bad=(9,)):
+        self.n, self.bad = n, set(bad)
+
     def __len__(self):
-        return 40
+        return self.n
 
     def __getitem__(self, index):
-        if index == 9:
+        if index in self.bad:
             raise ValueError("nine")
         return index
 
@@ -167,6 +171,29 @@ def test_skipped_examples_are_not_delivered(make):
         assert sum(map(len, iterator)) == 39
         stats = iterator.stats()
     assert (stats.batches, stats.examples, stats.skipped, stats.errors) == (5, 39, 1, 0)
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_the_end_is_no_part_of_the_loop_where_nothing_is_left_of_the_last_batch(make):
+    skip = {"on_error": "skip", "skip_limit": None}
+    with make(Failing(16, range(8, 16)), shuffle=False, repeat=False, **skip) as iterator:
+        assert len(list(iterator)) == 1
+        stats = iterator.stats()
+        with pytest.raises(StopIteration):
+            next(iterator)
+        assert iterator.stats().consumer_seconds == stats.consumer_seconds
+    assert stats.skipped == len(iterator.skipped) == 8
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize(("bad", "limit", "skipped"), [([1, 2, 3], 2, 2), (range(16), None, 16)])
+def test_what_a_failing_batch_skipped_counts(make, bad, limit, skipped):
+    with make(Failing(16, bad), shuffle=False, on_error="skip", skip_limit=limit) as iterator:
+        with pytest.raises(SkipLimitError):
+            next(iterator)
+        stats = iterator.stats()
+        assert stats.skipped == sum(record.times for record in iterator.skipped) == skipped
+        assert (stats.examples, stats.errors) == (0, 1)
 
 
 @pytest.mark.parametrize("make", KINDS)

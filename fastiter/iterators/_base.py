@@ -210,20 +210,19 @@ class PlannedIterator(Iterator):
             rows = 0
             try:
                 plan = self._planner.peek()
+                skips = self._skips
+                if plan.indices is not None:
+                    outcome = self._fetch(plan) if skips is None else self._fetch_counted(plan)
+                    if type(outcome.error) is NothingLeft:
+                        plan, outcome = self._fetch_beyond(plan, outcome)
                 if plan.indices is None:
                     rows = _meter.ENDED
-                    self._planner.deliver()
-                skips = self._skips
-                outcome = self._fetch(plan) if skips is None else self._fetch_counted(plan)
-                if type(outcome.error) is NothingLeft:
-                    plan, outcome = self._fetch_beyond(plan, outcome)
-                self._planner.deliver()
+                self._planner.deliver()  # raises if there is no batch
+                skipped = 0 if skips is None else skips.n_dropped
+                meter.skipped += skipped
                 if outcome.error is None:
                     assert plan.indices is not None
-                    rows = len(plan.indices)
-                    if skips is not None:
-                        rows -= skips.n_dropped
-                        meter.skipped += skips.n_dropped
+                    rows = len(plan.indices) - skipped
                     return outcome.batch
                 meter.errors += 1
                 try:
@@ -239,7 +238,7 @@ class PlannedIterator(Iterator):
         return self._fetch(plan)
 
     def _fetch_beyond(self, plan: Plan, outcome: Outcome) -> tuple[Plan, Outcome]:
-        """What comes after a batch of which nothing is left."""
+        """What comes after a batch of which nothing is left; at the end a plan without indices."""
         size, passed = self._epoch_size, 0
         while type(outcome.error) is NothingLeft:
             assert plan.indices is not None
@@ -255,7 +254,7 @@ class PlannedIterator(Iterator):
             self._planner.pass_over()
             plan = self._planner.peek()
             if plan.indices is None:
-                self._planner.deliver()
+                break
             outcome = self._fetch_counted(plan)
         return plan, outcome
 
@@ -265,14 +264,7 @@ class PlannedIterator(Iterator):
 
     @property
     def _is_past_start(self) -> bool:
-        """Whether an iteration that begins now has to be reset first, to be a whole epoch.
-
-        Without ``repeat`` that is so after the end, and after a loop that was left early. A loaded
-        state, a copy and an unpickled iterator go on from where they are, unless that is the end.
-        """
-        planner = self._planner
-        is_single = not self._repeat and not self._finalized
-        return is_single and (planner.is_begun or planner.state.epoch > 0)
+        return not self._finalized and self._planner.is_past_start
 
     def reset(self) -> None:
         """Go back to the start of the first epoch, with a new order.

@@ -136,7 +136,6 @@ class Skips:
         if epoch != self._epoch:
             self._epoch, self._count = epoch, 0
         self._count += 1
-        self.n_dropped += 1
         allowed = self._allowed(epoch_size)
         text = _one_line(error)
         if allowed is not None and self._count > allowed:
@@ -148,6 +147,7 @@ class Skips:
                 f"the last one is dataset index {index}: {text}. The iterator's `skipped` lists "
                 "them: mend the dataset, or raise skip_limit"
             ) from error
+        self.n_dropped += 1
         known = self._records.get(index)
         if known is None and len(self._records) >= _MOST_RECORDS:
             return
@@ -243,22 +243,11 @@ def exchange(
         stored = serializer(KEY, None)
     except KeyError:
         return Ledger()
-    if stored is None:
-        return Ledger()
-    import json
-
-    try:
-        array = np.asarray(stored)
-        if array.dtype != np.uint8 or array.ndim != 1:
-            raise ValueError(f"of shape {array.shape} and dtype {array.dtype}")
-        given = json.loads(array.tobytes())
-    except ValueError as error:
-        raise ValueError(f"the snapshot's {KEY!r} is damaged: {error}") from error
-    return loaded(given)
+    return loaded(stored)
 
 
 def loaded(stored: Any) -> Ledger:
-    """What `Skips.saved` has given; of a snapshot without it, an empty one.
+    """What `Skips.saved` gave, or `exchange` saved; of a snapshot without it, an empty one.
 
     Raises
     ------
@@ -268,6 +257,8 @@ def loaded(stored: Any) -> Ledger:
     if stored is None:
         return Ledger()
     try:
+        if not isinstance(stored, Mapping):
+            stored = _decoded(stored)
         records = {}
         for index, epoch, times, text in stored["records"]:
             number = _natural(index)
@@ -277,6 +268,15 @@ def loaded(stored: Any) -> Ledger:
         return Ledger(_natural(stored["epoch"]), _natural(stored["count"]), records)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the snapshot's {KEY!r} is damaged: {error!r}") from error
+
+
+def _decoded(stored: Any) -> Any:
+    array = np.asarray(stored)
+    if array.dtype != np.uint8 or array.ndim != 1:
+        raise ValueError(f"an array of shape {array.shape} and dtype {array.dtype}")
+    import json
+
+    return json.loads(array.tobytes())
 
 
 def _natural(value: Any) -> int:
