@@ -23,7 +23,6 @@ import fastiter.random
 from fastiter.__main__ import main
 from fastiter._tools import alone, chart, loading
 from fastiter._tools import profile as profile_tool
-from fastiter._tools.limits import Limits, advice, limits_of
 from fastiter._tools.runs import Runs, Settings, Task, run_once
 from fastiter._tools.search import Plan, Search
 from fastiter._tools.timeline import record
@@ -44,6 +43,31 @@ DATASETS = """
         def __getitem__(self, i):
             time.sleep(0.002)
             return np.full(5, i, np.float32), i
+
+
+    class Slow(Sleepy):
+        def __getitem__(self, i):
+            time.sleep(0.2)
+            return i
+
+
+    class Silent(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+
+    class FailsBadly(Sleepy):
+        def __getitem__(self, i):
+            raise Silent
+
+
+    class Exits(Sleepy):
+        def __getitem__(self, i):
+            raise SystemExit(3)
+
+
+    def exits():
+        raise SystemExit(3)
 
 
     class Ragged:
@@ -184,6 +208,7 @@ def test_padding_and_json(folder: Path) -> None:
     # A machine under load may not come to the others in time; then that is told.
     assert "MultiprocessIterator" in tried or any("left out" in note for note in found["notes"])
     assert [run["error"] for run in found["runs"]] == [""] * len(found["runs"])
+    assert not any("--padding" in sentence for sentence in found["advice"])
     assert "functools.partial(fastiter.concat_examples, padding=-1)" in found["code"]
     assert found["chart"].startswith("not drawn")
 
@@ -219,6 +244,27 @@ def test_the_index_that_raises_is_told(folder: Path) -> None:
     assert "KeyError: 'no such file'" in answer.stderr
     last = answer.stderr.splitlines()[-1]
     assert last == "fastiter profile: the dataset raised at index 40: KeyError: 'no such file'"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "FailsBadly",
+            "the dataset raised at index [0-9]+: some_data.Silent: <its __str__ raised>",
+        ),
+        ("Exits", "the dataset raised at index [0-9]+: SystemExit: 3"),
+        ("exits", "some_data:exits is called without arguments and raised SystemExit: 3"),
+    ],
+)
+def test_no_error_ends_it_without_a_word(
+    folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "some_data", raising=False)
+    assert main(["profile", f"some_data:{name}", "--budget", "1"]) == 2
+    assert re.fullmatch(f"fastiter profile: {text}", capfd.readouterr().err.splitlines()[-1])
 
 
 def test_objects_are_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +311,8 @@ class Numbers:
 
 def test_the_dataset_alone() -> None:
     """An example's own generator is there, as inside of an iterator."""
-    found = alone.measure(Numbers(), np.arange(40), 8, seconds=0.05, warn=pytest.fail)
+    found, examples = alone.measure(Numbers(), np.arange(40), 8, seconds=0.05, warn=pytest.fail)
+    assert [set(example) for example in examples] == [{"x", "rng"}] * 2
     assert found.layout == "{'x': int64[3], 'rng': float}"
     assert (found.length, found.nbytes, found.is_ragged) == (40, 32, False)
     assert found.is_repeatable
@@ -279,7 +326,7 @@ def test_a_busy_machine_does_not_make_a_dataset_parallel(monkeypatch: pytest.Mon
     """What the thread has stood in line for a CPU while nothing was fetched does not count."""
     seconds = itertools.count()
     monkeypatch.setattr(alone, "_delay", lambda: float(next(seconds)))
-    found = alone.measure([5] * 40, np.arange(40), 8, seconds=0.05, warn=pytest.fail)
+    found, _ = alone.measure([5] * 40, np.arange(40), 8, seconds=0.05, warn=pytest.fail)
     assert 0 < found.cpu < 2
 
 
@@ -386,6 +433,41 @@ def test_a_start_method_that_works_is_found() -> None:
     assert search.method == "fork"
 
 
+class Waits:
+    """So slow that no more than one setting can be tried."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, i: int) -> Any:
+        threading.Event().wait(0.05)
+        return np.full(5, i)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -0.3, -100.0])
+def test_workers_are_tried_though_there_is_no_time_left(seconds: float) -> None:
+    """Of those that are done soonest, the fewest: one worker would take as long as the caller."""
+    task = Task(Waits(), 8, None, 0, 0.0, None, True)
+    plan = Plan([1, 2, 8], [1, 2, 8], [2], ["fork"])
+    search = Search(task, plan, seconds, 40.0, False, example_seconds=0.05)
+    assert search.search().settings == Settings("threads", 8, 2)
+    assert list(search.runs) == [Settings("threads", 8, 2)]
+    assert Settings("serial") in search.left_out
+
+
+def test_a_slow_dataset_keeps_to_the_budget(folder: Path) -> None:
+    """One batch in the caller would take longer than all of it."""
+    answer = profile(folder, "some_data:Slow", "--budget", "1", "--start-methods", "fork", "--json")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    found = json.loads(answer.stdout)
+    assert found["best"]["kind"] == "threads"
+    assert found["best"]["workers"] >= 4
+    fetched = found["alone"]["n_timed"] + sum(
+        len(run["examples_per_second"]) for run in found["runs"]
+    )
+    assert fetched < 10
+
+
 class Noting:
     """Notes its calls, in the process that makes them."""
 
@@ -457,58 +539,3 @@ def test_the_timeline_shows_whole_batches() -> None:
         "loop's own work": 30,
         "in the dataset": 50,
     }
-
-
-FOUND = alone.Alone(
-    length=100,
-    layout="int",
-    is_ragged=False,
-    nbytes=1e6,
-    first=0.1,
-    seconds=1e-2,
-    median=1e-2,
-    high=1e-2,
-    n_timed=100,
-    group=1,
-    cpu=1.0,
-    gain=1.0,
-    trouble="",
-    is_repeatable=True,
-    by_columns=False,
-    by_many=False,
-)
-
-
-def test_no_run_is_beyond_the_limits() -> None:
-    runs = [
-        Runs(Settings("serial"), rates=[90.0]),
-        Runs(Settings("processes", 1, 2), rates=[125.0]),
-        Runs(Settings("processes", 64, 2), rates=[400.0]),
-        Runs(Settings("threads", 1, 2), error="broken"),
-    ]
-    slower = limits_of(FOUND, runs[:1], 1e12)
-    assert slower.seconds == FOUND.seconds
-    limits = limits_of(FOUND, runs, 1e12)
-    assert limits.seconds == 1 / 125
-    assert all(run.rate <= 1.001 * limits.rate(run.settings.workers) for run in runs)
-
-
-def test_limits_and_advice() -> None:
-    limits = Limits(cpus=2, seconds=1e-2, cpu_seconds=5e-3, copy_rate=1e9, nbytes=1e6)
-    assert [limits.rate(n) for n in (0, 1, 3, 100)] == [100, 100, 300, 400]
-    assert limits.memory_rate == 1000
-    serial = Runs(Settings("serial"), rates=[100.0])
-    best = Runs(Settings("processes", 2, 2), rates=[190.0, 200.0, 220.0])
-    told = advice(FOUND, limits, [serial, best], best, 20, 0.0)
-    assert told[0] == "2.0 times as fast as SerialIterator."
-    assert told[1].startswith("A batch every 100 ms:")
-    assert told[2] == "The dataset holds the GIL: threads do not help, processes do."
-    with_steps = advice(FOUND, limits, [serial, best], best, 20, 0.05)
-    assert "waiting" in with_steps[1]
-    assert "50%" in with_steps[1]
-    tiny = advice(FOUND._replace(seconds=1e-6), limits, [serial], serial, 20, 0.0)
-    assert tiny[0].startswith("Workers gain nothing here")
-    assert any("__getitems__" in sentence for sentence in tiny)
-    assert best.settings.code(20, "f") == (
-        "fastiter.MultiprocessIterator(dataset, 20, n_processes=2, n_prefetch=2, converter=f)"
-    )

@@ -14,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastiter._columnar import plain_columns, rows_getter
-from fastiter._tools.loading import UsageError
+from fastiter._tools.loading import RAISED, UsageError
 from fastiter._tools.machine import text_of
 from fastiter._tools.patience import Waiting
+from fastiter._transport import summary_of
 from fastiter.iterators._fetch import fetch_examples
 
 _GROUP_SECONDS = 100e-6  # examples that take less are timed in groups
+_MOST_BATCH = 4  # times the time, for one call of __getitems__
 _THREADS = 2
 
 
@@ -72,12 +74,10 @@ class Fetcher:
         """
         try:
             return self._fetch(indices)
-        except Exception as error:
+        except RAISED as error:
             index = self._culprit(indices)
             where = f"one of the indices {indices.tolist()}" if index is None else f"index {index}"
-            raise UsageError(
-                f"the dataset raised at {where}: {type(error).__name__}: {error}"
-            ) from error
+            raise UsageError(f"the dataset raised at {where}: {summary_of(error)}") from error
 
     def _fetch(self, indices: NDArray[np.int64]) -> list[Any]:
         n = len(indices)
@@ -93,7 +93,7 @@ class Fetcher:
         for k in range(len(indices)):
             try:
                 self._fetch(indices[k : k + 1])
-            except Exception:
+            except RAISED:
                 return int(indices[k])
         return None
 
@@ -107,8 +107,8 @@ def _fetching(indices: NDArray[np.int64]) -> str:
 
 def measure(
     dataset: Any, order: Any, batch_size: int, seconds: float, warn: Callable[[str], None]
-) -> Alone:
-    """Time a dataset.
+) -> tuple[Alone, list[Any]]:
+    """Time a dataset; what is found, and two of its examples.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def measure(
     batch_size : int
         Examples asked for at a time, where the dataset gives many.
     seconds : float
-        What this may take, about; at least three examples are fetched.
+        What this may take, about; an example is fetched five times at least.
     warn
         Is told of an example that takes very long, by another thread.
 
@@ -133,20 +133,27 @@ def measure(
         return _measure(fetch, dataset, order, batch_size, seconds)
 
 
-def _measure(fetch: Fetcher, dataset: Any, order: Any, batch_size: int, seconds: float) -> Alone:
+def _measure(
+    fetch: Fetcher, dataset: Any, order: Any, batch_size: int, seconds: float
+) -> tuple[Alone, list[Any]]:
     by_many = rows_getter(dataset) is not None
     begin = time.perf_counter()
     (example,) = fetch(part_of(order, 0, 1))
     first = time.perf_counter() - begin
-    again, once_more = fetch(part_of(order, 0, 1))[0], fetch(part_of(order, 1, 1))[0]
-    group = batch_size if by_many else _group(fetch, order)
+    begin = time.perf_counter()
+    (again,) = fetch(part_of(order, 0, 1))
+    once = time.perf_counter() - begin
+    if by_many:
+        group = min(batch_size, max(1, int(_MOST_BATCH * seconds / once)))
+    else:
+        group = _group(fetch, order, once)
     timed, samples, cpu = _time(fetch, order, group, 0.6 * seconds)
     gain, trouble = _gain_of_threads(fetch, order, group, len(timed) / sum(timed), 0.3 * seconds)
     per_example = sorted(t / group for t in timed)
-    return Alone(
+    found = Alone(
         length=len(dataset),
         layout=layout_of(example),
-        is_ragged=len({layout_of(e) for e in (example, once_more, *samples)}) > 1,
+        is_ragged=len({layout_of(e) for e in (example, *samples)}) > 1,
         nbytes=statistics.fmean(nbytes_of(e) for e in (example, *samples)),
         first=first,
         seconds=statistics.fmean(per_example),
@@ -161,6 +168,7 @@ def _measure(fetch: Fetcher, dataset: Any, order: Any, batch_size: int, seconds:
         by_columns=plain_columns(dataset) is not None,
         by_many=by_many,
     )
+    return found, [example, samples[0]]
 
 
 def part_of(order: Any, start: int, count: int) -> NDArray[np.int64]:
@@ -173,7 +181,10 @@ def part_of(order: Any, start: int, count: int) -> NDArray[np.int64]:
     return np.concatenate(parts)
 
 
-def _group(fetch: Fetcher, order: Any) -> int:
+def _group(fetch: Fetcher, order: Any, once: float) -> int:
+    """How many examples to time together; one took ``once`` seconds."""
+    if once > 10 * _GROUP_SECONDS:
+        return 1
     begin = time.perf_counter()
     fetch(part_of(order, 2, 4))
     each = (time.perf_counter() - begin) / 4
@@ -190,7 +201,7 @@ def _time(
     cpu = 0.0
     delay = 0.0
     end = time.perf_counter() + seconds
-    start = 2
+    start = 1
     while not timed or time.perf_counter() < end:
         indices = part_of(order, start, group)
         start += group
@@ -238,7 +249,7 @@ def _gain_of_threads(
         thread.start()
     started.wait()
     begin = time.perf_counter()
-    stop.wait(max(seconds, 3 / alone))
+    stop.wait(max(seconds, 1 / alone))
     stop.set()
     for thread in threads:
         thread.join()

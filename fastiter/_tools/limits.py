@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fastiter._cpus import usable_cpus
 from fastiter._tools.alone import Alone
-from fastiter._tools.runs import Runs
+from fastiter._tools.runs import ENOUGH_GAIN, Kind, Runs
 
 _MOST_WORKERS = 64
 _TINY = 10e-6  # seconds: less than the call of an example costs around it
@@ -55,15 +55,28 @@ def numbers_of_workers(alone: Alone) -> list[int]:
 
 
 def advice(
-    alone: Alone, limits: Limits, runs: Sequence[Runs], best: Runs, batch_size: int, step: float
+    alone: Alone,
+    limits: Limits,
+    runs: Sequence[Runs],
+    best: Runs,
+    batch_size: int,
+    step: float,
+    is_padded: bool = False,
 ) -> list[str]:
     """What to know and to do, most important first."""
     found = []
     serial = next((r.rate for r in runs if r.settings.kind == "serial"), 0.0)
-    if serial and best.settings.kind != "serial":
-        found.append(f"{best.rate / serial:.1f} times as fast as SerialIterator.")
-    elif serial:
+    if best.settings.kind != "serial":
+        gain, than = (
+            (best.rate / serial, "SerialIterator")
+            if serial
+            else (best.rate * alone.seconds, "the dataset by itself")
+        )
+        found.append(f"{gain:.1f} times as fast as {than}.")
+    elif any(r.rates and r.settings.workers for r in runs):
         found.append("Workers gain nothing here: the dataset costs less than handing it over.")
+    else:
+        found.append("No iterator with workers could be measured: what they raised is said above.")
     each = batch_size / best.rate
     if step:
         waited = max(0.0, 1 - step / each)
@@ -95,17 +108,38 @@ def advice(
             "Examples are tiny: a call for each costs more than its bytes. Arrays in a "
             "TupleDataset or DictDataset need no calls; a method __getitems__(indices) saves most."
         )
-    if alone.is_ragged:
+    if alone.is_ragged and not is_padded:
         found.append(
             "Arrays differ in shape: --padding VALUE measures concat_examples with padding=VALUE."
         )
     if best.rate > 0.8 * limits.memory_rate:
         found.append("Memory is the limit: smaller dtypes (uint8 in place of float32) help.")
-    if best.stats is not None and best.settings.workers:
-        found.append(f"In stats(): {best.stats.verdict}; {best.stats.advice}.")
+    if best.stats is not None and best.settings.workers and best.stats.verdict != "unknown":
+        said = f"In stats(): {best.stats.verdict}"
+        found.append(
+            f"{said}; more workers, or more ahead, gained nothing in these runs."
+            if _was_tried(runs, best, best.stats.change)
+            else f"{said}; {best.stats.advice}."
+        )
     if alone.trouble:
         found.append(f"Do not use MultithreadIterator: in two threads {alone.trouble}.")
     return found
+
+
+def _was_tried(runs: Sequence[Runs], best: Runs, change: Mapping[str, int]) -> bool:
+    """Whether a change was measured, or more than that, and was not faster than the best."""
+    for name, value in change.items():
+        wanted = best.settings._replace(prefetch=value)
+        if name != "n_prefetch":
+            kind: Kind = "processes" if name == "n_processes" else "threads"
+            wanted = best.settings._replace(kind=kind, workers=value)
+        for other in runs:
+            settings = other.settings
+            enough = settings.workers >= wanted.workers and settings.prefetch >= wanted.prefetch
+            slower = bool(other.rates) and other.rate < ENOUGH_GAIN * best.rate
+            if settings.kind == wanted.kind and enough and slower:
+                return True
+    return False
 
 
 def milliseconds(seconds: float) -> str:

@@ -12,6 +12,10 @@ from types import ModuleType
 from typing import Any
 
 import fastiter
+from fastiter._transport import summary_of
+
+#: What users' code raises; sys.exit() in it must not end the tool without a word.
+RAISED = (Exception, SystemExit)
 
 
 class UsageError(Exception):
@@ -31,9 +35,9 @@ def load_dataset(name: str) -> Any:
     if callable(found) and (isinstance(found, type) or not _is_dataset(found)):
         try:
             found = found()
-        except Exception as error:
+        except RAISED as error:
             raise UsageError(
-                f"{name} is called without arguments and raised {_told(error)}"
+                f"{name} is called without arguments and raised {summary_of(error)}"
             ) from error
     if not _is_dataset(found):
         raise UsageError(
@@ -42,8 +46,8 @@ def load_dataset(name: str) -> Any:
         )
     try:
         length = len(found)
-    except Exception as error:
-        raise UsageError(f"len() of {name} raised {_told(error)}") from error
+    except RAISED as error:
+        raise UsageError(f"len() of {name} raised {summary_of(error)}") from error
     if length < 1:
         raise UsageError(f"{name} is empty: its length is {length}")
     return found
@@ -100,13 +104,13 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-            raise UsageError(f"importing {name} raised {_told(error)}") from error
+            raise UsageError(f"importing {name} raised {summary_of(error)}") from error
         raise UsageError(
             f"no module {error.name!r} is found from {os.getcwd()}: start in its directory, set "
             "PYTHONPATH, or give a path that ends in .py"
         ) from None
-    except Exception as error:
-        raise UsageError(f"importing {name} raised {_told(error)}") from error
+    except RAISED as error:
+        raise UsageError(f"importing {name} raised {summary_of(error)}") from error
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -121,7 +125,3 @@ def _import_file(path: Path) -> ModuleType:
             f"{getattr(module, '__file__', None) or 'of Python itself'}; rename the file"
         )
     return module
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

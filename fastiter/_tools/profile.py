@@ -19,11 +19,13 @@ from fastiter._cpus import usable_cpus
 from fastiter._tools import alone, chart, loading
 from fastiter._tools.findings import as_bytes
 from fastiter._tools.limits import Limits, advice, limits_of, milliseconds, numbers_of_workers
+from fastiter._tools.loading import RAISED
 from fastiter._tools.patience import PATIENCE, Waiting
 from fastiter._tools.runs import Runs, Task
-from fastiter._tools.search import PREFETCH, Plan, Search
-from fastiter._tools.timeline import record
+from fastiter._tools.search import PREFETCH, SIMPLER, Plan, Search
+from fastiter._tools.timeline import record, seconds_of
 from fastiter._tracing import Trace
+from fastiter._transport import summary_of
 
 EPILOG = """\
 MODULE is importable from here, or a path that ends in .py. DATASET is an object in it, or something
@@ -148,7 +150,9 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Measured
     begin = time.perf_counter()
     dataset = loading.load_dataset(options.dataset)
     order = fastiter.VirtualShuffleOrderSampler(_SEED)(range(len(dataset)), 0)
-    found = alone.measure(dataset, order, options.batch_size, _ALONE * options.budget, _warn)
+    found, examples = alone.measure(
+        dataset, order, options.batch_size, _ALONE * options.budget, _warn
+    )
     copy_rate = alone.copy_rate()
     _show_alone(say, options.dataset, dataset, found)
     notes: list[str] = []
@@ -162,7 +166,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Measured
     if batch_size > found.length:  # one would be of several epochs, each with an order of its own
         batch_size = found.length
         notes.append(f"Measured with batches of {batch_size}: the dataset has no more examples.")
-    task, converter = _task(options, dataset, order, found, batch_size, notes)
+    task, converter = _task(options, dataset, order, found, examples, batch_size, notes)
     prefetch = options.prefetch or [PREFETCH, 2, 8]
     search = Search(
         task,
@@ -170,6 +174,8 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Measured
         (1 - _RECORDED) * options.budget - (time.perf_counter() - begin),
         batch_size * found.nbytes,
         not found.waits,
+        found.seconds,
+        math.inf if found.waits else usable_cpus(),
     )
     say(f"\nMeasuring for about {options.budget:.0f} s ...")
     try:
@@ -181,10 +187,15 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Measured
     if search.left_out:
         notes.append(f"{len(search.left_out)} settings were left out for want of time (--budget).")
     trace = None
-    try:
-        trace = record(task, best.settings, 0.5 * _RECORDED * options.budget)
-    except Exception as error:  # of the dataset's, or for want of memory: the figures are there
-        notes.append(f"No timeline: to record one raised {type(error).__name__}: {error}")
+    # Short runs may well take somewhat longer than the budget; slow datasets may not.
+    left = max(begin + options.budget - time.perf_counter(), _EXPECTED * options.budget)
+    if options.trace is None and seconds_of(task, best) > left:
+        notes.append("No timeline: there is no time left to record one (--budget).")
+    else:
+        try:
+            trace = record(task, best.settings, 0.5 * _RECORDED * options.budget)
+        except RAISED as error:  # of the dataset's, or for want of memory: the figures are there
+            notes.append(f"No timeline: to record one raised {summary_of(error)}")
     return Measured(
         name=options.dataset,
         batch_size=options.batch_size,
@@ -196,7 +207,9 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Measured
         runs=runs,
         starts=search.starts,
         best=best,
-        advice=advice(found, limits, runs, best, batch_size, options.step),
+        advice=advice(
+            found, limits, runs, best, batch_size, options.step, options.padding is not None
+        ),
         notes=notes,
         trace=trace,
     )
@@ -214,27 +227,29 @@ def _task(
     dataset: Any,
     order: Any,
     found: alone.Alone,
+    examples: list[Any],
     batch_size: int,
     notes: list[str],
 ) -> tuple[Task, str]:
     """What is measured, and the converter as code."""
     name = options.converter or "concat"
     converter = loading.load_converter(name, options.padding)
-    fetch = alone.Fetcher(dataset, len(dataset))
     is_checked = batch_size * found.seconds <= _EXPECTED * options.budget
-    if not is_checked:
+    if is_checked:
+        fetch = alone.Fetcher(dataset, len(dataset))
+        with fetch.waiting.told(_warn):
+            examples = fetch(alone.part_of(order, 0, batch_size))
+    else:
         notes.append("The content of batches was not checked: that would take too long.")
-    with fetch.waiting.told(_warn):
-        tried = fetch(alone.part_of(order, 0, batch_size if is_checked else 2))
-    expected: Any = tried if is_checked else None
+    expected: Any = examples if is_checked else None
     if converter is not None:
         try:
-            converted = convert(name, converter, tried, _warn)
+            converted = convert(name, converter, examples, _warn)
             expected = converted if is_checked else None
-        except Exception as error:
+        except RAISED as error:
             if options.converter or options.padding is not None:
                 raise loading.UsageError(
-                    f"the converter {name} raised {type(error).__name__}: {error}"
+                    f"the converter {name} raised {summary_of(error)}"
                 ) from error
             converter, name = None, "none"
             notes.append(f"Without a converter: concat_examples raised {type(error).__name__}.")
@@ -313,9 +328,10 @@ def _show_result(measured: Measured) -> None:
     print(f"  memory       {rate}: {limits.memory_rate:,.0f} examples/s")
     size = measured.measured_batch_size
     print(
-        f"\n  {'iterator':21}{'workers':>8}{'prefetch':>9}{'examples/s':>12}{'of limit':>9}", end=""
+        f"\n  {'iterator':21}{'workers':>8}{'prefetch':>9}{'examples/s':>12}{'of limit':>9}"
+        f"{'busy':>6}{'runs':>5}{'first batch':>12}"
     )
-    print(f"{'runs':>5}{'first batch':>12}")
+    fastest = max(measured.runs, key=lambda runs: runs.rate)
     for runs in measured.runs:
         settings = runs.settings
         workers, prefetch = settings.workers or "-", settings.prefetch or "-"
@@ -324,8 +340,12 @@ def _show_result(measured: Measured) -> None:
             share = runs.rate / limits.rate(settings.workers)
             line += f"{runs.rate:>12,.0f}{share:>9.0%}{_busy(runs):>6}{len(runs.rates):>5}"
             line += f"{milliseconds(runs.first):>12}"
-        print(line + ("  <- best" if runs is measured.best else ""))
+        mark = "best" if runs is measured.best else "fastest" if runs is fastest else ""
+        print(line + (f"  <- {mark}" if mark else ""))
         _show_error(runs)
+    if fastest is not measured.best:
+        text = f"Best is the simplest of those within {SIMPLER:.0%} of the fastest."
+        print(f"  {text}")
     if measured.starts:
         workers = next(iter(measured.starts.values())).settings.workers
         print(f"\n  first batch of MultiprocessIterator with {workers} workers by start method")

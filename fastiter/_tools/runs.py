@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -12,8 +13,11 @@ import numpy as np
 
 import fastiter
 from fastiter._tools import alone
+from fastiter._tools.loading import RAISED
+from fastiter._transport import summary_of
 
 Kind = Literal["serial", "threads", "processes"]
+ENOUGH_GAIN = 1.05  # what more workers have to bring
 _PAGE = 4096
 _CLASSES: dict[Kind, str] = {
     "serial": "SerialIterator",
@@ -100,9 +104,9 @@ def run_once(task: Task, runs: Runs, window: float) -> None:
     """Measure the settings of ``runs`` once, and add what comes of it there.
 
     An iterator is made, its first batch compared with what is expected, a few batches more are
-    taken to warm up, and then batches are counted for at least ``window``
-    seconds, and at least two of them. With a window of 0, all is over after the first batch. What
-    the dataset or the iterator raises becomes the ``error``.
+    taken to warm up, and then batches are counted for at least ``window`` seconds, and at least as
+    many as `least_batches` says. With a window of 0, all is over after the first batch. What the
+    dataset or the iterator raises becomes the ``error``.
     """
     settings = runs.settings
     try:
@@ -115,32 +119,42 @@ def run_once(task: Task, runs: Runs, window: float) -> None:
                 return
             if window:
                 del batch
-                warm_up(task, iterator, settings, window)
+                warm_up(task, iterator, settings, window, most=window)
                 before = iterator.stats()
-                runs.rates.append(_rate(task, iterator, window))
+                runs.rates.append(_rate(task, iterator, settings, window))
                 runs.stats = iterator.stats() - before
-    except Exception as error:
-        runs.error = f"{type(error).__name__}: {error}".splitlines()[0]
+    except RAISED as error:
+        runs.error = summary_of(error).splitlines()[0]
         return
     runs.firsts.append(first)
 
 
-def warm_up(task: Task, iterator: Any, settings: Settings, seconds: float) -> None:
+def warm_up(
+    task: Task, iterator: Any, settings: Settings, seconds: float, most: float = math.inf
+) -> None:
     """Takes some batches, so that all slots have been used; and the rest of the epoch, if that is a
-    matter of so many seconds: forked workers copy each page that they touch, once."""
+    matter of so many seconds: forked workers copy each page that they touch, once. No batch begins
+    after ``most`` seconds."""
     batches = settings.prefetch + 2 if settings.workers else 1
-    begin = time.perf_counter()
-    for _ in range(batches):
+    begin, taken = time.perf_counter(), 0
+    while taken < batches and (not taken or time.perf_counter() - begin < most):
         consume(task, next(iterator))
-    left = len(task.dataset) / (batches * task.batch_size) - 1
+        taken += 1
+    left = len(task.dataset) / (taken * task.batch_size) - 1
     if left * (time.perf_counter() - begin) <= seconds:
         while iterator.epoch == 0:
             consume(task, next(iterator))
 
 
-def _rate(task: Task, iterator: Any, window: float) -> float:
+def least_batches(task: Task, settings: Settings) -> int:
+    """How many batches tell a rate: workers that began together end together, at first."""
+    return max(2, math.ceil(2 * settings.workers / task.batch_size))
+
+
+def _rate(task: Task, iterator: Any, settings: Settings, window: float) -> float:
+    least = least_batches(task, settings)
     counted, begin = 0, time.perf_counter()
-    while counted < 2 or time.perf_counter() - begin < window:
+    while counted < least or time.perf_counter() - begin < window:
         batch = next(iterator)
         consume(task, batch)
         counted += 1

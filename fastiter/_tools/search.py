@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fastiter import _system
-from fastiter._tools.runs import Kind, Runs, Settings, Task, run_once
+from fastiter._tools.runs import ENOUGH_GAIN, Kind, Runs, Settings, Task, least_batches, run_once
 
 PREFETCH = 4  # while workers are compared
-_ENOUGH_GAIN = 1.05  # more workers are tried as long as they bring this
-_AS_GOOD = 0.95  # of the best rate: the simplest of these is recommended
+SIMPLER = 0.05  # of the best rate: the simplest of those that are so close is recommended
 _STARTED = 4  # most workers while start methods are compared
 _SHARE_OF_WORKERS = 0.65  # of the time
+_SHARE_OF_ONE = 0.2  # of the time: what the first run of one setting may take
 
 
 class Plan(NamedTuple):
@@ -36,12 +36,17 @@ class Search:
     plan : Plan
         Which settings; more workers are tried only while they help.
     seconds : float
-        What it may take, about. One setting of each kind of iterator is tried in any case.
+        What it may take, about, not above 0 if nothing is left. One setting with workers is tried
+        in any case, and nothing else.
     batch_bytes : float
         Of one batch, to keep out what memory has no room for.
     prefers_processes : bool
         Whether processes are better than threads that are as fast: where the dataset computes, and
         so takes the GIL and time from the training loop.
+    example_seconds : float
+        What an example costs by itself: tells how long a run will take.
+    most_parallel : float
+        How many workers get on at the same time.
     """
 
     def __init__(
@@ -51,15 +56,22 @@ class Search:
         seconds: float,
         batch_bytes: float,
         prefers_processes: bool,
+        example_seconds: float = 0.0,
+        most_parallel: float = math.inf,
     ) -> None:
         self._task = task
         self._plan = plan
         self._begin = time.perf_counter()
         self._seconds = seconds
         self._batch_bytes = batch_bytes
-        self._kinds = ("processes", "threads") if prefers_processes else ("threads", "processes")
+        self._kinds: tuple[Kind, Kind] = (
+            ("processes", "threads") if prefers_processes else ("threads", "processes")
+        )
+        self._example_seconds = example_seconds
+        self._most_parallel = most_parallel
         self._window = min(1.0, max(0.15, seconds / 60))
         self._costs: dict[Settings, float] = {}
+        self._overruns: dict[Kind, float] = {}  # seconds that starts and the like took at most
         self.runs: dict[Settings, Runs] = {}
         self.starts: dict[str, Runs] = {}  # first batches by start method
         self.left_out: list[Settings] = []  # for want of time
@@ -94,7 +106,7 @@ class Search:
         if not works:
             raise RuntimeError("; ".join(sorted({runs.error for runs in self.runs.values()})))
         most = max(runs.rate for runs in works)
-        good = [runs for runs in works if runs.rate >= _AS_GOOD * most]
+        good = [runs for runs in works if runs.rate >= (1 - SIMPLER) * most]
         beside = [runs for runs in good if runs.settings.kind != "serial"]
         if beside and not self._task.step:
             good = beside
@@ -109,23 +121,35 @@ class Search:
 
     def _by_workers(self) -> None:
         """One run of each number of workers, upwards while it helps."""
-        self._measure(Settings("serial"))
-        kinds: tuple[tuple[Kind, Sequence[int]], ...] = (
-            ("threads", self._plan.threads),
-            ("processes", self._plan.processes),
-        )
-        for kind, numbers in kinds:
+        self._each([Settings("serial")], _SHARE_OF_WORKERS)
+        for kind in self._kinds:
             before = 0.0
-            for workers in numbers:
+            for workers in self._numbers(kind):
                 settings = Settings(kind, workers, self._plan.prefetch[0])
-                # One of each kind is tried whatever it takes.
-                share = math.inf if workers == numbers[0] else _SHARE_OF_WORKERS
-                runs = self._first_run(settings, share)
-                if runs is None or runs.error or runs.rate < _ENOUGH_GAIN * before:
+                runs = self._first_run(settings, _SHARE_OF_WORKERS)
+                if runs is None:
+                    continue  # more workers may be done sooner
+                if runs.error or runs.rate < ENOUGH_GAIN * before:
                     break
                 before = runs.rate
+        for kind in self._kinds:
+            if any(runs.rates and one.workers for one, runs in self.runs.items()):
+                return
+            untried = [
+                Settings(kind, workers, self._plan.prefetch[0]) for workers in self._numbers(kind)
+            ]
+            untried = [one for one in untried if one not in self.runs]
+            if untried:
+                # Of those that are done about as soon as any, the fewest workers.
+                soon = 2 * min(map(self._cost, untried))
+                self._first_run(next(one for one in untried if self._cost(one) <= soon), None)
+        if not any(runs.rates for runs in self.runs.values()):
+            self._measure(Settings("serial"))
 
-    def _first_run(self, settings: Settings, share: float) -> Runs | None:
+    def _numbers(self, kind: Kind) -> Sequence[int]:
+        return self._plan.threads if kind == "threads" else self._plan.processes
+
+    def _first_run(self, settings: Settings, share: float | None) -> Runs | None:
         """None for want of time. Where the program's own start method does not work, and another
         one does, that is kept to."""
         settings = settings._replace(method=self.method if settings.kind == "processes" else None)
@@ -156,14 +180,19 @@ class Search:
                 runs = self.starts[method] = Runs(settings)
                 run_once(self._task, runs, 0)
 
-    def _each(self, settings: Iterable[Settings], share: float) -> bool:
-        """Measure those that have not been, as long as the time's share lasts."""
+    def _each(self, settings: Iterable[Settings], share: float | None) -> bool:
+        """Measure those that have not been, as long as the time's share lasts; None: always."""
         for one in settings:
             if one in self.runs:
                 continue
-            if self._left(share) < self._cost(one):
-                self.left_out.append(one)
-                return False
+            if share is not None:
+                most = max(_SHARE_OF_ONE * self._seconds, 3 * self._window)
+                most = min(most, self._left(share))
+                if most < self._cost(one):
+                    self.left_out.append(one)
+                    return False
+            elif one in self.left_out:
+                self.left_out.remove(one)
             self._measure(one)
         return True
 
@@ -182,8 +211,19 @@ class Search:
         return self._begin + share * self._seconds - time.perf_counter()
 
     def _cost(self, settings: Settings) -> float:
-        """Seconds that a run will take: as before, or as the most that one took."""
-        return self._costs.get(settings, max(self._costs.values(), default=0.0))
+        """Seconds that a run will take: as before, or by what the dataset costs, and what runs of
+        this kind took besides."""
+        if settings in self._costs:
+            return self._costs[settings]
+        return self._expected(settings) + self._overruns.get(settings.kind, 0.0)
+
+    def _expected(self, settings: Settings) -> float:
+        """Seconds of the dataset and the loop: the first batch, one to warm up, those counted."""
+        size = self._task.batch_size
+        at_once = min(settings.workers, size * (settings.prefetch + 1), self._most_parallel)
+        each = size * self._example_seconds / max(at_once, 1)
+        each = max(each, self._task.step) if settings.workers else each + self._task.step
+        return 2 * each + max(self._window, least_batches(self._task, settings) * each)
 
     def _measure(self, settings: Settings) -> None:
         runs = self.runs.setdefault(settings, Runs(settings))
@@ -194,4 +234,6 @@ class Search:
             return
         begin = time.perf_counter()
         run_once(self._task, runs, self._window)
-        self._costs[settings] = time.perf_counter() - begin
+        cost = self._costs[settings] = time.perf_counter() - begin
+        overrun = max(cost - self._expected(settings), self._overruns.get(settings.kind, 0.0))
+        self._overruns[settings.kind] = overrun
