@@ -9,6 +9,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from fastiter import __version__
+
 # Each command's module has `add_options(parser)` and `run(options)`; only the one that is asked for
 # is imported.
 _COMMANDS = {
@@ -37,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="python -m fastiter", description="Tools of fastiter.")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="version", version=f"fastiter {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, (module, summary) in _COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".")
         if name in arguments[:1]:
@@ -46,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command.set_defaults(run=tool.run)
     options = parser.parse_args(arguments)
     try:
+        if not hasattr(options, "run"):
+            parser.print_help()
+            return 2
         status = options.run(options) or 0
         sys.stdout.flush()
     except KeyboardInterrupt:

@@ -15,6 +15,9 @@ class Buffer:
 def trim() -> None:
     """Give the memory of all idle buffers back to the system."""
 
+def complaint() -> str:
+    """What is wrong with the environment variable that limits the pool; empty if nothing is."""
+
 def idle() -> tuple[int, int]:
     """How many buffers are idle, and their bytes."""
 

@@ -6,6 +6,7 @@ never torn down.
 """
 
 import os
+import warnings
 
 cimport numpy as cnp
 from cpython.object cimport PyObject
@@ -82,17 +83,24 @@ def idle():
     return count, nbytes
 
 
+def complaint():
+    value = os.environ.get("FASTITER_BUFFER_POOL", "").strip()
+    if not value or (value.isascii() and value.isdigit() and len(value) <= 9):
+        return ""
+    return (
+        f"the environment variable FASTITER_BUFFER_POOL is {value!r}, which is ignored: set it to "
+        "the MiB that may be kept for the next batches, to 0 to keep none, or not at all"
+    )
+
+
 def _limit():
     """Most bytes that may be idle: of the environment, else a sixteenth of the machine's memory,
     1 GiB at most."""
-    value = os.environ.get("FASTITER_BUFFER_POOL", "").strip()
-    if not value:
+    value, wrong = os.environ.get("FASTITER_BUFFER_POOL", "").strip(), complaint()
+    if wrong:  # no error, which would leave no way to run the doctor
+        warnings.warn(wrong, stacklevel=1)
+    if wrong or not value:
         return min(1 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16)
-    if not value.isascii() or not value.isdigit() or len(value) > 9:
-        raise ValueError(
-            f"the environment variable FASTITER_BUFFER_POOL is {value!r}: set it to the MiB that "
-            "may be kept for the next batches, to 0 to keep none, or not at all"
-        )
     return int(value) << 20
 
 

@@ -1,6 +1,7 @@
 """Orders: drawn in C from NumPy's bit generators, or by the fast shuffle from a seed."""
 
 import operator
+from collections.abc import Mapping
 
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -66,7 +67,9 @@ def entropy_of(seed):
     try:
         values = [operator.index(seed)]
     except TypeError:
-        if isinstance(seed, (str, bytes)) or not hasattr(seed, "__iter__"):
+        # What has places: a set, or the keys of a dict, has no order to rely upon.
+        has_places = hasattr(seed, "__getitem__") and hasattr(seed, "__len__")
+        if not has_places or isinstance(seed, (str, bytes, Mapping)):
             raise TypeError(
                 "seed must be an int, a numpy.random.SeedSequence or a sequence of ints, not "
                 f"{type(seed).__qualname__}"

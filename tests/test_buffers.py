@@ -261,7 +261,7 @@ def test_the_environment_variable(value, output):
 
 @pytest.mark.parametrize("value", ["-1", "many", "1.5", "1" * 30])
 def test_a_wrong_environment_variable_says_what_it_should_be(value):
-    result = run("import fastiter", FASTITER_BUFFER_POOL=value)
-    assert result.returncode == 1
+    result = run(BASE, FASTITER_BUFFER_POOL=value)
+    assert (result.returncode, result.stdout.split()[0]) == (0, "Buffer")  # as if it were not set
     assert "FASTITER_BUFFER_POOL" in result.stderr
     assert "MiB" in result.stderr

@@ -200,10 +200,21 @@ def test_interrupt_ends_it_without_a_traceback(tmp_path: Path) -> None:
     assert (process.returncode, errors) == (130, "interrupted\n")
 
 
+def test_without_a_command_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    from fastiter.__main__ import main
+
+    assert main([]) == 2
+    listed = capsys.readouterr().out
+    assert all(f"\n    {command} " in listed for command in ("demo", "doctor", "profile"))
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"fastiter {fastiter.__version__}\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "required: COMMAND"),
         (["nothing"], "invalid choice: 'nothing'"),
         (["demo", "--epochs", "0"], "--epochs: invalid positive value: '0'"),
         (["demo", "--start-method", "threads"], "--start-method: invalid choice: 'threads'"),

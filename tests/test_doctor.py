@@ -15,13 +15,21 @@ import pytest
 
 import fastiter
 from fastiter._tools import machine
-from fastiter._tools.findings import as_bytes
+from fastiter._tools.findings import as_bytes, without_secrets
 
 sys.path.append(str(Path(__file__).parent / "process"))
 import without_calls
 
 MIB = 1 << 20
 COMMAND = [sys.executable, "-m", "fastiter", "doctor"]
+
+
+SECRET = "hush"
+PROXIES = {
+    "https_proxy": f"http://me:{SECRET}@proxy.example:8080",
+    "http_proxy": f"me:{SECRET}/p@ss@proxy.example",
+    "no_proxy": "localhost,.example",
+}
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -62,9 +70,15 @@ def doctor(
 
 def test_all_is_well_here() -> None:
     answer = subprocess.run(
-        COMMAND, env=environment(), capture_output=True, text=True, timeout=100, check=False
+        COMMAND,
+        env=environment(**PROXIES),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert (answer.returncode, answer.stderr) == (0, "")
+    assert SECRET not in answer.stdout
     lines = answer.stdout.splitlines()
     assert lines[-1].startswith("problems: 0, notes: ")
     assert all(len(line) <= 120 for line in lines if "/" not in line)
@@ -104,6 +118,7 @@ def test_fewer_cpus_limits_and_packages_are_told(tmp_path: Path) -> None:
         cpus=one,
         limits={resource.RLIMIT_NOFILE: 60, resource.RLIMIT_FSIZE: 512 * MIB},
         FASTITER_BUFFER_POOL="64",
+        **PROXIES,
         RANK="3",
         WORLD_SIZE="many",
         CHAINER_DATASET_ROOT=f"{__file__}/nowhere",
@@ -119,6 +134,10 @@ def test_fewer_cpus_limits_and_packages_are_told(tmp_path: Path) -> None:
     expected = {("Limits", "open files"), ("Limits", "file size"), ("Environment", "rank")}
     assert notes >= expected | {("Environment", "downloads")}
     assert found["Environment", "FASTITER_BUFFER_POOL"]["fact"] == "'64'"
+    assert SECRET not in json.dumps(list(found.values()))
+    assert found["Environment", "https_proxy"]["fact"] == "'http://***@proxy.example:8080'"
+    assert found["Environment", "http_proxy"]["fact"] == "'***@proxy.example'"
+    assert found["Environment", "no_proxy"]["fact"] == "'localhost,.example'"
     assert "WORLD_SIZE" in found["Environment", "rank"]["fact"]
     # Four slots and what belongs to them fit into the largest file, and are powers of two.
     assert "room for 64 MiB in each slot" in found["Shared memory", "memory"]["fact"]
@@ -131,8 +150,13 @@ def test_fewer_cpus_limits_and_packages_are_told(tmp_path: Path) -> None:
 
 def test_what_is_broken_is_a_problem_and_a_status() -> None:
     """Too few descriptors for a pool: the self-test fails, and says why."""
-    status, found = doctor(limits={resource.RLIMIT_NOFILE: 9})
+    status, found = doctor(
+        limits={resource.RLIMIT_NOFILE: 9}, FASTITER_BUFFER_POOL="many", PYTHONWARNINGS="ignore"
+    )
     assert status == 1
+    wrong = found["Environment", "FASTITER_BUFFER_POOL"]
+    assert wrong["judgement"] == "problem"
+    assert "set it to the MiB" in wrong["help"]
     failed = found["Self-test", "failed"]
     assert failed["judgement"] == "problem"
     assert "Too many open files" in failed["fact"]
@@ -206,6 +230,18 @@ def test_no_limits(tmp_path: Path) -> None:
     assert (machine.huge_pages(root), machine.load(root)) == (None, None)
     nothing = tmp_path / "nothing"
     assert (machine.memory(nothing), machine.memory_limit(nothing)) == ({}, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("/a/b:https://me:hush@x.example/y?key=hush /c", "/a/b:https://***@x.example/y?*** /c"),
+        ("s3://x.example/y@z", "s3://x.example/y@z"),
+        ("/home/me@work:0,1", "/home/me@work:0,1"),
+    ],
+)
+def test_passwords_in_any_value_are_masked(text: str, shown: str) -> None:
+    assert without_secrets(text) == shown
 
 
 def test_bytes_are_shown_for_people() -> None:

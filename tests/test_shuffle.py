@@ -99,6 +99,9 @@ def test_spawned_seeds_streams_and_lengths_give_orders_of_their_own():
 @pytest.mark.parametrize(
     ("seed", "error", "message"),
     [
+        ({1, 2}, TypeError, "not set"),
+        ({1: 2}, TypeError, "not dict"),
+        ({1: 2}.keys(), TypeError, "not dict_keys"),
         (None, TypeError, "NoneType"),
         (1.5, TypeError, "float"),
         ("1", TypeError, "str"),

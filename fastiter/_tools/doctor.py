@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 import fastiter
-from fastiter import _arena, _cpus, _order, _start, _system
+from fastiter import _arena, _buffers, _cpus, _order, _start, _system
 from fastiter._tools import machine, selftest
-from fastiter._tools.findings import Finding, as_bytes, show
+from fastiter._tools.findings import Finding, as_bytes, show, without_secrets
 from fastiter.dataset.download import get_dataset_root
 from fastiter.iterators.order_sharded import ShardedOrderSampler
 
@@ -380,14 +380,19 @@ def _environment() -> Iterator[Finding]:
     section = "Environment"
     for name in _VARIABLES:
         value = os.environ.get(name)
-        if value is not None:
-            yield Finding(section, name, repr(value))
+        if value is None:
+            continue
+        if name == "FASTITER_BUFFER_POOL" and (wrong := _buffers.complaint()):
+            yield Finding(section, name, repr(value), "problem", wrong)
+        else:
+            yield Finding(section, name, repr(without_secrets(value, name.endswith("_proxy"))))
     root = get_dataset_root()
     writable = machine.is_open_to_writing(root)
     yield Finding(
         section,
         "downloads",
-        f"are kept below {root}" + ("" if writable else ", where nothing can be written"),
+        f"are kept below {without_secrets(root)}"
+        + ("" if writable else ", where nothing can be written"),
         "ok" if writable else "note",
         "" if writable else "set CHAINER_DATASET_ROOT to a directory of yours",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable
@@ -45,6 +46,15 @@ def _wrapped(text: str, head: str) -> str:
         break_on_hyphens=False,
         break_long_words=False,
     )
+
+
+def without_secrets(text: str, is_url: bool = False) -> str:
+    """Mask the user's name and password in URLs, and what follows a question mark: what the doctor
+    says is shown to others. ``is_url``: all of the text is one, perhaps without its scheme."""
+    if is_url:
+        text = re.sub(r"^(\w[\w+.-]*://)?.*@", r"\1***@", text, flags=re.DOTALL)
+    text = re.sub(r"(\w://)[^/\s]*@", r"\1***@", text)
+    return re.sub(r"(\w://[^\s?]*)\?\S*", r"\1?***", text)
 
 
 def as_bytes(number: float) -> str:
