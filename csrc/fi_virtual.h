@@ -8,7 +8,9 @@
  *
  * Unlike a shuffle it is not exactly uniform: of the n! orders it reaches those of its keys. With
  * FI_VIRTUAL_ROUNDS half-rounds no test of pairs, lags or places tells it from uniform; with 4 to 6
- * half-rounds such tests do.
+ * half-rounds such tests do. Parity tells it for some n: with an odd right_size, and two bits or more
+ * of left, each half-round is an even permutation, so all orders of such an n have the same parity
+ * (but for cycles that lie wholly above n).
  *
  * An order depends on n, the seed and the stream number alone, never on the instruction set, and does
  * not change between releases.

@@ -88,9 +88,9 @@ def virtual_permutation(
 
     Any part takes the time of its own indices, and no memory besides. Up to 65,536 indices the
     order is that of `permutation`, exactly uniform. Above it is pseudo-random: every index comes
-    once, and no test that we made tells orders of many seeds from uniform ones, but of all orders
-    it can give only some. The same arguments give the same indices on every processor and in every
-    release.
+    once, and no test that we made tells orders of many seeds from uniform ones, parity apart (for
+    some n they are all even permutations), but of all orders it can give only some. The same
+    arguments give the same indices on every processor and in every release.
 
     Parameters
     ----------
