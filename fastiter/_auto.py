@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,11 @@ _WORKERS_PER_CPU = 4  # for datasets that wait for files or a network
 _FIRST_WORKERS = 4
 _LOOK_NS = 250_000_000
 _LEAST_GAIN = 0.05  # of the throughput: what a change has to bring to stay
-_PATIENCE = 40  # looks before something is tried again that did not help
+_WINDOWS = 3  # whose median is the throughput: an example that takes long may fill one of them
+_PATIENCE = 40  # looks before something is tried again that did not help, for each time it did not
+_MOST_REFUSALS = 5  # that count
+_VERY_BUSY = 0.85  # workers that are busier want others so much that ...
+_EAGERNESS = 5  # ... a look counts as so many
 _CALM_LOOKS = 4  # one after the other before workers are sent away
 _MEMORY_SHARE = 0.5  # of what is available, for what is added
 
@@ -85,7 +90,9 @@ class Tuner:
         self._due = 0
         self._before: IteratorStats | None = None
         self._trial: _Trial | None = None
+        self._rates: list[float] = []  # of the last windows since something was changed
         self._futile: dict[str, int] = {}  # looks until a setting is tried again
+        self._refusals: dict[str, int] = {}  # how often it did not help, one after the other
         self._calm = 0
 
     def look(self, pool: Adjustable, ask: Callable[[], IteratorStats]) -> None:
@@ -117,16 +124,23 @@ class Tuner:
     ) -> bool:
         """Whether something was changed."""
         for name in list(self._futile):
-            self._futile[name] -= 1
-            if not self._futile[name]:
+            self._futile[name] -= _EAGERNESS if window.busy > _VERY_BUSY else 1
+            if self._futile[name] <= 0:
                 del self._futile[name]
-        trial, self._trial = self._trial, None
-        rate = window.batches_per_second
-        if trial is not None and rate < trial.rate * (1 + _LEAST_GAIN):
-            self._futile[trial.name] = _PATIENCE
-            self._set(pool, trial.name, trial.before, window, seconds, "that did not help")
-            return True
         self._calm = self._calm + 1 if judgement.verdict == "consumer-bound" else 0
+        self._rates = [*self._rates, window.batches_per_second][-_WINDOWS:]
+        if len(self._rates) < _WINDOWS:
+            return False
+        rate = statistics.median(self._rates)
+        trial, self._trial = self._trial, None
+        if trial is not None:
+            if rate < trial.rate * (1 + _LEAST_GAIN):
+                refusals = min(self._refusals.get(trial.name, 0) + 1, _MOST_REFUSALS)
+                self._refusals[trial.name] = refusals
+                self._futile[trial.name] = refusals * _PATIENCE
+                self._set(pool, trial.name, trial.before, window, seconds, "that did not help")
+                return True
+            self._refusals.pop(trial.name, None)
         for name, wanted in judgement.change.items():
             current = window.n_workers if name == "n_processes" else window.n_prefetch
             count = self._allowed(pool, name, current, wanted)
@@ -164,6 +178,7 @@ class Tuner:
         current = window.n_workers if name == "n_processes" else window.n_prefetch
         if count == current:
             return
+        self._rates = []
         self.changes.append(f"{name} from {current} to {count} after {seconds:.1f} s: {why}")
         pool.settings()[name].set(count)
 

@@ -256,7 +256,7 @@ def test_no_more_than_cpus():
 
 def test_no_more_than_memory_or_the_limit():
     figures = Figures(work=0.1, loop=0.001, memory=6 << 20)
-    tune(figures, steps=1)
+    tune(figures, steps=3)
     assert figures.workers == 4
     figures = Figures(work=0.1, loop=0.001, memory=1 << 20)
     tune(figures)
@@ -266,19 +266,52 @@ def test_no_more_than_memory_or_the_limit():
     assert figures.workers == 8
 
 
-def test_what_does_not_help_is_taken_back():
-    class Contended(Figures):
-        def step(self):
-            workers, self.workers = self.workers, 2
-            one, worker = super().step()
-            self.workers = workers
-            return dataclasses.replace(one, n_workers=workers), worker
+class Contended(Figures):
+    """Two workers do all that can be done; more of them are busy, or idle, for nothing."""
 
+    idle = 1
+
+    def step(self):
+        workers, self.workers = self.workers, 2
+        one, worker = super().step()
+        self.workers = workers
+        worker = dataclasses.replace(worker, busy_seconds=worker.busy_seconds / self.idle)
+        return dataclasses.replace(one, n_workers=workers), worker
+
+
+def test_what_does_not_help_is_taken_back():
     figures = Contended(work=0.1, loop=0.01)
-    tuner = tune(figures)
+    tuner = tune(figures, steps=6)
     assert figures.workers == 2
     assert "that did not help" in tuner.changes[1]
-    assert len(tuner.changes) == 2  # and not tried again soon
+    assert len(tuner.changes) == 2
+
+
+def test_busy_workers_have_it_tried_again_sooner_but_ever_more_rarely():
+    often, seldom = Contended(work=0.1, loop=0.01), Contended(work=0.1, loop=0.01)
+    seldom.idle = 1.3  # 77 % busy
+    assert len(tune(often, steps=20).changes) == 4
+    assert len(tune(seldom, steps=20).changes) == 2
+    assert len(tune(often, steps=400).changes) <= 24
+
+
+def test_one_slow_window_decides_nothing():
+    """Each third one holds an example that takes long: at its very rate more workers seem worse."""
+
+    class Outliers(Figures):
+        count = 0
+
+        def step(self):
+            self.count += 1
+            usual, self.work = self.work, self.work * (2.5 if self.count % 3 == 2 else 1)
+            found = super().step()
+            self.work = usual
+            return found
+
+    figures = Outliers(work=0.1, loop=0.01)
+    tuner = tune(figures)
+    assert figures.workers >= 10
+    assert not any("did not help" in change for change in tuner.changes[:2])
 
 
 def test_few_for_a_loop_that_is_slower():
