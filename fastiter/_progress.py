@@ -77,7 +77,7 @@ class Progress(Iterator[Any]):
             raise ImportError("fastiter.progress needs tqdm: pip install tqdm") from error
         # Before there is a bar: tqdm has a thread of its own, beside which forking is unsafe.
         getattr(iterator, "start", lambda: None)()
-        iterator = iter(iterator)  # type: ignore[assignment]  # may begin an epoch: see as_torch
+        iterator = iter(iterator)  # may begin an epoch: see as_torch
         self._iterator = iterator
         self._meter = meter
         self._name = options.pop("desc", None)

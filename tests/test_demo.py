@@ -84,7 +84,7 @@ def test_splits_are_disjoint_and_complete() -> None:
 def test_examples_are_augmented_alike_each_time_and_each_view_anew() -> None:
     training, test = digits.load_digits(seed=0)
     image, label, index = training[7]
-    assert (image.shape, image.dtype, index) == ((8, 8), np.float32, 7)
+    assert (image.shape, image.dtype, index) == ((16, 16), np.float32, 7)
     assert label == int(training.lines[7].rpartition(",")[2])
     np.testing.assert_array_equal(image, training[7][0])
     other_view, other_label, _ = training[7 + 1500]
@@ -92,23 +92,39 @@ def test_examples_are_augmented_alike_each_time_and_each_view_anew() -> None:
     assert not np.array_equal(image, other_view)
     assert not np.array_equal(image, digits.load_digits(seed=1)[0][7][0])
     pixels = [int(text) for text in test.lines[7].split(",")[:64]]
-    np.testing.assert_array_equal(test[7][0], np.reshape(pixels, (8, 8)) / 16)
+    corners = np.reshape(pixels, (8, 8))[::7, ::7] / 16
+    np.testing.assert_allclose(test[7][0][::15, ::15], corners, atol=2e-3)
+
+
+def test_images_are_turned_magnified_and_moved() -> None:
+    """Of a plane in the place of an image, every point can be told."""
+    rows, columns = np.mgrid[:8, :8].astype(float)
+    plain = digits.render(rows, 0, 1, (0, 0))
+    np.testing.assert_allclose(plain[:, 0], np.linspace(-0.5, 7.5, 16).clip(0, 6.999))
+    inner = slice(3, 13)
+    moved = digits.render(rows, 0, 1, (0.25, 0.5))
+    np.testing.assert_allclose(moved[inner, inner], plain[inner, inner] - 0.25)
+    zoomed = digits.render(rows, 0, 2, (0, 0))
+    np.testing.assert_allclose(zoomed[inner, inner] - 3.5, (plain[inner, inner] - 3.5) / 2)
+    quarter = digits.render(rows, np.pi / 2, 1, (0, 0))
+    across = digits.render(columns, 0, 1, (0, 0))
+    np.testing.assert_allclose(quarter[inner, inner], 7 - across[inner, inner])
 
 
 def test_classifier_descends_the_gradient() -> None:
-    model = digits.Classifier(seed=0, n_hidden=16)
+    model = digits.Classifier(seed=0, n_networks=3, n_hidden=4)
     model.params = [p.astype(np.float64) for p in model.params]
     model.velocity = [np.zeros_like(p) for p in model.params]
     before = [p.copy() for p in model.params]
     rng = np.random.default_rng(0)
-    images, labels = rng.random((5, 8, 8)), np.arange(5)
+    images, labels = rng.random((5, 16, 16)), np.arange(5)
     model.step(images, labels)
 
     def loss(params: list[np.ndarray]) -> float:
         model.params = params
         scores = model.forward(images)[2]
-        log_p = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
-        return -log_p[np.arange(5), labels].mean()
+        log_p = scores - np.log(np.exp(scores).sum(axis=2, keepdims=True))
+        return -log_p[:, np.arange(5), labels].mean(axis=1).sum()  # of all networks
 
     for k, velocity in enumerate(model.velocity):
         direction = rng.normal(size=velocity.shape)
@@ -134,9 +150,9 @@ def test_demo_from_end_to_end(tmp_path: Path) -> None:
     rows = dict(re.findall(r"^(\w+Iterator) .* (\d+ +\d+)$", printed, re.MULTILINE))
     copied = {name: tuple(map(int, numbers.split())) for name, numbers in rows.items()}
     assert copied == {
-        "SerialIterator": (0, 256),
-        "MultithreadIterator": (0, 256),
-        "MultiprocessIterator": (256, 0),
+        "SerialIterator": (0, 1024),
+        "MultithreadIterator": (0, 1024),
+        "MultiprocessIterator": (1024, 0),
     }
     with np.load(tmp_path / "out" / "snapshot.npz") as snapshot:
         assert snapshot["current_position"] == 3000

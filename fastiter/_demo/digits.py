@@ -29,9 +29,27 @@ import fastiter
 BATCH_SIZE = 50
 N_TRAIN = 1500  # images, drawn at random; the other 297 are the test split
 N_VIEWS = 4  # variants of each training image: 6,000 examples make an epoch
+SIDE = 16  # pixels, of the images that are made of the data set's, which have 8
 
 # A bar for each epoch; disable=None draws none where the output is no terminal.
 progress = partial(tqdm, leave=False, disable=None, dynamic_ncols=True)
+
+
+def render(image: NDArray[Any], angle: float, zoom: float, shift: Any) -> NDArray[Any]:
+    """Return the square `image` with `SIDE` pixels, turned by `angle` (radians), magnified by
+    `zoom` and moved by `shift` (two lengths, of its own pixels): interpolated between four each."""
+    size = len(image)
+    rows, columns = np.meshgrid(*2 * [np.linspace(-0.5, 0.5, SIDE) * size], indexing="ij")
+    cosine, sine = np.cos(angle) / zoom, np.sin(angle) / zoom
+    y = (cosine * rows - sine * columns + (size - 1) / 2 - shift[0]).clip(0, size - 1.001)
+    x = (sine * rows + cosine * columns + (size - 1) / 2 - shift[1]).clip(0, size - 1.001)
+    top, left = y.astype(int), x.astype(int)
+    y -= top
+    x -= left
+    above = image[top, left] * (1 - x) + image[top, left + 1] * x
+    below = image[top + 1, left] * (1 - x) + image[top + 1, left + 1] * x
+    result: NDArray[Any] = above * (1 - y) + below * y
+    return result
 
 
 class Digits(fastiter.dataset.DatasetMixin):
@@ -48,19 +66,17 @@ class Digits(fastiter.dataset.DatasetMixin):
         return len(self.lines) * self.n_views
 
     def get_example(self, i: int) -> tuple[NDArray[np.float32], int, int]:
-        """Return the image, float32 of shape (8, 8), its label, and `i` itself."""
+        """Return the image, float32 of shape (SIDE, SIDE), its label, and `i` itself."""
         *pixels, label = self.lines[i % len(self.lines)].split(",")
-        image = np.array(pixels, np.float32).reshape(8, 8)
-        image /= 16
-        if self.seed is not None:
+        image = np.array(pixels, np.float64).reshape(8, 8) / 16
+        if self.seed is None:
+            image = render(image, 0, 1, (0, 0))
+        else:
             rng = np.random.default_rng((self.seed, i))
-            padded = np.zeros((10, 10), np.float32)
-            padded[1:9, 1:9] = image
-            top, left = rng.integers(3), rng.integers(3)
-            moved = padded[top : top + 8, left : left + 8]
-            image += rng.uniform(0, 0.5) * (moved - image)  # shifts by up to half a pixel
-            image += rng.normal(0, 0.05, (8, 8))
-        return image, int(label), i
+            angle, zoom, shift = rng.normal(0, 0.1), rng.uniform(0.9, 1.1), rng.normal(0, 0.3, 2)
+            image = render(image, angle, zoom, shift)
+            image += rng.normal(0, 0.05, image.shape)
+        return image.astype(np.float32), int(label), i
 
 
 def load_digits(seed: int) -> tuple[Digits, Digits]:
@@ -72,35 +88,42 @@ def load_digits(seed: int) -> tuple[Digits, Digits]:
 
 
 class Classifier:
-    """A network with one hidden layer, trained by gradient descent with momentum."""
+    """Small networks with one hidden layer each, whose mean score counts, trained side by side by
+    gradient descent with momentum. Arrays of theirs have the network as their first axis."""
 
     rate = 0.1  # length of a step
 
-    def __init__(self, seed: int, n_hidden: int = 128) -> None:
+    def __init__(self, seed: int, n_networks: int = 64, n_hidden: int = 20) -> None:
         rng = np.random.default_rng(seed)
-        w1 = rng.normal(0, np.sqrt(2 / 64), (64, n_hidden))
-        w2 = rng.normal(0, np.sqrt(2 / n_hidden), (n_hidden, 10))
-        self.params = [p.astype(np.float32) for p in (w1, np.zeros(n_hidden), w2, np.zeros(10))]
+        w1 = rng.normal(0, np.sqrt(2 / SIDE**2), (n_networks, SIDE**2, n_hidden))
+        w2 = rng.normal(0, np.sqrt(2 / n_hidden), (n_networks, n_hidden, 10))
+        b1, b2 = np.zeros((n_networks, 1, n_hidden)), np.zeros((n_networks, 1, 10))
+        self.params = [p.astype(np.float32) for p in (w1, b1, w2, b2)]
         self.velocity = [np.zeros_like(p) for p in self.params]
 
     def forward(self, images: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
-        """Return inputs, hidden activations and class scores of `images`, shape (n, 8, 8)."""
+        """Return inputs, hidden activations and class scores of `images`, shape (n, SIDE, SIDE)."""
         w1, b1, w2, b2 = self.params
-        x = images.reshape(len(images), 64)
+        x = images.reshape(len(images), SIDE**2)
         hidden = np.maximum(x @ w1 + b1, 0)
         return x, hidden, hidden @ w2 + b2
 
     def step(self, images: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
-        """Descend one step along the gradient of the cross entropy; return that loss."""
+        """Descend one step along the gradients of the cross entropies; return their mean."""
         x, hidden, scores = self.forward(images)
-        p = np.exp(scores - scores.max(axis=1, keepdims=True))
-        p /= p.sum(axis=1, keepdims=True)
+        p = np.exp(scores - scores.max(axis=2, keepdims=True))
+        p /= p.sum(axis=2, keepdims=True)
         rows = np.arange(len(labels))
-        loss = -np.log(p[rows, labels] + 1e-12).mean()
-        p[rows, labels] -= 1
+        loss = -np.log(p[:, rows, labels] + 1e-12).mean()
+        p[:, rows, labels] -= 1
         p /= len(labels)
-        d_hidden = (p @ self.params[2].T) * (hidden > 0)
-        gradients = x.T @ d_hidden, d_hidden.sum(axis=0), hidden.T @ p, p.sum(axis=0)
+        d_hidden = (p @ self.params[2].swapaxes(1, 2)) * (hidden > 0)
+        gradients = (
+            x.T @ d_hidden,
+            d_hidden.sum(axis=1, keepdims=True),
+            hidden.swapaxes(1, 2) @ p,
+            p.sum(axis=1, keepdims=True),
+        )
         for param, velocity, gradient in zip(self.params, self.velocity, gradients, strict=True):
             velocity *= 0.9
             velocity -= self.rate * gradient
@@ -109,7 +132,8 @@ class Classifier:
 
     def accuracy(self, images: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
         """Return the share of `images` whose highest score is that of their label."""
-        return float((self.forward(images)[2].argmax(axis=1) == labels).mean())
+        scores = self.forward(images)[2].mean(axis=0)
+        return float((scores.argmax(axis=1) == labels).mean())
 
 
 @dataclass
