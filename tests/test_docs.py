@@ -70,7 +70,7 @@ def environment() -> dict[str, str]:
     }
 
 
-def run(source: str, tmp_path: Path) -> None:
+def run(source: str, tmp_path: Path) -> str:
     path = tmp_path / "program.py"
     path.write_text(source)
     # What a page makes with tempfile goes with this. tmp_path is too long for the names of sockets.
@@ -85,6 +85,7 @@ def run(source: str, tmp_path: Path) -> None:
             timeout=100,
         )
     assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout
 
 
 def skip_without_packages(program: Program) -> None:
@@ -107,7 +108,9 @@ SPAWN = "import multiprocessing\n\nmultiprocessing.set_start_method('spawn', for
 def test_program_runs(program: Program, tmp_path: Path) -> None:
     skip_without_packages(program)
     has_processes = "MultiprocessIterator(" in program.source and "chainer" not in program.source
-    run((SPAWN if has_processes else "") + program.source, tmp_path)
+    printed = run((SPAWN if has_processes else "") + program.source, tmp_path)
+    # The first program that anybody runs tells what it has done.
+    assert not program.name.startswith("README.md") or "examples/s" in printed
 
 
 def test_the_tutorial_typed_from_its_first_line_to_its_last(tmp_path: Path) -> None:
