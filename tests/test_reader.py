@@ -325,6 +325,15 @@ def test_leaving_early_ends_threads_and_closes_the_reader(make):
     assert source.closed == source.passes == 2
 
 
+def run(program):
+    """What a program prints, which must end well, in time and without a word on stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
 def test_a_program_ends_with_passes_under_way():
     program = """
 import itertools, threading
@@ -336,13 +345,61 @@ def hang():
 
 a = buffered(itertools.count, 5)()
 b = xmap_readers(abs, itertools.count, 3, 5, True)()
-c = buffered(hang, 5)()
-print(next(a), next(b), next(c))
+c = [buffered(hang, 5)() for _ in range(60)]
+print(next(a), next(b), sum(map(next, c)))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "0 0 0\n", "")
+    assert run(program) == "0 0 0\n"
+
+
+def test_the_exit_does_not_end_the_pass_of_a_daemon_thread():
+    program = """
+import itertools, threading
+from fastiter.reader import buffered
+
+def consume():
+    for sample in buffered(itertools.count, 5)():
+        if sample == 100:
+            is_running.set()
+    print("the samples ended", flush=True)
+
+is_running = threading.Event()
+threading.Thread(target=consume, daemon=True).start()
+is_running.wait()
+"""
+    assert run(program) == ""
+
+
+def test_a_collection_in_a_thread_of_the_pass_that_it_ends():
+    program = """
+import gc, threading, weakref
+from fastiter.reader import buffered, xmap_readers
+
+class Node:
+    pass
+
+def source():
+    while True:
+        yield [0]
+
+# The reader threads, which make samples without end, do nearly all collections.
+gc.collect()
+gc.freeze()
+gc.set_threshold(5, 1, 1)
+for reader in (buffered(source, 10**6), xmap_readers(list, source, 2, 10**6, True)):
+    for _ in range(20):
+        node, is_collected = Node(), threading.Event()
+        node.itself, node.samples = node, reader()
+        next(node.samples)
+        weakref.finalize(node, is_collected.set)
+        threads = [t for t in threading.enumerate() if t.name.startswith("fastiter-reader")]
+        del node
+        assert is_collected.wait(10)
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive()
+print("all collected")
+"""
+    assert run(program) == "all collected\n"
 
 
 # ---- all of them ---------------------------------------------------------------------------------

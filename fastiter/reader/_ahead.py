@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import atexit
 import os
+import queue
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from fastiter import _exit
 from fastiter._opening import Reader, close_samples, open_reader, require_readers
 from fastiter.reader._arguments import checked_count
 
@@ -23,7 +24,7 @@ from fastiter.reader._arguments import checked_count
 _LOOK_SECONDS = 0.25
 _JOIN_SECONDS = 1.0  # for threads that are in the reader or the mapper when the pass ends
 
-_running: weakref.WeakSet[Ahead] = weakref.WeakSet()
+_running: set[Ahead] = set()
 
 
 class Ahead:
@@ -57,23 +58,25 @@ class Ahead:
         self._pid = os.getpid()
         self._pulling = threading.Lock()  # held by the thread that the reader runs in
         self._source: Iterator[Any] | None = None
-        lock = threading.Lock()
-        self._has_room = threading.Condition(lock)
-        self._has_sample = threading.Condition(lock)
-        # Below: guarded by the lock. An outcome is (sample, None) or (None, exception).
-        self._ready: deque[tuple[Any, BaseException | None]] = deque()
-        self._early: dict[int, tuple[Any, BaseException | None]] = {}  # by number, in order only
-        self._n_read = 0
-        self._n_queued = 0  # in order: the next number to be queued
-        self._n_delivered = 0
-        self._n_alive = 0
+        self._n_read = 0  # this and the next one: changed by the thread that holds `_pulling`
         self._is_exhausted = False
+        # Wakes the thread that holds `_pulling` and waits for room. No Condition: a garbage
+        # collection may call `stop` in any thread, also in one that would hold its lock.
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._n_delivered = 0  # changed by the consumer
         self._is_closed = False
         self._threads: list[threading.Thread] = []
+        self._has_sample = threading.Condition(threading.Lock())
+        # Below: filled under that lock. An outcome is (sample, None) or (None, exception).
+        self._ready: deque[tuple[Any, BaseException | None]] = deque()
+        self._early: dict[int, tuple[Any, BaseException | None]] = {}  # by number, in order only
+        self._n_queued = 0  # in order: the next number to be queued
+        self._n_alive = 0
 
     # ---- consumer
 
     def start(self) -> None:
+        _exit.stay_away()
         _running.add(self)
         for number in range(self._n_threads):
             thread = threading.Thread(
@@ -97,18 +100,18 @@ class Ahead:
                 "reader again here"
             )
         with self._has_sample:
-            while not self._ready:
-                if self._n_alive == 0:
-                    return False
+            while not self._ready and self._n_alive > 0 and not self._is_closed:
                 self._has_sample.wait(_LOOK_SECONDS)
-            return True
+        if self._is_closed:
+            _exit.stay_away()  # nothing else closes a pass while its consumer waits
+        return bool(self._ready)
 
     def pop(self) -> Any:
         """The next sample; raises what the reader or the mapper raised in its place."""
-        with self._has_room:
-            sample, error = self._ready.popleft()
-            self._n_delivered += 1
-            self._has_room.notify()
+        sample, error = self._ready.popleft()
+        self._n_delivered += 1
+        if self._room.empty():
+            self._room.put(None)
         if error is None:
             return sample
         try:
@@ -117,19 +120,29 @@ class Ahead:
             del error  # else its traceback and this frame keep each other alive
 
     def close(self) -> None:
-        """Ends the threads; waits a moment for those in the reader's or the mapper's hands."""
-        if self._is_closed or os.getpid() != self._pid:
-            return
+        """Ends the threads; waits a moment for those that the reader or the mapper holds up.
+
+        A garbage collection may call it in any thread. In a thread of the pass, which may hold the
+        lock that the others need to end, it waits for none of them.
+        """
         _running.discard(self)
-        with self._has_room:
-            self._is_closed = True
-            self._has_room.notify_all()
-            self._ready.clear()
-            self._early.clear()
-        end = time.monotonic() + _JOIN_SECONDS
+        if os.getpid() != self._pid:
+            return
+        self.stop()
+        self._ready.clear()
+        self._early.clear()
+        if threading.get_ident() not in [thread.ident for thread in self._threads]:
+            self.join(time.monotonic() + _JOIN_SECONDS)
+
+    def stop(self) -> None:
+        """Tells the threads to end. Takes no lock, and does not block."""
+        self._is_closed = True
+        self._room.put(None)
+
+    def join(self, deadline: float) -> None:
+        """Waits for the threads until a time of `time.monotonic`."""
         for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, end - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     # ---- threads
 
@@ -150,15 +163,14 @@ class Ahead:
     def _pull(self) -> tuple[int, Any, BaseException | None] | None:
         """Number and sample; None if this thread is needed no more."""
         with self._pulling:
-            with self._has_room:
-                while not (self._is_closed or self._is_exhausted) and (
-                    self._n_read - self._n_delivered >= self._limit
-                ):
-                    self._has_room.wait()
-                if self._is_closed or self._is_exhausted:
-                    return None
-                number = self._n_read
-                self._n_read += 1
+            while not (self._is_closed or self._is_exhausted) and (
+                self._n_read - self._n_delivered >= self._limit
+            ):
+                self._room.get()
+            if self._is_closed or self._is_exhausted:
+                return None
+            number = self._n_read
+            self._n_read += 1
             try:
                 if self._source is None:
                     self._source = open_reader(self._reader)
@@ -175,8 +187,9 @@ class Ahead:
                 self._ready.append((sample, error))
             else:
                 self._early[number] = (sample, error)
-                while self._n_queued in self._early:
-                    self._ready.append(self._early.pop(self._n_queued))
+                # `close` may clear them at any moment.
+                while (outcome := self._early.pop(self._n_queued, None)) is not None:
+                    self._ready.append(outcome)
                     self._n_queued += 1
             self._has_sample.notify()
 
@@ -198,8 +211,13 @@ class Ahead:
 
 @atexit.register
 def _close_all() -> None:
-    for ahead in list(_running):
-        ahead.close()
+    _exit.begin()
+    running = [ahead for ahead in list(_running) if ahead._pid == os.getpid()]
+    for ahead in running:
+        ahead.stop()
+    deadline = time.monotonic() + _JOIN_SECONDS
+    for ahead in running:
+        ahead.join(deadline)
 
 
 def _read_ahead(
