@@ -1,17 +1,19 @@
 """Samples of several readers, each in a process of its own, merged as they come.
 
 A merge belongs to one pass and one process. All of it runs in the thread that iterates; there is no
-thread beside it.
+thread beside it. Only the interpreter's exit may close it from another thread, the main thread.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
+import threading
 import weakref
 from multiprocessing import util
 from typing import Any
 
-from fastiter import _arena, _system, _transport
+from fastiter import _arena, _exit, _system, _transport
 from fastiter._crew import Crew, starts_worker
 from fastiter._member import Member
 from fastiter._opening import Reader
@@ -24,8 +26,13 @@ _SLOTS = 16  # of each reader
 _ROWS = 256  # of a block, at most
 _MOST_TAKEN = 64  # samples at a time
 _SLICE = 0.5  # seconds; the longest time without a look at who lives
+_PATIENCE = 5.0  # seconds; how long the exit waits for a daemon thread that is at work in here
 
 _merges: weakref.WeakSet[Merge] = weakref.WeakSet()
+
+# Before multiprocessing's exit handler, which was registered first: it ends processes that a daemon
+# thread starts while it runs.
+atexit.register(_exit.begin)
 
 
 class Merge:
@@ -41,6 +48,7 @@ class Merge:
     """
 
     def __init__(self, readers: tuple[Reader, ...], queue_size: int, start: Start):
+        _exit.stay_away()
         self.pid = os.getpid()
         self._readers = readers
         self._taken = [0] * len(readers)  # samples
@@ -49,17 +57,25 @@ class Merge:
         self._failure: Exception | None = None
         self._most = max(1, min(_MOST_TAKEN, queue_size // 4))
         self._released = False
+        self._is_exiting = False
+        # Held while the thread that iterates is in here: the exit must not close what it uses.
+        self._in_use = threading.Lock()
         self._looked = 0.0
         arena = _arena.Arena.create(_SLOTS * len(readers), len(readers), _ROWS, 1)
         self._end = StreamEnd.create(arena, queue_size)
-        # Before multiprocessing ends daemonic children at exit: it would wait for a stopped one.
-        self._at_exit = util.Finalize(None, _close_at_exit, (weakref.ref(self),), exitpriority=10)
         self._crew = Crew(self._end, len(readers), ReadingJob(readers), start)
-        try:
-            self._crew.open()
-        except BaseException:
-            self.close()
-            raise
+        with self._in_use:
+            # Before multiprocessing ends daemonic children at exit: it would wait for a stopped
+            # one.
+            self._at_exit = util.Finalize(
+                None, _close_at_exit, (weakref.ref(self),), exitpriority=10
+            )
+            try:
+                self._crew.open()
+            except BaseException:
+                self._release()
+                _exit.stay_away()
+                raise
         _merges.add(self)
 
     def take(self) -> list[Any] | None:
@@ -76,11 +92,16 @@ class Merge:
                 "this pass over readers belongs to the process that forked this one: call the "
                 "reader again here"
             )
+        try:
+            with self._in_use:
+                return self._wait_for_samples()
+        finally:
+            _exit.stay_away()
+
+    def _wait_for_samples(self) -> list[Any] | None:
         if self._failure is not None:
             self._raise_failure()
-        while True:
-            if self._released:
-                raise RuntimeError("the interpreter exits, and the processes of the readers ended")
+        while not self._is_exiting:
             now = _system.now()
             if now - self._looked > _SLICE:
                 self._looked = now
@@ -91,10 +112,13 @@ class Merge:
             if all(self._end.has_ended(reader) for reader in range(len(self._readers))):
                 return None
             self._sleep()
+        return None
 
     def grant(self, samples: int) -> None:
         """So many of the samples taken have been delivered: readers may publish as many more."""
-        self._end.grant(samples)
+        with self._in_use:
+            if not self._is_exiting:
+                self._end.grant(samples)
 
     def _ready(self) -> list[Any] | None:
         for reader in [r for r in self._fallen if self._end.is_drained(r)]:
@@ -180,9 +204,34 @@ class Merge:
     # ---- end
 
     def close(self) -> None:
-        """Ends the processes and closes the descriptors. The memory stays while a sample lives."""
+        """Ends the processes and closes the descriptors. The memory stays while a sample lives.
+
+        A garbage collection may call it in any thread, so it never waits for the lock: whoever
+        holds it is closing.
+        """
         # Once: called again while the interpreter ends, it would find modules already emptied.
-        if self._released or os.getpid() != self.pid:
+        if self._released or os.getpid() != self.pid or not self._in_use.acquire(blocking=False):
+            return
+        try:
+            self._release()
+        finally:
+            self._in_use.release()
+
+    def close_at_exit(self) -> None:
+        """Closes it in the main thread, while a daemon thread may iterate or close."""
+        if os.getpid() != self.pid:
+            return
+        self._is_exiting = True
+        self._end.interrupt()
+        is_free = self._in_use.acquire(timeout=_PATIENCE)  # not if loading a sample takes longer
+        try:
+            self._release()
+        finally:
+            if is_free:
+                self._in_use.release()
+
+    def _release(self) -> None:
+        if self._released:
             return
         _merges.discard(self)
         self._crew.close()
@@ -193,9 +242,10 @@ class Merge:
 
 
 def _close_at_exit(reference: weakref.ref[Merge]) -> None:
+    _exit.begin()
     merge = reference()
     if merge is not None:
-        merge.close()
+        merge.close_at_exit()
 
 
 def _before_fork() -> None:

@@ -536,6 +536,25 @@ def test_a_program_ends_with_a_pass_under_way(tmp_path, body, status, error):
     assert orphaned_names() <= names
 
 
+def test_the_exit_is_silent_while_daemon_threads_iterate(tmp_path):
+    program = """
+import itertools, threading
+from fastiter.reader import firstn, multiprocess_reader
+
+def consume(n):
+    while True:
+        for _ in firstn(multiprocess_reader([itertools.count], context="fork"), n)():
+            started.release()
+
+started = threading.Semaphore(0)
+for n in [10**9] * 4 + [10]:  # one thread begins and ends passes all the time
+    threading.Thread(target=consume, args=(n,), daemon=True).start()
+for _ in range(1000):
+    started.acquire()
+"""
+    assert run_script(tmp_path, program) == (0, "", "")
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_program_leaves_no_process(tmp_path, number):
     program = start_script(tmp_path, f"{HEAD}\nprint(*children(), flush=True)\ntime.sleep(1000)")
