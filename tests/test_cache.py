@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -96,6 +97,34 @@ def test_a_creator_may_leave_a_directory(root):
     cache_or_load_file(root / "folder", create, None)
     assert cache_or_load_file(root / "folder", refuse, os.listdir) == ["deep"]
     assert tree(root) == {"folder", "folder/deep", "folder/deep/file"}
+
+
+def test_a_creator_may_leave_what_cannot_be_synced(root):
+    def create(path: str) -> str:
+        os.mkdir(path)
+        os.symlink("gone", f"{path}/link")
+        os.mkfifo(f"{path}/pipe")
+        os.mknod(f"{path}/socket", stat.S_IFSOCK | 0o600)
+        return "created"
+
+    def use() -> None:
+        found.append(cache_or_load_file(root / "folder", create, None))
+
+    found: list[str] = []
+    thread = threading.Thread(target=use, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert found == ["created"]
+    assert tree(root) == {"folder", "folder/link", "folder/pipe", "folder/socket"}
+
+
+@pytest.mark.parametrize("path", ["elsewhere", "root/file"])
+def test_a_root_that_is_a_file(root, monkeypatch, path):
+    monkeypatch.setenv("CHAINER_DATASET_ROOT", str(root / "root"))
+    (root / "root").write_text("x")
+    with pytest.raises(RuntimeError, match=r"dataset root '.*/root' is a file.*set_dataset_root"):
+        cache_or_load_file(root / path, refuse, None)
+    assert tree(root) == {"root"}
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
@@ -376,19 +405,21 @@ def test_folders_of_other_machines_go_when_they_are_old(root):
             there = root / name.replace(here, other)
             there.mkdir()
             (there / "file").write_text("a part")
+            (there / "link").symlink_to("gone")
             found.append(there)
 
     found: list[Path] = []
     cache_or_load_file(root / "file", create, None)
-    assert len(tree(root)) == 1 + 2 * len(found)
+    assert len(tree(root)) == 1 + 3 * len(found)
     week = 7 * 24 * 3600
     now = found[0].stat().st_mtime
     os.utime(found[0] / "file", (now - week - 9, now - week - 9))
-    os.utime(found[1], (now - week - 9, now - week - 9))
-    os.utime(found[1] / "file", (now - week - 9, now - week - 9))
+    for path in (found[1], found[1] / "file", found[1] / "link"):
+        os.utime(path, (now - week - 9, now - week - 9), follow_symlinks=False)
     (root / "file").unlink()
     cache_or_load_file(root / "file", writes("x"), None)
-    assert tree(root) == {"file", found[0].name, f"{found[0].name}/file"}
+    left = found[0].name
+    assert tree(root) == {"file", left, f"{left}/file", f"{left}/link"}
 
 
 # Disks

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from fastiter.dataset._download.root import make_directory
+from fastiter.dataset._download.root import get_dataset_root, make_directory
 
 
 def cache_or_load_file(
@@ -42,7 +42,8 @@ def cache_or_load_file(
     OSError
         If the file cannot be written, the directory cannot be made, or the creator left no file.
     RuntimeError
-        If the creator calls this for the path that it is creating.
+        If the creator calls this for the path that it is creating; or if the dataset root is a
+        file, as in Chainer.
 
     Notes
     -----
@@ -52,6 +53,12 @@ def cache_or_load_file(
     target = os.path.abspath(os.fsdecode(path))
     if os.path.exists(target):
         return loader(path)
+    root = get_dataset_root()
+    if os.path.exists(root) and not os.path.isdir(root):
+        raise RuntimeError(
+            f"the dataset root {root!r} is a file, expected a directory: set_dataset_root() or the "
+            "environment's CHAINER_DATASET_ROOT choose another"
+        )
     # Here, so that importing fastiter does not wait for them.
     from fastiter.dataset._download.lock import locked
     from fastiter.dataset._download.place import temporary_place

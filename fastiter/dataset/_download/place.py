@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -40,8 +41,7 @@ class Place:
             )
         _sync(self.path)
         os.replace(self.path, self._target)
-        with contextlib.suppress(OSError):  # not every file system syncs directories
-            _sync_one(os.path.dirname(self._target))
+        _sync_one(os.path.dirname(self._target))
 
 
 @contextlib.contextmanager
@@ -90,7 +90,8 @@ def _is_left_behind(folder: str, owner: str) -> bool:
         return _start_of(int(pid)) != start
     # Of another machine, container or boot, whose processes cannot be seen from here.
     with os.scandir(folder) as entries:
-        changes = [os.stat(folder).st_mtime, *(entry.stat().st_mtime for entry in entries)]
+        stats = [os.stat(folder), *(entry.stat(follow_symlinks=False) for entry in entries)]
+    changes = [found.st_mtime for found in stats]
     return time.time() - max(changes) > _FORGOTTEN
 
 
@@ -115,18 +116,25 @@ def _start_of(pid: int) -> str | None:
 
 def _sync(path: str) -> None:
     """Has a file, or all of a directory, written to disk."""
-    if os.path.isdir(path):
-        for folder, _, names in os.walk(path):
-            for name in names:
+    _sync_one(path)
+    if stat.S_ISDIR(os.lstat(path).st_mode):
+        for folder, folders, names in os.walk(path):
+            for name in folders + names:
                 _sync_one(os.path.join(folder, name))
-            _sync_one(folder)
-    else:
-        _sync_one(path)
 
 
 def _sync_one(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    mode = os.lstat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        return  # a link may lead nowhere, and a pipe that nobody writes to never opens
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return  # the creator may have made it unreadable: the system writes it in its own time
     try:
         os.fsync(fd)
+    except OSError:
+        if stat.S_ISREG(mode):  # content is lost; not every file system syncs directories
+            raise
     finally:
         os.close(fd)
