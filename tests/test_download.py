@@ -117,6 +117,13 @@ def test_local_files(root, tmp_path):
     assert cached_download(url) == path
 
 
+@pytest.mark.parametrize("name", ["a?b", "a?", "a%3Fb?c"])
+def test_local_files_with_a_question_mark(tmp_path, name):
+    (tmp_path / "a").write_bytes(b"another file")
+    (tmp_path / name.replace("%3F", "?")).write_bytes(BODY)
+    assert Path(cached_download(f"file://{tmp_path}/{name}")).read_bytes() == BODY
+
+
 def test_local_files_that_are_none(root, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name, match in [("pipe", "no regular"), ("", "directory"), ("none", "No such file")]:
@@ -223,6 +230,19 @@ def test_redirections_are_followed(root):
     assert Path(path).name == name_of(server.url)
 
 
+@pytest.mark.parametrize("sent", ["/grüße 1.bin", "/gr%C3%BC%C3%9Fe%201.bin"])
+def test_a_redirection_need_not_be_quoted(sent):
+    def script(request: Request):
+        if request.target == "/":
+            yield f"HTTP/1.1 302 Found\r\nLocation: {sent}\r\n\r\n".encode()
+        else:
+            yield head(Content_Length=len(BODY)) + BODY
+
+    with serving(script) as server:
+        assert Path(cached_download(server.url)).read_bytes() == BODY
+        assert [r.target for r in server.requests] == ["/", "/gr%C3%BC%C3%9Fe%201.bin"]
+
+
 @pytest.mark.parametrize(
     "target", ["file:///etc/hostname", "ftp://127.0.0.1/", "data:,x", "http://:80/"]
 )
@@ -281,9 +301,14 @@ def test_a_slow_server_is_waited_for():
 
 @given(st.integers(0, 2000))
 def test_waits_are_short_in_all(retries):
-    found = waits(retries)
+    found = list(waits(retries))
     assert len(found) == retries
     assert 0 <= sum(found) <= 2
+
+
+def test_retries_without_end_take_no_memory():
+    with serving(honest(BODY)) as server:
+        assert Path(cached_download(server.url, retries=10**400)).read_bytes() == BODY
 
 
 def test_nobody_there(root):

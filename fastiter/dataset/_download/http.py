@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import email.utils
+import itertools
 import logging
 import random
 import re
 import ssl
+import string
 import time
 import urllib.parse
 import urllib.request
@@ -32,7 +34,7 @@ class _Broken(Exception):
 def download(url: str, body: Body, *, timeout: float | None, retries: int) -> None:
     """Writes what the server gives into the body, and tries again after a broken connection."""
     parts = _Parts(url, body, timeout)
-    for wait in [*waits(retries), None]:
+    for wait in itertools.chain(waits(retries), [None]):
         try:
             parts.get_rest()
             return
@@ -44,11 +46,12 @@ def download(url: str, body: Body, *, timeout: float | None, retries: int) -> No
         time.sleep(wait)
 
 
-def waits(retries: int) -> list[float]:
+def waits(retries: int) -> Iterator[float]:
     """Gives the seconds to wait before each retry: twice as long each time, at most 2 in all."""
     # Not at the same moment as others; by a generator of its own, since the user's must not move.
-    longest = min(1.0, retries / 2) * random.SystemRandom().uniform(0.5, 1)
-    return [longest * 2.0 ** (number - retries) for number in range(1, retries + 1)]
+    longest = min(2, retries) / 2 * random.SystemRandom().uniform(0.5, 1)
+    for left in range(retries - 1, -1, -1):  # there may be more than memory has room for
+        yield longest * 0.5 ** min(left, 1000)
 
 
 class _Parts:
@@ -175,7 +178,9 @@ def _answer(
 
 
 def _redirected(url: str, target: str) -> str:
-    new = urllib.parse.urljoin(url, target)
+    # Many servers send UTF-8 as it is, of which the HTTP client makes Latin-1.
+    quoted = urllib.parse.quote(target, string.punctuation, encoding="latin-1")
+    new = urllib.parse.urljoin(url, quoted)
     try:
         is_http = checked_url(new) != "file"
     except ValueError:

@@ -62,7 +62,8 @@ def fetch(
 
 
 def _copy(url: str, body: Body) -> None:
-    path = urllib.parse.unquote(urllib.parse.urlsplit(url).path)
+    # Files have no query: a question mark belongs to the name.
+    path = urllib.parse.unquote(urllib.parse.urlsplit(url.replace("?", "%3F")).path)
     # Not to be held up by a pipe that nobody writes into.
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb", 0) as file:
         before = os.fstat(file.fileno())
