@@ -323,6 +323,27 @@ def test_file_that_ends_amid_an_example(tmp_path, lost):
         datasets.open_pickle_dataset(path)
 
 
+@pytest.mark.parametrize(
+    ("damaged", "reason"),
+    [
+        (b"\x80\x29N.", "unsupported pickle protocol: 41"),
+        (b"\x80\x04\x8c\x02\xff\xfe.", "UnicodeDecodeError"),
+        (b"\x80\x04\x95" + b"\xff" * 8 + b"N.", "OverflowError: FRAME"),
+        (b"\x8e" + (1 << 62).to_bytes(8, "little"), "MemoryError"),
+        (b"K\1Na.", "AttributeError: 'int' object"),
+        (b"cno_such_module\nname\n.", "ModuleNotFoundError: No module named 'no_such_module'"),
+    ],
+)
+def test_a_damaged_example_is_named(tmp_path, damaged, reason):
+    path = write_pickles(tmp_path / "a.pkl", ["good"])
+    start = path.stat().st_size
+    path.write_bytes(path.read_bytes() + damaged)
+    with pytest.raises(
+        pickle.UnpicklingError, match=rf"example 1, at byte {start} of .*a\.pkl.*: .*{reason}"
+    ):
+        datasets.open_pickle_dataset(path)
+
+
 def test_example_that_does_not_pickle_leaves_the_file_as_it_was(tmp_path):
     with datasets.open_pickle_dataset_writer(tmp_path / "a.pkl") as writer:
         writer.write(1)

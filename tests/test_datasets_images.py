@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import struct
 import subprocess
 import sys
 import threading
@@ -277,6 +278,67 @@ def test_empty_archive(any_library, tmp_path):
     assert len(dataset) == 0
     with pytest.raises(IndexError):
         dataset[0]
+
+
+def test_an_image_that_pillow_stumbles_over(tmp_path):
+    image = io.BytesIO()
+    Image.fromarray(pixels(0)).save(image, "PPM")
+    damaged = image.getvalue().replace(b"255", b"2-5", 1)
+    (tmp_path / "a.ppm").write_bytes(damaged)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.ppm", damaged)
+    with pytest.raises(OSError, match=r"/a\.ppm cannot be decoded .*2-5"):
+        datasets.ImageDataset(["a.ppm"], str(tmp_path))[0]
+    with pytest.raises(OSError, match=r"/a\.ppm cannot be decoded .*2-5"):
+        datasets.LabeledImageDataset([("a.ppm", 1)], str(tmp_path))[0]
+    with pytest.raises(OSError, match=r"a\.ppm in .*a\.zip cannot be decoded .*2-5"):
+        datasets.ZippedImageDataset(tmp_path / "a.zip")[0]
+
+
+def entry_changed(path: Path, method: int, offset: int, code: str, change: Any) -> None:
+    """An archive of one image, with a number in its directory changed."""
+    image = io.BytesIO()
+    Image.fromarray(pixels(0)).save(image, "BMP")
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("a.bmp", image.getvalue())
+    content = bytearray(path.read_bytes())
+    at = content.rindex(b"PK\1\2") + offset
+    struct.pack_into(code, content, at, change(*struct.unpack_from(code, content, at)))
+    path.write_bytes(content)
+
+
+COMPRESSED, SIZE, OFFSET, VERSION = 20, 24, 42, 6  # places in an entry of the directory
+
+
+@pytest.mark.parametrize(
+    ("method", "offset", "change"),
+    [
+        (zipfile.ZIP_BZIP2, COMPRESSED, lambda size: size - 5),
+        (zipfile.ZIP_LZMA, COMPRESSED, lambda size: 3),
+        *[(method, SIZE, lambda size: 2**32 - 2) for method in METHODS],
+        *[(method, COMPRESSED, lambda size: size + 10**6) for method in METHODS],
+        (zipfile.ZIP_STORED, OFFSET, lambda offset: 10**6),
+    ],
+)
+def test_a_damaged_entry(tmp_path, method, offset, change):
+    entry_changed(tmp_path / "a.zip", method, offset, "<I", change)
+    with (
+        datasets.ZippedImageDataset(tmp_path / "a.zip") as dataset,
+        pytest.raises(zipfile.BadZipFile, match=r"a\.zip"),
+    ):
+        dataset[0]
+
+
+def test_a_damaged_directory(tmp_path):
+    entry_changed(tmp_path / "a.zip", zipfile.ZIP_STORED, VERSION, "<H", lambda version: 232)
+    with pytest.raises(zipfile.BadZipFile, match=r"a\.zip cannot be read .* version 23\.2"):
+        datasets.ZippedImageDataset(tmp_path / "a.zip")
+    info = zipfile.ZipInfo("a.bmp")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr(info, b"not large")
+        info.file_size = 2**64 - 1
+    with pytest.raises(zipfile.BadZipFile, match=r"a\.bmp in .*a\.zip is damaged"):
+        datasets.ZippedImageDataset(tmp_path / "a.zip")
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from pathlib import Path
@@ -128,6 +129,53 @@ def test_what_cannot_be_mapped(tmp_path):
         NpyDataset([])
     with pytest.raises(FileNotFoundError, match=r"none\.npy"):
         NpyDataset(tmp_path / "none.npy")
+
+
+def damaged(whole: bytes, start: int, stop: int) -> list[bytes]:
+    """The file with each of some bytes changed to others."""
+    return [
+        whole[:at] + bytes([value]) + whole[at + 1 :]
+        for at in range(start, stop)
+        for value in (0, 255, ord("-"), ord("9"), ord("("))
+    ]
+
+
+@pytest.mark.parametrize(
+    "shape", ["(-1,)", "(2.0,)", "(True,)", "2    ", f"({10**30}, 0)", f"({2**40}, {2**40}, 0)"]
+)
+def test_a_damaged_shape(tmp_path, shape):
+    np.save(tmp_path / "a.npy", Y)
+    whole = (tmp_path / "a.npy").read_bytes()
+    new = whole.replace(b"(40,), }" + b" " * (len(shape) - 5), f"{shape}, }}".encode())
+    assert len(new) == len(whole)
+    (tmp_path / "a.npy").write_bytes(new)
+    with pytest.raises(ValueError, match=r"a\.npy has a header that cannot be read"):
+        NpyDataset(tmp_path / "a.npy")
+
+
+def test_damaged_files_are_refused_at_once_or_can_be_read(tmp_path):
+    np.save(tmp_path / "a.npy", X[:2])
+    np.savez(tmp_path / "a.npz", x=X[:2])
+    for path, start in ((tmp_path / "a.npy", 0), (tmp_path / "a.npz", -150)):
+        whole = path.read_bytes()
+        begin = len(whole) + start if start else 0
+        for content in damaged(whole, begin, begin + 150):
+            path.write_bytes(content)
+            try:
+                dataset = NpyDataset(path)
+            except ValueError as error:
+                assert path.name in str(error)
+            else:
+                dataset[:]
+
+
+def test_an_array_that_ends_as_an_archive(tmp_path):
+    archive = io.BytesIO()
+    np.savez(archive, x=Y)
+    rows = np.frombuffer(archive.getvalue(), np.uint8)
+    np.save(tmp_path / "a.npy", rows)
+    dataset = NpyDataset(tmp_path / "a.npy")
+    assert (dataset.mode, dataset[:]) == (None, rows.tolist())
 
 
 def test_a_pickle_holds_no_data(files, monkeypatch):

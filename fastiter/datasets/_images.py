@@ -31,11 +31,25 @@ def pillow() -> Any:
     return Image
 
 
-def read_image(source: Any, dtype: Any) -> np.ndarray[Any, Any]:
-    """Decode an image into an array of its own, (channels, height, width)."""
-    with pillow().open(source) as image:
-        image.load()  # here an error is raised as what it is
-        pixels = np.asarray(image)
+def read_image(source: Any, name: str, dtype: Any) -> np.ndarray[Any, Any]:
+    """Decode an image into an array of its own, (channels, height, width).
+
+    Raises
+    ------
+    OSError
+        If it cannot be read, or is no image that Pillow knows.
+    """
+    opened = pillow().open
+    try:
+        with opened(source) as image:
+            image.load()  # here an error is raised as what it is
+            pixels = np.asarray(image)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # of a damaged image, nearly any
+        raise OSError(
+            f"{name} cannot be decoded as an image: {type(error).__name__}: {error}"
+        ) from error
     if pixels.ndim == 2:
         pixels = pixels[..., None]
     pixels = pixels.transpose(2, 0, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import lzma
 import struct
+import sys
 import zipfile
 import zlib
 from typing import Any, NamedTuple
@@ -57,10 +58,11 @@ class ZipArchive:
 
     def __init__(self, path: Any) -> None:
         self.file = SharedFile(path)
-        with zipfile.ZipFile(self.file.stream(1 << 16)) as archive:
-            names = [name for name in archive.namelist() if not name.endswith("/")]
-            # Of several files of one name the last one counts, as for zipfile.
-            entries = [Entry.of(archive.getinfo(name)) for name in names]
+        infos = [info for info in directory(self.file) if not info.filename.endswith("/")]
+        names = [info.filename for info in infos]
+        # Of several files of one name the last one counts, as for zipfile.
+        last = {info.filename: Entry.of(info) for info in infos}
+        entries = [last[name] for name in names]
         self.names = pack(names)
         self._entries = np.array(entries, np.int64).reshape(len(names), len(Entry._fields))
         self._numbers: dict[str, int] | None = None
@@ -92,26 +94,53 @@ class ZipArchive:
         """
         entry = Entry(*self._entries[number].tolist())
         if entry.flag_bits & _ENCRYPTED:
-            raise RuntimeError(f"{self._named(number)} is encrypted, which is not supported")
+            raise RuntimeError(f"{self.named(number)} is encrypted, which is not supported")
         start, data = _raw(self.file, entry)
         try:
             content = _decompress(data[start : start + entry.compress_size], entry)
-        except (zlib.error, OSError, EOFError, lzma.LZMAError) as error:
-            raise zipfile.BadZipFile(f"{self._named(number)} is damaged: {error}") from error
+        except (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError, struct.error) as error:
+            raise zipfile.BadZipFile(f"{self.named(number)} is damaged: {error}") from error
         if content is None:
             raise NotImplementedError(
-                f"{self._named(number)} is compressed by method {entry.compress_type}, which is "
+                f"{self.named(number)} is compressed by method {entry.compress_type}, which is "
                 "not supported"
             )
         if len(content) != entry.file_size or zlib.crc32(content) != entry.crc:
-            raise zipfile.BadZipFile(f"{self._named(number)} is damaged: its checksum is wrong")
+            raise zipfile.BadZipFile(f"{self.named(number)} is damaged: its checksum is wrong")
         return content
 
-    def _named(self, number: int) -> str:
+    def named(self, number: int) -> str:
+        """A file and its archive, for texts."""
         return f"{self.names[number]} in {self.file.name}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_numbers": None}
+
+
+def directory(file: SharedFile) -> list[zipfile.ZipInfo]:
+    """What the archive says of its files, in its order.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    zipfile.BadZipFile
+        If it is no archive, or a damaged one.
+    """
+    try:
+        with zipfile.ZipFile(file.stream(1 << 16)) as archive:
+            infos = archive.infolist()
+    except OSError:
+        raise
+    except Exception as error:  # damaged bytes may cause nearly any
+        raise zipfile.BadZipFile(f"{file.name} cannot be read as a zip archive: {error}") from error
+    for info in infos:
+        if max(Entry.of(info)) > sys.maxsize:
+            raise zipfile.BadZipFile(
+                f"{info.filename} in {file.name} is damaged: the archive says that it has "
+                f"{info.file_size} bytes, compressed {info.compress_size}"
+            )
+    return infos
 
 
 def data_start(file: SharedFile, entry: Entry) -> int:
@@ -123,11 +152,16 @@ def _raw(file: SharedFile, entry: Entry) -> tuple[int, memoryview]:
     """Bytes from an entry's local header to the end of its data, and where in them that begins."""
     at, header = entry.header_offset, _LOCAL_HEADER.size
     guess = header + _MOST_EXTRA + entry.compress_size
-    data = file.read(at, min(guess, file.size - at))
+    data = file.read(at, min(guess, file.size - at)) if 0 <= at < file.size else b""
     if len(data) < header or data[:4] != b"PK\3\4":
         raise zipfile.BadZipFile(f"{file.name} has no file at byte {at}")
     _, name_size, extra_size = _LOCAL_HEADER.unpack_from(data)
     start = header + name_size + extra_size
+    if at + start + entry.compress_size > file.size:
+        raise zipfile.BadZipFile(
+            f"{file.name} ends after {file.size} bytes, amid the file at byte {at} of which "
+            f"{entry.compress_size} bytes are expected"
+        )
     if start + entry.compress_size > len(data):
         data = file.read(at, start + entry.compress_size)
     return start, memoryview(data)
@@ -137,7 +171,9 @@ def _decompress(data: memoryview, entry: Entry) -> bytes | None:
     if entry.compress_type == zipfile.ZIP_STORED:
         return bytes(data)
     if entry.compress_type == zipfile.ZIP_DEFLATED:
-        return zlib.decompress(data, -zlib.MAX_WBITS, entry.file_size)
+        # The size may be damaged, and is allocated first: Deflate makes 1032 bytes of one at most.
+        size = min(entry.file_size, 1032 * len(data) + 1032)
+        return zlib.decompress(data, -zlib.MAX_WBITS, size)
     if entry.compress_type == zipfile.ZIP_BZIP2:
         return bz2.decompress(data)
     if entry.compress_type == zipfile.ZIP_LZMA:
@@ -151,6 +187,7 @@ def _lzma(data: bytes, size: int) -> bytes:
     properties, dict_size = struct.unpack_from("<BI", data, 4)
     rest, lc = divmod(properties, 9)
     pb, lp = divmod(rest, 5)
+    dict_size = min(dict_size, max(size, 4096))  # it is allocated first, and may be damaged
     chain = [{"id": lzma.FILTER_LZMA1, "dict_size": dict_size, "lc": lc, "lp": lp, "pb": pb}]
     decompressor = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=chain)
     return decompressor.decompress(data[4 + n_properties :], size)

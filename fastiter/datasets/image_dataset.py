@@ -54,5 +54,5 @@ class ImageDataset(DatasetMixin):
         OSError
             If the file cannot be read, or is no image that Pillow knows.
         """
-        path = self._paths[place(self._paths, i)]
-        return read_image(os.path.join(self._root, path), self._dtype)
+        path = os.path.join(self._root, self._paths[place(self._paths, i)])
+        return read_image(path, path, self._dtype)

@@ -61,5 +61,6 @@ class LabeledImageDataset(DatasetMixin):
             If the file cannot be read, or is no image that Pillow knows.
         """
         path, label = self._pairs[place(self._pairs, i)]
-        image = read_image(os.path.join(self._root, path), self._dtype)
+        path = os.path.join(self._root, path)
+        image = read_image(path, path, self._dtype)
         return image, np.array(label, dtype=self._label_dtype)

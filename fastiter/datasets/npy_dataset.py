@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import math
 import mmap
 import os
 import struct
+import sys
 import zipfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +18,7 @@ from fastiter.dataset import TabularDataset
 from fastiter.datasets._closing import Closing
 from fastiter.datasets._files import SharedFile
 from fastiter.datasets._parts import iterated
-from fastiter.datasets._zip import Entry, data_start
+from fastiter.datasets._zip import Entry, data_start, directory
 
 if TYPE_CHECKING:
     from fastiter.dataset.tabular._base import Mode, Rows
@@ -74,7 +76,7 @@ class NpyDataset(Closing, TabularDataset):
             self._mode = tuple
             listed = iterated("paths", "a path, several of them, or a dict of paths", paths)
             self._places = {str(n): _in_npy(path) for n, path in enumerate(listed)}
-        elif zipfile.is_zipfile(paths):
+        elif _is_npz(paths):
             self._mode = dict
             self._places = _in_npz(paths)
         else:
@@ -167,6 +169,13 @@ def _another(path: Any) -> str:
     return f"{os.fsdecode(path)} is not the file any more that it was when the dataset was made"
 
 
+def _is_npz(path: Any) -> bool:
+    with open(path, "rb") as file:
+        # First how it begins: the rows of an array may end as an archive does, which is what
+        # `is_zipfile` looks for.
+        return file.read(len(_MAGIC)) != _MAGIC and zipfile.is_zipfile(file)
+
+
 def _in_npy(path: Any) -> _Place:
     file = SharedFile(path)
     try:
@@ -179,16 +188,18 @@ def _in_npz(path: Any) -> dict[str, _Place]:
     file = SharedFile(path)
     places = {}
     try:
-        with zipfile.ZipFile(file.stream()) as archive:
-            for info in archive.infolist():
-                name = f"{info.filename} in {file.name}"
-                if info.compress_type != zipfile.ZIP_STORED:
-                    raise ValueError(
-                        f"{name} is compressed, which cannot be mapped: write it by numpy.savez"
-                    )
-                start = data_start(file, Entry.of(info))
-                key = info.filename.removesuffix(".npy")
-                places[key] = _place(file, start, start + info.file_size, name)
+        for info in directory(file):
+            name = f"{info.filename} in {file.name}"
+            if info.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(
+                    f"{name} is compressed, which cannot be mapped: write it by numpy.savez"
+                )
+            start = data_start(file, Entry.of(info))
+            stop = min(start + info.file_size, file.size)
+            key = info.filename.removesuffix(".npy")
+            places[key] = _place(file, start, stop, name)
+    except zipfile.BadZipFile as error:
+        raise ValueError(str(error)) from error
     finally:
         file.close()
     return places
@@ -210,7 +221,13 @@ def _place(file: SharedFile, start: int, stop: int, name: str) -> _Place:
         fields = ast.literal_eval(text.strip())
         shape, is_fortran = tuple(fields["shape"]), bool(fields["fortran_order"])
         dtype = np.lib.format.descr_to_dtype(fields["descr"])
-    except (ValueError, SyntaxError, KeyError, TypeError) as error:
+        if not all(type(n) is int and n >= 0 for n in shape):
+            raise ValueError(f"its shape is {shape}, expected integers of at least 0")
+        # NumPy limits empty arrays, too: as if no length were 0.
+        if math.prod(max(n, 1) for n in (*shape, dtype.itemsize)) > sys.maxsize:
+            raise ValueError(f"an array of shape {shape} and dtype {dtype} is too large")
+        np.empty((0,) * len(shape))  # ValueError if there are too many
+    except Exception as error:  # damaged text may cause nearly any
         raise ValueError(f"{name} has a header that cannot be read: {error}") from error
     if dtype.hasobject:
         raise ValueError(f"{name} holds Python objects, which cannot be mapped")

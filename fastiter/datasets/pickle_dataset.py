@@ -44,7 +44,8 @@ class PickleDataset(Closing, DatasetMixin):
     ValueError
         If it is not seekable.
     pickle.UnpicklingError
-        If an example is damaged, or the file ends amid one.
+        If an example cannot be loaded: it is damaged, the file ends amid it, or a class of it
+        cannot be imported.
     """
 
     def __init__(self, reader: Any) -> None:
@@ -113,7 +114,8 @@ def open_pickle_dataset(path: Any) -> PickleDataset:
     OSError
         If the file cannot be opened.
     pickle.UnpicklingError
-        If an example is damaged, or the file ends amid one.
+        If an example cannot be loaded: it is damaged, the file ends amid it, or a class of it
+        cannot be imported.
     """
     return PickleDataset(Cursor(SharedFile(path)))
 
@@ -125,12 +127,14 @@ def _bounds(stream: Any, name: str) -> list[int]:
     while True:
         try:
             pickle.load(stream)
-        except (EOFError, pickle.UnpicklingError) as error:
+        except OSError:
+            raise
+        except Exception as error:  # damaged bytes may cause nearly any
             if isinstance(error, EOFError) and stream.tell() == bounds[-1]:
                 return bounds
             raise pickle.UnpicklingError(
                 f"example {len(bounds) - 1}, at byte {bounds[-1]} of {name}, cannot be loaded: "
-                f"{error}"
+                f"{type(error).__name__}: {error}"
             ) from error
         bounds.append(stream.tell())
 

@@ -51,6 +51,8 @@ class ZippedImageDataset(Closing, DatasetMixin):
             If there is no such image.
         OSError, zipfile.BadZipFile
             If it cannot be read, is no image that Pillow knows, or is damaged.
+        RuntimeError, NotImplementedError
+            If it is encrypted, or compressed by an unknown method.
         ValueError
             If the dataset has been closed.
         """
@@ -60,7 +62,8 @@ class ZippedImageDataset(Closing, DatasetMixin):
                 raise self._archive.missing(i)
         else:
             number = place(self._archive, i)
-        return read_image(io.BytesIO(self._archive.read(number)), self._dtype)
+        content = io.BytesIO(self._archive.read(number))
+        return read_image(content, self._archive.named(number), self._dtype)
 
     def close(self) -> None:
         """Close the archive. What is fetched from then on is a ValueError."""
