@@ -299,7 +299,29 @@ void fi_worker_pace(fi_worker *worker, uint32_t rows, int64_t nanoseconds)
     worker->least = least > 1 ? (uint32_t)least : 1;
 }
 
-/* W4: takes a range of rows, fewer the fewer are left, so that all workers end together. */
+void fi_worker_called(fi_worker *worker, uint32_t rows, int64_t nanoseconds)
+{
+    fi_call_cost_note(&worker->call, rows, nanoseconds);
+}
+
+/* Rows of a batch of n that leave as many for each worker that finds no other batch to fill. A wrong
+ * word costs time only. */
+static uint32_t even_rows(const fi_ring *ring, uint32_t n)
+{
+    const fi_board *board = ring->board;
+    uint64_t crew = crew_of(ring), filling = 0, slots = ring->geometry.slots;
+    uint64_t head = load_relaxed(&board->head);
+    uint64_t count = fi_min_u64(load_relaxed(&board->tail) - head, slots);
+    for (uint64_t i = 0; i < count && filling < crew; i++) {
+        uint32_t slot = load_relaxed(ring->map + (head + i) % slots);
+        uint64_t state = slot < slots ? load_relaxed(&ring->slots[slot].state) : 0;
+        filling += fi_word_code(state) == FI_FILLING;
+    }
+    return (uint32_t)((n * fi_max_u64(filling, 1) + crew - 1) / crew);
+}
+
+/* W4: takes a range of rows, fewer the fewer are left, so that all workers end together; more where
+ * each call of the dataset has a fixed cost. */
 static bool take_range(fi_worker *worker, fi_turn *turn)
 {
     fi_ring *ring = worker->ring;
@@ -318,6 +340,9 @@ static bool take_range(fi_worker *worker, fi_turn *turn)
         uint32_t left = turn->n - next;
         uint32_t share = left / (2 * crew_of(ring));
         share = share > worker->least ? share : worker->least;
+        if (worker->call.calls > 0)
+            share = fi_call_cost_claim(&worker->call, turn->n, left, share,
+                                       even_rows(ring, turn->n));
         uint32_t count = load_relaxed(&s->single) ? 1 : share < left ? share : left;
         if (atomic_compare_exchange_weak_explicit(&s->claim, &claim,
                                                   claim_word(worker->current, next + count),

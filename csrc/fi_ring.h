@@ -10,6 +10,7 @@
 #define FI_RING_H
 
 #include "fi_base.h"
+#include "fi_call_cost.h"
 #include "fi_cell.h"
 
 /* ---- words ------------------------------------------------------------------------------ */
@@ -275,6 +276,7 @@ typedef struct fi_worker {
     uint32_t seen;    /* last value of board->redo acted upon */
     uint32_t least;   /* rows that a range has at least, where so many are left */
     int64_t row_ns;   /* what one row takes, no less than it lately took */
+    fi_call_cost call; /* if the dataset fetches several rows in one call */
     bool in_slot;     /* between W3 and W8 */
     bool leave;       /* set by the owner: exit at the next W1 */
     uint32_t slot;    /* valid in a slot */
@@ -303,6 +305,8 @@ void fi_row_done(const fi_worker *worker, const fi_turn *turn, uint32_t row, uin
 /* Tells how long the range in hand took, so that the next ones of cheap rows are not so short that
  * taking them costs more than filling them. */
 void fi_worker_pace(fi_worker *worker, uint32_t rows, int64_t nanoseconds);
+/* In its place where the rows of the range were fetched by one call of the dataset. */
+void fi_worker_called(fi_worker *worker, uint32_t rows, int64_t nanoseconds);
 /* W6, second half. Publishes the batch and rings the parent if it sleeps for it. */
 void fi_worker_ready(const fi_worker *worker, const fi_turn *turn, uint32_t flags);
 

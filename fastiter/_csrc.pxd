@@ -167,6 +167,7 @@ cdef extern from "fi_ring.h" nogil:
     void fi_worker_init(fi_worker *worker, fi_ring *ring, uint32_t number, int bell_pipe)
     int fi_worker_next(fi_worker *worker, fi_turn *turn)
     void fi_worker_pace(fi_worker *worker, uint32_t rows, int64_t nanoseconds)
+    void fi_worker_called(fi_worker *worker, uint32_t rows, int64_t nanoseconds)
     bint fi_row_own(const fi_worker *worker, const fi_turn *turn, uint32_t row)
     void fi_row_done(const fi_worker *worker, const fi_turn *turn, uint32_t row, uint32_t code)
     void fi_worker_ready(const fi_worker *worker, const fi_turn *turn, uint32_t flags)

@@ -108,6 +108,7 @@ cdef class RowWriter:
         cdef WorkerEnd end = self.end
         cdef fi_cell *cell = end.worker.ring.cells + end.worker.number
         cdef int64_t since = fi_now_ns(), now
+        cdef uint32_t together = 0
         fi_cell_begins(cell, since)
         self.traces = fi_traces(end.worker.ring)
         # By the schema of the turn before: a slot's own is read with its first row.
@@ -116,14 +117,17 @@ cdef class RowWriter:
             self.fill_columns(cell)
             self.timed(cell, since, since, self.index_of(end.turn.first), end.turn.count, 1)
         elif self.getitems is not None:
-            self.fill_together(cell)
+            together = self.fill_together(cell)
         else:
             self.choose_timed_row()
             self.fill_singly(cell, end.turn.first, end.turn.count, False)
         if self.traces:
             self.put_traced()
         now = fi_now_ns()
-        fi_worker_pace(&end.worker, end.turn.count, now - since)
+        if together > 0:
+            fi_worker_called(&end.worker, together, now - since)
+        elif self.getitems is None:
+            fi_worker_pace(&end.worker, end.turn.count, now - since)
         fi_cell_busy(cell, now - since)
         fi_cpu_meter_look(&self.cpu, cell, now)
 
@@ -258,9 +262,10 @@ cdef class RowWriter:
         fi_cell_count(cell, count, count * self.row_bytes, 0)
         return 0
 
-    cdef int fill_together(self, fi_cell *cell) except -1:
+    cdef Py_ssize_t fill_together(self, fi_cell *cell) except -1:
         """Many rows in one call: owns them first, fetches those it won, marks each. If the call fails,
-        each row is fetched by itself, so that the error is that of the row that has it."""
+        each row is fetched by itself, so that the error is that of the row that has it. Returns how
+        many rows one call has fetched, 0 if it failed."""
         cdef WorkerEnd end = self.end
         cdef uint32_t row, code
         cdef int64_t since = fi_now_ns(), fetched
@@ -299,7 +304,7 @@ cdef class RowWriter:
         fi_cell_fetch_ends(cell)
         self.timed(cell, since, fetched, indices[0], <uint32_t>len(rows), 1)
         self.rows = self.counter = None
-        return 0
+        return 0 if examples is None else len(rows)
 
     cdef uint32_t store(self, uint32_t row, object example) except 0:
         cdef WorkerEnd end = self.end
