@@ -10,8 +10,8 @@
 #define MOST_SURPRISE 4
 /* Calls that all fetch about the same number of rows do not tell the two costs apart. Below this
  * relative spread (squared) of that number the next call fetches another number of rows. With two
- * workers, one call in some fifty does so. */
-#define LEAST_SPREAD (1.0 / 64)
+ * workers, one call in about a hundred does so. */
+#define LEAST_SPREAD (1.0 / 256)
 
 static bool is_spread(const fi_call_cost *cost)
 {

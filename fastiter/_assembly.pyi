@@ -19,6 +19,20 @@ class Position:
         """The row that it fetches."""
 
 @disjoint_base
+class CallCost:
+    """What a call costs that fetches several rows; used by any number of threads."""
+
+    def note(self, rows: int, nanoseconds: int) -> None:
+        """Learn from a call that has fetched so many rows."""
+
+    def claim(self, n: int, left: int, share: int, even: int) -> int:
+        """How many of the ``left`` unclaimed rows of a batch of ``n`` the next call should fetch.
+
+        ``share`` would be right if calls had no fixed cost; ``even`` rows leave as many for each
+        thread that has no other batch to work on.
+        """
+
+@disjoint_base
 class Assembly:
     """The rows of one batch, in memory of this process.
 

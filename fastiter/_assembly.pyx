@@ -5,6 +5,7 @@ thread that fetched it, as long as it is in that core's cache, and is not kept. 
 fit is kept as it is; the batch is then made of examples again (`Assembly.examples`).
 """
 
+cimport cython
 cimport numpy as cnp
 from cpython.list cimport PyList_GET_ITEM
 from cpython.long cimport PyLong_FromLongLong
@@ -12,11 +13,12 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.object cimport PyObject, PyObject_GetItem
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_TYPE
 from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_SIZE
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from fastiter._buffers cimport empty_array
-from fastiter._csrc cimport PyArray_Descr, fi_copy, fi_outruns_cache
+from fastiter._csrc cimport (
+    PyArray_Descr, fi_call_cost, fi_call_cost_claim, fi_call_cost_note, fi_copy, fi_outruns_cache)
 from fastiter._numpy cimport (
     PyArray_Type, bytes_of, copy_into, descr_of, dims_of, equivalent, is_contiguous, ndim_of,
     new_array)
@@ -97,6 +99,20 @@ cdef class Copies:
 
 cdef class Position:
     cdef readonly Py_ssize_t row
+
+
+cdef class CallCost:
+    """What a call costs that fetches several rows; used by any number of threads."""
+
+    cdef fi_call_cost cost
+
+    def note(self, uint32_t rows, int64_t nanoseconds):
+        with cython.critical_section(self):
+            fi_call_cost_note(&self.cost, rows, nanoseconds)
+
+    def claim(self, uint32_t n, uint32_t left, uint32_t share, uint32_t even):
+        with cython.critical_section(self):
+            return fi_call_cost_claim(&self.cost, n, left, share, even)
 
 
 

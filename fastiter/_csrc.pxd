@@ -97,6 +97,13 @@ cdef extern from "fi_checksum.h" nogil:
     uint64_t fi_place_seed(uint64_t q, uint32_t row, uint32_t kind)
 
 
+cdef extern from "fi_call_cost.h" nogil:
+    ctypedef struct fi_call_cost:
+        pass
+    void fi_call_cost_note(fi_call_cost *cost, uint32_t rows, int64_t nanoseconds)
+    uint32_t fi_call_cost_claim(const fi_call_cost *cost, uint32_t n, uint32_t left,
+                                uint32_t share, uint32_t even)
+
 cdef extern from "fi_ring.h" nogil:
     enum:
         FI_ROW_OK

@@ -10,6 +10,8 @@ import copy
 import functools
 import itertools
 import pickle
+import statistics
+import time
 from typing import Any
 
 import numpy as np
@@ -448,6 +450,23 @@ def test_getitems_is_used(make):
     batch = next(make(Batched(), 3, shuffle=False))
     assert batch == [(0, "int"), (1, "int"), (2, "int")]
     assert type(batch) is list
+
+
+class Query(Types):
+    """A call takes 3 ms, however many rows it fetches; each example tells how many those were."""
+
+    def __len__(self) -> int:
+        return 60 * 64
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        time.sleep(0.003)
+        return [(index, len(indices)) for index in indices]
+
+
+def test_calls_with_a_fixed_cost_fetch_whole_batches(make):
+    rows = [row for batch in make(Query(), 64, shuffle=False, repeat=False) for row in batch]
+    assert [index for index, _ in rows] == list(range(60 * 64))
+    assert statistics.median(size for _, size in rows) > 32
 
 
 def test_getitems_that_gives_too_few_is_an_error(make):

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fastiter import _device, _example
-from fastiter._assembly import Assembly, Position
+from fastiter._assembly import Assembly, CallCost, Position
 from fastiter._collate import collate
 from fastiter._columnar import collate_columns, examples_of
 from fastiter._failures import RowCountError, RowFailure, is_skippable, raisable, survivors
+from fastiter._meter import now
 from fastiter.errors import WorkerTraceback
 from fastiter.iterators._fetch import Outcome
 
@@ -75,6 +76,7 @@ class Work(NamedTuple):
     source: Source
     n_threads: int
     pace: Pace
+    call_cost: CallCost  #: if the dataset gives many rows in one call
     convert: Callable[[list[Any]], Any] | None  #: any converter that is not concat_examples
     tolerates: bool  #: whether the other rows of a batch count when some have failed
 
@@ -117,18 +119,28 @@ class Job:
 
     # -- by the threads, under their lock ------------------------------------------------------
 
-    def take(self) -> tuple[int, int] | None:
-        """Take a range of rows: start and stop; None if there is none left."""
+    def take(self, n_jobs: int, n_takers: int) -> tuple[int, int] | None:
+        """Take a range of rows: start and stop; None if there is none left.
+
+        So many threads look for work, in so many jobs that have rows left.
+        """
         start = self._n_taken
         rest = self._n_rows - start
         if rest <= 0 or self._is_aborted:
             return None
-        self._n_taken = stop = start + min(rest, self._share(rest))
+        even = -(-len(self._indices) * n_jobs // n_takers)
+        self._n_taken = stop = start + min(rest, self._share(rest, even))
         return start, stop
 
-    def _share(self, rest: int) -> int:
-        """How many of the rows that are left a thread takes at a time."""
+    def _share(self, rest: int, even: int) -> int:
+        """How many of the rows that are left a thread takes at a time; ``even`` leaves as many for
+        each that looks for work."""
         return max(self._work.pace.least, rest // (2 * self._work.n_threads))
+
+    def _share_in_one_call(self, rest: int, even: int) -> int:
+        """The same, where one call of the dataset fetches all of them."""
+        share = min(rest, Job._share(self, rest, even))
+        return self._work.call_cost.claim(len(self._indices), rest, share, even)
 
     @property
     def size(self) -> int:
@@ -321,18 +333,19 @@ class RowsJob(Job):
         self._rows = Assembly(self._n_rows) if self._batch is None else self._batch.rows
         self._gives_many = work.source.gives_many
 
-    def _share(self, rest: int) -> int:
-        if not self._gives_many:
-            return super()._share(rest)
-        # The larger the range, the better for the dataset.
-        return -(-len(self._indices) // self._work.n_threads)
+    def _share(self, rest: int, even: int) -> int:
+        if self._gives_many:
+            return self._share_in_one_call(rest, even)
+        return super()._share(rest, even)
 
     def _fill(self, start: int, stop: int) -> Failure | None:
         source = self._work.source
         if self._gives_many:
             try:
+                since = now()
                 indices = self._indices[start:stop]
                 self._rows.put(start, source.examples(indices, self._origin, start))
+                self._work.call_cost.note(stop - start, now() - since)
                 return None
             except RowCountError:
                 raise
@@ -410,13 +423,15 @@ class PartsJob(Job):
         self._concat = concat
         self._parts: dict[int, tuple[int, tuple[Any, ...]]] = {}  # rows, by the first of them
 
-    def _share(self, rest: int) -> int:
-        return -(-len(self._indices) // self._work.n_threads)
+    def _share(self, rest: int, even: int) -> int:
+        return self._share_in_one_call(rest, even)
 
     def _fill(self, start: int, stop: int) -> Failure | None:
         try:
+            since = now()
             indices = self._indices[start:stop].tolist()
             self._parts[start] = (stop - start, self._getter(indices))
+            self._work.call_cost.note(stop - start, now() - since)
             return None
         except RowCountError:
             raise

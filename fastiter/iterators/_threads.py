@@ -197,7 +197,7 @@ class _Board:
     def _take(self) -> tuple[Job, int, int] | None:
         while self._jobs:
             job = self._jobs[0]
-            rows = job.take()
+            rows = job.take(len(self._jobs), self._n_idle + 1)
             if rows is not None:
                 return job, *rows
             self._jobs.popleft()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from fastiter import _exit
 from fastiter._arguments import checked_int
 from fastiter._assemble import Assembler
+from fastiter._assembly import CallCost
 from fastiter._auto import FIRST_PREFETCH, MOST_PREFETCH, Lookahead, Tuner
 from fastiter._columnar import column_getter
 from fastiter._stats import LoaderStats
@@ -168,7 +169,9 @@ class MultithreadIterator(PlannedIterator):
         elif self._converter is not None and self._device is None:
             convert = _without_device(self._converter)
         tolerates = self._skips is not None
-        self._work = Work(self._source, self._n_threads, Pace(), convert, tolerates)
+        self._work = Work(
+            self._source, self._n_threads, Pace(), CallCost(), convert, tolerates
+        )
         _iterators.add(self)
 
     @property

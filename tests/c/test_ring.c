@@ -214,6 +214,31 @@ static void test_ranges_of_cheap_rows(void)
     tear_down(&f);
 }
 
+static void test_ranges_where_calls_have_a_fixed_cost(void)
+{
+    fixture f;
+    fi_turn turn;
+    set_up(&f, 0);
+    for (uint32_t rows = 5; rows <= 20; rows += 5) /* a call costs as much as 40 rows */
+        fi_worker_called(f.workers, rows, 1000 * (40 + rows));
+    schedule(&f, 50);
+    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
+    CHECK_EQ(turn.count, 25); /* two workers have nothing else to do */
+    CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_ROWS);
+    CHECK(turn.first == 25 && turn.count == 4); /* this one has not called yet */
+    while (turn.first + turn.count < 50)
+        CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_ROWS);
+    schedule(&f, 50);
+    schedule(&f, 50);
+    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
+    CHECK(turn.q == 2 && turn.count == 50); /* each has a batch */
+    fi_parent_rewind(&f.parent, 1, -1);
+    fi_parent_offer_singly(&f.parent);
+    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
+    CHECK_EQ(turn.count, 1);
+    tear_down(&f);
+}
+
 static void test_row_states(void)
 {
     static const uint32_t done[] = {FI_ROW_OK, FI_SPILL, FI_ERROR, FI_POISON};
@@ -493,6 +518,7 @@ int main(void)
     test_schedule();
     test_ranges();
     test_ranges_of_cheap_rows();
+    test_ranges_where_calls_have_a_fixed_cost();
     test_row_states();
     test_finish_and_take();
     test_sequence_wraps();
