@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import functools
 import io
 import os
 import pickle
@@ -48,10 +49,16 @@ def dumps(
     buffer_callback: Any,
     pickler: type[pickle.Pickler] = pickle.Pickler,
 ) -> bytes:
-    """As `pickle.dumps`, by another pickler too, with tensors of torch as arrays."""
+    """As `pickle.dumps`, by another pickler too, with tensors of torch as arrays, and with all
+    arrays in their byte order."""
+    kind: Any = pickler  # hashable, which mypy doubts
+    return _dumps(value, protocol, buffer_callback, _array_pickler(kind))
+
+
+def _dumps(
+    value: object, protocol: int, buffer_callback: Any, pickler: type[pickle.Pickler]
+) -> bytes:
     tensors = _tensors.reducers()
-    if not tensors and pickler is pickle.Pickler:
-        return pickle.dumps(value, protocol, buffer_callback=buffer_callback)
     file = io.BytesIO()
     writer = pickler(file, protocol, buffer_callback=buffer_callback)
     if tensors:
@@ -61,13 +68,47 @@ def dumps(
     return file.getvalue()
 
 
-class _WritablePickler(pickle.Pickler):
-    """Writes arrays so that they load writable, the read-only ones too."""
+@functools.cache
+def _array_pickler(base: type[pickle.Pickler], writable: bool = False) -> type[pickle.Pickler]:
+    """A pickler that writes arrays so that they load in their byte order; if ``writable`` also so
+    that read-only ones load writable.
 
-    def reducer_override(self, obj: object) -> Any:
-        if type(obj) is np.ndarray and not obj.flags.writeable:
-            return obj.copy(order="K").__reduce_ex__(5)
-        return NotImplemented
+    NumPy writes the bytes of an array into the pickle if the array is not contiguous or is of a
+    subclass. It loads these in native byte order: another dtype.
+    """
+    override = getattr(base, "reducer_override", None)
+
+    class ArrayPickler(base):  # type: ignore[misc, valid-type]
+        def reducer_override(self, obj: object) -> Any:
+            if isinstance(obj, np.ndarray):
+                reduced = _reduce_array(obj, writable)
+                if reduced is not None:
+                    return reduced
+            return NotImplemented if override is None else override(self, obj)
+
+    return ArrayPickler
+
+
+def _reduce_array(array: np.ndarray[Any, Any], writable: bool) -> Any:
+    """How to pickle an array for which NumPy's own way will not do; None for any other."""
+    dtype, flags = array.dtype, array.flags
+    if dtype.hasobject or not dtype.itemsize:
+        return None
+    if type(array) is np.ndarray:
+        if flags.forc and (flags.writeable or not writable):
+            return None
+        # Contiguous: a buffer, which stays outside of the pickle and keeps the dtype.
+        contiguous = array.copy(order="A")
+        contiguous.flags.writeable = writable or flags.writeable
+        return contiguous.__reduce_ex__(5)
+    if dtype.isnative:
+        return None
+    native = array.astype(dtype.newbyteorder("="))
+    return (_as_dtype, (native, dtype)) if type(native) is type(array) else None
+
+
+def _as_dtype(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    return array.astype(dtype)
 
 
 class Packed:
@@ -92,7 +133,7 @@ class Packed:
         self._pickle = make(value, 5, self._keep)
         if writable and any(buffer.readonly for buffer in self._buffers):
             self._buffers.clear()
-            self._pickle = dumps(value, 5, self._keep, _WritablePickler)
+            self._pickle = _dumps(value, 5, self._keep, _array_pickler(pickle.Pickler, True))
         start = _HEAD.size + _PAIR.size * len(self._buffers)
         end = start + len(self._pickle)
         self._places = []

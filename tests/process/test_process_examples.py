@@ -70,6 +70,12 @@ ARRAYS = {
     "unaligned": lambda i: np.frombuffer(bytes(range(i % 200, i % 200 + 9)), "u1")[1:].view("<f8"),
     "big-endian": lambda i: (np.arange(3) + i).astype(">i4"),
     "big-endian complex": lambda i: np.array([i, 1j], ">c16"),
+    "big-endian, not contiguous": lambda i: (np.arange(24).reshape(4, 6) + i).astype(">f4")[:, ::2],
+    "big-endian, now and then reversed": lambda i: np.array([i, 1], ">u2")[:: -1 if i % 8 else 1],
+    "big-endian subclass": lambda i: np.array([i, 2], ">i4").view(MyArray),
+    "big-endian, masked": lambda i: np.ma.array([i, 2], ">f8", mask=[0, 1], fill_value=7),
+    "big-endian str": lambda i: np.array([["a", f"{i}"] * 2], ">U4")[:, ::2],
+    "str of no length": lambda i: np.zeros(3, [("a", "U0"), ("b", "i4")])["a"],
     "structured": lambda i: np.array([(i, -i), (i + 1, 0)], POINT),
     "aligned": lambda i: np.array([(i, 0.5 * i)], ALIGNED),
     "nested structure": lambda i: np.array(
@@ -273,10 +279,17 @@ def test_examples_arrive_as_they_are(name, place):
                 same(a, b)
 
 
-@pytest.mark.parametrize("place", ["bare", "tuple"])
-def test_memory_maps_lie_in_columns(place):
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda i: MAP[i], id="map"),
+        pytest.param(lambda i: (MAP[i], i), id="map in tuple"),
+        pytest.param(ARRAYS["big-endian, not contiguous"], id="big-endian"),
+    ],
+)
+def test_slices_of_large_files_lie_in_columns(make):
     """A dataset that slices a large file is as fast as one of arrays."""
-    ours, serial = iterators(Made((lambda i: MAP[i]) if place == "bare" else lambda i: (MAP[i], i)))
+    ours, serial = iterators(Made(make))
     with ours:
         for _ in range(12):
             for a, b in zip(next(ours), next(serial), strict=True):

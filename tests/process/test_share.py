@@ -30,6 +30,8 @@ def content() -> dict[str, object]:
         "table": np.arange(NBYTES // 8, dtype=np.int64).reshape(-1, 64),
         "frozen": frozen(),
         "strided": np.arange(80_000)[::2],
+        "big-endian": np.arange(80_000, dtype=">i4")[::2],
+        "big-endian, masked": np.ma.array(np.arange(80_000, dtype=">i4")),
         "empty": np.zeros((0, 3)),
         "text": "some words",
     }
