@@ -74,6 +74,10 @@ LISTS = {
     "arrays of many dtypes": [np.ones(2, d) for d in ("f4", ">f4", "i1", "?", "U3", "S2", "M8[s]")],
     "arrays without dimensions": [np.array(1.5), np.array(2.5)],
     "F-order and views": [np.asfortranarray(np.eye(3)), np.eye(6)[::2, ::-2]],
+    "big-endian": [np.arange(4, dtype=">i4"), np.arange(4, dtype=">i4")[::-1]],
+    "big-endian, of many shapes": [np.arange(4, dtype=">i4")[::2], np.zeros((0,), ">i4")],
+    "big-endian without dimensions": [np.array(1.5, ">f4"), np.array(2.5, ">f4")],
+    "big-endian, masked": [np.ma.array([1, 2], ">i4", mask=[True, False])],
     "structured": [np.zeros(2, [("a", "i4"), ("b", "f8", 2)])],
     "arrays of objects": [np.array([None, "x"], object)],
     "masked": [np.ma.masked_array([1, 2], [True, False])],
@@ -85,6 +89,8 @@ LISTS = {
     "nested": [([("a", [1, [2]])], {"k": (1.5, {"z": b"q"})}), ([], {"k": (2.5, {"z": b""})})],
     "dicts": [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}],
     "dicts of many keys": [{"a": 1}, {"b": 1, "a": 2}, {"a": 2, "b": 1}, {}],
+    "dicts of equal keys": [{(True, 1): 1}, {(1, True): 2}, {0.0: 3}, {-0.0: 4}, {math.nan: 5}],
+    "dicts of other keys": [{np.str_("a"): 1, Point(1, 2): 2}, {np.str_("a"): 3, Point(1, 2): 4}],
     "dicts of all keys": [{str(i): i} for i in range(100)],
     "other objects": [Point(1, 2), Text("a"), Decimal("1.5"), datetime.date(2020, 1, 1), {1, 2}],
     "other dicts": [OrderedDict(a=1), OrderedDict(b=2)],
@@ -108,7 +114,8 @@ def test_any_examples(name):
         assert frozen[0].tolist() == [None, "x"]
         return
     check(frozen, expected)
-    check(pickle.loads(pickle.dumps(frozen, protocol=5)), expected)
+    for protocol in (2, 5):
+        check(pickle.loads(pickle.dumps(frozen, protocol)), expected)
 
 
 scalars = st.one_of(

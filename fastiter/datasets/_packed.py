@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from fastiter._transport import dumps
 
 _MOST_KINDS = 64  # of values in one column; beyond, they are pickled one by one
 _MOST_FIELDS = 64  # of tuples, and lists of unlike items, that are packed field by field
@@ -48,11 +50,27 @@ class Column:
                     found.append(part)
         return found
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Arrays of foreign byte order go as their bytes in native order, with their dtype: before
+        protocol 5 pickles load them in native order."""
+        state = self.__dict__.copy()
+        for name, value in state.items():
+            if isinstance(value, np.ndarray) and not value.dtype.isnative:
+                state[name] = _Foreign(value.view(value.dtype.newbyteorder("=")), value.dtype)
+        return state
+
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        for value in state.values():
-            if isinstance(value, np.ndarray):
-                _frozen(value)  # which pickles forget
+        for name, value in state.items():
+            array = value.array.view(value.dtype) if isinstance(value, _Foreign) else value
+            # Pickles forget that an array is read-only.
+            self.__dict__[name] = _frozen(array) if isinstance(array, np.ndarray) else array
+
+
+class _Foreign(NamedTuple):
+    """An array of another byte order, in a pickle."""
+
+    array: Array  # the same bytes in native order
+    dtype: np.dtype[Any]
 
 
 class Constants(Column):
@@ -137,7 +155,7 @@ class Pickles(Blobs):
     """Any other objects, each as a pickle."""
 
     def __init__(self, values: Sequence[Any]) -> None:
-        super().__init__([pickle.dumps(value, pickle.HIGHEST_PROTOCOL) for value in values])
+        super().__init__([dumps(value, 5, None) for value in values])
 
     def __getitem__(self, i: int) -> Any:
         return pickle.loads(self._blob(i).data)
@@ -265,13 +283,27 @@ def _kind(value: Any) -> Any:
     if kind in (str, float, bool, bytes, complex, type(None), tuple, list):
         return kind
     if kind is dict:
-        # Equal keys can be of different types, as 1 and True.
-        return dict, tuple([(type(key), key) for key in value])
+        return dict, tuple([_key_kind(key) for key in value])
     if kind is np.ndarray and not value.dtype.hasobject:
         return np.ndarray, _dtype_key(value.dtype), value.ndim
     if isinstance(value, (np.bool_, np.number, np.datetime64, np.timedelta64)):
         return (kind, _dtype_key(value.dtype)) if kind is value.dtype.type else object
     return object
+
+
+def _key_kind(key: Any) -> Any:
+    """Equal for keys of the same value and types; hashable. Keys can be equal and differ, as 1 and
+    True, or 0.0 and -0.0."""
+    kind = type(key)
+    if kind in (str, int, bool, bytes, type(None)):
+        return kind, key
+    if kind in (float, complex):
+        return kind, repr(key)
+    if kind is tuple:
+        return kind, tuple([_key_kind(item) for item in key])
+    if isinstance(key, np.generic):
+        return kind, key.dtype.str, key.tobytes()
+    return kind, id(key)
 
 
 def _dtype_key(dtype: np.dtype[Any]) -> Any:
@@ -286,8 +318,11 @@ def _column(kind: Any, values: Sequence[Any]) -> Column:
     if kind in (tuple, list):
         return _sequences(kind, values)
     if kind[0] is dict:
-        fields = [pack([value[key] for value in values]) for _, key in kind[1]]
-        return Dicts(tuple(key for _, key in kind[1]), fields, len(values))
+        columns: list[list[Any]] = [[] for _ in kind[1]]
+        for value in values:
+            for column, item in zip(columns, value.values(), strict=True):
+                column.append(item)
+        return Dicts(tuple(values[0]), [pack(column) for column in columns], len(values))
     if kind[0] is not np.ndarray:
         return Rows(np.array(values, dtype=kind[1][0]))
     shapes = {value.shape for value in values}

@@ -169,9 +169,7 @@ class MultithreadIterator(PlannedIterator):
         elif self._converter is not None and self._device is None:
             convert = _without_device(self._converter)
         tolerates = self._skips is not None
-        self._work = Work(
-            self._source, self._n_threads, Pace(), CallCost(), convert, tolerates
-        )
+        self._work = Work(self._source, self._n_threads, Pace(), CallCost(), convert, tolerates)
         _iterators.add(self)
 
     @property
