@@ -1,5 +1,7 @@
 #include "fi_call_cost.h"
 
+#include <math.h>
+
 /* A claim may cost a batch so much more than one call for all of its rows would: this part in
  * general, the other one where splitting the batch employs workers that were idle otherwise. */
 #define OVERHEAD (1.0 / 32)
@@ -62,6 +64,19 @@ static double least_rows(const fi_call_cost *cost, uint32_t n, double overhead)
     return cost->call_ns / (overhead * cost->row_ns + (1 + overhead) * cost->call_ns / n);
 }
 
+/* The same where workers that find no rows left have nothing else to do. Each of n / even workers then
+ * makes about even / k calls of k rows, and waits for half a call in the end: even / k * call +
+ * k / 2 * row is least for this k. More than even rows are never sooner there than even ones; they
+ * only leave a worker free for the next batch. */
+static double rows_if_idle(const fi_call_cost *cost, uint32_t n, uint32_t even)
+{
+    double row_ns = fmax(cost->row_ns, cost->call_ns * 1e-9);
+    double soonest = sqrt(2 * cost->call_ns / row_ns * even);
+    if (soonest < even)
+        return soonest;
+    return fmax(even, least_rows(cost, n, OVERHEAD_IF_IDLE));
+}
+
 uint32_t fi_call_cost_claim(const fi_call_cost *cost, uint32_t n, uint32_t left, uint32_t share,
                             uint32_t even)
 {
@@ -72,10 +87,8 @@ uint32_t fi_call_cost_claim(const fi_call_cost *cost, uint32_t n, uint32_t left,
             least = n / 2 + 1;
     } else if (cost->call_ns > 0) {
         least = least_rows(cost, n, OVERHEAD);
-        if (least > even) {
-            double split = least_rows(cost, n, OVERHEAD_IF_IDLE);
-            least = split > even ? split : even;
-        }
+        if (even < n)
+            least = fmin(least, rows_if_idle(cost, n, even));
     }
     if (least <= share)
         return share < left ? share : left;
