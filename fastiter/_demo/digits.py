@@ -246,10 +246,13 @@ def run(options: argparse.Namespace) -> None:
 
 
 def positive(text: str) -> int:
-    """Return the positive integer that `text` spells; ValueError if it does not."""
-    number = int(text)
+    """Return the integer of at least 1 that `text` spells; for argparse."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
     if number < 1:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is no integer of at least 1")
     return number
 
 

@@ -415,9 +415,12 @@ def _as_json(measured: Measured) -> dict[str, Any]:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
     if number < 1:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is no integer of at least 1")
     return number
 
 
@@ -426,9 +429,12 @@ def _positives(text: str) -> list[int]:
 
 
 def _seconds(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
     if not 0 <= number < 1e6:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 to 1,000,000")
     return number
 
 
