@@ -144,7 +144,8 @@ class BlockOrder:
 
         n, block_size, window, _, _ = self._arguments
         blocks = self._blocks[number * window : (number + 1) * window]
-        indices = (blocks[:, None] * block_size + np.arange(block_size)).ravel()
+        size = min(block_size, n)  # a block larger than the dataset is the only one
+        indices = (blocks[:, None] * size + np.arange(size)).ravel()
         if number == self._short_window and self._missing:
             indices = indices[indices < n]
         order = indices[_order.fast_permutation(len(indices), self._seed, _WINDOWS + number)]
