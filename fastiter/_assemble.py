@@ -19,6 +19,9 @@ from fastiter._assembly import Assembly
 from fastiter._schema import derive_schema, merge_schemas
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastiter._by_numpy import Indices
     from fastiter._padding import FieldRule, Padding
     from fastiter._rows import Schema
 
@@ -69,8 +72,14 @@ class Assembler:
         rows = Assembly(n_rows, recipe.schema, recipe.in_place, self._n_batches)
         return Batch(rows, recipe)
 
-    def finish(self, batch: Batch) -> Any:
+    def finish(self, batch: Batch, indices: Indices | None = None) -> Any:
         """Make of a batch, all of whose rows are there, what concat_examples makes of them.
+
+        Parameters
+        ----------
+        batch : Batch
+        indices : sequence of int, optional
+            The dataset's indices of its rows, for the text of errors.
 
         Raises
         ------
@@ -79,29 +88,34 @@ class Assembler:
         """
         rows, recipe = batch
         if rows.is_complete:
-            return self._join(recipe, rows.fields)
+            return self._join(recipe, rows.fields, indices)
         examples = rows.examples()
         if recipe.schema is None or rows.n_kept * 8 >= len(examples):
             self._learn(recipe, examples)
-        return _collate.collate(examples, self._padding, copy=self._copy)
+        if indices is not None and len(examples) < len(indices):  # rows have failed
+            indices = None
+        return _collate.collate(examples, self._padding, copy=self._copy, indices=indices)
 
-    def _join(self, recipe: _Recipe, fields: list[Any]) -> Any:
+    def _join(self, recipe: _Recipe, fields: list[Any], indices: Indices | None) -> Any:
         """The counterpart of `_collate.collate`."""
         arrays, lengths = [], []
-        for field, rule in zip(fields, recipe.rules, strict=True):
+        schema = recipe.schema
+        assert schema is not None
+        names: Sequence[Any] = schema.keys or range(len(fields))
+        if schema.container == _rows.BARE:
+            names = [None]
+        for name, field, rule in zip(names, fields, recipe.rules, strict=True):
             array, n = field, None
             if type(field) is list:
-                array, n = _collate.join_field(field, rule, copy=self._copy)
+                array, n = _collate.join_field(field, rule, name, copy=self._copy, indices=indices)
             elif rule.lengths and field.ndim > 1:
                 n = np.full(len(field), field.shape[1], dtype=np.int64)
             arrays.append(array)
             lengths.append(n)
-        keys, kind = recipe.schema.keys, recipe.schema.container  # type: ignore[union-attr]
-        if keys is not None:
-            return _collate.with_lengths(dict(zip(keys, arrays, strict=True)), keys, lengths)
-        if kind == _rows.BARE:
-            return _collate.with_lengths(arrays[0], [None], lengths)
-        return _collate.with_lengths(tuple(arrays), range(len(arrays)), lengths)
+        if schema.keys is not None:
+            return _collate.with_lengths(dict(zip(names, arrays, strict=True)), names, lengths)
+        joined = arrays[0] if schema.container == _rows.BARE else tuple(arrays)
+        return _collate.with_lengths(joined, names, lengths)
 
     def _learn(self, recipe: _Recipe, examples: list[Any]) -> None:
         with self._lock:

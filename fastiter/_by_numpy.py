@@ -3,14 +3,15 @@ with NumPy's results, warnings and errors. What the compiled ways leave comes he
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+#: The dataset's index of each example of a batch.
+Indices: TypeAlias = Sequence[int] | npt.NDArray[np.int64]
 
 #: What `cast_fill` raises; the last one where warnings are errors.
 CAST_ERRORS = (TypeError, ValueError, OverflowError, Warning)
@@ -18,44 +19,131 @@ CAST_ERRORS = (TypeError, ValueError, OverflowError, Warning)
 
 def stack(rows: Sequence[Any]) -> Any:
     """`rows` joined along a new first axis, as ``concat_examples`` defines it."""
-    if not isinstance(rows[0], np.ndarray):
-        array = np.asarray(rows)
-        if array.dtype.kind in "biufc" and array.dtype.isnative:
-            return array  # what taking it apart and joining it again would give
-        rows = tuple(array)
+    values = rows
     try:
+        if not isinstance(rows[0], np.ndarray):
+            rows = as_arrays(rows)
+            if isinstance(rows, np.ndarray) and rows.dtype.kind in "biufc" and rows.dtype.isnative:
+                return rows  # what taking it apart and joining it again would give
+            rows = tuple(rows)
         return np.concatenate([row[np.newaxis] for row in rows])
-    except (TypeError, LookupError) as error:
-        odd = [row for row in rows if not _takes_an_axis(row)]
-        if not odd:  # dtypes that have none in common, or too many dimensions: NumPy says it best
-            raise
-        value = odd[0].item() if isinstance(odd[0], np.generic) else odd[0]
-        kind = KeyError if isinstance(error, KeyError) else TypeError  # of a dict, as in Chainer
-        raise kind(
-            f"examples must hold arrays or numbers, not {value!r:.80} of type "
-            f"{type(value).__qualname__}: convert them in the dataset, or with a converter of your "
-            "own"
-        ) from error
-    except ValueError as error:
-        shapes = {np.shape(row): i for i, row in reversed(list(enumerate(rows)))}
-        if len(shapes) == 1:
-            raise
-        (one, i), (other, j) = sorted(shapes.items(), key=operator.itemgetter(1))[:2]
-        raise ValueError(
-            f"examples differ in shape: {one} is that of example {i}, {other} that of example {j}; "
-            f"set padding to fill them up ({error})"
-        ) from error
+    except MISFITS as error:
+        raise misfit(values, error) from None
 
 
-def _takes_an_axis(row: Any) -> bool:
-    """Whether it is an array, of however many axes, or one of NumPy's scalars that act like one."""
-    if isinstance(row, np.ndarray):
-        return True
+def as_arrays(rows: Sequence[Any]) -> Any:
+    """`rows`, the first of which is no array, as one array; lists of numbers that vary in length as
+    a list of arrays, of the dtype that NumPy promotes all numbers to.
+
+    Raises
+    ------
+    ValueError
+        If lists that vary in length hold something else than numbers, or lists that vary, too.
+    """
+    if not isinstance(rows[0], (list, tuple)):
+        return np.asarray(rows)
     try:
-        row[np.newaxis]
-    except (TypeError, LookupError):
-        return False
-    return True
+        lengths = {len(row) for row in rows}
+    except TypeError:  # a number, or None
+        lengths = set()
+    if len(lengths) < 2:
+        return np.asarray(rows)
+    arrays = [np.asarray(row) for row in rows]
+    if not all(array.dtype.kind in "biufcmM" for array in arrays):
+        raise ValueError("lists of numbers are needed")
+    # An empty list has neither a dtype nor a depth of its own.
+    dtype = np.result_type(*{array.dtype for array in arrays if array.size} or {arrays[0].dtype})
+    ndim = max(array.ndim for array in arrays)
+    return [
+        (array if array.size else array.reshape((0,) * ndim)).astype(dtype, copy=False)
+        for array in arrays
+    ]
+
+
+#: Errors of a field whose examples do not fit together; exactly these, not their subclasses.
+MISFITS = (AttributeError, KeyError, IndexError, OverflowError, TypeError, ValueError)
+
+
+def misfit(
+    values: Sequence[Any],
+    error: Exception,
+    name: Any = None,
+    indices: Indices | None = None,
+    is_padded: bool = False,
+) -> Exception:
+    """The exception that says why the values of one field make no array.
+
+    Parameters
+    ----------
+    values : sequence
+        One for each example.
+    error : Exception
+        What NumPy, or this module without name and indices, says of it.
+    name : object
+        The field's name, or its number in a tuple; None if examples have no fields.
+    indices : sequence of int, optional
+        The dataset's index of each example.
+    is_padded : bool
+        Whether other lengths would do.
+    """
+    if type(error) not in MISFITS:
+        return error
+    field = "" if name is None else f"field {name!r}: "
+    kind = TypeError if type(error) is KeyError else type(error)  # that of a dict as a field
+    shapes: dict[tuple[int, ...], int] = {}  # and the first example that has it
+    for number, value in enumerate(values):
+        if fault := _fault_of(value, values[0]):
+            return kind(field + fault.format(place_of(number, indices), value))
+        shapes.setdefault(tuple(np.shape(value)), number)
+    (one, i), (other, j) = ([*shapes.items()] * 2)[:2]
+    seen = f"{one} is that of {place_of(i, indices)}, {other} that of {place_of(j, indices)}"
+    if is_padded and len({len(shape) for shape in shapes}) > 1:
+        return kind(
+            f"{field}examples differ in number of dimensions, so that they cannot be padded to one "
+            f"shape: {seen}"
+        )
+    if not is_padded and len(shapes) > 1:
+        return kind(
+            f"{field}examples differ in shape: {seen}; set padding to fill them up, as in "
+            "functools.partial(concat_examples, padding=0)"
+        )
+    return kind(f"{field}{error}") if field else error
+
+
+def _fault_of(value: Any, first: Any) -> str:
+    """What is wrong with a value as such, for `str.format` with the example's place and the value;
+    empty if it is an array, a number or a list of numbers."""
+    if hasattr(value, "shape") and not isinstance(value, (str, bytes)):
+        return ""
+    try:
+        kind = np.asarray(value).dtype.kind
+    except Exception:
+        kind = "O"
+    if kind not in "biufcmM":
+        if kind == "O" and isinstance(value, (list, tuple)) and isinstance(value[0], (list, tuple)):
+            return (
+                "{0} holds lists that differ in length, {1!r:.80}: lists of numbers are padded, "
+                "lists of such lists are not; make an array of each example in the dataset"
+            )
+        return (
+            "examples must hold arrays or numbers, not {1!r:.80} of type "
+            + type(value).__qualname__
+            + ", as {0} does: convert it or leave it out in the dataset, or use a converter of "
+            "your own"
+            + ("; a list is one array: a tuple or a dict has fields" * isinstance(value, list))
+        )
+    if isinstance(first, np.ndarray):
+        return (
+            "{0} has {1!r:.80} of type "
+            + type(value).__qualname__
+            + ", where example 0 has an array: make it an array, too"
+        )
+    return ""
+
+
+def place_of(number: int, indices: Indices | None) -> str:
+    """What messages call an example of a batch."""
+    return f"example {number}" + ("" if indices is None else f" (dataset index {indices[number]})")
 
 
 def pad(rows: Sequence[Any], fill: Any, multiple: int = 1) -> Array:
@@ -66,17 +154,21 @@ def pad(rows: Sequence[Any], fill: Any, multiple: int = 1) -> Array:
     multiple : int
         What the length of the rows' first axis is rounded up to a multiple of.
     """
-    if not isinstance(rows[0], np.ndarray):
-        rows = tuple(np.asarray(rows))
-    dtype = rows[0].dtype
-    shape = _padded_shape(rows)
-    if shape:
-        shape[0] += -shape[0] % multiple
-    fill = checked_fill(fill, dtype, len(shape))
-    result = _filled((len(rows), *shape), fill, dtype)
-    for i, row in enumerate(rows):
-        place: Any = (i, *map(slice, row.shape))
-        result[place] = row
+    values = rows
+    try:
+        if not isinstance(rows[0], np.ndarray):
+            rows = tuple(as_arrays(rows))
+        dtype = rows[0].dtype
+        shape = _padded_shape(rows)
+        if shape:
+            shape[0] += -shape[0] % multiple
+        fill = checked_fill(fill, dtype, len(shape))
+        result = _filled((len(rows), *shape), fill, dtype)
+        for i, row in enumerate(rows):
+            place: Any = (i, *map(slice, row.shape))
+            result[place] = row
+    except MISFITS as error:
+        raise misfit(values, error, is_padded=True) from None
     return result
 
 
@@ -161,14 +253,8 @@ def stored(result: Any, out: Any) -> Any:
 def _padded_shape(rows: Sequence[Any]) -> list[int]:
     """The elementwise maximum of the rows' shapes; a shape of one length is broadcast."""
     shape = np.array(rows[0].shape, dtype=int)
-    for i, row in enumerate(rows):
-        try:
-            if np.not_equal(shape, row.shape).any():
-                np.maximum(shape, row.shape, out=shape)
-        except ValueError:
-            raise ValueError(
-                f"cannot pad to one shape: example 0 has shape {rows[0].shape}, but example {i} "
-                f"has shape {row.shape}: give all examples the same number of dimensions"
-            ) from None
+    for row in rows:
+        if np.not_equal(shape, row.shape).any():
+            np.maximum(shape, row.shape, out=shape)
     lengths: list[int] = shape.tolist()
     return lengths

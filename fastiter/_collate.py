@@ -13,11 +13,17 @@ from fastiter._padding import FieldRule, Padding
 Joined = tuple[Any, Any]  # an array, and the lengths of its rows or None
 
 
-def collate(batch: Sequence[Any], padding: Padding, *, copy: bool = False) -> Any:
+def collate(
+    batch: Sequence[Any],
+    padding: Padding,
+    *,
+    copy: bool = False,
+    indices: _by_numpy.Indices | None = None,
+) -> Any:
     """Join the examples of a batch along a new first axis, field by field.
 
-    The first example decides: a tuple or a dict has fields, of which the others must have at
-    least the same; anything else, a list too, is one field of its own.
+    The first example decides: a tuple or a dict has fields, of which the others must have the
+    same; anything else, a list too, is one field of its own.
 
     Parameters
     ----------
@@ -27,6 +33,8 @@ def collate(batch: Sequence[Any], padding: Padding, *, copy: bool = False) -> An
         How each field is padded.
     copy : bool
         Whether the result must own its memory, whatever the examples are views of.
+    indices : sequence of int, optional
+        The dataset's index of each example, for the text of errors.
 
     Returns
     -------
@@ -37,9 +45,10 @@ def collate(batch: Sequence[Any], padding: Padding, *, copy: bool = False) -> An
     Raises
     ------
     ValueError
-        If the batch is empty, or shapes differ without padding, or in number of dimensions.
+        If the batch is empty, or shapes differ without padding, or in number of dimensions, or an
+        example has a field that the first one lacks.
     IndexError, KeyError
-        If an example, or the padding, lacks a field of the first example.
+        If an example, or a tuple of paddings, lacks a field of the first example.
     TypeError
         If a field cannot be joined, as strings or None, or the batch is no sequence.
     """
@@ -58,14 +67,14 @@ def collate(batch: Sequence[Any], padding: Padding, *, copy: bool = False) -> An
     first = batch[0]
     if isinstance(first, tuple):
         names: Sequence[Any] = range(len(first))
-        fields = _join_fields(batch, tuple(names), padding.for_tuple(len(first)), copy)
+        fields = _join_fields(batch, tuple(names), padding.for_tuple(len(first)), copy, indices)
         return with_lengths(tuple([array for array, _ in fields]), names, [n for _, n in fields])
     if isinstance(first, dict):
         names = list(first)
-        fields = _join_fields(batch, tuple(names), padding.for_dict(names), copy)
+        fields = _join_fields(batch, tuple(names), padding.for_dict(names), copy, indices)
         arrays = {name: array for name, (array, _) in zip(names, fields, strict=True)}
         return with_lengths(arrays, names, [n for _, n in fields])
-    ((array, lengths),) = _join_fields(batch, None, (padding.for_array(),), copy)
+    ((array, lengths),) = _join_fields(batch, None, (padding.for_array(),), copy, indices)
     return with_lengths(array, [None], [lengths])
 
 
@@ -96,25 +105,80 @@ def with_lengths(arrays: Any, names: Sequence[Any], lengths: Sequence[Any]) -> A
     return arrays
 
 
-def join_field(values: Sequence[Any], rule: FieldRule, *, copy: bool = False) -> Joined:
-    """One field of a batch, given the values that its examples have there."""
-    return _join_fields(values, None, (rule,), copy)[0]
+def join_field(
+    values: Sequence[Any],
+    rule: FieldRule,
+    name: Any = None,
+    *,
+    copy: bool = False,
+    indices: _by_numpy.Indices | None = None,
+) -> Joined:
+    """One field of a batch, given the values that its examples have there; ``name`` and ``indices``
+    are for the text of errors."""
+    found = _batch.join_fields(values, None, (rule,), copy)[0]
+    if found is None:
+        return _join_named(values, rule, name, copy, indices)
+    return found if type(found) is tuple else (found, None)
 
 
 def _join_fields(
-    batch: Sequence[Any], names: tuple[Any, ...] | None, rules: tuple[FieldRule, ...], copy: bool
+    batch: Sequence[Any],
+    names: tuple[Any, ...] | None,
+    rules: tuple[FieldRule, ...],
+    copy: bool,
+    indices: _by_numpy.Indices | None,
 ) -> list[Joined]:
+    if names is None:
+        return [join_field(batch, rules[0], copy=copy, indices=indices)]
+    results = _batch.join_fields(batch, names, rules, copy)
+    if any(found is None for found in results):
+        _refuse_more_fields(batch, names, indices)
     fields: list[Joined] = []
-    for number, found in enumerate(_batch.join_fields(batch, names, rules, copy)):
+    for name, rule, found in zip(names, rules, results, strict=True):
         if found is None:
-            field = batch if names is None else _field_of(batch, names[number])
-            fields.append(join(field, rules[number], copy=copy))
+            field = _field_of(batch, name, indices)
+            fields.append(_join_named(field, rule, name, copy, indices))
         else:
             fields.append(found if type(found) is tuple else (found, None))
     return fields
 
 
-def _field_of(batch: Sequence[Any], name: Any) -> list[Any]:
+def _join_named(
+    field: Sequence[Any],
+    rule: FieldRule,
+    name: Any,
+    copy: bool,
+    indices: _by_numpy.Indices | None,
+) -> Joined:
+    """`join`, whose errors tell the field, and the dataset's indices where they are known."""
+    try:
+        return join(field, rule, copy=copy)
+    except _by_numpy.MISFITS as error:
+        padded = rule.fill is not None
+        raise _by_numpy.misfit(field, error, name, indices, padded) from None
+
+
+def _refuse_more_fields(
+    batch: Sequence[Any], names: tuple[Any, ...], indices: _by_numpy.Indices | None
+) -> None:
+    """Raise ValueError if an example has a field that the first one, which has ``names``, lacks:
+    it would be lost."""
+    for number, example in enumerate(batch):
+        if isinstance(example, (tuple, dict)) and len(example) > len(names):
+            raise ValueError(
+                f"{_by_numpy.place_of(number, indices)} has {_named(example)}, where "
+                f"{_by_numpy.place_of(0, indices)} has {_named(batch[0])}: give all examples of a "
+                "batch the same fields"
+            )
+
+
+def _named(example: Any) -> str:
+    if isinstance(example, dict):
+        return f"the fields {list(example)!r:.80}"
+    return f"{len(example)} {'field' if len(example) == 1 else 'fields'}"
+
+
+def _field_of(batch: Sequence[Any], name: Any, indices: _by_numpy.Indices | None) -> list[Any]:
     """The entries of one field.
 
     Raises
@@ -131,9 +195,9 @@ def _field_of(batch: Sequence[Any], name: Any) -> list[Any]:
                 example[name]
             except kind:
                 raise kind(
-                    f"example {number} has no field {name!r}, which example 0 has: it is "
-                    f"{example!r:.80}"
-                ) from error
+                    f"{_by_numpy.place_of(number, indices)} has no field {name!r}, which "
+                    f"{_by_numpy.place_of(0, indices)} has: it is {example!r:.80}"
+                ) from None
         raise
 
 
@@ -160,11 +224,11 @@ def join(field: Sequence[Any], rule: FieldRule, *, copy: bool = False) -> Joined
     """
     field = _guises.undressed(field)
     on_gpu = _device.is_cupy_array(field[0])
-    if rule.only_fills or (not on_gpu and np.ndim(field[0]) == 0):
+    if rule.only_fills or (not on_gpu and not _has_axis(field[0])):
         _refuse_numbers(field, rule)
         return (_join_cupy(field, rule) if on_gpu else _join_plain(field, rule.fill, copy)), None
     if not on_gpu and not isinstance(field[0], np.ndarray):
-        field = list(np.asarray(field))
+        field = list(_by_numpy.as_arrays(field))
     rows = [
         array[: rule.max_length] if _is_longer(array, rule.max_length) else array for array in field
     ]
@@ -191,9 +255,13 @@ def _is_longer(array: Any, max_length: int) -> bool:
     return array.ndim > 0 and 0 <= max_length < len(array)
 
 
+def _has_axis(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) or np.ndim(value) > 0
+
+
 def _refuse_numbers(field: Sequence[Any], rule: FieldRule) -> None:
     """An option for all fields passes over numbers; one that names their field is a mistake."""
-    if rule.named is not None and np.ndim(field[0]) == 0:
+    if rule.named is not None and not _has_axis(field[0]):
         raise ValueError(
             f"{rule.named} is set for a field whose examples have no axis, like {field[0]!r}: set "
             "it for other fields only"

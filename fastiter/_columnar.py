@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastiter import _collate
+from fastiter._by_numpy import Indices
 from fastiter._columns import ColumnReader
 from fastiter._failures import RowCountError
 from fastiter._padding import FieldRule, Padding
@@ -205,9 +206,11 @@ def collate_columns(
     copy: bool,
     *,
     own: bool = False,
+    indices: Indices | None = None,
 ) -> Any:
     """What `_collate.collate` gives for the examples that `examples_of` makes, without making them
-    where the columns are arrays. `own`: nobody else has the columns."""
+    where the columns are arrays. `own`: nobody else has the columns. `indices`: of the rows in the
+    dataset, for messages."""
     mode, given = dataset.mode, padding.padding
     fills: Sequence[Any]
     if not padding.only_fills:
@@ -215,21 +218,29 @@ def collate_columns(
     elif mode is tuple and columns:
         fills = given if isinstance(given, tuple) else (given,) * len(columns)
         if len(fills) >= len(columns):
-            return tuple(_joined(*pair, own) for pair in zip(columns, fills, strict=False))
+            return tuple(
+                _joined(*pair, own, name, indices)
+                for name, pair in enumerate(zip(columns, fills, strict=False))
+            )
     elif mode is dict and not isinstance(given, dict):
         keys = dataset.keys
         if len(keys) == len(columns):
-            return {key: _joined(c, given, own) for key, c in zip(keys, columns, strict=True)}
+            return {
+                key: _joined(column, given, own, key, indices)
+                for key, column in zip(keys, columns, strict=True)
+            }
     elif mode is None and columns and _is_joined(columns[0], given):
-        return _joined(columns[0], given, own)
-    return _collate.collate(examples_of(dataset, columns, n_rows), padding, copy=copy)
+        return _joined(columns[0], given, own, None, indices)
+    examples = examples_of(dataset, columns, n_rows)
+    return _collate.collate(examples, padding, copy=copy, indices=indices)
 
 
-def _joined(column: Any, fill: Any, own: bool) -> Any:
+def _joined(column: Any, fill: Any, own: bool, name: Any, indices: Indices | None) -> Any:
     """One column as an array of its own."""
     if _is_joined(column, fill):
         return column if own else column.copy()
-    return _collate.join(_values(column, len(column)), FieldRule(fill))[0]
+    values = _values(column, len(column))
+    return _collate.join_field(values, FieldRule(fill), name, indices=indices)[0]
 
 
 def _is_joined(column: Any, fill: Any) -> bool:

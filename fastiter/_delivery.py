@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fastiter import _lease, _parent_end, _ring, _views
+from fastiter._by_numpy import Indices
 from fastiter._deaths import Deaths
 from fastiter._failures import Judge, NothingLeft, RowFailure
 from fastiter._feed import Scheduled
@@ -156,13 +157,17 @@ def assemble(
     if flags & _ring.CONVERTED_OBJECT and result is not None:
         seed = lease.seed(_ring.WHOLE_BATCH, _ring.PACKED_RESULT)
         return unpack(memoryview(bytearray(result)) if copied else result, seed)
-    return from_rows(lease, odd, finisher, copied)
+    return from_rows(lease, record.indices, odd, finisher, copied)
 
 
 def from_rows(
-    lease: _lease.Lease, odd: dict[int, Any], finisher: Finisher | None, copied: bool
+    lease: _lease.Lease,
+    indices: Indices,
+    odd: dict[int, Any],
+    finisher: Finisher | None,
+    copied: bool,
 ) -> Any:
-    """The batch, made of its rows."""
+    """The batch, made of its rows, whose dataset indices messages tell."""
     schema = lease.schema
     if isinstance(finisher, ConcatFinisher) and schema and not odd and finisher.suits(schema):
         columns = _views.columns(schema, lease, lease.converted, copied or finisher.copy)
@@ -172,4 +177,8 @@ def from_rows(
         examples = [odd[row] for row in range(lease.rows)]
     else:
         examples = _views.read(schema, lease, copied, odd)
-    return examples if finisher is None else finisher.convert(examples)
+    if finisher is None:
+        return examples
+    if lease.places is not None:  # rows were dropped
+        indices = [indices[place] for place in lease.places]
+    return finisher.convert(examples, indices)

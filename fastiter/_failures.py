@@ -40,12 +40,20 @@ def is_skippable(error: BaseException) -> bool:
     return not isinstance(error, (*STOPS, RowCountError))
 
 
+def stopped_text(error: StopIteration) -> str:
+    """What users are told of a StopIteration that is not the iterator's own."""
+    return (
+        f"{error!r} was raised by the dataset or the converter while a batch was made, most likely "
+        "by a next() on an iterator that has ended; to end an epoch, say so by the dataset's length"
+    )
+
+
 def raisable(error: BaseException, facts: str, where: str) -> Exception:
     """The exception to raise in ``next()``: `error` itself where that may be raised there."""
     raised: Exception
     if isinstance(error, StopIteration):
         # As PEP 479 has it: one that leaves a generator must not end somebody else's loop.
-        raised = RuntimeError(f"StopIteration was raised while a batch was made: {error!r}")
+        raised = RuntimeError(stopped_text(error))
     elif isinstance(error, Exception):
         return error
     else:

@@ -1,8 +1,8 @@
 """The finish of a slot: what a converter makes of a batch, done by the worker that ends it.
 
 A finisher has two sides. ``finish(rows)`` runs in the worker that found all rows done; it may
-leave something in the slot, says so by flags, and never raises. ``convert(examples)`` runs in the
-parent for the batches of which the worker could make nothing.
+leave something in the slot, says so by flags, and never raises. ``convert(examples, indices)`` runs
+in the parent for the batches of which the worker could make nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastiter import _by_numpy, _collate, _fill, _lease, _ring, _rows, _views
+from fastiter._by_numpy import Indices
 from fastiter._padding import FieldRule, Padding
 from fastiter._transport import Packed, failure_of
 
@@ -102,8 +103,8 @@ class ConcatFinisher:
         except (IndexError, KeyError, *_by_numpy.CAST_ERRORS):  # a field without padding; or a cast
             return None
 
-    def convert(self, examples: list[Any]) -> Any:
-        return _collate.collate(examples, self.padding, copy=self.copy)
+    def convert(self, examples: list[Any], indices: Indices) -> Any:
+        return _collate.collate(examples, self.padding, copy=self.copy, indices=indices)
 
 
 class _Step(NamedTuple):
@@ -165,7 +166,7 @@ class CallableFinisher:
             return 0  # no pickle, or no room: the parent converts
         return flags
 
-    def convert(self, examples: list[Any]) -> Any:
+    def convert(self, examples: list[Any], indices: Indices) -> Any:
         return self.function(examples, None)
 
 

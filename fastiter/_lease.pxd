@@ -15,7 +15,7 @@ cdef class Lease:
     cdef uint64_t q
     cdef uint64_t handed  # fields that were given away as columns: a bit for each
     cdef public bint converted
-    cdef list places  # number of each row in the ring, where that is another
+    cdef readonly list places  # number of each row in the ring, where that is another
 
 
 cpdef Lease view(ParentEnd ring, uint32_t slot, object schema, bint owning, bint converted)

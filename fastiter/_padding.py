@@ -97,19 +97,22 @@ class Padding:
         Raises
         ------
         KeyError, ValueError
-            If a key has no padding, or another option is given for what is no key.
+            If padding, or another option, is given for what is no key. A padding for all keys and
+            for others, too, is none of these.
         """
         padding = self.padding
         fills = padding if isinstance(padding, dict) else dict.fromkeys(keys, padding)
-        for key in keys:
-            if key not in fills:
-                raise KeyError(f"padding has no entry for the field {key!r}: {padding!r}")
+        if not (fills.keys() <= set(keys) or fills.keys() >= set(keys)):
+            raise KeyError(
+                f"padding has entries for {list(fills)!r:.80}, which are not fields of the examples"
+                f", {list(keys)!r:.80}"
+            )
         for name, given in self._options.items():
             if isinstance(given, dict) and not given.keys() <= set(keys):
                 raise ValueError(f"{name} has keys that the examples {list(keys)} lack: {given!r}")
             if isinstance(given, tuple):
                 raise ValueError(f"{name} is a tuple, but the examples are dicts: {given!r}")
-        return tuple([self._rule(key, fills[key], dict) for key in keys])
+        return tuple([self._rule(key, fills.get(key), dict) for key in keys])
 
     def for_array(self) -> FieldRule:
         """The rule of examples that are no tuples and no dicts.

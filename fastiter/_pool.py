@@ -166,15 +166,16 @@ class Pool(Feed):
         """Blocks until a slot that drains may have come back."""
         self._sleep(lambda: self._ring.slots["free"] > 0, any_event=True)
 
-    def ordinary(self, lease: _lease.Lease) -> Any:
-        """The batch that `take` gave the lease of.
+    def ordinary(self, plan: Plan, lease: _lease.Lease) -> Any:
+        """The batch of `plan`, of which `take` gave the lease.
 
         Raises
         ------
         Exception
             A field cannot be loaded, or the converter's exception.
         """
-        return from_rows(lease, {}, self._finisher, False)
+        assert plan.indices is not None
+        return from_rows(lease, plan.indices, {}, self._finisher, False)
 
     def deliver(self, plan: Plan, slot: int, flags: int, judge: Judge | None) -> Any:
         """The oldest batch, that of `plan`, which leaves the ring, whatever is raised.

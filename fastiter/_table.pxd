@@ -55,7 +55,7 @@ cdef inline int table_of_one(Table *table, object rows) except -1:
 
 
 cdef inline bint table_of_fields(Table *table, object rows, tuple names) except -1:
-    """False if an example is no plain tuple or dict of at least these fields, in this order."""
+    """False if an example is no plain tuple or dict of just these fields, in this order."""
     cdef bint fits
     _make_table(table, rows, len(names))
     if type(rows[0]) is dict:
@@ -79,7 +79,7 @@ cdef inline bint _take_from_tuples(Table *table, PyObject *rows) noexcept:
             if not fi_indexed_as_tuple(example):
                 return False
             kind = fi_type(example)
-        if PyTuple_GET_SIZE(example) < table.count:
+        if PyTuple_GET_SIZE(example) != table.count:
             return False
         for field in range(table.count):
             table.items[field * table.n + i] = PyTuple_GET_ITEM(example, field)

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from fastiter import _ring, _tensors
-from fastiter._failures import is_skippable
+from fastiter._failures import is_skippable, stopped_text
 from fastiter.errors import DatasetError, OverwrittenError, WorkerTraceback
 
 _ALIGNMENT = 64
@@ -263,7 +263,7 @@ def failure_of(error: BaseException) -> Failure:
         text = summary
     if isinstance(error, StopIteration):
         # As PEP 479 has it: one that leaves a generator must not end somebody else's loop.
-        error = RuntimeError(f"{summary} was raised, which ends no iteration from here")
+        error = RuntimeError(stopped_text(error))
     pickled = None
     if isinstance(error, Exception):
         try:

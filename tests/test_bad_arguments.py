@@ -41,6 +41,16 @@ class OfLength:
         return index
 
 
+class Endless:
+    """As torch's IterableDataset: the class has ``__getitem__``, too."""
+
+    def __getitem__(self, index):
+        raise NotImplementedError
+
+    def __iter__(self):
+        return iter(int, 1)
+
+
 def raises(error, text):
     return pytest.raises(error, match=re.escape(text))
 
@@ -63,6 +73,78 @@ def test_a_dataset_whose_length_is_none(kind, length, error, seen):
 def test_an_array_without_an_axis_has_no_length():
     with raises(TypeError, "len() of this ndarray raised TypeError: len() of unsized object"):
         SerialIterator(np.array(5), 2)
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+@pytest.mark.parametrize(
+    ("dataset", "text"),
+    [
+        ((i for i in range(9)), "but generator is not: if its examples fit into memory, use list("),
+        ({1, 2}, "but set is not: if its examples fit into memory, use list(dataset); else make a"),
+        (None, "dataset must be indexable (__getitem__ or __getitems__), but NoneType is not"),
+        (OfLength, "is the class OfLength: make an object of it, OfLength(...)"),
+        ({"x": [1], "y": [2]}, "this dict has the keys ['x', 'y']: if its values are columns, use"),
+        (
+            Endless(),
+            "a length (__len__), but Endless has none: if its examples fit into memory, use",
+        ),
+    ],
+)
+def test_what_is_no_dataset(kind, dataset, text):
+    with raises(TypeError, text):
+        kind(dataset, 2)
+
+
+def test_a_dict_of_indices_is_a_dataset():
+    assert next(SerialIterator({0: "a", 1: "b"}, 2, shuffle=False)) == ["a", "b"]
+
+
+FOREIGN = {
+    "batch_sampler": "set batch_size and order_sampler",
+    "collate_fn": "use converter=",
+    "drop_last": "with repeat=True all batches are full",
+    "generator": "use order_sampler=ShuffleOrderSampler(seed)",
+    "num_workers": "n_processes, threads are MultithreadIterator's n_threads",
+    "padding": "use converter=functools.partial(concat_examples, padding=...)",
+    "persistent_workers": "workers always stay",
+    "pin_memory": "leave it out",
+    "prefetch_factor": "use n_prefetch=",
+    "sampler": "use order_sampler=",
+    "timeout": "use MultiprocessIterator's dataset_timeout=",
+    "worker_init_fn": "use MultiprocessIterator's worker_init=",
+}
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+@pytest.mark.parametrize("name", FOREIGN)
+def test_an_argument_that_has_another_name_here(kind, name):
+    with raises(TypeError, f"{kind.__name__} has no argument {name!r}: ") as caught:
+        kind([1, 2], 2, **{name: None})
+    assert FOREIGN[name] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (MultiprocessIterator, "n_threads"),
+        (MultithreadIterator, "n_processes"),
+        (MultithreadIterator, "shared_mem"),
+        (SerialIterator, "n_prefetch"),
+    ],
+)
+def test_an_argument_of_another_iterator(kind, name):
+    with raises(TypeError, f"{kind.__name__} has no argument {name!r}: ") as caught:
+        kind([1, 2], 2, **{name: 2})
+    assert "MultiprocessIterator" in str(caught.value)
+    with raises(TypeError, "unexpected keyword argument 'shufle'"):
+        kind([1, 2], 2, shufle=True)
+
+
+def test_a_sampler_that_is_no_function():
+    with raises(
+        TypeError, "order_sampler must be a callable (current_order, current_position) that"
+    ):
+        SerialIterator([1, 2], 2, order_sampler=[1, 0])
 
 
 @pytest.mark.parametrize("kind", ITERATORS)
@@ -131,8 +213,8 @@ def test_a_state_that_is_no_mapping():
         ([None, None], TypeError, "must hold arrays or numbers, not None of type NoneType"),
         (
             [({"a": 1},), ({"a": 1},)],
-            KeyError,
-            "must hold arrays or numbers, not {'a': 1} of type dict",
+            TypeError,
+            "field 0: examples must hold arrays or numbers, not {'a': 1} of type dict, as",
         ),
         (5, TypeError, "batch must be a list of examples, not int"),
         (
@@ -141,6 +223,16 @@ def test_a_state_that_is_no_mapping():
             "(2,) is that of example 0, (3,) that of example 2; set padding to fill them up",
         ),
         ([np.zeros(2), np.zeros((2, 2))], ValueError, "(2, 2) that of example 1; set padding"),
+        ([[1], [1], [1, 2]], ValueError, "(1,) is that of example 0, (2,) that of example 2; set"),
+        ([(1,), (1, 2)], ValueError, "example 1 has 2 fields, where example 0 has 1 field"),
+        ([{"a": 1}, {"a": 1, "b": 2}], ValueError, "example 1 has the fields ['a', 'b'], where"),
+        ([[1, 2], None], ValueError, "must hold arrays or numbers, not None of type NoneType, as"),
+        ([[["a"]], [["a"], ["b"]]], ValueError, "must hold arrays or numbers, not [['a']] of type"),
+        (
+            [np.zeros(2), [1, 2]],
+            TypeError,
+            "example 1 has [1, 2] of type list, where example 0 has",
+        ),
     ],
 )
 def test_examples_that_make_no_batch(batch, error, text):
@@ -151,8 +243,12 @@ def test_examples_that_make_no_batch(batch, error, text):
 def test_padding_for_other_fields():
     with raises(IndexError, "padding has 1 entries for 2 fields: (0,)"):
         concat_examples([(np.zeros(2), 1), (np.zeros(3), 2)], padding=(0,))
-    with raises(KeyError, "padding has no entry for the field 'b': {'a': 0}"):
-        concat_examples([{"a": 1, "b": 2}], padding={"a": 0})
+    with raises(KeyError, "entries for ['c'], which are not fields of the examples, ['a', 'b']"):
+        concat_examples([{"a": 1, "b": 2}], padding={"c": 0})
+    whole = {"a": np.array([[1, 0], [2, 3]]), "b": np.array([4, 5])}
+    for padding in {"a": 0}, {"a": 0, "b": None}, {"a": 0, "b": 0, "c": 0}:
+        joined = concat_examples([{"a": [1], "b": 4}, {"a": [2, 3], "b": 5}], padding=padding)
+        assert all(np.array_equal(joined[key], whole[key]) for key in "ab")
 
 
 @pytest.mark.parametrize(

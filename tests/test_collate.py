@@ -115,6 +115,57 @@ def test_padding_of_one_field():
     )
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([[1, 2], [3]], [[1, 2], [3, 0]]),
+        ([(1, 2), [3]], [[1, 2], [3, 0]]),
+        ([[1, 2], np.array([3])], [[1, 2], [3, 0]]),
+        ([[], [3]], [[0], [3]]),
+        ([[1, 2], [3.5]], [[1.0, 2.0], [3.5, 0.0]]),  # of the dtype that equal lengths would have
+        ([[True], [False, True]], [[True, False], [False, True]]),
+        ([[[1, 2]], [[3, 4], [5, 6]], []], [[[1, 2], [0, 0]], [[3, 4], [5, 6]], [[0, 0], [0, 0]]]),
+    ],
+)
+def test_lists_of_numbers_are_padded(values, expected):
+    expected = np.array(expected)
+    assert_same(concat_examples([{"x": value} for value in values], padding=0), {"x": expected})
+    assert_same(
+        concat_examples([{"x": value} for value in values], padding={"x": 0})["x"], expected
+    )
+    joined = concat_examples([(value, 1) for value in values], padding=0, pad_to_multiple=4)[0]
+    assert_same(joined[:, : expected.shape[1]], expected)
+    assert joined.shape[1] == 4 and not joined[:, expected.shape[1] :].any()
+
+
+def test_lists_are_cut_and_measured_as_arrays_are():
+    values = [[1, 2, 3], [4], [5, 6]]
+    whole = concat_examples(
+        [np.array(value) for value in values], padding=0, max_length=2, return_lengths=True
+    )
+    assert_same(concat_examples(values, padding=0, max_length=2, return_lengths=True), whole)
+    assert_same(concat_examples([[1, 2, 3], [4]], max_length=1), np.array([[1], [4]]))
+
+
+def test_equal_lists_are_what_asarray_makes_of_them():
+    assert_same(concat_examples([[1, 2], [3, 4.5]]), np.array([[1, 2], [3, 4.5]]))
+    assert_same(concat_examples([["a"], ["bc"]]), np.array([["a"], ["bc"]]))
+
+
+@pytest.mark.parametrize("values", [[[[1], [2, 3]], [[4]]], [[[1], [2, 3]], [[4], [5]]]])
+@pytest.mark.parametrize("padding", [None, 0])
+def test_lists_within_lists_are_not_padded(values, padding):
+    with pytest.raises(ValueError, match="field 'x': example 0 holds lists that differ in length"):
+        concat_examples([{"x": value} for value in values], padding=padding)
+
+
+def test_an_error_tells_no_cause_that_says_nothing_more():
+    with pytest.raises(ValueError) as caught:
+        concat_examples([(np.zeros(2), 1), (np.zeros(3), 1)])
+    error = caught.value
+    assert error.__cause__ is None and error.__suppress_context__
+
+
 @pytest.mark.parametrize("batch", [[], (), np.empty((0, 2)), None])
 def test_empty_batch(batch):
     with pytest.raises(ValueError, match="empty"):
@@ -155,6 +206,15 @@ def test_pickles_by_reference_in_a_partial_too():
 # -- by the oracle -------------------------------------------------------------------------------
 
 
+# Where Chainer's loses fields without a word, or has another error: see docs/migrating.md.
+OTHERWISE = {
+    "dict with one more key",
+    "dict without the key",
+    "dicts in tuples",
+    "longer tuple",
+}
+
+
 def assert_like_chainers(batch: Any, padding: Any) -> None:
     expected = outcome(chainer.dataset.concat_examples, batch, None, padding)
     result = outcome(concat_examples, batch, None, padding)
@@ -165,13 +225,13 @@ def assert_like_chainers(batch: Any, padding: Any) -> None:
 
 
 @pytest.mark.skipif(chainer is None, reason="Chainer does not import here")
-@pytest.mark.parametrize("name", WITHOUT_PADDING)
+@pytest.mark.parametrize("name", sorted(WITHOUT_PADDING.keys() - OTHERWISE))
 def test_like_chainers_without_padding(name):
     assert_like_chainers(WITHOUT_PADDING[name], None)
 
 
 @pytest.mark.skipif(chainer is None, reason="Chainer does not import here")
-@pytest.mark.parametrize("name", WITH_PADDING)
+@pytest.mark.parametrize("name", sorted(WITH_PADDING.keys() - OTHERWISE))
 def test_like_chainers_with_padding(name):
     assert_like_chainers(*WITH_PADDING[name])
 

@@ -7,7 +7,6 @@ Those with ``make`` are about ours alone.
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
 import pickle
 import statistics
@@ -17,8 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 from epochs import Step, sampler_calls, steps
-
-from fastiter import concat_examples
 
 SIZES = [(6, 2), (6, 3), (7, 2), (7, 3), (5, 5), (4, 9), (1, 1), (2, 7), (3, 1)]
 
@@ -211,6 +208,45 @@ def test_ended_iterator_copies_and_pickles_as_ended(make):
         with pytest.raises(StopIteration):
             next(other)
         assert other.epoch == 1
+
+
+def test_each_for_is_an_epoch(make):
+    """Without `repeat`: after the end, told or not, but not after a break; and in a copy, too."""
+    iterator = make(range(5), 2, order_sampler=Sampler(5), repeat=False)
+    for _ in range(3):
+        assert [len(batch) for batch in iterator] == [2, 2, 1]
+        assert iterator.epoch == 1
+    for _ in range(2):
+        for _ in iterator:
+            if iterator.is_new_epoch:
+                break
+        assert iterator.current_position == 0 and iterator.epoch == 1
+    assert [len(batch) for batch in make.keep(copy.copy(iterator))] == [2, 2, 1]
+    for _ in iterator:
+        break
+    assert [len(batch) for batch in iterator] == [2, 1]
+
+
+def test_for_after_a_state_at_the_end_is_loaded(make, save, load):
+    """The first one is the rest of the epoch in which it was saved, and has no batch."""
+    ended = make(range(5), 2, shuffle=False, repeat=False)
+    assert len(list(ended)) == 3
+    for put in (load, lambda iterator, _: iterator.load_state_dict(ended.state_dict())):
+        iterator = make(range(5), 2, shuffle=False, repeat=False)
+        put(iterator, save(ended))
+        assert list(make.keep(copy.copy(iterator))) == []
+        assert [len(list(iterator)) for _ in range(3)] == [0, 3, 3]
+        put(iterator, save(ended))
+        iterator.reset()
+        assert len(list(iterator)) == 3
+
+
+def test_for_does_not_open_what_was_closed(make):
+    iterator = make(range(5), 2, repeat=False)
+    assert len(list(iterator)) == 3
+    iterator.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        list(iterator)
 
 
 def test_copy_of_a_finalized_iterator_is_open(make):
@@ -472,41 +508,6 @@ def test_calls_with_a_fixed_cost_fetch_whole_batches(make):
 def test_getitems_that_gives_too_few_is_an_error(make):
     with pytest.raises(ValueError, match="__getitems__"):
         next(make(Batched(missing=1), 3, shuffle=False))
-
-
-# -- converters ------------------------------------------------------------------------------------
-
-
-def add_up(batch: list[int], device: Any) -> tuple[int, Any]:
-    return sum(batch), device
-
-
-def test_converter_makes_the_batch(make):
-    iterator = make(range(5), 2, shuffle=False, repeat=False, converter=add_up)
-    assert list(iterator) == [(1, None), (5, None), (4, None)]
-
-
-class Ragged:
-    """Examples of different lengths, with a number each."""
-
-    def __len__(self) -> int:
-        return 5
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        return np.full(index + 1, index, dtype=np.int32), index
-
-
-@pytest.mark.parametrize("padding", [-1, (-1, None)])
-def test_converter_with_padding_makes_what_the_list_of_examples_makes(make, padding):
-    converter = functools.partial(concat_examples, padding=padding)
-    converted = make(Ragged(), 3, repeat=False, shuffle=False, converter=converter)
-    listed = make(Ragged(), 3, repeat=False, shuffle=False)
-    for arrays, examples in zip(converted, listed, strict=True):
-        assert type(examples) is list
-        expected = concat_examples(examples, padding=padding, copy=True)
-        assert type(arrays) is tuple
-        for array, other in zip(arrays, expected, strict=True):
-            assert (array.dtype, array.tolist()) == (other.dtype, other.tolist())
 
 
 # -- start methods ---------------------------------------------------------------------------------

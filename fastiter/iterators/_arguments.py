@@ -2,18 +2,133 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import multiprocessing
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from fastiter import _device
-from fastiter._arguments import checked_int
+from fastiter._arguments import checked_callable, checked_flag, checked_int
+
+_Function = TypeVar("_Function", bound=Callable[..., None])
 
 # What the shared segment has room for; far beyond what is of any use.
 MOST_ROWS = 1 << 30  # in a batch
 MOST_WORKERS = 1 << 14
 MOST_PREFETCH = 1 << 14
+
+# What other loaders, or other iterators here, call their arguments: what to write instead.
+_WORKERS = (
+    "worker processes are MultiprocessIterator's n_processes, threads are MultithreadIterator's "
+    "n_threads, and SerialIterator has neither"
+)
+_OF_PROCESSES = "it is an argument of MultiprocessIterator"
+_OF_WORKERS = "it is an argument of MultithreadIterator and MultiprocessIterator"
+_SEED = "use order_sampler=ShuffleOrderSampler(seed), or one with a NumPy generator"
+_RANKS = "use order_sampler=ShardedOrderSampler(ShuffleOrderSampler(seed), rank, size)"
+_COUNTERPARTS = {
+    "batch_sampler": "batches are batch_size successive examples of the order: set batch_size and "
+    "order_sampler",
+    "collate_fn": "use converter=, which is called with the batch, and with the device if it has a "
+    "second parameter",
+    "context": _OF_PROCESSES,
+    "dataset_timeout": _OF_PROCESSES,
+    "drop_last": "with repeat=True all batches are full; with repeat=False the last one may be "
+    "short: end the loop before it, or use a SubDataset of a multiple of batch_size",
+    "generator": _SEED,
+    "in_order": "batches always come in order",
+    "max_length": "use converter=functools.partial(concat_examples, max_length=...)",
+    "maxtasksperchild": _OF_PROCESSES,
+    "multiprocessing_context": "use MultiprocessIterator's context=",
+    "n_device_prefetch": _OF_WORKERS,
+    "n_prefetch": _OF_WORKERS,
+    "n_processes": _WORKERS,
+    "n_threads": _WORKERS,
+    "num_replicas": _RANKS,
+    "num_workers": _WORKERS,
+    "padding": "use converter=functools.partial(concat_examples, padding=...)",
+    "persistent_workers": "workers always stay until close()",
+    "pin_memory": "leave it out: with device= a GPU reads batches from pinned memory by itself",
+    "pin_memory_device": "use device=",
+    "prefetch_factor": "use n_prefetch=, of MultithreadIterator and MultiprocessIterator, which "
+    "counts batches in total, not for each worker",
+    "rank": _RANKS,
+    "sampler": "use order_sampler=, which is called with the current order and position and "
+    "returns the indices of an epoch; WeightedOrderSampler and ShardedOrderSampler are such",
+    "seed": _SEED,
+    "shared_mem": _OF_PROCESSES,
+    "timeout": "use MultiprocessIterator's dataset_timeout=, seconds for one example",
+    "worker_init": _OF_PROCESSES,
+    "worker_init_fn": "use MultiprocessIterator's worker_init=",
+    "world_size": _RANKS,
+}
+
+
+def names_counterparts(init: _Function) -> _Function:
+    """Have a constructor that is given another loader's argument say what it is called here.
+
+    Raises
+    ------
+    TypeError
+        By the constructor, as for any unknown keyword.
+    """
+    known = inspect.signature(init).parameters
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name in _COUNTERPARTS and name not in known:
+                raise TypeError(
+                    f"{type(self).__name__} has no argument {name!r}: {_COUNTERPARTS[name]}"
+                )
+        init(self, *args, **kwargs)
+
+    return checked  # type: ignore[return-value]
+
+
+def checked_order(shuffle: Any, order_sampler: Any) -> tuple[bool | None, Any]:
+    """Both arguments, of which one at most may be given.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``shuffle`` is no flag, ``order_sampler`` not callable, or both are given.
+    """
+    shuffle = None if shuffle is None else checked_flag("shuffle", shuffle)
+    if order_sampler is not None and not callable(order_sampler):
+        raise TypeError(
+            "order_sampler must be a callable (current_order, current_position) that returns the "
+            f"indices of an epoch, or None, not {order_sampler!r:.80}; for a fixed list of indices "
+            "use shuffle=False and fastiter.datasets.SubDataset, for a torch Sampler lambda order, "
+            "position: list(sampler)"
+        )
+    if order_sampler is not None and shuffle is not None:
+        raise ValueError(
+            f"shuffle={shuffle!r} and order_sampler exclude each other: leave shuffle at None to "
+            "use the order_sampler"
+        )
+    return shuffle, order_sampler
+
+
+def checked_converter(converter: Any, device: Any) -> Any:
+    """``converter`` itself, a callable or None.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is neither, there is a ``device`` without one, or ``device`` is none.
+    """
+    checked_callable("converter", converter)
+    if device is not None and converter is None:
+        raise ValueError(
+            f"device={device!r} needs a converter: set converter=fastiter.concat_examples, or "
+            "leave device at None"
+        )
+    _device.resolve(device)
+    return converter
 
 
 def checked_prefetch(value: Any, device: Any) -> int | Literal["auto"]:
@@ -96,14 +211,36 @@ def checked_dataset(dataset: Any) -> Any:
     Raises
     ------
     TypeError
-        If it has neither ``__getitem__`` nor ``__getitems__``. Its length is asked elsewhere.
+        If it has neither ``__getitem__`` nor ``__getitems__``, or no ``__len__``, or is a mapping
+        whose keys are no indices.
     """
-    if hasattr(type(dataset), "__getitem__") or hasattr(dataset, "__getitems__"):
+    name = type(dataset).__qualname__
+    if isinstance(dataset, type):
+        raise TypeError(
+            f"dataset must be an object, but is the class {dataset.__qualname__}: make an object "
+            f"of it, {dataset.__qualname__}(...)"
+        )
+    if isinstance(dataset, Mapping) and dataset and 0 not in dataset:
+        keys = f"{list(dataset)!r:.80}"
+        raise TypeError(
+            f"dataset must be indexable by integers from 0 on, but this {name} has the keys {keys}:"
+            " if its values are columns, use fastiter.datasets.DictDataset(**dataset); if they are "
+            "datasets, choose one of them"
+        )
+    if not (hasattr(type(dataset), "__getitem__") or hasattr(dataset, "__getitems__")):
+        lack = "indexable (__getitem__ or __getitems__), but {} is not"
+    elif not hasattr(type(dataset), "__len__"):
+        lack = "an object with a length (__len__), but {} has none"
+    else:
         return dataset
-    raise TypeError(
-        "dataset must be indexable (__getitem__ or __getitems__), but "
-        f"{type(dataset).__qualname__} is not"
-    )
+    instead = ""
+    if isinstance(dataset, Iterable):
+        instead = (
+            ": if its examples fit into memory, use list(dataset); else make a function that "
+            "returns an iterator over them, and use it with fastiter.reader (multiprocess_reader, "
+            "shuffle, batch)"
+        )
+    raise TypeError(f"dataset must be {lack.format(name)}{instead}")
 
 
 def checked_context(context: Any) -> str | Any | None:

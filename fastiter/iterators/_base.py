@@ -7,8 +7,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fastiter import _device, _meter
-from fastiter._arguments import checked_callable, checked_flag, checked_int
+from fastiter import _meter
+from fastiter._arguments import checked_flag, checked_int
 from fastiter._cpus import usable_cpus
 from fastiter._failures import NothingLeft
 from fastiter._stats import IteratorStats, LoaderStats
@@ -18,9 +18,9 @@ from fastiter.iterators import _seed, _skips, _snapshot
 from fastiter.iterators._ahead import Ahead
 from fastiter.iterators._arguments import (
     MOST_ROWS,
+    checked_converter,
     checked_dataset,
-    checked_on_error,
-    checked_share,
+    checked_order,
 )
 from fastiter.iterators._fetch import Outcome, Source
 from fastiter.iterators._state import Place, Plan, Planner, State, dataset_length, initial_state
@@ -82,6 +82,7 @@ class PlannedIterator(Iterator):
         {"_lock", "_finalized", "_source", "_ahead", "_meter"}
     )
     _REOPENABLE: ClassVar[bool] = True
+    _end_is_due = False  # whether a state at the end was loaded, and no StopIteration came since
 
     def __init__(
         self,
@@ -98,30 +99,13 @@ class PlannedIterator(Iterator):
         self._dataset = checked_dataset(dataset)
         self._batch_size = checked_int("batch_size", batch_size, maximum=MOST_ROWS)
         self._repeat = checked_flag("repeat", repeat)
-        self._shuffle = None if shuffle is None else checked_flag("shuffle", shuffle)
-        self._order_sampler = checked_callable("order_sampler", order_sampler)
-        if order_sampler is not None and shuffle is not None:
-            raise ValueError(
-                f"shuffle={shuffle!r} and order_sampler exclude each other: leave shuffle at None "
-                "to use the order_sampler"
-            )
+        self._shuffle, self._order_sampler = checked_order(shuffle, order_sampler)
         if order_sampler is None and self._shuffle is not False:
             self._order_sampler = ShuffleOrderSampler()
-        self._converter = checked_callable("converter", converter)
-        if device is not None and converter is None:
-            raise ValueError(
-                f"device={device!r} needs a converter: set converter=fastiter.concat_examples, "
-                "or leave device at None"
-            )
-        _device.resolve(device)
+        self._converter = checked_converter(converter, device)
         self._device = device
-        self._on_error = checked_on_error(on_error)
-        self._skip_limit = checked_share("skip_limit", skip_limit)
+        self._on_error, self._skip_limit = _skips.checked(on_error, skip_limit)
         self._skips = None if on_error == "raise" else _skips.Skips(on_error, self._skip_limit)
-        if self._skips is None and self._skip_limit != _skips.DEFAULT_LIMIT:
-            raise ValueError(
-                f"skip_limit={skip_limit!r} limits nothing: set on_error='skip' or a callable, too"
-            )
         self._seed = _seed.seed_of(self._order_sampler)
         dataset_len = functools.partial(dataset_length, dataset)
         self._dataset_len = dataset_len
@@ -176,6 +160,16 @@ class PlannedIterator(Iterator):
 
     # -- iteration ---------------------------------------------------------------------------
 
+    def __iter__(self) -> Self:
+        """Return the iterator itself, `reset` if its iteration has ended (``repeat=False``).
+
+        So each ``for`` is an epoch; one after a ``break`` goes on. If a state at the end was
+        loaded, the first ``for`` is the rest of that epoch, and has no batch.
+        """
+        if self._planner.has_ended and not (self._end_is_due or self._finalized):
+            self.reset()
+        return self
+
     def __next__(self) -> Any:
         """Return the next batch.
 
@@ -202,8 +196,9 @@ class PlannedIterator(Iterator):
         with self._lock:
             if self._finalized:
                 raise RuntimeError(
-                    f"{type(self).__name__} is finalized: next() is possible no more"
-                    + (" until reset()" if self._REOPENABLE else "; make a new one or a copy")
+                    f"this {type(self).__name__} is closed (finalized) and gives no more batches: "
+                    + ("call reset(), or " if self._REOPENABLE else "")
+                    + "make a new one, or a copy, which goes on from here: copy.copy(iterator)"
                 )
             meter = self._meter
             meter.enter()
@@ -287,6 +282,7 @@ class PlannedIterator(Iterator):
             state = initial_state(self._order_sampler, self._dataset_len, number)
             self._discard_ahead()
             self._planner.restart(state)
+            self._end_is_due = False
             self._meter.pause()
             self._seed = _seed.seed_after_reset(self._seed)
             if self._skips is not None:
@@ -542,6 +538,7 @@ class PlannedIterator(Iterator):
         self._check_reopenable("loading a snapshot")
         self._discard_ahead()
         self._planner.restart(state)
+        self._end_is_due = self._planner.has_ended
         self._meter.pause()
         self._seed = seed
         if self._skips is not None and ledger is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,7 @@ from fastiter._failures import (
     RowFailure,
     is_skippable,
     raisable,
+    stopped_text,
     survivors,
 )
 from fastiter._padding import Padding
@@ -74,6 +76,36 @@ def concat_of(converter: Callable[..., Any] | None) -> Concat | None:
     return None
 
 
+class BatchOnly:
+    """A converter that is called with the batch, not with the device."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def __call__(self, examples: Any, device: Any) -> Any:
+        return self.function(examples)
+
+
+def called_with_both(converter: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """``converter``, or one to be called with batch and device where its signature has room for the
+    batch only, as that of torch's collate functions."""
+    try:
+        signature = inspect.signature(converter)
+    except (TypeError, ValueError):  # builtins of C have none
+        return converter
+    if _binds(signature, 2) or not _binds(signature, 1):
+        return converter
+    return BatchOnly(converter)
+
+
+def _binds(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
 class Source:
     """Makes batches of a dataset, in the shortest way that gives what its examples would give.
 
@@ -87,18 +119,23 @@ class Source:
     dataset
     concat : Concat or None
         The arguments of the converter, if it is concat_examples.
+    converter : callable or None
+        To be called with batch and device.
+    takes_device : bool
+        Whether it is a converter, not concat_examples, that makes use of the device.
     is_on_gpu : bool
         Whether batches go to a GPU.
     """
 
     def __init__(self, dataset: Any, converter: Callable[..., Any] | None, device: Any) -> None:
         self.dataset = dataset
-        self._converter = converter
+        self.converter = None if converter is None else called_with_both(converter)
         self._device = device
         self._target = _device.resolve(device)
         self._gpu: BatchTransfer | None = None
         self.is_on_gpu = isinstance(self._target, _device.GpuDevice)
         self.concat = concat_of(converter)
+        self.takes_device = self.concat is None and type(self.converter) is not BatchOnly
         self._plain: PlainColumns | None = _UNKNOWN  # found out with the first batch
         self._gather: Callable[[Indices], Any] | None = None  # the shortest way, where it is open
 
@@ -133,11 +170,20 @@ class Source:
                 examples = survivors(found, failures, stand_ins)
             finally:
                 failures.clear()  # or an error, its frames and this list keep each other alive
-        if self._converter is None:
+        if self.converter is None:
             return examples
-        if self.is_on_gpu and self.concat is not None:
-            return self.sent(_collate.collate(examples, self.concat[0], copy=self.concat[1]))
-        return self._converter(examples, self._device)
+        if self.concat is not None:
+            padding, copy = self.concat
+            known = indices if len(examples) == len(indices) else None  # rows may have failed
+            batch = _collate.collate(examples, padding, copy=copy, indices=known)
+            return self.sent(batch)
+        return self.convert(examples)
+
+    def convert(self, examples: list[Any]) -> Any:
+        """What the converter, which is not concat_examples, makes of a batch on the device."""
+        assert self.converter is not None
+        batch = self.converter(examples, self._device)
+        return batch if self.takes_device else self.sent(batch)
 
     def examples(self, indices: Indices, origin: tuple[Seed, Plan], first: int = 0) -> list[Any]:
         """Fetch the examples at ``indices``, int64[n], contiguous: those of a plan from row
@@ -217,7 +263,7 @@ class Source:
             if not tolerates or not is_skippable(error):
                 raise
             return None
-        return collate_columns(self.dataset, columns, len(indices), *concat)
+        return collate_columns(self.dataset, columns, len(indices), *concat, indices=indices)
 
     def sent(self, batch: Any) -> Any:
         """An array, or a list, tuple or dict of arrays, on the iterator's device."""
@@ -333,7 +379,7 @@ def capture(function: Callable[..., Any], *args: Any) -> Outcome:
         error.__traceback__ = None  # never shown; or its frames and this outcome keep each other
         return Outcome(None, error)
     except StopIteration as error:
-        wrapped = RuntimeError(f"StopIteration was raised while a batch was made: {error!r}")
+        wrapped = RuntimeError(stopped_text(error))
         wrapped.__cause__ = error
         return Outcome(None, wrapped)
     except Exception as error:

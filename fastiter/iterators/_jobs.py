@@ -280,10 +280,15 @@ class Job:
         rows = [row for row in range(len(self._indices)) if row not in failed]
         found = self._examples() if rows else []
         examples = survivors(dict(zip(rows, found, strict=True)), failures, stand_ins)
-        concat = self._work.source.concat
-        if concat is not None:
-            return collate(examples, concat.padding, copy=concat.copy)
+        if self._work.source.concat is not None:
+            return self._collated(examples)
         return examples if self._work.convert is None else self._work.convert(examples)
+
+    def _collated(self, examples: list[Any]) -> Any:
+        concat = self._work.source.concat
+        assert concat is not None
+        indices = self._indices if len(examples) == len(self._indices) else None
+        return collate(examples, concat.padding, copy=concat.copy, indices=indices)
 
     def wait(self) -> Outcome:
         """Block until the batch, or its error, is there.
@@ -389,7 +394,7 @@ class RowsJob(Job):
 
     def _make(self) -> Any:
         if self._assembler is not None and self._batch is not None:
-            return self._assembler.finish(self._batch)
+            return self._assembler.finish(self._batch, self._indices)
         examples = self._rows.examples()
         return examples if self._work.convert is None else self._work.convert(examples)
 
@@ -449,8 +454,11 @@ class PartsJob(Job):
         if columns is not None:
             own, n_rows = len(parts) > 1, sum(n for n, _ in parts)
             dataset = self._work.source.dataset
-            return collate_columns(dataset, columns, n_rows, *self._concat, own=own)
-        return collate(self._examples(), self._concat.padding, copy=self._concat.copy)
+            indices = self._indices if n_rows == len(self._indices) else None
+            return collate_columns(
+                dataset, columns, n_rows, *self._concat, own=own, indices=indices
+            )
+        return self._collated(self._examples())
 
     def _examples(self) -> list[Any]:
         examples: list[Any] = []
@@ -524,7 +532,7 @@ class ColumnsJob(Job):
         if self._is_complete:
             return self._reader.assembled(self._outputs)
         # An array has changed, so that it cannot be gathered any more.
-        return collate(self._examples(), self._concat.padding, copy=self._concat.copy)
+        return self._collated(self._examples())
 
     def _examples(self) -> list[Any]:
         if self._found is None:

@@ -16,6 +16,7 @@ import numpy as np
 from fastiter._example import epoch_of
 from fastiter._transport import summary_of
 from fastiter.errors import SkipLimitError
+from fastiter.iterators._arguments import checked_on_error, checked_share
 
 if TYPE_CHECKING:
     from fastiter._failures import RowFailure
@@ -44,6 +45,22 @@ class Replacement(NamedTuple):
 
 #: 'raise', 'skip', or a callable that decides.
 OnError = Literal["raise", "skip"] | Callable[[int, Exception], Any]
+
+
+def checked(on_error: Any, skip_limit: Any) -> tuple[Any, float | None]:
+    """The arguments ``on_error`` and ``skip_limit``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If one of them is none, or there is a limit for what cannot be skipped.
+    """
+    on_error, limit = checked_on_error(on_error), checked_share("skip_limit", skip_limit)
+    if on_error == "raise" and limit != DEFAULT_LIMIT:
+        raise ValueError(
+            f"skip_limit={skip_limit!r} limits nothing: set on_error='skip' or a callable, too"
+        )
+    return on_error, limit
 
 
 class Skips:

@@ -69,10 +69,6 @@ def dataset_length(dataset: Any) -> int:
         If ``dataset`` has no length, or none that is an integer from 0 to ``sys.maxsize``. What
         else its ``__len__`` raises passes through.
     """
-    if not hasattr(type(dataset), "__len__"):
-        raise TypeError(
-            f"dataset must have a length (__len__), but {type(dataset).__qualname__} has none"
-        )
     try:
         return len(dataset)
     except (TypeError, ValueError, OverflowError) as error:
@@ -392,6 +388,10 @@ class Planner(PlanQueue):
         state, a copy and an unpickled iterator go on from where they are, unless that is the end.
         """
         return not self.repeat and (self.is_begun or self.state.epoch > 0)
+
+    def has_ended(self) -> bool:
+        """Whether no batch follows the one delivered last."""
+        return not self.repeat and self.state.epoch > 0
 
     def _advance(self, state: State) -> tuple[State, Indices | None]:
         return advance(state, self.batch_size, self.repeat, self._order_sampler, self._dataset_len)

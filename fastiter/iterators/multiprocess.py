@@ -28,9 +28,10 @@ from fastiter.iterators._arguments import (
     checked_context,
     checked_device_prefetch,
     checked_prefetch,
+    names_counterparts,
 )
 from fastiter.iterators._base import PlannedIterator
-from fastiter.iterators._fetch import Outcome, capture, concat_of
+from fastiter.iterators._fetch import Outcome, Source, capture
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._state import Plan
 
@@ -114,6 +115,7 @@ class MultiprocessIterator(PlannedIterator):
     _RUNTIME = PlannedIterator._RUNTIME | {"_tuner", "_pool", "_remains"}
     _REOPENABLE = False
 
+    @names_counterparts
     def __init__(
         self,
         dataset: Any,
@@ -234,7 +236,9 @@ class MultiprocessIterator(PlannedIterator):
         """
         with self._lock:
             if self._finalized:
-                raise RuntimeError("MultiprocessIterator is finalized: it cannot start any more")
+                raise RuntimeError(
+                    "this MultiprocessIterator is closed (finalized): make a new one"
+                )
             if self.n_processes > 0:
                 if self._source.is_on_gpu:
                     self._batches_ahead(self._n_device_prefetch)
@@ -265,7 +269,7 @@ class MultiprocessIterator(PlannedIterator):
         """The oldest batch in the ring, that of ``plan``, as the workers have left it."""
         lease = pool.take(plan)
         if lease is not None:
-            return capture(pool.ordinary, lease)
+            return capture(pool.ordinary, plan, lease)
         return capture(pool.deliver, plan, *self._wait(pool), self._skips)
 
     def _wait(self, pool: Pool) -> tuple[int, int]:
@@ -296,7 +300,7 @@ class MultiprocessIterator(PlannedIterator):
         while ahead.has_room and (following := pool.ready_plan) is not None:
             lease = pool.take(following)
             if lease is not None:
-                outcome = capture(pool.ordinary, lease)
+                outcome = capture(pool.ordinary, following, lease)
             elif self._skips is None:
                 outcome = self._wait_for(pool, following)
             else:
@@ -336,7 +340,7 @@ class MultiprocessIterator(PlannedIterator):
             shared_mem=self._shared_mem,
             dataset_timeout=self._dataset_timeout,
             maxtasksperchild=self._maxtasksperchild,
-            finisher=_finisher_of(self._converter, self._skips is not None),
+            finisher=_finisher_of(self._source, self._skips is not None),
             worker_init=self._worker_init,
             start=choose(self._context),
         )
@@ -410,10 +414,9 @@ class _Remains(NamedTuple):
     traces: list[WorkerTrace]
 
 
-def _finisher_of(converter: Callable[..., Any] | None, tolerates: bool) -> Finisher | None:
-    if converter is None:
+def _finisher_of(source: Source, tolerates: bool) -> Finisher | None:
+    if source.converter is None:
         return None
-    concat = concat_of(converter)
-    if concat is not None:
-        return ConcatFinisher(*concat, tolerates)
-    return CallableFinisher(converter, tolerates)
+    if source.concat is not None:
+        return ConcatFinisher(*source.concat, tolerates)
+    return CallableFinisher(source.converter, tolerates)

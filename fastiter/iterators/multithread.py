@@ -24,6 +24,7 @@ from fastiter.iterators._arguments import (
     MOST_WORKERS,
     checked_device_prefetch,
     checked_prefetch,
+    names_counterparts,
 )
 from fastiter.iterators._base import PlannedIterator
 from fastiter.iterators._fetch import Outcome, capture
@@ -116,6 +117,7 @@ class MultithreadIterator(PlannedIterator):
         "_tuner",
     }
 
+    @names_counterparts
     def __init__(
         self,
         dataset: Any,
@@ -166,8 +168,8 @@ class MultithreadIterator(PlannedIterator):
         convert = None
         if self._source.concat is not None:
             self._assembler = Assembler(*self._source.concat, self._batch_size, self.n_prefetch + 1)
-        elif self._converter is not None and self._device is None:
-            convert = _without_device(self._converter)
+        elif self._source.converter is not None and not self._converts_itself:
+            convert = _without_device(self._source.converter)
         tolerates = self._skips is not None
         self._work = Work(self._source, self._n_threads, Pace(), CallCost(), convert, tolerates)
         _iterators.add(self)
@@ -224,7 +226,7 @@ class MultithreadIterator(PlannedIterator):
         if self._tuner is not None:
             self._lookahead.note(outcome.batch)
         if outcome.error is None and self._device is not None:
-            finish = self._source.sent if self._assembler is not None else self._convert
+            finish = self._source.convert if self._converts_itself else self._source.sent
             outcome = capture(finish, outcome.batch)
         self._started.popleft()
         job.forget()
@@ -324,9 +326,10 @@ class MultithreadIterator(PlannedIterator):
             for number, events in enumerate(self._recorded)
         ]
 
-    def _convert(self, examples: list[Any]) -> Any:
-        assert self._converter is not None
-        return self._converter(examples, self._device)
+    @property
+    def _converts_itself(self) -> bool:
+        """Whether the converter is called in the thread that iterates, with the device."""
+        return self._device is not None and self._source.takes_device
 
     def _running_threads(self) -> Threads:
         threads = self._threads

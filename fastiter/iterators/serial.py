@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fastiter.iterators._arguments import names_counterparts
 from fastiter.iterators._base import PlannedIterator
 from fastiter.iterators._fetch import Outcome, capture
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
@@ -51,6 +52,7 @@ class SerialIterator(PlannedIterator):
         If an argument is none of these, or the dataset is empty.
     """
 
+    @names_counterparts
     def __init__(
         self,
         dataset: Any,
