@@ -405,7 +405,9 @@ def test_a_dataset_that_shrinks_is_noticed():
 
 
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 24, 25, 31, 200])
-@pytest.mark.parametrize(("block_size", "window"), [(1, 1), (8, 1), (8, 3), (3, 5), (50, 2)])
+@pytest.mark.parametrize(
+    ("block_size", "window"), [(1, 1), (8, 1), (8, 3), (3, 5), (50, 2), (3, 2**70)]
+)
 def test_windows_hold_whole_blocks_and_every_index_comes_once(n, block_size, window):
     sampler = BlockShuffleOrderSampler(3, block_size, window)
     for _ in range(4):
@@ -430,6 +432,14 @@ def test_windows_hold_whole_blocks_and_every_index_comes_once(n, block_size, win
         for start in range(0, n, 13):
             assert np.array_equal(order[start : start + 13], whole[start : start + 13])
         assert order[n:].size == 0
+
+
+@pytest.mark.parametrize("block_size", [10**9, 2**62, 2**70])
+def test_block_far_larger_than_the_dataset_costs_no_memory(block_size):
+    order = BlockShuffleOrderSampler(3, block_size, window=2)(range(1000), 0)
+    assert (
+        order[:].tolist() == BlockShuffleOrderSampler(3, 1000, window=2)(range(1000), 0)[:].tolist()
+    )
 
 
 def test_windows_and_blocks_differ_between_epochs():
