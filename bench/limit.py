@@ -1,4 +1,4 @@
-"""The machine's limit for a workload: what no loader of the same shape can pass by much.
+"""The reference for a workload: what the machine does without a loader.
 
 Three things have to happen to every example, and each is measured by itself, as fast as this
 machine does it:
@@ -12,8 +12,8 @@ copy
 consume
     the consumer's checks on batches that are ready.
 
-The limit is the rate that the sum of the three times gives. A loader that overlaps them perfectly
-on idle cores may pass it.
+The reference, `limit` in the results, is the rate that the sum of the three times gives. It is no
+upper bound: a loader may overlap them, and write large batches past the caches.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def markdown(document: dict[str, Any]) -> str:
     workloads = _workloads(document)
     families = [f for f in FAMILIES if any(workload.workers(f) for workload in workloads)]
     titles = [f"{FAMILIES[family]}, workers" for family in families]
-    head = ["", "fastiter, workers", *titles, "best peer without workers", "machine's limit"]
+    head = ["", "fastiter, workers", *titles, "best peer without workers", "reference"]
     lines = [" | ".join(head), " | ".join(["---", *["--:"] * (len(head) - 1)])]
     for workload in workloads:
         assert workload.ours is not None
@@ -162,7 +162,7 @@ def _pipeline_panel(axes: Any, workload: Workload) -> None:
     title = workload.title
     if workload.limit is not None:
         limit = workload.limit["rate"]
-        title += f"\nmachine's limit {_digits(limit)}"
+        title += f"\nreference {_digits(limit)}"
         if limit <= 1.5 * widest:
             widest = max(widest, limit)
             axes.axvline(limit, color=DRAWN_LIMIT, linewidth=1, linestyle="--", zorder=0)
@@ -213,9 +213,13 @@ def chart(document: dict[str, Any], path: str) -> None:
         x=0.01,
         ha="left",
     )
-    note = f"{machine_line(document)}. Dashed: the machine's limit."
+    note = (
+        f"{machine_line(document)}. Dashed, the reference: fetch, copy once by memcpy and check, one "
+        "after the other.\nIt is no upper bound: loaders may overlap these steps, and write large "
+        "batches past the caches."
+    )
     figure.text(0.01, 0.004, note, fontsize=7, color="#555555")
-    figure.tight_layout(rect=(0, 0.02, 1, 0.985))
+    figure.tight_layout(rect=(0, 0.03, 1, 0.985))
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 

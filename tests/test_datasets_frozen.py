@@ -225,6 +225,12 @@ def test_frame():
         FrozenDataset(frame)
 
 
+def test_table_of_arrow():
+    arrow = pytest.importorskip("pyarrow", reason="Arrow is not installed")
+    table = arrow.table({"a": [1, 2], "b": ["x", None]})
+    check(FrozenDataset(table), [{"a": np.int64(1), "b": "x"}, {"a": np.int64(2), "b": None}])
+
+
 def test_frame_of_pandas():
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     frame = pandas.DataFrame(

@@ -32,7 +32,8 @@ class FrozenDataset(DatasetMixin):
         - a list, or anything else with ``__len__`` and ``__getitem__``: its examples;
         - an array: its rows;
         - a dict of sequences of one length: dicts, as `DictDataset` gives them;
-        - a frame (of pandas, Polars or alike, with ``columns``): its rows, as dicts.
+        - a frame (of pandas, Polars or alike, with ``columns``) or a table of Arrow: its rows, as
+          dicts.
 
         A contiguous array is not copied: it must not be changed from then on.
 
@@ -77,7 +78,7 @@ def _column_of(data: Any) -> Column:
     if isinstance(data, Mapping):
         return _dicts(list(data), list(data.values()))
     if hasattr(data, "columns") and hasattr(data, "__getitem__"):
-        names = list(data.columns)
+        names = list(getattr(data, "column_names", data.columns))  # Arrow's columns are arrays
         if len(set(names)) != len(names):
             raise ValueError(f"the frame has several columns of one name: {names}")
         return _dicts(names, [data[name] for name in names])
