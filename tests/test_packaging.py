@@ -45,6 +45,16 @@ def test_public_modules_are_there_without_an_import_of_their_own(name):
     assert run.stdout.split() == [f"fastiter.{name}", "True"]
 
 
+def test_folder_of_the_same_name_beside_a_script_is_not_imported(tmp_path):
+    """As a clone is for the scripts in the folder above it. An editable installation must be of this
+    version's pyproject.toml: repeat ``pip install -e .``"""
+    (tmp_path / "fastiter" / "fastiter").mkdir(parents=True)
+    script = tmp_path / "script.py"
+    script.write_text("import fastiter; print(fastiter.MultiprocessIterator.__module__)")
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert (run.stdout, run.stderr) == ("fastiter.iterators.multiprocess\n", "")
+
+
 def test_import_needs_no_other_package_than_numpy():
     code = (  # NumPy may have made Cython's module, or may not
         "import sys, numpy; before = set(sys.modules) - {'cython_runtime'}; import fastiter; "
