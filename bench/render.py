@@ -214,9 +214,9 @@ def chart(document: dict[str, Any], path: str) -> None:
         ha="left",
     )
     note = (
-        f"{machine_line(document)}. Dashed, the reference: fetch, copy once by memcpy and check, one "
-        "after the other.\nIt is no upper bound: loaders may overlap these steps, and write large "
-        "batches past the caches."
+        f"{machine_line(document)}. Dashed, the reference: fetch, copy once by memcpy and check, "
+        "one after the other.\nIt is no upper bound: loaders may overlap these steps, and write "
+        "large batches past the caches."
     )
     figure.text(0.01, 0.004, note, fontsize=7, color="#555555")
     figure.tight_layout(rect=(0, 0.03, 1, 0.985))

@@ -10,6 +10,7 @@ import copy
 import itertools
 import pickle
 import statistics
+import threading
 import time
 from typing import Any
 
@@ -221,10 +222,22 @@ def test_each_for_is_an_epoch(make):
             if iterator.is_new_epoch:
                 break
         assert iterator.current_position == 0 and iterator.epoch == 1
-    assert [len(batch) for batch in make.keep(copy.copy(iterator))] == [2, 2, 1]
+    other = make.keep(copy.copy(iterator))
+    assert [len(list(other)) for _ in range(3)] == [0, 3, 3]  # the first one is ended as this is
     for _ in iterator:
         break
     assert [len(batch) for batch in iterator] == [2, 1]
+
+
+def test_for_in_another_thread_begins_no_epoch(make):
+    """Threads may share an epoch; one that comes late has no batch of it."""
+    iterator = make(range(5), 2, shuffle=False, repeat=False)
+    assert len(list(iterator)) == 3
+    found = []
+    thread = threading.Thread(target=lambda: found.append([list(iterator), len(list(iterator))]))
+    thread.start()
+    thread.join(60)
+    assert found == [[[], 3]]
 
 
 def test_for_after_a_state_at_the_end_is_loaded(make, save, load):

@@ -46,8 +46,8 @@ def test_public_modules_are_there_without_an_import_of_their_own(name):
 
 
 def test_folder_of_the_same_name_beside_a_script_is_not_imported(tmp_path):
-    """As a clone is for the scripts in the folder above it. An editable installation must be of this
-    version's pyproject.toml: repeat ``pip install -e .``"""
+    """As a clone is for scripts in the folder above it. Fails for an editable installation made
+    before pyproject.toml had its package-dir: repeat ``pip install -e .``"""
     (tmp_path / "fastiter" / "fastiter").mkdir(parents=True)
     script = tmp_path / "script.py"
     script.write_text("import fastiter; print(fastiter.MultiprocessIterator.__module__)")

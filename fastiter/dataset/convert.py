@@ -35,7 +35,7 @@ def concat_examples(
 
     Examples are arrays, tuples of arrays or dicts of arrays; numbers and (nested) lists of
     numbers count as arrays. Each field becomes one array with a new first axis, as long as the
-    batch. A list is never split into fields: it is one array.
+    batch. A list is never split into fields: it is one array. All examples have the same fields.
 
     Of a batch that an iterator delivered from shared memory, a field whose examples are as
     they were delivered is handed over without copying: the result and the examples then share
@@ -49,8 +49,9 @@ def concat_examples(
         Where the arrays go; see `to_device`. None leaves them where the examples are.
     padding : object, tuple or dict, optional
         Fill value for what lies outside of an example's shape, if shapes differ; for tuples
-        and dicts also one per field, as a tuple or a dict. The dtype of a padded field is that
-        of the first example. Without padding shapes must be equal, and dtypes are promoted.
+        and dicts also one per field, as a tuple or a dict; None, or a key left out, for a field
+        that is not padded. The dtype of a padded field is that of the first example, of lists
+        the promoted one. Without padding shapes must be equal, and dtypes are promoted.
     copy : bool
         Whether the result must never share memory with the examples.
     max_length : int, tuple or dict, optional
@@ -75,10 +76,12 @@ def concat_examples(
     Raises
     ------
     ValueError
-        If the batch is empty, shapes do not fit, the padding is NaN, infinite or out of range for
+        If the batch is empty, shapes do not fit, an example has a field that the first one lacks,
+        the padding is NaN, infinite or out of range for
         an integer dtype, or an option is given for a field that it cannot apply to.
     IndexError, KeyError
-        If an example, or the padding, lacks a field that the first example has.
+        If an example, or a tuple of paddings, lacks a field that the first example has, or a dict
+        of paddings has a key that is none of them.
     TypeError
         If a field cannot be made an array, as strings or None; or ``device`` is none; or an
         option is of a wrong type.

@@ -14,14 +14,8 @@ from fastiter._failures import NothingLeft
 from fastiter._stats import IteratorStats, LoaderStats
 from fastiter.dataset.iterator import Iterator
 from fastiter.errors import SkipLimitError
-from fastiter.iterators import _seed, _skips, _snapshot
+from fastiter.iterators import _arguments, _seed, _skips, _snapshot
 from fastiter.iterators._ahead import Ahead
-from fastiter.iterators._arguments import (
-    MOST_ROWS,
-    checked_converter,
-    checked_dataset,
-    checked_order,
-)
 from fastiter.iterators._fetch import Outcome, Source
 from fastiter.iterators._state import Place, Plan, Planner, State, dataset_length, initial_state
 from fastiter.iterators.order import ShuffleOrderSampler
@@ -79,10 +73,9 @@ class PlannedIterator(Iterator):
     """
 
     _RUNTIME: ClassVar[frozenset[str]] = frozenset(
-        {"_lock", "_finalized", "_source", "_ahead", "_meter"}
+        {"_lock", "_finalized", "_source", "_ahead", "_meter", "_loops"}
     )
     _REOPENABLE: ClassVar[bool] = True
-    _end_is_due = False  # whether a state at the end was loaded, and no StopIteration came since
 
     def __init__(
         self,
@@ -96,13 +89,13 @@ class PlannedIterator(Iterator):
         on_error: Any,
         skip_limit: float | None,
     ) -> None:
-        self._dataset = checked_dataset(dataset)
-        self._batch_size = checked_int("batch_size", batch_size, maximum=MOST_ROWS)
+        self._dataset = _arguments.checked_dataset(dataset)
+        self._batch_size = checked_int("batch_size", batch_size, maximum=_arguments.MOST_ROWS)
         self._repeat = checked_flag("repeat", repeat)
-        self._shuffle, self._order_sampler = checked_order(shuffle, order_sampler)
+        self._shuffle, self._order_sampler = _arguments.checked_order(shuffle, order_sampler)
         if order_sampler is None and self._shuffle is not False:
             self._order_sampler = ShuffleOrderSampler()
-        self._converter = checked_converter(converter, device)
+        self._converter = _arguments.checked_converter(converter, device)
         self._device = device
         self._on_error, self._skip_limit = _skips.checked(on_error, skip_limit)
         self._skips = None if on_error == "raise" else _skips.Skips(on_error, self._skip_limit)
@@ -125,6 +118,7 @@ class PlannedIterator(Iterator):
         self._source = Source(self._dataset, self._converter, self._device)
         self._ahead: Ahead | None = None
         self._finalized = False
+        self._loops: set[int] = set()  # threads that began one since the start, a reset or a load
 
     def _fetch(self, plan: Plan) -> Outcome:
         raise NotImplementedError
@@ -163,11 +157,17 @@ class PlannedIterator(Iterator):
     def __iter__(self) -> Self:
         """Return the iterator itself, `reset` if its iteration has ended (``repeat=False``).
 
-        So each ``for`` is an epoch; one after a ``break`` goes on. If a state at the end was
-        loaded, the first ``for`` is the rest of that epoch, and has no batch.
+        So each ``for`` is an epoch; one after a ``break`` goes on. The first one in a thread, and
+        after a state was loaded, takes what is left, if only the end: threads may share an epoch.
+        What asks for an iterator counts as a ``for``: `list`, `zip`, `itertools.islice`.
         """
-        if self._planner.has_ended and not (self._end_is_due or self._finalized):
-            self.reset()
+        if not self._repeat:
+            thread = threading.get_ident()
+            if thread in self._loops and not self._finalized:
+                with self._lock:
+                    if self._planner.has_ended:
+                        self.reset()
+            self._loops.add(thread)
         return self
 
     def __next__(self) -> Any:
@@ -282,7 +282,7 @@ class PlannedIterator(Iterator):
             state = initial_state(self._order_sampler, self._dataset_len, number)
             self._discard_ahead()
             self._planner.restart(state)
-            self._end_is_due = False
+            self._loops.clear()
             self._meter.pause()
             self._seed = _seed.seed_after_reset(self._seed)
             if self._skips is not None:
@@ -538,7 +538,7 @@ class PlannedIterator(Iterator):
         self._check_reopenable("loading a snapshot")
         self._discard_ahead()
         self._planner.restart(state)
-        self._end_is_due = self._planner.has_ended
+        self._loops.clear()
         self._meter.pause()
         self._seed = seed
         if self._skips is not None and ledger is not None:

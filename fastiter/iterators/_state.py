@@ -389,6 +389,7 @@ class Planner(PlanQueue):
         """
         return not self.repeat and (self.is_begun or self.state.epoch > 0)
 
+    @property
     def has_ended(self) -> bool:
         """Whether no batch follows the one delivered last."""
         return not self.repeat and self.state.epoch > 0

@@ -77,7 +77,8 @@ class MultiprocessIterator(PlannedIterator):
         ``next()`` returns what ``converter(examples, device)`` gives. `concat_examples`, also in a
         `functools.partial` with ``padding`` or ``copy``, is done in place, without example
         objects. Any other callable runs in a worker, with the device None, on examples of its
-        own; under spawn and forkserver it has to pickle.
+        own, or with these alone if it has a single parameter; under spawn and forkserver it has to
+        pickle.
     device : device, optional
         Where the converter's result is sent; see `to_device`. A GPU reads it from shared memory by
         itself, while the program goes on; the arrays can be used at once on the stream that is

@@ -58,7 +58,7 @@ class MultithreadIterator(PlannedIterator):
         Examples in a batch, at least 1; may exceed the dataset's length.
     repeat : bool
         Whether to go on, epoch after epoch, for ever. Otherwise the iteration ends with the
-        first epoch, whose last batch may be short.
+        first epoch, whose last batch may be short; a ``for`` after that begins anew, as `reset`.
     shuffle : bool, optional
         True, and None without an ``order_sampler``: a new order for each epoch, from NumPy's
         global generator. False: in the order of indices.
@@ -75,7 +75,8 @@ class MultithreadIterator(PlannedIterator):
         ``next()`` returns ``converter(examples, device)`` instead of the list of examples.
         `concat_examples`, also in a `functools.partial` with ``padding`` and the like, is done by
         the threads as they fetch. Any other callable runs in the thread that completes the batch,
-        several batches at a time; with a ``device`` in the thread that iterates.
+        several batches at a time; with a ``device`` in the thread that iterates. One with a single
+        parameter is called with the examples there, and its result sent to the device.
     device : device, optional
         What ``converter`` gets; see `to_device`. With `concat_examples`, copies to a GPU run while
         the program goes on.

@@ -25,7 +25,7 @@ class SerialIterator(PlannedIterator):
         Examples in a batch, at least 1; may exceed the dataset's length.
     repeat : bool
         Whether to go on, epoch after epoch, for ever. Otherwise the iteration ends with the
-        first epoch, whose last batch may be short.
+        first epoch, whose last batch may be short; a ``for`` after that begins anew, as `reset`.
     shuffle : bool, optional
         True, and None without an ``order_sampler``: a new order for each epoch, from NumPy's
         global generator. False: in the order of indices.
@@ -33,7 +33,8 @@ class SerialIterator(PlannedIterator):
         ``order_sampler(current_order, current_position)`` gives the next epoch's order; see
         `OrderSampler`. Excludes ``shuffle``.
     converter : callable, optional
-        ``next()`` returns ``converter(examples, device)`` instead of the list of examples.
+        ``next()`` returns ``converter(examples, device)`` instead of the list of examples. One
+        with a single parameter is called with the examples, and its result sent to the device.
     device : device, optional
         What ``converter`` gets; see `to_device`.
     on_error : 'raise', 'skip' or callable
