@@ -42,12 +42,15 @@ def as_arrays(rows: Sequence[Any]) -> Any:
     """
     if not isinstance(rows[0], (list, tuple)):
         return np.asarray(rows)
-    try:
-        lengths = {len(row) for row in rows}
-    except TypeError:  # a number, or None
-        lengths = set()
-    if len(lengths) < 2:
+    lengths = {_length(row) for row in rows}
+    if -1 in lengths:
         return np.asarray(rows)
+    if len(lengths) == 1:
+        array = np.asarray(rows)
+        # NumPy below 1.24 makes objects of lists that vary in length.
+        if array.dtype == object and any(type(value) is list for value in array.flat):
+            raise ValueError("lists differ in length")
+        return array
     arrays = [np.asarray(row) for row in rows]
     if not all(array.dtype.kind in "biufcmM" for array in arrays):
         raise ValueError("lists of numbers are needed")
@@ -58,6 +61,13 @@ def as_arrays(rows: Sequence[Any]) -> Any:
         (array if array.size else array.reshape((0,) * ndim)).astype(dtype, copy=False)
         for array in arrays
     ]
+
+
+def _length(row: Any) -> int:
+    """Of the first axis; -1 of what is no list and no array, or has none."""
+    if isinstance(row, np.ndarray):
+        return len(row) if row.ndim else -1
+    return len(row) if isinstance(row, (list, tuple)) else -1
 
 
 #: Errors of a field whose examples do not fit together; exactly these, not their subclasses.

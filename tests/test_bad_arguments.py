@@ -226,7 +226,11 @@ def test_a_state_that_is_no_mapping():
         ([[1], [1], [1, 2]], ValueError, "(1,) is that of example 0, (2,) that of example 2; set"),
         ([(1,), (1, 2)], ValueError, "example 1 has 2 fields, where example 0 has 1 field"),
         ([{"a": 1}, {"a": 1, "b": 2}], ValueError, "example 1 has the fields ['a', 'b'], where"),
-        ([[1, 2], None], ValueError, "must hold arrays or numbers, not None of type NoneType, as"),
+        (
+            [[1, 2], None],
+            (ValueError, TypeError),
+            "must hold arrays or numbers, not None of type NoneType, as",
+        ),
         ([[["a"]], [["a"], ["b"]]], ValueError, "must hold arrays or numbers, not [['a']] of type"),
         (
             [np.zeros(2), [1, 2]],

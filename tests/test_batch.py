@@ -300,18 +300,26 @@ NUMBERS = st.one_of(
 )
 
 
+def batch_of(values, n):
+    """The values in turn. What becomes of lists of several lengths is no matter of NumPy's."""
+    batch = list(islice(cycle(values), n))
+    lengths = {len(value) for value in batch if isinstance(value, list) or np.ndim(value)}
+    assume(not isinstance(batch[0], list) or len(lengths) == 1)
+    return batch
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(NUMBERS, min_size=1, max_size=3), st.integers(1, 5))
 @example([np.datetime64("2020-01-02"), np.zeros(())], 2)  # two dtypes that have none in common
 def test_numbers_become_what_numpy_makes_of_them(values, n):
-    check(stack, STACKS, list(islice(cycle(values), n)))
+    check(stack, STACKS, batch_of(values, n))
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(NUMBERS, min_size=1, max_size=3), st.integers(1, 5), st.sampled_from(FILLS))
 @example([np.int8(0), -(2**63) - 1], 2, 3e38)  # an array of objects whose first has a dtype
 def test_padded_numbers_become_what_numpy_makes_of_them(values, n, fill):
-    check(pad_stack, PADS, list(islice(cycle(values), n)), fill)
+    check(pad_stack, PADS, batch_of(values, n), fill)
 
 
 @pytest.mark.parametrize("code", "?bBhHiIlLqQefdgFDG")
