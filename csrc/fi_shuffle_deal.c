@@ -2,6 +2,7 @@
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS, madvise */
 
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -43,6 +44,7 @@ typedef struct {
     uint32_t stage_count;
     const stage *now; /* the stage that is dealt */
     uint32_t firsts[(1 << FI_PILE_BITS_MAX) + 1]; /* first value of each pile */
+    uint32_t sums[1 << FI_PILE_BITS_MAX];         /* of counts, by pile */
     char *desks; /* (threads, desk_bytes): where each thread shuffles its piles */
     size_t desk_bytes;
 } deal;
@@ -145,8 +147,9 @@ static void add_counts(const uint32_t *counts, uint32_t blocks, uint32_t piles, 
 /* Finds the first value of each pile; returns the size of the largest one. */
 static uint32_t place_values(deal *job)
 {
-    uint32_t sizes[1 << FI_PILE_BITS_MAX] = {0}, largest = 0, first = 0;
+    uint32_t *const sizes = job->sums, largest = 0, first = 0;
 
+    memset(sizes, 0, sizeof job->sums);
     add_counts(job->counts, job->blocks, job->piles, sizes);
     for (uint32_t b = 0; b < job->piles; b++) {
         largest = sizes[b] > largest ? sizes[b] : largest;
@@ -158,11 +161,12 @@ static uint32_t place_values(deal *job)
 }
 
 /* Turns the counts of a stage into where its blocks begin among its cells. */
-static void place_cells(const deal *job, const stage *part)
+static void place_cells(deal *job, const stage *part)
 {
-    uint32_t begins[1 << FI_PILE_BITS_MAX] = {0}, first = 0;
+    uint32_t *const begins = job->sums, first = 0;
     uint32_t *counts = part->begins;
 
+    memset(begins, 0, sizeof job->sums);
     add_counts(counts, part->last - part->first, job->piles, begins);
     for (uint32_t b = 0; b < job->piles; b++) {
         const uint32_t size = begins[b];
@@ -295,27 +299,35 @@ int fi_shuffle_deal(const fi_shuffle_plan *plan, const fi_shuffle_loops *loops, 
                     uint32_t n, const fi_seed *key, unsigned threads)
 {
     const uint64_t block = (uint64_t)1 << plan->block_bits;
-    deal job = {.loops = loops, .key = key, .order = order, .n = n,
-                .piles = (uint32_t)1 << plan->pile_bits,
-                .blocks = (uint32_t)((n + block - 1) >> plan->block_bits),
-                .pile_bits = plan->pile_bits, .block_bits = plan->block_bits,
-                .threads = (unsigned)fi_min_u64(threads, MOST_THREADS)};
+    deal *const job = calloc(1, sizeof *job); /* more than a small stack has room for */
+    if (job == NULL) {
+        return FI_E_MEMORY;
+    }
+    job->loops = loops;
+    job->key = key;
+    job->order = order;
+    job->n = n;
+    job->piles = (uint32_t)1 << plan->pile_bits;
+    job->blocks = (uint32_t)((n + block - 1) >> plan->block_bits);
+    job->pile_bits = plan->pile_bits;
+    job->block_bits = plan->block_bits;
+    job->threads = (unsigned)fi_min_u64(threads, MOST_THREADS);
     const size_t table_bytes =
-        ((size_t)job.blocks + MOST_STAGES) * job.piles * sizeof *job.counts;
+        ((size_t)job->blocks + MOST_STAGES) * job->piles * sizeof *job->counts;
     const size_t bytes = n * sizeof *order / FI_CACHE_LINE * FI_CACHE_LINE;
     const size_t table_room = (size_t)fi_align_up(table_bytes, FI_CACHE_LINE);
     const bool inside = table_room <= bytes / 2; /* else the plan is one that a test made */
-    int rc;
+    int rc = FI_E_MEMORY;
 
-    job.room = inside ? bytes - table_room : bytes;
-    job.counts = inside ? (uint32_t *)((char *)order + job.room) : scratch_open(table_bytes);
-    if (job.counts == NULL) {
-        return FI_E_MEMORY;
+    job->room = inside ? bytes - table_room : bytes;
+    job->counts = inside ? (uint32_t *)((char *)order + job->room) : scratch_open(table_bytes);
+    if (job->counts != NULL) {
+        fan_out(job, split_block, job->blocks);
+        rc = deal_piles(job, plan->cells32);
+        if (!inside) {
+            (void)munmap(job->counts, table_bytes);
+        }
     }
-    fan_out(&job, split_block, job.blocks);
-    rc = deal_piles(&job, plan->cells32);
-    if (!inside) {
-        (void)munmap(job.counts, table_bytes);
-    }
+    free(job);
     return rc;
 }
