@@ -174,7 +174,7 @@ uint64_t fi_shm_limit(uint64_t parts)
 /* First unsigned number after `key` in a small file of /proc or /sys; false if there is none. */
 static bool read_number(const char *path, const char *key, uint64_t *value)
 {
-    char text[8192];
+    char text[4096]; /* what is looked for stands in the first lines */
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return false;
@@ -211,53 +211,48 @@ static uint64_t file_cache(const char *stat_path, const char *prefix)
     return sum;
 }
 
-static void lower_to_group(const char *limit_path, const char *usage_path, const char *stat_path,
-                           const char *stat_prefix, uint64_t *total, uint64_t *available)
+/* The limit of one group: of version 2 of control groups, or of the memory hierarchy of version 1. */
+static void lower_to_group(const char *group, bool second, uint64_t *total, uint64_t *available)
 {
+    const char *root = second ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+    char path[PATH_MAX + 128];
     uint64_t limit, usage;
-    if (read_number(limit_path, "", &limit) && read_number(usage_path, "", &usage)) {
-        /* The usage counts cached file pages, which the kernel gives up before it fails. */
-        usage -= fi_min_u64(usage, file_cache(stat_path, stat_prefix));
-        *total = fi_min_u64(*total, limit);
-        *available = fi_min_u64(*available, limit > usage ? limit - usage : 0);
-    }
+    snprintf(path, sizeof path, "%s%s/%s", root, group,
+             second ? "memory.max" : "memory.limit_in_bytes");
+    if (!read_number(path, "", &limit))
+        return;
+    snprintf(path, sizeof path, "%s%s/%s", root, group,
+             second ? "memory.current" : "memory.usage_in_bytes");
+    if (!read_number(path, "", &usage))
+        return;
+    /* The usage counts cached file pages, which the kernel gives up before it fails. */
+    snprintf(path, sizeof path, "%s%s/memory.stat", root, group);
+    usage -= fi_min_u64(usage, file_cache(path, second ? "" : "total_"));
+    *total = fi_min_u64(*total, limit);
+    *available = fi_min_u64(*available, limit > usage ? limit - usage : 0);
 }
 
 /* Lowers both numbers to what the memory control groups of this process and their ancestors
  * allow: version 2 ("0::/a/b") and the memory hierarchy of version 1 ("7:memory:/a/b"). */
 static void lower_to_control_groups(uint64_t *total, uint64_t *available)
 {
-    char line[PATH_MAX + 64], limit[2 * PATH_MAX], usage[2 * PATH_MAX], stat[2 * PATH_MAX];
+    char line[PATH_MAX + 64];
     FILE *groups = fopen("/proc/self/cgroup", "re");
     if (!groups)
         return;
     while (fgets(line, sizeof line, groups)) {
         line[strcspn(line, "\n")] = 0;
         char *controllers = strchr(line, ':');
-        char *path = controllers ? strchr(controllers + 1, ':') : NULL;
-        if (!path)
+        char *group = controllers ? strchr(controllers + 1, ':') : NULL;
+        if (!group)
             continue;
-        *path++ = 0;
+        *group++ = 0;
         bool second = controllers[1] == 0;
         if (!second && !strstr(controllers, "memory"))
             continue;
-        const char *root = second ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
-        for (;;) {
-            char *slash = strrchr(path, '/');
-            bool top = !slash || slash[1] == 0;
-            snprintf(limit, sizeof limit, "%s%s/%s", root, top ? "" : path,
-                     second ? "memory.max" : "memory.limit_in_bytes");
-            snprintf(usage, sizeof usage, "%s%s/%s", root, top ? "" : path,
-                     second ? "memory.current" : "memory.usage_in_bytes");
-            snprintf(stat, sizeof stat, "%s%s/memory.stat", root, top ? "" : path);
-            lower_to_group(limit, usage, stat, second ? "" : "total_", total, available);
-            if (top)
-                break;
-            if (slash == path)
-                slash[1] = 0;
-            else
-                *slash = 0;
-        }
+        for (char *slash; (slash = strrchr(group, '/')) != NULL && slash[1] != 0; *slash = 0)
+            lower_to_group(group, second, total, available);
+        lower_to_group("", second, total, available);
     }
     fclose(groups);
 }
@@ -271,8 +266,10 @@ uint64_t fi_memory_available(void)
     total *= 1024;
     available *= 1024;
     lower_to_control_groups(&total, &available);
-    /* What must stay free: 5 %, or 256 MB where that is more, but never over a quarter. */
-    uint64_t reserve = fi_max_u64(total / 20, fi_min_u64((uint64_t)256 << 20, total / 4));
+    /* What must stay free: 5 %, or 256 MiB where that is more, but never over a quarter; on large
+     * machines 2 GiB, for what others allocate in one moment does not grow with the machine. */
+    uint64_t reserve = fi_max_u64(fi_min_u64(total / 20, (uint64_t)2 << 30),
+                                  fi_min_u64((uint64_t)256 << 20, total / 4));
     return available > reserve ? available - reserve : 0;
 }
 
@@ -314,8 +311,9 @@ int fi_shm_commit(int fd, uint64_t offset, uint64_t bytes, uint64_t *need, uint6
     *have = fi_memory_available();
     if (bytes > *have)
         return FI_E_MEMORY;
-    /* In pieces, since a signal makes fallocate undo all that this call has allocated so far. */
-    const uint64_t piece = (uint64_t)16 << 20;
+    /* In pieces, since a signal may make fallocate undo all that this call has allocated so far.
+     * Smaller ones after each signal, until they end between two signals of the program's timers. */
+    uint64_t piece = (uint64_t)16 << 20;
     for (uint64_t done = 0; done < bytes;) {
         uint64_t part = fi_min_u64(piece, bytes - done);
 #ifdef FI_LINUX
@@ -323,13 +321,26 @@ int fi_shm_commit(int fd, uint64_t offset, uint64_t bytes, uint64_t *need, uint6
 #else
         int rc = posix_fallocate(fd, (off_t)(offset + done), (off_t)part);
 #endif
-        if (rc == EINTR)
+        if (rc == EINTR) {
+            piece = fi_max_u64(piece / 8, FI_PAGE);
             continue;
+        }
         if (rc != FI_OK)
             return rc;
         done += part;
     }
     return FI_OK;
+}
+
+void fi_shm_decommit(int fd, uint64_t offset, uint64_t bytes)
+{
+#ifdef FI_LINUX
+    (void)fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
+#else
+    (void)fd;
+    (void)offset;
+    (void)bytes;
+#endif
 }
 
 /* ---- doorbells ------------------------------------------------------------------------- */

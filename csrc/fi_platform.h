@@ -39,11 +39,16 @@ uint64_t fi_shm_limit(uint64_t parts);
  * out-of-memory killer. FI_E_MEMORY: refused by that check, with need and have in the results. */
 int fi_shm_commit(int fd, uint64_t offset, uint64_t bytes, uint64_t *need, uint64_t *have);
 
+/* Gives the pages of [offset, offset + bytes) back, which read as zeros afterwards. Best effort: does
+ * nothing where the system cannot. */
+void fi_shm_decommit(int fd, uint64_t offset, uint64_t bytes);
+
 /* Bytes of the file that have pages; 0 if the system does not tell. */
 uint64_t fi_shm_allocated(int fd);
 
 /* Bytes that may still be allocated: the smaller of the machine's MemAvailable and what every
- * memory control group above this process leaves, less a reserve. UINT64_MAX when unknown. */
+ * memory control group above this process leaves, less a reserve of 5 %, of 256 MiB to 2 GiB.
+ * UINT64_MAX when unknown. */
 uint64_t fi_memory_available(void);
 
 /* Bytes of the largest cache of this machine's first processor; 32 MiB if the system does not tell.

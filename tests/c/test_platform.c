@@ -129,6 +129,42 @@ static void test_commit(void)
     CHECK(fi_shm_commit(fd, 0, FI_PAGE, &need, &have) > 0);
 }
 
+#if defined(__linux__) && !defined(FI_PORTABLE)
+/* The system's fallocate, or one of a kernel that is interrupted after `longest` bytes and undoes
+ * what it has done. */
+static uint64_t longest = UINT64_MAX;
+static uint32_t interrupted;
+
+int fallocate(int fd, int mode, off_t offset, off_t bytes)
+{
+    if (mode == 0 && (uint64_t)bytes > longest) {
+        CHECK(++interrupted < 1000);
+        errno = EINTR;
+        return -1;
+    }
+    return (int)syscall(SYS_fallocate, fd, mode, offset, bytes);
+}
+#endif
+
+/* A timer of the program interrupts each piece that takes longer than its period. */
+static void test_commit_in_a_storm_of_signals(void)
+{
+#if defined(__linux__) && !defined(FI_PORTABLE)
+    int fd;
+    uint64_t need = 0, have = 0;
+    CHECK_EQ(fi_shm_open(64 * MIB, &fd), FI_OK);
+    for (longest = 4 * MIB; longest >= FI_PAGE; longest /= 2) {
+        fi_shm_decommit(fd, 0, 64 * MIB);
+        CHECK_EQ(allocated(fd), 0);
+        interrupted = 0;
+        CHECK_EQ(fi_shm_commit(fd, FI_PAGE, 20 * MIB, &need, &have), FI_OK);
+        CHECK(allocated(fd) >= 20 * MIB && interrupted > 0);
+    }
+    longest = UINT64_MAX;
+    close(fd);
+#endif
+}
+
 static void test_memory_available(void)
 {
     uint64_t total = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
@@ -337,6 +373,7 @@ int main(void)
     test_size_is_final();
     test_mapping_is_shared_until_told_otherwise();
     test_commit();
+    test_commit_in_a_storm_of_signals();
     test_memory_available();
     test_limits();
     test_bells();
