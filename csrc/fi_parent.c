@@ -82,11 +82,31 @@ void fi_parent_clear(fi_parent *parent)
 
 /* ---- schedule ------------------------------------------------------------------------------ */
 
-int fi_parent_next_slot(fi_parent *parent, uint32_t *slot)
+int fi_parent_next_slot(fi_parent *parent, uint64_t bytes, uint32_t *slot)
 {
     if (parent->free_count == 0)
         return FI_E_FULL;
     *slot = parent->free_stack[parent->free_count - 1];
+    for (uint32_t i = parent->free_count; i-- > 0;) {
+        if (fi_parent_committed(parent, parent->free_stack[i]) >= bytes) {
+            *slot = parent->free_stack[i];
+            break;
+        }
+    }
+    return FI_OK;
+}
+
+/* Takes a slot off the stack of free ones. It is at the top, or near it. */
+static int take_free(fi_parent *parent, uint32_t slot)
+{
+    uint32_t i = parent->free_count;
+    while (i > 0 && parent->free_stack[i - 1] != slot)
+        i--;
+    if (i == 0)
+        return FI_E_FULL;
+    for (; i < parent->free_count; i++)
+        parent->free_stack[i - 1] = parent->free_stack[i];
+    parent->free_count--;
     return FI_OK;
 }
 
@@ -111,17 +131,15 @@ void fi_parent_origin(fi_parent *parent, uint32_t slot, const fi_origin *origin)
     tell_origin(parent, slot); /* S2: nobody owns a row of a free slot */
 }
 
-int fi_parent_schedule(fi_parent *parent, const int64_t *indices, uint32_t n, uint32_t schema,
-                       uint64_t heap, uint64_t limit, bool single, uint64_t *q)
+int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices, uint32_t n,
+                       uint32_t schema, uint64_t heap, uint64_t limit, bool single, uint64_t *q)
 {
     fi_ring *ring = parent->ring;
-    uint32_t slot;
     if (n < 1 || n > ring->geometry.rows || schema >= ring->geometry.schemas ||
         heap > ring->geometry.slot_bytes)
         return FI_E_RANGE;
-    if (fi_parent_next_slot(parent, &slot) != FI_OK)
+    if (take_free(parent, slot) != FI_OK)
         return FI_E_FULL;
-    parent->free_count--;
     *q = parent->tail;
     parent->slot[slot] = (fi_private){.q = *q, .n = n, .schema = schema, .phase = FI_FILL}; /* S1 */
     parent->slot_of[*q % ring->geometry.slots] = slot;
@@ -144,25 +162,6 @@ int fi_parent_schedule(fi_parent *parent, const int64_t *indices, uint32_t n, ui
     store_release(&ring->board->tail, parent->tail); /* S7, pairs with W2: the map is readable */
     parent->offered += n;
     return FI_OK;
-}
-
-uint64_t fi_parent_committed(fi_parent *parent, uint32_t slot)
-{
-    uint64_t shared = fi_slot_committed(parent->ring, slot);
-    /* Workers commit pages for what they pack; only then, a system call now and then. */
-    if (shared > parent->committed[slot] && shared <= fi_shm_allocated(parent->ring->fd))
-        parent->committed[slot] = shared;
-    return parent->committed[slot];
-}
-
-int fi_parent_commit(fi_parent *parent, uint32_t slot, uint64_t bytes, uint64_t *need,
-                     uint64_t *have)
-{
-    uint64_t committed = fi_parent_committed(parent, slot);
-    int rc = fi_slot_commit(parent->ring, slot, committed, bytes, need, have);
-    if (rc == FI_OK)
-        parent->committed[slot] = fi_max_u64(committed, fi_align_up(bytes, FI_PAGE));
-    return rc;
 }
 
 static void ring_workers(fi_parent *parent, uint32_t most)

@@ -1,4 +1,4 @@
-/* The worker's half of the ring.
+/* The worker's half of the ring, and the pages of slots.
  *
  * model/ring.pml is this file and fi_parent.c for the model checker. Its actions here: turn is
  * enter_slot (W1 to W3), claim take_range (W4), rows fi_row_own and fi_row_done (W5), check
@@ -143,6 +143,51 @@ int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t committed, uint6
     return rc;
 }
 
+uint64_t fi_parent_committed(fi_parent *parent, uint32_t slot)
+{
+    uint64_t shared = fi_slot_committed(parent->ring, slot);
+    /* Workers commit pages for what they pack; only then, a system call now and then. */
+    if (shared > parent->committed[slot] && shared <= fi_shm_allocated(parent->ring->fd))
+        parent->committed[slot] = shared;
+    return parent->committed[slot];
+}
+
+int fi_parent_commit(fi_parent *parent, uint32_t slot, uint64_t bytes, uint64_t *need,
+                     uint64_t *have)
+{
+    uint64_t committed = fi_parent_committed(parent, slot);
+    int rc = fi_slot_commit(parent->ring, slot, committed, bytes, need, have);
+    if (rc == FI_OK)
+        parent->committed[slot] = fi_max_u64(committed, fi_align_up(bytes, FI_PAGE));
+    return rc;
+}
+
+void fi_parent_decommit(fi_parent *parent, uint32_t slot, uint64_t bytes)
+{
+    fi_ring *ring = parent->ring;
+    uint64_t committed = fi_parent_committed(parent, slot), keep = fi_align_up(bytes, FI_PAGE);
+    if (parent->slot[slot].phase != FI_FREE || keep >= committed)
+        return;
+    /* First the numbers: they must never count pages that are gone. Nobody else uses the slot. */
+    parent->committed[slot] = keep;
+    store_relaxed(&ring->slots[slot].committed, keep);
+    fi_shm_decommit(ring->fd, (uint64_t)(fi_slot_payload(ring, slot) - ring->base) + keep,
+                    committed - keep);
+}
+
+/* Sees to it that the heap has pages up to `end`, and a quarter more where there is memory: each
+ * commit asks the kernel how much is free. */
+static int commit_heap(const fi_ring *ring, uint32_t slot, uint64_t end, uint64_t limit,
+                       uint64_t *need, uint64_t *have)
+{
+    uint64_t committed = fi_slot_committed(ring, slot);
+    if (end <= committed)
+        return FI_OK;
+    uint64_t ahead = fi_min_u64(end + fi_max_u64(end / 4, (uint64_t)1 << 20), limit);
+    int rc = fi_slot_commit(ring, slot, committed, ahead, need, have);
+    return rc == FI_OK ? rc : fi_slot_commit(ring, slot, committed, end, need, have);
+}
+
 int fi_heap_take(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *offset,
                  uint64_t *need, uint64_t *have)
 {
@@ -159,16 +204,14 @@ int fi_heap_take(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *o
             return FI_E_FULL;
         }
         end = start + bytes;
+        /* The pages first: where they are refused, what follows lies in front of them. */
+        int rc = commit_heap(ring, slot, end, limit, need, have);
+        if (rc != FI_OK)
+            return rc;
     } while (!atomic_compare_exchange_weak_explicit(&s->heap, &word, fi_heap_word(end),
                                                     memory_order_relaxed, memory_order_relaxed));
     *offset = start;
-    uint64_t committed = fi_slot_committed(ring, slot);
-    if (end <= committed)
-        return FI_OK;
-    /* A quarter more than is needed now, for each commit asks the kernel how much is free. */
-    uint64_t ahead = fi_min_u64(end + fi_max_u64(end / 4, (uint64_t)1 << 20), limit);
-    int rc = fi_slot_commit(ring, slot, committed, ahead, need, have);
-    return rc == FI_OK ? rc : fi_slot_commit(ring, slot, committed, end, need, have);
+    return FI_OK;
 }
 
 /* ---- worker --------------------------------------------------------------------------------- */

@@ -263,7 +263,7 @@ int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t committed, uint6
 
 /* Takes `bytes` from the slot's heap, 64-byte aligned. Only the owner of a row, or the finisher,
  * may call it. FI_E_FULL: the reservation ends here; FI_E_MEMORY: no memory (need, have);
- * FI_E_BROKEN: the heap was overwritten. */
+ * FI_E_BROKEN: the heap was overwritten. Nothing is taken then. */
 int fi_heap_take(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *offset,
                  uint64_t *need, uint64_t *have);
 
@@ -351,14 +351,15 @@ typedef struct fi_parent {
 int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int *bell_pipes);
 void fi_parent_clear(fi_parent *parent);
 
-/* The slot that the next schedule will use; FI_E_FULL if none is free. */
-int fi_parent_next_slot(fi_parent *parent, uint32_t *slot);
+/* A free slot: of those with pages for `bytes` the one used last, or, if none has them, the one used
+ * last. FI_E_FULL if none is free. It stays free until it is scheduled. */
+int fi_parent_next_slot(fi_parent *parent, uint64_t bytes, uint32_t *slot);
 /* Says of the batch that the next schedule puts into this slot where it comes from. */
 void fi_parent_origin(fi_parent *parent, uint32_t slot, const fi_origin *origin);
-/* S1 to S7. `heap` is where the slot's bump allocation starts, `limit` where it ends. `single`
- * offers the rows one by one. */
-int fi_parent_schedule(fi_parent *parent, const int64_t *indices, uint32_t n, uint32_t schema,
-                       uint64_t heap, uint64_t limit, bool single, uint64_t *q);
+/* S1 to S7, in a free slot; FI_E_FULL if it is not free. `heap` is where the slot's bump allocation
+ * starts, `limit` where it ends. `single` offers the rows one by one. */
+int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices, uint32_t n,
+                       uint32_t schema, uint64_t heap, uint64_t limit, bool single, uint64_t *q);
 /* S8: wakes sleeping workers for what was scheduled since the last call. */
 void fi_parent_publish(fi_parent *parent);
 void fi_parent_ring_all(fi_parent *parent);
@@ -369,6 +370,8 @@ uint64_t fi_parent_committed(fi_parent *parent, uint32_t slot);
 /* Sees to it that so many have. As fi_slot_commit. */
 int fi_parent_commit(fi_parent *parent, uint32_t slot, uint64_t bytes, uint64_t *need,
                      uint64_t *have);
+/* Gives the pages of a free slot beyond `bytes` back to the system, where that can take them. */
+void fi_parent_decommit(fi_parent *parent, uint32_t slot, uint64_t bytes);
 
 /* Takes back slots whose leases died and slots that a reset has drained. */
 void fi_parent_collect(fi_parent *parent);

@@ -4,6 +4,7 @@ from typing_extensions import disjoint_base
 class Arena:
     @property
     def fd(self) -> int: ...
+    keeps_pages: bool
     @property
     def event_fd(self) -> int: ...
     @property

@@ -127,6 +127,7 @@ cdef class Arena:
         cdef int fds[3]
         fds[:] = [self.fd, self.event_ends[0], self.event_ends[1]]
         self.fd = self.event_ends[0] = self.event_ends[1] = -1
+        self.ring.fd = self.ring.event = -1
         for i in range(3):
             if fds[i] >= 0 and (i != 2 or fds[2] != fds[1]):
                 close(fds[i])
@@ -134,7 +135,8 @@ cdef class Arena:
     def __dealloc__(self):
         self.close_descriptors()
         if self.ring.base != NULL:
-            fi_shm_unmap(self.ring.base, self.total)
+            with nogil:  # some 80 ms a GB where the memory goes with it
+                fi_shm_unmap(self.ring.base, self.total)
 
     def schema_record(self, uint32_t number):
         """The bytes that the parent published as schema `number`."""

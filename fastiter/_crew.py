@@ -331,6 +331,7 @@ class Crew:
             _descriptors.close((*self._life, *self._stacks, self._self_pidfd))
         self._life = self._stacks = (-1, -1)
         self._self_pidfd = -1
+        self._workers_own = set()
         if self._image is not None:
             self._image.close()
             self._image = None

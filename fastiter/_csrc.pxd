@@ -130,6 +130,8 @@ cdef extern from "fi_ring.h" nogil:
     ctypedef struct fi_ring:
         fi_geometry geometry
         char *base
+        int fd
+        int event
         fi_cell *cells
         char *schemas
         char *notes
@@ -201,15 +203,16 @@ cdef extern from "fi_ring.h" nogil:
         int64_t index
     int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int *bell_pipes)
     void fi_parent_clear(fi_parent *parent)
-    int fi_parent_next_slot(fi_parent *parent, uint32_t *slot)
+    int fi_parent_next_slot(fi_parent *parent, uint64_t bytes, uint32_t *slot)
     void fi_parent_origin(fi_parent *parent, uint32_t slot, const fi_origin *origin)
-    int fi_parent_schedule(fi_parent *parent, const int64_t *indices, uint32_t n, uint32_t schema,
-                           uint64_t heap, uint64_t limit, bint single, uint64_t *q)
+    int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices, uint32_t n,
+                           uint32_t schema, uint64_t heap, uint64_t limit, bint single, uint64_t *q)
     void fi_parent_publish(fi_parent *parent)
     void fi_parent_ring_all(fi_parent *parent)
     uint64_t fi_parent_committed(fi_parent *parent, uint32_t slot)
     int fi_parent_commit(fi_parent *parent, uint32_t slot, uint64_t bytes, uint64_t *need,
                          uint64_t *have)
+    void fi_parent_decommit(fi_parent *parent, uint32_t slot, uint64_t bytes)
     void fi_parent_collect(fi_parent *parent)
     int fi_parent_ready(const fi_parent *parent, uint32_t *slot, uint32_t *flags)
     uint32_t fi_parent_count_ready(const fi_parent *parent)

@@ -19,7 +19,8 @@ cdef class Feed:
     cdef readonly list _scheduled
     cdef readonly Schema _schema
     cdef readonly uint32_t _schema_number
-    cdef public uint64_t _heap_bytes
+    cdef public uint64_t _least_bytes
+    cdef readonly uint64_t _recent_bytes
     cdef public int64_t _single_until
     cdef public bint _is_calm
     cdef public bint is_settled
@@ -28,5 +29,5 @@ cdef class Feed:
     cdef readonly uint64_t calls
     cdef readonly uint64_t ready_sum
     cdef public Plan _taken  # the last one whose batch was taken out of the ring
-    cdef int tell_origin(self, Plan plan) except -1
+    cdef int tell_origin(self, uint32_t slot, Plan plan) except -1
     cdef bint schedule(self, Plan plan) except -1

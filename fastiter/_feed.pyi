@@ -41,7 +41,8 @@ class Feed:
 
     is_settled: bool  #: False while ring and plans may differ in what is scheduled
     seed: tuple[int, int]  #: of the iteration, for the random numbers of examples
-    _heap_bytes: int  #: of a slot, behind the columns
+    _least_bytes: int  #: of a slot, until the columns are known
+    _recent_bytes: int  #: of a slot, that recent batches took
     _single_until: int  #: sequence up to which rows are offered one by one, or -1
     _n_prefetch: int  #: batches ahead of the one that is waited for
     _is_calm: bool  #: False makes `take` leave every batch to the subclass
@@ -92,6 +93,9 @@ class Feed:
             From the order sampler. The next call fetches anew what was scheduled.
         """
 
+    def note_used(self, used: int) -> None:
+        """Note how many bytes of its slot a batch has taken."""
+
     def use_schema(self, schema: Schema) -> None:
         """Have the batches scheduled from now on filled by a schema, just published."""
 
@@ -105,6 +109,5 @@ class Feed:
         -------
         Lease or None
             None if it is not complete, has rows beside its columns, holds what a converter has
-            made, or says that slots are too small; or too few slots would be left to keep
-            prefetching. Nothing has changed then.
+            made; or too few slots would be left to keep prefetching. Nothing has changed then.
         """

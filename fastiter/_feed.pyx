@@ -16,6 +16,14 @@ from fastiter._rows cimport Schema
 
 cnp.import_array()
 
+cdef enum:
+    RECENT = 16  # batches
+
+
+cdef inline uint64_t most_recent(uint64_t before, uint64_t used) noexcept:
+    """The most bytes that a batch has taken, of which less and less counts with each batch after."""
+    return max(used, before - before // RECENT)
+
 
 cdef class Scheduled:
     @property
@@ -36,7 +44,8 @@ cdef class Feed:
         self._scheduled = []
         self._schema = None
         self._schema_number = 0
-        self._heap_bytes = 0
+        self._least_bytes = 0
+        self._recent_bytes = 0
         self._single_until = -1
         self._is_calm = True
         self.is_settled = True
@@ -95,48 +104,52 @@ cdef class Feed:
 
     cdef bint schedule(self, Plan plan) except -1:
         """Puts a batch into the ring; False if no slot is free yet."""
-        cdef int64_t q
-        cdef uint64_t columns = 0 if self._schema is None else self._schema.bytes
+        cdef int64_t slot
+        cdef uint64_t columns = 0, commit = self._least_bytes
         cdef cnp.ndarray indices = plan.indices
         cdef Scheduled record
         if cnp.PyArray_TYPE(indices) != cnp.NPY_INT64 or not cnp.PyArray_ISCARRAY_RO(indices):
             raise TypeError(f"indices must be a contiguous int64 array, not {indices!r}")
-        self.tell_origin(plan)
-        q = self._ring.schedule(
-            <const int64_t *>cnp.PyArray_DATA(indices), <uint32_t>cnp.PyArray_SIZE(indices),
-            self._schema_number, columns, columns + self._heap_bytes, self._single_until >= 0)
-        if q < 0:
+        if self._schema is not None:
+            columns = commit = self._schema.bytes
+        # What the heap takes, workers commit themselves, but for some room for an error's text: that
+        # there is no memory has to be told, too.
+        slot = self._ring.free_slot(commit + FI_PAGE, self._recent_bytes)
+        if slot < 0:
             return False
+        self.tell_origin(<uint32_t>slot, plan)
         record = Scheduled.__new__(Scheduled)
-        record.q = q
+        record.q = self._ring.schedule(
+            <uint32_t>slot, <const int64_t *>cnp.PyArray_DATA(indices),
+            <uint32_t>cnp.PyArray_SIZE(indices), self._schema_number, columns,
+            self._single_until >= 0)
         record.plan = plan
         record.schema = self._schema
         record.batch_size = self._batch_size
         self._scheduled.append(record)
         return True
 
-    cdef int tell_origin(self, Plan plan) except -1:
-        """Notes in the slot that is next what the random numbers of the plan's examples follow
-        from."""
+    cdef int tell_origin(self, uint32_t slot, Plan plan) except -1:
+        """Notes in the slot what the random numbers of the plan's examples follow from."""
         cdef fi_origin origin
-        cdef uint32_t slot
         cdef tuple state = <tuple>plan.state  # a named tuple, which is no exact one
-        if fi_parent_next_slot(&self._ring.parent, &slot) == FI_OK:
-            origin.seed[0], origin.seed[1] = self.seed
-            origin.position, origin.epoch, origin.epoch_size = state[0], state[1], state[4]
-            fi_parent_origin(&self._ring.parent, slot, &origin)
+        origin.seed[0], origin.seed[1] = self.seed
+        origin.position, origin.epoch, origin.epoch_size = state[0], state[1], state[4]
+        fi_parent_origin(&self._ring.parent, slot, &origin)
         return 0
 
     def use_schema(self, Schema schema):
         self._schema = schema
         self._schema_number += 1
-        self._heap_bytes = 0
 
     def reset(self):
         self.is_settled = False
         self._unscheduled = None
         fi_parent_reset(&self._ring.parent)
         self._scheduled.clear()
+
+    def note_used(self, uint64_t used):
+        self._recent_bytes = most_recent(self._recent_bytes, used)
 
     # ---- take
 
@@ -155,13 +168,12 @@ cdef class Feed:
         if flags & ~FI_CONVERTED_FIELDS or record.schema is None or (
                 fi_parent_usable(parent) < self._n_prefetch + 1):
             return None
-        if record.schema is self._schema and (
-                fi_slot_used(parent.ring, slot) > self._schema.bytes + self._heap_bytes):
-            return None
         if fi_parent_check(parent, slot, &odd, &row, &word) != FI_OK or odd > 0:
             return None
         lease = view(self._ring, slot, record.schema, True, flags & FI_CONVERTED_FIELDS != 0)
         fi_parent_take(parent, False)
+        self._recent_bytes = most_recent(
+            self._recent_bytes, min(fi_slot_used(parent.ring, slot), <uint64_t>lease.bytes))
         self._taken = plan
         del self._scheduled[0]
         return lease

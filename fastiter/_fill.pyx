@@ -343,8 +343,13 @@ cdef class RowWriter:
     cdef uint32_t store_failure(self, uint32_t row, object error) except 0:
         fi_entry_set(self.end.worker.ring, self.end.turn.slot, row, 0, 0)
         try:
-            self.put(row, PACKED_ERROR, Packed(tuple(failure_of(error))))
-        except BaseException:  # no memory even for the text, or it has none: the fact has to do
+            failure = failure_of(error)
+            try:
+                self.put(row, PACKED_ERROR, Packed(tuple(failure)))
+            except MemoryError:
+                failure = failure._replace(text=failure.summary)  # the traceback is the most of it
+                self.put(row, PACKED_ERROR, Packed(tuple(failure)))
+        except BaseException:  # no memory even for that, or it has no text: the fact has to do
             pass
         return FI_ERROR
 

@@ -13,5 +13,6 @@ cdef class ParentEnd:
     cdef list bell_pipes
     cdef _close_bells(self)
     cdef bint is_own(self) noexcept
-    cdef int64_t schedule(self, const int64_t *indices, uint32_t n, uint32_t schema, uint64_t heap,
-                          uint64_t commit, bint single) except -2
+    cdef int64_t free_slot(self, uint64_t commit, uint64_t recent) except -2
+    cdef uint64_t schedule(self, uint32_t slot, const int64_t *indices, uint32_t n, uint32_t schema,
+                           uint64_t heap, bint single) except 0

@@ -1,5 +1,6 @@
 """Binding of the ring as the parent has it: schedule, take, free, reset, recover."""
 
+cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EBADF, EINTR
@@ -15,9 +16,14 @@ from fastiter._descriptors import closed_by_others
 from fastiter.errors import OverwrittenError
 
 cdef enum:
-    MOST_LOSSES = 4096
+    MOST_LOSSES = 256  # looked for at a time: they lie on the stack of whoever notices a death
+    # A slot with more than so many times what recent batches took, and so many bytes more, gives
+    # the rest back.
+    MANY_TIMES = 4
+    LITTLE = 4 << 20
 
 
+@cython.no_gc_clear  # __dealloc__ closes the bells' pipes
 cdef class ParentEnd:
     """The side of the ring that schedules, takes, frees, resets and recovers.
 
@@ -68,32 +74,43 @@ cdef class ParentEnd:
 
     # ---- schedule
 
-    cdef int64_t schedule(self, const int64_t *indices, uint32_t n, uint32_t schema, uint64_t heap,
-                          uint64_t commit, bint single) except -2:
-        """Gives a free slot to the batch of these dataset indices.
+    cdef int64_t free_slot(self, uint64_t commit, uint64_t recent) except -2:
+        """A free slot with memory for a batch, or -1 if none is free.
+
+        Parameters
+        ----------
+        commit : bytes that shall have pages before a worker comes.
+        recent : bytes that recent batches took. A slot with many times as much, for one of them was
+            far larger than the others, gives the rest back.
+        """
+        cdef uint64_t need = 0, have = 0
+        cdef uint32_t slot
+        cdef int rc
+        if fi_parent_next_slot(&self.parent, commit, &slot) != FI_OK:
+            return -1
+        if not self.arena.keeps_pages and (
+                fi_parent_committed(&self.parent, slot) // MANY_TIMES > max(commit, recent) + LITTLE):
+            with nogil:
+                fi_parent_decommit(&self.parent, slot, max(commit, recent))
+        if commit > fi_parent_committed(&self.parent, slot):
+            with nogil:
+                rc = fi_parent_commit(&self.parent, slot, commit, &need, &have)
+            PyErr_CheckSignals()  # for it may have taken long
+            check(rc, "memory for a batch", need, have)
+        return slot
+
+    cdef uint64_t schedule(self, uint32_t slot, const int64_t *indices, uint32_t n, uint32_t schema,
+                           uint64_t heap, bint single) except 0:
+        """Gives a free slot to the batch of these dataset indices; returns its sequence number.
 
         Parameters
         ----------
         heap : bytes that the schema's columns take; the heap starts there.
-        commit : bytes that shall have pages before a worker comes.
         single : offer the rows one by one.
-
-        Returns
-        -------
-        int : the sequence number, or -1 if no slot is free.
         """
-        cdef uint64_t q = 0, need = 0, have = 0
-        cdef uint32_t slot
-        if fi_parent_next_slot(&self.parent, &slot) != FI_OK:
-            return -1
-        cdef int rc
-        cdef fi_ring *ring = &self.arena.ring
-        if commit > fi_parent_committed(&self.parent, slot):
-            with nogil:
-                rc = fi_parent_commit(&self.parent, slot, commit, &need, &have)
-            check(rc, "memory for a batch", need, have)
-        check(fi_parent_schedule(&self.parent, indices, n, schema, heap,
-                                 ring.geometry.slot_bytes, single, &q),
+        cdef uint64_t q = 0
+        check(fi_parent_schedule(&self.parent, slot, indices, n, schema, heap,
+                                 self.arena.ring.geometry.slot_bytes, single, &q),
               "scheduling a batch")
         return q
 
@@ -224,7 +241,8 @@ cdef class ParentEnd:
     # ---- reset, death, end
 
     def losses(self, uint32_t worker):
-        """[(slot, row or -1 for a finish, sequence)] that a dead worker had in hand."""
+        """[(slot, row or -1 for a finish, sequence)] that a dead worker had in hand, or the first of
+        them: ask again when these were given back."""
         cdef fi_loss found[MOST_LOSSES]
         cdef uint32_t count = fi_parent_losses(&self.parent, worker, found, MOST_LOSSES)
         return [(found[i].slot, -1 if found[i].row == FI_LOSS_FINISH else <int64_t>found[i].row,

@@ -54,6 +54,8 @@ class Pool(Feed):
         As in MultiprocessIterator.
     workers : int
         Number of worker processes.
+    rows : int
+        Examples that a batch has at most: fewer than `batch_size` where the dataset is smaller.
     n_held : int
         Slots that the consumer has while the loop goes on.
     most_workers, most_prefetch : int, optional
@@ -72,6 +74,7 @@ class Pool(Feed):
         dataset: Any,
         workers: int,
         batch_size: int,
+        rows: int,
         n_prefetch: int,
         n_held: int,
         shared_mem: int | None,
@@ -101,9 +104,10 @@ class Pool(Feed):
         # old generation.
         most = max(workers, most_workers)
         slots = max(n_prefetch, most_prefetch) + 1 + n_held + most + _SPARES
-        arena = _arena.Arena.create(slots, most, batch_size, _SCHEMAS)
+        self.rows = rows
+        arena = _arena.Arena.create(slots, most, rows, _SCHEMAS)
         super().__init__(_parent_end.ParentEnd(arena, _SPARES), batch_size, n_prefetch)
-        self._heap_bytes = (shared_mem or 0) * batch_size
+        self._least_bytes = (shared_mem or 0) * rows
         self._engage(workers)
         # Before multiprocessing ends daemonic children at exit: it would wait for a stopped one.
         self._at_exit = util.Finalize(None, _close_at_exit, (weakref.ref(self),), exitpriority=10)
@@ -231,6 +235,7 @@ class Pool(Feed):
             result = lease.part(offset, size) if size else None
             return assemble(lease, record, flags, result, examples, self._finisher, copied)
         finally:
+            del lease  # or it lives as long as the traceback of what is raised
             if copied:
                 self.copied_out += 1
                 ring.take(True)
@@ -248,10 +253,8 @@ class Pool(Feed):
     def _learn(
         self, lease: _lease.Lease, record: Scheduled, used: int, odd: dict[int, Any]
     ) -> None:
-        """Lets later batches have the columns, and the memory, that this one would have needed."""
-        columns = 0 if record.schema is None else record.schema.bytes
-        if record.schema is self._schema and used > columns + self._heap_bytes:
-            self._heap_bytes = used - columns
+        """Lets later batches have the columns that this one would have needed."""
+        self.note_used(used)
         self.spilled_rows += len(odd) if record.schema is not None else 0
         number = self._schema_number + 1
         if len(odd) * 8 < len(record.indices) or number >= _SCHEMAS:
@@ -260,7 +263,7 @@ class Pool(Feed):
         if known is not record.schema:
             return  # this batch was scheduled before what has been learnt since
         examples = [odd[row] for row in sorted(odd)]
-        schema = derive_schema(examples, self._batch_size)
+        schema = derive_schema(examples, self.rows)
         if known is not None:
             schema = merge_schemas(known, schema)
             if schema.same_as(known):
@@ -374,7 +377,7 @@ class Pool(Feed):
 
     def batch_bytes(self) -> int:
         """Memory that a slot takes."""
-        return self._heap_bytes + (0 if self._schema is None else self._schema.bytes)
+        return max(self._recent_bytes, 0 if self._schema is None else self._schema.bytes)
 
     def memory_available(self) -> int:
         return _system.memory_available()

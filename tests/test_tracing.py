@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import json
@@ -197,6 +198,22 @@ def test_one_at_a_time_and_copies_none():
         next(copy.copy(iterator))
         next(iterator)
     assert len(spans(trace.events(), "next()")) == 1
+
+
+def test_writes_into_no_file_of_the_program_after_a_start_that_failed(tmp_path):
+    def fail(number):
+        raise OSError("no file server")
+
+    iterator = MultiprocessIterator(Sleeping(), 8, n_processes=2, context="fork", worker_init=fail)
+    with contextlib.ExitStack() as stack:
+        with pytest.raises(OSError, match="no file server"):
+            next(iterator)
+        # They get the numbers of the descriptors that are closed by now.
+        files = [stack.enter_context(open(tmp_path / str(n), "w+")) for n in range(20)]
+        with iterator.trace():
+            pass
+        assert all(os.fstat(file.fileno()).st_size == 0 for file in files)
+    iterator.finalize()
 
 
 def test_is_saved_although_an_exception_leaves_the_block(tmp_path):

@@ -89,6 +89,9 @@ class Registration:
         try:
             if address in self._ranges:
                 self._unregister(address)
+            self._arena.keeps_pages = (
+                True  # CUDA knows them by where they are in the machine's memory
+            )
             with self._on_device():
                 self._runtime.hostRegister(address, nbytes, _PORTABLE)
             self._ranges[address] = nbytes

@@ -45,9 +45,9 @@ class PlannedIterator(Iterator):
         of the batch, the outcome's error is `NothingLeft`.
         May call ``self._planner.ahead()`` to start on later batches; the first plan that gives
         is ``plan`` itself. Runs under the iterator's lock, in the caller's thread.
-    ``_discard_ahead()``
-        Drops the batches started ahead; the planner is restarted right after. Runs under the
-        lock at a reset and when a snapshot is loaded, on an open or finalized iterator.
+    ``_discard_ahead(state)``
+        Drops the batches started ahead; the planner is restarted at ``state`` right after. Runs
+        under the lock at a reset and when a snapshot is loaded, on an open or finalized iterator.
     ``_close()``
         Ends threads and processes. Called by every ``finalize()``, so possibly several times,
         without the lock (another thread may be in ``_fetch`` and must be woken up), also from
@@ -146,8 +146,9 @@ class PlannedIterator(Iterator):
         """Where the batch of a plan belongs, for messages."""
         return Place(*plan.place(self._batch_size))
 
-    def _discard_ahead(self) -> None:
-        """Drop the batches started ahead; here there are none."""
+    def _discard_ahead(self, state: State) -> None:
+        """Drop the batches started ahead, since the iteration goes on at ``state``; here there are
+        none."""
 
     def _close(self) -> None:
         """End threads and processes; here there are none."""
@@ -280,7 +281,7 @@ class PlannedIterator(Iterator):
             # The number that follows, not those of orders drawn ahead.
             number = self._planner.state.n_drawn
             state = initial_state(self._order_sampler, self._dataset_len, number)
-            self._discard_ahead()
+            self._discard_ahead(state)
             self._planner.restart(state)
             self._loops.clear()
             self._meter.pause()
@@ -536,7 +537,7 @@ class PlannedIterator(Iterator):
 
     def _install(self, state: State, seed: Seed, ledger: Ledger | None) -> None:
         self._check_reopenable("loading a snapshot")
-        self._discard_ahead()
+        self._discard_ahead(state)
         self._planner.restart(state)
         self._loops.clear()
         self._meter.pause()

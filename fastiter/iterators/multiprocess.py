@@ -33,7 +33,7 @@ from fastiter.iterators._arguments import (
 from fastiter.iterators._base import PlannedIterator
 from fastiter.iterators._fetch import Outcome, Source, capture
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
-from fastiter.iterators._state import Plan
+from fastiter.iterators._state import Plan, State
 
 __all__ = ["MultiprocessIterator"]
 
@@ -336,6 +336,7 @@ class MultiprocessIterator(PlannedIterator):
             most_workers=most.get("n_processes", 0),
             most_prefetch=most.get("n_prefetch", 0),
             batch_size=self._batch_size,
+            rows=self._most_rows(self._planner.state),
             n_prefetch=n_prefetch,
             n_held=self._most_held(),
             shared_mem=self._shared_mem,
@@ -368,7 +369,7 @@ class MultiprocessIterator(PlannedIterator):
         return LoaderStats(kind, n_workers, self.n_prefetch if n_workers else 0)
 
     def _trace_workers(self, on: bool) -> None:
-        if self._pool is not None:
+        if self._pool is not None and not self._pool.closed:  # one whose start failed is closed
             (_trace.start if on else _trace.stop)(self._pool._ring)
 
     def _worker_traces(self) -> list[WorkerTrace]:
@@ -386,11 +387,19 @@ class MultiprocessIterator(PlannedIterator):
             return self._n_device_prefetch + 3  # see Ahead.wait_for_room, and one to be copied
         return 2  # a loop that keeps its batch while it calls next()
 
-    def _discard_ahead(self) -> None:
+    def _discard_ahead(self, state: State) -> None:
         if self._ahead is not None:
             self._ahead.clear()
-        if self._pool is not None and self._pool.is_own:
-            self._pool.reset()
+        pool = self._pool
+        if pool is None or not pool.is_own:
+            return
+        pool.reset()
+        if not pool.closed and pool.rows < self._most_rows(state):
+            pool.close()  # the dataset has grown: the next one has room for its batches
+
+    def _most_rows(self, state: State) -> int:
+        """Examples that a batch has at most."""
+        return self._batch_size if self._repeat else min(self._batch_size, state.epoch_size)
 
     def _close(self) -> None:
         pool = self._pool

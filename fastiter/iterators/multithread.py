@@ -30,7 +30,7 @@ from fastiter.iterators._base import PlannedIterator
 from fastiter.iterators._fetch import Outcome, capture
 from fastiter.iterators._jobs import ColumnsJob, Job, Pace, PartsJob, RowsJob, Work
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
-from fastiter.iterators._state import Plan
+from fastiter.iterators._state import Plan, State
 from fastiter.iterators._threads import Tally, Threads
 
 if TYPE_CHECKING:
@@ -346,7 +346,7 @@ class MultithreadIterator(PlannedIterator):
         if self._unsettled:
             # Ctrl-C, or another signal handler's exception, came at a moment that left jobs and
             # planner apart: all batches from the next one on are fetched again.
-            self._discard_ahead()
+            self._discard_ahead(self._planner.state)
             self._planner.rewind()
         self._unsettled = True
         while len(self._started) <= self._lookahead.n_batches:
@@ -382,7 +382,7 @@ class MultithreadIterator(PlannedIterator):
                 return PartsJob(work, origin, place, getter, concat)
         return RowsJob(work, origin, place, self._assembler)
 
-    def _discard_ahead(self) -> None:
+    def _discard_ahead(self, state: State) -> None:
         self._unsettled = True  # until the planner has started over, too
         if self._ahead is not None:
             self._ahead.clear()

@@ -73,9 +73,11 @@ static inline uint64_t schedule(fixture *f, uint32_t n)
 {
     int64_t indices[ROWS];
     uint64_t q;
+    uint32_t slot;
+    CHECK_EQ(fi_parent_next_slot(&f->parent, 0, &slot), FI_OK);
     for (uint32_t row = 0; row < n; row++)
         indices[row] = 1000 * (int64_t)f->parent.tail + row;
-    CHECK_EQ(fi_parent_schedule(&f->parent, indices, n, 1, HEAP, SLOT_BYTES, false, &q), FI_OK);
+    CHECK_EQ(fi_parent_schedule(&f->parent, slot, indices, n, 1, HEAP, SLOT_BYTES, false, &q), FI_OK);
     return q;
 }
 

@@ -78,13 +78,13 @@ static void schedule_one(stress *t)
     int64_t indices[MOST_ROWS];
     uint32_t slot;
     uint64_t need, have;
-    CHECK_EQ(fi_parent_next_slot(parent, &slot), FI_OK);
+    CHECK_EQ(fi_parent_next_slot(parent, HEAP_START, &slot), FI_OK);
     CHECK_EQ(fi_slot_commit(&t->ring, slot, 0, HEAP_START, &need, &have), FI_OK);
     plan *p = t->plans + slot;
     *p = (plan){.first = t->planned, .n = 1 + (uint32_t)draw(&t->random, MOST_ROWS)};
     for (uint32_t row = 0; row < p->n; row++)
         indices[row] = t->planned++;
-    CHECK_EQ(fi_parent_schedule(parent, indices, p->n, 0, HEAP_START, SLOT_BYTES,
+    CHECK_EQ(fi_parent_schedule(parent, slot, indices, p->n, 0, HEAP_START, SLOT_BYTES,
                                 draw(&t->random, 8) == 0, &p->q),
              FI_OK);
 }

@@ -115,7 +115,9 @@ static void schedule(trial *t, uint32_t n)
 {
     int64_t indices[ROWS] = {0};
     uint64_t q;
-    CHECK_EQ(fi_parent_schedule(&t->parent, indices, n, 0, 0, 0, false, &q), FI_OK);
+    uint32_t slot;
+    CHECK_EQ(fi_parent_next_slot(&t->parent, 0, &slot), FI_OK);
+    CHECK_EQ(fi_parent_schedule(&t->parent, slot, indices, n, 0, 0, 0, false, &q), FI_OK);
 }
 
 static void try_burst(trial *t)

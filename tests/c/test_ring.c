@@ -24,7 +24,7 @@ static void test_origin(void)
     uint32_t slot;
     uint64_t seed[2];
     set_up(&f, 0);
-    CHECK_EQ(fi_parent_next_slot(&f.parent, &slot), FI_OK);
+    CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &slot), FI_OK);
     for (uint64_t size = 1; size < 9; size++)
         for (uint64_t position = 0; position <= size; position++)
             for (uint32_t n = 1; n < 20; n++) {
@@ -135,11 +135,11 @@ static void test_schedule(void)
     uint32_t slot;
     uint64_t q;
     set_up(&f, 0);
-    CHECK_EQ(fi_parent_schedule(&f.parent, indices, 0, 0, 0, 0, false, &q), FI_E_RANGE);
-    CHECK_EQ(fi_parent_schedule(&f.parent, indices, ROWS + 1, 0, 0, 0, false, &q), FI_E_RANGE);
-    CHECK_EQ(fi_parent_schedule(&f.parent, indices, 1, 2, 0, 0, false, &q), FI_E_RANGE);
+    CHECK_EQ(fi_parent_schedule(&f.parent, 0, indices, 0, 0, 0, 0, false, &q), FI_E_RANGE);
+    CHECK_EQ(fi_parent_schedule(&f.parent, 0, indices, ROWS + 1, 0, 0, 0, false, &q), FI_E_RANGE);
+    CHECK_EQ(fi_parent_schedule(&f.parent, 0, indices, 1, 2, 0, 0, false, &q), FI_E_RANGE);
     for (uint32_t i = 0; i < SLOTS; i++) {
-        CHECK_EQ(fi_parent_next_slot(&f.parent, &slot), FI_OK);
+        CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &slot), FI_OK);
         q = schedule(&f, 3 + i);
         CHECK(q > 0 && q == f.parent.tail - 1); /* 0 would look like a parent that is awake */
         CHECK_EQ(slot_of(&f, q), slot);
@@ -156,8 +156,30 @@ static void test_schedule(void)
         CHECK(row_word(&f, slot, 3 + i) == 0);
         CHECK_EQ(atomic_load(&f.ring.board->tail), q + 1);
     }
-    CHECK_EQ(fi_parent_next_slot(&f.parent, &slot), FI_E_FULL);
-    CHECK_EQ(fi_parent_schedule(&f.parent, indices, 1, 0, 0, 0, false, &q), FI_E_FULL);
+    CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &slot), FI_E_FULL);
+    CHECK_EQ(fi_parent_schedule(&f.parent, 0, indices, 1, 0, 0, 0, false, &q), FI_E_FULL);
+    CHECK_EQ(fi_parent_schedule(&f.parent, SLOTS, indices, 1, 0, 0, 0, false, &q), FI_E_FULL);
+    tear_down(&f);
+}
+
+/* A slot that was chosen is the one that is scheduled, whatever comes back in between. */
+static void test_slots_come_back_before_the_schedule(void)
+{
+    fixture f;
+    int64_t index = 0;
+    uint32_t chosen, leased;
+    uint64_t q;
+    set_up(&f, 0);
+    leased = slot_of(&f, schedule(&f, 1));
+    work_all(&f, 0);
+    take_ready(&f, false);
+    CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &chosen), FI_OK);
+    fi_parent_release(&f.parent, leased);
+    fi_parent_collect(&f.parent); /* now the one used last */
+    CHECK_EQ(fi_parent_schedule(&f.parent, chosen, &index, 1, 0, 0, 0, false, &q), FI_OK);
+    CHECK(chosen != leased && slot_of(&f, q) == chosen);
+    CHECK_EQ(fi_parent_schedule(&f.parent, chosen, &index, 1, 0, 0, 0, false, &q), FI_E_FULL);
+    CHECK_EQ(slot_of(&f, schedule(&f, 1)), leased);
     tear_down(&f);
 }
 
@@ -516,6 +538,7 @@ int main(void)
     test_layout();
     test_words();
     test_schedule();
+    test_slots_come_back_before_the_schedule();
     test_ranges();
     test_ranges_of_cheap_rows();
     test_ranges_where_calls_have_a_fixed_cost();

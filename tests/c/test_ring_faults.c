@@ -199,7 +199,7 @@ static void test_retire_at_fork(void)
         CHECK(slot != first && slot != second);
     }
     uint32_t none;
-    CHECK_EQ(fi_parent_next_slot(&f.parent, &none), FI_E_FULL);
+    CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &none), FI_E_FULL);
     tear_down(&f);
     fi_parent refused;
     CHECK_EQ(fi_parent_init(&refused, &f.ring, SLOTS, NULL), FI_E_RANGE);
@@ -274,6 +274,42 @@ static void test_committed(void)
     tear_down(&f);
 }
 
+/* Pages of a free slot can be given back; a slot that has pages is chosen before one that has none. */
+static void test_decommit(void)
+{
+    fixture f;
+    uint64_t need = 0, have = 0;
+    uint32_t slot, other;
+    set_up(&f, 0);
+    CHECK_EQ(fi_parent_commit(&f.parent, 2, SLOT_BYTES, &need, &have), FI_OK);
+    memset(fi_slot_payload(&f.ring, 2), 1, SLOT_BYTES);
+    uint64_t before = fi_shm_allocated(f.ring.fd);
+    CHECK_EQ(fi_parent_next_slot(&f.parent, SLOT_BYTES, &slot), FI_OK);
+    CHECK_EQ(slot, 2);
+    CHECK_EQ(fi_parent_next_slot(&f.parent, 1, &slot), FI_OK);
+    CHECK_EQ(slot, 2);
+    CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &other), FI_OK);
+    CHECK(other != 2);
+    fi_parent_decommit(&f.parent, 2, SLOT_BYTES); /* nothing is beyond */
+    CHECK_EQ(fi_parent_committed(&f.parent, 2), SLOT_BYTES);
+    fi_parent_decommit(&f.parent, 2, 5000);
+    CHECK_EQ(fi_parent_committed(&f.parent, 2), 8192);
+    CHECK_EQ(fi_slot_committed(&f.ring, 2), 8192);
+#if defined(__linux__) && !defined(FI_PORTABLE)
+    CHECK_EQ(before - fi_shm_allocated(f.ring.fd), SLOT_BYTES - 8192);
+    CHECK_EQ(fi_slot_payload(&f.ring, 2)[8191], 1);
+    CHECK_EQ(fi_slot_payload(&f.ring, 2)[8192], 0);
+#else
+    (void)before;
+#endif
+    CHECK_EQ(fi_parent_commit(&f.parent, 2, SLOT_BYTES, &need, &have), FI_OK);
+    slot = slot_of(&f, schedule(&f, 1)); /* what workers may write to keeps its pages */
+    CHECK_EQ(fi_parent_commit(&f.parent, slot, SLOT_BYTES, &need, &have), FI_OK);
+    fi_parent_decommit(&f.parent, slot, 0);
+    CHECK_EQ(fi_parent_committed(&f.parent, slot), SLOT_BYTES);
+    tear_down(&f);
+}
+
 /* Eight terabytes are refused before anything happens. Only the control area is mapped here. */
 static void test_commit_refused(void)
 {
@@ -290,13 +326,17 @@ static void test_commit_refused(void)
     CHECK_EQ(fi_ring_attach(&ring, &geometry, base, fd, -1), FI_OK);
     CHECK_EQ(fi_parent_init(&parent, &ring, 0, NULL), FI_OK);
     CHECK_EQ(
-        fi_parent_schedule(&parent, &index, 1, 0, 0, geometry.slot_bytes, false, &offset), FI_OK);
+        fi_parent_schedule(&parent, 0, &index, 1, 0, 0, geometry.slot_bytes, false, &offset), FI_OK);
     const uint64_t much = UINT64_C(1) << 42;
     CHECK_EQ(fi_parent_commit(&parent, 0, much, &need, &have), FI_E_MEMORY);
     CHECK(need == much && have < much);
     CHECK_EQ(fi_heap_take(&ring, 0, much, &offset, &need, &have), FI_E_MEMORY);
     CHECK(need >= much && have < much);
     CHECK_EQ(fi_parent_committed(&parent, 0), 0);
+    /* What is refused takes nothing: who comes next has all that was there before. */
+    CHECK_EQ(fi_slot_used(&ring, 0), 0);
+    CHECK_EQ(fi_heap_take(&ring, 0, 100, &offset, &need, &have), FI_OK);
+    CHECK_EQ(offset, 0);
     fi_parent_clear(&parent);
     CHECK_EQ(fi_shm_unmap(base, control), FI_OK);
     close(fd);
@@ -313,6 +353,7 @@ int main(void)
     test_retire_at_fork();
     test_heap();
     test_committed();
+    test_decommit();
     test_commit_refused();
     return 0;
 }

@@ -261,7 +261,7 @@ static void test_origin_is_checked(void)
     uint32_t odd, row, slot;
     uint64_t word;
     set_up(&f, 0);
-    CHECK_EQ(fi_parent_next_slot(&f.parent, &slot), FI_OK);
+    CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &slot), FI_OK);
     fi_origin origin = {{11, 12}, 13, 14, UINT64_C(1) << 40};
     fi_parent_origin(&f.parent, slot, &origin);
     CHECK_EQ(slot_of(&f, schedule(&f, 3)), slot);

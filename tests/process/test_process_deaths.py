@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from examples_of import Blocks, Gated, Misfits, Numbered, Unloadable, killing_converter
-from outside import HANG, is_alive, kill, later, pids_of, wait_until
+from outside import HANG, is_alive, kill, later, pids_of, run_script, wait_until
 
 from fastiter import WorkerDiedError, concat_examples
 
@@ -112,6 +112,32 @@ def test_a_death_with_thousands_of_rows_in_hand(make, tmp_path):
     iterator = make(Together(), 20_000)
     assert next(iterator) == list(range(20_000))
     assert (tmp_path / "dead").exists() and iterator._pool.restarts == 1
+
+
+def test_a_death_is_noticed_in_a_thread_with_a_small_stack(tmp_path):
+    status, out, err = run_script(
+        tmp_path,
+        f"""
+        import pathlib, threading
+        from examples_of import Misfits
+        from fastiter import MultiprocessIterator
+
+        if __name__ == "__main__":
+            dataset = Misfits(240, {{230}}, "SIGKILL", pathlib.Path({str(tmp_path)!r}))
+            iterator = MultiprocessIterator(
+                dataset, 4, n_processes=2, repeat=False, shuffle=False, context="fork"
+            )
+            found = [int(x[0]) for x in next(iterator)]
+            threading.stack_size(96 << 10)
+            thread = threading.Thread(
+                target=lambda: found.extend(int(x[0]) for batch in iterator for x in batch)
+            )
+            thread.start()
+            thread.join()
+            print(found == [*range(240)], iterator.stats().deaths)
+        """,
+    )
+    assert (status, out, err) == (0, "True 1\n", "")
 
 
 def test_a_converter_that_kills_is_named(make):

@@ -116,6 +116,45 @@ def test_a_fork_in_another_thread_while_next_runs(iterator):
     assert set(statuses) == {0}
 
 
+def test_a_fork_while_memory_for_a_batch_is_allocated(tmp_path):
+    """A slot that comes back meanwhile changes nothing for the batch that gets the memory."""
+    status, out, err = run_script(
+        tmp_path,
+        HEAD
+        + """
+        import threading
+
+        def fork_often():
+            while not stop.is_set():
+                pid = os.fork()
+                if pid == 0:
+                    os._exit(0)
+                os.waitpid(pid, 0)
+
+        if __name__ == "__main__":
+            for _ in range(2):
+                iterator = MultiprocessIterator(
+                    Blocks(64, 1 << 17), 16, n_processes=2, n_prefetch=3, shared_mem=1 << 20,
+                    shuffle=False, context="fork",
+                )
+                stop = threading.Event()
+                thread = threading.Thread(target=fork_often)
+                thread.start()
+                try:
+                    for number in range(8):
+                        batch = next(iterator)
+                        first = 16 * number % 64
+                        assert [int(x[0]) >> 17 for x in batch] == [*range(first, first + 16)]
+                finally:
+                    stop.set()
+                    thread.join()
+                iterator.finalize()
+            print("done")
+        """.replace("\n        ", "\n"),
+    )
+    assert (status, out, err) == (0, "done\n", "")
+
+
 @pytest.mark.parametrize(
     ("method", "end"),
     [

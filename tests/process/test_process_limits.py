@@ -68,6 +68,61 @@ def test_an_example_larger_than_memory_is_an_error_of_its_batch(make):
             assert [x[0] for x in next(iterator)] == list(range(first, first + 4))
 
 
+class OneIsLarge:
+    """Arrays of about 1000 bytes, and one of `large`."""
+
+    def __init__(self, large: int):
+        self.large = large
+
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, index):
+        return np.broadcast_to(np.uint8(index % 251), (self.size_of(index),))
+
+    def size_of(self, index):
+        return self.large if index == 41 else 1000 + index % 7
+
+
+def test_a_large_example_takes_its_memory_once_and_gives_it_back(make):
+    """Not in every slot from then on, where it would be missing for all batches after it."""
+    dataset = OneIsLarge(48 << 20)
+    iterator = make(dataset, 8)
+    for number in range(50):
+        batch = next(iterator)
+        assert [x.size for x in batch] == [dataset.size_of(8 * number + r) for r in range(8)]
+        assert [int(x[-1]) for x in batch] == [(8 * number + r) % 251 for r in range(8)]
+        if number == 12:
+            assert reserved() < 2 * dataset.large
+    assert reserved() < dataset.large // 2
+
+
+def test_an_example_that_gets_no_memory_takes_no_other_with_it(make):
+    """Neither the others of its batch, nor the room for its own error."""
+    dataset = OneIsLarge(2 * memory_available())
+    iterator = make(dataset, 8, n_processes=1)
+    for _ in range(5):
+        next(iterator)
+    with pytest.raises(MemoryError, match="bytes needed") as caught:
+        next(iterator)
+    need, have = [int(word) for word in str(caught.value).split() if word.isdigit()]
+    assert dataset.large - need < 16 << 20 and need > have  # less what the slot has already
+    assert "index 41," in str(caught.value.__cause__)
+    iterator = make(dataset, 8, n_processes=1, on_error="skip")
+    assert [len(next(iterator)) for _ in range(7)] == [8, 8, 8, 8, 8, 7, 8]
+    assert [skipped.index for skipped in iterator.skipped] == [41]
+
+
+def test_a_batch_size_beyond_the_dataset_reserves_what_there_is(make):
+    dataset = Blocks(100)
+    iterator = make(dataset, 1 << 28, repeat=False)
+    for size in (100, 100, 150, 40):
+        dataset.size = size
+        iterator.reset()
+        assert [[int(x[0]) // 64 for x in batch] for batch in iterator] == [[*range(size)]]
+        assert reserved() < 16 << 20
+
+
 LIMITED = """
     import gc, resource
     from pathlib import Path

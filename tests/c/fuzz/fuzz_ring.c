@@ -170,7 +170,11 @@ static void play(game *g, fuzz_input *in)
         if (fi_parent_stalled(parent))
             fi_parent_mend(parent);
         break;
-    case 13: (void)fi_parent_commit(parent, chosen % SLOTS, chosen * 64, &need, &have); break;
+    case 13:
+        (void)fi_parent_commit(parent, chosen % SLOTS, chosen * 64, &need, &have);
+        if (chosen & 4)
+            fi_parent_decommit(parent, chosen % SLOTS, chosen * 16);
+        break;
     case 14: lie(g, in); break;
     default: scribble(g, in);
     }
