@@ -1,5 +1,6 @@
 """Binding of a taken slot: what keeps its arrays alive, and gives it back to the ring."""
 
+cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport uint32_t, uint64_t
 from posix.fcntl cimport F_GETFD, fcntl
@@ -12,6 +13,7 @@ from fastiter._descriptors import closed_by_others
 from fastiter.errors import OverwrittenError
 
 
+@cython.no_gc_clear  # __dealloc__ gives the slot back to the ring
 cdef class Lease:
     """Owner of a taken slot: arrays in it are alive through this object, and it through them.
 

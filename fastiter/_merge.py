@@ -236,7 +236,7 @@ class Merge:
         _merges.discard(self)
         self._crew.close()
         self._end.forget_blocks()
-        self._end.arena.close_descriptors()
+        self._end.close_descriptors()
         self._at_exit.cancel()
         self._released = True
 

@@ -10,6 +10,7 @@ import os
 import pickle
 import struct
 
+cimport cython
 from cpython.bytes cimport PyBytes_CheckExact, PyBytes_FromStringAndSize
 from cpython.float cimport PyFloat_CheckExact
 from cpython.long cimport PyLong_CheckExact, PyLong_FromLongLong
@@ -380,6 +381,7 @@ cdef class SampleWriter:
         return 0
 
 
+@cython.no_gc_clear  # as for a Lease
 cdef class StreamLease(Lease):
     """Owner of a lent slot, as a `Lease` is of a leased one."""
 
@@ -400,6 +402,7 @@ cdef class Block:
     cdef uint32_t version  # of the last one loaded
 
 
+@cython.no_gc_clear  # as for a ParentEnd
 cdef class StreamEnd(ParentEnd):
     """The parent's end. All methods are called in the process that made it, by one thread at a
     time. `create` makes one."""

@@ -11,6 +11,8 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import sys
+import threading
 import weakref
 from multiprocessing import get_context
 
@@ -22,10 +24,12 @@ from outside import (
     HANG,
     descriptors,
     is_alive,
+    later,
     mapped_arenas,
     pids_of,
     resident,
     run_script,
+    sleeps,
     wait_until,
 )
 
@@ -102,6 +106,41 @@ def test_l2_released_in_a_collection_inside_next(make):
         gc.set_threshold(*threshold)
     gc.collect()
     assert slots(iterator)["leased"] == 0
+
+
+class Ring:
+    """Refers to itself, and to bytes that stay in the slot."""
+
+    def __init__(self, data):
+        self.data, self.itself = data, self
+
+    def __reduce_ex__(self, protocol):
+        return Ring, (pickle.PickleBuffer(self.data),)
+
+
+class Rings(Blocks):
+    def __getitem__(self, index):
+        if index % 4 == 3:
+            raise ValueError(index)
+        return Ring(bytearray(b"%064d" % index))
+
+
+def test_l2_released_by_a_collection_of_garbage(make):
+    """By an example in it, or by the traceback of an error that its own frame refers to."""
+    gc.collect()
+    iterator = make(Rings(64), 2)
+    for number in range(20):
+        try:
+            batch = next(iterator)
+            assert [int(bytes(x.data)) for x in batch] == [2 * number % 64, 2 * number % 64 + 1]
+            del batch
+        except ValueError as error:
+            kept = [error]
+            kept.append(kept)
+            del kept
+        gc.collect()
+        assert slots(iterator)["leased"] == 0
+    assert iterator.stats().copied_out == 0
 
 
 @pytest.mark.parametrize("converter", [None, concat_examples])
@@ -407,6 +446,36 @@ def test_l3_a_dataset_of_anothers_batches(make):
     for number in range(10):
         assert is_intact(next(iterator), dataset, 3 * number)
         next(source)
+
+
+def test_l6_other_threads_go_on_while_memory_is_unmapped():
+    """Python's lock is not held meanwhile, which takes long: some 80 ms for a GB."""
+    interval = sys.getswitchinterval()
+    for _ in range(20):
+        iterator = MultiprocessIterator(Blocks(4, 1 << 21), 4, n_processes=1, context="fork")
+        batch = next(iterator)
+        iterator.finalize()
+        del iterator
+        gc.collect()
+        gate, passed = threading.Lock(), threading.Event()
+
+        def pass_gate(gate=gate, passed=passed):
+            with gate:
+                passed.set()
+
+        with gate, later(pass_gate) as thread:
+            wait_until(lambda thread=thread: sleeps(thread.native_id), "the thread waits")
+            try:
+                sys.setswitchinterval(1000)  # nobody gets Python's lock who is not given it
+                gate.release()
+                del batch
+                was_passed = passed.is_set()
+            finally:
+                sys.setswitchinterval(interval)
+                gate.acquire()
+        if was_passed:
+            return
+    raise AssertionError("no other thread ran")
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

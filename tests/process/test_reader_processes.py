@@ -42,7 +42,7 @@ from readers_of import (
 )
 from scribbler import memory_of
 
-from fastiter import DatasetError, OverwrittenError, WorkerDiedError
+from fastiter import DatasetError, OverwrittenError, WorkerDiedError, _merge
 from fastiter.reader import batch, multiprocess_reader, shuffle, xmap_readers
 
 METHODS = ["fork", "spawn", "forkserver"]
@@ -255,6 +255,29 @@ def test_large_samples_and_a_small_budget():
         held.append(image)
         assert image[0] == image[-1] == i
     assert [int(image[5]) for image in held] == list(range(12))
+
+
+class Ring:
+    """Refers to itself, and to bytes in shared memory."""
+
+    def __init__(self, data):
+        self.data, self.itself = data, self
+
+    def __reduce_ex__(self, protocol):
+        return Ring, (pickle.PickleBuffer(self.data),)
+
+
+def test_samples_in_garbage_give_their_memory_back():
+    samples = multiprocess_reader([lambda: (Ring(bytearray(b"%064d" % i)) for i in range(500))])()
+    for number in range(500):
+        assert int(bytes(next(samples).data)) == number
+    (merge,) = _merge._merges
+    gc.collect()
+    # But for the block in hand, which goes when its end is seen.
+    wait_until(
+        lambda: not merge._end.take_samples(1) and not merge._end.has_views, "no slot is lent"
+    )
+    assert next(samples, None) is None
 
 
 def test_a_fork_of_the_program_keeps_what_it_holds():
