@@ -418,6 +418,7 @@ class Pool(Feed):
             ready_sum=self.ready_sum,
             spills=self.spilled_rows,
             copied_out=self.copied_out,
+            retired=ring.slots["retired"],
             deaths=self.restarts,
             replacements=self.replacements,
             workers=tuple(workers),

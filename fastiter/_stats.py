@@ -147,6 +147,9 @@ class IteratorStats:
     copied_out : int
         Batches that were copied out of the ring, since the caller holds so many that no room
         was left.
+    retired : int
+        Slots out of use for good, with the memory of a batch each: the program forked while it
+        held their batches, and the child may hold them still.
     deaths, replacements : int
         Workers started anew after a death, and by plan (``maxtasksperchild``).
     changes : tuple of str
@@ -178,6 +181,7 @@ class IteratorStats:
     ready_sum: int
     spills: int
     copied_out: int
+    retired: int
     deaths: int
     replacements: int
     changes: tuple[str, ...]
@@ -318,6 +322,7 @@ class LoaderStats(NamedTuple):
     ready_sum: int = 0
     spills: int = 0
     copied_out: int = 0
+    retired: int = 0
     deaths: int = 0
     replacements: int = 0
     changes: tuple[str, ...] = ()

@@ -264,6 +264,7 @@ def _odd(stats: IteratorStats) -> str:
         (stats.skipped, "skipped"),
         (stats.spills, "spills"),
         (stats.copied_out, "copied out"),
+        (stats.retired, "slots lost to forks"),
         (stats.deaths, "deaths"),
         (stats.replacements, "planned replacements"),
     ]

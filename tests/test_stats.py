@@ -415,6 +415,7 @@ def figures(**changes):
         "ready_sum": 10,
         "spills": 0,
         "copied_out": 0,
+        "retired": 0,
         "deaths": 0,
         "replacements": 0,
         "changes": (),

@@ -390,6 +390,9 @@ def test_l9_a_hundred_forks_never_stop_progress(make):
         assert os.waitpid(pid, 0)[1] == 0
     for number in range(100, 200):
         assert is_intact(next(iterator), dataset, 3 * number)
+    stats = iterator.stats()
+    assert stats.retired == slots(iterator)["retired"] >= _SPARES
+    assert f"{stats.retired} slots lost to forks" in str(stats)
 
 
 def test_l9_other_iterators_workers_retire_nothing(make):
