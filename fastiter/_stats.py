@@ -147,15 +147,15 @@ class IteratorStats:
     copied_out : int
         Batches that were copied out of the ring, since the caller holds so many that no room
         was left.
-    retired : int
-        Slots out of use for good, with the memory of a batch each: the program forked while it
-        held their batches, and the child may hold them still.
     deaths, replacements : int
         Workers started anew after a death, and by plan (``maxtasksperchild``).
     changes : tuple of str
         What automatic settings have changed so far, and why, in order.
     workers : tuple of WorkerStats
         One for each worker, by number; those beyond ``n_workers`` have left.
+    retired : int
+        Slots out of use for good, with the memory of a batch each: the program forked while it
+        held their batches, and the child may hold them still.
     """
 
     iterator: str
@@ -181,11 +181,11 @@ class IteratorStats:
     ready_sum: int
     spills: int
     copied_out: int
-    retired: int
     deaths: int
     replacements: int
     changes: tuple[str, ...]
     workers: tuple[WorkerStats, ...]
+    retired: int = 0
 
     @property
     def seconds(self) -> float:
