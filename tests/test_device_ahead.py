@@ -8,6 +8,7 @@ batches, the errors and the states stay those of the host, whatever comes late o
 from __future__ import annotations
 
 import gc
+import os
 import random
 import warnings
 from functools import partial
@@ -199,6 +200,30 @@ def test_slots_are_registered_once_each_and_unregistered_with_finalize(world, bu
     iterator.finalize()
     assert world.machine.registered == {}
     loop.check(in_order(60))  # also of those that had not been copied when finalize was called
+
+
+class OneIsLarge(Rows):
+    """Ragged rows, of which one is far longer than the others."""
+
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, i):
+        return np.full(1 << 21 if i == 9 else 8 + i % 4, i, np.int32), i
+
+
+def test_a_registered_slot_keeps_its_pages(world, build):
+    """Else the GPU, which knows where they are, would read others than the workers write."""
+    world = world()
+    convert = partial(concat_examples, padding=(0, None))
+    iterator = build("processes", OneIsLarge(), converter=convert)
+    allocated = []
+    for number in range(60):
+        x, _ = next(iterator)
+        assert x.shape == (4, 1 << 21 if number == 2 else 11)
+        world.machine.some_steps(6)
+        allocated.append(os.fstat(iterator._pool.arena.fd).st_blocks)
+    assert allocated == sorted(allocated)
 
 
 class Growing(Rows):

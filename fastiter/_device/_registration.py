@@ -89,9 +89,8 @@ class Registration:
         try:
             if address in self._ranges:
                 self._unregister(address)
-            self._arena.keeps_pages = (
-                True  # CUDA knows them by where they are in the machine's memory
-            )
+            # CUDA would go on reading pages that were given back to the system.
+            self._arena.keeps_pages = True
             with self._on_device():
                 self._runtime.hostRegister(address, nbytes, _PORTABLE)
             self._ranges[address] = nbytes
