@@ -189,6 +189,7 @@ cdef extern from "fi_ring.h" nogil:
     ctypedef struct fi_parent:
         fi_ring *ring
         fi_private *slot
+        uint32_t *free_stack
         uint32_t free_count
         uint32_t spares
         uint64_t head

@@ -14,5 +14,6 @@ cdef class ParentEnd:
     cdef _close_bells(self)
     cdef bint is_own(self) noexcept
     cdef int64_t free_slot(self, uint64_t commit, uint64_t recent) except -2
+    cdef void trim(self, uint32_t slot, uint64_t bytes) noexcept
     cdef uint64_t schedule(self, uint32_t slot, const int64_t *indices, uint32_t n, uint32_t schema,
                            uint64_t heap, bint single) except 0

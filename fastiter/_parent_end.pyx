@@ -80,24 +80,30 @@ cdef class ParentEnd:
         Parameters
         ----------
         commit : bytes that shall have pages before a worker comes.
-        recent : bytes that recent batches took. A slot with many times as much, for one of them was
-            far larger than the others, gives the rest back.
+        recent : bytes that recent batches took. A free slot with many times as much, for a batch
+            before them was far larger, gives the rest back.
         """
         cdef uint64_t need = 0, have = 0
         cdef uint32_t slot
         cdef int rc
         if fi_parent_next_slot(&self.parent, commit, &slot) != FI_OK:
             return -1
-        if not self.arena.keeps_pages and (
-                fi_parent_committed(&self.parent, slot) // MANY_TIMES > max(commit, recent) + LITTLE):
-            with nogil:
-                fi_parent_decommit(&self.parent, slot, max(commit, recent))
+        if not self.arena.keeps_pages:
+            self.trim(slot, max(commit, recent))
+            # That one is used now and then; others may lie deep in the stack for ever.
+            self.trim(self.parent.free_stack[<uint32_t>self.parent.tail % self.parent.free_count],
+                      max(commit, recent))
         if commit > fi_parent_committed(&self.parent, slot):
             with nogil:
                 rc = fi_parent_commit(&self.parent, slot, commit, &need, &have)
             PyErr_CheckSignals()  # for it may have taken long
             check(rc, "memory for a batch", need, have)
         return slot
+
+    cdef void trim(self, uint32_t slot, uint64_t bytes) noexcept:
+        if fi_parent_committed(&self.parent, slot) // MANY_TIMES > bytes + LITTLE:
+            with nogil:
+                fi_parent_decommit(&self.parent, slot, bytes)
 
     cdef uint64_t schedule(self, uint32_t slot, const int64_t *indices, uint32_t n, uint32_t schema,
                            uint64_t heap, bint single) except 0:

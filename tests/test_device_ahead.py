@@ -209,7 +209,7 @@ class OneIsLarge(Rows):
         return 400
 
     def __getitem__(self, i):
-        return np.full(1 << 21 if i == 9 else 8 + i % 4, i, np.int32), i
+        return np.full(1 << 23 if i == 9 else 8 + i % 4, i, np.int32), i
 
 
 def test_a_registered_slot_keeps_its_pages(world, build):
@@ -220,8 +220,8 @@ def test_a_registered_slot_keeps_its_pages(world, build):
     allocated = []
     for number in range(60):
         x, _ = next(iterator)
-        assert x.shape == (4, 1 << 21 if number == 2 else 11)
-        world.machine.some_steps(6)
+        assert x.shape == (4, 1 << 23 if number == 2 else 11)
+        world.machine.finish()
         allocated.append(os.fstat(iterator._pool.arena.fd).st_blocks)
     assert allocated == sorted(allocated)
 
