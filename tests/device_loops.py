@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 import sys
+import time
 from functools import partial
 
 import numpy as np
@@ -105,8 +106,12 @@ def slots(iterator):
 
 
 def wait_for_ready(iterator):
-    """Until the oldest batch that was not taken over is complete on the host."""
+    """Until the batches that were not taken over, of threads the oldest one, are complete on the
+    host."""
     if isinstance(iterator, MultithreadIterator):
         iterator._started[0][1].wait()
-    else:
-        iterator._pool.wait()
+        return
+    pool = iterator._pool
+    pool.wait()
+    while pool.count_ready < len(pool._scheduled):
+        time.sleep(0.001)
