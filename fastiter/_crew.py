@@ -18,19 +18,38 @@ import threading
 import traceback
 import weakref
 from collections.abc import Iterator
-from multiprocessing import popen_fork, resource_tracker
+from multiprocessing import popen_fork
 from typing import Any
 
 import numpy as np
 
-from fastiter import _arena, _descriptors, _forkserver, _parent_end, _pools, _worker
-from fastiter._member import Member, wait_for
+from fastiter import (
+    _arena,
+    _descriptors,
+    _forkserver,
+    _parent_end,
+    _pools,
+    _ring,
+    _start,
+    _system,
+    _worker,
+)
+from fastiter._member import WAITS, Member, wait_for
 from fastiter._share import Shared, packing
 from fastiter._start import Start
 from fastiter._transport import dumps
-from fastiter._worker import Descriptor, Job, Seat, SpawnedWorker
+from fastiter._worker import Descriptor, Job, Seat
+from fastiter.errors import WorkerDiedError
 
 logger = logging.getLogger("fastiter")
+
+#: Seconds that a forked worker may wait in its own start, before any code of the user runs. It
+#: imports nothing there, and takes some milliseconds; only a lock that nobody holds any more makes
+#: it wait. Time that it runs, or is ready to, or waits for a disk or memory, is no waiting.
+START_SECONDS = 5.0
+#: Seconds of the start of any other worker, with all that it imports, until the log tells of it.
+IMPORT_SECONDS = 60.0
+_MOST_HUNG = 3  # starts in a row of each worker that may hang
 
 # A real-time signal that neither Python nor common libraries use, for workers only.
 _STACK_SIGNAL = signal.SIGRTMIN + 7
@@ -90,8 +109,10 @@ class Crew:
         self.members: list[Member | None] = [None] * count
         self._ring = ring
         self._job = job
-        self._context, self._fallback = start
-        self._method = self._context.get_start_method()
+        self._start = start
+        self._may_change = True  # from a fork to the fork server
+        self._last_hung = 0  # the last start that has hung; 0: none
+        self._hung = 0  # how many have, and none of a later start has begun
         self._starts = 0
         self._image: Shared[Job] | None = None
         self._seed = _generator_digest()
@@ -118,12 +139,12 @@ class Crew:
             self._open_shared()
         if self._method != "fork":
             _require_directory(self._method)
-        if self._method != "fork" and not _travels_only_with_a_process(self._job):
-            self._make_image()
+            _start.require_guard(self._method)
+            if not _travels_only_with_a_process(self._job):
+                self._make_image()
         if self._method == "forkserver":
             # Its workers have little to import once the server has.
-            with _interrupts_blocked(self._method):
-                _forkserver.ensure_running()
+            self._start_server()
             self._write_image()
         with self._ready():
             members = [self._launch(number) for number in range(self.wanted)]
@@ -143,21 +164,56 @@ class Crew:
         self._workers_own |= self._ring.arena.descriptors
         _descriptors.held.update(self._workers_own, (self._life[1], self._stacks[0]))
 
+    @property
+    def _method(self) -> str:
+        return self._start.method
+
     def _make_image(self) -> None:
         try:
             self._image = _image_of(self._job)
         except Exception as error:
-            if self._fallback is None or isinstance(error, (MemoryError, OSError)):
+            if self._start.fallback is None or isinstance(error, (MemoryError, OSError)):
                 raise
-            logger.info("workers are forked after all: %s", error)
-            self._context, self._method = self._fallback, "fork"
+            self._keep_forking(self._start.fallback, error)
 
     def _write_image(self) -> None:
         if self._image is not None:
             self._image.write()
 
+    def _start_server(self) -> None:
+        _forkserver.ensure_running([] if self._image is None else self._image.modules())
+
+    def _keep_forking(self, context: Any, error: Exception) -> None:
+        """The fork server cannot start workers, for want of a pickle or of room for it."""
+        self._may_change = False
+        self._start = Start(context, f"the fork server cannot start them ({error})").now()
+
+    def _change_method(self) -> None:
+        """Workers that come later are not forked any more where that has become unsafe: by
+        threads, or CUDA, that the program has begun to use since."""
+        start = self._start.without_fork() if self._last_hung else self._start.now()
+        if start.method == self._method:
+            return
+        image = None
+        try:
+            if _travels_only_with_a_process(self._job):
+                raise TypeError("the dataset holds locks or queues")
+            _require_directory(start.method)
+            image = self._image = _image_of(self._job)
+            self._start_server()
+            image.write()
+        except Exception as error:
+            self._image = None
+            if image is not None:
+                image.close()
+            self._keep_forking(self._start.context, error)
+        else:
+            self._start = start
+
     def start(self, number: int) -> None:
         """Starts the worker `number` anew: nobody holds it now."""
+        if self._may_change:
+            self._change_method()
         with self._ready():
             member = self._launch(number)
         self._ring.let_in(number, member.start)
@@ -199,25 +255,24 @@ class Crew:
             process = self._start_process(seat)
         except (EOFError, ConnectionError):
             # The fork server has died amid it, as one does that has begun under too low a limit of
-            # descriptors. With the next start comes another server.
-            _forkserver.wait_for_end(_KILL_SECONDS)
+            # descriptors, or whose imports have ended it. With the next start comes another server.
+            _forkserver.give_up(_KILL_SECONDS)
             process = self._start_process(seat)
         pidfd = -1
         # Without it (an old kernel, another system) the process' own status is the proof.
         with contextlib.suppress(AttributeError, OSError), _descriptors.alone():
             pidfd = _descriptors.beyond_streams(os.pidfd_open(process.pid))
             _descriptors.held.add(pidfd)
-        member = Member(number, self._starts, process, pidfd, self._method != "forkserver")
+        member = Member(number, self._starts, process, pidfd, self._method)
         self.members[number] = member
         return member
 
     def _start_process(self, seat: Seat) -> Any:
-        process = _process_type(self._method, self._context)(
+        process = _PROCESS_TYPES[self._method](
             target=_worker.main, args=(seat,), name=f"fastiter-worker-{seat.number}", daemon=True
         )
         _processes.add(process)
-        alone = _descriptors.alone() if self._method == "fork" else contextlib.nullcontext()
-        with _interrupts_blocked(self._method), alone:
+        with _start.default_method_kept(), self._start_guard():
             _this_thread.starts_worker = True
             try:
                 process.start()
@@ -227,6 +282,19 @@ class Crew:
             finally:
                 _this_thread.starts_worker = False
         return process
+
+    @contextlib.contextmanager
+    def _start_guard(self) -> Iterator[None]:
+        """Blocks Ctrl-C while a worker starts. What a fork server starts has it blocked already,
+        and the wait for that server may be long."""
+        if self._method == "forkserver":
+            yield
+        elif self._method == "spawn":
+            with _forkserver.interrupts_blocked():
+                yield
+        else:
+            with _forkserver.interrupts_blocked(False), _descriptors.alone():
+                yield
 
     def _unused_arenas(self) -> tuple[_arena.Arena, ...]:
         """Arenas of other iterators that a forked worker has no use for. A dataset may well be
@@ -254,7 +322,7 @@ class Crew:
                 fds.append(member.pidfd)
             if not member.proven:
                 member.proven = self._ring.report(member.number)["ready"] == member.start
-            if member.pidfd < 0 or not member.proven:
+            if (member.pidfd < 0 or not member.proven) and member.has_sentinel:
                 fds.append(member.process.sentinel)
         return fds
 
@@ -270,6 +338,62 @@ class Crew:
         # Never passed the gate, and its starter says that it ended: it owns nothing, and the
         # descriptor may be that of a stranger.
         return self._ring.report(member.number)["ready"] != member.start
+
+    def end_hung_starts(self) -> bool:
+        """Ends forked workers that wait in their own start; who calls replaces them, by the fork
+        server if possible. Returns whether there are workers whose start is still to be watched.
+
+        Raises
+        ------
+        WorkerDiedError
+            If too many in a row have hung.
+        """
+        starting = False
+        for member in self.members:
+            if member is None or member.has_begun:
+                continue
+            report = self._ring.report(member.number)
+            is_in = report["pid"] == member.pid and report["since"] != 0
+            if report["ready"] == member.start or (is_in and report["index"] != _ring.STARTING):
+                member.has_begun = True
+                if member.start > self._last_hung:
+                    self._hung = 0
+                continue
+            starting = True
+            seconds = _system.now() - member.born
+            if member.is_forked:
+                if seconds > START_SECONDS and member.state() == WAITS:
+                    self._end_hung_start(member, seconds)
+            elif seconds > IMPORT_SECONDS and not member.is_late:
+                member.is_late = True
+                logger.warning(
+                    "worker process %d has been starting for %.0f s: it imports the main module",
+                    member.pid,
+                    seconds,
+                )
+        if self._hung >= _MOST_HUNG * self.count:
+            count, self._hung = self._hung, 0
+            raise WorkerDiedError(
+                f"{count} worker processes in a row were forked and then waited for a lock that a "
+                "thread of this program held at that moment, and that nobody releases in a forked "
+                "process. Pass context='forkserver' (the dataset has to pickle, the main module "
+                "needs an if __name__ == '__main__' guard), or start the workers before there are "
+                "other threads, by iterator.start()"
+            )
+        return starting
+
+    def _end_hung_start(self, member: Member, seconds: float) -> None:
+        self._hung += 1
+        self._last_hung = member.start
+        member.has_hung = True
+        logger.warning(
+            "worker process %d waits in its start since %.0f s: a thread of this program has held "
+            "a lock when it was forked. It is ended, and another takes its place",
+            member.pid,
+            seconds,
+        )
+        member.send(signal.SIGKILL)
+        wait_for([member], _KILL_SECONDS)
 
     def stack_of(self, member: Member) -> str:
         """The worker's Python stacks at this moment; it need not take part."""
@@ -350,10 +474,11 @@ def _require_directory(method: str) -> None:
         ) from None
 
 
-def _process_type(method: str, context: Any) -> Any:
-    if method == "fork":
-        return context.Process
-    return SpawnedWorker if method == "spawn" else _forkserver.ForkedWorker
+_PROCESS_TYPES: dict[str, Any] = {
+    "fork": _worker.ForkedWorker,
+    "spawn": _worker.SpawnedWorker,
+    "forkserver": _forkserver.ServedWorker,
+}
 
 
 def _close_pipes_of_no_process(error: BaseException) -> None:
@@ -367,19 +492,6 @@ def _close_pipes_of_no_process(error: BaseException) -> None:
                 for name in ("parent_r", "child_w", "child_r", "parent_w"):
                     if name in names:
                         os.close(names[name])
-
-
-@contextlib.contextmanager
-def _interrupts_blocked(method: str) -> Iterator[None]:
-    """What starts within inherits the mask: a Ctrl-C, which a terminal sends to all processes of a
-    program, waits until a worker is ready to ignore it."""
-    if method != "fork":
-        resource_tracker.ensure_running()  # its start would unblock SIGINT
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 # ---- what travels --------------------------------------------------------------------------------

@@ -3,36 +3,79 @@
 multiprocessing's forkserver is the program's: what is set for it, modules to import or a mask of
 signals, would be set for all other processes of the program. The server here is a second one of the
 same kind. It starts with Ctrl-C blocked, and so does every worker of it, from its first instruction
-on; it has imported what workers need, once for all of them; and it imports what the program asked
-multiprocessing's to import.
+on; and it has imported what workers need, once for all of them: fastiter, the main module, the
+modules that the dataset's pickle names, and what the program asked multiprocessing's to import
+(`fastiter._served`).
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import importlib.machinery
 import io
 import os
+import pickle
+import signal
 import site
 import sys
 import sysconfig
 import time
-from multiprocessing import forkserver, popen_forkserver, reduction, spawn, util
+from collections.abc import Iterable, Iterator
+from multiprocessing import forkserver, popen_forkserver, reduction, resource_tracker, spawn, util
 from multiprocessing.context import ForkServerProcess, set_spawning_popen
 from typing import Any
 
-from fastiter import _system, errors
+from fastiter import _descriptors, _start, _system, errors
+
+#: The environment variable that tells a server what to import.
+PRELOAD = "_FASTITER_PRELOAD"
+_MOST_TEXT = 100_000  # characters of it; Linux takes 128 KiB
+_PRELOAD_SECONDS = 60.0  # for these imports; what takes longer is left to each worker
+# Of what multiprocessing tells a new process, what an import needs to know.
+_NEEDED = ("sys_path", "sys_argv", "init_main_from_name", "init_main_from_path")
 
 _server = forkserver.ForkServer()
+_preloads = True  # until a start has failed
 
 
-def ensure_running() -> None:
-    """Starts the server, if it does not run, and waits for nothing. The caller has blocked SIGINT,
-    and started multiprocessing's resource tracker, which would unblock it."""
+@contextlib.contextmanager
+def interrupts_blocked(needs_tracker: bool = True) -> Iterator[None]:
+    """What starts within inherits the mask: a Ctrl-C, which a terminal sends to all processes of a
+    program, waits until a worker is ready to ignore it."""
+    if needs_tracker:
+        resource_tracker.ensure_running()  # its start would unblock SIGINT
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def ensure_running(modules: Iterable[str] = ()) -> None:
+    """Starts the server, if it does not run, and waits for nothing. It imports `modules`."""
     theirs = list(forkserver._forkserver._preload_modules)  # type: ignore[attr-defined]
-    ours = ["fastiter._served"] if _is_found_by_others() else []
-    _server.set_forkserver_preload(theirs + ours)
-    _server.ensure_running()
+    with interrupts_blocked(), _start.default_method_kept():
+        if _preloads and _is_found_by_others():
+            _server.set_forkserver_preload(["fastiter._served"])
+            asked_for = [name for name in theirs if name != "__main__"]
+            os.environ[PRELOAD] = _preload_text([*modules, *asked_for])
+        else:
+            _server.set_forkserver_preload(theirs)
+        try:
+            _server.ensure_running()
+        finally:
+            os.environ.pop(PRELOAD, None)
+
+
+def _preload_text(modules: list[str]) -> str:
+    """What `fastiter._served` reads: a dict for `spawn.prepare`, and names of modules."""
+    data = spawn.get_preparation_data("")
+    needed = {key: data[key] for key in _NEEDED if key in data}
+    if not _start.main_is_importable():
+        needed = {key: value for key, value in needed.items() if not key.startswith("init_main")}
+    text = base64.b64encode(pickle.dumps((needed, modules))).decode()
+    return text if len(text) <= _MOST_TEXT else ""
 
 
 def _is_found_by_others() -> bool:
@@ -88,20 +131,45 @@ class _Popen(popen_forkserver.Popen):
         finally:
             set_spawning_popen(None)
         descriptors = self._fds  # type: ignore[attr-defined]
-        self.sentinel, pipe = _server.connect_to_new_process(descriptors)
-        # The child takes the closing of this duplicate for the end of its parent.
-        ends = (os.dup(pipe), self.sentinel)
-        self.finalizer = util.Finalize(self, _close_all, (ends,))
-        with open(pipe, "wb") as stream:
-            stream.write(message.getbuffer())
+        with interrupts_blocked():
+            _server.ensure_running()
+        with interrupts_blocked(), _sigpipe_ignored():
+            self.sentinel, pipe = _server.connect_to_new_process(descriptors)
+            # The child takes the closing of this duplicate for the end of its parent.
+            ends = (os.dup(pipe), self.sentinel)
+            self.finalizer = util.Finalize(self, _close_all, (ends,))
+            # A child that has died already is noticed as one that dies later.
+            with contextlib.suppress(BrokenPipeError), open(pipe, "wb") as stream:
+                stream.write(message.getbuffer())
+        # The server may still import; Ctrl-C is heard meanwhile.
+        if not _descriptors.events(self.sentinel, _PRELOAD_SECONDS):
+            raise ConnectionError("the fork server still imports the modules of the program")
         self.pid = forkserver.read_signed(self.sentinel)
 
 
-def wait_for_end(seconds: float) -> None:
-    """Waits, `seconds` at most, for the end of a server that has broken off a start: it may still
-    be on its way out, and would break off the next start too."""
+@contextlib.contextmanager
+def _sigpipe_ignored() -> Iterator[None]:
+    """Makes a write to a pipe that nobody reads an error, whatever the program does at SIGPIPE."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+    try:
+        yield
+    finally:
+        if signal.SIGPIPE not in mask and signal.SIGPIPE in signal.sigpending():
+            signal.sigwait({signal.SIGPIPE})
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def give_up(seconds: float) -> None:
+    """Ends a server that has failed to start a worker, and waits for that: it may still be on its
+    way out, and would break off the next start too. The next server imports nothing of the
+    program's, since that may be what has failed."""
+    global _preloads
+    _preloads = False
     pid = _server._forkserver_pid  # type: ignore[attr-defined]
     end = _system.now() + seconds
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     # It stays to be waited for: that is the business of multiprocessing.
     options = os.WEXITED | os.WNOWAIT | os.WNOHANG
     with contextlib.suppress(ChildProcessError, AttributeError):  # AttributeError: no os.waitid
@@ -109,7 +177,7 @@ def wait_for_end(seconds: float) -> None:
             time.sleep(0.005)
 
 
-class ForkedWorker(ForkServerProcess):
+class ServedWorker(ForkServerProcess):
     """A process that this server starts."""
 
     @staticmethod

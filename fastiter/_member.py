@@ -11,10 +11,13 @@ from typing import Any
 
 from fastiter import _descriptors, _system
 
+_CLOSING_SECONDS = 0.1  # between the moment that a dying process has closed its files and its end
+
 # How a worker ended, as `Member.end_text` says it.
 LEFT = "exited with status 0"
 UNKNOWN_END = "ended with an unknown status"
 
+WAITS = "waits"  # for a lock, an event or a signal, by what the system says
 # Of proc(5); who waits for a page or a disk cannot be interrupted.
 _STATES = {b"T": "is stopped", b"t": "is traced", b"D": "waits for the kernel", b"R": "runs"}
 
@@ -22,7 +25,7 @@ _STATES = {b"T": "is stopped", b"t": "is traced", b"D": "waits for the kernel", 
 class Member:
     """One running worker: its process, and the proofs of its death."""
 
-    def __init__(self, number: int, start: int, process: Any, pidfd: int, proven: bool):
+    def __init__(self, number: int, start: int, process: Any, pidfd: int, method: str):
         self.number = number
         self.start = start
         self.process = process
@@ -30,7 +33,13 @@ class Member:
         self.pidfd = pidfd  # -1 where the system has none
         # False: the pid was another process' child when its descriptor was opened, so the
         # descriptor is right only once the worker has passed the gate that opened after it.
-        self.proven = proven
+        self.proven = method != "forkserver"
+        self.is_forked = method == "fork"
+        # False: the pipe that tells of its end was closed before; it is no news any more.
+        self.has_sentinel = True
+        self.has_begun = False  # its own start is over, and code of the user runs
+        self.has_hung = False  # in its own start, for good
+        self.is_late = False  # the log has told of it
         self.leaves = False  # it was told to
         self.warned_since = 0.0
         self.warnings = 0
@@ -43,6 +52,21 @@ class Member:
             if not events & select.POLLNVAL:
                 return bool(events)
             self._lose_pidfd()
+        if self._has_exited():
+            return True
+        if self.has_sentinel and _descriptors.events(self.process.sentinel, 0):
+            # A process that ends closes its files a moment before. If it lives on, its dataset has
+            # closed what is not its own.
+            end = _system.now() + _CLOSING_SECONDS
+            while not self._has_exited():
+                if _system.now() > end:
+                    self.has_sentinel = False
+                    return False
+                select.poll().poll(1)
+            return True
+        return False
+
+    def _has_exited(self) -> bool:
         return self.process.exitcode is not None or not _exists(self.pid)
 
     def send(self, number: int) -> None:
@@ -63,8 +87,8 @@ class Member:
     def state(self) -> str:
         """What the system says it is doing, for messages."""
         with contextlib.suppress(OSError), open(f"/proc/{self.pid}/stat", "rb") as line:
-            return _STATES.get(line.read().rpartition(b") ")[2][:1], "waits")
-        return "waits"
+            return _STATES.get(line.read().rpartition(b") ")[2][:1], WAITS)
+        return WAITS
 
     def end_text(self) -> str:
         """How it ended, for messages. It is dead, but a forkserver may be late to say how."""
@@ -111,7 +135,10 @@ def wait_for(members: Iterable[Member], seconds: float) -> list[Member]:
     while left and (rest := end - _system.now()) > 0:
         poll = select.poll()
         for member in left:
-            poll.register(member.pidfd if member.pidfd >= 0 else member.process.sentinel)
+            if member.pidfd >= 0:
+                poll.register(member.pidfd)
+            elif member.has_sentinel:
+                poll.register(member.process.sentinel)
         poll.poll(min(rest, 0.05 if any(m.pidfd < 0 for m in left) else rest) * 1000)
         left = [m for m in left if not m.is_dead()]
     return left

@@ -187,8 +187,13 @@ class Merge:
             self._look_at_deaths()
 
     def _look_at_deaths(self) -> None:
+        self._crew.end_hung_starts()
         for member in self._crew.dead():
-            self._note_death(member)
+            if member.has_hung:  # it has read nothing
+                self._crew.dismiss(member)
+                self._crew.start(member.number)
+            else:
+                self._note_death(member)
 
     def _note_death(self, member: Member) -> None:
         """Who has died has published all that it ever will, which is delivered first."""

@@ -100,6 +100,8 @@ class Pool(Feed):
         self._deaths = Deaths()
         self._repaired = False
         self._mends = 0
+        self.is_starting = True  # there are workers whose start is to be watched
+        self._next_look = 0.0  # at these
         # Batches ahead and the one waited for; the consumer's; and each worker may pin one of an
         # old generation.
         most = max(workers, most_workers)
@@ -283,6 +285,8 @@ class Pool(Feed):
                 raise RuntimeError("the iterator was finalized while next() waited")
             if done():
                 return
+            if self.is_starting:
+                self.look_at_starts()
             self._start_missing()
             woken: list[int] = []
             try:
@@ -429,7 +433,20 @@ class Pool(Feed):
     def _start_missing(self) -> None:
         for number, member in enumerate(self._crew.members[: self._crew.wanted]):
             if member is None:
+                self.is_starting = True
                 self._crew.start(number)
+
+    def look_at_starts(self) -> None:
+        """Replaces workers whose start hangs, now and then: while the others keep up, nobody waits
+        for one, and nobody would notice."""
+        now = _system.now()
+        if now < self._next_look:
+            return
+        self._next_look = now + _SLICE
+        self.is_starting = self._crew.end_hung_starts()
+        for member in self._crew.dead():
+            self._recover(member)
+        self._start_missing()
 
     def _recover(self, member: Member) -> None:
         """Gives back what a dead worker had in hand, and starts another in its place."""
@@ -460,7 +477,7 @@ class Pool(Feed):
         planned = leaves and (end == LEFT or (end == UNKNOWN_END and was_ready))
         self.restarts += not planned
         self.replacements += planned and member.number < self._crew.wanted
-        if not losses and not planned:
+        if not losses and not planned and not member.has_hung:
             self._count_idle_death(member, was_ready, end)
 
     def _is_poison(self, row: int, q: int, end: str, suspects: int) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fastiter import _meter
+from fastiter._start import default_method_kept
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -85,12 +86,13 @@ class Progress(Iterator[Any]):
         self._epoch = iterator.epoch
         self._is_full = False
         self._last = self._times()
-        self._bar = tqdm(
-            total=iterator._epoch_size,
-            initial=iterator.current_position,
-            desc=self._label(),
-            **{"unit": " examples", "unit_scale": True, **options},
-        )
+        with default_method_kept():  # the first bar makes a lock of multiprocessing's
+            self._bar = tqdm(
+                total=iterator._epoch_size,
+                initial=iterator.current_position,
+                desc=self._label(),
+                **{"unit": " examples", "unit_scale": True, **options},
+            )
 
     def __iter__(self) -> Self:
         return self

@@ -2,6 +2,7 @@ from typing_extensions import Buffer
 
 NOTE_BYTES: int
 LOADING: int
+STARTING: int
 FINISHING: int
 
 PACKED_EXAMPLE: int

@@ -13,6 +13,7 @@ NOTE_BYTES = FI_NOTE_BYTES
 # In the place of the index in hand.
 LOADING = -1
 FINISHING = -2
+STARTING = -3
 
 # Kinds of packed objects, and the row of those that belong to the batch as a whole.
 PACKED_EXAMPLE, PACKED_ERROR, PACKED_FIELD, PACKED_RESULT, PACKED_FAILURE = range(5)

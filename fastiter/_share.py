@@ -85,6 +85,11 @@ class Shared(Generic[T]):
         _here[handle._key] = handle
         return handle
 
+    def modules(self) -> list[str]:
+        """Modules that its pickle names; before it is written."""
+        assert self._packed is not None
+        return self._packed.modules()
+
     def write(self) -> None:
         """Copies the large buffers; once, before anybody loads them."""
         assert self._packed is not None

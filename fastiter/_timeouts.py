@@ -94,7 +94,9 @@ class Timeouts:
         if not self._has_begun(member, report):  # nor does it know the signal that asks for a stack
             what, stack = "it has been starting", ""
         else:
-            if index == _ring.LOADING:
+            if index == _ring.STARTING:
+                what = "it has been starting"
+            elif index == _ring.LOADING:
                 what = "the dataset has been loading"
             elif index == _ring.FINISHING:
                 what = "the converter has been busy"

@@ -18,7 +18,9 @@ import functools
 import io
 import os
 import pickle
+import re
 import struct
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -33,6 +35,10 @@ _ALIGNMENT = 64
 _HEAD = struct.Struct("<QQQ")
 _SUM = struct.Struct("<Q")
 _PAIR = struct.Struct("<QQ")
+
+# A short string in a pickle: its length, and a dotted name. Modules are named by such.
+_NAME = re.compile(rb"\x8c(.)([A-Za-z_][\w.]*)", re.DOTALL)
+_SEARCHED = 4 << 20  # bytes of a pickle
 
 _WRITTEN_AT_ONCE = 16 << 20  # bytes; between two of them Ctrl-C is heard
 _MOST_TEXT = 32 << 10  # characters
@@ -153,6 +159,13 @@ class Packed:
             return True
         self._buffers.append(raw)
         return False
+
+    def modules(self) -> list[str]:
+        """Modules of this process that the pickle names: those that it takes to load it, and maybe
+        others whose names are among its strings."""
+        found = _NAME.findall(memoryview(self._pickle)[:_SEARCHED])
+        names = {name.decode() for length, name in found if ord(length) == len(name)}
+        return sorted(names.intersection(sys.modules) - {"__main__"})
 
     def _head(self) -> bytes:
         pairs = [_PAIR.pack(*place) for place in self._places]

@@ -7,14 +7,15 @@ import contextlib
 import faulthandler
 import functools
 import hashlib
+import io
 import os
 import random
 import signal
 import sys
 from collections.abc import Callable
 from multiprocessing import reduction, util
-from multiprocessing.context import SpawnProcess
-from typing import Any, NamedTuple, Protocol
+from multiprocessing.context import ForkProcess, SpawnProcess
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from fastiter import _arena, _example, _fill, _pools, _system, _transport, _work
 from fastiter._finish import Finisher
 from fastiter._share import Shared
 from fastiter._worker_info import WorkerInfo, set_worker_info
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _LAST_SECONDS = 1.0  # for exit handlers, and threads that the dataset has left behind
 
@@ -38,6 +42,19 @@ class Descriptor:
 
 def _arrived(duplicate: Any) -> Descriptor:
     return Descriptor(-1 if duplicate is None else duplicate.detach())
+
+
+class ForkedWorker(ForkProcess):
+    """A forked process whose start waits for no thread of the program.
+
+    multiprocessing closes `sys.stdin` in each child. That waits for the stream's lock, which a
+    thread of the program that reads from it, in `input()` say, holds in the child for ever.
+    """
+
+    def _bootstrap(self, parent_sentinel: Any = None) -> int:
+        self._inherited_stdin = sys.stdin  # kept: freeing it closes it, too
+        sys.stdin = io.StringIO()
+        return super()._bootstrap(parent_sentinel)  # type: ignore[misc,no-any-return]
 
 
 class SpawnedWorker(SpawnProcess):
@@ -173,13 +190,14 @@ def _run(seat: Seat) -> int:
         return 0
     digest = _digest(seat)
     _seed(digest)
+    end.load()
     try:
         job = seat.job
         if isinstance(job, Shared):
             handle, job = job, job.value
             handle.close()
             _pools.limit_pools()  # of what the dataset has imported; worker_init may raise it
-        _seed_torch(digest)  # the dataset may have imported it
+            _seed_torch(digest)  # the dataset may have imported it
         work = job.prepare(end, seat, int.from_bytes(digest[-8:], "little"))
     except BaseException as error:
         failure = _transport.failure_of(error)
@@ -225,11 +243,21 @@ def _digest(seat: Seat) -> bytes:
 def _seed(digest: bytes) -> None:
     """Gives this start generators of its own, so that augmentations differ between workers."""
     random.seed(digest)
-    np.random.seed(np.frombuffer(digest, dtype=np.uint32))
+    _seed_numpy(np.frombuffer(digest, dtype=np.uint32))
     _seed_torch(digest)
+
+
+def _seed_numpy(seed: npt.NDArray[np.uint32]) -> None:
+    """As `np.random.seed`, by a new bit generator: the old one's lock may be held for ever, by a
+    thread of the program that drew numbers at the moment of the fork."""
+    generator = np.random.mtrand._rand
+    kind = type(generator._bit_generator)
+    generator.__init__(seed if kind is np.random.MT19937 else kind(seed))  # type: ignore[misc]
 
 
 def _seed_torch(digest: bytes) -> None:
     torch = sys.modules.get("torch")
-    if torch is not None:
+    if torch is not None and hasattr(torch, "manual_seed"):  # else amid its import, in a thread
+        # In a forked worker this may wait for ever, as for NumPy. Nothing can replace the lock of
+        # torch's generator: `Crew.end_stuck` ends the worker then, and another takes its place.
         torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)

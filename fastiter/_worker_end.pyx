@@ -5,10 +5,10 @@ from libc.string cimport memcpy
 
 from fastiter._arena cimport Arena
 from fastiter._csrc cimport *
-from fastiter._ring import LOADING as _LOADING
+from fastiter._ring import LOADING as _LOADING, STARTING as _STARTING
 from fastiter._system cimport check
 
-cdef int LOADING = _LOADING
+cdef int LOADING = _LOADING, STARTING = _STARTING
 
 
 cdef class WorkerEnd:
@@ -23,7 +23,7 @@ cdef class WorkerEnd:
     def enter(self, uint32_t start):
         """Waits at the gate; False if this start has been given up meanwhile.
 
-        From here on, until `loaded`, the cell says that the worker loads the dataset.
+        From here on the cell says that the worker starts: until `load`.
         """
         cdef bint entered
         cdef uint32_t pid = fi_process_id()
@@ -31,8 +31,12 @@ cdef class WorkerEnd:
         with nogil:
             entered = fi_cell_enter(cell, start, pid)
         if entered:
-            fi_cell_fetch_begins(cell, LOADING)
+            fi_cell_fetch_begins(cell, STARTING)
         return entered
+
+    def load(self):
+        """Tells the parent that code of the user runs from here on, until `loaded`."""
+        fi_cell_fetch_begins(self.worker.ring.cells + self.worker.number, LOADING)
 
     def loaded(self, uint32_t start, bytes note=b""):
         """Tells the parent that work can begin, or leaves it the reason why not."""

@@ -317,6 +317,8 @@ class MultiprocessIterator(PlannedIterator):
         pool = self._pool
         if pool is not None and pool.is_own and not pool.closed:
             pool.seed = self._seed
+            if pool.is_starting:
+                pool.look_at_starts()
             return pool
         if pool is not None and not pool.is_own:
             raise RuntimeError(

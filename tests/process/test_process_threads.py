@@ -4,10 +4,12 @@ says about their start is never overridden."""
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
 import subprocess
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 from outside import run_script
@@ -74,7 +76,9 @@ PROGRAM = """
         expected = [work(index) for index in range(16)]
         dataset = Dataset()
         {before}
-        iterator = MultiprocessIterator(dataset, 4, n_processes=2, shuffle=False, repeat=False)
+        iterator = MultiprocessIterator(
+            dataset, 4, n_processes=2, shuffle=False, repeat=False, context={context!r}
+        )
         found = [value for batch in iterator for value in batch]
         print(iterator._pool._crew._method, found == expected)
         iterator.finalize()
@@ -110,9 +114,10 @@ def run(
     start: str = GUARDED,
     before: str = NOTHING,
     after: str = NOTHING,
+    context: str | None = None,
 ) -> str:
     """Runs the program to its end; the start method, and whether the batches were right."""
-    source = PROGRAM.format(pool=pool, run=start, before=before, after=after)
+    source = PROGRAM.format(pool=pool, run=start, before=before, after=after, context=context)
     status, out, err = run_script(directory, textwrap.dedent(source))
     assert status == 0, err
     return out.strip()
@@ -182,11 +187,166 @@ def test_opencv(tmp_path, start, method):
     assert run(tmp_path, OPENCV, start) == f"{method} True"
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["fork", pytest.param("forkserver", marks=stress), pytest.param("spawn", marks=stress)],
-)
+@stress
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_what_the_program_has_set_stands(tmp_path, openmp, method):
     before = f"multiprocessing.set_start_method({method!r})"
     pool = OPENMP.format(library=openmp)
     assert run(tmp_path, pool, GUARDED, before) == f"{method} True"
+
+
+def test_a_fork_that_is_a_mere_default_gives_way(tmp_path, openmp):
+    """Whoever uses multiprocessing, as progress bars do, sets the start method to its default."""
+    pool = OPENMP.format(library=openmp)
+    assert run(tmp_path, pool, before="multiprocessing.Lock()") == "forkserver True"
+
+
+def test_a_fork_that_the_program_asks_for_is_warned_of_once(tmp_path, openmp):
+    before = """import warnings
+        caught = []
+        warnings.showwarning = lambda message, category, *_: caught.append((category, str(message)))
+        multiprocessing.Lock()
+        MultiprocessIterator(dataset, 4, n_processes=1, context='fork').start()"""
+    after = """(category, message), = caught
+        assert category is RuntimeWarning
+        assert "native libraries" in message and "context='fork' was passed" in message"""
+    pool = OPENMP.format(library=openmp)
+    assert run(tmp_path, pool, GUARDED, before, after, "fork") == "fork True"
+
+
+# ---- locks that other threads hold ---------------------------------------------------------------
+
+BESIDE = """
+    import logging, multiprocessing, os, sys, threading, warnings
+    import numpy as np
+    import psutil
+    from fastiter import MultiprocessIterator, WorkerDiedError, _crew
+    from fastiter.reader import multiprocess_reader
+    from outside import pids_of
+
+    class Dataset:
+        def __len__(self):
+            return 64
+        def __getitem__(self, index):
+            return index, os.getppid()
+
+    def numbers():
+        yield from range(100)
+
+    def draw(started):
+        while True:
+            started.set()
+            np.random.random_sample(5_000_000)  # holds the lock of NumPy's generator
+
+    def read(started):
+        started.set()
+        sys.stdin.readline()  # holds the lock of that stream
+
+    def begin(thread):
+        started = threading.Event()
+        threading.Thread(target=thread, args=(started,), daemon=True).start()
+        started.wait()
+
+    def make(**options):
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return MultiprocessIterator(Dataset(), 4, n_processes=2, shuffle=False, **options)
+
+    def hang_in_starts(count):
+        '''So many of the next forks make a worker that waits for a lock in its start.'''
+        left = [count + 1]
+        held = threading.Lock()
+        def before():
+            left[0] -= 1
+        def after():
+            if left[0] > 0:
+                held.acquire()
+        os.register_at_fork(before=before, after_in_child=after)
+        held.acquire()
+        _crew.START_SECONDS = 0.3
+
+    if __name__ == "__main__":
+"""
+
+
+def run_beside(directory: Path, body: str, **options: Any) -> tuple[str, str]:
+    """Runs the statements in a program of their own: what it prints, and its messages."""
+    source = textwrap.dedent(BESIDE) + textwrap.indent(textwrap.dedent(body), "    ")
+    status, out, err = run_script(directory, source + "\n    os._exit(0)\n", **options)
+    assert status == 0, err
+    return out, err
+
+
+@pytest.mark.parametrize("thread", ["draw", "read"])
+def test_a_lock_that_another_thread_holds_does_not_hang_a_forked_worker(tmp_path, thread):
+    read, write = os.pipe()  # standard input, to which nobody writes
+    try:
+        body = f"""
+        begin({thread})
+        iterator = make(context="fork")
+        print([index for index, _ in next(iterator)], flush=True)
+        """
+        assert run_beside(tmp_path, body, stdin=read)[0] == "[0, 1, 2, 3]\n"
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_workers_that_come_later_are_not_forked_beside_threads(tmp_path, killed):
+    """The fork was safe when the first ones started."""
+    body = f"""
+    iterator = make(maxtasksperchild=None if {killed} else 9)
+    assert {{parent for _, parent in next(iterator)}} == {{os.getpid()}}
+    begin(draw)
+    if {killed}:
+        for member in iterator._pool._crew.members:
+            os.kill(member.pid, 9)
+    parents, indices = [], []
+    while len(indices) < 200 or parents[-1] == os.getpid():
+        for index, parent in next(iterator):
+            indices.append(index)
+            parents.append(parent)
+    assert indices == [number % 64 for number in range(4, len(indices) + 4)]
+    print("done", flush=True)
+    """
+    assert run_beside(tmp_path, body)[0] == "done\n"
+
+
+def test_a_start_that_hangs_is_replaced_while_others_keep_up(tmp_path):
+    body = """
+    hang_in_starts(1)
+    iterator = make(context="fork")
+    indices = []
+    while not iterator._pool or not iterator._pool.is_steady():
+        indices += [index for index, _ in next(iterator)]
+    assert indices == [number % 64 for number in range(len(indices))]
+    parents = [psutil.Process(pid).ppid() for pid in pids_of(iterator)]
+    print(parents.count(os.getpid()), len(parents), flush=True)
+    """
+    out, err = run_beside(tmp_path, body)
+    assert out == "1 2\n"
+    assert err.count("waits in its start") == 1
+
+
+def test_starts_that_hang_again_and_again_are_an_error(tmp_path):
+    body = """
+    hang_in_starts(1000)
+    iterator = make(context="fork", converter=lambda batch, device: batch)
+    sys.modules["cloudpickle"] = None
+    try:
+        next(iterator)
+    except WorkerDiedError as error:
+        print(str(error).partition(" in a row were forked and then waited for a lock")[0])
+    sys.stdout.flush()
+    """
+    assert run_beside(tmp_path, body)[0] == "6 worker processes\n"
+
+
+def test_a_reader_whose_start_hangs_is_started_again(tmp_path):
+    body = """
+    hang_in_starts(1)
+    warnings.simplefilter("ignore", RuntimeWarning)
+    samples = list(multiprocess_reader([numbers, numbers], context="fork")())
+    print(sorted(samples) == sorted([*range(100)] * 2), flush=True)
+    """
+    assert run_beside(tmp_path, body)[0] == "True\n"

@@ -7,6 +7,8 @@ import os
 from io import FileIO
 from typing import Any
 
+from fastiter._start import default_method_kept
+
 
 class Body:
     """A new file that is written, hashed if asked, and counted.
@@ -35,7 +37,8 @@ class Body:
             from tqdm import tqdm
 
             name = os.path.basename(url.partition("?")[0].rstrip("/")) or url
-            self._bar = tqdm(desc=name, unit="B", unit_scale=True, unit_divisor=1024)
+            with default_method_kept():
+                self._bar = tqdm(desc=name, unit="B", unit_scale=True, unit_divisor=1024)
 
     def expect(self, total: int | None) -> None:
         """Tells the bar how many bytes there will be in all."""
