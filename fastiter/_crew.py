@@ -371,7 +371,7 @@ class Crew:
                     member.pid,
                     seconds,
                 )
-        if self._hung >= _MOST_HUNG * self.count:
+        if self._hung >= _MOST_HUNG * max(1, self.wanted):
             count, self._hung = self._hung, 0
             raise WorkerDiedError(
                 f"{count} worker processes in a row were forked and then waited for a lock that a "

@@ -33,7 +33,7 @@ PRELOAD = "_FASTITER_PRELOAD"
 _MOST_TEXT = 100_000  # characters of it; Linux takes 128 KiB
 _PRELOAD_SECONDS = 60.0  # for these imports; what takes longer is left to each worker
 # Of what multiprocessing tells a new process, what an import needs to know.
-_NEEDED = ("sys_path", "sys_argv", "init_main_from_name", "init_main_from_path")
+_NEEDED = ("name", "sys_path", "sys_argv", "init_main_from_name", "init_main_from_path")
 
 _server = forkserver.ForkServer()
 _preloads = True  # until a start has failed
@@ -70,7 +70,7 @@ def ensure_running(modules: Iterable[str] = ()) -> None:
 
 def _preload_text(modules: list[str]) -> str:
     """What `fastiter._served` reads: a dict for `spawn.prepare`, and names of modules."""
-    data = spawn.get_preparation_data("")
+    data = spawn.get_preparation_data("fastiter-forkserver")
     needed = {key: data[key] for key in _NEEDED if key in data}
     if not _start.main_is_importable():
         needed = {key: value for key, value in needed.items() if not key.startswith("init_main")}

@@ -25,8 +25,9 @@ from fastiter._warn import warn_caller
 
 logger = logging.getLogger("fastiter")
 
-# What a condition asks that lets a part of the main module run in the program alone.
-_GUARDS = {"__name__", "current_process", "parent_process"}
+# What a condition asks that lets a part of the main module run in the program alone: the module's
+# name, or the process' (`multiprocessing.current_process().name`).
+_GUARDS = {"__name__", "current_process"}
 
 _warned = False  # of an unsafe fork, once in a program
 

@@ -96,3 +96,58 @@ def test_without_calls(tmp_path, method, names, error):
     source = textwrap.dedent(PROGRAM).replace("ARGUMENTS", repr(arguments))
     status, out, err = run_script(tmp_path, source)
     assert (status, out, err) == (0, "done\n", ""), err
+
+
+CLOSED = """
+    import errno, os, pathlib, sys, threading, time
+    from without_calls import refuse
+    from outside import wait_until
+    from fastiter import MultiprocessIterator
+
+    class Closing:
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            if index == 0:
+                wait_until(pathlib.Path("pipe").exists, "the program has told of the pipe")
+                for fd in os.listdir("/proc/self/fd"):
+                    if os.path.exists(f"/proc/self/fd/{fd}") and os.path.samefile(
+                        f"/proc/self/fd/{fd}", "pipe"
+                    ):
+                        os.close(int(fd))
+                open("closed", "w").close()
+                wait_until(pathlib.Path("gate").exists, "the gate opens")
+                if not os.path.exists("dead"):
+                    open("dead", "w").close()
+                    os._exit(3)
+            return index
+
+    if __name__ == "__main__":
+        refuse(["pidfd_open"], errno.ENOSYS)
+        iterator = MultiprocessIterator(Closing(), 4, n_processes=1, shuffle=False, context=METHOD)
+        iterator.start()
+        sentinel = iterator._pool._crew.members[0].process.sentinel
+        os.symlink(f"/proc/{os.getpid()}/fd/{sentinel}", "pipe.new")
+        os.rename("pipe.new", "pipe")
+
+        def measure():
+            wait_until(pathlib.Path("closed").exists, "the pipe is closed")
+            before = time.process_time()
+            threading.Event().wait(1.5)
+            print("busy" if time.process_time() - before > 0.75 else "asleep")
+            open("gate", "w").close()
+
+        threading.Thread(target=measure).start()
+        print(next(iterator))
+        iterator.finalize()
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_closed_pipe_keeps_nobody_busy(tmp_path, method):
+    """Without pidfds, a pipe tells of a worker's death. One that the dataset closes tells of none:
+    the program sleeps while it waits, and notices the death all the same."""
+    source = textwrap.dedent(CLOSED).replace("METHOD", repr(method))
+    status, out, err = run_script(tmp_path, source, cwd=tmp_path)
+    assert (status, out) == (0, "asleep\n[0, 1, 2, 3]\n"), err

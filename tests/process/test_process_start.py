@@ -7,16 +7,19 @@ import importlib
 import multiprocessing
 import os
 import random
+import re
 import signal
+import subprocess
 import sys
 import sysconfig
+import textwrap
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 from examples_of import Big, Blocks, Locked, Numbered, Opened
-from outside import pids_of, run_script
+from outside import HANG, environment, pids_of, run_script
 
 import fastiter
 from fastiter import MultiprocessIterator, _forkserver, concat_examples
@@ -229,16 +232,162 @@ def test_padding_travels_under_spawn(make):
         assert next(iterator).tolist() == expected
 
 
-def test_a_program_without_a_main_guard_is_told(tmp_path):
-    status, _, err = run_script(
-        tmp_path,
-        """
-        from examples_of import Blocks
-        from fastiter import MultiprocessIterator
+WITHOUT_GUARD = """
+from examples_of import Blocks
+from fastiter import MultiprocessIterator
 
-        iterator = MultiprocessIterator(Blocks(20), 4, n_processes=2, context="spawn")
-        next(iterator)
-        """,
+iterator = MultiprocessIterator(Blocks(20), 4, n_processes=2, context={method!r})
+{call}
+print(len(next(iterator)))
+iterator.finalize()
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_program_without_a_main_guard_is_told(tmp_path, method):
+    """By one error, at once: no worker imports that program."""
+    source = WITHOUT_GUARD.format(method=method, call="iterator.start()")
+    status, out, err = run_script(tmp_path, source)
+    assert (status, out) == (1, "")
+    assert re.search(r"RuntimeError: .* line 6 of .*program.py.*if __name__ == '__main__':", err)
+    assert err.count("Traceback") == 1
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_guard_is_one_that_holds_workers_off(tmp_path, method):
+    """In whatever words; one elsewhere is none."""
+    inside = textwrap.indent(WITHOUT_GUARD.format(method=method, call="pass"), "    ")
+    name = "multiprocessing.current_process().name"
+    other = f"import multiprocessing\nif {name} == 'MainProcess':\n{inside}"
+    assert run_script(tmp_path, other) == (0, "4\n", "")
+    elsewhere = f"if __name__ == '__main__':\n    pass\n{textwrap.dedent(inside)}"
+    status, _, err = run_script(tmp_path, elsewhere)
+    assert status == 1
+    assert err.count("Traceback") == 1
+
+
+@pytest.mark.parametrize("how", ["-c", "-m", "import"])
+def test_programs_that_need_no_guard(tmp_path, how):
+    """No worker imports what is given by -c, or the __main__ of a package; and who has come to its
+    end runs no more."""
+    source = WITHOUT_GUARD.format(method="spawn", call="pass")
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__main__.py").write_text(source)
+    (tmp_path / "main.py").write_text(
+        "import atexit\n\n\ndef run():\n"
+        + textwrap.indent(source, "    ")
+        + "\natexit.register(run)\n"
     )
-    assert status != 0
-    assert "__main__" in err
+    arguments = {"-c": ["-c", source], "-m": ["-m", "package"], "import": ["main.py"]}[how]
+    command = [sys.executable, *arguments]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=HANG
+    )
+    assert (done.stdout, done.returncode) == ("4\n", 0), done.stderr
+
+
+DEFAULT = """
+import multiprocessing, sys, threading
+import fastiter
+from examples_of import Blocks
+from fastiter import MultiprocessIterator
+
+if __name__ == "__main__":
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    for method in (None, "spawn"):
+        with MultiprocessIterator(Blocks(20), 4, n_processes=1, context=method) as iterator:
+            next(fastiter.progress(iterator, file=open("/dev/null", "w")))
+            print(iterator._pool._crew._method, multiprocessing.get_start_method(allow_none=True))
+    multiprocessing.set_start_method("spawn")
+"""
+
+
+def test_the_default_start_method_stays_as_it_was(tmp_path):
+    """By a fork server, spawned workers, or a progress bar."""
+    status, out, err = run_script(tmp_path, DEFAULT)
+    assert (status, out) == (0, "forkserver None\nspawn None\n"), err
+
+
+# ---- the fork server -----------------------------------------------------------------------------
+
+NOTED = """
+import os, pathlib, threading
+import numpy as np
+
+with open(pathlib.Path(__file__).with_suffix(".imports"), "a") as marks:
+    print(os.getpid(), file=marks)
+{more}
+
+class Noted:
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return index
+"""
+
+SERVED = """
+import importlib, os, pathlib
+import psutil
+from fastiter import MultiprocessIterator
+from outside import pids_of, wait_until
+
+with open(pathlib.Path(__file__).with_suffix(".imports"), "a") as marks:
+    print(os.getpid(), file=marks)
+print("main", flush=True)
+
+if __name__ == "__main__":
+    noted = importlib.import_module("noted")
+    iterator = MultiprocessIterator(noted.Noted(), 4, n_processes=3, context="forkserver")
+    next(iterator)
+    wait_until(iterator._pool.is_steady, "the workers have begun")
+    pids = pids_of(iterator)
+    print(psutil.Process(pids[0]).ppid(), *pids)
+    iterator.finalize()
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "is_once"),
+    [
+        ("", True),
+        ("threading.Thread(target=threading.Event().wait, daemon=True).start()", False),
+        ("handle = open(__file__)", False),
+    ],
+)
+def test_a_fork_server_imports_once_for_all_workers(tmp_path, more, is_once):
+    """What they need: the main module, and the dataset's. But not where workers that are forked
+    then would lack its threads, or share its files."""
+    (tmp_path / "noted.py").write_text(NOTED.format(more=more))
+    status, out, err = run_script(tmp_path, SERVED)
+    assert status == 0, err
+    server, *workers = map(int, out.split("\n")[-2].split())
+    for module in ("noted", "program"):
+        importers = list(map(int, (tmp_path / f"{module}.imports").read_text().split()))
+        assert importers[1] == server
+        assert set(importers[2:]) == (set() if is_once else set(workers))
+
+
+DYING = """
+import multiprocessing, os, signal
+from examples_of import Locked
+from fastiter import MultiprocessIterator, WorkerDiedError
+
+if __name__ == "__mp_main__":
+    os.register_at_fork(after_in_child=lambda: os._exit(3))
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    dataset = Locked(20, "forkserver")
+    dataset.more = bytes(1 << 20)  # more than a pipe takes before somebody reads it
+    try:
+        next(MultiprocessIterator(dataset, 4, n_processes=2, context="forkserver"))
+    except WorkerDiedError as error:
+        print("exited with status 3" in str(error))
+"""
+
+
+def test_a_worker_that_dies_before_it_reads_its_task_ends_no_program(tmp_path):
+    """With the default action at SIGPIPE, a write to a pipe that nobody reads would."""
+    assert run_script(tmp_path, DYING)[:2] == (0, "True\n")
