@@ -144,7 +144,7 @@ class Crew:
                 self._make_image()
         if self._method == "forkserver":
             # Its workers have little to import once the server has.
-            self._start_server()
+            _forkserver.ensure_running([] if self._image is None else self._image.modules())
             self._write_image()
         with self._ready():
             members = [self._launch(number) for number in range(self.wanted)]
@@ -180,9 +180,6 @@ class Crew:
         if self._image is not None:
             self._image.write()
 
-    def _start_server(self) -> None:
-        _forkserver.ensure_running([] if self._image is None else self._image.modules())
-
     def _keep_forking(self, context: Any, error: Exception) -> None:
         """The fork server cannot start workers, for want of a pickle or of room for it."""
         self._may_change = False
@@ -199,16 +196,15 @@ class Crew:
             if _travels_only_with_a_process(self._job):
                 raise TypeError("the dataset holds locks or queues")
             _require_directory(start.method)
-            image = self._image = _image_of(self._job)
-            self._start_server()
+            image = _image_of(self._job)
+            _forkserver.ensure_running(image.modules())
             image.write()
         except Exception as error:
-            self._image = None
             if image is not None:
                 image.close()
             self._keep_forking(self._start.context, error)
         else:
-            self._start = start
+            self._image, self._start = image, start
 
     def start(self, number: int) -> None:
         """Starts the worker `number` anew: nobody holds it now."""

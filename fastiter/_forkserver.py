@@ -53,13 +53,14 @@ def interrupts_blocked(needs_tracker: bool = True) -> Iterator[None]:
 
 
 def ensure_running(modules: Iterable[str] = ()) -> None:
-    """Starts the server, if it does not run, and waits for nothing. It imports `modules`."""
+    """Starts the server, if it does not run, and waits for nothing. It imports `modules`, and the
+    main module, unless the program has asked multiprocessing for a server that does not."""
     theirs = list(forkserver._forkserver._preload_modules)  # type: ignore[attr-defined]
     with interrupts_blocked(), _start.default_method_kept():
         if _preloads and _is_found_by_others():
             _server.set_forkserver_preload(["fastiter._served"])
-            asked_for = [name for name in theirs if name != "__main__"]
-            os.environ[PRELOAD] = _preload_text([*modules, *asked_for])
+            wanted = theirs if "__main__" not in theirs else [*theirs, *modules]
+            os.environ[PRELOAD] = _preload_text(wanted)
         else:
             _server.set_forkserver_preload(theirs)
         try:
@@ -72,7 +73,7 @@ def _preload_text(modules: list[str]) -> str:
     """What `fastiter._served` reads: a dict for `spawn.prepare`, and names of modules."""
     data = spawn.get_preparation_data("fastiter-forkserver")
     needed = {key: data[key] for key in _NEEDED if key in data}
-    if not _start.main_is_importable():
+    if "__main__" not in modules or not _start.main_is_importable():
         needed = {key: value for key, value in needed.items() if not key.startswith("init_main")}
     text = base64.b64encode(pickle.dumps((needed, modules))).decode()
     return text if len(text) <= _MOST_TEXT else ""

@@ -22,7 +22,7 @@ def _preload(text: str) -> None:
     try:
         with contextlib.suppress(BaseException):
             spawn.prepare(data)
-        for name in modules:
+        for name in modules:  # __main__ is one, and is there already
             with contextlib.suppress(BaseException):
                 importlib.import_module(name)
     finally:

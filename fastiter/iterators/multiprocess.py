@@ -96,7 +96,8 @@ class MultiprocessIterator(PlannedIterator):
         How workers are started: 'fork', 'spawn', 'forkserver'. None for what
         ``multiprocessing.set_start_method`` has set, else for the interpreter's default; where
         that is a fork, and other threads or CUDA make it unsafe, a fork server takes its place if
-        the dataset pickles and the main module has an ``if __name__ == '__main__'`` guard.
+        the dataset pickles and the main module has an ``if __name__ == '__main__'`` guard. An
+        unsafe fork is warned of.
 
     Raises
     ------

@@ -213,7 +213,7 @@ if __name__ == "__mp_main__":
     wait_until(pathlib.Path({str(tmp_path / "go")!r}).exists, "the parent was interrupted")
 
 if __name__ == "__main__":
-    multiprocessing.set_forkserver_preload([])  # newer ones would import the program once for all
+    multiprocessing.set_forkserver_preload([])  # else the server would import it for all
     iterator = MultiprocessIterator(
         Blocks(40), 4, n_processes=2, shuffle=False, context={method!r}
     )
@@ -241,6 +241,39 @@ if __name__ == "__main__":
     assert (program.returncode, out, err) == (0, "64.0 True\n", "")
 
 
+def test_ctrl_c_while_the_fork_server_imports(tmp_path):
+    """The program waits for it meanwhile. The next call starts the workers anew."""
+    program = start_script(
+        tmp_path,
+        HEAD
+        + f"""
+if __name__ == "__mp_main__":
+    pathlib.Path({str(tmp_path / "imports")!r}).touch()
+    wait_until(pathlib.Path({str(tmp_path / "go")!r}).exists, "the parent was interrupted")
+
+if __name__ == "__main__":
+    iterator = MultiprocessIterator(
+        Blocks(40), 4, n_processes=2, shuffle=False, context="forkserver"
+    )
+    try:
+        iterator.start()
+    except KeyboardInterrupt:
+        pathlib.Path({str(tmp_path / "go")!r}).touch()
+    print(next(iterator)[1][0])
+    iterator.finalize()
+""",
+        start_new_session=True,
+    )
+    try:
+        wait_until((tmp_path / "imports").exists, "the server imports")
+        os.killpg(program.pid, signal.SIGINT)
+        out, err = program.communicate(timeout=30)
+    finally:
+        program.kill()
+        program.communicate()
+    assert (program.returncode, out, err) == (0, "64.0\n", "")
+
+
 # -- the interpreter exits in silence --------------------------------------------------------------
 
 ENDS = {
@@ -259,6 +292,7 @@ ENDS = {
     threading.Thread(target=go_on, daemon=True).start()
     time.sleep(0.1)""",
     "a daemon thread that waits": """
+    import warnings; warnings.simplefilter("ignore", RuntimeWarning)  # the thread forks, too
     iterator = MultiprocessIterator(
         Stuck(40, "sleep", sys.argv[0] + ".d"), 4, n_processes=2, shuffle=False, context="fork"
     )
