@@ -119,10 +119,12 @@ def _why_no_server() -> str:
     """What keeps a fork server from starting workers; "" if nothing is known."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return "this system has no fork server"
+    if _main_file() is None:
+        return "the main module has no file that a worker could import"
     if not main_is_importable():
         return (
-            "the main module cannot be imported in a worker: it lacks a file, or an "
-            "if __name__ == '__main__' guard"
+            "the main module has no if __name__ == '__main__' guard around what runs now: a "
+            "worker that imports it would run the program again"
         )
     return ""
 
