@@ -358,7 +358,8 @@ class Crew:
             starting = True
             seconds = _system.now() - member.born
             if member.is_forked:
-                if seconds > START_SECONDS and member.state() == WAITS:
+                waits = seconds > START_SECONDS and member.state() == WAITS
+                if waits and not member.is_dead():
                     self._end_hung_start(member, seconds)
             elif seconds > IMPORT_SECONDS and not member.is_late:
                 member.is_late = True
@@ -383,8 +384,8 @@ class Crew:
         self._last_hung = member.start
         member.has_hung = True
         logger.warning(
-            "worker process %d waits in its start since %.0f s: a thread of this program has held "
-            "a lock when it was forked. It is ended, and another takes its place",
+            "worker process %d has waited in its start for %.0f s: a thread of this program held a "
+            "lock when the worker was forked. It is ended, and another takes its place",
             member.pid,
             seconds,
         )

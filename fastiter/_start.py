@@ -97,7 +97,7 @@ def default_method_kept() -> Iterator[None]:
     finally:
         default = multiprocessing.get_all_start_methods()[0]
         if before is None and multiprocessing.get_start_method(allow_none=True) == default:
-            multiprocessing.set_start_method(None, force=True)  # type: ignore[arg-type]
+            multiprocessing.set_start_method(None, force=True)
 
 
 def why_not_fork(besides: int = 0) -> str | None:

@@ -227,7 +227,9 @@ if __name__ == "__main__":
 THREADS = (
     HEAD
     + """
-import threading
+import threading, warnings
+
+warnings.simplefilter("ignore", RuntimeWarning)  # forks are unsafe here, which is told
 
 def run(number):
     for turn in range(6):

@@ -325,7 +325,7 @@ def test_a_start_that_hangs_is_replaced_while_others_keep_up(tmp_path):
     """
     out, err = run_beside(tmp_path, body)
     assert out == "1 2\n"
-    assert err.count("waits in its start") == 1
+    assert err.count("has waited in its start") == 1
 
 
 def test_starts_that_hang_again_and_again_are_an_error(tmp_path):
