@@ -283,14 +283,13 @@ class Crew:
     def _start_guard(self) -> Iterator[None]:
         """Blocks Ctrl-C while a worker starts. What a fork server starts has it blocked already,
         and the wait for that server may be long."""
-        if self._method == "forkserver":
+        forks = self._method == "fork"
+        with contextlib.ExitStack() as stack:
+            if self._method != "forkserver":
+                stack.enter_context(_forkserver.interrupts_blocked(not forks))
+            if forks:
+                stack.enter_context(_descriptors.alone())
             yield
-        elif self._method == "spawn":
-            with _forkserver.interrupts_blocked():
-                yield
-        else:
-            with _forkserver.interrupts_blocked(False), _descriptors.alone():
-                yield
 
     def _unused_arenas(self) -> tuple[_arena.Arena, ...]:
         """Arenas of other iterators that a forked worker has no use for. A dataset may well be

@@ -258,6 +258,6 @@ def _seed_numpy(seed: npt.NDArray[np.uint32]) -> None:
 def _seed_torch(digest: bytes) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "manual_seed"):  # else amid its import, in a thread
-        # In a forked worker this may wait for ever, as for NumPy. Nothing can replace the lock of
-        # torch's generator: `Crew.end_hung_starts` ends the worker then, and another takes its place.
+        # In a forked worker this may wait for ever, as for NumPy. The lock of torch's generator
+        # cannot be replaced: `Crew.end_hung_starts` replaces the worker then.
         torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
