@@ -32,21 +32,30 @@ static size_t capacity_for(size_t bytes)
     return bytes > SIZE_MAX - step ? 0 : (size_t)fi_align_up(bytes, step);
 }
 
-/* Enters the table. A child starts with an empty one of its own, and an open lock. The acquire
- * pairs with the release in leave(). */
+/* Enters the table. The lock names the process whose thread holds it: in a child, one that was held
+ * at the fork counts as open. The acquire pairs with the release in leave(). */
 static void enter(fi_buffers *pool)
 {
-    if (pool->pid != (int)getpid()) {
-        fi_buffers_init(pool, pool->limit, pool->patience);
+    const int self = (int)getpid();
+    int holder = 0;
+
+    while (!atomic_compare_exchange_weak_explicit(&pool->holder, &holder, self,
+                                                  memory_order_acquire, memory_order_relaxed)) {
+        if (holder == self) {
+            holder = 0;
+            sched_yield();
+        }
     }
-    while (atomic_flag_test_and_set_explicit(&pool->lock, memory_order_acquire)) {
-        sched_yield();
+    if (pool->pid != self) { /* a child begins with an empty table of its own */
+        pool->pid = self;
+        pool->count = 0;
+        pool->idle_bytes = 0;
     }
 }
 
 static void leave(fi_buffers *pool)
 {
-    atomic_flag_clear_explicit(&pool->lock, memory_order_release);
+    atomic_store_explicit(&pool->holder, 0, memory_order_release);
 }
 
 void fi_buffers_init(fi_buffers *pool, size_t limit, int64_t patience)

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -181,7 +182,7 @@ static void test_fork(void)
     const buffer idle = take(&pool, MIB, 0), held = take(&pool, MIB, 0);
     give(&pool, idle, 0);
     held.data[5] = 5;
-    CHECK(!atomic_flag_test_and_set(&pool.lock));
+    pool.holder = getpid();
     const pid_t child = fork();
     if (child == 0) {
         CHECK_EQ(idle_count(&pool), 0);
@@ -196,11 +197,53 @@ static void test_fork(void)
     int status;
     CHECK_EQ(waitpid(child, &status, 0), child);
     CHECK_EQ(status, 0);
-    atomic_flag_clear(&pool.lock);
+    pool.holder = 0;
     CHECK_EQ(held.data[5], 5);
     CHECK_EQ(idle_count(&pool), 1);
     give(&pool, held, 0);
     fi_buffers_trim(&pool);
+}
+
+static atomic_int arrived;
+
+static void meet(void)
+{
+    const int arrival = atomic_fetch_add(&arrived, 1);
+    for (int spins = 1; atomic_load(&arrived) < (arrival / 2 + 1) * 2; spins++) {
+        if (spins % 4096 == 0) { /* else both go on at the same moment, on two processors */
+            sched_yield();
+        }
+    }
+}
+
+static void *give_one_each_round(void *is_first)
+{
+    for (int round = 0; round < 5000; round++) {
+        const buffer mine = take(&shared, FI_PAGE, 0);
+        meet();
+        if (is_first != NULL) { /* as after a fork, while a thread was in the table */
+            shared.pid = shared.holder = 1;
+        }
+        meet();
+        give(&shared, mine, 0);
+        meet();
+        if (is_first != NULL) {
+            CHECK_EQ(idle_count(&shared), 2);
+            fi_buffers_trim(&shared);
+        }
+        meet();
+    }
+    return NULL;
+}
+
+/* Two threads of a child that come first lose nothing of each other. */
+static void test_two_threads_in_a_child(void)
+{
+    pthread_t second;
+    fi_buffers_init(&shared, MIB, PATIENCE);
+    CHECK_EQ(pthread_create(&second, NULL, give_one_each_round, NULL), 0);
+    give_one_each_round(&shared);
+    CHECK_EQ(pthread_join(second, NULL), 0);
 }
 
 int main(void)
@@ -212,5 +255,6 @@ int main(void)
     test_no_memory();
     test_threads();
     test_fork();
+    test_two_threads_in_a_child();
     return 0;
 }
