@@ -23,6 +23,9 @@ static inline bool swap_relaxed(_Atomic uint64_t *place, uint64_t from, uint64_t
                                                    memory_order_relaxed);
 }
 
+/* In an entry of the stack of released leases, beside the slot. */
+#define RETIRE (UINT32_C(1) << 31)
+
 static inline bool scheduled(const fi_private *record)
 {
     return record->phase == FI_FILL || record->phase == FI_DRAIN;
@@ -194,16 +197,27 @@ static void make_free(fi_parent *parent, uint32_t slot)
     parent->free_stack[parent->free_count++] = slot;
 }
 
+/* A forked child may have views of the slot: a spare takes its place. */
+static void retire(fi_parent *parent, uint32_t slot)
+{
+    parent->slot[slot].phase = FI_RETIRED;
+    parent->retired++;
+    if (parent->spares > 0)
+        make_free(parent, parent->ring->geometry.slots - parent->spares--);
+}
+
 static void collect_returned(fi_parent *parent)
 {
     /* Takes the whole stack at once, so a slot pushed again cannot be confused with its past. */
     uint32_t next = atomic_exchange_explicit(&parent->returned, 0, memory_order_acquire);
     while (next) {
-        uint32_t slot = next - 1;
+        uint32_t slot = (next & ~RETIRE) - 1;
+        bool is_retired = (next & RETIRE) != 0;
         next = parent->returned_next[slot];
-        parent->leased -= parent->slot[slot].phase == FI_LEASED;
-        if (parent->slot[slot].phase == FI_LEASED)
-            make_free(parent, slot);
+        if (parent->slot[slot].phase != FI_LEASED)
+            continue; /* let go of before it was taken */
+        parent->leased--;
+        (is_retired ? retire : make_free)(parent, slot);
     }
 }
 
@@ -254,29 +268,25 @@ void fi_parent_collect(fi_parent *parent)
     }
 }
 
-void fi_parent_release(fi_parent *parent, uint32_t slot)
+static void push_returned(fi_parent *parent, uint32_t slot, uint32_t mark)
 {
     /* The release makes the last reader's accesses happen before the next writer's (section
      * "leases" of README.md); the slot's own link is written before it is reachable. */
     uint32_t top = load_relaxed(&parent->returned);
     do
         parent->returned_next[slot] = top;
-    while (!atomic_compare_exchange_weak_explicit(&parent->returned, &top, slot + 1,
+    while (!atomic_compare_exchange_weak_explicit(&parent->returned, &top, (slot + 1) | mark,
                                                   memory_order_release, memory_order_relaxed));
 }
 
-void fi_parent_retire_leased(fi_parent *parent)
+void fi_parent_release(fi_parent *parent, uint32_t slot)
 {
-    collect_returned(parent);
-    for (uint32_t slot = 0; slot < parent->ring->geometry.slots && parent->leased > 0; slot++) {
-        if (parent->slot[slot].phase != FI_LEASED)
-            continue;
-        parent->slot[slot].phase = FI_RETIRED;
-        parent->leased--;
-        parent->retired++;
-        if (parent->spares > 0)
-            make_free(parent, parent->ring->geometry.slots - parent->spares--);
-    }
+    push_returned(parent, slot, 0);
+}
+
+void fi_parent_retire(fi_parent *parent, uint32_t slot)
+{
+    push_returned(parent, slot, RETIRE);
 }
 
 uint32_t fi_parent_usable(const fi_parent *parent)

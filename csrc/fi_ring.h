@@ -335,7 +335,7 @@ typedef struct fi_parent {
     int64_t *indices;       /* S x B: what the workers were told */
     fi_origin *origins;     /* S: likewise */
     const int *bell_pipes;  /* write ends, or NULL for futexes */
-    _Atomic uint32_t returned; /* lock-free stack of released leases: slot + 1, 0 = empty */
+    _Atomic uint32_t returned; /* lock-free stack of released leases: slot + 1 and a mark, 0 = empty */
     uint32_t free_count;
     uint32_t spares; /* slots never used yet, kept to replace retired ones */
     uint64_t head, tail;
@@ -396,8 +396,9 @@ void fi_parent_drop(fi_parent *parent);
 /* The last view of a leased slot died: called once for each take that was not copied. Any thread;
  * takes no lock, calls nothing. */
 void fi_parent_release(fi_parent *parent, uint32_t slot);
-/* After a fork: leased slots are never written again, spares take their places. */
-void fi_parent_retire_leased(fi_parent *parent);
+/* In its place, where the program has forked while there were views, so that the child may have
+ * some: the slot is never written again, and a spare takes its place. */
+void fi_parent_retire(fi_parent *parent, uint32_t slot);
 /* Slots that could be filled if the head were leased now. */
 uint32_t fi_parent_usable(const fi_parent *parent);
 

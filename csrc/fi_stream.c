@@ -312,14 +312,27 @@ void fi_stream_leave(fi_stream *stream, uint32_t reader, uint32_t flags)
         wake_all(stream);
 }
 
-void fi_stream_release(fi_stream *stream, uint32_t slot)
+/* In an entry of the stack of released slots, beside the slot. */
+#define WITHDRAW (UINT32_C(1) << 31)
+
+static void push_returned(fi_stream *stream, uint32_t slot, uint32_t mark)
 {
     uint32_t top = load_relaxed(&stream->returned);
     do
         stream->returned_next[slot] = top;
     /* Release, pairs with the exchange in collect: the last accesses to the slot's bytes. */
-    while (!atomic_compare_exchange_weak_explicit(&stream->returned, &top, slot + 1,
+    while (!atomic_compare_exchange_weak_explicit(&stream->returned, &top, (slot + 1) | mark,
                                                   memory_order_release, memory_order_relaxed));
+}
+
+void fi_stream_release(fi_stream *stream, uint32_t slot)
+{
+    push_returned(stream, slot, 0);
+}
+
+void fi_stream_withdraw(fi_stream *stream, uint32_t slot)
+{
+    push_returned(stream, slot, WITHDRAW);
 }
 
 void fi_stream_collect(fi_stream *stream)
@@ -328,28 +341,16 @@ void fi_stream_collect(fi_stream *stream)
         return;
     uint32_t top = atomic_exchange_explicit(&stream->returned, 0, memory_order_acquire);
     while (top != 0) {
-        uint32_t slot = top - 1;
+        uint32_t slot = (top & ~WITHDRAW) - 1;
+        bool is_withdrawn = (top & WITHDRAW) != 0;
         top = stream->returned_next[slot];
-        if (stream->phase[slot] != FI_LENT)
-            continue; /* withdrawn */
+        if (is_withdrawn) {
+            stream->phase[slot] = FI_WITHDRAWN; /* and away, for ever */
+            continue;
+        }
         stream->source[slot / stream->each].away--;
         give_back(stream, slot);
     }
-}
-
-void fi_stream_withdraw(fi_stream *stream)
-{
-    for (uint32_t slot = 0; slot < stream->ring->geometry.slots; slot++)
-        if (stream->phase[slot] == FI_LENT)
-            stream->phase[slot] = FI_WITHDRAWN;
-}
-
-uint32_t fi_stream_away(const fi_stream *stream)
-{
-    uint32_t away = 0;
-    for (uint32_t reader = 0; reader < stream->ring->geometry.workers; reader++)
-        away += stream->source[reader].away;
-    return away;
 }
 
 void fi_stream_grant(fi_stream *stream, uint64_t samples)

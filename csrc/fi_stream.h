@@ -89,7 +89,7 @@ typedef struct fi_stream {
     fi_source *source;     /* W */
     uint8_t *phase;        /* S, of enum fi_stream_phase */
     uint32_t *returned_next;
-    _Atomic uint32_t returned; /* lock-free stack of released slots: slot + 1, 0 = empty */
+    _Atomic uint32_t returned; /* lock-free stack of released slots: slot + 1 and a mark, 0 = empty */
     const int *bell_pipes;
 } fi_stream;
 
@@ -123,12 +123,11 @@ void fi_stream_leave(fi_stream *stream, uint32_t reader, uint32_t flags);
 /* The last view of a lent slot died, whose block was left before. Once for each fi_stream_lend.
  * Any thread; takes no lock, calls nothing. */
 void fi_stream_release(fi_stream *stream, uint32_t slot);
+/* In its place, where the program has forked while there were views, so that the child may have
+ * some: the slot never goes back. */
+void fi_stream_withdraw(fi_stream *stream, uint32_t slot);
 /* Gives the released slots back to their readers. */
 void fi_stream_collect(fi_stream *stream);
-/* After a fork: what is lent never goes back. */
-void fi_stream_withdraw(fi_stream *stream);
-/* Slots that are lent or withdrawn. */
-uint32_t fi_stream_away(const fi_stream *stream);
 
 /* Lets readers publish that many samples more, and wakes those that sleep. */
 void fi_stream_grant(fi_stream *stream, uint64_t samples);

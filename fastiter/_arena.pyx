@@ -1,5 +1,6 @@
 """Binding of the arena: the shared memory that the ring and its slots lie in."""
 
+cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.errno cimport EFBIG, EINVAL, ENOMEM
 from libc.stdint cimport uint32_t, uint64_t
@@ -125,9 +126,10 @@ cdef class Arena:
 
     def close_descriptors(self):
         cdef int fds[3]
-        fds[:] = [self.fd, self.event_ends[0], self.event_ends[1]]
-        self.fd = self.event_ends[0] = self.event_ends[1] = -1
-        self.ring.fd = self.ring.event = -1
+        with cython.critical_section(self):
+            fds[:] = [self.fd, self.event_ends[0], self.event_ends[1]]
+            self.fd = self.event_ends[0] = self.event_ends[1] = -1
+            self.ring.fd = self.ring.event = -1
         for i in range(3):
             if fds[i] >= 0 and (i != 2 or fds[2] != fds[1]):
                 close(fds[i])

@@ -27,6 +27,7 @@ from fastiter import (
     _arena,
     _descriptors,
     _forkserver,
+    _lease,
     _parent_end,
     _pools,
     _ring,
@@ -34,6 +35,7 @@ from fastiter import (
     _system,
     _worker,
 )
+from fastiter._concurrency import WeakObjects
 from fastiter._member import WAITS, Member, wait_for
 from fastiter._share import Shared, packing
 from fastiter._start import Start
@@ -57,26 +59,46 @@ _POLITE_SECONDS = 0.5  # for a worker to end by itself, then by SIGTERM
 _DESCRIPTORS_OF_A_START = 16  # more than multiprocessing opens on the way, in any start method
 _KILL_SECONDS = 3.0  # for the kernel to end what was killed
 
-_rings: set[weakref.ref[_parent_end.ParentEnd]] = set()
+_rings: WeakObjects[_parent_end.ParentEnd] = WeakObjects()
 _processes: weakref.WeakSet[Any] = weakref.WeakSet()
 _this_thread = threading.local()
 
 
-def starts_worker() -> bool:
-    """Whether the fork under way in this thread makes a worker, and not a child of the program."""
-    return getattr(_this_thread, "starts_worker", False)
+def _is_of_program() -> bool:
+    """Whether the fork under way in this thread makes a child of the program, which keeps the
+    batches that it holds, and not a worker, of whichever iterator: a worker reads nothing but its
+    own dataset, and a batch in there is alive in this process too."""
+    return not getattr(_this_thread, "starts_worker", False)
 
 
-def _disown_workers() -> None:
-    """In a forked child of the program: multiprocessing would end and join the parent's workers
-    there when the child exits, for it takes them for the child's own."""
+# Nothing here looks at a ring: another thread may be amid any change of it.
+
+
+def _before_fork() -> None:
+    if _is_of_program():
+        _lease.fork_begins()
+
+
+def _after_fork_in_parent() -> None:
+    if _is_of_program():
+        _lease.fork_ended()
+
+
+def _after_fork_in_child() -> None:
+    """multiprocessing would end and join the parent's workers when the child exits, for it takes
+    them for the child's own."""
+    _lease.begin_anew()
     known = getattr(multiprocessing.process, "_children", None)
     if known is not None:
         known.difference_update(_processes)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown_workers)
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )
 
 
 class Crew:
@@ -134,7 +156,7 @@ class Crew:
                 "worker processes cannot be started in a daemonic process: create that process "
                 "with daemon=False, or use threads (MultithreadIterator, xmap_readers)"
             )
-        _rings.add(weakref.ref(self._ring, _rings.discard))
+        _rings.add(self._ring)
         with _descriptors.alone():
             self._open_shared()
         if self._method != "fork":
@@ -294,10 +316,7 @@ class Crew:
     def _unused_arenas(self) -> tuple[_arena.Arena, ...]:
         """Arenas of other iterators that a forked worker has no use for. A dataset may well be
         made of another iterator's batches: those arenas stay."""
-        rings = [reference() for reference in tuple(_rings)]
-        return tuple(
-            ring.arena for ring in rings if ring not in (None, self._ring) and not ring.has_views
-        )
+        return tuple(ring.arena for ring in _rings if ring is not self._ring and not ring.has_views)
 
     def open_gates(self) -> None:
         """Lets in again who was let in: the word that says so may have been overwritten."""

@@ -20,6 +20,19 @@ cdef extern from "fi_process.h" nogil:
     int fi_process_id()
 
 
+cdef extern from "fi_views.h" nogil:
+    ctypedef struct fi_views:
+        pass
+    ctypedef struct fi_forks:
+        pass
+    void fi_fork_begins(fi_forks *forks)
+    void fi_fork_ended(fi_forks *forks)
+    void fi_forks_begin_anew(fi_forks *forks)
+    uint64_t fi_view_begins(fi_views *views, const fi_forks *forks)
+    bint fi_view_ends(fi_views *views, const fi_forks *forks, uint64_t began)
+    uint32_t fi_views_count(const fi_views *views)
+
+
 cdef extern from "fi_platform.h" nogil:
     int fi_shm_open(uint64_t bytes, int *fd)
     int fi_shm_map(int fd, uint64_t bytes, void **base)
@@ -224,7 +237,7 @@ cdef extern from "fi_ring.h" nogil:
     void fi_parent_take(fi_parent *parent, bint copied)
     void fi_parent_drop(fi_parent *parent)
     void fi_parent_release(fi_parent *parent, uint32_t slot)
-    void fi_parent_retire_leased(fi_parent *parent)
+    void fi_parent_retire(fi_parent *parent, uint32_t slot)
     uint32_t fi_parent_usable(const fi_parent *parent)
     void fi_parent_reset(fi_parent *parent)
     uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *losses,
@@ -305,9 +318,8 @@ cdef extern from "fi_stream.h" nogil:
     bint fi_stream_lend(fi_stream *stream, uint32_t reader)
     void fi_stream_leave(fi_stream *stream, uint32_t reader, uint32_t flags)
     void fi_stream_release(fi_stream *stream, uint32_t slot)
+    void fi_stream_withdraw(fi_stream *stream, uint32_t slot)
     void fi_stream_collect(fi_stream *stream)
-    void fi_stream_withdraw(fi_stream *stream)
-    uint32_t fi_stream_away(const fi_stream *stream)
     void fi_stream_grant(fi_stream *stream, uint64_t samples)
 
 cdef extern from "fi_batch.h" nogil:

@@ -13,9 +13,12 @@ cdef class Lease:
     cdef readonly object schema
     cdef readonly Py_ssize_t rows
     cdef uint64_t q
+    cdef uint64_t began  # see fi_view_begins
     cdef uint64_t handed  # fields that were given away as columns: a bit for each
     cdef public bint converted
     cdef readonly list places  # number of each row in the ring, where that is another
+    cdef void begin(self, ParentEnd ring) noexcept
+    cdef bint end(self, ParentEnd ring) noexcept
 
 
 cpdef Lease view(ParentEnd ring, uint32_t slot, object schema, bint owning, bint converted)

@@ -7,6 +7,10 @@ from fastiter._parent_end import ParentEnd
 
 __pyx_capi__: dict[str, object]  # what other compiled modules call
 
+def fork_begins() -> None: ...
+def fork_ended() -> None: ...
+def begin_anew() -> None: ...
+
 @disjoint_base
 class Lease:
     @property

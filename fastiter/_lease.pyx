@@ -6,11 +6,29 @@ from libc.stdint cimport uint32_t, uint64_t
 from posix.fcntl cimport F_GETFD, fcntl
 
 from fastiter._csrc cimport (
-    fi_parent_committed, fi_parent_release, fi_place_seed, fi_slot_payload)
+    fi_fork_begins, fi_fork_ended, fi_forks, fi_forks_begin_anew, fi_parent_committed,
+    fi_parent_release, fi_parent_retire, fi_place_seed, fi_slot_payload, fi_view_begins,
+    fi_view_ends)
 from fastiter._parent_end cimport ParentEnd
 
 from fastiter._descriptors import closed_by_others
 from fastiter.errors import OverwrittenError
+
+cdef fi_forks forks
+
+
+def fork_begins():
+    """Any view that there is until `fork_ended`, the child may have, too."""
+    fi_fork_begins(&forks)
+
+
+def fork_ended():
+    fi_fork_ended(&forks)
+
+
+def begin_anew():
+    """In a child."""
+    fi_forks_begin_anew(&forks)
 
 
 @cython.no_gc_clear  # __dealloc__ gives the slot back to the ring
@@ -19,6 +37,7 @@ cdef class Lease:
 
     It exports the slot's committed bytes, writable. When the last view dies the slot goes back to
     the ring, by one lock-free push that calls no Python, so garbage collection may do it anywhere.
+    If the program has forked meanwhile, the child may have a view: then the ring retires the slot.
     """
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
@@ -39,8 +58,19 @@ cdef class Lease:
         """What the checksum of a packed object in this slot depends on besides its bytes."""
         return fi_place_seed(self.q, row, kind)
 
+    cdef void begin(self, ParentEnd ring) noexcept:
+        self.began = fi_view_begins(&ring.views, &forks)
+
+    cdef bint end(self, ParentEnd ring) noexcept:
+        """Whether a forked child may have what this lease owns."""
+        return fi_view_ends(&ring.views, &forks, self.began)
+
     def __dealloc__(self):
-        if self.ring is not None and self.ring.is_own():
+        if self.ring is None or not self.ring.is_own():
+            return
+        if self.end(self.ring):
+            fi_parent_retire(&self.ring.parent, self.slot)
+        else:
             fi_parent_release(&self.ring.parent, self.slot)
 
 
@@ -49,7 +79,9 @@ cpdef Lease view(ParentEnd ring, uint32_t slot, object schema, bint owning, bint
     the finisher has put the ragged fields together."""
     cdef Lease lease = Lease.__new__(Lease)
     lease.arena = ring.arena
-    lease.ring = ring if owning else None
+    if owning:
+        lease.ring = ring
+        lease.begin(ring)
     lease.slot = slot
     lease.payload = fi_slot_payload(&ring.arena.ring, slot)
     lease.bytes = fi_parent_committed(&ring.parent, slot)

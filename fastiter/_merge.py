@@ -14,7 +14,7 @@ from multiprocessing import util
 from typing import Any
 
 from fastiter import _arena, _exit, _system, _transport
-from fastiter._crew import Crew, starts_worker
+from fastiter._crew import Crew
 from fastiter._member import Member
 from fastiter._opening import Reader
 from fastiter._reading import ReadingJob, name_of
@@ -27,8 +27,6 @@ _ROWS = 256  # of a block, at most
 _MOST_TAKEN = 64  # samples at a time
 _SLICE = 0.5  # seconds; the longest time without a look at who lives
 _PATIENCE = 5.0  # seconds; how long the exit waits for a daemon thread that is at work in here
-
-_merges: weakref.WeakSet[Merge] = weakref.WeakSet()
 
 # Before multiprocessing's exit handler, which was registered first: it ends processes that a daemon
 # thread starts while it runs.
@@ -76,7 +74,6 @@ class Merge:
                 self._release()
                 _exit.stay_away()
                 raise
-        _merges.add(self)
 
     def take(self) -> list[Any] | None:
         """Blocks until there are samples, of one reader and in its order; None at the end.
@@ -238,7 +235,6 @@ class Merge:
     def _release(self) -> None:
         if self._released:
             return
-        _merges.discard(self)
         self._crew.close()
         self._end.forget_blocks()
         self._end.close_descriptors()
@@ -251,16 +247,3 @@ def _close_at_exit(reference: weakref.ref[Merge]) -> None:
     merge = reference()
     if merge is not None:
         merge.close_at_exit()
-
-
-def _before_fork() -> None:
-    """A child of the program that holds a sample keeps its content. Workers hold none."""
-    if starts_worker():
-        return
-    for merge in list(_merges):
-        if merge.pid == os.getpid():
-            merge._end.withdraw()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork)

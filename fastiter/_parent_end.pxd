@@ -1,13 +1,14 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastiter._arena cimport Arena
-from fastiter._csrc cimport fi_parent
+from fastiter._csrc cimport fi_parent, fi_views
 
 
 cdef class ParentEnd:
     cdef object __weakref__
     cdef readonly Arena arena
     cdef fi_parent parent
+    cdef fi_views views
     cdef int pid
     cdef int *bell_writers
     cdef list bell_pipes

@@ -27,8 +27,8 @@ cdef enum:
 cdef class ParentEnd:
     """The side of the ring that schedules, takes, frees, resets and recovers.
 
-    All methods are called in the process that made it, under the iterator's lock. It remembers
-    that process: in a forked child its leases forget instead of freeing.
+    All methods are called in the process that made it, under the iterator's lock but where they
+    say otherwise. It remembers that process: in a forked child its leases forget instead of freeing.
     """
 
     def __cinit__(self, Arena arena, uint32_t spares):
@@ -171,8 +171,9 @@ cdef class ParentEnd:
             free(fds)
 
     def interrupt(self):
-        """Ends a `wait` of another thread."""
-        fi_event_ring(self.arena.event_ends[1])
+        """Ends a `wait` of another thread. Called without the lock."""
+        with cython.critical_section(self.arena):  # else the descriptor may be closed, and another's
+            fi_event_ring(self.arena.event_ends[1])
 
     def odd_rows(self, uint32_t slot):
         """[(row, code)] of the rows that are not plainly written. Raises OverwrittenError if a row
@@ -227,9 +228,8 @@ cdef class ParentEnd:
 
     @property
     def has_views(self):
-        """Whether a batch, or a part of one, is alive in shared memory."""
-        fi_parent_collect(&self.parent)
-        return self.parent.leased + self.parent.retired > 0
+        """Whether a part of a batch, or a sample, is alive in shared memory. Asked on any thread."""
+        return fi_views_count(&self.views) > 0
 
     @property
     def usable(self):
@@ -240,9 +240,6 @@ cdef class ParentEnd:
     def pending(self):
         """Batches scheduled and not yet taken."""
         return self.parent.tail - self.parent.head
-
-    def retire_leased(self):
-        fi_parent_retire_leased(&self.parent)
 
     # ---- reset, death, end
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fastiter import _arena, _exit, _lease, _parent_end, _ring, _system, _transport
 from fastiter._auto import Setting, private_bytes
 from fastiter._cpus import allowed_cpus
-from fastiter._crew import Crew, starts_worker
+from fastiter._crew import Crew
 from fastiter._deaths import Deaths
 from fastiter._delivery import assemble, from_rows, poisoned, read_odd, settled
 from fastiter._failures import Judge
@@ -39,8 +39,6 @@ _SCHEMAS = 16
 _MOST_MENDS = 3  # of what was overwritten, for one batch
 _SLICE = 0.5  # seconds; the longest sleep before a look at clocks and hints
 _SPIN = 100  # pauses, about 2 us
-
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
 class Pool(Feed):
@@ -122,7 +120,6 @@ class Pool(Feed):
         except BaseException:
             self.close()
             raise
-        _pools.add(self)
 
     # ---- take
 
@@ -510,7 +507,6 @@ class Pool(Feed):
     def close(self) -> None:
         """Ends the workers and closes the descriptors. The memory stays while a batch lives."""
         self.closed = True
-        _pools.discard(self)
         # Once: called again while the interpreter ends, it would find modules already emptied.
         if self._released or os.getpid() != self.pid:
             return
@@ -519,29 +515,16 @@ class Pool(Feed):
         self._at_exit.cancel()
         self._released = True
 
+    def end_workers(self) -> None:
+        """When the interpreter exits. A daemon thread may be in the midst of `next()`: the ring and
+        its descriptors stay until the process ends."""
+        self.interrupt()
+        self._crew.close()
+        self._released = True
+
 
 def _close_at_exit(reference: weakref.ref[Pool]) -> None:
     _exit.begin()
     pool = reference()
-    if pool is not None:
-        pool.close()
-
-
-# ---- forks of the program ----------------------------------------------------------------------
-
-
-def _before_fork() -> None:
-    """A child that holds a batch keeps its content: what is leased now is never written again.
-
-    Workers are no such children, of whichever pool: they read nothing but their own dataset, and
-    a batch in there is alive in this process too.
-    """
-    if starts_worker():
-        return
-    for pool in list(_pools):
-        if pool.pid == os.getpid():
-            pool._ring.retire_leased()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork)
+    if pool is not None and os.getpid() == pool.pid and not pool._released:
+        pool.end_workers()

@@ -22,7 +22,6 @@ from cpython.unicode cimport PyUnicode_CheckExact
 from libc.errno cimport ENOMEM
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
-from posix.unistd cimport getpid
 
 from fastiter._csrc cimport *
 from fastiter._lease cimport Lease
@@ -388,7 +387,11 @@ cdef class StreamLease(Lease):
     cdef StreamEnd stream
 
     def __dealloc__(self):
-        if self.stream is not None and self.stream.pid == getpid():
+        if self.stream is None or not self.stream.is_own():
+            return
+        if self.end(self.stream):
+            fi_stream_withdraw(&self.stream.stream, self.slot)
+        else:
             fi_stream_release(&self.stream.stream, self.slot)
 
 
@@ -507,6 +510,7 @@ cdef class StreamEnd(ParentEnd):
         block.lent = fi_stream_lend(&self.stream, reader)
         if block.lent:
             lease.stream = self
+            lease.begin(self)
         block.lease = lease
         block.schema = None
         version = fi_slot_schema(&self.arena.ring, slot)
@@ -579,13 +583,3 @@ cdef class StreamEnd(ParentEnd):
         cdef int rc = fi_stream_ready(&self.stream, reader, &part)
         return rc == FI_E_BUSY or (
             rc == FI_OK and part.count == 0 and not part.flags & FI_CLOSED)
-
-    def withdraw(self):
-        """Has what is lent never written again."""
-        fi_stream_withdraw(&self.stream)
-
-    @property
-    def has_views(self):
-        """Whether a sample, or a part of one, may be alive in shared memory."""
-        fi_stream_collect(&self.stream)
-        return fi_stream_away(&self.stream) > 0

@@ -1,5 +1,6 @@
 /* The ring in one thread: recovery after a death at each step, leases and forks, the limits of the
  * payload's heap. */
+#include "fi_views.h"
 #include "ring_fixture.h"
 
 /* ---- recovery ------------------------------------------------------------------------------ */
@@ -177,23 +178,24 @@ static void test_draining_is_not_usable(void)
     tear_down(&f);
 }
 
-static void test_retire_at_fork(void)
+static void test_retire_after_fork(void)
 {
     fixture f;
     set_up(&f, 1);
     CHECK_EQ(f.parent.free_count, SLOTS - 1);
     uint32_t first = lease_one(&f), second = lease_one(&f), back = lease_one(&f);
-    fi_parent_release(&f.parent, back); /* before the fork, though not yet collected */
-    fi_parent_retire_leased(&f.parent);
+    fi_parent_release(&f.parent, back);
+    fi_parent_retire(&f.parent, second);
+    fi_parent_retire(&f.parent, first);
+    CHECK_EQ(f.parent.retired, 0); /* any thread says so: nothing but the stack changes */
+    fi_parent_collect(&f.parent);
     CHECK_EQ(f.parent.retired, 2);
     CHECK_EQ(f.parent.leased, 0);
     CHECK_EQ(f.parent.slot[first].phase, FI_RETIRED);
     CHECK_EQ(f.parent.slot[second].phase, FI_RETIRED);
+    CHECK_EQ(f.parent.slot[back].phase, FI_FREE);
     CHECK_EQ(f.parent.slot[SLOTS - 1].phase, FI_FREE); /* the spare */
     CHECK_EQ(fi_parent_usable(&f.parent), SLOTS - 2 - 1);
-    fi_parent_release(&f.parent, first);
-    fi_parent_collect(&f.parent);
-    CHECK_EQ(f.parent.slot[first].phase, FI_RETIRED); /* for ever */
     for (uint32_t i = 0; i < 2; i++) {
         uint32_t slot = slot_of(&f, schedule(&f, 1));
         CHECK(slot != first && slot != second);
@@ -203,6 +205,29 @@ static void test_retire_at_fork(void)
     tear_down(&f);
     fi_parent refused;
     CHECK_EQ(fi_parent_init(&refused, &f.ring, SLOTS, NULL), FI_E_RANGE);
+}
+
+static void test_views(void)
+{
+    fi_forks forks = {0};
+    fi_views views = {0};
+    uint64_t before = fi_view_begins(&views, &forks), dead = fi_view_begins(&views, &forks);
+    CHECK_EQ(fi_views_count(&views), 2);
+    CHECK(!fi_view_ends(&views, &forks, dead)); /* before the fork */
+    fi_fork_begins(&forks);
+    CHECK(fi_view_ends(&views, &forks, fi_view_begins(&views, &forks))); /* in the midst of it */
+    uint64_t amid = fi_view_begins(&views, &forks);
+    fi_fork_begins(&forks); /* of another thread */
+    fi_fork_ended(&forks);
+    CHECK(fi_view_ends(&views, &forks, fi_view_begins(&views, &forks))); /* the first goes on */
+    fi_fork_ended(&forks);
+    CHECK(fi_view_ends(&views, &forks, amid));
+    CHECK(fi_view_ends(&views, &forks, before));
+    CHECK(!fi_view_ends(&views, &forks, fi_view_begins(&views, &forks)));
+    CHECK_EQ(fi_views_count(&views), 0);
+    fi_fork_begins(&forks);
+    fi_forks_begin_anew(&forks); /* in the child */
+    CHECK(!fi_view_ends(&views, &forks, fi_view_begins(&views, &forks)));
 }
 
 /* ---- payload ------------------------------------------------------------------------------- */
@@ -350,7 +375,8 @@ int main(void)
     test_rewind();
     test_usable_and_release();
     test_draining_is_not_usable();
-    test_retire_at_fork();
+    test_retire_after_fork();
+    test_views();
     test_heap();
     test_committed();
     test_decommit();

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import signal
 import threading
 
 import pytest
 from examples_of import Blocks
-from outside import is_alive, pids_of, run_script
+from outside import HANG, is_alive, later, pids_of, run_script, wait_until
 
 from fastiter import MultiprocessIterator
 
@@ -26,6 +28,7 @@ def in_child(function):
     pid = os.fork()
     if pid == 0:
         status = 1
+        signal.alarm(int(HANG))
         try:
             status = 0 if function() is True else 2
         finally:
@@ -82,8 +85,6 @@ def test_a_childs_deed_does_not_touch_the_workers(iterator, deed):
 
 
 def test_a_copy_works_in_a_child(iterator):
-    import copy
-
     def child():
         with copy.copy(iterator) as other:
             return bool(next(other)[0][0] == 3 * 64 and next(other)[0][0] == 6 * 64)
@@ -153,6 +154,83 @@ def test_a_fork_while_memory_for_a_batch_is_allocated(tmp_path):
         """.replace("\n        ", "\n"),
     )
     assert (status, out, err) == (0, "done\n", "")
+
+
+@pytest.mark.parametrize("deed", ["next", "copy", "state_dict", "finalize"])
+def test_a_child_forked_while_a_thread_waits_in_next(iterator, deed):
+    def child():
+        if deed == "next":
+            with pytest.raises(RuntimeError, match=f"process {os.getppid()}.*copy"):
+                next(iterator)
+        elif deed == "copy":
+            with copy.copy(iterator) as other:
+                return bool(next(other)[0][0] == 0 and next(other)[0][0] == 3 * 64)
+        elif deed == "state_dict":
+            return iterator.state_dict()["current_position"] == 0
+        else:
+            iterator.finalize()
+        return True
+
+    def is_in_next():
+        is_free = iterator._lock.acquire(blocking=False)
+        if is_free:
+            iterator._lock.release()
+        return not is_free
+
+    pids = pids_of(iterator)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    iterator.reset()  # nothing is complete
+    with later(lambda: next(iterator)):
+        try:
+            wait_until(is_in_next, "the thread is in next()")
+            status = in_child(child)
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+    assert status == 0
+    assert next(iterator)[0][0] == 3 * 64
+
+
+def test_neither_a_fork_nor_another_iterators_start_changes_a_ring(iterator):
+    """Another thread may be amid a change of it: what has come back is seen by `next()` alone."""
+    batches = [next(iterator), next(iterator)]
+    ring = iterator._pool._ring
+    ring.collect()
+    before = ring.slots
+    assert before["leased"] == 2
+    del batches[0]
+    with MultiprocessIterator(Blocks(60), 3, n_processes=1, context="fork") as other:
+        other.start()
+        assert in_child(lambda: True) == 0
+        assert ring.slots == before
+        assert ring.has_views
+    del batches[0]
+    assert not ring.has_views
+    assert ring.slots == before
+    ring.collect()
+    assert (ring.slots["leased"], ring.slots["retired"]) == (0, 1)
+
+
+def test_a_fork_in_another_thread_while_next_commits_memory():
+    stop = threading.Event()
+
+    def fork_often():
+        while not stop.is_set():
+            assert in_child(lambda: True) == 0
+
+    with later(fork_often):
+        try:
+            for _ in range(8):
+                with MultiprocessIterator(
+                    Blocks(60), 30, n_processes=1, n_prefetch=3, shuffle=False, context="fork",
+                    shared_mem=1 << 20,
+                ) as iterator:  # fmt: skip
+                    for number in range(10):
+                        held = next(iterator)  # until the next one is there
+                        assert held[0][0] == number % 2 * 30 * 64
+        finally:
+            stop.set()
 
 
 @pytest.mark.parametrize(
