@@ -1,5 +1,6 @@
 """Binding of images: shared memory that is written once and read by many processes."""
 
+cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.errno cimport ENOMEM
 from libc.stdint cimport uint64_t
@@ -81,9 +82,10 @@ cdef class Image:
 
     def close(self):
         """Closes the descriptor. Mappings stay."""
-        cdef int fd = self.fd
+        cdef int fd
+        with cython.critical_section(self):  # once, whichever threads close it
+            fd, self.fd = self.fd, -1
         if fd >= 0:
-            self.fd = -1
             with nogil:
                 fi_image_close(fd, self.nbytes)
 

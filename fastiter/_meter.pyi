@@ -58,6 +58,9 @@ class Meter:
         """The call under way begins to wait for a batch."""
 
     def unblock(self) -> None: ...
+    def abandon(self) -> None:
+        """Nobody will ever end the call under way, if there is one."""
+
     def pause(self) -> None:
         """What follows, until the next call, is no part of a loop over batches."""
 

@@ -3,6 +3,7 @@
 Two looks at the clock for each batch: when ``next()`` begins, and when it ends.
 """
 
+cimport cython
 from libc.stdint cimport int64_t, uint64_t
 
 from fastiter._csrc cimport fi_cpu_times, fi_now_ns
@@ -23,10 +24,24 @@ cdef class Meter:
     cdef bint is_opening  # workers start: until the first batch is there
     cdef object opened
     cdef readonly bint is_serial
-    cdef public object trace  # called with what becomes of each call, or None
+    cdef object tracer
 
     def __cinit__(self, bint is_serial=False):
         self.is_serial = is_serial
+
+    # Set and read by different threads: each takes a reference of its own before the other can
+    # drop the object.
+    @property
+    def trace(self):
+        """Called with what becomes of each call, or None."""
+        with cython.critical_section(self):
+            return self.tracer
+
+    @trace.setter
+    def trace(self, tracer):
+        before = self.tracer  # which dies after the section, if it does
+        with cython.critical_section(self):
+            self.tracer = tracer
 
     def open(self, opened):
         self.is_opening = True
@@ -63,9 +78,13 @@ cdef class Meter:
                 if opened is not None:
                     opened()
         self.left = 0 if rows == ENDED else now
-        if self.trace is not None:
-            self.trace(self.entered, took, self.blocked_at, self.blocked_ns, rows)
+        trace = self.trace
+        if trace is not None:
+            trace(self.entered, took, self.blocked_at, self.blocked_ns, rows)
         self.entered = 0
+
+    def abandon(self):
+        self.entered = self.left = 0
 
     def block(self):
         self.blocked = self.blocked_at = fi_now_ns()

@@ -8,7 +8,7 @@ cdef class Plan:
 
 
 cdef class PlanQueue:
-    cdef readonly object state
+    cdef object current
     cdef readonly object batch_size
     cdef readonly bint repeat
     cdef readonly bint is_begun
@@ -16,6 +16,7 @@ cdef class PlanQueue:
     cdef list plans  # planned and not delivered, oldest first
     cdef Py_ssize_t handed_out  # so many of them were returned by ahead()
     cdef bint is_passing  # the batch of the state was passed over
+    cdef void put_state(self, object state)
     cdef Plan newest(self)
     cdef Plan first(self)
     cdef Plan next_ahead(self)

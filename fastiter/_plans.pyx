@@ -132,13 +132,25 @@ cdef object state_of_both(object before, object after):
 
 cdef class PlanQueue:
     def __init__(self, state, batch_size, bint repeat):
-        self.state = state
+        self.put_state(state)
         self.batch_size = batch_size
         self.repeat = repeat
         self.step = min(batch_size, MOST_EXACT)
         self.plans = []
         self.handed_out = 0
         self.is_passing = self.is_begun = False
+
+    # Any thread may read the state while another one delivers: it takes a reference of its own
+    # before that one can drop the object.
+    @property
+    def state(self):
+        with cython.critical_section(self):
+            return self.current
+
+    cdef void put_state(self, object state):
+        before = self.current  # which dies after the section, if it does
+        with cython.critical_section(self):
+            self.current = state
 
     def _advance(self, state):
         raise NotImplementedError
@@ -178,12 +190,12 @@ cdef class PlanQueue:
             self.handed_out -= 1
         if plan.error is None:
             self.is_begun = True
-            if item(plan.state, N_DRAWN) != item(self.state, N_DRAWN):
+            if item(plan.state, N_DRAWN) != item(self.current, N_DRAWN):
                 self._note(plan.state)
             if self.is_passing and plan.indices is not None:
-                self.state = state_of_both(self.state, plan.state)
+                self.put_state(state_of_both(self.current, plan.state))
             else:
-                self.state = plan.state
+                self.put_state(plan.state)
             self.is_passing = False
         del self.plans[0]
         if plan.indices is not None:
@@ -206,7 +218,7 @@ cdef class PlanQueue:
     def restart(self, state):
         self.discard()
         self.is_passing = self.is_begun = False
-        self.state = state
+        self.put_state(state)
         self._note(state)
 
     def copy(self):
@@ -221,7 +233,7 @@ cdef class PlanQueue:
         plans = [(plan.indices, plan.state) for plan in list(self.plans) if plan.error is None]
         return {
             **self.__dict__,
-            "state": self.state,
+            "state": self.current,
             "plans": plans,
             "batch_size": self.batch_size,
             "repeat": self.repeat,
@@ -243,7 +255,7 @@ cdef class PlanQueue:
 
     cdef Plan plan_one(self):
         cdef Plan newest = self.newest()
-        state = self.state if newest is None else newest.state
+        state = self.current if newest is None else newest.state
         cdef Plan plan = plan_within(state, self.step, self.repeat)
         if plan is None:
             plan = self.plan_beyond(state)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fastiter import _meter
@@ -119,8 +120,9 @@ class Progress(Iterator[Any]):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, _exits: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _exits():  # then tqdm's own end has to do: globals of modules may be None
+            self.close()
 
     # ---- drawing
 

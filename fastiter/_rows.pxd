@@ -53,6 +53,7 @@ cdef class Schema:
     cdef readonly dict guises
     cdef int write(self, WorkerEnd end, char *payload, Py_ssize_t row, object example) except -1
     cdef int hold(self, object example, PyObject **values) except -1
+    cdef int hold_values(self, object example, PyObject **values) except -1
     cdef int write_fields(self, WorkerEnd end, char *payload, Py_ssize_t row,
                           PyObject **values) except -1
     cdef int write_number(self, Field *f, char *place, PyObject *value) except -1

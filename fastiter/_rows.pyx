@@ -12,6 +12,7 @@ import sys
 
 import numpy
 
+cimport cython
 cimport numpy as cnp
 from cpython.dict cimport PyDict_CheckExact, PyDict_Next, PyDict_Size
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
@@ -198,6 +199,12 @@ cdef class Schema:
 
     cdef int hold(self, object example, PyObject **values) except -1:
         """Takes references to the values of a list or a dict; 0, and none, if they do not fit."""
+        cdef int fits
+        with cython.critical_section(example):  # another thread may change it
+            fits = self.hold_values(example, values)
+        return fits
+
+    cdef int hold_values(self, object example, PyObject **values) except -1:
         cdef Py_ssize_t number, place = 0
         cdef PyObject *key
         cdef PyObject *known

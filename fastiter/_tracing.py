@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastiter import _meter
 from fastiter._arguments import checked_path
+from fastiter._concurrency import items_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -102,7 +103,7 @@ class Trace:
     def _loop(self, pid: int) -> list[dict[str, Any]]:
         found = []
         left = 0
-        for call in self._calls:
+        for call in items_of(self._calls):
             if left:
                 found.append(self._span(pid, _LOOP, "loop", left, call.began - left, {}))
             args = {"rows": call.rows} if call.rows > 0 else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -79,8 +80,8 @@ class Registration:
                 self._unregister(address)
         self._arena = None
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
+    def __del__(self, _exits: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _exits():
             self.close()
 
     def _register(self, address: int, nbytes: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+from collections.abc import Callable
 from typing import Any
 
 from fastiter._arguments import checked_path
@@ -25,8 +26,9 @@ class _Handle:
         with io.FileIO(path) as file:  # which refuses directories
             return cls(os.dup(file.fileno()))
 
-    def __del__(self) -> None:
-        os.close(self.fd)
+    # Of its own, since a module's globals may be None while the interpreter is taken down.
+    def __del__(self, _close: Callable[[int], None] = os.close) -> None:
+        _close(self.fd)
 
 
 class SharedFile:
