@@ -9,7 +9,6 @@ batch that is unlike the others is made from its examples. The result is the sam
 from __future__ import annotations
 
 import math
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -57,7 +56,6 @@ class Assembler:
         self._copy = copy
         self._batch_size = batch_size
         self._n_batches = n_batches
-        self._lock = threading.Lock()
         self._recipe = _Recipe()
 
     def start(self, n_rows: int) -> Batch:
@@ -118,14 +116,14 @@ class Assembler:
         return _collate.with_lengths(joined, names, lengths)
 
     def _learn(self, recipe: _Recipe, examples: list[Any]) -> None:
-        with self._lock:
-            # A batch that was started before the last lesson teaches nothing.
-            if self._recipe is not recipe or recipe.is_final:
-                return
-            schema = derive_schema(examples, self._batch_size)
-            if recipe.schema is not None:
-                schema = merge_schemas(recipe.schema, schema)
-            self._recipe = self._cook(schema)
+        # A batch that was started before the last lesson teaches nothing.
+        if self._recipe is not recipe or recipe.is_final:
+            return
+        schema = derive_schema(examples, self._batch_size)
+        if recipe.schema is not None:
+            schema = merge_schemas(recipe.schema, schema)
+        # Of two threads that learn at once, one teaches in vain: batches are the same either way.
+        self._recipe = self._cook(schema)
 
     def _cook(self, schema: Schema) -> _Recipe:
         rules: tuple[FieldRule, ...]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fastiter._concurrency import lock_of_child, renew_in_child
 from fastiter._device._cupy import (
     CUT_OFF,
     allocate,
@@ -170,6 +171,10 @@ class AsyncTransfer:
         self._is_closed = False
         self._pid = os.getpid()
         _living.add(self)
+        renew_in_child(self)
+
+    def _after_fork(self) -> None:
+        self._lock = lock_of_child(self._lock)
 
     def send(self, arrays: Sequence[Any], compute_stream: Any = None) -> list[Any]:
         """Begin to copy arrays to the GPU, and give them to a stream at once.
@@ -239,14 +244,16 @@ class AsyncTransfer:
                 self._parked[0][0].synchronize()
                 self._parked.popleft()
 
-    def take_back(self, memory: Any, compute: Any) -> None:
+    def take_back(
+        self, memory: Any, compute: Any, _exits: Callable[[], bool] = sys.is_finalizing
+    ) -> None:
         """Take device memory whose arrays are gone; called by their owner, in any thread.
 
         While the transfer is open this only sets the memory aside, since a finalizer may run in
         the middle of anything, CUDA's calls included.
         """
         self._dropped.append((memory, compute))
-        if self._is_closed and self._pid == os.getpid() and not sys.is_finalizing():
+        if self._is_closed and not _exits() and self._pid == os.getpid():
             with self._on_device():
                 events, dropped = self._events_behind_dropped()
                 self._wait_for(events)

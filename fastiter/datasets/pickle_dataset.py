@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import operator
-import os
 import pickle
 import threading
-import weakref
 from typing import Any
 
 import numpy as np
 
+from fastiter._concurrency import renew_in_child
 from fastiter.dataset.mixin import DatasetMixin
 from fastiter.datasets._closing import Closing
 from fastiter.datasets._files import Cursor, SharedFile
@@ -148,7 +147,7 @@ class _LockedReader:
     def _start(self, reader: Any) -> None:
         self._reader = reader
         self._lock = threading.Lock()
-        _readers.add(self)
+        renew_in_child(self)
 
     @property
     def name(self) -> str:
@@ -170,8 +169,8 @@ class _LockedReader:
         with self._lock:
             self._reader.close()
 
-    def after_fork(self) -> None:
-        self._lock = threading.Lock()  # a thread that is not here may have had the other one
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
         hook = getattr(self._reader, "after_fork", None)
         if callable(hook):
             hook()
@@ -181,14 +180,3 @@ class _LockedReader:
 
     def __setstate__(self, reader: Any) -> None:
         self._start(reader)
-
-
-_readers: weakref.WeakSet[_LockedReader] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for reader in list(_readers):
-        reader.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -7,6 +7,7 @@ import pickle
 import threading
 from typing import Any
 
+from fastiter._concurrency import renew_in_child
 from fastiter.datasets._closing import Closing
 
 __all__ = ["PickleDatasetWriter", "open_pickle_dataset_writer"]
@@ -30,6 +31,7 @@ class PickleDatasetWriter(Closing):
         self._writer = writer
         self._protocol = protocol
         self._lock = threading.Lock()
+        renew_in_child(self)
 
     def write(self, x: Any) -> None:
         """Append an example.
@@ -47,6 +49,9 @@ class PickleDatasetWriter(Closing):
             if isinstance(self._writer, io.RawIOBase):  # which may take a part
                 while written < len(data):
                     written += self._writer.write(data[written:])
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
 
     def flush(self) -> None:
         """Flush the writer, if it can be flushed."""

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fastiter import _meter
 from fastiter._arguments import checked_flag, checked_int
+from fastiter._concurrency import lock_of_child, renew_in_child
 from fastiter._cpus import usable_cpus
 from fastiter._failures import NothingLeft
 from fastiter._stats import IteratorStats, LoaderStats
 from fastiter.dataset.iterator import Iterator
 from fastiter.errors import SkipLimitError
-from fastiter.iterators import _arguments, _seed, _skips, _snapshot
+from fastiter.iterators import _arguments, _reentry, _seed, _skips, _snapshot
 from fastiter.iterators._ahead import Ahead
 from fastiter.iterators._fetch import Outcome, Source
 from fastiter.iterators._state import Place, Plan, Planner, State, dataset_length, initial_state
@@ -110,6 +111,7 @@ class PlannedIterator(Iterator):
             dataset_len=dataset_len,
         )
         self._init_runtime()
+        renew_in_child(self)
 
     def _init_runtime(self) -> None:
         # Reentrant: a signal handler may save a snapshot while its thread waits in next().
@@ -119,6 +121,12 @@ class PlannedIterator(Iterator):
         self._ahead: Ahead | None = None
         self._finalized = False
         self._loops: set[int] = set()  # threads that began one since the start, a reset or a load
+
+    def _after_fork(self) -> None:
+        """In a forked child: whoever was in ``next()``, if it was another thread, is not there."""
+        if not self._lock._is_owned():  # type: ignore[attr-defined]
+            self._meter.abandon()
+        self._lock = lock_of_child(self._lock)
 
     def _fetch(self, plan: Plan) -> Outcome:
         raise NotImplementedError
@@ -193,7 +201,7 @@ class PlannedIterator(Iterator):
             skipped instead; more of them than ``skip_limit`` are a `SkipLimitError`.
         """
         if self._is_amid:
-            self._refuse_amid("next()")
+            raise _reentry.refusal("next()", self)
         with self._lock:
             if self._finalized:
                 raise RuntimeError(
@@ -275,7 +283,7 @@ class PlannedIterator(Iterator):
             Where this thread is in ``next()``.
         """
         if self._is_amid:
-            self._refuse_amid("reset()")
+            raise _reentry.refusal("reset()", self)
         with self._lock:
             self._check_reopenable("reset")
             # The number that follows, not those of orders drawn ahead.
@@ -308,6 +316,12 @@ class PlannedIterator(Iterator):
     def close(self) -> None:
         """End the iteration; the same as `finalize`."""
         self.finalize()
+
+    def __del__(self, _exits: Callable[[], bool] = sys.is_finalizing) -> None:
+        # When the interpreter is taken down its exit handlers have ended all workers and threads,
+        # and the globals of modules may be None.
+        if not _exits():
+            self.finalize()
 
     # -- statistics --------------------------------------------------------------------------
 
@@ -495,7 +509,7 @@ class PlannedIterator(Iterator):
             ledger = _skips.exchange(serializer, self._skips, state is None)
             if state is not None:
                 if is_amid:
-                    self._refuse_amid("loading a snapshot")
+                    raise _reentry.refusal("loading a snapshot", self)
                 self._install(state, seed, ledger)
 
     def state_dict(self) -> dict[str, Any]:
@@ -523,7 +537,7 @@ class PlannedIterator(Iterator):
             If the iterator is finalized and of a kind that cannot be reopened.
         """
         if self._is_amid:
-            self._refuse_amid("load_state_dict()")
+            raise _reentry.refusal("load_state_dict()", self)
         with self._lock:
             context = self._snapshot_context()
             state = _snapshot.from_dict(state_dict, self._planner.state, context)
@@ -564,30 +578,14 @@ class PlannedIterator(Iterator):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._init_runtime()
+        renew_in_child(self)
 
     @property
     def _is_amid(self) -> bool:
-        """Whether this thread is in ``next()`` of this iterator, below whoever asks.
-
-        A free lock spares the look at the stack. One that is held does not tell: Ctrl-C may have
-        come between a with block's end and the release.
-        """
-        if not self._lock._is_owned():  # type: ignore[attr-defined]
-            return False
-        code, frame = PlannedIterator.__next__.__code__, sys._getframe(1).f_back
-        while frame is not None and not (frame.f_code is code and frame.f_locals["self"] is self):
-            frame = frame.f_back
-        return frame is not None
-
-    def _refuse_amid(self, action: str) -> None:
-        """Whoever is called in the middle of ``next()`` may read, save and finalize, but what
-        moves the iterator would change what that call goes by."""
-        raise RuntimeError(
-            f"{action} is called while this thread is amid another call of the same "
-            f"{type(self).__name__}: by its dataset, converter, order sampler or on_error, or by a "
-            "signal handler. Do it when that call has returned; state_dict(), stats() and "
-            "finalize() are possible at any moment"
-        )
+        """Whether this thread is in ``next()`` of this iterator, below whoever asks. A free lock
+        spares the look at the stack."""
+        owns: bool = self._lock._is_owned()  # type: ignore[attr-defined]
+        return owns and _reentry.is_amid(PlannedIterator.__next__.__code__, self)
 
     def _check_reopenable(self, action: str) -> None:
         if self._finalized and not self._REOPENABLE:

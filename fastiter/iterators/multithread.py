@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import threading
-import weakref
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -17,6 +16,7 @@ from fastiter._assemble import Assembler
 from fastiter._assembly import CallCost
 from fastiter._auto import FIRST_PREFETCH, MOST_PREFETCH, Lookahead, Tuner
 from fastiter._columnar import column_getter
+from fastiter._concurrency import items_of
 from fastiter._stats import LoaderStats
 from fastiter._tracing import WorkerTrace
 from fastiter.iterators._ahead import Ahead
@@ -173,7 +173,6 @@ class MultithreadIterator(PlannedIterator):
             convert = _without_device(self._source.converter)
         tolerates = self._skips is not None
         self._work = Work(self._source, self._n_threads, Pace(), CallCost(), convert, tolerates)
-        _iterators.add(self)
 
     @property
     def n_threads(self) -> int:
@@ -201,8 +200,9 @@ class MultithreadIterator(PlannedIterator):
         if threads is not None:
             threads.join()
 
-    def __del__(self) -> None:
-        super().finalize()  # a garbage collection must not wait for threads
+    def __del__(self, _exits: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _exits():  # as in the base class
+            super().finalize()  # a garbage collection must not wait for threads
 
     def _fetch(self, plan: Plan) -> Outcome:
         threads = self._running_threads()
@@ -323,7 +323,7 @@ class MultithreadIterator(PlannedIterator):
 
     def _worker_traces(self) -> list[WorkerTrace]:
         return [
-            WorkerTrace(f"thread {number}", events.copy())
+            WorkerTrace(f"thread {number}", items_of(events))
             for number, events in enumerate(self._recorded)
         ]
 
@@ -392,10 +392,10 @@ class MultithreadIterator(PlannedIterator):
 
     def _close(self) -> None:
         threads, self._threads = self._threads, None
-        for _, job in self._started.copy():
-            job.abort()
         if threads is not None:
             threads.close()
+        for _, job in items_of(self._started):
+            job.abort()
 
     def _forget_started(self) -> None:
         """Start over with the batch to be delivered next."""
@@ -405,9 +405,8 @@ class MultithreadIterator(PlannedIterator):
         self._planner.rewind()
 
     def _after_fork(self) -> None:
-        """In a child, which has none of the threads: another one may have held the lock."""
-        self._lock = threading.RLock()
-        self._threads = None
+        super()._after_fork()
+        self._threads = None  # the child has none of them
         self._ahead = None  # what was under way is the parent's
         self._forget_started()
 
@@ -419,15 +418,3 @@ def _note_start(tallies: Sequence[Tally]) -> None:
 
 def _without_device(converter: Callable[[Any, Any], Any]) -> Callable[[list[Any]], Any]:
     return lambda examples: converter(examples, None)
-
-
-_iterators: weakref.WeakSet[MultithreadIterator] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for iterator in list(_iterators):
-        iterator._after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from fastiter._concurrency import lock_of_child, renew_in_child
 from fastiter._opening import Reader, open_reader, require_readers
 
 _END = object()
@@ -20,10 +21,12 @@ class Cache:
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._samples: list[Any] = []
         self._source: Iterator[Any] | None = None
         self._is_complete = False
+        self._is_reading = False  # the source runs
+        renew_in_child(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Cache, (self._reader,)
@@ -43,23 +46,40 @@ class Cache:
             if place < len(samples):
                 return True
             if samples is not self._samples:
-                raise RuntimeError("the reader behind cache has failed in another pass")
+                raise RuntimeError(
+                    "the reader behind cache has failed in another pass, or this process was "
+                    "forked while another thread read from it: begin a new pass"
+                )
             if self._is_complete:
                 return False
+            if self._is_reading:
+                raise RuntimeError("the reader behind cache reads from that cache itself")
             try:
+                self._is_reading = True
                 if self._source is None:
                     self._source = open_reader(self._reader)
                 sample = next(self._source, _END)
             except BaseException:
-                # A failed source cannot go on, and what it gave is not all: the next pass reads
-                # anew.
-                self._source, self._samples = None, []
+                self._read_anew()
                 raise
+            finally:
+                self._is_reading = False
             if sample is _END:
                 self._source, self._is_complete = None, True
                 return False
             samples.append(sample)
             return True
+
+    def _read_anew(self) -> None:
+        """A failed source cannot go on, and what it gave is not all: so the next pass does it."""
+        self._source, self._samples = None, []
+
+    def _after_fork(self) -> None:
+        """In a forked child: a thread that was amid the source is not there to go on with it."""
+        if self._is_reading and not self._lock._is_owned():  # type: ignore[attr-defined]
+            self._read_anew()
+            self._is_reading = False
+        self._lock = lock_of_child(self._lock)
 
 
 def cache(reader: Reader) -> Reader:

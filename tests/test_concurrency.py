@@ -1,0 +1,301 @@
+"""What threads, and forked children, find of objects that another thread is in the midst of using.
+
+Without a GIL more of it can go wrong: those tests are for a free-threaded interpreter above all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastiter import MultithreadIterator, SerialIterator, _assemble, concat_examples
+from fastiter._concurrency import WeakObjects
+from fastiter.datasets import open_pickle_dataset, open_pickle_dataset_writer
+from fastiter.reader import cache
+
+HANG = 30
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+]
+
+
+class Gate:
+    """Where a thread stops, in this process and not in those that it forks."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.is_waiting, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        if os.getpid() == self.pid:
+            self.is_waiting.set()
+            assert self.opened.wait(HANG)
+
+    @contextlib.contextmanager
+    def held(self, action: Callable[[], Any]) -> Iterator[None]:
+        """Has a thread do `action`, and wait here while the block runs."""
+        thread = threading.Thread(target=action)
+        thread.start()
+        try:
+            assert self.is_waiting.wait(HANG)
+            yield
+        finally:
+            self.opened.set()
+            thread.join(HANG)
+
+
+def in_child(function: Callable[[], bool]) -> int:
+    """Exit status of a forked child: 0 if `function` is true there; -SIGALRM if it hangs."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        signal.alarm(10)
+        try:
+            status = 0 if function() else 2
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@contextlib.contextmanager
+def meanwhile(action: Callable[[], Any], n_threads: int = 1) -> Iterator[None]:
+    """Does `action` again and again in threads while the block runs."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            action()
+
+    threads = [threading.Thread(target=run) for _ in range(n_threads)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(HANG)
+
+
+# ---- forks ---------------------------------------------------------------------------------------
+
+
+class Stopping:
+    """Example i is i; the thread that fetches number 4 waits."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> int:
+        if index == 4:
+            self.gate()
+        return index
+
+
+@pytest.mark.parametrize("kind", [SerialIterator, MultithreadIterator])
+def test_a_child_forked_while_a_thread_is_in_next(kind):
+    dataset = Stopping()
+    iterator = kind(dataset, 4, shuffle=False)
+    assert next(iterator) == [0, 1, 2, 3]
+    position = iterator.state_dict()["current_position"]
+
+    def child() -> bool:
+        state, other = iterator.state_dict(), copy.copy(iterator)
+        stats = iterator.stats()
+        return (
+            state["current_position"] == position
+            and stats.next_seconds == iterator.stats().next_seconds
+            and next(iterator) == next(other) == [4, 5, 6, 7]
+            and next(iterator) == [8, 9, 10, 11]
+        )
+
+    with dataset.gate.held(lambda: next(iterator)):
+        status = in_child(child)
+    assert status == 0
+    assert next(iterator) == [8, 9, 10, 11]
+    iterator.finalize()
+
+
+def test_a_child_forked_by_the_dataset_is_still_in_next():
+    statuses = []
+
+    class Forking(Stopping):
+        def __getitem__(self, index: int) -> int:
+            if index == 2:
+                statuses.append(in_child(refuses))
+            return index
+
+    def refuses() -> bool:
+        with pytest.raises(RuntimeError, match="amid another call"):
+            next(iterator)
+        return iterator.current_position == 0
+
+    iterator = SerialIterator(Forking(), 4, shuffle=False)
+    assert next(iterator) == [0, 1, 2, 3]
+    assert statuses == [0]
+
+
+def test_a_child_forked_while_a_thread_learns_the_fields(monkeypatch):
+    gate = Gate()
+    derive = _assemble.derive_schema
+    monkeypatch.setattr(_assemble, "derive_schema", lambda *given: (gate(), derive(*given))[1])
+    with MultithreadIterator(range(8), 4, shuffle=False, converter=concat_examples) as iterator:
+        with gate.held(lambda: next(iterator)):
+            assert in_child(lambda: next(iterator).tolist() == [0, 1, 2, 3]) == 0
+        assert next(iterator).tolist() == [4, 5, 6, 7]
+
+
+def test_a_child_forked_while_a_thread_reads_into_a_cache():
+    gate = Gate()
+
+    def source() -> Iterator[int]:
+        yield 0
+        gate()
+        yield 1
+
+    reader = cache(source)
+    begun = reader()
+    next(begun)
+
+    def child() -> bool:
+        with pytest.raises(RuntimeError, match="forked while another thread"):
+            next(begun)
+        return list(reader()) == list(reader()) == [0, 1]
+
+    with gate.held(lambda: list(reader())):
+        assert in_child(child) == 0
+    assert list(begun) == [1]
+
+
+def test_a_child_forked_between_reads_goes_on_with_a_cache():
+    begun = cache(lambda: iter(range(3)))()
+    assert next(begun) == 0
+    assert in_child(lambda: list(begun) == [1, 2]) == 0
+    assert list(begun) == [1, 2]
+
+
+def test_a_child_forked_while_a_thread_writes_pickles(tmp_path):
+    gate = Gate()
+    writer = open_pickle_dataset_writer(tmp_path / "examples")
+    write = writer._writer.write
+
+    class Slow:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(writer_file, name)
+
+        def write(self, data: bytes) -> int:
+            gate()
+            return write(data)
+
+    writer_file, writer._writer = writer._writer, Slow()
+    with gate.held(lambda: writer.write("parent")):
+        assert in_child(lambda: writer.write("child") is None) == 0
+    writer.close()
+    with open_pickle_dataset(tmp_path / "examples") as dataset:
+        assert dataset[0] == "parent"
+
+
+# ---- threads -------------------------------------------------------------------------------------
+
+
+def test_the_state_is_read_while_another_thread_iterates():
+    iterator = SerialIterator(range(1000), 4)
+    with meanwhile(lambda: iterator.epoch_detail, n_threads=2):
+        for _ in range(20_000):
+            next(iterator)
+    assert iterator.epoch == 80
+
+
+def test_a_trace_begins_and_ends_while_another_thread_iterates():
+    iterator = SerialIterator(range(1000), 4, shuffle=False)
+
+    def trace() -> None:
+        with iterator.trace() as record:
+            pass
+        record.events()
+
+    with meanwhile(trace):
+        for number in range(20_000):
+            assert next(iterator)[0] == number * 4 % 1000
+
+
+def test_finalize_while_other_threads_iterate():
+    for _ in range(60):
+        iterator = MultithreadIterator(range(1000), 4, n_threads=2)
+        next(iterator)
+
+        def go_on(iterator: MultithreadIterator = iterator) -> None:
+            with contextlib.suppress(RuntimeError):
+                while True:
+                    next(iterator)
+
+        threads = [threading.Thread(target=go_on) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        iterator.finalize()
+        for thread in threads:
+            thread.join(HANG)
+            assert not thread.is_alive()
+
+
+def test_examples_that_another_thread_changes():
+    """A dict whose values are replaced, so that each dies, while threads copy them."""
+    shared = {"a": np.zeros(40), "b": 1.0}
+
+    class Sharing:
+        def __len__(self) -> int:
+            return 1000
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return shared
+
+    def change() -> None:
+        for number in range(100):
+            shared["a"], shared["b"] = np.full(40, number), float(number)
+
+    iterator = MultithreadIterator(Sharing(), 64, n_threads=2, converter=concat_examples)
+    with iterator, meanwhile(change):
+        for _ in range(300):
+            batch = next(iterator)
+            assert (batch["a"] == batch["a"][:, :1]).all()
+            assert set(batch["b"]) <= set(range(100))
+
+
+def test_a_collection_at_any_moment_of_a_loop_over_weak_objects():
+    class Thing:
+        me: Thing
+
+    before = gc.get_threshold()
+    kept, found = Thing(), WeakObjects[Thing]()
+    found.add(kept)
+    gc.collect()
+    try:
+        for allocations in range(1, 40):
+            gc.disable()
+            for _ in range(5):
+                garbage = Thing()
+                garbage.me = garbage
+                found.add(garbage)
+            del garbage
+            gc.set_threshold(allocations)
+            gc.enable()
+            assert kept in list(found)
+    finally:
+        gc.set_threshold(*before)
+        gc.enable()
+    gc.collect()
+    assert list(found) == [kept]
