@@ -13,9 +13,25 @@
 /* From here on a thread costs less than the wait. */
 #define MANY_BYTES ((uint64_t)64 << 20)
 
-/* Images that threads of `settling_pid` are freeing. A forked child has no such thread. */
-static _Atomic int settling;
-static _Atomic int settling_pid;
+/* A process, and in the lower half how many images its threads are freeing. A forked child has no
+ * such thread: the number counts as zero there. */
+static _Atomic uint64_t settling;
+
+static uint32_t count_of(uint64_t state)
+{
+    return state >> 32 == (uint32_t)getpid() ? (uint32_t)state : 0;
+}
+
+static void change_settling(uint32_t change)
+{
+    uint64_t state = atomic_load_explicit(&settling, memory_order_relaxed);
+    uint64_t pid = (uint32_t)getpid();
+    /* Release: who reads zero in fi_image_settle finds the memory free. */
+    while (!atomic_compare_exchange_weak_explicit(&settling, &state,
+                                                  pid << 32 | (uint32_t)(count_of(state) + change),
+                                                  memory_order_release, memory_order_relaxed))
+        ;
+}
 
 int fi_image_open(uint64_t bytes, int *fd, uint64_t *need, uint64_t *have)
 {
@@ -51,20 +67,16 @@ static void *unmap(void *argument)
     struct mapping mapping = *(struct mapping *)argument;
     free(argument);
     (void)munmap(mapping.base, mapping.bytes);
-    /* Release: who reads zero in fi_image_settle finds the memory free. */
-    atomic_fetch_sub_explicit(&settling, 1, memory_order_release);
+    change_settling(UINT32_MAX); /* one less */
     return NULL;
 }
 
 static bool unmap_in_a_thread(struct mapping *mapping)
 {
-    int pid = (int)getpid();
-    if (atomic_exchange_explicit(&settling_pid, pid, memory_order_relaxed) != pid)
-        atomic_store_explicit(&settling, 0, memory_order_relaxed);
-    atomic_fetch_add_explicit(&settling, 1, memory_order_relaxed);
+    change_settling(1);
     int rc = fi_thread_start(unmap, mapping);
     if (rc != 0)
-        atomic_fetch_sub_explicit(&settling, 1, memory_order_relaxed);
+        change_settling(UINT32_MAX);
     return rc == 0;
 }
 
@@ -95,7 +107,6 @@ void fi_image_close(int fd, uint64_t bytes)
 void fi_image_settle(void)
 {
     const struct timespec moment = {.tv_nsec = 1000000};
-    while (atomic_load_explicit(&settling_pid, memory_order_relaxed) == (int)getpid() &&
-           atomic_load_explicit(&settling, memory_order_acquire) > 0)
+    while (count_of(atomic_load_explicit(&settling, memory_order_acquire)) > 0)
         nanosleep(&moment, NULL);
 }
