@@ -399,10 +399,9 @@ class MultithreadIterator(PlannedIterator):
 
     def _forget_started(self) -> None:
         """Start over with the batch to be delivered next."""
-        self._started.clear()
-        self._unsubmitted = None
-        self._unsettled = False
+        self._discard_ahead()
         self._planner.rewind()
+        self._unsettled = False
 
     def _after_fork(self) -> None:
         super()._after_fork()
