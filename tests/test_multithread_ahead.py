@@ -425,7 +425,7 @@ def test_columns_are_fetched_in_parts_by_the_threads(kind):
             if kind == "other dtypes":  # which rows are asked for together decides
                 batch, other = ((x, y.astype("f8")) for x, y in (batch, other))
             assert_same(batch, other)
-    assert max(map(len, dataset.asked)) == 4
+    assert len(dataset.asked) > len(expected)  # the first batch is in parts: its cost is not known
     assert sorted(chain(*dataset.asked)) == list(range(40))
 
 
