@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 from functools import partial
@@ -17,6 +18,7 @@ from fastiter import (
     concat_examples,
     datasets,
 )
+from fastiter._tools import profile
 from fastiter.random import example_rng, permutation, virtual_permutation
 from fastiter.reader import (
     batch,
@@ -376,3 +378,19 @@ def test_sizes_of_readers_that_paddle_takes():
 def test_a_trace_goes_to_a_path():
     with raises(TypeError, "path must be a str or path-like, not 5 of type int"):
         SerialIterator([1], 1).trace(5)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("--budget", "soon", "--budget: 'soon' is no number of seconds from 0 to 1,000,000"),
+        ("--batch-size", "0", "--batch-size: '0' is no integer of at least 1"),
+        ("--workers", "1,x", "--workers: 'x' is no integer of at least 1"),
+    ],
+)
+def test_a_number_of_the_command_line(capsys, option, value, text):
+    parser = argparse.ArgumentParser()
+    profile.add_options(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["module:dataset", option, value])
+    assert text in capsys.readouterr().err
