@@ -399,7 +399,7 @@ class MultithreadIterator(PlannedIterator):
 
     def _forget_started(self) -> None:
         """Start over with the batch to be delivered next."""
-        self._discard_ahead()
+        self._discard_ahead(self._planner.state)
         self._planner.rewind()
         self._unsettled = False
 
