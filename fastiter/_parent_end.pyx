@@ -97,6 +97,10 @@ cdef class ParentEnd:
             with nogil:
                 rc = fi_parent_commit(&self.parent, slot, commit, &need, &have)
             PyErr_CheckSignals()  # for it may have taken long
+            if self.arena.fd < 0:
+                raise RuntimeError("the iterator was finalized while next() waited")
+            if rc == EBADF:
+                raise closed_by_others()
             check(rc, "memory for a batch", need, have)
         return slot
 
