@@ -46,7 +46,6 @@ class Merge:
     """
 
     def __init__(self, readers: tuple[Reader, ...], queue_size: int, start: Start):
-        _exit.stay_away()
         self.pid = os.getpid()
         self._readers = readers
         self._taken = [0] * len(readers)  # samples
@@ -62,18 +61,23 @@ class Merge:
         arena = _arena.Arena.create(_SLOTS * len(readers), len(readers), _ROWS, 1)
         self._end = StreamEnd.create(arena, queue_size)
         self._crew = Crew(self._end, len(readers), ReadingJob(readers), start)
-        with self._in_use:
-            # Before multiprocessing ends daemonic children at exit: it would wait for a stopped
-            # one.
-            self._at_exit = util.Finalize(
-                None, _close_at_exit, (weakref.ref(self),), exitpriority=10
-            )
-            try:
-                self._crew.open()
-            except BaseException:
-                self._release()
-                _exit.stay_away()
-                raise
+        # Before multiprocessing ends daemonic children at exit: it would wait for a stopped one.
+        self._at_exit = util.Finalize(None, _close_at_exit, (weakref.ref(self),), exitpriority=10)
+        _exit.stay_away()  # nothing would close what begins later
+        try:
+            with self._in_use:
+                if not self._is_exiting:
+                    self._open()
+        except BaseException:
+            _exit.stay_away()
+            raise
+
+    def _open(self) -> None:
+        try:
+            self._crew.open()
+        except BaseException:
+            self._release()
+            raise
 
     def take(self) -> list[Any] | None:
         """Blocks until there are samples, of one reader and in its order; None at the end.
