@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 SOURCES = ["fi_ring.c", "fi_cell.c", "fi_copy.c", "fi_trace.c", "fi_platform.c", "fi_process.c"]
+SOURCES += ["fi_call_cost.c"]
 
 # The segment drawn: two workers, batches of 64, n_prefetch=1, without spares for forks.
 GEOMETRY = {"slots": 6, "workers": 2, "rows": 64, "schemas": 4, "slot_bytes": 64 << 20}
@@ -108,7 +109,13 @@ def measure() -> Layout:
         program = Path(directory, "layout")
         program.with_suffix(".c").write_text(source)
         command = [os.environ.get("CC", "cc"), "-std=c11", "-pthread", f"-I{CSRC}"]
-        command += [f"{program}.c", *(str(CSRC / name) for name in SOURCES), "-o", str(program)]
+        command += [
+            f"{program}.c",
+            *(str(CSRC / name) for name in SOURCES),
+            "-lm",
+            "-o",
+            str(program),
+        ]
         if sys.platform == "linux":
             command.append("-lrt")
         subprocess.run(command, check=True)

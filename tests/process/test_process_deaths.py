@@ -118,9 +118,11 @@ def test_a_death_is_noticed_in_a_thread_with_a_small_stack(tmp_path):
     status, out, err = run_script(
         tmp_path,
         f"""
-        import pathlib, threading
+        import pathlib, threading, warnings
         from examples_of import Misfits
         from fastiter import MultiprocessIterator
+
+        warnings.simplefilter("ignore", RuntimeWarning)  # the replacement is forked in a thread
 
         if __name__ == "__main__":
             dataset = Misfits(240, {{230}}, "SIGKILL", pathlib.Path({str(tmp_path)!r}))
