@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterable, Iterator
 from multiprocessing import forkserver, popen_forkserver, reduction, resource_tracker, spawn, util
 from multiprocessing.context import ForkServerProcess, set_spawning_popen
+from pathlib import Path
 from typing import Any
 
 from fastiter import _descriptors, _start, _system, errors
@@ -87,21 +88,22 @@ def _is_found_by_others() -> bool:
         places += os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if site.ENABLE_USER_SITE:
         places.append(site.getusersitepackages())
-    packages = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    spec = importlib.machinery.PathFinder.find_spec("fastiter", places + packages)
-    if spec is None:  # an editable install, whose finder is started by a .pth file beside it
-        finders = (finder for finder in sys.meta_path if _place_of(finder) in packages)
-        specs = (finder.find_spec("fastiter", None) for finder in finders)
-        spec = next(filter(None, specs), None)
+    for packages in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        places += [packages, *_pth_folders(packages)]
+    spec = importlib.machinery.PathFinder.find_spec("fastiter", places)
     if spec is None or spec.origin is None:
         return False
     return os.path.dirname(spec.origin) == os.path.dirname(errors.__file__)
 
 
-def _place_of(finder: Any) -> str | None:
-    """The directory of the module that a finder comes from."""
-    file = getattr(sys.modules.get(finder.__module__), "__file__", None)
-    return None if file is None else os.path.dirname(file)
+def _pth_folders(packages: str) -> Iterator[str]:
+    """The folders that `packages` adds to the path of a fresh interpreter, as an editable install
+    does: lines of its ``.pth`` files that are no comments or statements."""
+    for file in sorted(Path(packages).glob("*.pth")):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            for line in file.read_text().splitlines():
+                if line.strip() and not line.startswith(("#", "import ", "import\t")):
+                    yield os.path.join(packages, line.rstrip())
 
 
 def _forget_server() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import multiprocessing
 import os
 import random
@@ -196,32 +195,16 @@ def test_another_copy_of_the_package_is_not_loaded_beforehand(tmp_path, monkeypa
     assert not _forkserver._is_found_by_others()
 
 
-EDITABLE = """
-import importlib.util
-
-class Finder:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        return importlib.util.spec_from_file_location(name, {origin!r})
-"""
-
-
 def test_an_editable_install_is_found_by_servers(tmp_path, monkeypatch):
-    """Its finder is started by a file beside it; one that the program has made is not theirs."""
+    """A file beside the installed packages names its folder; any other folder is not theirs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    for name in ("site-packages", "program"):
-        (tmp_path / name).mkdir()
-        monkeypatch.syspath_prepend(tmp_path / name)
-    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path / "site-packages"))
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    sources = Path(fastiter.__file__).parents[1]
+    (tmp_path / "other.pth").write_text(f"# {sources}\nimport sys\n{tmp_path / 'nowhere'}\n")
     assert not _forkserver._is_found_by_others()
-    for directory, is_theirs in (("program", False), ("site-packages", True)):
-        module = f"finder_in_{directory.replace('-', '_')}"
-        source = EDITABLE.format(origin=fastiter.__file__)
-        (tmp_path / directory / f"{module}.py").write_text(source)
-        finder = importlib.import_module(module).Finder
-        monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, finder])
-        assert _forkserver._is_found_by_others() == is_theirs
+    (tmp_path / "sources.pth").write_text(f"{sources}\n")
+    assert _forkserver._is_found_by_others()
 
 
 def test_padding_travels_under_spawn(make):
