@@ -6,11 +6,8 @@ thread beside it. Only the interpreter's exit may close it from another thread, 
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
-import weakref
-from multiprocessing import util
 from typing import Any
 
 from fastiter import _arena, _exit, _system, _transport
@@ -26,11 +23,6 @@ _SLOTS = 16  # of each reader
 _ROWS = 256  # of a block, at most
 _MOST_TAKEN = 64  # samples at a time
 _SLICE = 0.5  # seconds; the longest time without a look at who lives
-_PATIENCE = 5.0  # seconds; how long the exit waits for a daemon thread that is at work in here
-
-# Before multiprocessing's exit handler, which was registered first: it ends processes that a daemon
-# thread starts while it runs.
-atexit.register(_exit.begin)
 
 
 class Merge:
@@ -61,13 +53,10 @@ class Merge:
         arena = _arena.Arena.create(_SLOTS * len(readers), len(readers), _ROWS, 1)
         self._end = StreamEnd.create(arena, queue_size)
         self._crew = Crew(self._end, len(readers), ReadingJob(readers), start)
-        # Before multiprocessing ends daemonic children at exit: it would wait for a stopped one.
-        self._at_exit = util.Finalize(None, _close_at_exit, (weakref.ref(self),), exitpriority=10)
-        _exit.stay_away()  # nothing would close what begins later
         try:
             with self._in_use:
-                if not self._is_exiting:
-                    self._open()
+                self._at_exit = _exit.end_at_exit(self, self._in_use)
+                self._open()
         except BaseException:
             _exit.stay_away()
             raise
@@ -223,31 +212,20 @@ class Merge:
         finally:
             self._in_use.release()
 
-    def close_at_exit(self) -> None:
-        """Closes it in the main thread, while a daemon thread may iterate or close."""
-        if os.getpid() != self.pid:
-            return
+    def interrupt(self) -> None:
+        """When the interpreter exits: makes a `take` in a daemon thread give up."""
         self._is_exiting = True
         self._end.interrupt()
-        is_free = self._in_use.acquire(timeout=_PATIENCE)  # not if loading a sample takes longer
-        try:
-            self._release()
-        finally:
-            if is_free:
-                self._in_use.release()
 
     def _release(self) -> None:
+        self.end_workers()
+        self._at_exit.cancel()
+
+    def end_workers(self) -> None:
+        """Ends the processes and closes the descriptors, under the lock."""
         if self._released:
             return
         self._crew.close()
         self._end.forget_blocks()
         self._end.close_descriptors()
-        self._at_exit.cancel()
         self._released = True
-
-
-def _close_at_exit(reference: weakref.ref[Merge]) -> None:
-    _exit.begin()
-    merge = reference()
-    if merge is not None:
-        merge.close_at_exit()

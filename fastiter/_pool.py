@@ -8,9 +8,7 @@ iterator, under the iterator's lock; there is no thread beside it.
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Sequence
-from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
 from fastiter import _arena, _exit, _lease, _parent_end, _ring, _system, _transport
@@ -64,6 +62,8 @@ class Pool(Feed):
         As in MultiprocessIterator.
     start : Start
         How workers are started.
+    lock : RLock
+        The iterator's.
     """
 
     def __init__(
@@ -81,12 +81,14 @@ class Pool(Feed):
         finisher: Finisher | None,
         worker_init: Callable[[int], Any] | None,
         start: Start,
+        lock: Any,
         most_workers: int = 0,
         most_prefetch: int = 0,
     ):
         self.pid = os.getpid()
         self.closed = False
         self._released = False
+        self._lock = lock
         self.copied_out = 0  # batches copied to the heap for want of slots
         self.spilled_rows = 0
         self.restarts = 0  # of workers that died
@@ -109,16 +111,16 @@ class Pool(Feed):
         super().__init__(_parent_end.ParentEnd(arena, _SPARES), batch_size, n_prefetch)
         self._least_bytes = (shared_mem or 0) * rows
         self._engage(workers)
-        # Before multiprocessing ends daemonic children at exit: it would wait for a stopped one.
-        self._at_exit = util.Finalize(None, _close_at_exit, (weakref.ref(self),), exitpriority=10)
         self._calls_init = worker_init is not None
         job = BatchJob(dataset, finisher, worker_init, maxtasksperchild)
         self._crew = Crew(self._ring, most, job, start, workers)
         self._timeouts = Timeouts(dataset_timeout, self._ring, self._crew)
+        self._at_exit = _exit.end_at_exit(self, lock)
         try:
             self._crew.open()
         except BaseException:
             self.close()
+            _exit.stay_away(lock)
             raise
 
     # ---- take
@@ -278,7 +280,7 @@ class Pool(Feed):
         self._timeouts.begin()
         while True:
             if self.closed:
-                _exit.stay_away()
+                _exit.stay_away(self._lock)
                 raise RuntimeError("the iterator was finalized while next() waited")
             if done():
                 return
@@ -447,6 +449,8 @@ class Pool(Feed):
 
     def _recover(self, member: Member) -> None:
         """Gives back what a dead worker had in hand, and starts another in its place."""
+        # One that a thread starts after the end of the main module may die for want of that.
+        _exit.stay_away(self._lock)
         self._is_calm = False
         ring = self._ring
         report = ring.report(member.number)
@@ -516,15 +520,8 @@ class Pool(Feed):
         self._released = True
 
     def end_workers(self) -> None:
-        """When the interpreter exits. A daemon thread may be in the midst of `next()`: the ring and
-        its descriptors stay until the process ends."""
-        self.interrupt()
-        self._crew.close()
-        self._released = True
-
-
-def _close_at_exit(reference: weakref.ref[Pool]) -> None:
-    _exit.begin()
-    pool = reference()
-    if pool is not None and os.getpid() == pool.pid and not pool._released:
-        pool.end_workers()
+        """When the interpreter exits. A daemon thread may still be in `next()`: the ring and its
+        descriptors stay until the process ends."""
+        if not self._released:
+            self._crew.close()
+            self._released = True

@@ -5,16 +5,16 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 from fastiter._arena import Arena
+from fastiter._concurrency import WeakObjects
 from fastiter._device._cupy import import_cupy_for
 from fastiter._device._registration import Registration
 from fastiter._device._transfer import AsyncTransfer, Sent
 
-_living: weakref.WeakSet[BatchTransfer] = weakref.WeakSet()
+_living: WeakObjects[BatchTransfer] = WeakObjects()
 
 
 class Departure:
@@ -131,5 +131,5 @@ def parts_of(batch: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
 @atexit.register
 def _close_all() -> None:
     """While CuPy still works: this module is imported after it, so this runs before its end."""
-    for transfer in list(_living):
+    for transfer in _living:
         transfer.close()

@@ -18,13 +18,13 @@ import os
 import queue
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastiter import _exit
+from fastiter._concurrency import WeakObjects
 from fastiter._meter import now
 from fastiter._stats import WorkerStats
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _JOIN_SECONDS = 1.0  # finalize() and exit wait so long for threads that are amid an example
 
-_living: weakref.WeakSet[Threads] = weakref.WeakSet()
+_living: WeakObjects[Threads] = WeakObjects()
 
 
 class Tally:
@@ -209,14 +209,22 @@ class _Board:
 
 
 class Threads:
-    """Threads, one for each tally, which share each job: the oldest one that has rows left."""
+    """Threads, one for each tally, which share each job: the oldest one that has rows left.
 
-    def __init__(self, tallies: Sequence[Tally]) -> None:
+    Parameters
+    ----------
+    tallies : sequence of Tally
+    lock : RLock
+        The iterator's, which the caller holds.
+    """
+
+    def __init__(self, tallies: Sequence[Tally], lock: Any) -> None:
         n_threads = len(tallies)
         self.pid = os.getpid()  #: the process that has the threads; a forked child has none
         self._board = _Board(n_threads)
         self._threads: list[threading.Thread] = []
         _living.add(self)
+        _exit.stay_away(lock)  # nothing would end threads that begin later
         try:
             for number, tally in enumerate(tallies):
                 thread = threading.Thread(

@@ -326,7 +326,7 @@ class MultiprocessIterator(PlannedIterator):
                 f"this iterator belongs to process {pool.pid}; in a child, iterate over a copy "
                 "(copy.copy(iterator))"
             )
-        _exit.stay_away()
+        _exit.stay_away(self._lock)
         # Not started yet, or the last start failed and said why.
         self._planner.rewind()
         if self._ahead is not None:
@@ -348,6 +348,7 @@ class MultiprocessIterator(PlannedIterator):
             finisher=_finisher_of(self._source, self._skips is not None),
             worker_init=self._worker_init,
             start=choose(self._context),
+            lock=self._lock,
         )
         pool.seed = self._seed
         self._meter.open(pool.note_start)

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from fastiter import _exit
 from fastiter._arguments import checked_int
 from fastiter._assemble import Assembler
 from fastiter._assembly import CallCost
@@ -335,9 +334,8 @@ class MultithreadIterator(PlannedIterator):
     def _running_threads(self) -> Threads:
         threads = self._threads
         if threads is None or threads.pid != os.getpid():
-            _exit.stay_away()
             self._forget_started()
-            threads = self._threads = Threads(self._tallies)
+            threads = self._threads = Threads(self._tallies, self._lock)
             self._meter.open(functools.partial(_note_start, self._tallies))
         return threads
 

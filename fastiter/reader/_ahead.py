@@ -76,8 +76,8 @@ class Ahead:
     # ---- consumer
 
     def start(self) -> None:
-        _exit.stay_away()
         _running.add(self)
+        _exit.stay_away()  # nothing would end threads that begin later
         for number in range(self._n_threads):
             thread = threading.Thread(
                 target=self._run, name=f"fastiter-reader-{number}", daemon=True

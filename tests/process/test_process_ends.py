@@ -339,6 +339,42 @@ if __name__ == "__main__":
     wait_until(lambda: not any(map(is_alive, pids)), "workers end with the program", 10)
 
 
+MAKERS = {
+    **{
+        method: f"MultiprocessIterator(Blocks(40), 4, n_processes=1, context={method!r})"
+        for method in ("fork", "spawn", "forkserver")
+    },
+    "threads": "MultithreadIterator(Blocks(40), 4, n_threads=2)",
+}
+
+
+@pytest.mark.parametrize("method", MAKERS)
+def test_the_exit_is_silent_amid_starts_and_ends_in_daemon_threads(tmp_path, method):
+    program = f"""
+import itertools, threading, warnings
+from examples_of import Blocks
+from fastiter import MultiprocessIterator, MultithreadIterator
+
+def consume(n):
+    while True:
+        iterator = {MAKERS[method]}
+        for _ in itertools.islice(iterator, n):
+            moved.release()
+        iterator.finalize()
+        moved.release()
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")  # the threads fork
+    moved = threading.Semaphore(0)
+    for n in [0, 0, 1, 1, 20, 10**9]:
+        threading.Thread(target=consume, args=(n,), daemon=True).start()
+    for _ in range(50):
+        moved.acquire()
+"""
+    for _ in range(3):  # until the workers too, which have its streams, have ended
+        assert run_script(tmp_path, program) == (0, "", "")
+
+
 @pytest.mark.parametrize("how", ["sleep", "loop", "stop"])
 def test_the_exit_with_hung_workers_is_silent(tmp_path, how):
     marks = tmp_path / "marks"
