@@ -90,10 +90,10 @@ if switch("WERROR"):
     compile_args += ["-Werror"]
 
 
-headers = [*map(str, sorted(Path("csrc").glob("*.h")))]
+headers = [*map(str, sorted(Path("csrc").rglob("*.h")))]
 # The C floor is compiled once, into an archive of which each module links what it uses.
 csrc = {
-    "sources": [*map(str, sorted(Path("csrc").glob("*.c")))],
+    "sources": [*map(str, sorted(Path("csrc").rglob("*.c")))],
     "obj_deps": {"": ["setup.py", str(settings_file), *headers]},
     "include_dirs": ["csrc"],
     "macros": define_macros,
@@ -104,7 +104,7 @@ processors = os.cpu_count() or 1
 
 extensions = [
     Extension(
-        f"fastiter.{path.stem}",
+        ".".join(path.with_suffix("").parts),
         [str(path)],
         include_dirs=["csrc", numpy.get_include()],
         define_macros=define_macros,
@@ -114,14 +114,14 @@ extensions = [
         depends=["setup.py", str(settings_file), *csrc["sources"], *headers],
     )
     # The largest first: none is left for one processor alone at the end.
-    for path in sorted(Path("fastiter").glob("*.pyx"), key=lambda path: -path.stat().st_size)
+    for path in sorted(Path("fastiter").rglob("*.pyx"), key=lambda path: -path.stat().st_size)
 ]
 
 
 # Cython would look at the times of its own files, too, which an isolated build has just installed.
 generated = Path("build", f"cython-{hashlib.sha256(settings.encode()).hexdigest()[:12]}")
 written = max(
-    path.stat().st_mtime for path in [Path("setup.py"), *Path("fastiter").glob("*.p[xy][dx]")]
+    path.stat().st_mtime for path in [Path("setup.py"), *Path("fastiter").rglob("*.p[xy][dx]")]
 )
 for extension in extensions:
     made = (generated / extension.sources[0]).with_suffix(".c")

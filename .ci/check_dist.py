@@ -28,11 +28,11 @@ def wheel_faults(path: Path) -> list[str]:
     """Faults of a wheel: it lacks a compiled module, stub or data, holds sources, or is too big."""
     names = zipfile.ZipFile(path).namelist()
     faults = []
-    for module in sorted(source.stem for source in Path("fastiter").glob("*.pyx")):
-        if not any(n.startswith(f"fastiter/{module}.") and n.endswith(".so") for n in names):
+    for module in sorted(str(source.with_suffix("")) for source in Path("fastiter").rglob("*.pyx")):
+        if not any(n.startswith(f"{module}.") and n.endswith(".so") for n in names):
             faults.append(f"lacks the extension module {module}")
-        if f"fastiter/{module}.pyi" not in names:
-            faults.append(f"lacks fastiter/{module}.pyi")
+        if f"{module}.pyi" not in names:
+            faults.append(f"lacks {module}.pyi")
     for file in Path("fastiter").rglob("*.*"):
         if file.suffix not in (".pyx", ".pxd", ".so", ".pyc") and str(file) not in names:
             faults.append(f"lacks {file}")

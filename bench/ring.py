@@ -68,9 +68,10 @@ def _numbers() -> Any:
 def _iterating(
     make: Callable[[], Any], workers: int, depth: int = 4, as_list: bool = False, spin: bool = True
 ) -> Iterator[Any]:
-    from fastiter import MultiprocessIterator, _pool, concat_examples
+    from fastiter import MultiprocessIterator, concat_examples
+    from fastiter._workers import pool
 
-    before, _pool._SPIN = _pool._SPIN, _pool._SPIN if spin else 0
+    before, pool._SPIN = pool._SPIN, pool._SPIN if spin else 0
     with MultiprocessIterator(
         make(),
         ROWS,
@@ -82,7 +83,7 @@ def _iterating(
     ) as batches:
         for _ in range(4 * depth):  # slots have their size, and their pages
             next(batches)
-        _pool._SPIN = before
+        pool._SPIN = before
         yield batches
 
 
@@ -151,11 +152,11 @@ def _stopped(pids: list[int]) -> Iterator[None]:
 @contextlib.contextmanager
 def _examples() -> Iterator[Callable[[Any], Any]]:
     """The examples of one batch, made again and again."""
-    from fastiter import _views
+    from fastiter._ring import views
 
     with _iterating(Tuples, 1, 2, as_list=True) as batches:
         lease = next(batches)[0][0].base
-        yield lambda _: _views.read(lease.schema, lease, False, None)
+        yield lambda _: views.read(lease.schema, lease, False, None)
 
 
 def _loop() -> Callable[[Any], Any]:

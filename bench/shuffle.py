@@ -21,7 +21,7 @@ def _fastiter(n: int, threads: int | None) -> Callable[[Any], Any]:
 
 
 def _fastiter_exact(n: int) -> Callable[[Any], Any]:
-    from fastiter._order import permutation
+    from fastiter._order.permutation import permutation
 
     state = np.random.RandomState(0)
     return lambda seed: permutation(state, n)

@@ -1,1 +1,1 @@
-../fastiter/_demo/digits.py
+../fastiter/_cli/demo/digits.py

@@ -10,18 +10,18 @@ import importlib
 from typing import TYPE_CHECKING
 
 try:
-    import fastiter._batch  # noqa: F401  (whether it is there)
+    import fastiter._collate.concat  # noqa: F401  (whether it is there)
 except ModuleNotFoundError as error:
-    if error.name != "fastiter._batch":
+    if error.name != "fastiter._collate.concat":
         raise
     raise ImportError(
         "fastiter's compiled modules are missing from this copy. Build them in its source tree: "
         "pip install . (or, to use the tree in place: python setup.py build_ext --inplace)"
     ) from None
 
-from fastiter._progress import progress
-from fastiter._stats import IteratorStats, WorkerStats
-from fastiter._worker_info import WorkerInfo, get_worker_info
+from fastiter._stats.progress import progress
+from fastiter._stats.stats import IteratorStats, WorkerStats
+from fastiter._util.worker_info import WorkerInfo, get_worker_info
 from fastiter.dataset import (
     ConcatWithAsyncTransfer,
     Converter,

@@ -15,15 +15,15 @@ from fastiter import __version__
 # is imported.
 _COMMANDS = {
     "demo": (
-        "fastiter._demo.digits",
+        "fastiter._cli.demo.digits",
         "train a small classifier on handwritten digits, and compare the iterators",
     ),
     "doctor": (
-        "fastiter._tools.doctor",
+        "fastiter._cli.doctor.doctor",
         "tell what this machine offers a data loader, and what would help",
     ),
     "profile": (
-        "fastiter._tools.profile",
+        "fastiter._cli.profile.profile",
         "measure a dataset, alone and through the iterators, and find the best settings",
     ),
 }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fastiter._batch import pad_stack, stack
-from fastiter._buffers import trim as trim_buffers
-from fastiter._share import Shared, share
+from fastiter._collate.buffers import trim as trim_buffers
+from fastiter._collate.concat import pad_stack, stack
+from fastiter._workers.shared_object import Shared, share
 
 __all__ = ["Shared", "pad_stack", "share", "stack", "trim_buffers"]

@@ -6,13 +6,13 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fastiter import _example
+from fastiter._order import example_context
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from fastiter._virtual import VirtualOrder
+    from fastiter._order.virtual import VirtualOrder
 
 __all__ = ["example_rng", "permutation", "virtual_permutation"]
 
@@ -73,7 +73,9 @@ def permutation(
     >>> sorted(permutation(5, seed=0).tolist())
     [0, 1, 2, 3, 4]
     """
-    from fastiter import _order  # here, since it imports numpy.random, which takes a while
+    from fastiter._order import (
+        permutation as _order,  # here, since it imports numpy.random, which takes a while
+    )
 
     return _order.fast_permutation(n, _order.seed_words(seed), 0, threads, out)
 
@@ -180,22 +182,23 @@ def example_rng(
     True
     """
     if seed is None and epoch is None and index is None:
-        return _generators().of_key(*_example.key())  # type: ignore[no-any-return]
+        return _generators().of_key(*example_context.key())  # type: ignore[no-any-return]
     return _generators().example_rng(seed, epoch, index)  # type: ignore[no-any-return]
 
 
 @functools.cache
 def _generators() -> Any:
     # On first use, since it imports numpy.random; once, since the import statement takes a while.
-    from fastiter import _generators
+    from fastiter._order import example_rng as _generators
 
     return _generators
 
 
 def _virtual_order(n: int, seed: int | Sequence[int] | np.random.SeedSequence) -> VirtualOrder:
-    from fastiter import _order, _virtual
+    from fastiter._order import permutation as _order
+    from fastiter._order import virtual
 
-    return _virtual.VirtualOrder(n, _order.seed_words(seed), 0)
+    return virtual.VirtualOrder(n, _order.seed_words(seed), 0)
 
 
 #: The few used last: those of up to 65,536 indices keep a table of 8 bytes for each.

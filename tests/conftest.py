@@ -17,7 +17,7 @@ from hypothesis import settings
 from serializers import LenientLoader, Loader, Saver
 
 from fastiter import iterators
-from fastiter._device import _transfer
+from fastiter._device import transfer
 
 try:
     import chainer
@@ -256,7 +256,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
         machine = Machine(seed, n_devices)
         cupy: Any = make_cupy(machine)
         monkeypatch.setitem(sys.modules, "cupy", cupy)
-        monkeypatch.setattr(_transfer, "_copy_streams", {})
+        monkeypatch.setattr(transfer, "_copy_streams", {})
         return SimpleNamespace(cupy=cupy, machine=machine, stream=cupy.cuda.Stream)
 
     return make

@@ -14,10 +14,10 @@ import pytest
 from batches import WITH_PADDING, WITHOUT_PADDING, Point
 from test_collate import assert_same, outcome
 
-from fastiter._assemble import Assembler
-from fastiter._assembly import Assembly, Position
-from fastiter._collate import collate
-from fastiter._padding import Padding
+from fastiter._collate.collate import collate
+from fastiter._collate.padding import Padding
+from fastiter._threads.batch_buffer import Assembly, Position
+from fastiter._threads.collator import Assembler
 
 EXAMPLES = {
     **{(name, None): list(batch) for name, batch in WITHOUT_PADDING.items() if type(batch) is list},

@@ -18,7 +18,7 @@ from fastiter import (
     concat_examples,
     datasets,
 )
-from fastiter._tools import profile
+from fastiter._cli.profile import profile
 from fastiter.random import example_rng, permutation, virtual_permutation
 from fastiter.reader import (
     batch,

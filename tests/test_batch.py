@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from fastiter._batch import pad_stack, stack
+from fastiter._collate.concat import pad_stack, stack
 
 try:
     from chainer.dataset import concat_examples as chainer_concat

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fastiter import concat_examples
-from fastiter._buffers import Buffer, idle, trim
+from fastiter._collate.buffers import Buffer, idle, trim
 from fastiter.kernels import pad_stack, stack, trim_buffers
 
 MIB = 1 << 20
@@ -236,7 +236,7 @@ def test_exit_is_silent():
 
 BASE = """
 import numpy as np
-from fastiter import _buffers
+from fastiter._collate import buffers as _buffers
 from fastiter.kernels import stack
 array = stack([np.zeros(1 << 20)] * 4)
 print(type(array.base).__name__)

@@ -17,7 +17,7 @@ from fastiter import (
     SerialIterator,
     concat_examples,
 )
-from fastiter._columns import ColumnReader
+from fastiter._fetch.gather import ColumnReader
 from fastiter.dataset import TabularDataset, tabular
 from fastiter.datasets import DictDataset, SubDataset, TupleDataset
 

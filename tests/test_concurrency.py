@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastiter import MultithreadIterator, SerialIterator, _assemble, concat_examples
-from fastiter._concurrency import WeakObjects
+from fastiter import MultithreadIterator, SerialIterator, concat_examples
+from fastiter._threads import collator
+from fastiter._util.concurrency import WeakObjects
 from fastiter.datasets import open_pickle_dataset, open_pickle_dataset_writer
 from fastiter.reader import cache
 
@@ -151,8 +152,8 @@ def test_a_child_forked_by_the_dataset_is_still_in_next():
 
 def test_a_child_forked_while_a_thread_learns_the_fields(monkeypatch):
     gate = Gate()
-    derive = _assemble.derive_schema
-    monkeypatch.setattr(_assemble, "derive_schema", lambda *given: (gate(), derive(*given))[1])
+    derive = collator.derive_schema
+    monkeypatch.setattr(collator, "derive_schema", lambda *given: (gate(), derive(*given))[1])
     with MultithreadIterator(range(8), 4, shuffle=False, converter=concat_examples) as iterator:
         with gate.held(lambda: next(iterator)):
             assert in_child(lambda: next(iterator).tolist() == [0, 1, 2, 3]) == 0

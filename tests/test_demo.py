@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import fastiter
-from fastiter._demo import digits
+from fastiter._cli.demo import digits
 
 DEMO = ["-m", "fastiter", "demo"]
 EXAMPLE = [str(Path(__file__).parent.parent / "examples" / "digits.py")]
@@ -61,8 +61,8 @@ def epoch_lines(printed: str) -> list[str]:
 
 
 def test_data_is_the_published_test_set() -> None:
-    packed = resources.files("fastiter._demo").joinpath("digits.csv.gz").read_bytes()
-    readme = resources.files("fastiter._demo").joinpath("README.txt").read_text()
+    packed = resources.files("fastiter._cli.demo").joinpath("digits.csv.gz").read_bytes()
+    readme = resources.files("fastiter._cli.demo").joinpath("README.txt").read_text()
     assert hashlib.sha256(packed).hexdigest() in readme
     assert "CC BY 4.0" in readme
     values = np.loadtxt(gzip.decompress(packed).decode().splitlines(), delimiter=",", dtype=int)
@@ -76,7 +76,7 @@ def test_data_is_the_published_test_set() -> None:
 def test_splits_are_disjoint_and_complete() -> None:
     training, test = digits.load_digits(seed=0)
     assert (len(training), len(test)) == (6000, 297)
-    packed = resources.files("fastiter._demo").joinpath("digits.csv.gz").read_bytes()
+    packed = resources.files("fastiter._cli.demo").joinpath("digits.csv.gz").read_bytes()
     lines = gzip.decompress(packed).decode().splitlines()
     assert Counter(training.lines + test.lines) == Counter(lines)
 

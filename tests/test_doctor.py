@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import fastiter
-from fastiter._tools import machine
-from fastiter._tools.findings import as_bytes, without_secrets
+from fastiter._cli.doctor import machine
+from fastiter._cli.doctor.findings import as_bytes, without_secrets
 
 sys.path.append(str(Path(__file__).parent / "process"))
 import without_calls

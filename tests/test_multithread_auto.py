@@ -12,7 +12,7 @@ import pytest
 
 import fastiter
 from fastiter import MultithreadIterator
-from fastiter._auto import Lookahead, Tuner
+from fastiter._stats.autotune import Lookahead, Tuner
 
 
 class Bursts:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastiter._order import permutation
+from fastiter._order.permutation import permutation
 
 GOLDEN = sorted(Path(__file__).parent.joinpath("data").glob("orders-numpy-*.csv"))
 SIZES = [

@@ -14,7 +14,7 @@ import fastiter
 
 INSTALLED = Path(fastiter.__file__).parent
 PACKAGE = Path(__file__).resolve().parent.parent / "fastiter"
-BINDINGS = sorted(path.stem for path in PACKAGE.glob("*.pyx"))
+BINDINGS = sorted(str(path.relative_to(PACKAGE).with_suffix("")) for path in PACKAGE.rglob("*.pyx"))
 
 
 def test_version_is_that_of_the_metadata():

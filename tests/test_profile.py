@@ -21,11 +21,11 @@ import pytest
 
 import fastiter.random
 from fastiter.__main__ import main
-from fastiter._tools import alone, chart, loading
-from fastiter._tools import profile as profile_tool
-from fastiter._tools.runs import Runs, Settings, Task, run_once
-from fastiter._tools.search import Plan, Search
-from fastiter._tools.timeline import record
+from fastiter._cli.profile import chart, dataset_cost, loading
+from fastiter._cli.profile import profile as profile_tool
+from fastiter._cli.profile.search import Plan, Search
+from fastiter._cli.profile.timeline import record
+from fastiter._cli.profile.trials import Runs, Settings, Task, run_once
 from fastiter.datasets import TupleDataset
 
 DATASETS = """
@@ -311,7 +311,9 @@ class Numbers:
 
 def test_the_dataset_alone() -> None:
     """An example's own generator is there, as inside of an iterator."""
-    found, examples = alone.measure(Numbers(), np.arange(40), 8, seconds=0.05, warn=pytest.fail)
+    found, examples = dataset_cost.measure(
+        Numbers(), np.arange(40), 8, seconds=0.05, warn=pytest.fail
+    )
     assert [set(example) for example in examples] == [{"x", "rng"}] * 2
     assert found.layout == "{'x': int64[3], 'rng': float}"
     assert (found.length, found.nbytes, found.is_ragged) == (40, 32, False)
@@ -325,8 +327,8 @@ def test_the_dataset_alone() -> None:
 def test_a_busy_machine_does_not_make_a_dataset_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the thread has stood in line for a CPU while nothing was fetched does not count."""
     seconds = itertools.count()
-    monkeypatch.setattr(alone, "_delay", lambda: float(next(seconds)))
-    found, _ = alone.measure([5] * 40, np.arange(40), 8, seconds=0.05, warn=pytest.fail)
+    monkeypatch.setattr(dataset_cost, "_delay", lambda: float(next(seconds)))
+    found, _ = dataset_cost.measure([5] * 40, np.arange(40), 8, seconds=0.05, warn=pytest.fail)
     assert 0 < found.cpu < 2
 
 
@@ -354,7 +356,7 @@ class Stuck:
 )
 def test_a_dataset_that_does_not_come_back_is_told_of(indices: list[int], named: str) -> None:
     dataset = Stuck()
-    fetch = alone.Fetcher(dataset, 10)
+    fetch = dataset_cost.Fetcher(dataset, 10)
     before = threading.active_count()
     with fetch.waiting.told(dataset.say, 0.05):
         assert fetch(np.array(indices)) == indices
@@ -389,8 +391,8 @@ def test_tensors_are_compared() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     for dtype in (torch.float32, torch.bfloat16):
         one = torch.tensor([1.0, float("nan")], dtype=dtype)
-        assert alone.are_equal((one, 1), (one.clone(), 1))
-        assert not alone.are_equal((one, 1), (one + 1, 1))
+        assert dataset_cost.are_equal((one, 1), (one.clone(), 1))
+        assert not dataset_cost.are_equal((one, 1), (one + 1, 1))
 
 
 def test_damage_is_found() -> None:

@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 from test_stats import figures
 
-from fastiter._tools import alone
-from fastiter._tools import profile as profile_tool
-from fastiter._tools.limits import Limits, advice, limits_of
-from fastiter._tools.runs import Runs, Settings
+from fastiter._cli.profile import dataset_cost
+from fastiter._cli.profile import profile as profile_tool
+from fastiter._cli.profile.limits import Limits, advice, limits_of
+from fastiter._cli.profile.trials import Runs, Settings
 
-FOUND = alone.Alone(
+FOUND = dataset_cost.Alone(
     length=100,
     layout="int",
     is_ragged=False,

@@ -11,16 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastiter import _order, random
+from fastiter import random
+from fastiter._order import permutation
 
 GOLDEN = Path(__file__).parent / "data" / "shuffles.csv"
 CELLS16, CELLS32, DEAL = range(3)
-BEST = _order.isa_levels()[-1]
-WORDS = _order.seed_words(20261)
+BEST = permutation.isa_levels()[-1]
+WORDS = permutation.seed_words(20261)
 
 
 def made_by(n, method, *, isa=BEST, threads=1, shape=(0, 0), cells32=False, stream=0):
-    return _order.fast_permutation_by(n, WORDS, stream, threads, isa, method, *shape, cells32)
+    return permutation.fast_permutation_by(n, WORDS, stream, threads, isa, method, *shape, cells32)
 
 
 # ---- always the same ------------------------------------------------------------------------
@@ -29,13 +30,13 @@ def made_by(n, method, *, isa=BEST, threads=1, shape=(0, 0), cells32=False, stre
 def test_golden_orders():
     with GOLDEN.open(newline="") as file:
         for line in csv.DictReader(file):
-            words = _order.seed_words([int(number) for number in line["seed"].split()])
-            order = _order.fast_permutation(int(line["n"]), words, int(line["stream"]))
+            words = permutation.seed_words([int(number) for number in line["seed"].split()])
+            order = permutation.fast_permutation(int(line["n"]), words, int(line["stream"]))
             assert " ".join(map(str, order[:8])) == line["first"], line
             assert hashlib.sha256(order.astype("<i8").tobytes()).hexdigest() == line["sha256"]
 
 
-@pytest.mark.parametrize("isa", _order.isa_levels())
+@pytest.mark.parametrize("isa", permutation.isa_levels())
 @pytest.mark.parametrize("method", [CELLS16, CELLS32])
 def test_cells_of_both_widths_and_all_instruction_sets_agree(method, isa):
     for n in [*range(70), 255, 256, 257, 4095, 65_535, 65_536]:
@@ -50,12 +51,14 @@ def test_deals_agree_for_all_instruction_sets_and_numbers_of_threads(shape):
     for n in [0, 1, 2, 31, 32, 33, 100, 1000, 5000]:
         order = made_by(n, DEAL, isa=0, shape=shape)
         assert np.array_equal(np.sort(order), np.arange(n))
-        for isa, threads, cells32 in itertools.product(_order.isa_levels(), (1, 3), (False, True)):
+        for isa, threads, cells32 in itertools.product(
+            permutation.isa_levels(), (1, 3), (False, True)
+        ):
             other = made_by(n, DEAL, isa=isa, threads=threads, shape=shape, cells32=cells32)
             assert np.array_equal(other, order), (n, isa, threads, cells32)
 
 
-@pytest.mark.parametrize("isa", _order.isa_levels())
+@pytest.mark.parametrize("isa", permutation.isa_levels())
 def test_a_pile_that_16_bits_do_not_suffice_for(isa):
     order = made_by(200_000, DEAL, isa=isa, shape=(1, 16))  # piles of about 100,000
     assert np.array_equal(np.sort(order), np.arange(200_000))
@@ -79,14 +82,14 @@ SEEDS = [0, 1, 2**32 - 1, 2**32, 2**64 - 1, 2**64, 2**200 + 7, [0], [1, 2, 3], (
 def test_seeds_are_those_of_numpys_seed_sequence(seed):
     sequence = np.random.SeedSequence(seed)
     expected = tuple(map(int, sequence.generate_state(2, np.uint64)))
-    assert _order.seed_words(seed) == _order.seed_words(sequence) == expected
+    assert permutation.seed_words(seed) == permutation.seed_words(sequence) == expected
     order = random.permutation(20, seed)
     assert np.array_equal(order, random.permutation(20, sequence))
 
 
 def test_spawned_seeds_streams_and_lengths_give_orders_of_their_own():
     first, second = np.random.SeedSequence(1).spawn(2)
-    streams = [_order.fast_permutation(100, WORDS, stream) for stream in (0, 1, 2**64 - 1)]
+    streams = [permutation.fast_permutation(100, WORDS, stream) for stream in (0, 1, 2**64 - 1)]
     orders = [*streams, random.permutation(100, first), random.permutation(100, second)]
     orders.append(random.permutation(101, 20261)[np.argsort(random.permutation(101, 20261))])
     assert len({order.tobytes() for order in orders}) == len(orders)

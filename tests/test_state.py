@@ -13,7 +13,7 @@ from epochs import steps
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastiter._plans import PlanQueue, counted
+from fastiter._order.plan import PlanQueue, counted
 from fastiter.iterators._state import Planner, State, advance, checked_order, initial_state
 
 sizes = st.integers(1, 12)

@@ -13,7 +13,7 @@ import pytest
 
 import fastiter
 from fastiter import IteratorStats, MultiprocessIterator, MultithreadIterator, SerialIterator
-from fastiter._cpus import allowed_cpus, cgroup_quota, usable_cpus, whole_cpus
+from fastiter._util.cpus import allowed_cpus, cgroup_quota, usable_cpus, whole_cpus
 from fastiter.errors import SkipLimitError
 
 BATCH = 8

@@ -11,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from uniformity import chi_square_z, lag_z, pair_z, place_z
 
-from fastiter import _order, _virtual, random
-from fastiter._virtual import VirtualOrder
+from fastiter import random
+from fastiter._order import permutation
+from fastiter._order import virtual as _virtual
+from fastiter._order.virtual import VirtualOrder
 
-WORDS = _order.seed_words(20262)
+WORDS = permutation.seed_words(20262)
 ROUNDS = _virtual.ROUNDS
-ISAS = _order.isa_levels()
+ISAS = permutation.isa_levels()
 
 
 def whole(n, words=WORDS, stream=0, rounds=ROUNDS, isa=ISAS[-1]):
@@ -67,13 +69,13 @@ GOLDEN = {
 
 @pytest.mark.parametrize("n", GOLDEN)
 def test_what_a_seed_gives_never_changes(n):
-    order = VirtualOrder(n, _order.seed_words(7), 3)
+    order = VirtualOrder(n, permutation.seed_words(7), 3)
     assert order[n // 2 : n // 2 + 4].tolist() == GOLDEN[n]
 
 
 def test_streams_and_seeds_give_other_orders():
     orders = [
-        VirtualOrder(10**6, _order.seed_words(seed), k) for seed in range(3) for k in range(3)
+        VirtualOrder(10**6, permutation.seed_words(seed), k) for seed in range(3) for k in range(3)
     ]
     parts = {tuple(order[:20].tolist()) for order in orders}
     assert len(parts) == 9
@@ -100,7 +102,7 @@ def test_parts_are_parts_of_the_whole(n):
         part = random.virtual_permutation(n, 9, start, count)
         assert np.array_equal(part, order[start : start + count])
         assert part.dtype == np.int64 and part.flags.owndata and part.flags.writeable
-    virtual = VirtualOrder(n, _order.seed_words(9), 0)
+    virtual = VirtualOrder(n, permutation.seed_words(9), 0)
     assert [virtual[i] for i in (0, 5, n - 1, -1, -n)] == order[[0, 5, n - 1, -1, -n]].tolist()
     assert np.array_equal(virtual[-10:], order[-10:])
     assert np.array_equal(virtual[n - 3 : n + 50], order[n - 3 :])

@@ -1,6 +1,6 @@
 /* What the ring's protocol costs by itself: forked workers, rows of 8 bytes, no dataset work.
  *
- *     cc -std=c11 -O3 -pthread -Icsrc bench/c/ring_cost.c csrc/fi_{ring,parent,platform,cell}.c \
+ *     cc -std=c11 -O3 -pthread -Icsrc bench/c/ring_cost.c csrc/*/*.c \
  *        -o build/ring_cost && build/ring_cost [WORKERS [SECONDS]]
  *
  * The parent keeps the ring full, checks every row word, compares every row with what it must hold
@@ -13,8 +13,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "fi_platform.h"
-#include "fi_ring.h"
+#include "os/fi_platform.h"
+#include "ring/fi_ring.h"
 
 enum { SLOTS = 6, MOST_ROWS = 256, ROUNDS = 15 };
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
-SOURCES = ["fi_ring.c", "fi_cell.c", "fi_copy.c", "fi_trace.c", "fi_platform.c", "fi_process.c"]
-SOURCES += ["fi_call_cost.c"]
+SOURCES = ["ring/fi_ring.c", "ring/fi_cell.c", "ring/fi_call_cost.c", "ring/fi_trace.c"]
+SOURCES += ["batch/fi_copy.c", "os/fi_platform.c", "os/fi_process.c"]
 
 # The segment drawn: two workers, batches of 64, n_prefetch=1, without spares for forks.
 GEOMETRY = {"slots": 6, "workers": 2, "rows": 64, "schemas": 4, "slot_bytes": 64 << 20}
@@ -48,7 +48,7 @@ TITLES = {
 PROGRAM = """
 #include <stdio.h>
 #include <stddef.h>
-#include "fi_ring.h"
+#include "ring/fi_ring.h"
 int main(void)
 {{
     fi_geometry g = {{{geometry}}};
@@ -85,7 +85,7 @@ class Layout(NamedTuple):
 
 def field_names(struct: str) -> list[str]:
     """The fields of a structure, in their order, as the headers have them."""
-    headers = "".join(path.read_text() for path in sorted(CSRC.glob("*.h")))
+    headers = "".join(path.read_text() for path in sorted(CSRC.rglob("*.h")))
     body = re.search(rf"typedef struct {struct} {{(.*?)}} {struct};", headers, re.DOTALL)
     if body is None:
         raise ValueError(f"no header of csrc defines {struct}")

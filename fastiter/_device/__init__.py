@@ -8,14 +8,14 @@ imported when they are first used.
 
 from __future__ import annotations
 
-from fastiter._device._cupy import (
+from fastiter._device.cupy import (
     array_module,
     import_cupy_for,
     is_cupy_array,
     keep_for_ever,
     settle,
 )
-from fastiter._device._places import CpuDevice, Device, GpuDevice, resolve, send
+from fastiter._device.devices import CpuDevice, Device, GpuDevice, resolve, send
 
 __all__ = [
     "CpuDevice",

@@ -10,11 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fastiter import _collate, _device
-from fastiter._padding import Padding
+from fastiter import _device
+from fastiter._collate import collate
+from fastiter._collate.padding import Padding
 
 if TYPE_CHECKING:
-    from fastiter._device._transfer import AsyncTransfer
+    from fastiter._device.transfer import AsyncTransfer
 
 __all__ = ["ConcatWithAsyncTransfer", "Converter", "concat_examples", "converter", "to_device"]
 
@@ -106,7 +107,7 @@ def concat_examples(
         or (return_lengths is not False)
     ):
         rules = Padding(padding, max_length, pad_to_multiple, return_lengths)
-    arrays = _collate.collate(batch, rules, copy=copy)
+    arrays = collate.collate(batch, rules, copy=copy)
     if target is None:
         return arrays
     if isinstance(arrays, dict):
@@ -221,8 +222,8 @@ class ConcatWithAsyncTransfer(Converter):
         target = None if device is None else _device.resolve(device)
         if not isinstance(target, _device.GpuDevice):
             return concat_examples(batch, target, padding)
-        from fastiter._device._batches import parts_of
-        from fastiter._device._transfer import AsyncTransfer
+        from fastiter._device.batches import parts_of
+        from fastiter._device.transfer import AsyncTransfer
 
         transfer = self._transfers.get(target.id)
         if transfer is None:

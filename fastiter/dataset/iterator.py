@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastiter._managed import Managed
+from fastiter._util.context import Managed
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastiter._managed import Managed
+from fastiter._util.context import Managed
 
 
 class Closing(Managed):

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from fastiter._arguments import checked_path
+from fastiter._util.arguments import checked_path
 
 
 class _Handle:

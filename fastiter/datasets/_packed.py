@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastiter._transport import dumps
+from fastiter._ring.serialization import dumps
 
 _MOST_KINDS = 64  # of values in one column; beyond, they are pickled one by one
 _MOST_FIELDS = 64  # of tuples, and lists of unlike items, that are packed field by field

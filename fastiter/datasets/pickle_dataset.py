@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastiter._concurrency import renew_in_child
+from fastiter._util.concurrency import renew_in_child
 from fastiter.dataset.mixin import DatasetMixin
 from fastiter.datasets._closing import Closing
 from fastiter.datasets._files import Cursor, SharedFile

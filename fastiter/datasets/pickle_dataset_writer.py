@@ -7,7 +7,7 @@ import pickle
 import threading
 from typing import Any
 
-from fastiter._concurrency import renew_in_child
+from fastiter._util.concurrency import renew_in_child
 from fastiter.datasets._closing import Closing
 
 __all__ = ["PickleDatasetWriter", "open_pickle_dataset_writer"]

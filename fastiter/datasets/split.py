@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastiter._arguments import checked_int
+from fastiter._util.arguments import checked_int
 from fastiter.datasets.sub_dataset import SubDataset, packed_order
 
 __all__ = [

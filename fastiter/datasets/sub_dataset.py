@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fastiter._arguments import checked_int
-from fastiter._columnar import Columns, columns_of
+from fastiter._fetch.dataset_access import Columns, columns_of
+from fastiter._util.arguments import checked_int
 from fastiter.dataset.mixin import DatasetMixin, _python_int
 from fastiter.datasets import _batched
 

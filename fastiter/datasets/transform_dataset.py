@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fastiter import _example
+from fastiter._order import example_context
 from fastiter.dataset.mixin import DatasetMixin
 from fastiter.datasets import _batched
 
@@ -53,5 +53,5 @@ class TransformDataset(DatasetMixin):
         return self._getitems
 
     def _getitems(self, indices: list[int]) -> list[Any]:
-        examples = _example.each(_batched.fetch(self._dataset, indices))
+        examples = example_context.each(_batched.fetch(self._dataset, indices))
         return [self._transform(example) for example in examples]

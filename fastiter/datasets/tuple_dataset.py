@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastiter._columnar import Column, Columns
+from fastiter._fetch.dataset_access import Column, Columns
 from fastiter.datasets._parts import common_length
 
 __all__ = ["TupleDataset"]

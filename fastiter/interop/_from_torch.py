@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastiter import _tensors
-from fastiter._columnar import Column, Columns
+from fastiter._fetch.dataset_access import Column, Columns
+from fastiter._util import torch_tensors
 from fastiter.dataset.mixin import DatasetMixin
 from fastiter.interop._torch import _REMEDY, _mapping_like, _tuple_like
 from fastiter.interop._wrapped import library
@@ -60,7 +60,7 @@ def from_torch(dataset: Any) -> Any:
 def _columns(dataset: Any, data: Any) -> _Tensors | None:
     """The columns of a dataset that is nothing but tensors; None for any other."""
     if type(dataset) is data.TensorDataset:
-        arrays = [_tensors.array_of(tensor.detach()) for tensor in dataset.tensors]
+        arrays = [torch_tensors.array_of(tensor.detach()) for tensor in dataset.tensors]
         found = [array for array in arrays if array is not None]
         return _Tensors(tuple(found)) if arrays and len(found) == len(arrays) else None
     if type(dataset) is data.Subset:
@@ -145,9 +145,9 @@ class _Batched(_Single):
 
 def _arrays(value: Any) -> Any:
     """An example, or a part of it, with arrays in the place of tensors."""
-    kind = _tensors.tensor_type()
+    kind = torch_tensors.tensor_type()
     if kind is not None and isinstance(value, kind):
-        array = _tensors.as_array(value)
+        array = torch_tensors.as_array(value)
         return array[()] if array.ndim == 0 else array
     if isinstance(value, tuple):
         return _tuple_like(value, [_arrays(part) for part in value])

@@ -6,7 +6,7 @@ import copy
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fastiter._managed import Managed
+from fastiter._util.context import Managed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from fastiter import _device
 from fastiter.iterators._fetch import Outcome, capture
 
 if TYPE_CHECKING:
-    from fastiter._device._batches import BatchTransfer
+    from fastiter._device.batches import BatchTransfer
     from fastiter.iterators._state import Plan
 
 _living: weakref.WeakSet[Ahead] = weakref.WeakSet()

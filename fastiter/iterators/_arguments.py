@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from fastiter import _device
-from fastiter._arguments import checked_callable, checked_flag, checked_int
+from fastiter._util.arguments import checked_callable, checked_flag, checked_int
 
 _Function = TypeVar("_Function", bound=Callable[..., None])
 

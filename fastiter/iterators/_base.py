@@ -7,12 +7,12 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fastiter import _meter
-from fastiter._arguments import checked_flag, checked_int
-from fastiter._concurrency import lock_of_child, renew_in_child
-from fastiter._cpus import usable_cpus
-from fastiter._failures import NothingLeft
-from fastiter._stats import IteratorStats, LoaderStats
+from fastiter._stats import timer
+from fastiter._stats.stats import IteratorStats, LoaderStats
+from fastiter._util.arguments import checked_flag, checked_int
+from fastiter._util.concurrency import lock_of_child, renew_in_child
+from fastiter._util.cpus import usable_cpus
+from fastiter._util.failures import NothingLeft
 from fastiter.dataset.iterator import Iterator
 from fastiter.errors import SkipLimitError
 from fastiter.iterators import _arguments, _reentry, _seed, _skips, _snapshot
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from fastiter._example import Seed
-    from fastiter._tracing import Trace, WorkerTrace
+    from fastiter._order.example_context import Seed
+    from fastiter._stats.trace import Trace, WorkerTrace
     from fastiter.iterators._skips import Ledger, Skipped
 
 
@@ -116,7 +116,7 @@ class PlannedIterator(Iterator):
     def _init_runtime(self) -> None:
         # Reentrant: a signal handler may save a snapshot while its thread waits in next().
         self._lock = threading.RLock()
-        self._meter = _meter.Meter(not self._has_workers)
+        self._meter = timer.Meter(not self._has_workers)
         self._source = Source(self._dataset, self._converter, self._device)
         self._ahead: Ahead | None = None
         self._finalized = False
@@ -220,7 +220,7 @@ class PlannedIterator(Iterator):
                     if type(outcome.error) is NothingLeft:
                         plan, outcome = self._fetch_beyond(plan, outcome)
                 if plan.indices is None:
-                    rows = _meter.ENDED
+                    rows = timer.ENDED
                 self._planner.deliver()  # raises if there is no batch
                 skipped = 0 if skips is None else skips.n_dropped
                 meter.skipped += skipped
@@ -379,7 +379,7 @@ class PlannedIterator(Iterator):
             When it begins, or workers start within, if there is no memory for the records: 1 MiB
             for each worker process.
         """
-        from fastiter._tracing import Trace
+        from fastiter._stats.trace import Trace
 
         return Trace(self, path)
 

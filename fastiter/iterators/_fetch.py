@@ -7,8 +7,10 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fastiter import _collate, _device, _example
-from fastiter._columnar import (
+from fastiter import _device
+from fastiter._collate import collate as _collate
+from fastiter._collate.padding import Padding
+from fastiter._fetch.dataset_access import (
     PlainColumns,
     collate_columns,
     column_getter,
@@ -16,7 +18,8 @@ from fastiter._columnar import (
     rows_getter,
     suits,
 )
-from fastiter._failures import (
+from fastiter._order import example_context
+from fastiter._util.failures import (
     STOPS,
     Judge,
     NothingLeft,
@@ -26,12 +29,11 @@ from fastiter._failures import (
     stopped_text,
     survivors,
 )
-from fastiter._padding import Padding
 from fastiter.dataset.convert import concat_examples
 
 if TYPE_CHECKING:
-    from fastiter._device._batches import BatchTransfer
-    from fastiter._example import Seed
+    from fastiter._device.batches import BatchTransfer
+    from fastiter._order.example_context import Seed
     from fastiter.iterators._state import Indices, Plan
 
 _UNKNOWN: Any = object()
@@ -284,7 +286,7 @@ class Source:
             If CuPy or the GPU is missing.
         """
         if self._gpu is None:
-            from fastiter._device._batches import BatchTransfer
+            from fastiter._device.batches import BatchTransfer
 
             self._gpu = BatchTransfer(self._target.id)
         return self._gpu
@@ -318,18 +320,18 @@ def fetch_examples(
     """
     getter = rows_getter(dataset)
     if getter is None:
-        counter = _example.Counter(indices, first)
-        before = _example.begin(_example.Fetching(*origin, counter))
+        counter = example_context.Counter(indices, first)
+        before = example_context.begin(example_context.Fetching(*origin, counter))
         try:
             return [dataset[index] for index in counter.values]
         finally:
-            _example.end(before)
+            example_context.end(before)
     rows = range(first, first + len(indices))
-    before = _example.begin(_example.Fetching(*origin, None, rows))
+    before = example_context.begin(example_context.Fetching(*origin, None, rows))
     try:
         return getter(indices)
     finally:
-        _example.end(before)
+        example_context.end(before)
 
 
 def _fetch_each(
@@ -342,8 +344,8 @@ def _fetch_each(
     """The examples of a dataset that gives one at a time, as `Source.each` has them."""
     examples: list[Any] = []
     failed: set[int] = set()
-    counter = _example.Counter(indices, first)
-    before = _example.begin(_example.Fetching(*origin, counter))
+    counter = example_context.Counter(indices, first)
+    before = example_context.begin(example_context.Fetching(*origin, counter))
     try:
         while len(examples) + len(failed) < len(indices):
             try:
@@ -356,7 +358,7 @@ def _fetch_each(
                 failed.add(row)
                 failures.append(_failure(row, indices[row - first], error))
     finally:
-        _example.end(before)
+        example_context.end(before)
     rows = range(first, first + len(indices))
     good = (row for row in rows if row not in failed) if failed else rows
     return dict(zip(good, examples, strict=True))

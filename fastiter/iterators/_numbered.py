@@ -89,9 +89,11 @@ class Numbered:
     _follows_numbers: ClassVar[bool] = True
 
     def __init__(self, seed: Seed) -> None:
-        from fastiter import _order  # here, since it imports numpy.random, which takes a while
+        from fastiter._order import (
+            permutation,  # here, since it imports numpy.random, which takes a while
+        )
 
-        self._words: tuple[int, int] | None = _order.seed_words(seed)
+        self._words: tuple[int, int] | None = permutation.seed_words(seed)
         self._next_number = 0
 
     def __call__(self, current_order: Any, current_position: int) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastiter._example import Seed
+from fastiter._order.example_context import Seed
 from fastiter.iterators._numbered import is_numbered
 
 KEY = "example_seed"

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from fastiter._example import epoch_of
-from fastiter._transport import summary_of
+from fastiter._order.example_context import epoch_of
+from fastiter._ring.serialization import summary_of
 from fastiter.errors import SkipLimitError
 from fastiter.iterators._arguments import checked_on_error, checked_share
 
 if TYPE_CHECKING:
-    from fastiter._failures import RowFailure
+    from fastiter._util.failures import RowFailure
     from fastiter.iterators._state import Plan
 
 KEY = "skipped"

@@ -4,7 +4,7 @@
 memory of its own. ``Planner`` follows it ahead of time and keeps what came of it, so that the
 state a user sees (and a snapshot saves) is always that of the batch delivered last, however
 many batches were planned beyond it. Batches that end before their epoch does are planned by
-`fastiter._plans`, which comes to the same in less time. All of this runs in the thread that calls
+`fastiter._order.plan`, which comes to the same in less time. All of this runs in the thread that calls
 the iterator, the user's order sampler included.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fastiter._plans import Plan, PlanQueue, counted
+from fastiter._order.plan import Plan, PlanQueue, counted
 from fastiter.iterators._numbered import is_numbered
 
 if TYPE_CHECKING:

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from fastiter import _exit, _trace
-from fastiter._arguments import checked_callable, checked_optional_int, checked_seconds
-from fastiter._auto import (
+from fastiter._ring import trace
+from fastiter._stats.autotune import (
     FIRST_PREFETCH,
     MOST_PREFETCH,
     Tuner,
     first_workers,
     most_workers,
 )
-from fastiter._cpus import usable_cpus, whole_cpus
-from fastiter._finish import CallableFinisher, ConcatFinisher, Finisher
-from fastiter._pool import Pool
-from fastiter._start import choose
-from fastiter._stats import LoaderStats, WorkerKind
-from fastiter._tracing import WorkerTrace
+from fastiter._stats.stats import LoaderStats, WorkerKind
+from fastiter._stats.trace import WorkerTrace
+from fastiter._util import shutdown
+from fastiter._util.arguments import checked_callable, checked_optional_int, checked_seconds
+from fastiter._util.cpus import usable_cpus, whole_cpus
+from fastiter._workers.batch_converter import CallableFinisher, ConcatFinisher, Finisher
+from fastiter._workers.pool import Pool
+from fastiter._workers.start_method import choose
 from fastiter.errors import TimeoutWarning
 from fastiter.iterators._ahead import Ahead
 from fastiter.iterators._arguments import (
@@ -326,7 +327,7 @@ class MultiprocessIterator(PlannedIterator):
                 f"this iterator belongs to process {pool.pid}; in a child, iterate over a copy "
                 "(copy.copy(iterator))"
             )
-        _exit.stay_away(self._lock)
+        shutdown.stay_away(self._lock)
         # Not started yet, or the last start failed and said why.
         self._planner.rewind()
         if self._ahead is not None:
@@ -353,7 +354,7 @@ class MultiprocessIterator(PlannedIterator):
         pool.seed = self._seed
         self._meter.open(pool.note_start)
         if self._meter.trace is not None:
-            _trace.start(pool._ring)
+            trace.start(pool._ring)
         return pool
 
     @property
@@ -374,13 +375,13 @@ class MultiprocessIterator(PlannedIterator):
 
     def _trace_workers(self, on: bool) -> None:
         if self._pool is not None and not self._pool.closed:  # one whose start failed is closed
-            (_trace.start if on else _trace.stop)(self._pool._ring)
+            (trace.start if on else trace.stop)(self._pool._ring)
 
     def _worker_traces(self) -> list[WorkerTrace]:
         pool, remains = self._pool, self._remains
         if pool is not None:
             return [
-                WorkerTrace(f"worker {number}", _trace.events(pool._ring, number))
+                WorkerTrace(f"worker {number}", trace.events(pool._ring, number))
                 for number in range(pool.n_workers)
             ]
         return [] if remains is None else remains.traces

@@ -10,14 +10,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from fastiter._arguments import checked_int
-from fastiter._assemble import Assembler
-from fastiter._assembly import CallCost
-from fastiter._auto import FIRST_PREFETCH, MOST_PREFETCH, Lookahead, Tuner
-from fastiter._columnar import column_getter
-from fastiter._concurrency import items_of
-from fastiter._stats import LoaderStats
-from fastiter._tracing import WorkerTrace
+from fastiter._fetch.dataset_access import column_getter
+from fastiter._stats.autotune import FIRST_PREFETCH, MOST_PREFETCH, Lookahead, Tuner
+from fastiter._stats.stats import LoaderStats
+from fastiter._stats.trace import WorkerTrace
+from fastiter._threads.batch_buffer import CallCost
+from fastiter._threads.collator import Assembler
+from fastiter._threads.pool import Tally, Threads
+from fastiter._threads.tasks import ColumnsJob, Job, Pace, PartsJob, RowsJob, Work
+from fastiter._util.arguments import checked_int
+from fastiter._util.concurrency import items_of
 from fastiter.iterators._ahead import Ahead
 from fastiter.iterators._arguments import (
     MOST_WORKERS,
@@ -27,13 +29,11 @@ from fastiter.iterators._arguments import (
 )
 from fastiter.iterators._base import PlannedIterator
 from fastiter.iterators._fetch import Outcome, capture
-from fastiter.iterators._jobs import ColumnsJob, Job, Pace, PartsJob, RowsJob, Work
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._state import Plan, State
-from fastiter.iterators._threads import Tally, Threads
 
 if TYPE_CHECKING:
-    from fastiter._trace import Event
+    from fastiter._ring.trace import Event
 
 __all__ = ["MultithreadIterator"]
 

@@ -94,7 +94,9 @@ class ShuffleOrderSampler(Numbered, OrderSampler):
         """Give a permutation of ``len(current_order)`` indices as an array of its own."""
         if self._words is not None:
             return super().__call__(current_order, current_position)
-        from fastiter import _order  # here, since it imports numpy.random, which takes a while
+        from fastiter._order import (
+            permutation as _order,  # here, since it imports numpy.random, which takes a while
+        )
 
         order = _order.permutation(self._random_state, len(current_order))
         if isinstance(self._random_state, (np.random.RandomState, np.random.Generator)):
@@ -102,7 +104,7 @@ class ShuffleOrderSampler(Numbered, OrderSampler):
         return np.array(order)  # of a foreign generator we do not know whether it keeps it
 
     def _draw(self, n_examples: int, number: int) -> npt.NDArray[np.int64]:
-        from fastiter import _order
+        from fastiter._order import permutation as _order
 
         assert self._words is not None
         out = self._buffers.take(n_examples)

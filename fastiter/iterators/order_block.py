@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fastiter._arguments import checked_int
+from fastiter._util.arguments import checked_int
 from fastiter.iterators._numbered import Numbered
 from fastiter.iterators.order import OrderSampler
 
@@ -78,12 +78,12 @@ class BlockOrder:
     def __init__(
         self, n: int, block_size: int, window: int, words: tuple[int, int], number: int
     ) -> None:
-        from fastiter import _order
+        from fastiter._order import permutation
 
         self._arguments = (n, block_size, window, words, number)
         n_blocks = -(-n // block_size)
-        self._seed = _order.seed_words([*words, number])
-        self._blocks = _order.fast_permutation(n_blocks, self._seed, _BLOCKS)
+        self._seed = permutation.seed_words([*words, number])
+        self._blocks = permutation.fast_permutation(n_blocks, self._seed, _BLOCKS)
         # The block that may be shorter moves the windows behind it.
         missing = n_blocks * block_size - n
         place = int(np.flatnonzero(self._blocks == n_blocks - 1)[0]) if n_blocks else 0
@@ -140,7 +140,7 @@ class BlockOrder:
         kept = self._kept
         if kept is not None and kept[0] == number:
             return kept[1]
-        from fastiter import _order
+        from fastiter._order import permutation
 
         n, block_size, window, _, _ = self._arguments
         blocks = self._blocks[number * window : (number + 1) * window]
@@ -148,6 +148,6 @@ class BlockOrder:
         indices = (blocks[:, None] * size + np.arange(size)).ravel()
         if number == self._short_window and self._missing:
             indices = indices[indices < n]
-        order = indices[_order.fast_permutation(len(indices), self._seed, _WINDOWS + number)]
+        order = indices[permutation.fast_permutation(len(indices), self._seed, _WINDOWS + number)]
         self._kept = number, order
         return order

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fastiter._arguments import checked_callable, checked_int, checked_optional_int
+from fastiter._util.arguments import checked_callable, checked_int, checked_optional_int
 from fastiter.iterators._numbered import Numbered, Record, Share, is_numbered
 from fastiter.iterators.order import OrderSampler, ShuffleOrderSampler
 

@@ -8,7 +8,7 @@ from fastiter.iterators._numbered import Numbered
 from fastiter.iterators.order import OrderSampler
 
 if TYPE_CHECKING:
-    from fastiter._virtual import VirtualOrder
+    from fastiter._order.virtual import VirtualOrder
 
 __all__ = ["VirtualShuffleOrderSampler"]
 
@@ -36,7 +36,7 @@ class VirtualShuffleOrderSampler(Numbered, OrderSampler):
     _KIND: ClassVar[int] = 2
 
     def _draw(self, n_examples: int, number: int) -> VirtualOrder:
-        from fastiter import _virtual
+        from fastiter._order import virtual
 
         assert self._words is not None
-        return _virtual.VirtualOrder(n_examples, self._words, number)
+        return virtual.VirtualOrder(n_examples, self._words, number)

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from fastiter import _exit
-from fastiter._opening import Reader, close_samples, open_reader, require_readers
+from fastiter._util import shutdown
 from fastiter.reader._arguments import checked_count
+from fastiter.reader._opening import Reader, close_samples, open_reader, require_readers
 
 # A signal that comes just before the wait interrupts nothing: look again now and then.
 _LOOK_SECONDS = 0.25
@@ -77,7 +77,7 @@ class Ahead:
 
     def start(self) -> None:
         _running.add(self)
-        _exit.stay_away()  # nothing would end threads that begin later
+        shutdown.stay_away()  # nothing would end threads that begin later
         for number in range(self._n_threads):
             thread = threading.Thread(
                 target=self._run, name=f"fastiter-reader-{number}", daemon=True
@@ -103,7 +103,7 @@ class Ahead:
             while not self._ready and self._n_alive > 0 and not self._is_closed:
                 self._has_sample.wait(_LOOK_SECONDS)
         if self._is_closed:
-            _exit.stay_away()  # nothing else closes a pass while its consumer waits
+            shutdown.stay_away()  # nothing else closes a pass while its consumer waits
         return bool(self._ready)
 
     def pop(self) -> Any:
@@ -211,7 +211,7 @@ class Ahead:
 
 @atexit.register
 def _close_all() -> None:
-    _exit.begin()
+    shutdown.begin()
     running = [ahead for ahead in list(_running) if ahead._pid == os.getpid()]
     for ahead in running:
         ahead.stop()

@@ -6,7 +6,7 @@ import math
 import sys
 from typing import Any
 
-from fastiter._arguments import checked_int
+from fastiter._util.arguments import checked_int
 
 
 def checked_count(name: str, value: Any, *, minimum: int) -> int:

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from fastiter._concurrency import lock_of_child, renew_in_child
-from fastiter._opening import Reader, open_reader, require_readers
+from fastiter._util.concurrency import lock_of_child, renew_in_child
+from fastiter.reader._opening import Reader, open_reader, require_readers
 
 _END = object()
 

@@ -13,8 +13,8 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from fastiter._opening import Reader, opened, require_readers
 from fastiter.reader._arguments import checked_count
+from fastiter.reader._opening import Reader, opened, require_readers
 
 _END = object()
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from fastiter._opening import Reader, require_readers
 from fastiter.iterators._arguments import checked_context
 from fastiter.reader._arguments import checked_count
+from fastiter.reader._opening import Reader, require_readers
 
 #: Samples in flight where `queue_size` sets no limit: more than any memory holds.
 _NO_LIMIT = 1 << 40
@@ -76,8 +76,8 @@ def multiprocess_reader(
 
 def _merged(readers: tuple[Reader, ...], queue_size: int, context: Any) -> Iterator[Any]:
     # What processes need is imported when there are some.
-    from fastiter._merge import Merge
-    from fastiter._start import choose
+    from fastiter._workers.start_method import choose
+    from fastiter.reader._merge import Merge
 
     merge = Merge(readers, queue_size, choose(context))
     try:

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "fi_platform.h"
+#include "os/fi_platform.h"
 
 #define LONG_ENOUGH (30 * INT64_C(1000000000)) /* only a failure waits so long */
 

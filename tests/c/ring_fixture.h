@@ -6,13 +6,13 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "fi_platform.h"
+#include "os/fi_platform.h"
 
 static void fall_asleep(_Atomic uint32_t *bell);
 
 /* fi_ring.c with a sleep that returns, for nobody could wake the only thread. */
 #define fi_bell_sleep(bell, pipe) fall_asleep(bell)
-#include "../../csrc/fi_ring.c"
+#include "../../csrc/ring/fi_ring.c"
 
 enum { SLOTS = 4, WORKERS = 3, ROWS = 64, SLOT_BYTES = 1 << 16, HEAP = 256, TURN_SLEEP = 99 };
 

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "fi_platform.h"
+#include "os/fi_platform.h"
 #include "ring_stress_rows.h"
 
 /* ---- parent -------------------------------------------------------------------------------- */

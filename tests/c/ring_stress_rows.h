@@ -5,7 +5,7 @@
 #include <sched.h>
 
 #include "check.h"
-#include "fi_ring.h"
+#include "ring/fi_ring.h"
 
 enum {
     MOST_WORKERS = 12,

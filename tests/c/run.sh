@@ -47,7 +47,7 @@ for variant in "${@:-none}"; do
     # ThreadSanitizer's memory layout does not fit the widest address randomisation of newer kernels.
     *thread*) runner+=(setarch "$(uname -m)" --addr-no-randomize) ;;
     esac
-    for source in csrc/*.c; do
+    for source in csrc/*/*.c; do
         "$cc" "${flags[@]}" "${sanitize[@]}" -c "$source" -o "$build/$(basename "$source" .c).o"
     done
     # An archive, so that a test which includes a source file to put hooks into it links without that file's object.

@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "fi_platform.h"
-#include "fi_ring.h"
+#include "os/fi_platform.h"
+#include "ring/fi_ring.h"
 
 enum { SLOTS = 64, MOST_WORKERS = 2, ROWS = 2, STALL_S = 2, STALLED = 3 };
 

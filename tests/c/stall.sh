@@ -17,7 +17,7 @@ failed=0
 # try FENCE: 0 never stalled, 3 stalled; fence 0 leaves nothing out.
 try() {
     "${CC:-cc}" -std=c11 -O2 -g -Wall -Wextra -Werror -pthread -Icsrc -Itests/c -DFI_LEAVE_OUT_FENCE="$1" \
-        tests/c/stall.c csrc/*.c -lm -o "$build/stall$1" || exit
+        tests/c/stall.c csrc/*/*.c -lm -o "$build/stall$1" || exit
     timeout $((seconds + 60)) "$build/stall$1" "$seconds"
 }
 

@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "fi_platform.h"
-#include "fi_stream.h"
+#include "os/fi_platform.h"
+#include "ring/fi_stream.h"
 
 enum { MOST_READERS = 12, BLOCK_ROWS = 16, STREAM_SLOT_BYTES = 1 << 16, ROW_BYTES = 192 };
 

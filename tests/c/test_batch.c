@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "check.h"
-#include "fi_base.h"
-#include "fi_batch.h"
+#include "base/fi_base.h"
+#include "batch/fi_batch.h"
 
 enum { GUARD = 64, GUARD_BYTE = 0xA5 };
 

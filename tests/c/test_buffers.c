@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "fi_base.h"
-#include "fi_buffers.h"
+#include "base/fi_base.h"
+#include "batch/fi_buffers.h"
 
 enum { MIB = 1 << 20 };
 static const int64_t PATIENCE = 1000;

@@ -1,6 +1,6 @@
 /* fi_call_cost: what it learns from calls whose cost is known, and the claims that follow. */
 #include "check.h"
-#include "fi_call_cost.h"
+#include "ring/fi_call_cost.h"
 
 enum { US = 1000, MS = 1000 * US };
 

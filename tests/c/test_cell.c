@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "fi_cell.h"
+#include "ring/fi_cell.h"
 
 static void test_counters(void)
 {

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "fi_checksum.h"
+#include "base/fi_checksum.h"
 
 enum { MOST = 200 };
 

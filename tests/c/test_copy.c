@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "check.h"
-#include "fi_copy.h"
-#include "fi_platform.h"
+#include "batch/fi_copy.h"
+#include "os/fi_platform.h"
 
 enum { GUARD = 64, GUARD_BYTE = 0xA5, LINE = 64 };
 

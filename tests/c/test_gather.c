@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "fi_gather.h"
+#include "batch/fi_gather.h"
 
 enum { GUARD = 64, GUARD_BYTE = 0xA5, TABLE_ROWS = 100 };
 

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "fi_image.h"
+#include "os/fi_image.h"
 
 #define MIB (UINT64_C(1) << 20)
 

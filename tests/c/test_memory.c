@@ -12,7 +12,7 @@ static int open_meminfo(const char *path);
 
 #define open(path, flags) open_meminfo(path)
 #define fopen(path, mode) ((void)(path), (FILE *)NULL)
-#include "../../csrc/fi_platform.c"
+#include "../../csrc/os/fi_platform.c"
 #undef open
 #undef fopen
 

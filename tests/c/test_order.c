@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "fi_order.h"
+#include "order/fi_order.h"
 
 /* splitmix64, and how many words of each width were taken */
 typedef struct {

@@ -17,7 +17,7 @@
 #endif
 
 #include "check.h"
-#include "fi_platform.h"
+#include "os/fi_platform.h"
 #include "processes.h"
 
 #define MIB (UINT64_C(1) << 20)

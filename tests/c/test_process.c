@@ -1,7 +1,7 @@
 /* fi_process: a child knows that it is another process, and so does its own child. */
 #define _GNU_SOURCE
 #include "check.h"
-#include "fi_process.h"
+#include "os/fi_process.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 /* The ring in one thread: recovery after a death at each step, leases and forks, the limits of the
  * payload's heap. */
-#include "fi_views.h"
+#include "ring/fi_views.h"
 #include "ring_fixture.h"
 
 /* ---- recovery ------------------------------------------------------------------------------ */

@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
-#include "fi_platform.h"
+#include "os/fi_platform.h"
 #include "ring_stress.h"
 
 struct process {

@@ -5,14 +5,14 @@
  */
 #include <pthread.h>
 
-#include "fi_platform.h"
+#include "os/fi_platform.h"
 
 static void step(void);
 
 /* fi_ring.c with a death at its fences F1 to F3, and between the bell's word and the sleep. */
 #define fi_fence(number) (step(), (fi_fence)(number))
 #define fi_bell_sleep(bell, pipe) (step(), (fi_bell_sleep)(bell, pipe))
-#include "../../csrc/fi_ring.c"
+#include "../../csrc/ring/fi_ring.c"
 #undef load_acquire
 #undef load_relaxed
 #undef store_release

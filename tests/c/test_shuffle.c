@@ -4,9 +4,9 @@
 #include <string.h>
 
 #include "check.h"
-#include "fi_shuffle.h"
-#include "fi_mix.h"
-#include "fi_shuffle_loops.h"
+#include "order/fi_shuffle.h"
+#include "base/fi_mix.h"
+#include "order/fi_shuffle_loops.h"
 
 static const fi_seed SEED = {{0x0123456789abcdefu, 0xfedcba9876543210u}};
 

@@ -1,7 +1,7 @@
 /* What workers record of their time. */
 #include "ring_fixture.h"
 
-#include "fi_trace.h"
+#include "ring/fi_trace.h"
 
 static fi_event events[FI_TRACE_EVENTS];
 

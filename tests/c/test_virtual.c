@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "fi_virtual.h"
+#include "order/fi_virtual.h"
 
 static const fi_seed seed = {{0x0123456789abcdefu, 0xfedcba9876543210u}};
 

@@ -8,7 +8,7 @@
 #endif
 
 #include "check.h"
-#include "fi_watch.h"
+#include "os/fi_watch.h"
 #include "processes.h"
 
 enum watch_kind { BY_LIFE_PIPE, BY_CLOSED_PIPE, BY_PIDFD, BY_KERNEL };

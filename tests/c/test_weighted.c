@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "fi_weighted.h"
+#include "order/fi_weighted.h"
 
 static const fi_seed seed = {{3, 4}};
 

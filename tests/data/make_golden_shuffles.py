@@ -4,7 +4,7 @@
 
 makes ``shuffles.csv`` beside this file. A line is one order: the seed (ints with spaces between),
 the stream, n, SHA-256 of the order as little-endian int64, and the first of it. fastiter is not
-imported; csrc/fi_shuffle.h describes what is done here. If the file changes, seeds give other
+imported; csrc/order/fi_shuffle.h describes what is done here. If the file changes, seeds give other
 orders than in earlier releases: that must not happen.
 """
 

@@ -14,7 +14,7 @@ import pytest
 import fastiter
 import fastiter.random
 from fastiter import MultiprocessIterator
-from fastiter._auto import Setting, Tuner, first_workers, most_workers
+from fastiter._stats.autotune import Setting, Tuner, first_workers, most_workers
 
 AUTO = {"n_processes": "auto", "n_prefetch": "auto", "context": "fork"}
 
@@ -122,7 +122,7 @@ def test_more_workers_for_a_dataset_that_waits():
         change = iterator.stats().changes[0]
         assert change.startswith(f"n_processes from {first} to ")
         assert "waiting" in change and change in str(iterator.stats())
-        assert iterator.n_processes <= most_workers(fastiter._cpus.usable_cpus())
+        assert iterator.n_processes <= most_workers(fastiter._util.cpus.usable_cpus())
 
 
 def test_more_prefetch_for_bursts():
@@ -146,7 +146,7 @@ def test_copies_begin_anew():
         next(iterator)
         iterator._pool.set_workers(7)
         for other in (copy.copy(iterator), pickle.loads(pickle.dumps(iterator))):
-            assert other.n_processes == first_workers(fastiter._cpus.usable_cpus())
+            assert other.n_processes == first_workers(fastiter._util.cpus.usable_cpus())
             assert other.n_prefetch == 2 and other.stats().changes == ()
 
 

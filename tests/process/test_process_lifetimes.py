@@ -34,7 +34,7 @@ from outside import (
 )
 
 from fastiter import MultiprocessIterator, concat_examples
-from fastiter._pool import _SPARES
+from fastiter._workers.pool import _SPARES
 
 
 def numbers(batch):

@@ -21,7 +21,8 @@ from examples_of import Big, Blocks, Locked, Numbered, Opened
 from outside import HANG, environment, pids_of, run_script
 
 import fastiter
-from fastiter import MultiprocessIterator, _forkserver, concat_examples
+from fastiter import MultiprocessIterator, concat_examples
+from fastiter._workers import forkserver as _forkserver
 
 METHODS = ["fork", "spawn", "forkserver"]
 

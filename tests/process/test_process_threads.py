@@ -221,7 +221,8 @@ BESIDE = """
     import logging, multiprocessing, os, sys, threading, warnings
     import numpy as np
     import psutil
-    from fastiter import MultiprocessIterator, WorkerDiedError, _crew
+    from fastiter import MultiprocessIterator, WorkerDiedError
+    from fastiter._workers import process_group
     from fastiter.reader import multiprocess_reader
     from outside import pids_of, wait_until
 
@@ -269,7 +270,7 @@ BESIDE = """
                 held.acquire()
         os.register_at_fork(before=before, after_in_child=after)
         held.acquire()
-        _crew.START_SECONDS = 0.3
+        process_group.START_SECONDS = 0.3
 
     if __name__ == "__main__":
 """

@@ -38,8 +38,8 @@ from readers_of import (
 )
 from scribbler import memory_of
 
-from fastiter import DatasetError, OverwrittenError, WorkerDiedError, _merge
-from fastiter.reader import batch, multiprocess_reader, shuffle, xmap_readers
+from fastiter import DatasetError, OverwrittenError, WorkerDiedError
+from fastiter.reader import _merge, batch, multiprocess_reader, shuffle, xmap_readers
 
 METHODS = ["fork", "spawn", "forkserver"]
 

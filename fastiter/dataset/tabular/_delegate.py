@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastiter._columnar import Columns, columns_of
+from fastiter._fetch.dataset_access import Columns, columns_of
 from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
 
 __all__ = ["DelegateDataset"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastiter._columnar import Column, Columns
+from fastiter._fetch.dataset_access import Column, Columns
 from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset, is_array
 
 __all__ = ["from_data"]

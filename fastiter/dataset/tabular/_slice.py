@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastiter._columnar import Columns, columns_of
+from fastiter._fetch.dataset_access import Columns, columns_of
 from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
 
 

@@ -1,6 +1,6 @@
 /* Fuzz target: the small files of /proc and /sys that tell how much memory there is. */
 #define _GNU_SOURCE
-#include "../../../csrc/fi_platform.c"
+#include "../../../csrc/os/fi_platform.c"
 
 #include "check.h"
 #include "fuzz.h"

@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "check.h"
-#include "fi_base.h"
-#include "fi_batch.h"
+#include "base/fi_base.h"
+#include "batch/fi_batch.h"
 #include "fuzz.h"
 
 enum { PAYLOAD = 1024, MOST_ROWS = 8, MOST_NDIM = 4, MOST_OUTPUT = 1 << 16 };

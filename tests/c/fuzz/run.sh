@@ -22,7 +22,7 @@ else
     cc=${CC:-cc} instrument=(-fsanitize-coverage=trace-pc) link=() driver=("$build/driver.o")
     "$cc" "${flags[@]}" -c tests/c/fuzz/driver.c -o "$build/driver.o"
 fi
-for source in csrc/*.c; do
+for source in csrc/*/*.c; do
     "$cc" "${flags[@]}" "${instrument[@]}" -c "$source" -o "$build/$(basename "$source" .c).o"
 done
 # An archive: a target that includes a source file links without that file's object.

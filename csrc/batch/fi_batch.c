@@ -1,0 +1,350 @@
+#include "batch/fi_batch.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "base/fi_base.h"
+#include "batch/fi_copy.h"
+
+/* A constant size lets the compiler turn the copy into a few moves; a call of memcpy costs more
+ * than moving the 64 bytes of a small example. */
+#define GATHER_SIZE(bytes)                                              \
+    case (bytes):                                                       \
+        for (size_t i = 0; i < n; i++) {                                \
+            memcpy(out + i * (bytes), src[i], (bytes));                 \
+        }                                                               \
+        break
+
+static void gather_large(unsigned char *out, size_t item_bytes, const void *const *src, size_t n)
+{
+    const bool uncached =
+        item_bytes >= FI_UNCACHED_LEAST && fi_outruns_cache(item_bytes * n, FI_RESULT_BATCHES);
+
+    for (size_t i = 0; i < n; i++) {
+        fi_copy(out + i * item_bytes, src[i], item_bytes, uncached);
+    }
+}
+
+void fi_gather(void *dst, size_t item_bytes, const void *const *src, size_t n)
+{
+    unsigned char *out = dst;
+
+    switch (item_bytes) {
+    case 0:
+        break;
+    GATHER_SIZE(1);
+    GATHER_SIZE(2);
+    GATHER_SIZE(4);
+    GATHER_SIZE(8);
+    GATHER_SIZE(12);
+    GATHER_SIZE(16);
+    GATHER_SIZE(24);
+    GATHER_SIZE(32);
+    GATHER_SIZE(64);
+    GATHER_SIZE(128);
+    default:
+        gather_large(out, item_bytes, src, n);
+    }
+}
+
+int fi_pad_shape(int64_t *out_shape, int ndim, const int64_t *src_shapes, size_t n)
+{
+    if (ndim < 0 || ndim > FI_PAD_MAX_NDIM || n == 0) {
+        return FI_E_RANGE;
+    }
+    for (int d = 0; d < ndim; d++) {
+        out_shape[d] = 0;
+    }
+    for (size_t i = 0; i < n; i++) {
+        const int64_t *shape = src_shapes + i * (size_t)ndim;
+        for (int d = 0; d < ndim; d++) {
+            if (shape[d] < 0) {
+                return FI_E_RANGE;
+            }
+            if (shape[d] > out_shape[d]) {
+                out_shape[d] = shape[d];
+            }
+        }
+    }
+    return FI_OK;
+}
+
+/* Fill values are written in blocks of this size, which is that of a vector register with AVX2, and
+ * of two without; every number's size divides it. */
+enum { BLOCK = 32 };
+typedef unsigned char fill_block __attribute__((vector_size(BLOCK)));
+
+/* From this size on memset is called instead: a bound chosen, not measured. */
+enum { MEMSET_BYTES = 1024 };
+
+/* What stays the same for all rows of one call. */
+typedef struct {
+    const unsigned char *fill;
+    size_t itemsize;
+    bool uniform;                    /* all bytes of the fill value are equal */
+    bool in_blocks;                  /* the item size divides a block */
+    bool uncached;                   /* the result outruns the caches */
+    int ndim;
+    const int64_t *shape;            /* of a padded row */
+    size_t stride[FI_PAD_MAX_NDIM];  /* of a padded row, in bytes */
+    fill_block block;                /* the fill value, repeated */
+    unsigned char line[FI_CACHE_LINE]; /* the same */
+} pad_layout;
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+/* Sets bytes (a multiple of the item size) at out to the fill value; returns the end. A fill that
+ * is no whole number of blocks ends with a block that overlaps the one before: both begin at an
+ * item, and so have the same content. memcpy of a constant size is the portable way to store to an
+ * address of any alignment. */
+static ALWAYS_INLINE unsigned char *fill_run(const pad_layout *layout, unsigned char *out,
+                                             size_t bytes)
+{
+    unsigned char *const end = out + bytes;
+
+    if (layout->uncached && bytes >= FI_UNCACHED_LEAST) {
+        fi_fill_uncached(out, layout->line, bytes);
+    } else if (layout->uniform && bytes >= MEMSET_BYTES) {
+        memset(out, layout->fill[0], bytes);
+    } else if (layout->in_blocks && bytes >= BLOCK) {
+        const fill_block block = layout->block;
+        for (; out + BLOCK <= end; out += BLOCK) {
+            memcpy(out, &block, BLOCK);
+        }
+        memcpy(end - BLOCK, &block, BLOCK);
+    } else if (layout->in_blocks) {
+        for (size_t part = BLOCK / 2; part > 0; part /= 2) {
+            if (bytes & part) {
+                memcpy(out, &layout->block, part);
+                out += part;
+            }
+        }
+    } else {
+        for (; out < end; out += layout->itemsize) {
+            memcpy(out, layout->fill, layout->itemsize);
+        }
+    }
+    return end;
+}
+
+static ALWAYS_INLINE unsigned char *copy_run(const pad_layout *layout, unsigned char *out,
+                                             const unsigned char **src, size_t bytes)
+{
+    if (bytes != 0) { /* the source of an empty array may be NULL */
+        fi_copy(out, *src, bytes, layout->uncached);
+        *src += bytes;
+    }
+    return out + bytes;
+}
+
+/* Writes dimension dim and all below it of one row: the real data from *src, then the fill.
+ * whole: the dimension below which source and row have the same shape, so that its data are one
+ * run of bytes. Returns the end of what was written; *src moves behind what was read. */
+static unsigned char *pad_dimension(const pad_layout *layout, int dim, int whole,
+                                    const int64_t *shape, unsigned char *out,
+                                    const unsigned char **src)
+{
+    const size_t stride = layout->stride[dim];
+    const size_t length = (size_t)shape[dim];
+    const size_t rest = ((size_t)layout->shape[dim] - length) * stride;
+
+    if (dim == whole) {
+        out = copy_run(layout, out, src, length * stride);
+    } else if (dim + 1 == whole) { /* rows of a matrix: no call for each of them */
+        const size_t real = (size_t)shape[whole] * layout->stride[whole];
+        for (size_t i = 0; i < length; i++) {
+            out = copy_run(layout, out, src, real);
+            out = fill_run(layout, out, stride - real);
+        }
+    } else {
+        for (size_t i = 0; i < length; i++) {
+            out = pad_dimension(layout, dim + 1, whole, shape, out, src);
+        }
+    }
+    return rest != 0 ? fill_run(layout, out, rest) : out;
+}
+
+/* The dimension from which a source's data are one run of bytes in the row: all dimensions after
+ * it have full length. 0 where they are one run as a whole. */
+static int whole_dimension(const pad_layout *layout, const int64_t *shape)
+{
+    int dim = layout->ndim - 1;
+
+    while (dim > 0 && shape[dim] == layout->shape[dim]) {
+        dim--;
+    }
+    return dim;
+}
+
+/* Whether a source's data, taken for those of all, are runs long enough to be copied past the caches.
+ * To fill past them what lies between short runs would be slower than either way. */
+static bool has_long_runs(const pad_layout *layout, const int64_t *shape)
+{
+    const int whole = whole_dimension(layout, shape);
+
+    return (size_t)shape[whole] * layout->stride[whole] >= FI_UNCACHED_LEAST;
+}
+
+/* One row, dimension 0 to the last. Most have one or two: those are written without recursion. */
+static ALWAYS_INLINE unsigned char *pad_row(const pad_layout *layout, const int64_t *shape,
+                                            unsigned char *out, const unsigned char *src)
+{
+    const int whole = whole_dimension(layout, shape);
+
+    if (whole == 0) {
+        out = copy_run(layout, out, &src, (size_t)shape[0] * layout->stride[0]);
+        const size_t rest = (size_t)(layout->shape[0] - shape[0]) * layout->stride[0];
+        return rest != 0 ? fill_run(layout, out, rest) : out;
+    }
+    if (whole == 1) {
+        const size_t stride = layout->stride[0];
+        const size_t real = (size_t)shape[1] * layout->stride[1];
+        for (int64_t i = 0; i < shape[0]; i++) {
+            out = copy_run(layout, out, &src, real);
+            out = fill_run(layout, out, stride - real);
+        }
+        const size_t rest = (size_t)(layout->shape[0] - shape[0]) * stride;
+        return rest != 0 ? fill_run(layout, out, rest) : out;
+    }
+    return pad_dimension(layout, 0, whole, shape, out, &src);
+}
+
+static ALWAYS_INLINE void pad_rows(const pad_layout *layout, unsigned char *out,
+                                   const void *const *src, const int64_t *shapes, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        out = pad_row(layout, shapes + i * (size_t)layout->ndim, out, src[i]);
+    }
+}
+
+static void pad_rows_baseline(const pad_layout *layout, unsigned char *out, const void *const *src,
+                              const int64_t *shapes, size_t n)
+{
+    pad_rows(layout, out, src, shapes, n);
+}
+
+#if defined(__x86_64__)
+/* The same code, its blocks in registers of 32 bytes. */
+__attribute__((target("avx2"))) static void pad_rows_avx2(const pad_layout *layout,
+                                                          unsigned char *out,
+                                                          const void *const *src,
+                                                          const int64_t *shapes, size_t n)
+{
+    pad_rows(layout, out, src, shapes, n);
+}
+#endif
+
+static bool bytes_are_equal(const unsigned char *bytes, size_t n)
+{
+    return memcmp(bytes, bytes + 1, n - 1) == 0;
+}
+
+static bool shapes_fit(const int64_t *dst_shape, int ndim, const int64_t *src_shapes, size_t n)
+{
+    for (int d = 0; d < ndim; d++) {
+        if (dst_shape[d] < 0) {
+            return false;
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        const int64_t *shape = src_shapes + i * (size_t)ndim;
+        for (int d = 0; d < ndim; d++) {
+            if (shape[d] < 0 || shape[d] > dst_shape[d]) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static bool is_empty(const int64_t *shape, int ndim)
+{
+    for (int d = 0; d < ndim; d++) {
+        if (shape[d] == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+int fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
+           const void *const *src, const int64_t *src_shapes, size_t n, const void *fill)
+{
+    pad_layout layout = {.fill = fill, .itemsize = itemsize, .ndim = ndim, .shape = dst_shape};
+
+    if (ndim < 0 || ndim > FI_PAD_MAX_NDIM || itemsize == 0) {
+        return FI_E_RANGE;
+    }
+    if (!shapes_fit(dst_shape, ndim, src_shapes, n)) {
+        return FI_E_RANGE;
+    }
+    if (ndim == 0) {
+        fi_gather(dst, itemsize, src, n);
+        return FI_OK;
+    }
+    /* An empty row may have huge other lengths: their product would overflow, and looping over
+     * them would take for ever. */
+    if (is_empty(dst_shape, ndim)) {
+        return FI_OK;
+    }
+    layout.uniform = bytes_are_equal(fill, itemsize);
+    layout.in_blocks = BLOCK % itemsize == 0;
+    for (size_t b = 0; layout.in_blocks && b < BLOCK; b += itemsize) {
+        memcpy((unsigned char *)&layout.block + b, fill, itemsize);
+    }
+    for (size_t b = 0; b < FI_CACHE_LINE; b += BLOCK) {
+        memcpy(layout.line + b, &layout.block, BLOCK);
+    }
+    layout.stride[ndim - 1] = itemsize;
+    for (int d = ndim - 1; d > 0; d--) {
+        layout.stride[d - 1] = layout.stride[d] * (size_t)dst_shape[d];
+    }
+    layout.uncached =
+        layout.in_blocks && n > 0 && has_long_runs(&layout, src_shapes) &&
+        fi_outruns_cache(layout.stride[0] * (size_t)dst_shape[0] * n, FI_RESULT_BATCHES);
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2")) {
+        pad_rows_avx2(&layout, dst, src, src_shapes, n);
+        return FI_OK;
+    }
+#endif
+    pad_rows_baseline(&layout, dst, src, src_shapes, n);
+    return FI_OK;
+}
+
+/* ---- ragged rows --------------------------------------------------------------------------- */
+
+uint64_t fi_array_bytes(const int64_t *shape, int ndim, uint64_t itemsize)
+{
+    const uint64_t most = (uint64_t)1 << 46;
+    uint64_t bytes = itemsize;
+    bool empty = false;
+    for (int axis = 0; axis < ndim; axis++) {
+        if (shape[axis] < 0)
+            return UINT64_MAX;
+        if (shape[axis] == 0)
+            empty = true;
+        else if (bytes > most / (uint64_t)shape[axis])
+            return UINT64_MAX;
+        else
+            bytes *= (uint64_t)shape[axis];
+    }
+    return empty ? 0 : bytes < most ? bytes : UINT64_MAX;
+}
+
+int fi_ragged_rows(const char *payload, uint64_t available, const char *entries, uint64_t stride,
+                   int ndim, uint64_t itemsize, size_t n, const void **sources, int64_t *shapes)
+{
+    for (size_t row = 0; row < n; row++) {
+        const int64_t *entry = (const int64_t *)(entries + row * stride);
+        int64_t *shape = shapes + row * (size_t)ndim;
+        uint64_t offset = (uint64_t)entry[0];
+        for (int axis = 0; axis < ndim; axis++)
+            shape[axis] = entry[1 + axis];
+        uint64_t bytes = fi_array_bytes(shape, ndim, itemsize);
+        if (bytes > available || offset > available - bytes)
+            return FI_E_RANGE;
+        sources[row] = payload + offset;
+    }
+    return FI_OK;
+}

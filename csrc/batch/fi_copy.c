@@ -1,0 +1,108 @@
+#include "batch/fi_copy.h"
+
+#include "base/fi_base.h"
+#include "os/fi_platform.h"
+
+bool fi_outruns_cache(uint64_t batch_bytes, uint64_t batches)
+{
+    return batch_bytes > fi_cache_bytes() / fi_max_u64(1, batches);
+}
+
+#if defined(__SSE2__)
+
+#include <emmintrin.h>
+
+/* One cache line at a time, so that each leaves the processor's write buffers whole. */
+static void copy_lines(char *dst, const char *src, size_t lines)
+{
+    for (; lines > 0; lines--, dst += FI_CACHE_LINE, src += FI_CACHE_LINE) {
+        const __m128i a = _mm_loadu_si128((const __m128i *)src);
+        const __m128i b = _mm_loadu_si128((const __m128i *)(src + 16));
+        const __m128i c = _mm_loadu_si128((const __m128i *)(src + 32));
+        const __m128i d = _mm_loadu_si128((const __m128i *)(src + 48));
+        _mm_stream_si128((__m128i *)dst, a);
+        _mm_stream_si128((__m128i *)(dst + 16), b);
+        _mm_stream_si128((__m128i *)(dst + 32), c);
+        _mm_stream_si128((__m128i *)(dst + 48), d);
+    }
+    /* Neither a release store nor a lock orders stores of this kind. */
+    _mm_sfence();
+}
+
+static void fill_lines(char *dst, const char *line, size_t lines)
+{
+    const __m128i a = _mm_loadu_si128((const __m128i *)line);
+    const __m128i b = _mm_loadu_si128((const __m128i *)(line + 16));
+    const __m128i c = _mm_loadu_si128((const __m128i *)(line + 32));
+    const __m128i d = _mm_loadu_si128((const __m128i *)(line + 48));
+
+    for (; lines > 0; lines--, dst += FI_CACHE_LINE) {
+        _mm_stream_si128((__m128i *)dst, a);
+        _mm_stream_si128((__m128i *)(dst + 16), b);
+        _mm_stream_si128((__m128i *)(dst + 32), c);
+        _mm_stream_si128((__m128i *)(dst + 48), d);
+    }
+    _mm_sfence();
+}
+
+/* An area as whole cache lines, and what lies before and after them: lines that are shared with a
+ * neighbour's bytes stay in the cache. */
+typedef struct {
+    size_t head; /* bytes before the first whole line */
+    size_t lines;
+    size_t done; /* bytes up to the end of the last one */
+} line_span;
+
+static line_span whole_lines(const void *dst, size_t bytes)
+{
+    line_span span;
+
+    span.head = (size_t)fi_min_u64(-(uintptr_t)dst % FI_CACHE_LINE, bytes);
+    span.lines = (bytes - span.head) / FI_CACHE_LINE;
+    span.done = span.head + span.lines * FI_CACHE_LINE;
+    return span;
+}
+
+void fi_copy_uncached(void *dst, const void *src, size_t bytes)
+{
+    char *out = dst;
+    const char *in = src;
+    const line_span span = whole_lines(dst, bytes);
+
+    memcpy(out, in, span.head);
+    copy_lines(out + span.head, in + span.head, span.lines);
+    memcpy(out + span.done, in + span.done, bytes - span.done);
+}
+
+void fi_fill_uncached(void *dst, const void *line, size_t bytes)
+{
+    char *out = dst;
+    const char *in = line;
+    const line_span span = whole_lines(dst, bytes);
+    char turned[FI_CACHE_LINE]; /* what a whole line of dst gets */
+
+    memcpy(turned, in + span.head, FI_CACHE_LINE - span.head);
+    memcpy(turned + FI_CACHE_LINE - span.head, in, span.head);
+    memcpy(out, in, span.head);
+    fill_lines(out + span.head, turned, span.lines);
+    memcpy(out + span.done, turned, bytes - span.done);
+}
+
+#else
+
+void fi_copy_uncached(void *dst, const void *src, size_t bytes)
+{
+    memcpy(dst, src, bytes);
+}
+
+void fi_fill_uncached(void *dst, const void *line, size_t bytes)
+{
+    char *out = dst;
+
+    for (; bytes >= FI_CACHE_LINE; bytes -= FI_CACHE_LINE, out += FI_CACHE_LINE) {
+        memcpy(out, line, FI_CACHE_LINE);
+    }
+    memcpy(out, line, bytes);
+}
+
+#endif

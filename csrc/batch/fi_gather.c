@@ -1,0 +1,105 @@
+#include "batch/fi_gather.h"
+
+#include <string.h>
+
+#include "base/fi_base.h"
+#include "batch/fi_copy.h"
+
+enum {
+    AHEAD_BYTES = 2048, /* so much of the rows to come is on its way at a time */
+    MOST_AHEAD = 16,    /* rows: a core keeps 10 to 16 lines in flight */
+    MOST_LINES = 16     /* of one row; after these the processor foresees the rest by itself */
+};
+
+bool fi_rows_lie_within(const int64_t *rows, size_t n, int64_t length)
+{
+    uint64_t outside = 0;
+
+    for (size_t i = 0; i < n; i++) { /* a negative row is a huge unsigned one */
+        outside |= (uint64_t)((uint64_t)rows[i] >= (uint64_t)length);
+    }
+    return outside == 0;
+}
+
+void fi_rows_translate(int64_t *out, const int64_t *table, const int64_t *rows, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        out[i] = table[rows[i]];
+    }
+}
+
+static bool are_consecutive(const int64_t *rows, size_t n)
+{
+    uint64_t gaps = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        gaps |= ((uint64_t)rows[i] - (uint64_t)rows[0]) ^ i;
+    }
+    return gaps == 0;
+}
+
+static inline const char *row_at(const void *base, ptrdiff_t stride, int64_t row)
+{
+    return (const char *)base + row * stride;
+}
+
+/* A constant size lets the compiler turn the copy into a few moves. The last rows, which have
+ * nothing ahead of them, are a loop of their own. */
+#define GATHER_SIZE(bytes)                                                       \
+    case (bytes):                                                                \
+        for (; i + MOST_AHEAD < n; i++) {                                        \
+            __builtin_prefetch(row_at(base, stride, rows[i + MOST_AHEAD]));      \
+            memcpy(out + i * (bytes), row_at(base, stride, rows[i]), (bytes));   \
+        }                                                                        \
+        for (; i < n; i++) {                                                     \
+            memcpy(out + i * (bytes), row_at(base, stride, rows[i]), (bytes));   \
+        }                                                                        \
+        break
+
+static void gather_large(char *out, size_t row_bytes, const void *base, ptrdiff_t stride,
+                         const int64_t *rows, size_t n, bool uncached)
+{
+    const size_t ahead = row_bytes < AHEAD_BYTES ? AHEAD_BYTES / row_bytes : 1;
+    size_t lines = (row_bytes + FI_CACHE_LINE - 1) / FI_CACHE_LINE;
+
+    if (lines > MOST_LINES) {
+        lines = MOST_LINES;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (i + ahead < n) {
+            const char *next = row_at(base, stride, rows[i + ahead]);
+            for (size_t line = 0; line < lines; line++) {
+                __builtin_prefetch(next + line * FI_CACHE_LINE);
+            }
+        }
+        fi_copy(out + i * row_bytes, row_at(base, stride, rows[i]), row_bytes, uncached);
+    }
+}
+
+void fi_gather_rows(void *dst, size_t row_bytes, const void *base, ptrdiff_t stride,
+                    const int64_t *rows, size_t n, bool uncached)
+{
+    char *out = dst;
+    size_t i = 0;
+
+    if (n == 0 || row_bytes == 0) {
+        return;
+    }
+    if (stride == (ptrdiff_t)row_bytes && are_consecutive(rows, n)) {
+        fi_copy(out, row_at(base, stride, rows[0]), n * row_bytes, uncached);
+        return;
+    }
+    switch (row_bytes) {
+    GATHER_SIZE(1);
+    GATHER_SIZE(2);
+    GATHER_SIZE(4);
+    GATHER_SIZE(8);
+    GATHER_SIZE(12);
+    GATHER_SIZE(16);
+    GATHER_SIZE(24);
+    GATHER_SIZE(32);
+    GATHER_SIZE(64);
+    default:
+        gather_large(out, row_bytes, base, stride, rows, n, uncached);
+    }
+}

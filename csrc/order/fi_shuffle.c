@@ -1,0 +1,159 @@
+#include "order/fi_shuffle.h"
+
+#include "base/fi_mix.h"
+#include "order/fi_shuffle_loops.h"
+
+/* None of these may change: they decide what order a seed gives. */
+enum {
+    CELLS16_MAX = 1 << 16,
+    CELLS32_MAX = 1 << 20,
+    PILE_SIZE = 49152, /* at most so many on average: a pile of 16-bit cells fits into the L2 cache */
+    BLOCK_BITS = 16
+};
+
+void fi_unit_init(fi_unit *unit, const fi_seed *key, unsigned kind, uint32_t number)
+{
+    fi_seed own = fi_seed_mixed(key, (uint64_t)kind << 32 | number);
+
+    /* A lane takes two words of each splitmix64 sequence. No two of a sequence are equal, so no lane
+     * is all zero, which xoshiro256++ never leaves. */
+    for (int l = 0; l < FI_LANES; l++) {
+        unit->lanes[0][l] = fi_splitmix64(&own.words[0]);
+        unit->lanes[1][l] = fi_splitmix64(&own.words[1]);
+        unit->lanes[2][l] = fi_splitmix64(&own.words[0]);
+        unit->lanes[3][l] = fi_splitmix64(&own.words[1]);
+    }
+    unit->spare[0] = fi_splitmix64(&own.words[0]);
+    unit->spare[1] = fi_splitmix64(&own.words[1]);
+    unit->spare[2] = fi_splitmix64(&own.words[0]);
+    unit->spare[3] = fi_splitmix64(&own.words[1]);
+}
+
+static uint64_t rotated(uint64_t x, int k)
+{
+    return x << k | x >> (64 - k);
+}
+
+static uint64_t spare_word(uint64_t *s)
+{
+    const uint64_t word = rotated(s[0] + s[3], 23) + s[0], t = s[1] << 17;
+
+    s[2] ^= s[0];
+    s[3] ^= s[1];
+    s[1] ^= s[2];
+    s[0] ^= s[3];
+    s[2] ^= t;
+    s[3] = rotated(s[3], 45);
+    return word;
+}
+
+void fi_shuffle_redraw(fi_unit *unit, const uint64_t *words, uint32_t bound, uint32_t count,
+                       uint32_t *draws)
+{
+    for (uint32_t k = 0; k < count && k < 2 * FI_LANES; k++) {
+        const uint32_t own = bound - k, least = -own % own;
+        uint64_t product = (words[k / 2] >> 32 * (k % 2) & UINT32_MAX) * own;
+
+        while ((uint32_t)product < least) {
+            product = (spare_word(unit->spare) >> 32) * own;
+        }
+        draws[k] = (uint32_t)(product >> 32);
+    }
+}
+
+static const fi_shuffle_loops *loops_of(int isa)
+{
+    switch (isa) {
+    case FI_ISA_GENERIC:
+        return &fi_shuffle_generic;
+#ifdef __x86_64__
+    case FI_ISA_AVX2:
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") ? &fi_shuffle_avx2
+                                                                                : NULL;
+    case FI_ISA_AVX512:
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                       __builtin_cpu_supports("bmi2")
+                   ? &fi_shuffle_avx512
+                   : NULL;
+#endif
+    default:
+        return NULL;
+    }
+}
+
+int fi_shuffle_isa(void)
+{
+    int isa = FI_ISA_COUNT - 1;
+
+    while (loops_of(isa) == NULL) {
+        isa--;
+    }
+    return isa;
+}
+
+fi_shuffle_plan fi_shuffle_plan_of(uint64_t n)
+{
+    fi_shuffle_plan plan = {.method = FI_SHUFFLE_CELLS16};
+
+    if (n > CELLS32_MAX) {
+        plan.method = FI_SHUFFLE_DEAL;
+        plan.block_bits = BLOCK_BITS;
+        while (plan.pile_bits < FI_PILE_BITS_MAX && n >> plan.pile_bits > PILE_SIZE) {
+            plan.pile_bits++;
+        }
+    } else if (n > CELLS16_MAX) {
+        plan.method = FI_SHUFFLE_CELLS32;
+    }
+    return plan;
+}
+
+unsigned fi_shuffle_threads(uint64_t n)
+{
+    /* Starting a thread takes some 30 us, four blocks a millisecond. */
+    return n > CELLS32_MAX ? (unsigned)fi_min_u64(n >> (BLOCK_BITS + 2), 1024) : 1;
+}
+
+static bool plan_fits(const fi_shuffle_plan *plan, uint64_t n)
+{
+    switch (plan->method) {
+    case FI_SHUFFLE_CELLS16:
+        return n <= CELLS16_MAX;
+    case FI_SHUFFLE_CELLS32:
+        return n <= FI_SHUFFLE_MAX;
+    case FI_SHUFFLE_DEAL:
+        return n <= FI_SHUFFLE_MAX && plan->pile_bits <= FI_PILE_BITS_MAX &&
+               plan->block_bits < 32;
+    default:
+        return false;
+    }
+}
+
+int fi_shuffle_by(const fi_shuffle_plan *plan, int isa, int64_t *order, uint64_t n,
+                  const fi_seed *seed, uint64_t stream, unsigned threads)
+{
+    const fi_shuffle_loops *const loops = loops_of(isa);
+    fi_seed key = fi_seed_mixed(seed, n);
+    fi_unit unit;
+
+    if (loops == NULL || !plan_fits(plan, n) || threads == 0) {
+        return FI_E_RANGE;
+    }
+    key = fi_seed_mixed(&key, stream);
+    if (plan->method == FI_SHUFFLE_DEAL) {
+        return fi_shuffle_deal(plan, loops, order, (uint32_t)n, &key, threads);
+    }
+    fi_unit_init(&unit, &key, FI_UNIT_ORDER, 0);
+    if (plan->method == FI_SHUFFLE_CELLS16) {
+        loops->order16(&unit, order, (uint32_t)n);
+    } else {
+        loops->order32(&unit, order, (uint32_t)n);
+    }
+    return FI_OK;
+}
+
+int fi_shuffle(int64_t *order, uint64_t n, const fi_seed *seed, uint64_t stream, unsigned threads)
+{
+    const fi_shuffle_plan plan = fi_shuffle_plan_of(n);
+
+    return fi_shuffle_by(&plan, fi_shuffle_isa(), order, n, seed, stream, threads);
+}

@@ -1,0 +1,62 @@
+/* What the files of the fast shuffle share among themselves: the generator's state, and the table
+ * of the loops that each instruction set compiles for itself (fi_shuffle_body.h). */
+#ifndef FI_SHUFFLE_LOOPS_H
+#define FI_SHUFFLE_LOOPS_H
+
+#include "order/fi_shuffle.h"
+
+enum { FI_LANES = 8 };
+
+/* Generator of one unit of work. */
+typedef struct {
+    _Alignas(FI_CACHE_LINE) uint64_t lanes[4][FI_LANES];
+    uint64_t spare[4]; /* lane that replaces rejected draws */
+} fi_unit;
+
+/* What a block of positions gets of each pile: its cells from begins to ends, to which the pile's
+ * first value is added. */
+typedef struct {
+    uint32_t piles;
+    const uint32_t *firsts, *begins, *ends;
+} fi_share;
+
+typedef struct {
+    /* order: a random order of 0 .. n-1. The cells are the lower part of order itself: cells[0 .. i]
+     * are used until order[i] is written, and end before it. */
+    void (*order16)(fi_unit *unit, int64_t *order, uint32_t n);
+    void (*order32)(fi_unit *unit, int64_t *order, uint32_t n);
+    /* cells: a random order of 0 .. n-1; 16-bit cells for n up to 65,536 */
+    void (*shuffle16)(fi_unit *unit, uint16_t *cells, uint32_t n);
+    void (*shuffle32)(fi_unit *unit, uint32_t *cells, uint32_t n);
+    /* counts[b]: how many of n positions get pile b, of 2^pile_bits that are equally likely */
+    void (*split)(fi_unit *unit, unsigned pile_bits, uint32_t n, uint32_t *counts);
+    /* order: what the share takes from the piles, in random order */
+    void (*deal16)(fi_unit *unit, const fi_share *share, const uint16_t *piles, int64_t *order);
+    void (*deal32)(fi_unit *unit, const fi_share *share, const uint32_t *piles, int64_t *order);
+} fi_shuffle_loops;
+
+extern const fi_shuffle_loops fi_shuffle_generic;
+#ifdef __x86_64__
+extern const fi_shuffle_loops fi_shuffle_avx2, fi_shuffle_avx512;
+#endif
+
+/* Exact test of 16 draws of which at least one may have to be rejected: draw k, of k < count, is
+ * made from half k of the words and uniform below bound - k. */
+void fi_shuffle_redraw(fi_unit *unit, const uint64_t *words, uint32_t bound, uint32_t count,
+                       uint32_t *draws);
+
+/* The deal of fi_shuffle_by; `key` is the seed with n and stream mixed in. */
+int fi_shuffle_deal(const fi_shuffle_plan *plan, const fi_shuffle_loops *loops, int64_t *order,
+                    uint32_t n, const fi_seed *key, unsigned threads);
+
+enum {
+    FI_UNIT_ORDER, /* a whole order */
+    FI_UNIT_SPLIT, /* of a block's positions into piles */
+    FI_UNIT_PILE,
+    FI_UNIT_BLOCK
+};
+
+/* The generator of unit `number` of a kind. */
+void fi_unit_init(fi_unit *unit, const fi_seed *key, unsigned kind, uint32_t number);
+
+#endif

@@ -1,0 +1,112 @@
+#define _GNU_SOURCE
+#include "os/fi_image.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "os/fi_platform.h"
+#include "os/fi_thread.h"
+
+/* From here on a thread costs less than the wait. */
+#define MANY_BYTES ((uint64_t)64 << 20)
+
+/* A process, and in the lower half how many images its threads are freeing. A forked child has no
+ * such thread: the number counts as zero there. */
+static _Atomic uint64_t settling;
+
+static uint32_t count_of(uint64_t state)
+{
+    return state >> 32 == (uint32_t)getpid() ? (uint32_t)state : 0;
+}
+
+static void change_settling(uint32_t change)
+{
+    uint64_t state = atomic_load_explicit(&settling, memory_order_relaxed);
+    uint64_t pid = (uint32_t)getpid();
+    /* Release: who reads zero in fi_image_settle finds the memory free. */
+    while (!atomic_compare_exchange_weak_explicit(&settling, &state,
+                                                  pid << 32 | (uint32_t)(count_of(state) + change),
+                                                  memory_order_release, memory_order_relaxed))
+        ;
+}
+
+int fi_image_open(uint64_t bytes, int *fd, uint64_t *need, uint64_t *have)
+{
+    *fd = -1;
+    *need = bytes;
+    *have = fi_memory_available();
+    if (bytes > *have) {
+        fi_image_settle();
+        *have = fi_memory_available();
+    }
+    return bytes > *have ? FI_E_MEMORY : fi_shm_open(bytes, fd);
+}
+
+int fi_image_map(int fd, uint64_t bytes, void **base)
+{
+    void *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, 0);
+    if (address == MAP_FAILED)
+        return errno;
+#ifdef MADV_DONTDUMP
+    (void)madvise(address, bytes, MADV_DONTDUMP);
+#endif
+    *base = address;
+    return FI_OK;
+}
+
+struct mapping {
+    void *base;
+    uint64_t bytes;
+};
+
+static void *unmap(void *argument)
+{
+    struct mapping mapping = *(struct mapping *)argument;
+    free(argument);
+    (void)munmap(mapping.base, mapping.bytes);
+    change_settling(UINT32_MAX); /* one less */
+    return NULL;
+}
+
+static bool unmap_in_a_thread(struct mapping *mapping)
+{
+    change_settling(1);
+    int rc = fi_thread_start(unmap, mapping);
+    if (rc != 0)
+        change_settling(UINT32_MAX);
+    return rc == 0;
+}
+
+void fi_image_close(int fd, uint64_t bytes)
+{
+    struct mapping *last = NULL;
+#ifdef MADV_DONTFORK
+    if (bytes >= MANY_BYTES)
+        last = malloc(sizeof *last);
+    if (last) {
+        /* A mapping in the descriptor's place, which no child gets. */
+        *last = (struct mapping){mmap(NULL, bytes, PROT_NONE, MAP_SHARED, fd, 0), bytes};
+        if (last->base == MAP_FAILED || madvise(last->base, bytes, MADV_DONTFORK) != 0) {
+            if (last->base != MAP_FAILED)
+                (void)munmap(last->base, bytes);
+            free(last);
+            last = NULL;
+        }
+    }
+#endif
+    close(fd);
+    if (last && !unmap_in_a_thread(last)) {
+        (void)munmap(last->base, last->bytes);
+        free(last);
+    }
+}
+
+void fi_image_settle(void)
+{
+    const struct timespec moment = {.tv_nsec = 1000000};
+    while (count_of(atomic_load_explicit(&settling, memory_order_acquire)) > 0)
+        nanosleep(&moment, NULL);
+}

@@ -1,0 +1,94 @@
+/* Everything that the operating system has to give: shared memory, doorbells, clocks.
+ *
+ * Linux is served by memfd, futex, eventfd and pidfd. The portable path (FI_PORTABLE, and at run
+ * time where the kernel lacks a call) uses shm_open with an immediate unlink, and pipes.
+ */
+#ifndef FI_PLATFORM_H
+#define FI_PLATFORM_H
+
+#include "base/fi_base.h"
+
+/* ---- shared memory ---------------------------------------------------------------------- */
+
+/* Opens anonymous shared memory of `bytes` (sparse: no page is allocated). The descriptor is
+ * close-on-exec. Where the system can promise it, the size is final: whoever else gets hold of the
+ * file cannot truncate it, which would end those that touch it with SIGBUS. Returns EFBIG where
+ * RLIMIT_FSIZE or the file system allows no such size. */
+int fi_shm_open(uint64_t bytes, int *fd);
+
+/* Maps the whole of it, shared, readable and writable, left out of core dumps. */
+int fi_shm_map(int fd, uint64_t bytes, void **base);
+int fi_shm_unmap(void *base, uint64_t bytes);
+
+/* Puts private empty pages in the place of the mapping, so that this process keeps the memory
+ * alive no more and old pointers stay harmless. */
+int fi_shm_forget(void *base, uint64_t bytes);
+
+/* Children that this process forks from now on do not get the mapping: a grandchild of a worker
+ * must not be able to write late into a slot. */
+int fi_shm_dont_fork(void *base, uint64_t bytes);
+
+/* Children get all of it again, whoever has asked for the contrary. */
+int fi_shm_do_fork(void *base, uint64_t bytes);
+
+/* Largest size in bytes that the limits of this process leave for one of `parts` equal parts. */
+uint64_t fi_shm_limit(uint64_t parts);
+
+/* Allocates the pages of [offset, offset + bytes). Checks free memory and the control group's
+ * limit first, because fallocate on a memfd past free memory does not fail: it invokes the
+ * out-of-memory killer. FI_E_MEMORY: refused by that check, with need and have in the results. */
+int fi_shm_commit(int fd, uint64_t offset, uint64_t bytes, uint64_t *need, uint64_t *have);
+
+/* Gives the pages of [offset, offset + bytes) back, which read as zeros afterwards. Best effort: does
+ * nothing where the system cannot. */
+void fi_shm_decommit(int fd, uint64_t offset, uint64_t bytes);
+
+/* Bytes of the file that have pages; 0 if the system does not tell. */
+uint64_t fi_shm_allocated(int fd);
+
+/* Bytes that may still be allocated: the smaller of the machine's MemAvailable and what every
+ * memory control group above this process leaves, less a reserve of 5 %, of 256 MiB to 2 GiB.
+ * UINT64_MAX when unknown. */
+uint64_t fi_memory_available(void);
+
+/* Bytes of the largest cache of this machine's first processor; 32 MiB if the system does not tell.
+ * Looked up once for each process. */
+uint64_t fi_cache_bytes(void);
+
+/* ---- doorbells ------------------------------------------------------------------------- */
+
+/* A worker's bell is a word in shared memory: 1 = this worker sleeps or is about to. Its owner
+ * waits on the word itself (pipe < 0, a futex) or on the read end of a pipe of its own. */
+void fi_bell_sleep(_Atomic uint32_t *bell, int pipe);
+/* The sleeper found work after all. Takes back the bell and eats the byte of a parent that had
+ * rung it meanwhile, so that bytes and rings keep matching. */
+void fi_bell_cancel(_Atomic uint32_t *bell, int pipe);
+/* True where a bell needs a pipe, for want of a futex that works between processes. */
+bool fi_bells_need_pipes(void);
+/* Rings the bell if its owner sleeps; returns true if it did. `pipe` is the write end. */
+bool fi_bell_ring(_Atomic uint32_t *bell, int pipe);
+/* Wakes the owner even if the bell does not say that it sleeps: for a bell that may be spoilt. At
+ * worst one later sleep ends at once. */
+void fi_bell_force(_Atomic uint32_t *bell, int pipe);
+
+/* The parent's bell: an eventfd (both ends the same descriptor) or a pipe. Never blocks. The
+ * ends of a worker's bell pipe are opened by fi_pipe_open; its reader waits by poll. */
+int fi_pipe_open(int ends[2]);
+int fi_event_open(int ends[2]);
+void fi_event_ring(int write_end);
+void fi_event_drain(int read_end);
+
+/* ---- waiting ---------------------------------------------------------------------------- */
+
+/* Waits until one of `count` descriptors is readable or closed; sets ready[i] to 0 or 1. A
+ * negative timeout waits for ever. Returns EINTR when a signal came. */
+int fi_wait(const int *descriptors, uint32_t count, int64_t timeout_ns, uint8_t *ready);
+
+int64_t fi_now_ns(void);
+/* Some milliseconds coarse, but cheap enough to be read for every row. */
+int64_t fi_coarse_ns(void);
+/* CPU time of this process, all its threads; and how long the calling thread stood in line for a
+ * CPU, 0 where the system does not tell. Some system calls. */
+void fi_cpu_times(int64_t *cpu_ns, int64_t *delay_ns);
+
+#endif

@@ -1,0 +1,87 @@
+#define _GNU_SOURCE
+#include "os/fi_watch.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
+
+#include "base/fi_base.h"
+#include "os/fi_thread.h"
+
+struct watch {
+    struct pollfd entries[2];
+};
+
+static void *watch_parent(void *argument)
+{
+    struct watch watch = *(struct watch *)argument;
+    free(argument);
+    for (;;) {
+        int got = poll(watch.entries, 2, -1);
+        if (got > 0 && (watch.entries[0].revents | watch.entries[1].revents))
+            _exit(EXIT_FAILURE); /* ends every thread, whatever it is doing */
+        if (got < 0 && errno != EINTR && errno != EAGAIN)
+            return NULL;
+    }
+}
+
+int fi_watch_parent(int parent_pidfd, int life_pipe)
+{
+    struct watch *watch = malloc(sizeof *watch);
+    if (!watch)
+        return ENOMEM;
+    /* poll ignores a negative descriptor. */
+    watch->entries[0] = (struct pollfd){.fd = parent_pidfd, .events = POLLIN};
+    watch->entries[1] = (struct pollfd){.fd = life_pipe, .events = POLLIN};
+    int rc = fi_thread_start(watch_parent, watch);
+    if (rc != FI_OK)
+        free(watch);
+    return rc;
+}
+
+int fi_die_with_parent(int parent)
+{
+#ifdef __linux__
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0)
+        return errno;
+    if (getppid() != (pid_t)parent)
+        _exit(EXIT_FAILURE);
+#else
+    (void)parent;
+#endif
+    return FI_OK;
+}
+
+struct deadline {
+    struct timespec rest;
+    int status;
+};
+
+static void *wait_for_deadline(void *argument)
+{
+    struct deadline deadline = *(struct deadline *)argument;
+    free(argument);
+    while (nanosleep(&deadline.rest, &deadline.rest) != 0 && errno == EINTR) {
+    }
+    _exit(deadline.status);
+}
+
+int fi_exit_within(int64_t ns, int status)
+{
+    struct deadline *deadline = malloc(sizeof *deadline);
+    if (!deadline)
+        return ENOMEM;
+    deadline->rest.tv_sec = (time_t)(ns / 1000000000);
+    deadline->rest.tv_nsec = (long)(ns % 1000000000);
+    deadline->status = status;
+    int rc = fi_thread_start(wait_for_deadline, deadline);
+    if (rc != FI_OK)
+        free(deadline);
+    return rc;
+}

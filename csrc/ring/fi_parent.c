@@ -1,0 +1,593 @@
+/* The parent's half of the ring: it alone schedules, takes, frees, resets and recovers. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "os/fi_platform.h"
+#include "ring/fi_ring.h"
+
+#define load_acquire(place) atomic_load_explicit(place, memory_order_acquire)
+#define load_relaxed(place) atomic_load_explicit(place, memory_order_relaxed)
+#define store_release(place, value) atomic_store_explicit(place, value, memory_order_release)
+#define store_relaxed(place, value) atomic_store_explicit(place, value, memory_order_relaxed)
+
+static inline bool swap_release(_Atomic uint64_t *place, uint64_t from, uint64_t to)
+{
+    return atomic_compare_exchange_strong_explicit(place, &from, to, memory_order_release,
+                                                   memory_order_relaxed);
+}
+
+static inline bool swap_relaxed(_Atomic uint64_t *place, uint64_t from, uint64_t to)
+{
+    return atomic_compare_exchange_strong_explicit(place, &from, to, memory_order_relaxed,
+                                                   memory_order_relaxed);
+}
+
+/* In an entry of the stack of released leases, beside the slot. */
+#define RETIRE (UINT32_C(1) << 31)
+
+static inline bool scheduled(const fi_private *record)
+{
+    return record->phase == FI_FILL || record->phase == FI_DRAIN;
+}
+
+static inline int64_t *own_indices(const fi_parent *parent, uint32_t slot)
+{
+    return parent->indices + (size_t)slot * parent->ring->geometry.rows;
+}
+
+int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int *bell_pipes)
+{
+    uint32_t slots = ring->geometry.slots;
+    if (spares >= slots)
+        return FI_E_RANGE;
+    /* Sequences begin at 1: in pwait, 0 says that the parent is awake. */
+    *parent = (fi_parent){
+        .ring = ring, .bell_pipes = bell_pipes, .spares = spares, .head = 1, .tail = 1};
+    parent->slot = calloc(slots, sizeof *parent->slot);
+    parent->slot_of = calloc(slots, sizeof *parent->slot_of);
+    parent->free_stack = calloc(slots, sizeof *parent->free_stack);
+    parent->returned_next = calloc(slots, sizeof *parent->returned_next);
+    parent->committed = calloc(slots, sizeof *parent->committed);
+    parent->indices = calloc((size_t)slots * ring->geometry.rows, sizeof *parent->indices);
+    parent->origins = calloc(slots, sizeof *parent->origins);
+    if (!parent->slot || !parent->slot_of || !parent->free_stack || !parent->returned_next ||
+        !parent->committed || !parent->indices || !parent->origins) {
+        fi_parent_clear(parent);
+        return ENOMEM;
+    }
+    for (uint32_t slot = slots; slot-- > 0;) {
+        bool spare = slot >= slots - spares;
+        parent->slot[slot].phase = spare ? FI_SPARE : FI_FREE;
+        if (!spare)
+            parent->free_stack[parent->free_count++] = slot;
+    }
+    store_release(&ring->board->head, parent->head);
+    store_release(&ring->board->tail, parent->tail);
+    return FI_OK;
+}
+
+void fi_parent_clear(fi_parent *parent)
+{
+    free(parent->slot);
+    free(parent->slot_of);
+    free(parent->free_stack);
+    free(parent->returned_next);
+    free(parent->committed);
+    free(parent->indices);
+    free(parent->origins);
+    parent->slot = NULL;
+    parent->slot_of = parent->free_stack = parent->returned_next = NULL;
+    parent->committed = NULL;
+    parent->indices = NULL;
+    parent->origins = NULL;
+}
+
+/* ---- schedule ------------------------------------------------------------------------------ */
+
+int fi_parent_next_slot(fi_parent *parent, uint64_t bytes, uint32_t *slot)
+{
+    if (parent->free_count == 0)
+        return FI_E_FULL;
+    *slot = parent->free_stack[parent->free_count - 1];
+    for (uint32_t i = parent->free_count; i-- > 0;) {
+        if (fi_parent_committed(parent, parent->free_stack[i]) >= bytes) {
+            *slot = parent->free_stack[i];
+            break;
+        }
+    }
+    return FI_OK;
+}
+
+/* Takes a slot off the stack of free ones. It is at the top, or near it. */
+static int take_free(fi_parent *parent, uint32_t slot)
+{
+    uint32_t i = parent->free_count;
+    while (i > 0 && parent->free_stack[i - 1] != slot)
+        i--;
+    if (i == 0)
+        return FI_E_FULL;
+    for (; i < parent->free_count; i++)
+        parent->free_stack[i - 1] = parent->free_stack[i];
+    parent->free_count--;
+    return FI_OK;
+}
+
+static void tell_origin(fi_parent *parent, uint32_t slot)
+{
+    fi_slot *s = parent->ring->slots + slot;
+    const fi_origin *origin = parent->origins + slot;
+    store_relaxed(&s->seed[0], origin->seed[0]);
+    store_relaxed(&s->seed[1], origin->seed[1]);
+    store_relaxed(&s->epoch, origin->epoch);
+    store_relaxed(&s->position, (uint32_t)origin->position);
+    store_relaxed(&s->epoch_size, (uint32_t)origin->epoch_size);
+}
+
+void fi_parent_origin(fi_parent *parent, uint32_t slot, const fi_origin *origin)
+{
+    fi_origin *own = parent->origins + slot;
+    *own = *origin;
+    /* A batch has fewer rows than these can count: what is more is as good as that. */
+    own->position = fi_min_u64(origin->position, UINT32_MAX);
+    own->epoch_size = fi_min_u64(origin->epoch_size, UINT32_MAX);
+    tell_origin(parent, slot); /* S2: nobody owns a row of a free slot */
+}
+
+int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices, uint32_t n,
+                       uint32_t schema, uint64_t heap, uint64_t limit, bool single, uint64_t *q)
+{
+    fi_ring *ring = parent->ring;
+    if (n < 1 || n > ring->geometry.rows || schema >= ring->geometry.schemas ||
+        heap > ring->geometry.slot_bytes)
+        return FI_E_RANGE;
+    if (take_free(parent, slot) != FI_OK)
+        return FI_E_FULL;
+    *q = parent->tail;
+    parent->slot[slot] = (fi_private){.q = *q, .n = n, .schema = schema, .phase = FI_FILL}; /* S1 */
+    parent->slot_of[*q % ring->geometry.slots] = slot;
+    fi_slot *s = ring->slots + slot; /* S2 */
+    store_relaxed(&s->n, n);
+    store_relaxed(&s->schema, schema);
+    store_relaxed(&s->single, single);
+    store_relaxed(&s->heap, fi_heap_word(heap));
+    store_relaxed(&s->limit, limit);
+    store_relaxed(&s->result_offset, 0);
+    store_relaxed(&s->result_bytes, 0);
+    memcpy(own_indices(parent, slot), indices, n * sizeof *indices);
+    memcpy(fi_row_index(ring, slot, 0), indices, n * sizeof *indices);
+    for (uint32_t row = 0; row < n; row++) /* S3, pairs with W5 (A1) */
+        store_release(fi_row_word(ring, slot, row), fi_word(*q, 0, FI_TODO, 0));
+    store_release(&s->state, fi_word(*q, 0, FI_FILLING, 0));           /* S4 */
+    store_release(&s->claim, (*q & UINT32_MAX) << 32);                 /* S5, pairs with W4 */
+    store_relaxed(ring->map + *q % ring->geometry.slots, slot);        /* S6 */
+    parent->tail = *q + 1;
+    store_release(&ring->board->tail, parent->tail); /* S7, pairs with W2: the map is readable */
+    parent->offered += n;
+    return FI_OK;
+}
+
+static void ring_workers(fi_parent *parent, uint32_t most)
+{
+    fi_ring *ring = parent->ring;
+    fi_fence(4); /* F4 (D2), pairs with F3: tail, redo or stop before the look at the bells */
+    for (uint32_t w = 0; w < ring->geometry.workers && most > 0; w++) {
+        int pipe = parent->bell_pipes ? parent->bell_pipes[w] : -1;
+        most -= fi_bell_ring(ring->bells + w, pipe);
+    }
+}
+
+void fi_parent_publish(fi_parent *parent)
+{
+    if (parent->offered > 0)
+        ring_workers(parent, parent->offered); /* S8 */
+    parent->offered = 0;
+}
+
+void fi_parent_ring_all(fi_parent *parent)
+{
+    ring_workers(parent, UINT32_MAX);
+}
+
+/* ---- collect: slots come back --------------------------------------------------------------- */
+
+static void make_free(fi_parent *parent, uint32_t slot)
+{
+    parent->slot[slot].phase = FI_FREE;
+    parent->free_stack[parent->free_count++] = slot;
+}
+
+/* A forked child may have views of the slot: a spare takes its place. */
+static void retire(fi_parent *parent, uint32_t slot)
+{
+    parent->slot[slot].phase = FI_RETIRED;
+    parent->retired++;
+    if (parent->spares > 0)
+        make_free(parent, parent->ring->geometry.slots - parent->spares--);
+}
+
+static void collect_returned(fi_parent *parent)
+{
+    /* Takes the whole stack at once, so a slot pushed again cannot be confused with its past. */
+    uint32_t next = atomic_exchange_explicit(&parent->returned, 0, memory_order_acquire);
+    while (next) {
+        uint32_t slot = (next & ~RETIRE) - 1;
+        bool is_retired = (next & RETIRE) != 0;
+        next = parent->returned_next[slot];
+        if (parent->slot[slot].phase != FI_LEASED)
+            continue; /* let go of before it was taken */
+        parent->leased--;
+        (is_retired ? retire : make_free)(parent, slot);
+    }
+}
+
+/* A word that names nobody is a spoilt one: nobody will ever give it back. */
+static bool held(const fi_ring *ring, uint64_t word, uint64_t q, uint32_t code)
+{
+    return fi_word_q(word) == (uint32_t)q && fi_word_code(word) == code &&
+           fi_word_owner(word) < ring->geometry.workers;
+}
+
+/* Words of a draining slot to which nobody will write any more. */
+static bool is_settled_row(uint64_t word, uint64_t q)
+{
+    uint32_t code = fi_word_code(word);
+    return (fi_code_done(code) || code == FI_VOID) && word == fi_word(q, 0, code, 0);
+}
+
+static bool is_settled_state(uint64_t word, uint64_t q)
+{
+    return word == fi_word(q, 0, FI_VOID, 0) ||
+           word == fi_word(q, 0, FI_READY, FI_HAMMING(fi_word_flags(word) & 15));
+}
+
+/* A spoilt word may hide somebody who still writes: the slot drains until fi_parent_mend has put
+ * that word right, when all workers sleep. */
+static bool drained(const fi_ring *ring, uint32_t slot, const fi_private *record)
+{
+    if (!is_settled_state(load_acquire(&ring->slots[slot].state), record->q))
+        return false;
+    for (uint32_t row = 0; row < record->n; row++) {
+        /* A5, pairs with W5 done */
+        if (!is_settled_row(load_acquire(fi_row_word(ring, slot, row)), record->q))
+            return false;
+    }
+    return true;
+}
+
+void fi_parent_collect(fi_parent *parent)
+{
+    fi_ring *ring = parent->ring;
+    if (atomic_load_explicit(&parent->returned, memory_order_relaxed))
+        collect_returned(parent);
+    for (uint32_t slot = 0; parent->draining > 0 && slot < ring->geometry.slots; slot++) {
+        if (parent->slot[slot].phase == FI_DRAIN && drained(ring, slot, &parent->slot[slot])) {
+            parent->draining--;
+            make_free(parent, slot);
+        }
+    }
+}
+
+static void push_returned(fi_parent *parent, uint32_t slot, uint32_t mark)
+{
+    /* The release makes the last reader's accesses happen before the next writer's (section
+     * "leases" of README.md); the slot's own link is written before it is reachable. */
+    uint32_t top = load_relaxed(&parent->returned);
+    do
+        parent->returned_next[slot] = top;
+    while (!atomic_compare_exchange_weak_explicit(&parent->returned, &top, (slot + 1) | mark,
+                                                  memory_order_release, memory_order_relaxed));
+}
+
+void fi_parent_release(fi_parent *parent, uint32_t slot)
+{
+    push_returned(parent, slot, 0);
+}
+
+void fi_parent_retire(fi_parent *parent, uint32_t slot)
+{
+    push_returned(parent, slot, RETIRE);
+}
+
+uint32_t fi_parent_usable(const fi_parent *parent)
+{
+    uint32_t away = parent->leased + parent->retired + parent->draining + parent->spares + 1;
+    uint32_t slots = parent->ring->geometry.slots;
+    return away < slots ? slots - away : 0;
+}
+
+/* ---- take ------------------------------------------------------------------------------------ */
+
+static uint32_t head_slot(const fi_parent *parent)
+{
+    return parent->slot_of[parent->head % parent->ring->geometry.slots];
+}
+
+int fi_parent_ready(const fi_parent *parent, uint32_t *slot, uint32_t *flags)
+{
+    if (parent->head == parent->tail)
+        return FI_E_BUSY;
+    *slot = head_slot(parent);
+    uint64_t state = load_acquire(&parent->ring->slots[*slot].state); /* A3, pairs with W6 */
+    *flags = fi_word_flags(state) & 15;
+    return state == fi_word(parent->head, 0, FI_READY, FI_HAMMING(*flags)) ? FI_OK : FI_E_BUSY;
+}
+
+uint32_t fi_parent_count_ready(const fi_parent *parent)
+{
+    uint32_t slots = parent->ring->geometry.slots;
+    uint64_t q = parent->head;
+    for (; q < parent->tail; q++) {
+        uint64_t state = load_relaxed(&parent->ring->slots[parent->slot_of[q % slots]].state);
+        if (fi_word_q(state) != (uint32_t)q || fi_word_code(state) != FI_READY)
+            break;
+    }
+    return (uint32_t)(q - parent->head);
+}
+
+void fi_parent_doze(fi_parent *parent, uint64_t q)
+{
+    store_relaxed(parent->ring->pwait, q);
+    fi_fence(5); /* F5 (D3, D4), pairs with F2 and F1: pwait before the look at the states */
+}
+
+void fi_parent_wake(fi_parent *parent)
+{
+    store_relaxed(parent->ring->pwait, 0);
+}
+
+static bool has_origin(const fi_slot *s, const fi_origin *own)
+{
+    return load_relaxed(&s->seed[0]) == own->seed[0] && load_relaxed(&s->seed[1]) == own->seed[1] &&
+           load_relaxed(&s->epoch) == own->epoch && load_relaxed(&s->position) == own->position &&
+           load_relaxed(&s->epoch_size) == own->epoch_size;
+}
+
+/* What a worker was told wrongly, it has done wrongly: another example, or columns elsewhere, or
+ * random numbers of another. */
+static int check_task(const fi_parent *parent, uint32_t slot, uint32_t *row, uint64_t *word)
+{
+    const fi_private *record = parent->slot + slot;
+    const fi_slot *s = parent->ring->slots + slot;
+    const int64_t *own = own_indices(parent, slot);
+    const int64_t *shared = fi_row_index(parent->ring, slot, 0);
+    uint32_t n = load_relaxed(&s->n), schema = load_relaxed(&s->schema);
+    *row = 0;
+    *word = (uint64_t)schema << 32 | n;
+    if (n != record->n || schema != record->schema)
+        return FI_E_BROKEN;
+    *word = load_relaxed(&s->epoch);
+    if (!has_origin(s, parent->origins + slot))
+        return FI_E_BROKEN;
+    if (memcmp(own, shared, n * sizeof *own) == 0)
+        return FI_OK;
+    while (*row + 1 < n && own[*row] == shared[*row])
+        ++*row;
+    *word = (uint64_t)shared[*row];
+    return FI_E_BROKEN;
+}
+
+int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *odd, uint32_t *row,
+                    uint64_t *word)
+{
+    const fi_private *record = parent->slot + slot;
+    *odd = 0;
+    for (uint32_t r = 0; r < record->n; r++) {
+        /* Acquire, for the READY of a poisoned finish is the parent's own and publishes nothing. */
+        uint64_t found = load_acquire(fi_row_word(parent->ring, slot, r));
+        if (found == fi_word(record->q, 0, FI_ROW_OK, 0))
+            continue;
+        *row = r;
+        *word = found;
+        uint32_t code = fi_word_code(found);
+        if (!fi_code_done(code) || found != fi_word(record->q, 0, code, 0))
+            return FI_E_BROKEN;
+        ++*odd;
+    }
+    return check_task(parent, slot, row, word);
+}
+
+void fi_parent_take(fi_parent *parent, bool copied)
+{
+    uint32_t slot = head_slot(parent);
+    parent->head++;
+    store_release(&parent->ring->board->head, parent->head); /* pairs with W2 */
+    if (copied) {
+        make_free(parent, slot);
+    } else {
+        parent->slot[slot].phase = FI_LEASED;
+        parent->leased++;
+    }
+}
+
+/* ---- reset ----------------------------------------------------------------------------------- */
+
+/* X1 to X4 for one slot. */
+static void start_drain(fi_parent *parent, uint32_t slot)
+{
+    fi_private *record = parent->slot + slot;
+    fi_slot *s = parent->ring->slots + slot;
+    /* X1: even if all rows are done, for a finisher may stand between its scan and its swap. */
+    swap_relaxed(&s->state, fi_word(record->q, 0, FI_FILLING, 0),
+                 fi_word(record->q, 0, FI_VOID, 0));
+    for (uint32_t row = 0; row < record->n; row++) /* X2 */
+        swap_relaxed(fi_row_word(parent->ring, slot, row), fi_word(record->q, 0, FI_TODO, 0),
+                     fi_word(record->q, 0, FI_VOID, 0));
+    store_release(&s->claim, (record->q & UINT32_MAX) << 32 | record->n); /* X3 */
+    record->phase = FI_DRAIN;                                             /* X4 */
+    parent->draining++;
+}
+
+void fi_parent_reset(fi_parent *parent)
+{
+    for (uint32_t slot = 0; slot < parent->ring->geometry.slots; slot++)
+        if (parent->slot[slot].phase == FI_FILL)
+            start_drain(parent, slot);
+    parent->head = parent->tail;
+    parent->offered = 0;
+    store_release(&parent->ring->board->head, parent->head);
+}
+
+void fi_parent_drop(fi_parent *parent)
+{
+    uint32_t slot = head_slot(parent);
+    start_drain(parent, slot);
+    /* READY was not true: whoever still writes a row must find VOID when he leaves (W7). */
+    store_release(&parent->ring->slots[slot].state,
+                  fi_word(parent->slot[slot].q, 0, FI_VOID, 0));
+    parent->head++;
+    store_release(&parent->ring->board->head, parent->head);
+}
+
+/* ---- recovery -------------------------------------------------------------------------------- */
+
+/* The protocol writes no flags beside an owner; spoilt ones must not hide the loss. */
+static bool is_of(uint64_t word, uint64_t q, uint32_t worker, uint32_t code)
+{
+    return (word & ~(uint64_t)0xff) == fi_word(q, worker, code, 0);
+}
+
+uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *losses, uint32_t most)
+{
+    const fi_ring *ring = parent->ring;
+    uint32_t found = 0;
+    for (uint32_t slot = 0; slot < ring->geometry.slots; slot++) {
+        const fi_private *record = parent->slot + slot;
+        if (!scheduled(record))
+            continue;
+        for (uint32_t row = 0; row < record->n && found < most; row++) {
+            if (is_of(load_acquire(fi_row_word(ring, slot, row)), record->q, worker, FI_OWNED))
+                losses[found++] = (fi_loss){slot, row, record->q, *fi_row_index(ring, slot, row)};
+        }
+        if (found < most &&
+            is_of(load_acquire(&ring->slots[slot].state), record->q, worker, FI_FINISHING))
+            losses[found++] = (fi_loss){slot, FI_LOSS_FINISH, record->q, 0};
+    }
+    return found;
+}
+
+void fi_parent_return(fi_parent *parent, const fi_loss *loss, bool poison)
+{
+    fi_ring *ring = parent->ring;
+    bool filling = parent->slot[loss->slot].phase == FI_FILL;
+    if (loss->row == FI_LOSS_FINISH) {
+        uint64_t back = !filling ? fi_word(loss->q, 0, FI_VOID, 0)
+                        : poison ? fi_word(loss->q, 0, FI_READY, FI_HAMMING(FI_FINISH_POISON))
+                                 : fi_word(loss->q, 0, FI_FILLING, 0);
+        store_release(&ring->slots[loss->slot].state, back);
+        return;
+    }
+    uint32_t code = !filling ? FI_VOID : poison ? FI_POISON : FI_TODO;
+    /* A1, pairs with W5: the next owner may overwrite what the dead one left. */
+    store_release(fi_row_word(ring, loss->slot, loss->row), fi_word(loss->q, 0, code, 0));
+}
+
+/* R3 and R4: every hint back to the start, then tell the workers to sweep again from the head. */
+static void rewind_hints(fi_parent *parent)
+{
+    fi_ring *ring = parent->ring;
+    for (uint32_t slot = 0; slot < ring->geometry.slots; slot++) {
+        const fi_private *record = parent->slot + slot;
+        if (record->phase != FI_FILL)
+            continue;
+        store_release(&ring->slots[slot].claim, (record->q & UINT32_MAX) << 32); /* R3 */
+        store_relaxed(&ring->slots[slot].n, record->n);
+        store_relaxed(&ring->slots[slot].schema, record->schema);
+        tell_origin(parent, slot);
+        store_relaxed(ring->map + record->q % ring->geometry.slots, slot);
+    }
+    store_release(&ring->board->head, parent->head);
+    store_release(&ring->board->tail, parent->tail);
+    store_relaxed(&ring->board->stop, parent->stopping);
+    store_relaxed(&ring->board->crew, parent->crew);
+    atomic_fetch_add_explicit(&ring->board->redo, 1, memory_order_release); /* R4, pairs with W1 */
+}
+
+void fi_parent_rewind(fi_parent *parent, uint32_t worker, int bell_pipe)
+{
+    rewind_hints(parent);
+    store_relaxed(parent->ring->bells + worker, 0); /* R5 */
+    if (bell_pipe >= 0)
+        fi_event_drain(bell_pipe);
+}
+
+void fi_parent_repair(fi_parent *parent)
+{
+    rewind_hints(parent);
+    fi_fence(4); /* F4 (D2), pairs with F3: redo before the bells are overwritten */
+    for (uint32_t w = 0; w < parent->ring->geometry.workers; w++)
+        fi_bell_force(parent->ring->bells + w, parent->bell_pipes ? parent->bell_pipes[w] : -1);
+}
+
+void fi_parent_offer_singly(fi_parent *parent)
+{
+    for (uint32_t slot = 0; slot < parent->ring->geometry.slots; slot++)
+        if (parent->slot[slot].phase == FI_FILL)
+            store_relaxed(&parent->ring->slots[slot].single, 1);
+}
+
+bool fi_parent_stalled(const fi_parent *parent)
+{
+    const fi_ring *ring = parent->ring;
+    uint32_t ignored;
+    if (parent->head == parent->tail && parent->draining == 0)
+        return false;
+    /* Acquire, and the state after the bells: a READY was stored before its worker's bell (F2). */
+    uint32_t workers = parent->crew > 0 ? parent->crew : ring->geometry.workers;
+    for (uint32_t w = 0; w < workers; w++)
+        if (load_acquire(ring->bells + w) != 1)
+            return false;
+    return fi_parent_ready(parent, &ignored, &ignored) != FI_OK;
+}
+
+/* Whether a word is one that its owner will change: he exists, and is awake. The bell is looked at
+ * after the word, whose acquire (A6, pairs with the swap of W5 and W6) shows that it is down. */
+static bool in_hand(const fi_ring *ring, uint64_t word, uint64_t q, uint32_t code)
+{
+    return held(ring, word, q, code) && load_acquire(ring->bells + fi_word_owner(word)) != 1;
+}
+
+static void mend_slot(fi_parent *parent, uint32_t slot)
+{
+    fi_ring *ring = parent->ring;
+    const fi_private *record = parent->slot + slot;
+    fi_slot *s = ring->slots + slot;
+    bool filling = record->phase == FI_FILL;
+    for (uint32_t row = 0; row < record->n; row++) {
+        uint64_t word = load_acquire(fi_row_word(ring, slot, row));
+        uint32_t code = fi_word_code(word);
+        bool known = fi_code_done(code) || code == (filling ? FI_TODO : FI_VOID);
+        if ((known && word == fi_word(record->q, 0, code, 0)) ||
+            in_hand(ring, word, record->q, FI_OWNED))
+            continue;
+        swap_release(fi_row_word(ring, slot, row), word, /* A1, as R2 */
+                     fi_word(record->q, 0, filling ? FI_TODO : FI_VOID, 0));
+    }
+    uint64_t state = load_acquire(&s->state), flags = fi_word_flags(state) & 15;
+    if (state == fi_word(record->q, 0, FI_READY, FI_HAMMING(flags)) ||
+        in_hand(ring, state, record->q, FI_FINISHING))
+        return;
+    swap_release(&s->state, state, fi_word(record->q, 0, filling ? FI_FILLING : FI_VOID, 0));
+}
+
+void fi_parent_mend(fi_parent *parent)
+{
+    for (uint32_t slot = 0; slot < parent->ring->geometry.slots; slot++)
+        if (scheduled(&parent->slot[slot]))
+            mend_slot(parent, slot);
+    fi_parent_repair(parent);
+}
+
+void fi_parent_set_crew(fi_parent *parent, uint32_t count)
+{
+    parent->crew = count < parent->ring->geometry.workers ? count : 0;
+    store_release(&parent->ring->board->crew, parent->crew);
+    fi_parent_ring_all(parent); /* F4 (D2): whoever sleeps looks at it */
+}
+
+void fi_parent_stop(fi_parent *parent)
+{
+    parent->stopping = true;
+    store_release(&parent->ring->board->stop, 1);
+    fi_parent_ring_all(parent);
+}

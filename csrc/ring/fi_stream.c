@@ -1,0 +1,360 @@
+/* Streams, both halves.
+ *
+ * model/stream.pml is this file for the model checker. Its actions here: begin is fi_reader_begin
+ * (find_slot free_slot, credit take_credit, B1 to B4 sleep_for_room), open_block fi_reader_open,
+ * write fi_reader_publish, close_block fi_reader_close; find_block and look_at fi_stream_ready,
+ * take_of fi_stream_lend, fi_stream_take and fi_stream_leave, hand_back, collect and grant the
+ * functions of those names. What changes a step changes the model too; what changes an order,
+ * model/orders.py.
+ */
+#include "ring/fi_stream.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "os/fi_platform.h"
+
+/* Names of the protocol's orders. Each use says which step it pairs with (table in README.md). */
+#define load_acquire(place) atomic_load_explicit(place, memory_order_acquire)
+#define load_relaxed(place) atomic_load_explicit(place, memory_order_relaxed)
+#define store_release(place, value) atomic_store_explicit(place, value, memory_order_release)
+#define store_relaxed(place, value) atomic_store_explicit(place, value, memory_order_relaxed)
+
+#define NO_SLOT UINT32_MAX
+
+static _Atomic uint32_t *map_entry(const fi_ring *ring, uint32_t reader, uint32_t each, uint64_t q)
+{
+    return ring->map + (uint64_t)reader * each + q % each;
+}
+
+/* ---- reader --------------------------------------------------------------------------------- */
+
+void fi_reader_init(fi_reader *reader, fi_ring *ring, uint32_t number, int bell_pipe,
+                    uint64_t most)
+{
+    *reader = (fi_reader){.ring = ring,
+                          .number = number,
+                          .bell_pipe = bell_pipe,
+                          .each = ring->geometry.slots / ring->geometry.workers,
+                          .most = most};
+}
+
+/* The first of the reader's slots that is free, for the lowest numbers are the warmest; NO_SLOT
+ * where none is, or where the blocks in flight have bytes enough. What is lent is in flight no
+ * more: somebody may hold it for ever. */
+static uint32_t free_slot(const fi_reader *reader)
+{
+    fi_ring *ring = reader->ring;
+    uint32_t first = reader->number * reader->each, found = NO_SLOT, busy = 0;
+    uint64_t bytes = 0;
+    for (uint32_t slot = first; slot < first + reader->each; slot++) {
+        /* G2, pairs with the parent's store in hand_back: old bytes may be overwritten. */
+        uint32_t code = fi_word_code(load_acquire(&ring->slots[slot].state));
+        if (code == FI_FILLING) {
+            busy++;
+            bytes += fi_slot_committed(ring, slot);
+        } else if (code != FI_READY && found == NO_SLOT) {
+            found = slot;
+        }
+    }
+    if (found == NO_SLOT || busy < 2)
+        return found;
+    return bytes + fi_slot_committed(ring, found) <= reader->most ? found : NO_SLOT;
+}
+
+bool fi_reader_find_slot(fi_reader *reader)
+{
+    uint32_t slot = free_slot(reader);
+    if (slot == NO_SLOT)
+        return false;
+    reader->slot = slot;
+    reader->has_slot = true;
+    return true;
+}
+
+/* Part of what the board has, so that one reader does not hold what another waits for: half a
+ * fair share of the rest, or one. Progress only: no bytes are published by it. */
+static bool take_credit(fi_reader *reader)
+{
+    _Atomic uint64_t *credit = &reader->ring->board->credit;
+    uint64_t left = load_relaxed(credit), share;
+    do {
+        if (left == 0)
+            return false;
+        share = fi_max_u64(1, left / (2 * reader->ring->geometry.workers));
+    } while (!atomic_compare_exchange_weak_explicit(credit, &left, left - share,
+                                                    memory_order_relaxed, memory_order_relaxed));
+    reader->credit = share;
+    return true;
+}
+
+static bool may_go_on(const fi_reader *reader)
+{
+    fi_board *board = reader->ring->board;
+    if (load_relaxed(&board->stop))
+        return true;
+    return reader->has_slot ? load_relaxed(&board->credit) > 0 : free_slot(reader) != NO_SLOT;
+}
+
+/* B1 to B4, as in the ring. */
+static void sleep_for_room(fi_reader *reader)
+{
+    _Atomic uint32_t *bell = reader->ring->bells + reader->number;
+    store_relaxed(bell, 1);      /* B1 */
+    fi_fence(3);                 /* F3, pairs with F4: bell before the look at credit and slots */
+    if (may_go_on(reader))       /* B3 */
+        fi_bell_cancel(bell, reader->bell_pipe);
+    else
+        fi_bell_sleep(bell, reader->bell_pipe); /* B4 */
+}
+
+bool fi_reader_begin(fi_reader *reader)
+{
+    for (;;) {
+        if (load_relaxed(&reader->ring->board->stop))
+            return false;
+        /* The slot first: who waits for one must not hold credit that others could use. */
+        if ((reader->has_slot || fi_reader_find_slot(reader)) &&
+            (reader->credit > 0 || take_credit(reader)))
+            return true;
+        sleep_for_room(reader);
+    }
+}
+
+void fi_reader_open(fi_reader *reader, uint64_t heap, uint32_t schema)
+{
+    fi_ring *ring = reader->ring;
+    fi_slot *s = ring->slots + reader->slot;
+    uint64_t q = ++reader->q;
+    reader->rows = 0;
+    reader->is_open = true;
+    store_relaxed(&s->state, fi_word(q, reader->number, FI_FILLING, 0));
+    store_relaxed(&s->heap, fi_heap_word(heap));
+    store_relaxed(&s->limit, ring->geometry.slot_bytes);
+    store_relaxed(&s->schema, schema);
+    /* G1, pairs with find_block: whoever finds the slot, by a new map or by chance by an old one,
+     * sees its words. */
+    store_release(&s->filled, fi_filled_word(q, 0, 0));
+    store_release(map_entry(ring, reader->number, reader->each, q), reader->slot);
+}
+
+static void ring_parent(const fi_ring *ring)
+{
+    fi_fence(2); /* F2, pairs with F5: `filled` before the look at pwait */
+    if (load_relaxed(ring->pwait) != 0 &&
+        atomic_exchange_explicit(ring->pwait, 0, memory_order_relaxed) != 0)
+        fi_event_ring(ring->event);
+}
+
+void fi_reader_publish(fi_reader *reader, uint32_t code)
+{
+    fi_ring *ring = reader->ring;
+    fi_slot *s = ring->slots + reader->slot;
+    store_relaxed(fi_row_word(ring, reader->slot, reader->rows),
+                  fi_word(reader->q, reader->number, code, 0));
+    reader->rows++;
+    reader->credit--;
+    /* G3, pairs with fi_stream_ready: word, entry and bytes of the row, and of those before. */
+    store_release(&s->filled, fi_filled_word(reader->q, reader->rows, 0));
+    ring_parent(ring);
+}
+
+void fi_reader_close(fi_reader *reader, bool last)
+{
+    fi_ring *ring = reader->ring;
+    uint32_t flags = last ? FI_CLOSED | FI_LAST : FI_CLOSED;
+    if (last) { /* what is left of the credit is the others'; the parent wakes them */
+        atomic_fetch_add_explicit(&ring->board->credit, reader->credit, memory_order_relaxed);
+        reader->credit = 0;
+    }
+    store_release(&ring->slots[reader->slot].filled, /* G3 */
+                  fi_filled_word(reader->q, reader->rows, flags));
+    reader->has_slot = reader->is_open = false;
+    ring_parent(ring);
+}
+
+/* ---- parent --------------------------------------------------------------------------------- */
+
+int fi_stream_init(fi_stream *stream, fi_ring *ring, uint64_t credit, uint64_t most,
+                   const int *bell_pipes)
+{
+    const fi_geometry *g = &ring->geometry;
+    *stream = (fi_stream){
+        .ring = ring, .each = g->slots / g->workers, .most = most, .bell_pipes = bell_pipes};
+    if (g->slots % g->workers != 0 || stream->each < 2 || g->rows > FI_MOST_BLOCK_ROWS)
+        return FI_E_RANGE;
+    stream->source = calloc(g->workers, sizeof *stream->source);
+    stream->phase = calloc(g->slots, sizeof *stream->phase);
+    stream->returned_next = calloc(g->slots, sizeof *stream->returned_next);
+    if (!stream->source || !stream->phase || !stream->returned_next) {
+        fi_stream_clear(stream);
+        return ENOMEM;
+    }
+    for (uint32_t reader = 0; reader < g->workers; reader++)
+        stream->source[reader].q = 1;
+    store_relaxed(&ring->board->credit, credit);
+    return FI_OK;
+}
+
+void fi_stream_clear(fi_stream *stream)
+{
+    free(stream->source);
+    free(stream->phase);
+    free(stream->returned_next);
+    stream->source = NULL;
+    stream->phase = NULL;
+    stream->returned_next = NULL;
+}
+
+/* Finds the next block of the reader, if it has begun one. */
+static bool find_block(fi_stream *stream, uint32_t reader)
+{
+    fi_ring *ring = stream->ring;
+    fi_source *source = stream->source + reader;
+    /* G1, pairs with fi_reader_open. */
+    uint32_t slot = load_acquire(map_entry(ring, reader, stream->each, source->q));
+    if (slot / stream->each != reader || stream->phase[slot] != FI_AT_READER)
+        return false; /* not yet, or a broken hint: then the stream ends with the reader's death */
+    uint64_t filled = load_acquire(&ring->slots[slot].filled);
+    if (filled >> 32 != (source->q & UINT32_MAX))
+        return false;
+    source->slot = slot;
+    source->taken = 0;
+    source->in_hand = true;
+    stream->phase[slot] = FI_IN_HAND;
+    return true;
+}
+
+int fi_stream_ready(fi_stream *stream, uint32_t reader, fi_part *part)
+{
+    fi_source *source = stream->source + reader;
+    if (source->ended || (!source->in_hand && !find_block(stream, reader)))
+        return FI_E_BUSY;
+    /* G3, pairs with fi_reader_publish and fi_reader_close. */
+    uint64_t filled = load_acquire(&stream->ring->slots[source->slot].filled);
+    uint32_t rows = (uint32_t)(filled >> 8) & FI_MOST_BLOCK_ROWS, flags = filled & 0xff;
+    if (filled >> 32 != (source->q & UINT32_MAX) || rows < source->taken ||
+        rows > stream->ring->geometry.rows || flags > (FI_CLOSED | FI_LAST))
+        return FI_E_BROKEN;
+    *part = (fi_part){source->q, source->slot, source->taken, rows - source->taken, flags};
+    return FI_OK;
+}
+
+uint32_t fi_stream_row_code(const fi_stream *stream, uint32_t reader, uint32_t row)
+{
+    const fi_source *source = stream->source + reader;
+    uint64_t word = load_relaxed(fi_row_word(stream->ring, source->slot, row)); /* after G3 */
+    uint32_t code = fi_word_code(word);
+    return word == fi_word(source->q, reader, code, 0) ? code : 0;
+}
+
+void fi_stream_take(fi_stream *stream, uint32_t reader, uint32_t rows)
+{
+    stream->source[reader].taken += rows;
+}
+
+static void wake_reader(const fi_stream *stream, uint32_t reader)
+{
+    fi_bell_ring(stream->ring->bells + reader,
+                 stream->bell_pipes ? stream->bell_pipes[reader] : -1);
+}
+
+static void wake_all(const fi_stream *stream)
+{
+    fi_fence(4); /* F4, pairs with F3: credit before the look at the bells */
+    for (uint32_t reader = 0; reader < stream->ring->geometry.workers; reader++)
+        wake_reader(stream, reader);
+}
+
+/* Tells the reader what has become of its slot: FI_VOID, it may write there again; FI_READY, it is
+ * lent. */
+static void hand_back(const fi_stream *stream, uint32_t slot, uint32_t code)
+{
+    /* G2, pairs with free_slot: all that this process has read of the slot. */
+    store_release(&stream->ring->slots[slot].state, fi_word(0, 0, code, 0));
+    fi_fence(4); /* F4, pairs with F3: the slot before the look at the bell */
+    wake_reader(stream, slot / stream->each);
+}
+
+static void give_back(fi_stream *stream, uint32_t slot)
+{
+    stream->phase[slot] = FI_AT_READER;
+    hand_back(stream, slot, FI_VOID);
+}
+
+bool fi_stream_lend(fi_stream *stream, uint32_t reader)
+{
+    fi_source *source = stream->source + reader;
+    uint64_t bytes = fi_slot_committed(stream->ring, source->slot);
+    if (source->away + 2 >= stream->each)
+        return false;
+    for (uint32_t slot = reader * stream->each; slot < (reader + 1) * stream->each; slot++)
+        if (stream->phase[slot] >= FI_LENT)
+            bytes += fi_slot_committed(stream->ring, slot);
+    if (source->away >= 2 && bytes > stream->most)
+        return false;
+    stream->phase[source->slot] = FI_LENT;
+    source->away++;
+    return true;
+}
+
+void fi_stream_leave(fi_stream *stream, uint32_t reader, uint32_t flags)
+{
+    fi_source *source = stream->source + reader;
+    source->in_hand = false;
+    source->ended = (flags & FI_LAST) != 0;
+    source->q++;
+    if (stream->phase[source->slot] == FI_IN_HAND)
+        give_back(stream, source->slot);
+    else
+        hand_back(stream, source->slot, FI_READY);
+    if (source->ended)
+        wake_all(stream);
+}
+
+/* In an entry of the stack of released slots, beside the slot. */
+#define WITHDRAW (UINT32_C(1) << 31)
+
+static void push_returned(fi_stream *stream, uint32_t slot, uint32_t mark)
+{
+    uint32_t top = load_relaxed(&stream->returned);
+    do
+        stream->returned_next[slot] = top;
+    /* Release, pairs with the exchange in collect: the last accesses to the slot's bytes. */
+    while (!atomic_compare_exchange_weak_explicit(&stream->returned, &top, (slot + 1) | mark,
+                                                  memory_order_release, memory_order_relaxed));
+}
+
+void fi_stream_release(fi_stream *stream, uint32_t slot)
+{
+    push_returned(stream, slot, 0);
+}
+
+void fi_stream_withdraw(fi_stream *stream, uint32_t slot)
+{
+    push_returned(stream, slot, WITHDRAW);
+}
+
+void fi_stream_collect(fi_stream *stream)
+{
+    if (load_relaxed(&stream->returned) == 0)
+        return;
+    uint32_t top = atomic_exchange_explicit(&stream->returned, 0, memory_order_acquire);
+    while (top != 0) {
+        uint32_t slot = (top & ~WITHDRAW) - 1;
+        bool is_withdrawn = (top & WITHDRAW) != 0;
+        top = stream->returned_next[slot];
+        if (is_withdrawn) {
+            stream->phase[slot] = FI_WITHDRAWN; /* and away, for ever */
+            continue;
+        }
+        stream->source[slot / stream->each].away--;
+        give_back(stream, slot);
+    }
+}
+
+void fi_stream_grant(fi_stream *stream, uint64_t samples)
+{
+    atomic_fetch_add_explicit(&stream->ring->board->credit, samples, memory_order_relaxed);
+    wake_all(stream);
+}

@@ -1,0 +1,48 @@
+/* What workers record of their time, if somebody wants to look at it: one event for each stretch.
+ *
+ * Each worker has a record of its own behind the payload of the segment, whose pages nobody
+ * allocates before they are wanted. The last FI_TRACE_EVENTS events of each worker are kept. The
+ * parent reads them when it has turned recording off. As cells do, events serve people alone.
+ */
+#ifndef FI_TRACE_H
+#define FI_TRACE_H
+
+#include "ring/fi_ring.h"
+
+enum fi_event_kind { FI_EVENT_FETCH = 1, FI_EVENT_WRITE, FI_EVENT_FINISH, FI_EVENT_WAIT };
+
+typedef struct fi_event {
+    int64_t began_ns; /* by fi_now_ns */
+    int64_t took_ns;
+    int64_t index; /* dataset index of the first row */
+    uint32_t batch; /* low 32 bits of the sequence */
+    uint32_t rows_kind; /* rows:24 | kind:8 */
+} fi_event;
+
+#define FI_TRACE_EVENTS (FI_TRACE_BYTES / sizeof(fi_event) - 2)
+
+/* The first 64 bytes of FI_TRACE_BYTES; the events follow. */
+typedef struct fi_trace {
+    _Alignas(FI_CACHE_LINE) _Atomic uint64_t count; /* recorded since the start of recording */
+    _Alignas(FI_CACHE_LINE) fi_event events[FI_TRACE_EVENTS];
+} fi_trace;
+
+_Static_assert(sizeof(fi_trace) == FI_TRACE_BYTES, "the byte map says so");
+
+/* Worker. Asked for each range; the line it looks at is that of the board, which it reads anyway. */
+static inline bool fi_traces(const fi_ring *ring)
+{
+    return atomic_load_explicit(&ring->board->trace, memory_order_acquire) != 0;
+}
+void fi_trace_put(const fi_ring *ring, uint32_t worker, enum fi_event_kind kind,
+                  const fi_event *event, uint32_t rows);
+
+/* Parent. Allocates the records' pages (FI_E_MEMORY with need and have), empties them, and has
+ * workers record from their next range on. */
+int fi_trace_start(const fi_ring *ring, uint64_t *need, uint64_t *have);
+void fi_trace_stop(const fi_ring *ring);
+/* Copies the events that worker has recorded, the oldest first, into `out`, which has room for
+ * FI_TRACE_EVENTS; returns how many. Those that were overwritten meanwhile are left out. */
+uint32_t fi_trace_read(const fi_ring *ring, uint32_t worker, fi_event *out);
+
+#endif

@@ -1,0 +1,1 @@
+"""``python -m fastiter doctor``: what this machine offers."""

@@ -1,0 +1,1 @@
+"""``python -m fastiter profile``: measures a dataset, and finds settings for it."""

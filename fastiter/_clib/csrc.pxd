@@ -1,0 +1,450 @@
+# The one place where C is declared, grouped by header.
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+
+cdef extern from "base/fi_base.h" nogil:
+    enum:
+        FI_OK
+        FI_E_MEMORY
+        FI_E_FULL
+        FI_E_RANGE
+        FI_E_BROKEN
+        FI_E_BUSY
+        FI_PAGE
+    uint64_t fi_align_up(uint64_t value, uint64_t alignment)
+
+
+cdef extern from "os/fi_process.h" nogil:
+    int fi_process_id()
+
+
+cdef extern from "ring/fi_views.h" nogil:
+    ctypedef struct fi_views:
+        pass
+    ctypedef struct fi_forks:
+        pass
+    void fi_fork_begins(fi_forks *forks)
+    void fi_fork_ended(fi_forks *forks)
+    void fi_forks_begin_anew(fi_forks *forks)
+    uint64_t fi_view_begins(fi_views *views, const fi_forks *forks)
+    bint fi_view_ends(fi_views *views, const fi_forks *forks, uint64_t began)
+    uint32_t fi_views_count(const fi_views *views)
+
+
+cdef extern from "os/fi_platform.h" nogil:
+    int fi_shm_open(uint64_t bytes, int *fd)
+    int fi_shm_map(int fd, uint64_t bytes, void **base)
+    int fi_shm_unmap(void *base, uint64_t bytes)
+    int fi_shm_forget(void *base, uint64_t bytes)
+    int fi_shm_dont_fork(void *base, uint64_t bytes)
+    int fi_shm_do_fork(void *base, uint64_t bytes)
+    uint64_t fi_shm_limit(uint64_t parts)
+    int fi_shm_commit(int fd, uint64_t offset, uint64_t bytes, uint64_t *need, uint64_t *have)
+    uint64_t fi_memory_available()
+    bint fi_bells_need_pipes()
+    int fi_pipe_open(int *ends)
+    int fi_event_open(int *ends)
+    void fi_event_ring(int write_end)
+    void fi_event_drain(int read_end)
+    int fi_wait(const int *descriptors, uint32_t count, int64_t timeout_ns, uint8_t *ready)
+    int64_t fi_now_ns()
+    int64_t fi_coarse_ns()
+    void fi_cpu_times(int64_t *cpu_ns, int64_t *delay_ns)
+
+
+cdef extern from "os/fi_watch.h" nogil:
+    int fi_watch_parent(int parent_pidfd, int life_pipe)
+    int fi_die_with_parent(int parent)
+    int fi_exit_within(int64_t ns, int status)
+
+
+cdef extern from "os/fi_image.h" nogil:
+    int fi_image_open(uint64_t bytes, int *fd, uint64_t *need, uint64_t *have)
+    int fi_image_map(int fd, uint64_t bytes, void **base)
+    void fi_image_close(int fd, uint64_t bytes)
+
+
+cdef extern from "ring/fi_cell.h" nogil:
+    ctypedef struct fi_cell:
+        pass
+    ctypedef struct fi_report:
+        int64_t since
+        int64_t index
+        int64_t range_since
+        uint64_t rows
+        uint64_t bytes
+        uint64_t spills
+        uint64_t claims
+        uint64_t busy_ns
+        uint64_t sleep_ns
+        uint64_t fetch_ns
+        uint64_t write_ns
+        uint64_t finish_ns
+        uint64_t cpu_ns
+        uint64_t delay_ns
+        uint32_t ready
+        uint32_t pid
+        uint32_t note_bytes
+    void fi_cell_fetch_begins(fi_cell *cell, int64_t index)
+    void fi_cell_fetch_ends(fi_cell *cell)
+    void fi_cell_count(fi_cell *cell, uint64_t rows, uint64_t bytes, uint64_t spills)
+    void fi_cell_busy(fi_cell *cell, int64_t nanoseconds)
+    void fi_cell_begins(fi_cell *cell, int64_t now_ns)
+    void fi_cell_finished(fi_cell *cell, int64_t nanoseconds)
+    void fi_cell_sampled(fi_cell *cell, int64_t fetch_ns, int64_t write_ns)
+    void fi_cell_let_in(fi_cell *cell, uint32_t start)
+    bint fi_cell_enter(fi_cell *cell, uint32_t start, uint32_t pid)
+    void fi_cell_loaded(fi_cell *cell, uint32_t start, uint32_t note_bytes)
+    void fi_cell_clear(fi_cell *cell)
+    void fi_cell_read(const fi_cell *cell, fi_report *report)
+    ctypedef struct fi_cpu_meter:
+        pass
+    void fi_cpu_meter_start(fi_cpu_meter *meter)
+    void fi_cpu_meter_look(fi_cpu_meter *meter, fi_cell *cell, int64_t now_ns)
+
+
+cdef extern from "base/fi_checksum.h" nogil:
+    uint64_t fi_checksum(const void *bytes, size_t count, uint64_t seed)
+    uint64_t fi_place_seed(uint64_t q, uint32_t row, uint32_t kind)
+
+
+cdef extern from "ring/fi_call_cost.h" nogil:
+    ctypedef struct fi_call_cost:
+        pass
+    void fi_call_cost_note(fi_call_cost *cost, uint32_t rows, int64_t nanoseconds)
+    uint32_t fi_call_cost_claim(const fi_call_cost *cost, uint32_t n, uint32_t left,
+                                uint32_t share, uint32_t even)
+
+cdef extern from "ring/fi_ring.h" nogil:
+    enum:
+        FI_ROW_OK
+        FI_SPILL
+        FI_ERROR
+        FI_POISON
+        FI_CONVERTED_FIELDS
+        FI_CONVERTED_OBJECT
+        FI_CONVERTER_ERROR
+        FI_FINISH_POISON
+        FI_TURN_STOP
+        FI_TURN_ROWS
+        FI_TURN_FINISH
+        FI_SCHEMA_BYTES
+        FI_NOTE_BYTES
+        FI_LOSS_FINISH
+    const uint64_t FI_ANY
+    ctypedef struct fi_geometry:
+        uint32_t slots
+        uint32_t workers
+        uint32_t rows
+        uint32_t schemas
+        uint64_t slot_bytes
+    ctypedef struct fi_ring:
+        fi_geometry geometry
+        char *base
+        int fd
+        int event
+        fi_cell *cells
+        char *schemas
+        char *notes
+    int fi_ring_size(const fi_geometry *geometry, uint64_t *control, uint64_t *total)
+    int fi_ring_attach(fi_ring *ring, const fi_geometry *geometry, void *base, int fd, int event)
+    char *fi_slot_payload(const fi_ring *ring, uint32_t slot)
+    int64_t *fi_row_index(const fi_ring *ring, uint32_t slot, uint32_t row)
+    uint64_t fi_row_epoch(const fi_ring *ring, uint32_t slot, uint32_t row, uint32_t n)
+    void fi_slot_seed(const fi_ring *ring, uint32_t slot, uint64_t *seed)
+    ctypedef struct fi_origin:
+        uint64_t[2] seed
+        uint64_t epoch
+        uint64_t position
+        uint64_t epoch_size
+    uint64_t fi_slot_committed(const fi_ring *ring, uint32_t slot)
+    uint64_t fi_slot_used(const fi_ring *ring, uint32_t slot)
+    uint32_t fi_slot_schema(const fi_ring *ring, uint32_t slot)
+    void fi_entry_set(const fi_ring *ring, uint32_t slot, uint32_t row, uint64_t offset,
+                      uint64_t bytes)
+    void fi_entry_get(const fi_ring *ring, uint32_t slot, uint32_t row, uint64_t *offset,
+                      uint64_t *bytes)
+    void fi_result_set(const fi_ring *ring, uint32_t slot, uint64_t offset, uint64_t bytes)
+    void fi_result_get(const fi_ring *ring, uint32_t slot, uint64_t *offset, uint64_t *bytes)
+    uint32_t fi_row_code(const fi_ring *ring, uint32_t slot, uint32_t row, uint64_t q)
+    void fi_board_set_spin(const fi_ring *ring, uint32_t pauses)
+    int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t committed, uint64_t bytes,
+                       uint64_t *need, uint64_t *have)
+    int fi_heap_take(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *offset,
+                     uint64_t *need, uint64_t *have)
+
+    ctypedef struct fi_worker:
+        fi_ring *ring
+        uint32_t number
+        int64_t row_ns
+        bint leave
+    ctypedef struct fi_turn:
+        uint64_t q
+        uint32_t slot
+        uint32_t n
+        uint32_t first
+        uint32_t count
+    void fi_worker_init(fi_worker *worker, fi_ring *ring, uint32_t number, int bell_pipe)
+    int fi_worker_next(fi_worker *worker, fi_turn *turn)
+    void fi_worker_pace(fi_worker *worker, uint32_t rows, int64_t nanoseconds)
+    void fi_worker_called(fi_worker *worker, uint32_t rows, int64_t nanoseconds)
+    bint fi_row_own(const fi_worker *worker, const fi_turn *turn, uint32_t row)
+    void fi_row_done(const fi_worker *worker, const fi_turn *turn, uint32_t row, uint32_t code)
+    void fi_worker_ready(const fi_worker *worker, const fi_turn *turn, uint32_t flags)
+    bint fi_worker_outruns_cache(const fi_worker *worker, uint64_t batch_bytes)
+
+    ctypedef struct fi_private:
+        uint64_t q
+        uint32_t n
+        uint32_t schema
+    ctypedef struct fi_parent:
+        fi_ring *ring
+        fi_private *slot
+        uint32_t *free_stack
+        uint32_t free_count
+        uint32_t spares
+        uint64_t head
+        uint64_t tail
+        uint32_t leased
+        uint32_t draining
+        uint32_t retired
+    ctypedef struct fi_loss:
+        uint32_t slot
+        uint32_t row
+        uint64_t q
+        int64_t index
+    int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int *bell_pipes)
+    void fi_parent_clear(fi_parent *parent)
+    int fi_parent_next_slot(fi_parent *parent, uint64_t bytes, uint32_t *slot)
+    void fi_parent_origin(fi_parent *parent, uint32_t slot, const fi_origin *origin)
+    int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices, uint32_t n,
+                           uint32_t schema, uint64_t heap, uint64_t limit, bint single, uint64_t *q)
+    void fi_parent_publish(fi_parent *parent)
+    void fi_parent_ring_all(fi_parent *parent)
+    uint64_t fi_parent_committed(fi_parent *parent, uint32_t slot)
+    int fi_parent_commit(fi_parent *parent, uint32_t slot, uint64_t bytes, uint64_t *need,
+                         uint64_t *have)
+    void fi_parent_decommit(fi_parent *parent, uint32_t slot, uint64_t bytes)
+    void fi_parent_collect(fi_parent *parent)
+    int fi_parent_ready(const fi_parent *parent, uint32_t *slot, uint32_t *flags)
+    uint32_t fi_parent_count_ready(const fi_parent *parent)
+    void fi_parent_doze(fi_parent *parent, uint64_t q)
+    void fi_parent_wake(fi_parent *parent)
+    int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *odd, uint32_t *row,
+                        uint64_t *word)
+    void fi_parent_take(fi_parent *parent, bint copied)
+    void fi_parent_drop(fi_parent *parent)
+    void fi_parent_release(fi_parent *parent, uint32_t slot)
+    void fi_parent_retire(fi_parent *parent, uint32_t slot)
+    uint32_t fi_parent_usable(const fi_parent *parent)
+    void fi_parent_reset(fi_parent *parent)
+    uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *losses,
+                              uint32_t most)
+    void fi_parent_return(fi_parent *parent, const fi_loss *loss, bint poison)
+    void fi_parent_rewind(fi_parent *parent, uint32_t worker, int bell_pipe)
+    void fi_parent_repair(fi_parent *parent)
+    void fi_parent_offer_singly(fi_parent *parent)
+    bint fi_parent_stalled(const fi_parent *parent)
+    void fi_parent_mend(fi_parent *parent)
+    void fi_parent_set_crew(fi_parent *parent, uint32_t count)
+    void fi_parent_stop(fi_parent *parent)
+
+
+
+cdef extern from "ring/fi_trace.h" nogil:
+    enum:
+        FI_TRACE_EVENTS
+    enum fi_event_kind:
+        FI_EVENT_FETCH
+        FI_EVENT_WRITE
+        FI_EVENT_FINISH
+        FI_EVENT_WAIT
+    ctypedef struct fi_event:
+        int64_t began_ns
+        int64_t took_ns
+        int64_t index
+        uint32_t batch
+        uint32_t rows_kind
+    bint fi_traces(const fi_ring *ring)
+    void fi_trace_put(const fi_ring *ring, uint32_t worker, fi_event_kind kind,
+                      const fi_event *event, uint32_t rows)
+    int fi_trace_start(const fi_ring *ring, uint64_t *need, uint64_t *have)
+    void fi_trace_stop(const fi_ring *ring)
+    uint32_t fi_trace_read(const fi_ring *ring, uint32_t worker, fi_event *out)
+
+
+cdef extern from "ring/fi_stream.h" nogil:
+    enum:
+        FI_CLOSED
+        FI_LAST
+    ctypedef struct fi_reader:
+        fi_ring *ring
+        uint32_t number
+        uint64_t q
+        uint32_t slot
+        uint32_t rows
+        uint64_t credit
+        bint has_slot
+        bint is_open
+    void fi_reader_init(fi_reader *reader, fi_ring *ring, uint32_t number, int bell_pipe,
+                        uint64_t most)
+    bint fi_reader_begin(fi_reader *reader)
+    bint fi_reader_is_ready(const fi_reader *reader)
+    bint fi_reader_find_slot(fi_reader *reader)
+    void fi_reader_open(fi_reader *reader, uint64_t heap, uint32_t schema)
+    void fi_reader_publish(fi_reader *reader, uint32_t code)
+    void fi_reader_close(fi_reader *reader, bint last)
+
+    ctypedef struct fi_source:
+        uint32_t away
+        bint in_hand
+        bint ended
+    ctypedef struct fi_stream:
+        fi_source *source
+    ctypedef struct fi_part:
+        uint64_t q
+        uint32_t slot
+        uint32_t first
+        uint32_t count
+        uint32_t flags
+    int fi_stream_init(fi_stream *stream, fi_ring *ring, uint64_t credit, uint64_t most,
+                       const int *bell_pipes)
+    void fi_stream_clear(fi_stream *stream)
+    int fi_stream_ready(fi_stream *stream, uint32_t reader, fi_part *part)
+    uint32_t fi_stream_row_code(const fi_stream *stream, uint32_t reader, uint32_t row)
+    void fi_stream_take(fi_stream *stream, uint32_t reader, uint32_t rows)
+    bint fi_stream_lend(fi_stream *stream, uint32_t reader)
+    void fi_stream_leave(fi_stream *stream, uint32_t reader, uint32_t flags)
+    void fi_stream_release(fi_stream *stream, uint32_t slot)
+    void fi_stream_withdraw(fi_stream *stream, uint32_t slot)
+    void fi_stream_collect(fi_stream *stream)
+    void fi_stream_grant(fi_stream *stream, uint64_t samples)
+
+cdef extern from "batch/fi_batch.h" nogil:
+    enum:
+        FI_PAD_MAX_NDIM
+
+    void fi_gather(void *dst, size_t item_bytes, const void *const *src, size_t n)
+    int fi_pad_shape(int64_t *out_shape, int ndim, const int64_t *src_shapes, size_t n)
+    int fi_ragged_rows(const char *payload, uint64_t available, const char *entries,
+                       uint64_t stride, int ndim, uint64_t itemsize, size_t n,
+                       const void **sources, int64_t *shapes)
+    int fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
+               const void *const *src, const int64_t *src_shapes, size_t n, const void *fill)
+
+
+cdef extern from "batch/fi_copy.h" nogil:
+    enum:
+        FI_RESULT_BATCHES
+        FI_UNCACHED_LEAST
+
+    bint fi_outruns_cache(uint64_t batch_bytes, uint64_t batches)
+    void fi_copy(void *dst, const void *src, size_t bytes, bint uncached)
+
+
+cdef extern from "batch/fi_gather.h" nogil:
+    bint fi_rows_lie_within(const int64_t *rows, size_t n, int64_t length)
+    void fi_rows_translate(int64_t *out, const int64_t *table, const int64_t *rows, size_t n)
+    void fi_gather_rows(void *dst, size_t row_bytes, const void *base, Py_ssize_t stride,
+                        const int64_t *rows, size_t n, bint uncached)
+
+
+cdef extern from "batch/fi_buffers.h" nogil:
+    ctypedef struct fi_buffers:
+        size_t limit
+    void fi_buffers_init(fi_buffers *pool, size_t limit, int64_t patience)
+    int fi_buffers_take(fi_buffers *pool, size_t bytes, int64_t now_ns, void **data,
+                        size_t *capacity)
+    void fi_buffers_give(fi_buffers *pool, void *data, size_t capacity, int64_t now_ns)
+    void fi_buffers_trim(fi_buffers *pool)
+    void fi_buffers_count(fi_buffers *pool, uint32_t *count, size_t *bytes)
+
+
+cdef extern from "order/fi_order.h" nogil:
+    ctypedef struct fi_bitgen:
+        pass
+
+    void fi_order_permutation(const fi_bitgen *generator, int64_t *order, size_t n)
+
+
+cdef extern from "order/fi_shuffle.h" nogil:
+    const uint32_t FI_SHUFFLE_MAX
+    ctypedef struct fi_seed:
+        uint64_t words[2]
+    ctypedef struct fi_shuffle_plan:
+        int method
+        unsigned int pile_bits
+        unsigned int block_bits
+        bint cells32
+    fi_shuffle_plan fi_shuffle_plan_of(uint64_t n)
+    int fi_shuffle_isa()
+    unsigned int fi_shuffle_threads(uint64_t n)
+    int fi_shuffle(int64_t *order, uint64_t n, const fi_seed *seed, uint64_t stream,
+                   unsigned int threads)
+    int fi_shuffle_by(const fi_shuffle_plan *plan, int isa, int64_t *order, uint64_t n,
+                      const fi_seed *seed, uint64_t stream, unsigned int threads)
+    void fi_seed_from_entropy(fi_seed *seed, const uint32_t *entropy, size_t words)
+
+
+cdef extern from "order/fi_virtual.h" nogil:
+    enum:
+        FI_VIRTUAL_ROUNDS
+    const uint64_t FI_VIRTUAL_MAX
+    ctypedef struct fi_virtual:
+        pass
+    int fi_virtual_init(fi_virtual *order, uint64_t n, const fi_seed *seed, uint64_t stream,
+                        uint32_t rounds)
+    void fi_virtual_fill(const fi_virtual *order, uint64_t start, size_t count, int64_t *out)
+    int fi_virtual_fill_by(const fi_virtual *order, int isa, uint64_t start, size_t count,
+                           int64_t *out)
+    void fi_example_words(const fi_seed *seed, uint64_t epoch, uint64_t index, uint64_t *words)
+
+
+cdef extern from "order/fi_weighted.h" nogil:
+    enum:
+        FI_ISA_AVX2
+    const uint32_t FI_WEIGHTED_MAX
+    ctypedef struct fi_alias:
+        pass
+    ctypedef struct fi_arrivals:
+        double *times
+        uint32_t *items
+        uint32_t room, count
+    void fi_alias_build(fi_alias *table, const double *weights, uint32_t n, double *shares,
+                        uint32_t *stack)
+    void fi_alias_draw(const fi_alias *table, uint32_t n, const fi_seed *seed, uint64_t stream,
+                       int64_t *out, size_t count)
+    double fi_race_horizon(const double *weights, uint32_t n, uint32_t k)
+    int fi_race_run(const double *weights, uint32_t n, const fi_seed *seed, uint64_t stream,
+                    double horizon, fi_arrivals *arrivals)
+    int fi_race_run_by(int isa, const double *weights, uint32_t n, const fi_seed *seed,
+                       uint64_t stream, double horizon, fi_arrivals *arrivals)
+    void fi_race_rank(const fi_arrivals *arrivals, uint32_t k, uint64_t *keys, int64_t *out)
+    double fi_minus_log(double x)
+
+
+# NumPy's arrays by borrowed pointer: Cython's own declarations count a reference for each mention.
+cdef extern from "numpy/arrayobject.h" nogil:
+    ctypedef struct PyArrayObject:
+        pass
+    ctypedef struct PyArray_Descr:
+        char byteorder
+        int type_num
+    bint PyArray_CheckExact(PyArrayObject *array)
+    PyObject *PyArray_BASE(PyArrayObject *array)
+    bint PyArray_EquivTypes(PyArray_Descr *one, PyArray_Descr *other)
+    bint PyArray_IS_C_CONTIGUOUS(PyArrayObject *array)
+    int PyArray_NDIM(PyArrayObject *array)
+    Py_ssize_t *PyArray_DIMS(PyArrayObject *array)
+    void *PyArray_DATA(PyArrayObject *array)
+    PyArray_Descr *PyArray_DESCR(PyArrayObject *array)
+    # Takes over the reference to dtype.
+    object PyArray_Empty(int ndim, const Py_ssize_t *shape, PyArray_Descr *dtype, int fortran)
+
+
+cdef extern from "numpy/arrayscalars.h" nogil:
+    enum:
+        # Where the value of a number stands in its object: the same place for every type.
+        FI_SCALAR_OFFSET "offsetof(PyDoubleScalarObject, obval)"

@@ -1,0 +1,57 @@
+"""What the C floor's statuses mean to Python, and what it tells of clock, memory and parent."""
+
+from libc.errno cimport ENOMEM
+from libc.stdint cimport int64_t, uint64_t
+
+from fastiter._clib.csrc cimport (
+    FI_E_BROKEN, FI_E_FULL, FI_E_MEMORY, FI_E_RANGE, fi_coarse_ns, fi_die_with_parent,
+    fi_exit_within, fi_memory_available, fi_watch_parent)
+
+import os
+
+from fastiter.errors import OverwrittenError
+
+
+cdef int refuse(int rc, str what, uint64_t need, uint64_t have) except -1:
+    if rc == FI_E_MEMORY or rc == ENOMEM:
+        raise MemoryError(
+            f"{what}: {need or 'more'} bytes needed, {have or 'none'} available within the limits of "
+            "machine and control group; reduce batch_size, n_prefetch, shared_mem or the examples"
+        )
+    if rc == FI_E_FULL:
+        raise MemoryError(
+            f"{what}: {need} bytes needed, {have} left of the slot's reserved address range; "
+            "reduce batch_size or shared_mem, or raise RLIMIT_AS and RLIMIT_FSIZE"
+        )
+    if rc == FI_E_RANGE:
+        raise ValueError(f"{what}: a number is out of range")
+    if rc == FI_E_BROKEN:
+        raise OverwrittenError(f"{what}: shared memory was overwritten")
+    if rc < 0:
+        raise RuntimeError(f"{what}: the ring answered {rc}")
+    raise OSError(rc, f"{what}: {os.strerror(rc)}")
+
+
+def now():
+    """Monotonic clock in seconds, the one that the coarse times of cells belong to."""
+    return fi_coarse_ns() / 1e9
+
+
+def memory_available():
+    """Bytes that may be allocated before the machine or a control group runs out."""
+    return fi_memory_available()
+
+
+def watch_parent(int parent_pidfd, int life_pipe):
+    """Starts the native thread that ends this process when its parent is gone."""
+    check(fi_watch_parent(parent_pidfd, life_pipe), "starting the watch over the parent")
+
+
+def die_with_parent(int parent):
+    """Asks the kernel to end this process with the thread that started it."""
+    check(fi_die_with_parent(parent), "tying the worker to its parent")
+
+
+def exit_within(double seconds, int status):
+    """Starts a native thread that ends this process after so long, unless it has ended by then."""
+    check(fi_exit_within(<int64_t>(seconds * 1e9), status), "starting the clock of the last moments")

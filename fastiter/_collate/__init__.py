@@ -1,0 +1,1 @@
+"""Collation: examples become arrays of a batch, stacked or padded."""

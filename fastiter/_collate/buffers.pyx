@@ -1,0 +1,110 @@
+"""The memory of large results: arrays over buffers that are used again when their last view dies.
+
+One pool per process. It is asked and given back to with the GIL held or not, inside a garbage
+collection, and at the interpreter's exit: nothing here runs Python code, and the pool itself is
+never torn down.
+"""
+
+import os
+import warnings
+
+cimport numpy as cnp
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport uint32_t
+
+from fastiter._clib.csrc cimport (
+    FI_OK,
+    PyArray_Descr,
+    PyArray_Empty,
+    fi_buffers,
+    fi_buffers_count,
+    fi_buffers_give,
+    fi_buffers_init,
+    fi_buffers_take,
+    fi_buffers_trim,
+    fi_coarse_ns,
+)
+from fastiter._clib.numpy_api cimport PyArray_Type, new_array, set_base
+
+cnp.import_array()
+
+cdef fi_buffers pool
+cdef bint enabled
+# A buffer that nobody has wanted for so long is unmapped when the pool is used next.
+cdef long long PATIENCE_NS = 10_000_000_000
+
+
+cdef class Buffer:
+    """Owner of one buffer, at the end of the ``base`` chain of every array that lies in it."""
+
+    cdef void *data
+    cdef size_t capacity
+
+    def __cinit__(self):
+        self.data = NULL
+
+    def __dealloc__(self):
+        if self.data != NULL:
+            fi_buffers_give(&pool, self.data, self.capacity, fi_coarse_ns())
+
+    @property
+    def nbytes(self):
+        return self.capacity
+
+
+cdef object empty_array(int ndim, const Py_ssize_t *shape, PyArray_Descr *dtype, size_t nbytes):
+    """A new C-contiguous array of undefined content. `nbytes`: the product of what precedes it;
+    anything too large raises NumPy's error."""
+    cdef Buffer owner
+    Py_INCREF(<object>dtype)  # either constructor takes it over
+    if not enabled or nbytes < POOLED_BYTES:
+        return PyArray_Empty(ndim, shape, dtype, 0)
+    owner = Buffer.__new__(Buffer)
+    if fi_buffers_take(&pool, nbytes, fi_coarse_ns(), &owner.data, &owner.capacity) != FI_OK:
+        owner.data = NULL
+        return PyArray_Empty(ndim, shape, dtype, 0)
+    array = new_array(
+        &PyArray_Type, <cnp.PyArray_Descr *>dtype, ndim, <const cnp.npy_intp *>shape, NULL, owner.data,
+        cnp.NPY_ARRAY_CARRAY, NULL)
+    Py_INCREF(owner)  # the base takes it over
+    set_base(<cnp.PyArrayObject *>array, <PyObject *>owner)
+    return array
+
+
+def trim():
+    fi_buffers_trim(&pool)
+
+
+def idle():
+    cdef uint32_t count
+    cdef size_t nbytes
+    fi_buffers_count(&pool, &count, &nbytes)
+    return count, nbytes
+
+
+def complaint():
+    value = os.environ.get("FASTITER_BUFFER_POOL", "").strip()
+    if not value or (value.isascii() and value.isdigit() and len(value) <= 9):
+        return ""
+    return (
+        f"the environment variable FASTITER_BUFFER_POOL is {value!r}, which is ignored: set it to "
+        "the MiB that may be kept for the next batches, to 0 to keep none, or not at all"
+    )
+
+
+def _limit():
+    """Most bytes that may be idle: of the environment, else a sixteenth of the machine's memory,
+    1 GiB at most."""
+    value, wrong = os.environ.get("FASTITER_BUFFER_POOL", "").strip(), complaint()
+    if wrong:  # no error, which would leave no way to run the doctor
+        warnings.warn(wrong, stacklevel=1)
+    if wrong or not value:
+        return min(1 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16)
+    return int(value) << 20
+
+
+fi_buffers_init(&pool, _limit(), PATIENCE_NS)
+enabled = pool.limit > 0
+# A child would keep a copy of whatever is idle, page by page as the parent uses it again.
+os.register_at_fork(before=trim)

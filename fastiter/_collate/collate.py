@@ -1,0 +1,315 @@
+"""From a batch of examples to arrays: the converter's core, on whatever device the arrays are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fastiter import _device
+from fastiter._collate import concat, numpy_fallback
+from fastiter._collate.padding import FieldRule, Padding
+from fastiter._ring import views as _views
+from fastiter._util import array_subtypes
+
+Joined = tuple[Any, Any]  # an array, and the lengths of its rows or None
+
+
+def collate(
+    batch: Sequence[Any],
+    padding: Padding,
+    *,
+    copy: bool = False,
+    indices: numpy_fallback.Indices | None = None,
+) -> Any:
+    """Join the examples of a batch along a new first axis, field by field.
+
+    The first example decides: a tuple or a dict has fields, of which the others must have the
+    same; anything else, a list too, is one field of its own.
+
+    Parameters
+    ----------
+    batch : sequence
+        Examples, at least one.
+    padding : Padding
+        How each field is padded.
+    copy : bool
+        Whether the result must own its memory, whatever the examples are views of.
+    indices : sequence of int, optional
+        The dataset's index of each example, for the text of errors.
+
+    Returns
+    -------
+    array, tuple of arrays or dict of arrays
+        A plain tuple or dict, whatever kind of tuple or dict the examples are. Lengths that were
+        asked for follow the fields (see `with_lengths`).
+
+    Raises
+    ------
+    ValueError
+        If the batch is empty, or shapes differ without padding, or in number of dimensions, or an
+        example has a field that the first one lacks.
+    IndexError, KeyError
+        If an example, or a tuple of paddings, lacks a field of the first example.
+    TypeError
+        If a field cannot be joined, as strings or None, or the batch is no sequence.
+    """
+    if padding.is_none:
+        arrays = None if copy else _views.join_delivered(batch)
+        if arrays is None:
+            arrays = concat.join_batch(batch, copy)
+        if arrays is not None:
+            return arrays
+    if isinstance(batch, Mapping):
+        raise TypeError(f"batch must be a list of examples, not a {type(batch).__qualname__}")
+    if batch is not None and not hasattr(type(batch), "__len__"):
+        raise TypeError(f"batch must be a list of examples, not {type(batch).__qualname__}")
+    if batch is None or len(batch) == 0:
+        raise ValueError("batch is empty: at least one example is needed to make an array of")
+    first = batch[0]
+    if isinstance(first, tuple):
+        names: Sequence[Any] = range(len(first))
+        fields = _join_fields(batch, tuple(names), padding.for_tuple(len(first)), copy, indices)
+        return with_lengths(tuple([array for array, _ in fields]), names, [n for _, n in fields])
+    if isinstance(first, dict):
+        names = list(first)
+        fields = _join_fields(batch, tuple(names), padding.for_dict(names), copy, indices)
+        arrays = {name: array for name, (array, _) in zip(names, fields, strict=True)}
+        return with_lengths(arrays, names, [n for _, n in fields])
+    ((array, lengths),) = _join_fields(batch, None, (padding.for_array(),), copy, indices)
+    return with_lengths(array, [None], [lengths])
+
+
+def with_lengths(arrays: Any, names: Sequence[Any], lengths: Sequence[Any]) -> Any:
+    """The arrays of a batch, followed by the lengths of those fields that have them.
+
+    Behind a tuple's fields they come in the same order; in a dict under the field's name with
+    ``_lengths`` added (the pair of name and ``"lengths"`` if it is no str); behind a single array
+    they make a pair.
+
+    Raises
+    ------
+    ValueError
+        If a dict has a field of that name.
+    """
+    found = [(name, n) for name, n in zip(names, lengths, strict=True) if n is not None]
+    if not found:
+        return arrays
+    if isinstance(arrays, tuple):
+        return (*arrays, *(n for _, n in found))
+    if not isinstance(arrays, dict):
+        return arrays, found[0][1]
+    for name, n in found:
+        key = f"{name}_lengths" if isinstance(name, str) else (name, "lengths")
+        if key in arrays:
+            raise ValueError(f"return_lengths needs the key {key!r}, which the examples have")
+        arrays[key] = n
+    return arrays
+
+
+def join_field(
+    values: Sequence[Any],
+    rule: FieldRule,
+    name: Any = None,
+    *,
+    copy: bool = False,
+    indices: numpy_fallback.Indices | None = None,
+) -> Joined:
+    """One field of a batch, given the values that its examples have there; ``name`` and ``indices``
+    are for the text of errors."""
+    found = concat.join_fields(values, None, (rule,), copy)[0]
+    if found is None:
+        return _join_named(values, rule, name, copy, indices)
+    return found if type(found) is tuple else (found, None)
+
+
+def _join_fields(
+    batch: Sequence[Any],
+    names: tuple[Any, ...] | None,
+    rules: tuple[FieldRule, ...],
+    copy: bool,
+    indices: numpy_fallback.Indices | None,
+) -> list[Joined]:
+    if names is None:
+        return [join_field(batch, rules[0], copy=copy, indices=indices)]
+    results = concat.join_fields(batch, names, rules, copy)
+    if any(found is None for found in results):
+        _refuse_more_fields(batch, names, indices)
+    fields: list[Joined] = []
+    for name, rule, found in zip(names, rules, results, strict=True):
+        if found is None:
+            field = _field_of(batch, name, indices)
+            fields.append(_join_named(field, rule, name, copy, indices))
+        else:
+            fields.append(found if type(found) is tuple else (found, None))
+    return fields
+
+
+def _join_named(
+    field: Sequence[Any],
+    rule: FieldRule,
+    name: Any,
+    copy: bool,
+    indices: numpy_fallback.Indices | None,
+) -> Joined:
+    """`join`, whose errors tell the field, and the dataset's indices where they are known."""
+    try:
+        return join(field, rule, copy=copy)
+    except numpy_fallback.MISFITS as error:
+        padded = rule.fill is not None
+        raise numpy_fallback.misfit(field, error, name, indices, padded) from None
+
+
+def _refuse_more_fields(
+    batch: Sequence[Any], names: tuple[Any, ...], indices: numpy_fallback.Indices | None
+) -> None:
+    """Raise ValueError if an example has a field that the first one, which has ``names``, lacks:
+    it would be lost."""
+    for number, example in enumerate(batch):
+        if isinstance(example, (tuple, dict)) and len(example) > len(names):
+            raise ValueError(
+                f"{numpy_fallback.place_of(number, indices)} has {_named(example)}, where "
+                f"{numpy_fallback.place_of(0, indices)} has {_named(batch[0])}: give all examples of a "
+                "batch the same fields"
+            )
+
+
+def _named(example: Any) -> str:
+    if isinstance(example, dict):
+        return f"the fields {list(example)!r:.80}"
+    return f"{len(example)} {'field' if len(example) == 1 else 'fields'}"
+
+
+def _field_of(batch: Sequence[Any], name: Any, indices: numpy_fallback.Indices | None) -> list[Any]:
+    """The entries of one field.
+
+    Raises
+    ------
+    IndexError, KeyError, TypeError
+        What an example without it raises when it is asked, saying which one.
+    """
+    try:
+        return _views.pick(batch, name)
+    except (IndexError, KeyError, TypeError) as error:
+        kind = next(kind for kind in (IndexError, KeyError, TypeError) if isinstance(error, kind))
+        for number, example in enumerate(batch):
+            try:
+                example[name]
+            except kind:
+                raise kind(
+                    f"{numpy_fallback.place_of(number, indices)} has no field {name!r}, which "
+                    f"{numpy_fallback.place_of(0, indices)} has: it is {example!r:.80}"
+                ) from None
+        raise
+
+
+def join(field: Sequence[Any], rule: FieldRule, *, copy: bool = False) -> Joined:
+    """Join one field of all examples into one array, on the device of the first one.
+
+    Parameters
+    ----------
+    field : sequence of array-like
+        One entry for each example.
+    rule : FieldRule
+        How it is padded.
+    copy : bool
+        False: the arrays of a batch as an iterator delivered it are handed over as the column of
+        shared memory that they are.
+
+    Returns
+    -------
+    array, (len(field), ...)
+        Without a fill value of the dtype that NumPy promotes all entries to; with one, of the
+        first entry's dtype, to which the others are cast.
+    lengths
+        None, or if asked for int64 (len(field),) on the same device.
+    """
+    field = array_subtypes.undressed(field)
+    on_gpu = _device.is_cupy_array(field[0])
+    if rule.only_fills or (not on_gpu and not _has_axis(field[0])):
+        _refuse_numbers(field, rule)
+        return (_join_cupy(field, rule) if on_gpu else _join_plain(field, rule.fill, copy)), None
+    if not on_gpu and not isinstance(field[0], np.ndarray):
+        field = list(numpy_fallback.as_arrays(field))
+    rows = [
+        array[: rule.max_length] if _is_longer(array, rule.max_length) else array for array in field
+    ]
+    if rows[0].ndim == 0:
+        _refuse_numbers(rows, rule)
+        rule = FieldRule(rule.fill)
+    lengths = None
+    if on_gpu:
+        joined = _join_cupy(rows, rule)
+    elif rule.takes_whole(max([len(row) for row in rows if row.ndim])):
+        joined = _join_plain(rows, rule.fill, copy)
+    else:
+        joined = numpy_fallback.pad(rows, rule.fill, rule.multiple)
+    if rule.lengths:
+        lengths = np.array([len(row) for row in rows], dtype=np.int64)
+        if on_gpu:
+            cupy, device = _device.array_module(rows[0])
+            with device:
+                lengths = cupy.asarray(lengths)
+    return joined, lengths
+
+
+def _is_longer(array: Any, max_length: int) -> bool:
+    return array.ndim > 0 and 0 <= max_length < len(array)
+
+
+def _has_axis(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) or np.ndim(value) > 0
+
+
+def _refuse_numbers(field: Sequence[Any], rule: FieldRule) -> None:
+    """An option for all fields passes over numbers; one that names their field is a mistake."""
+    if rule.named is not None and not _has_axis(field[0]):
+        raise ValueError(
+            f"{rule.named} is set for a field whose examples have no axis, like {field[0]!r}: set "
+            "it for other fields only"
+        )
+
+
+def _join_plain(field: Sequence[Any], fill: Any, copy: bool) -> Any:
+    if not copy and isinstance(field, list) and is_fill(fill, field[0]):
+        column = _views.hand_over(field)
+        if column is not None:
+            return column
+    if fill is None:
+        return concat.stack(field)
+    return concat.pad_stack(field, fill)
+
+
+def is_fill(fill: Any, first: Any) -> bool:
+    """Whether a column may be handed over although it leaves nothing to fill: a fill value that
+    does not cast is an error all the same."""
+    if fill is None:
+        return True
+    if not isinstance(first, np.ndarray):
+        return False
+    try:
+        numpy_fallback.cast_fill(fill, first.dtype, first.ndim)
+    except numpy_fallback.CAST_ERRORS:
+        return False
+    return True
+
+
+def _join_cupy(field: Sequence[Any], rule: FieldRule) -> Any:
+    cupy, device = _device.array_module(field[0])
+    with device:
+        if rule.fill is None:
+            return cupy.concatenate([array[None] for array in field])
+        ndims = {array.ndim for array in field}
+        if len(ndims) > 1:
+            raise ValueError(f"arrays of one field differ in number of dimensions: {sorted(ndims)}")
+        fill = rule.fill
+        if not _device.is_cupy_array(fill):
+            fill = numpy_fallback.checked_fill(fill, field[0].dtype, field[0].ndim)
+        shape = [max(lengths) for lengths in zip(*(a.shape for a in field), strict=True)]
+        if shape:
+            shape[0] += -shape[0] % rule.multiple
+        joined = cupy.full((len(field), *shape), fill, dtype=field[0].dtype)
+        for row, array in zip(joined, field, strict=True):
+            row[tuple(map(slice, array.shape))] = array
+        return joined

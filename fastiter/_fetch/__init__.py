@@ -1,0 +1,1 @@
+"""Access to datasets, by example, by list of indices, or by column."""

@@ -1,0 +1,1 @@
+"""Index generation: permutations, weighted draws, the plan of batches, and seeds of examples."""

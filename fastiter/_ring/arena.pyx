@@ -1,0 +1,167 @@
+"""Binding of the arena: the shared memory that the ring and its slots lie in."""
+
+cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.errno cimport EFBIG, EINVAL, ENOMEM
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memcpy
+from posix.unistd cimport close
+
+from fastiter._clib.csrc cimport *
+from fastiter._clib.system cimport check
+
+from fastiter.errors import OverwrittenError
+
+cdef enum:
+    SCHEMA_HEAD = 12  # length and checksum
+
+
+cdef class Arena:
+    """The anonymous shared memory of one iterator, mapped into this process.
+
+    It owns the mapping and the descriptors. The mapping ends with the last object that refers to
+    this one (a lease does); `close_descriptors` may come earlier.
+    """
+
+    def __cinit__(self):
+        self.fd = -1
+        self.event_ends[0] = self.event_ends[1] = -1
+        self.ring.base = NULL
+
+    @staticmethod
+    def create(uint32_t slots, uint32_t workers, uint32_t rows, uint32_t schemas):
+        """Maps a new arena, each slot's reservation as large as the limits allow.
+
+        Raises
+        ------
+        OSError, MemoryError
+            No descriptor is left, or too little address space or file size for small slots.
+        """
+        cdef Arena arena = Arena.__new__(Arena)
+        cdef fi_geometry geometry
+        cdef uint64_t control, limit = fi_shm_limit(slots)
+        cdef int rc
+        geometry.slots = slots
+        geometry.workers = workers
+        geometry.rows = rows
+        geometry.schemas = schemas
+        geometry.slot_bytes = 1 << 40
+        while geometry.slot_bytes > limit:
+            geometry.slot_bytes >>= 1
+        while True:
+            rc = ENOMEM if geometry.slot_bytes < FI_PAGE else arena._map(&geometry, &control)
+            if rc == FI_OK:
+                break
+            if rc != ENOMEM and rc != EFBIG and rc != EINVAL:
+                check(rc, f"mapping an arena of {slots} slots")
+            if geometry.slot_bytes <= FI_PAGE:
+                raise MemoryError("mapping an arena of the smallest slots: too little address space "
+                                  "or file size; raise RLIMIT_AS and RLIMIT_FSIZE, or reduce batch_size")
+            geometry.slot_bytes >>= 1
+        check(fi_event_open(arena.event_ends), "opening the parent's doorbell")
+        check(fi_ring_attach(&arena.ring, &geometry, arena.ring.base, arena.fd,
+                             arena.event_ends[1]), "laying out the arena")
+        return arena
+
+    cdef int _map(self, fi_geometry *geometry, uint64_t *control):
+        cdef uint64_t need = 0, have = 0
+        cdef void *base = NULL
+        cdef int fd
+        cdef int rc = fi_ring_size(geometry, control, &self.total)
+        if rc == FI_OK:
+            rc = fi_shm_open(self.total, &fd)
+        if rc != FI_OK:
+            return rc
+        rc = fi_shm_map(fd, self.total, &base)
+        if rc != FI_OK:
+            close(fd)
+            return rc
+        self.ring.base = <char *>base
+        self.fd = fd
+        return FI_OK
+
+    @staticmethod
+    def attach(int fd, int event, tuple geometry):
+        """Maps the arena of another process. Takes over both descriptors."""
+        cdef Arena arena = Arena.__new__(Arena)
+        cdef fi_geometry g
+        cdef uint64_t control
+        cdef void *base = NULL
+        g.slots, g.workers, g.rows, g.schemas, g.slot_bytes = geometry
+        arena.fd = fd
+        arena.event_ends[0] = arena.event_ends[1] = event
+        check(fi_ring_size(&g, &control, &arena.total), "laying out the arena")
+        check(fi_shm_map(fd, arena.total, &base), "mapping the arena")
+        arena.ring.base = <char *>base
+        check(fi_ring_attach(&arena.ring, &g, base, fd, event), "laying out the arena")
+        return arena
+
+    @property
+    def geometry(self):
+        """What `attach` needs besides the descriptors."""
+        g = self.ring.geometry
+        return (g.slots, g.workers, g.rows, g.schemas, g.slot_bytes)
+
+    @property
+    def event_fd(self):
+        """The end of the parent's doorbell that workers write to."""
+        return self.event_ends[1]
+
+    def dont_fork(self):
+        """Keeps the mapping away from children that this process forks from now on."""
+        check(fi_shm_dont_fork(self.ring.base, self.total), "hiding the arena from children")
+
+    def do_fork(self):
+        """Shows it to children again, after something else has hidden parts of it."""
+        check(fi_shm_do_fork(self.ring.base, self.total), "showing the arena to children")
+
+    def forget(self):
+        """Lets go of the memory in a child that has inherited it without any view of a batch."""
+        check(fi_shm_forget(self.ring.base, self.total), "forgetting an inherited arena")
+
+    @property
+    def descriptors(self):
+        """All that this process holds open for it."""
+        return {fd for fd in (self.fd, self.event_ends[0], self.event_ends[1]) if fd >= 0}
+
+    def close_descriptors(self):
+        cdef int fds[3]
+        with cython.critical_section(self):
+            fds[:] = [self.fd, self.event_ends[0], self.event_ends[1]]
+            self.fd = self.event_ends[0] = self.event_ends[1] = -1
+            self.ring.fd = self.ring.event = -1
+        for i in range(3):
+            if fds[i] >= 0 and (i != 2 or fds[2] != fds[1]):
+                close(fds[i])
+
+    def __dealloc__(self):
+        self.close_descriptors()
+        if self.ring.base != NULL:
+            with nogil:  # some 80 ms a GB where the memory goes with it
+                fi_shm_unmap(self.ring.base, self.total)
+
+    def schema_record(self, uint32_t number):
+        """The bytes that the parent published as schema `number`."""
+        cdef char *place = self.ring.schemas + <uint64_t>number * FI_SCHEMA_BYTES
+        cdef uint32_t length
+        cdef uint64_t checksum
+        if number >= self.ring.geometry.schemas:
+            raise ValueError(f"schema {number} of {self.ring.geometry.schemas}")
+        memcpy(&length, place, sizeof(length))
+        memcpy(&checksum, place + sizeof(length), sizeof(checksum))
+        if length > FI_SCHEMA_BYTES - SCHEMA_HEAD or (
+                length and checksum != fi_checksum(place + SCHEMA_HEAD, length, number)):
+            raise OverwrittenError(f"schema {number} of {length} bytes was overwritten")
+        return PyBytes_FromStringAndSize(place + SCHEMA_HEAD, length)
+
+    def put_schema_record(self, uint32_t number, bytes record):
+        """Publishes a schema with the next schedule; False if the record is too long."""
+        cdef char *place = self.ring.schemas + <uint64_t>number * FI_SCHEMA_BYTES
+        cdef uint32_t length = <uint32_t>min(<Py_ssize_t>FI_SCHEMA_BYTES, len(record))
+        cdef uint64_t checksum = fi_checksum(<char *>record, length, number)
+        if length > FI_SCHEMA_BYTES - SCHEMA_HEAD or number >= self.ring.geometry.schemas:
+            return False
+        memcpy(place, &length, sizeof(length))
+        memcpy(place + sizeof(length), &checksum, sizeof(checksum))
+        memcpy(place + SCHEMA_HEAD, <char *>record, length)
+        return True

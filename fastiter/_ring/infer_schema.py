@@ -1,0 +1,172 @@
+"""What the examples of a dataset have in common, found out from the first of them."""
+
+from __future__ import annotations
+
+import copyreg
+import pickle
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fastiter._ring.row_reader import (
+    ARRAY,
+    BARE,
+    BOOL,
+    DICT,
+    FLOAT,
+    INT,
+    LIST,
+    MOST_FIELDS,
+    NAMED,
+    OBJECT,
+    RAGGED,
+    SCALAR,
+    TUPLE,
+    Schema,
+)
+from fastiter._util import array_subtypes
+
+# Kind, dtype, and shape or number of dimensions. A field only ever becomes more general:
+# ARRAY, RAGGED, OBJECT.
+Spec = tuple[int, Any, Any]
+
+_MOST_NDIM = 31  # a batch has one more, and NumPy 1 allows 32
+
+
+def _is_plain(dtype: np.dtype[Any]) -> bool:
+    """True if bytes of this dtype may be copied and mean the same elsewhere."""
+    return (
+        type(dtype).__module__.startswith("numpy")
+        and dtype.num in range(24)
+        and not dtype.hasobject
+        and not dtype.metadata
+    )
+
+
+def _field_of(values: Sequence[Any]) -> Spec:
+    """(kind, dtype, shape or ndim) that fits all values."""
+    first = values[0]
+    kind = type(first)
+    if any(type(value) is not kind for value in values):
+        return OBJECT, None, None
+    if kind is np.ndarray:
+        dtype, ndim = first.dtype, first.ndim
+        if (
+            ndim > _MOST_NDIM
+            or not _is_plain(dtype)
+            or any(v.dtype != dtype or v.ndim != ndim or not _is_plain(v.dtype) for v in values)
+        ):
+            return OBJECT, None, None
+        if all(value.shape == first.shape for value in values):
+            return ARRAY, dtype, first.shape
+        return RAGGED, dtype, ndim
+    if kind is int:
+        fits = all(-(1 << 63) <= value < 1 << 63 for value in values)
+        return (INT, None, None) if fits else (OBJECT, None, None)
+    if kind is float:
+        return FLOAT, None, None
+    if kind is bool:
+        return BOOL, None, None
+    if isinstance(first, np.generic):
+        dtype = first.dtype
+        if (
+            _is_plain(dtype)
+            and dtype.kind in "biufcmM"
+            and dtype.type is kind
+            and all(value.dtype == dtype for value in values)
+        ):
+            return SCALAR, dtype, None
+    return OBJECT, None, None
+
+
+def _is_named_tuple(kind: type) -> bool:
+    """Whether objects of this type are their items and nothing else, and a type that can be found
+    by its name: what collections.namedtuple and typing.NamedTuple make, and slotted subclasses."""
+    return (
+        issubclass(kind, tuple)
+        and isinstance(getattr(kind, "_fields", None), tuple)
+        and type(kind) is type
+        and kind.__dictoffset__ == 0
+        and kind.__basicsize__ == tuple.__basicsize__
+        and kind not in copyreg.dispatch_table
+        and all(_is_inherited(kind, name) for name in _OWN_PICKLES)
+        and _travels(kind)
+    )
+
+
+# A class that defines one of these has its objects pickled and copied in a way of its own.
+_OWN_PICKLES = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
+
+
+def _is_inherited(kind: type, name: str) -> bool:
+    return getattr(kind, name, None) is getattr(object, name, None)
+
+
+def _travels(kind: type) -> bool:
+    try:
+        return pickle.loads(pickle.dumps(kind)) is kind
+    except Exception:
+        return False
+
+
+def _fields_of(columns: Iterable[Sequence[Any]]) -> tuple[list[Spec], dict[int, int]]:
+    """Their specs, and the guises of those that have one."""
+    specs: list[Spec] = []
+    guises = {}
+    for number, values in enumerate(columns):
+        arrays, guise = array_subtypes.arrays_of(values)
+        specs.append(_field_of(arrays))
+        if guise != array_subtypes.NONE and specs[-1][0] != OBJECT:
+            guises[number] = guise
+    return specs, guises
+
+
+def derive_schema(examples: Sequence[Any], rows: int) -> Schema:
+    """The schema that fits all of `examples`."""
+    first = examples[0]
+    kind = type(first)
+    whole = Schema(BARE, None, [(OBJECT, None, None)], rows)
+    named = kind is not tuple and _is_named_tuple(kind)
+    if kind not in (tuple, list, dict) and not named:
+        specs, guises = _fields_of([examples])
+        return Schema(BARE, None, specs, rows, guises)
+    size = len(first)
+    if not 0 < size <= MOST_FIELDS or any(
+        type(example) is not kind or len(example) != size for example in examples
+    ):
+        return whole
+    if kind is dict:
+        keys = tuple(first)
+        if any(type(key) not in (str, int) for key in keys) or any(
+            tuple(example) != keys for example in examples
+        ):
+            return whole
+        specs, guises = _fields_of([example[key] for example in examples] for key in keys)
+        return Schema(DICT, keys, specs, rows, guises)
+    container = NAMED if named else TUPLE if kind is tuple else LIST
+    specs, guises = _fields_of(zip(*examples, strict=True))
+    return Schema(container, kind if named else None, specs, rows, guises)
+
+
+def _merge_fields(a: Spec, b: Spec) -> Spec:
+    if a == b:
+        return a
+    if a[0] in (ARRAY, RAGGED) and b[0] in (ARRAY, RAGGED) and a[1] == b[1]:
+        ndims = [spec[2] if spec[0] == RAGGED else len(spec[2]) for spec in (a, b)]
+        if ndims[0] == ndims[1] > 0:
+            return RAGGED, a[1], ndims[0]
+    return OBJECT, None, None
+
+
+def merge_schemas(a: Schema, b: Schema) -> Schema:
+    """The narrowest schema that fits what either fits. It never moves back, so a dataset
+    changes its schema a few times at most."""
+    kinds = [(schema.container, schema.type, schema.keys, len(schema.specs)) for schema in (a, b)]
+    if kinds[0] != kinds[1]:
+        return Schema(BARE, None, [(OBJECT, None, None)], a.rows)
+    specs = list(map(_merge_fields, a.specs, b.specs))
+    for number, _ in a.guises.items() ^ b.guises.items():  # tensors here, arrays there
+        specs[number] = OBJECT, None, None
+    guises = {n: guise for n, guise in a.guises.items() if specs[n][0] != OBJECT}
+    return Schema(a.container, a.type or a.keys, specs, a.rows, guises)

@@ -1,0 +1,71 @@
+cimport numpy as cnp
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint64_t
+
+from fastiter._ring.worker_ring cimport WorkerEnd
+
+cdef enum:
+    MOST_NDIM = 32
+    FIELD_LIMIT = 64  # a lease marks the fields it has handed over in 64 bits
+    _BARE = 0
+    _TUPLE = 1
+    _LIST = 2
+    _DICT = 3
+    _NAMED = 4
+    _ARRAY = 0
+    _RAGGED = 1
+    _INT = 2
+    _FLOAT = 3
+    _BOOL = 4
+    _SCALAR = 5
+    _OBJECT = 6
+    # Guises, as `_guises` numbers them.
+    _TENSOR = 1
+    _MEMMAP = 2
+
+cdef struct Field:
+    int kind
+    int ndim
+    bint handable  # its column is what NumPy's concatenate would give
+    int guise  # what the examples hold if not plain arrays
+    void *array_type  # of the arrays that are written
+    bint timed  # datetime64 or timedelta64: the scalar's type does not tell its unit
+    cnp.PyArray_Descr *descr  # of the elements; kept alive by Schema.dtypes
+    cnp.PyArray_Descr *twin  # an equivalent one that came last; owned, or NULL
+    cnp.PyTypeObject *scalar
+    cnp.npy_intp dims[MOST_NDIM]
+    cnp.npy_intp itemsize
+    cnp.npy_intp stride  # bytes from row to row
+    uint64_t offset  # of the column in the slot
+
+
+cdef class Schema:
+    cdef readonly int container
+    cdef readonly tuple keys
+    cdef readonly tuple specs
+    cdef readonly Py_ssize_t rows
+    cdef readonly uint64_t bytes
+    cdef readonly uint64_t row_bytes
+    cdef list dtypes
+    cdef Field *fields
+    cdef Py_ssize_t count
+    cdef readonly object type
+    cdef readonly dict guises
+    cdef int write(self, WorkerEnd end, char *payload, Py_ssize_t row, object example) except -1
+    cdef int hold(self, object example, PyObject **values) except -1
+    cdef int hold_values(self, object example, PyObject **values) except -1
+    cdef int write_fields(self, WorkerEnd end, char *payload, Py_ssize_t row,
+                          PyObject **values) except -1
+    cdef int write_number(self, Field *f, char *place, PyObject *value) except -1
+    cdef int write_ragged(self, WorkerEnd end, Field *f, char *payload, int64_t *entry,
+                          cnp.PyArrayObject *array) except -1
+    cdef int pack(self, WorkerEnd end, char *payload, int64_t *entry, Py_ssize_t row,
+                  object value) except -1
+    cdef int is_of(self, Field *f, PyObject *value) except -1
+    cdef int copy_array(self, Field *f, char *place, cnp.PyArrayObject *array,
+                        Py_ssize_t bytes, bint uncached) except -1
+    cdef int64_t *entry(self, Field *f, char *payload, Py_ssize_t row) noexcept
+    cdef bint pad_field(self, WorkerEnd end, char *payload, Field *f, list rows, object fill,
+                        int64_t max_length, int64_t multiple) except -1
+    cdef bint find_ragged(self, WorkerEnd end, char *payload, Field *f, list rows,
+                          const void **sources, int64_t *shapes) except -1

@@ -1,0 +1,113 @@
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import disjoint_base
+
+from fastiter._order.plan import Plan, PlanQueue
+from fastiter._ring.lease import Lease
+from fastiter._ring.parent_ring import ParentEnd
+from fastiter._ring.row_reader import Schema
+
+@disjoint_base
+class Scheduled:
+    """The parent's own record of a batch in the ring. Shared memory is never asked for these."""
+
+    @property
+    def q(self) -> int:
+        """Its sequence number."""
+
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def schema(self) -> Schema | None:
+        """By which its slot is filled."""
+
+    @property
+    def indices(self) -> NDArray[np.int64]: ...
+    @property
+    def label(self) -> str:
+        """Epoch in which the batch begins, and its number there, both from 0, for messages."""
+
+@disjoint_base
+class Feed:
+    """The batches in the ring.
+
+    Parameters
+    ----------
+    ring : ParentEnd
+    batch_size : int
+    n_prefetch : int
+        Batches ahead of the one that the caller waits for.
+    """
+
+    is_settled: bool  #: False while ring and plans may differ in what is scheduled
+    seed: tuple[int, int]  #: of the iteration, for the random numbers of examples
+    _least_bytes: int  #: of a slot, until the columns are known
+    _recent_bytes: int  #: of a slot, that recent batches took
+    _single_until: int  #: sequence up to which rows are offered one by one, or -1
+    _n_prefetch: int  #: batches ahead of the one that is waited for
+    _is_calm: bool  #: False makes `take` leave every batch to the subclass
+    _taken: Plan | None  #: the last one whose batch was taken out of the ring
+
+    @property
+    def calls(self) -> int:
+        """How often `take` was called."""
+
+    @property
+    def ready_sum(self) -> int:
+        """Batches that were complete at these calls, added up."""
+
+    def __init__(self, ring: ParentEnd, batch_size: int, n_prefetch: int) -> None: ...
+    @property
+    def _ring(self) -> ParentEnd: ...
+    @property
+    def _batch_size(self) -> int: ...
+    @property
+    def _scheduled(self) -> list[Scheduled]: ...
+    @property
+    def _schema(self) -> Schema | None: ...
+    @property
+    def _schema_number(self) -> int: ...
+    @property
+    def is_own(self) -> bool:
+        """Whether this is the process that made it, not a forked child."""
+
+    def tell_crew(self, count: int) -> None:
+        """Have workers from this number on leave when they are through with their slots."""
+
+    @property
+    def count_ready(self) -> int:
+        """Complete batches from the oldest one on, not taken yet. Any thread may ask."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no batch is in the ring."""
+
+    def top_up(self, plans: PlanQueue) -> None:
+        """Schedule as many batches as are wanted and have room, and wake workers for them.
+
+        Raises
+        ------
+        MemoryError
+            If a slot cannot be given the memory that it needs, and no batch is in the ring.
+        KeyboardInterrupt
+            From the order sampler. The next call fetches anew what was scheduled.
+        """
+
+    def note_used(self, used: int) -> None:
+        """Note how many bytes of its slot a batch has taken."""
+
+    def use_schema(self, schema: Schema) -> None:
+        """Have the batches scheduled from now on filled by a schema, just published."""
+
+    def reset(self) -> None:
+        """Forget all that is scheduled. Does not wait for the workers."""
+
+    def take(self, plan: Plan) -> Lease | None:
+        """Take the batch of ``plan``, the oldest one, if it is complete and nothing special.
+
+        Returns
+        -------
+        Lease or None
+            None if it is not complete, has rows beside its columns, holds what a converter has
+            made; or too few slots would be left to keep prefetching. Nothing has changed then.
+        """

@@ -1,0 +1,328 @@
+"""How objects travel between processes: packed objects, and exceptions.
+
+A *packed* object is a pickle (protocol 5) whose buffers lie beside it, 64-byte aligned, in one
+run of bytes. Where that run is shared memory, the arrays of the loaded object are views of it, so
+nothing is copied on the side that loads. Layout, all numbers little-endian uint64::
+
+    checksum, buffers, pickle_bytes, then per buffer: offset, bytes; the pickle; the buffers
+
+The checksum is that of what follows up to the buffers, and of the place that the object was packed
+for: a pickle that was overwritten must not be run. In an image, which nobody writes to, it is 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import functools
+import io
+import os
+import pickle
+import re
+import struct
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from fastiter._clib import ring_words
+from fastiter._util import torch_tensors
+from fastiter._util.failures import is_skippable, stopped_text
+from fastiter.errors import DatasetError, OverwrittenError, WorkerTraceback
+
+_ALIGNMENT = 64
+_HEAD = struct.Struct("<QQQ")
+_SUM = struct.Struct("<Q")
+_PAIR = struct.Struct("<QQ")
+
+# A short string in a pickle: its length, and a dotted name. Modules are named by such.
+_NAME = re.compile(rb"\x8c(.)([A-Za-z_][\w.]*)", re.DOTALL)
+_SEARCHED = 4 << 20  # bytes of a pickle
+
+_WRITTEN_AT_ONCE = 16 << 20  # bytes; between two of them Ctrl-C is heard
+_MOST_TEXT = 32 << 10  # characters
+_MOST_EXCEPTION_BYTES = 1 << 20
+
+
+def _align(number: int) -> int:
+    return (number + _ALIGNMENT - 1) & ~(_ALIGNMENT - 1)
+
+
+def dumps(
+    value: object,
+    protocol: int,
+    buffer_callback: Any,
+    pickler: type[pickle.Pickler] = pickle.Pickler,
+) -> bytes:
+    """As `pickle.dumps`, by another pickler too, with tensors of torch as arrays, and with all
+    arrays in their byte order."""
+    kind: Any = pickler  # hashable, which mypy doubts
+    return _dumps(value, protocol, buffer_callback, _array_pickler(kind))
+
+
+def _dumps(
+    value: object, protocol: int, buffer_callback: Any, pickler: type[pickle.Pickler]
+) -> bytes:
+    tensors = torch_tensors.reducers()
+    file = io.BytesIO()
+    writer = pickler(file, protocol, buffer_callback=buffer_callback)
+    if tensors:
+        known = getattr(writer, "dispatch_table", copyreg.dispatch_table)
+        writer.dispatch_table = {**known, **tensors}
+    writer.dump(value)
+    return file.getvalue()
+
+
+@functools.cache
+def _array_pickler(base: type[pickle.Pickler], writable: bool = False) -> type[pickle.Pickler]:
+    """A pickler that writes arrays so that they load in their byte order; if ``writable`` also so
+    that read-only ones load writable.
+
+    NumPy writes the bytes of an array into the pickle if the array is not contiguous or is of a
+    subclass. It loads these in native byte order: another dtype.
+    """
+    override = getattr(base, "reducer_override", None)
+
+    class ArrayPickler(base):  # type: ignore[misc, valid-type]
+        def reducer_override(self, obj: object) -> Any:
+            if isinstance(obj, np.ndarray):
+                reduced = _reduce_array(obj, writable)
+                if reduced is not None:
+                    return reduced
+            return NotImplemented if override is None else override(self, obj)
+
+    return ArrayPickler
+
+
+def _reduce_array(array: np.ndarray[Any, Any], writable: bool) -> Any:
+    """How to pickle an array for which NumPy's own way will not do; None for any other."""
+    dtype, flags = array.dtype, array.flags
+    if dtype.hasobject or not dtype.itemsize:
+        return None
+    if type(array) is np.ndarray:
+        if flags.forc and (flags.writeable or not writable):
+            return None
+        # Contiguous: a buffer, which stays outside of the pickle and keeps the dtype.
+        contiguous = array.copy(order="A")
+        contiguous.flags.writeable = writable or flags.writeable
+        return contiguous.__reduce_ex__(5)
+    if dtype.isnative:
+        return None
+    native = array.astype(dtype.newbyteorder("="))
+    return (_as_dtype, (native, dtype)) if type(native) is type(array) else None
+
+
+def _as_dtype(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    return array.astype(dtype)
+
+
+class Packed:
+    """An object ready to be written into `size` bytes of memory.
+
+    Parameters
+    ----------
+    least : bytes from which on a buffer has a place of its own.
+    make : makes the pickle, as `dumps` does.
+    writable : let read-only arrays load writable, as those in columns are.
+    """
+
+    def __init__(
+        self,
+        value: object,
+        least: int = 0,
+        make: Callable[[object, int, Any], bytes] = dumps,
+        writable: bool = True,
+    ):
+        self._buffers: list[memoryview] = []
+        self._least = least
+        self._pickle = make(value, 5, self._keep)
+        if writable and any(buffer.readonly for buffer in self._buffers):
+            self._buffers.clear()
+            self._pickle = _dumps(value, 5, self._keep, _array_pickler(pickle.Pickler, True))
+        start = _HEAD.size + _PAIR.size * len(self._buffers)
+        end = start + len(self._pickle)
+        self._places = []
+        for buffer in self._buffers:
+            offset = _align(end)
+            self._places.append((offset, buffer.nbytes))
+            end = offset + buffer.nbytes
+        self.size = end
+
+    def _keep(self, buffer: pickle.PickleBuffer) -> bool:
+        """Takes a buffer out of the pickle; True leaves it in."""
+        try:
+            raw = buffer.raw()
+        except BufferError:  # not contiguous
+            return True
+        if raw.nbytes < self._least:
+            return True
+        self._buffers.append(raw)
+        return False
+
+    def modules(self) -> list[str]:
+        """Modules of this process that the pickle names: those that it takes to load it, and maybe
+        others whose names are among its strings."""
+        found = _NAME.findall(memoryview(self._pickle)[:_SEARCHED])
+        names = {name.decode() for length, name in found if ord(length) == len(name)}
+        return sorted(names.intersection(sys.modules) - {"__main__"})
+
+    def _head(self) -> bytes:
+        pairs = [_PAIR.pack(*place) for place in self._places]
+        return b"".join([_HEAD.pack(0, len(self._buffers), len(self._pickle)), *pairs])
+
+    def write_into(self, view: memoryview, seed: int) -> None:
+        """Writes into a slot; `seed` tells the place there."""
+        head = self._head()
+        start, end = len(head), len(head) + len(self._pickle)
+        view[:start] = head
+        view[start:end] = self._pickle
+        _SUM.pack_into(view, 0, ring_words.checksum(view, _SUM.size, end, seed))
+        for (offset, size), buffer in zip(self._places, self._buffers, strict=True):
+            view[offset : offset + size] = buffer
+
+    def write_to(self, fd: int) -> None:
+        """Writes into a file, from its start on. Into fresh shared memory that takes half the time
+        of `write_into`: the kernel allocates and fills each page in one go, without a fault."""
+        head = self._head()
+        _write_at(fd, head, 0)
+        _write_at(fd, self._pickle, len(head))
+        for (offset, _), buffer in zip(self._places, self._buffers, strict=True):
+            _write_at(fd, buffer, offset)
+
+
+def _write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(fd, left[:_WRITTEN_AT_ONCE], offset)
+        left = left[written:]
+        offset += written
+
+
+def unpack(view: memoryview, seed: int | None = None) -> Any:
+    """Loads what `Packed` wrote. Arrays of the result are views of `view` and keep it alive.
+
+    Parameters
+    ----------
+    seed : of the place in a slot; None for an image.
+
+    Raises
+    ------
+    OverwrittenError
+        If it is not what was packed for that place.
+    """
+    if view.nbytes < _HEAD.size:
+        raise OverwrittenError(f"shared memory was overwritten: {view.nbytes} bytes hold no object")
+    checksum, buffers, length = _HEAD.unpack_from(view, 0)
+    at = _HEAD.size + _PAIR.size * buffers
+    if at + length > view.nbytes:
+        raise OverwrittenError(
+            f"shared memory was overwritten: a packed object of {view.nbytes} bytes claims "
+            f"{at + length}"
+        )
+    if seed is not None and checksum != ring_words.checksum(view, _SUM.size, at + length, seed):
+        raise OverwrittenError("shared memory was overwritten: what was packed there has changed")
+    outside = []
+    for number in range(buffers):
+        offset, size = _PAIR.unpack_from(view, _HEAD.size + _PAIR.size * number)
+        if offset + size > view.nbytes:
+            raise OverwrittenError(
+                f"shared memory was overwritten: a packed object of {view.nbytes} bytes claims "
+                f"{offset + size}"
+            )
+        outside.append(view[offset : offset + size])
+    return pickle.loads(view[at : at + length], buffers=outside)
+
+
+# ---- exceptions ------------------------------------------------------------------------------
+
+
+class Failure(NamedTuple):
+    """An exception of user code in a worker, in a form that always travels."""
+
+    pickled: bytes | None  # None: it cannot be pickled and loaded, or is no Exception
+    summary: str  # its type and message
+    text: str  # its traceback
+    pid: int  # of the worker
+    is_skippable: bool = True  # it is a matter of its example alone
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _MOST_TEXT:
+        return text
+    half = _MOST_TEXT // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+
+
+def summary_of(error: BaseException) -> str:
+    """Type and text of an exception, whatever its own methods do."""
+    try:
+        message = str(error)
+    except Exception:
+        message = "<its __str__ raised>"
+    name = type(error).__qualname__
+    if type(error).__module__ not in ("builtins", "__main__"):
+        name = f"{type(error).__module__}.{name}"
+    return _cut(f"{name}: {message}" if message else name)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Describes `error`; tries here, in the worker, that its pickle can be loaded."""
+    skippable = is_skippable(error)
+    summary = summary_of(error)
+    try:
+        text = _cut("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    except Exception:
+        text = summary
+    if isinstance(error, StopIteration):
+        # As PEP 479 has it: one that leaves a generator must not end somebody else's loop.
+        error = RuntimeError(stopped_text(error))
+    pickled = None
+    if isinstance(error, Exception):
+        try:
+            pickled = pickle.dumps(error)
+            same = type(pickle.loads(pickled)) is type(error)
+            if not same or len(pickled) > _MOST_EXCEPTION_BYTES:
+                pickled = None
+        except BaseException:  # whatever a user's __reduce__ or __init__ does
+            pickled = None
+    return Failure(pickled, summary, text, os.getpid(), skippable)
+
+
+def pack_note(failure: Failure) -> bytes:
+    """A failure as bytes that fit a worker's note."""
+    note = pickle.dumps(tuple(failure))
+    if len(note) > ring_words.NOTE_BYTES - _SUM.size:
+        # Four bytes a character at most.
+        short = failure._replace(
+            pickled=None, summary=failure.summary[:4000], text=failure.text[-8000:]
+        )
+        note = pickle.dumps(tuple(short))
+    return _SUM.pack(ring_words.checksum(note, 0, len(note), 0)) + note
+
+
+def unpack_note(note: bytes) -> Failure | None:
+    """None if there is no note, or it was overwritten."""
+    head, body = note[: _SUM.size], note[_SUM.size :]
+    if len(head) < _SUM.size or _SUM.unpack(head)[0] != ring_words.checksum(body, 0, len(body), 0):
+        return None
+    return Failure(*pickle.loads(body))
+
+
+def exception_of(failure: Failure, facts: str) -> Exception:
+    """The exception to raise in the parent: of its own type where that travels, else a
+    `DatasetError`; the worker's traceback and `facts` are its cause and, from 3.11 on, a note."""
+    error: Any = None
+    if failure.pickled is not None:
+        with contextlib.suppress(Exception):
+            error = pickle.loads(failure.pickled)
+    # It loaded as its own type in the worker, but need not do so here.
+    if not isinstance(error, Exception) or isinstance(error, StopIteration):
+        error = DatasetError(f"{failure.summary} ({facts})")
+    # Not by assignment: a class may refuse attributes, as frozen data classes do.
+    BaseException.__setattr__(error, "__cause__", WorkerTraceback(f"{facts}\n{failure.text}"))
+    if hasattr(error, "add_note"):
+        with contextlib.suppress(Exception):  # such a class takes no note
+            error.add_note(facts)
+    return cast(Exception, error)

@@ -1,0 +1,27 @@
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastiter._ring.lease import Lease
+from fastiter._ring.row_reader import Schema
+
+__pyx_capi__: dict[str, object]  # what other compiled modules call
+
+def read(
+    schema: Schema,
+    lease: Lease,
+    copy: bool,
+    odd: dict[int, Any] | None,
+    without: set[int] | None = None,
+) -> list[Any]: ...
+def close_up(schema: Schema | None, lease: Lease, rows: list[int]) -> None: ...
+def columns(
+    schema: Schema, lease: Lease, converted: bool, copy: bool
+) -> NDArray[Any] | tuple[NDArray[Any], ...] | dict[str | int, NDArray[Any]] | None: ...
+def lengths(schema: Schema, lease: Lease, number: int, max_length: int) -> NDArray[np.int64]: ...
+def pick(batch: Any, key: Any) -> list[Any]: ...
+def hand_over(values: list[Any]) -> NDArray[Any] | None: ...
+def join_delivered(
+    batch: Any,
+) -> NDArray[Any] | tuple[NDArray[Any], ...] | dict[Any, NDArray[Any]] | None: ...

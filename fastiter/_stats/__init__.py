@@ -1,0 +1,1 @@
+"""Statistics: counters, bottleneck diagnosis, automatic settings, traces and progress bars."""

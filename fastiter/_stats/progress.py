@@ -1,0 +1,167 @@
+"""A progress bar over the batches of an iterator."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from fastiter._stats import timer
+from fastiter._workers.start_method import default_method_kept
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from fastiter.iterators._base import PlannedIterator
+
+_SHARE_NS = 500_000_000  # the share of waiting is that of at least so long, and drawn as often
+
+
+def progress(iterator: PlannedIterator, **options: Any) -> Progress:
+    """Iterate over batches and draw a bar: epoch, examples, examples/s, time spent waiting.
+
+    ``for batch in fastiter.progress(iterator): ...`` gives the iterator's batches. The bar is that
+    of the epoch under way, and starts over with each. It is closed when the iteration ends, when
+    nobody refers to it any more (a ``break`` or an exception has left the loop), by ``close()``,
+    and at the end of a ``with`` statement. The iterator itself stays open.
+
+    Parameters
+    ----------
+    iterator : SerialIterator, MultithreadIterator or MultiprocessIterator
+        It may be amid an epoch. Worker processes are started if they are not.
+    **options
+        Of ``tqdm.auto.tqdm``: ``disable``, ``file``, ``leave``, ``position``, ``desc`` (which
+        stands before the epoch), ``postfix`` (before the share of waiting) and so on.
+
+    Returns
+    -------
+    iterator
+        Its ``next()`` returns and raises what the iterator's does, and may be called again where
+        the iterator's may be.
+
+    Raises
+    ------
+    ImportError
+        Without tqdm.
+    TypeError
+        If that is no iterator of fastiter, or tqdm does not know an option.
+
+    Notes
+    -----
+    Examples count when their batch is delivered. The share of waiting is time blocked in ``next()``
+    over all time, of the last half second or longer; ``iterator.stats()`` says what would help.
+    """
+    return Progress(iterator, options)
+
+
+class Progress(Iterator[Any]):
+    """What `progress` returns.
+
+    Parameters
+    ----------
+    iterator
+    options : dict
+        Of tqdm.
+    """
+
+    def __init__(self, iterator: PlannedIterator, options: dict[str, Any]) -> None:
+        self._bar: Any = None
+        meter = getattr(iterator, "_meter", None)
+        if not isinstance(meter, timer.Meter):
+            raise TypeError(
+                "progress draws iterators of fastiter (it asks them for epoch and statistics), not "
+                f"{type(iterator).__qualname__}"
+            )
+        try:
+            tqdm = importlib.import_module("tqdm.auto").tqdm
+        except ImportError as error:
+            raise ImportError("fastiter.progress needs tqdm: pip install tqdm") from error
+        # Before there is a bar: tqdm has a thread of its own, beside which forking is unsafe.
+        getattr(iterator, "start", lambda: None)()
+        iterator = iter(iterator)  # may begin an epoch: see as_torch
+        self._iterator = iterator
+        self._meter = meter
+        self._name = options.pop("desc", None)
+        self._note = options.pop("postfix", None)
+        self._epoch = iterator.epoch
+        self._is_full = False
+        self._last = self._times()
+        with default_method_kept():  # the first bar makes a lock of multiprocessing's
+            self._bar = tqdm(
+                total=iterator._epoch_size,
+                initial=iterator.current_position,
+                desc=self._label(),
+                **{"unit": " examples", "unit_scale": True, **options},
+            )
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            self.close()
+            raise
+        self._draw()
+        return batch
+
+    def close(self) -> None:
+        """Close the bar, as it is. It may be called again."""
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            self._tell_waiting(bar)
+            bar.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self, _exits: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _exits():  # then tqdm's own end has to do: globals of modules may be None
+            self.close()
+
+    # ---- drawing
+
+    def _draw(self) -> None:
+        iterator, bar = self._iterator, self._bar
+        if bar is None:
+            return
+        if self._is_full:
+            self._is_full = False
+            bar.set_description(self._label(), refresh=False)
+            bar.reset(total=iterator._epoch_size)
+        if timer.now() - self._last[0] >= _SHARE_NS:
+            self._tell_waiting(bar)
+        if iterator.is_new_epoch:
+            # What the batch has of the next epoch, the next bar begins with.
+            bar.update(bar.total - bar.n)
+            bar.refresh()
+            self._is_full = True
+            self._epoch = iterator.epoch
+        else:
+            bar.update(iterator.current_position - bar.n)
+
+    def _tell_waiting(self, bar: Any) -> None:
+        """Write the share of waiting since the last time behind the bar; it is drawn with it."""
+        now = self._times()
+        seconds = now[1] - self._last[1]
+        share = (now[2] - self._last[2]) / seconds if seconds > 0 else 0.0
+        if seconds > 0:
+            self._last = now
+            waiting = f"waiting {share:.0%}"
+            bar.set_postfix_str(
+                waiting if self._note is None else f"{self._note}, {waiting}", False
+            )
+
+    def _times(self) -> tuple[int, float, float]:
+        """The time, ns; and seconds of the loop and of its waiting so far, the start included."""
+        start, inside, waited, between, _ = self._meter.read()
+        return timer.now(), start + inside + between, start + waited
+
+    def _label(self) -> str:
+        epoch = f"epoch {self._epoch}"
+        return epoch if self._name is None else f"{self._name} {epoch}"

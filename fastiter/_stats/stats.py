@@ -1,0 +1,371 @@
+"""What an iterator tells of its work: `IteratorStats`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from fastiter._ring.parent_ring import Report
+    from fastiter._stats.bottleneck import Judgement
+
+WorkerKind = Literal["processes", "threads", "none"]
+Verdict = Literal["loader-bound", "consumer-bound", "balanced", "unknown"]
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerStats:
+    """What one worker, a process or a thread, has done.
+
+    Attributes
+    ----------
+    number : int
+        The worker's number, from 0. One that takes the place of another has its number and goes on
+        with its counters.
+    pid : int
+        Its process; 0 if none has that number now, and for threads.
+    rows : int
+        Examples fetched and written.
+    bytes_written : int
+        Bytes written into shared memory. Threads count none.
+    spills : int
+        Examples that fitted no column and were pickled, the first ones included, which came before
+        columns were known.
+    seconds : float
+        Length of the time that all this is about, after the start, or since the worker was added;
+        shares refer to it.
+    busy_seconds : float
+        Time with examples, or the finish of a batch, in hand.
+    fetch_seconds, write_seconds : float
+        Time in the dataset, and copying what it gave. Estimated from a few of the examples where
+        they are cheap. A thread's writing is part of its fetching; columns that are gathered
+        straight from a dataset's arrays are all writing.
+    finish_seconds : float
+        Time in padding and converters, which whoever completes a batch does for all of it.
+    cpu_seconds : float
+        CPU time of the worker.
+    cpu_wait_seconds : float
+        Time in which it could have run but had no CPU; 0 where the system does not tell.
+    """
+
+    number: int
+    pid: int
+    rows: int
+    bytes_written: int
+    spills: int
+    seconds: float
+    busy_seconds: float
+    fetch_seconds: float
+    write_seconds: float
+    finish_seconds: float
+    cpu_seconds: float
+    cpu_wait_seconds: float
+
+    @property
+    def busy(self) -> float:
+        """Share of the time with work in hand, 0 to 1."""
+        return _share(self.busy_seconds, self.seconds)
+
+    @property
+    def idle(self) -> float:
+        """Share of the time without."""
+        return 1.0 - self.busy
+
+    @property
+    def fetch(self) -> float:
+        """Share of the time spent in the dataset."""
+        return self._of_rows(self.fetch_seconds)
+
+    @property
+    def write(self) -> float:
+        """Share of the time spent copying examples."""
+        return self._of_rows(self.write_seconds)
+
+    @property
+    def finish(self) -> float:
+        """Share of the time spent in padding and converters."""
+        return min(_share(self.finish_seconds, self.seconds), self.busy)
+
+    def _of_rows(self, part: float) -> float:
+        both = self.fetch_seconds + self.write_seconds
+        return (self.busy - self.finish) * _share(part, both)
+
+    def __sub__(self, earlier: WorkerStats) -> WorkerStats:
+        return _difference(self, earlier, keep=("number", "pid"))
+
+
+@dataclasses.dataclass(frozen=True)
+class IteratorStats:
+    """What an iterator has done, and who waited for whom.
+
+    ``iterator.stats()`` counts since the first ``next()``; the difference ``later - earlier`` of
+    two of them is about the time between. Counters are never reset. ``str()``, or `summary`, is for
+    people.
+
+    Attributes
+    ----------
+    iterator : str
+        The iterator's class.
+    batches, examples : int
+        Delivered.
+    errors : int
+        Calls of ``next()`` that raised what the dataset or the converter had raised.
+    skipped : int
+        Examples left out because the dataset raised: see ``on_error``.
+    bytes_written : int
+        Bytes that worker processes wrote into shared memory: the copy that an example costs.
+    start_seconds : float
+        Time in ``next()`` until the first batch, while workers started and loaded the dataset.
+    next_seconds : float
+        Time in ``next()`` since.
+    wait_seconds : float
+        Part of it in which the caller was blocked, since the batch was not complete. Where the
+        caller itself fetches, all of it.
+    consumer_seconds : float
+        Time between calls of ``next()``: what the loop's body took. What follows the end of an
+        iteration, a reset or a loaded snapshot does not count, until the next call.
+    cpu_seconds : float
+        CPU time of the caller's process since the first call, all its threads, but no worker
+        processes.
+    workers_are : str
+        'processes' or 'threads'; 'none' where the caller fetches.
+    batch_size, n_workers, n_prefetch : int
+        The settings, as they are now; no workers: the caller fetches.
+    has_converter : bool
+        Whether ``next()`` returns what a converter made.
+    cpus : float
+        CPUs that this process may use, by its affinity and the quota of its control group.
+    ready : int
+        Batches that are complete at this moment and wait to be taken.
+    slots : int
+        Room in the ring, in batches: those ahead, those the caller holds, and spare ones.
+    calls, ready_sum : int
+        How often `mean_ready` was measured, and the sum of what was found.
+    spills : int
+        Examples that fitted no column and were pickled, after columns were known.
+    copied_out : int
+        Batches that were copied out of the ring, since the caller holds so many that no room
+        was left.
+    deaths, replacements : int
+        Workers started anew after a death, and by plan (``maxtasksperchild``).
+    changes : tuple of str
+        What automatic settings have changed so far, and why, in order.
+    workers : tuple of WorkerStats
+        One for each worker, by number; those beyond ``n_workers`` have left.
+    retired : int
+        Slots out of use for good, with the memory of a batch each: the program forked while it
+        held their batches, and the child may hold them still.
+    """
+
+    iterator: str
+    batches: int
+    examples: int
+    errors: int
+    skipped: int
+    bytes_written: int
+    start_seconds: float
+    next_seconds: float
+    wait_seconds: float
+    consumer_seconds: float
+    cpu_seconds: float
+    workers_are: WorkerKind
+    batch_size: int
+    n_workers: int
+    n_prefetch: int
+    has_converter: bool
+    cpus: float
+    ready: int
+    slots: int
+    calls: int
+    ready_sum: int
+    spills: int
+    copied_out: int
+    deaths: int
+    replacements: int
+    changes: tuple[str, ...]
+    workers: tuple[WorkerStats, ...]
+    retired: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Length of the time that all this is about: the calls of ``next()`` and between them."""
+        return self.start_seconds + self.next_seconds + self.consumer_seconds
+
+    @property
+    def batches_per_second(self) -> float:
+        """Batches delivered in a second, the start included."""
+        return _share(self.batches, self.seconds, most=float("inf"))
+
+    @property
+    def examples_per_second(self) -> float:
+        """Examples delivered in a second, the start included."""
+        return _share(self.examples, self.seconds, most=float("inf"))
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the time, after the start, in which the caller was blocked in ``next()``."""
+        return _share(self.wait_seconds, self.next_seconds + self.consumer_seconds)
+
+    @property
+    def mean_ready(self) -> float:
+        """Complete batches in the ring when ``next()`` is called, on average."""
+        return _share(self.ready_sum, self.calls, most=float("inf"))
+
+    @property
+    def busy(self) -> float:
+        """Share of the time in which workers had work in hand, 0 to 1, their mean."""
+        active = self.workers[: self.n_workers]
+        return sum(worker.busy for worker in active) / max(len(active), 1)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Who holds up whom: 'loader-bound' (the loop waits for batches), 'consumer-bound' (workers
+        wait for the loop), 'balanced' (neither could go much faster alone), or 'unknown' (not
+        enough data yet)."""
+        return self._judgement.verdict
+
+    @property
+    def advice(self) -> str:
+        """What to do about it, in a sentence or two."""
+        return self._judgement.advice
+
+    @property
+    def change(self) -> Mapping[str, int]:
+        """The arguments of the iterator that should change, and their values; empty if that would
+        not help."""
+        return self._judgement.change
+
+    @property
+    def _judgement(self) -> Judgement:
+        from fastiter._stats import bottleneck
+
+        return bottleneck.judge(self)
+
+    def summary(self) -> str:
+        """One line that says how fast it goes and what holds it up, and a table below it."""
+        from fastiter._stats import bottleneck
+
+        return bottleneck.summary(self)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def __sub__(self, earlier: IteratorStats) -> IteratorStats:
+        """What happened between two ``stats()`` of one iterator."""
+        if self.iterator != earlier.iterator or self.batches < earlier.batches:
+            raise ValueError(
+                f"the difference of {self.iterator} after {self.batches} batches and "
+                f"{earlier.iterator} after {earlier.batches}: take both from one iterator, and "
+                "subtract the earlier one from the later one"
+            )
+        before = {worker.number: worker for worker in earlier.workers}
+        workers = tuple(
+            worker - before[worker.number] if worker.number in before else worker
+            for worker in self.workers
+        )
+        difference = _difference(self, earlier, keep=_SETTINGS)
+        changes = self.changes[len(earlier.changes) :]
+        return dataclasses.replace(difference, workers=workers, changes=changes)
+
+
+_SETTINGS = (
+    "iterator",
+    "workers_are",
+    "batch_size",
+    "n_workers",
+    "n_prefetch",
+    "has_converter",
+    "cpus",
+    "ready",
+    "slots",
+    "changes",
+    "workers",
+)
+
+
+_Counters = TypeVar("_Counters", IteratorStats, WorkerStats)
+
+
+def _difference(later: _Counters, earlier: _Counters, keep: tuple[str, ...]) -> _Counters:
+    """`later` with the counters of `earlier` taken off. None gets below 0: counters of a moment
+    are read one after the other, while workers go on."""
+    parts: dict[str, Any] = {}
+    for field in dataclasses.fields(later):
+        value = getattr(later, field.name)
+        if field.name not in keep:
+            value = max(value - getattr(earlier, field.name), type(value)(0))
+        parts[field.name] = value
+    return type(later)(**parts)
+
+
+def _share(part: float, whole: float, most: float = 1.0) -> float:
+    return min(part / whole, most) if whole > 0 else 0.0
+
+
+# ---- collecting them -----------------------------------------------------------------------------
+
+
+_Spent = Literal["busy_ns", "fetch_ns", "write_ns", "finish_ns", "cpu_ns", "delay_ns"]
+
+
+class LoaderStats(NamedTuple):
+    """What the workers of an iterator contribute to its `IteratorStats`."""
+
+    workers_are: WorkerKind = "none"
+    n_workers: int = 0
+    n_prefetch: int = 0
+    bytes_written: int = 0
+    ready: int = 0
+    slots: int = 0
+    calls: int = 0
+    ready_sum: int = 0
+    spills: int = 0
+    copied_out: int = 0
+    retired: int = 0
+    deaths: int = 0
+    replacements: int = 0
+    changes: tuple[str, ...] = ()
+    workers: tuple[WorkerStats, ...] = ()
+
+
+def worker_stats(
+    number: int, pid: int, report: Report, before: Report | None, seconds: float, now: float
+) -> WorkerStats:
+    """From the cell of a worker process, which says what it may: it is shared memory.
+
+    Parameters
+    ----------
+    number, pid : int
+        The worker's; pid 0 if there is none.
+    report : dict
+        From ``ParentEnd.report``.
+    before : dict or None
+        The same at the end of the start.
+    seconds : float
+        The time that shares refer to.
+    now : float
+        The time, on the clock of the cell.
+    """
+
+    def spent(name: _Spent) -> float:
+        return (report[name] - (before[name] if before else 0)) / 1e9
+
+    since = report["range_since"] / 1e9
+    busy = spent("busy_ns")
+    if pid and 0 < since < now:
+        busy += now - since
+    return WorkerStats(
+        number=number,
+        pid=pid,
+        rows=report["rows"],
+        bytes_written=report["bytes"],
+        spills=report["spills"],
+        seconds=seconds,
+        busy_seconds=busy,
+        fetch_seconds=spent("fetch_ns"),
+        write_seconds=spent("write_ns"),
+        finish_seconds=spent("finish_ns"),
+        cpu_seconds=spent("cpu_ns"),
+        cpu_wait_seconds=spent("delay_ns"),
+    )

@@ -1,0 +1,126 @@
+"""Clocks and counters of the thread that iterates.
+
+Two looks at the clock for each batch: when ``next()`` begins, and when it ends.
+"""
+
+cimport cython
+from libc.stdint cimport int64_t, uint64_t
+
+from fastiter._clib.csrc cimport fi_cpu_times, fi_now_ns
+
+ENDED = -1  # in the place of the rows: the iteration is over
+
+
+cdef class Meter:
+    cdef readonly uint64_t batches, examples
+    cdef public uint64_t errors, skipped
+    cdef int64_t entered  # 0 outside of next()
+    cdef int64_t left  # when the last call ended; 0 if what follows is no part of a loop
+    cdef int64_t blocked  # since when; 0 while nothing is waited for
+    cdef int64_t blocked_ns  # in the call under way
+    cdef int64_t blocked_at  # in it, last
+    cdef int64_t start_ns, next_ns, wait_ns, between_ns
+    cdef int64_t cpu_ns  # of this process when the first call began; 0 before
+    cdef bint is_opening  # workers start: until the first batch is there
+    cdef object opened
+    cdef readonly bint is_serial
+    cdef object tracer
+
+    def __cinit__(self, bint is_serial=False):
+        self.is_serial = is_serial
+
+    # Set and read by different threads: each takes a reference of its own before the other can
+    # drop the object.
+    @property
+    def trace(self):
+        """Called with what becomes of each call, or None."""
+        with cython.critical_section(self):
+            return self.tracer
+
+    @trace.setter
+    def trace(self, tracer):
+        before = self.tracer  # which dies after the section, if it does
+        with cython.critical_section(self):
+            self.tracer = tracer
+
+    def open(self, opened):
+        self.is_opening = True
+        self.opened = opened
+
+    def forget_start(self):
+        self.opened = None
+
+    def enter(self):
+        cdef int64_t now = fi_now_ns(), delay
+        if self.cpu_ns == 0:
+            fi_cpu_times(&self.cpu_ns, &delay)
+        if self.left:
+            self.between_ns += now - self.left
+        self.left = 0
+        self.entered = now
+        self.blocked = self.blocked_ns = 0
+        self.blocked_at = now
+
+    def leave(self, int64_t rows):
+        cdef int64_t now = fi_now_ns(), took = now - self.entered
+        self.unblock_at(now)
+        if self.is_opening:
+            self.start_ns += took
+        else:
+            self.next_ns += took
+            self.wait_ns += took if self.is_serial else self.blocked_ns
+        if rows > 0:
+            self.batches += 1
+            self.examples += rows
+            if self.is_opening:
+                self.is_opening = False
+                opened, self.opened = self.opened, None
+                if opened is not None:
+                    opened()
+        self.left = 0 if rows == ENDED else now
+        trace = self.trace
+        if trace is not None:
+            trace(self.entered, took, self.blocked_at, self.blocked_ns, rows)
+        self.entered = 0
+
+    def abandon(self):
+        self.entered = self.left = 0
+
+    def block(self):
+        self.blocked = self.blocked_at = fi_now_ns()
+
+    def unblock(self):
+        self.unblock_at(fi_now_ns())
+
+    cdef void unblock_at(self, int64_t now) noexcept:
+        if self.blocked:
+            self.blocked_ns += now - self.blocked
+        self.blocked = 0
+
+    def pause(self):
+        self.left = 0
+
+    def read(self):
+        cdef int64_t now = fi_now_ns(), entered = self.entered, blocked = self.blocked
+        cdef int64_t under_way = now - entered if entered else 0, waited = self.blocked_ns
+        cdef bint is_opening = self.is_opening
+        cdef int64_t cpu = self.cpu_ns, delay
+        if cpu:
+            fi_cpu_times(&cpu, &delay)
+        if self.is_serial:
+            waited = under_way
+        elif blocked:
+            waited += now - blocked
+        if not entered:
+            waited = 0
+        return (
+            (self.start_ns + is_opening * under_way) / 1e9,
+            (self.next_ns + (not is_opening) * under_way) / 1e9,
+            (self.wait_ns + (not is_opening) * waited) / 1e9,
+            self.between_ns / 1e9,
+            (cpu - self.cpu_ns) / 1e9,
+        )
+
+
+def now():
+    return fi_now_ns()

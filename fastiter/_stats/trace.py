@@ -1,0 +1,152 @@
+"""A trace of an iterator: who did what when, for Perfetto and other viewers of Chrome's traces."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fastiter._stats import timer
+from fastiter._util.arguments import checked_path
+from fastiter._util.concurrency import items_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from fastiter.iterators._base import PlannedIterator
+
+_MOST_CALLS = 200_000  # of next(), the last ones
+_LOOP = 1  # thread number of the loop; viewers take 0 for the idle one
+
+
+class Call(NamedTuple):
+    """One call of ``next()``; times in ns."""
+
+    began: int
+    took: int
+    blocked: int  # when it began to wait for a batch, last
+    waited: int
+    rows: int
+
+
+class WorkerTrace(NamedTuple):
+    """What one worker has recorded."""
+
+    name: str
+    events: Iterable[tuple[str, int, int, int, int, int]]  #: as of ``_trace.events``
+
+
+class Trace:
+    """Records what an iterator and its workers do while a ``with`` block runs.
+
+    Made by ``iterator.trace(path)``. Outside of the block nothing is recorded.
+
+    Parameters
+    ----------
+    iterator
+        It need not have begun; one iterator is traced by one object at a time.
+    path : path or None
+        Where the trace is saved at the block's end, also when an exception leaves it.
+    """
+
+    def __init__(self, iterator: PlannedIterator, path: str | os.PathLike[str] | None) -> None:
+        self._iterator = iterator
+        self._path = None if path is None else Path(checked_path("path", path))
+        self._calls: deque[Call] = deque(maxlen=_MOST_CALLS)
+        self._workers: list[WorkerTrace] = []
+        self._began = 0
+
+    def __enter__(self) -> Self:
+        self._calls.clear()
+        self._began = timer.now()
+        self._iterator._start_trace(self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._workers = self._iterator._stop_trace()
+        if self._path is not None:
+            self.save(self._path)
+
+    def _note(self, *call: int) -> None:
+        self._calls.append(Call(*call))
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return what was recorded, in Chrome's trace event format, times in microseconds.
+
+        One thread is the loop (``next()``, within it ``wait``, and ``loop`` between the calls), the
+        others are the workers: ``fetch`` and ``write`` of rows, with the dataset index of the first
+        of them, ``finish`` of batches, ``wait`` for work. Where there are none, ``next()`` itself
+        does all that, and waits for nobody. Each worker process keeps its last 32,765 events;
+        threads keep as many. Time 0 is the beginning of the trace, or of what was under way then;
+        what is under way at its end is not in it.
+        """
+        pid = os.getpid()
+        found = [
+            _metadata(pid, _LOOP, "process_name", name=f"fastiter {pid}"),
+            *_thread(pid, _LOOP, "loop"),
+        ]
+        found += self._loop(pid)
+        for tid, worker in enumerate(self._workers, _LOOP + 1):
+            found += _thread(pid, tid, worker.name)
+            for kind, began, took, index, rows, batch in worker.events:
+                args: dict[str, int] = {"rows": rows, "batch": batch} if rows else {}
+                if kind in ("fetch", "write"):
+                    args["index"] = index
+                found.append(self._span(pid, tid, kind, began, took, args))
+        # Viewers leave out what lies before time 0, or draw it in the wrong place.
+        earliest = min(event["ts"] for event in found)
+        return [{**event, "ts": round(event["ts"] - earliest, 3)} for event in found]
+
+    def _loop(self, pid: int) -> list[dict[str, Any]]:
+        found = []
+        left = 0
+        for call in items_of(self._calls):
+            if left:
+                found.append(self._span(pid, _LOOP, "loop", left, call.began - left, {}))
+            args = {"rows": call.rows} if call.rows > 0 else {}
+            found.append(self._span(pid, _LOOP, "next()", call.began, call.took, args))
+            if call.waited:
+                # It may have waited more than once; what it did in between is short.
+                began = max(call.began, min(call.blocked, call.began + call.took - call.waited))
+                found.append(self._span(pid, _LOOP, "wait", began, call.waited, {}))
+            left = 0 if call.rows == timer.ENDED else call.began + call.took
+        return found
+
+    def _span(
+        self, pid: int, tid: int, name: str, began: int, took: int, args: Mapping[str, int]
+    ) -> dict[str, Any]:
+        """A complete event."""
+        return {
+            "name": name,
+            "cat": "loop" if tid == _LOOP else "worker",
+            "ph": "X",
+            "ts": (began - self._began) / 1000,
+            "dur": max(took, 0) / 1000,
+            "pid": pid,
+            "tid": tid,
+            "args": dict(args),
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace as JSON, which https://ui.perfetto.dev opens.
+
+        Raises
+        ------
+        OSError
+        """
+        content = {"traceEvents": self.events(), "displayTimeUnit": "ms"}
+        Path(path).write_text(json.dumps(content), encoding="utf-8")
+
+
+def _metadata(pid: int, tid: int, what: str, **args: Any) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": args}
+
+
+def _thread(pid: int, tid: int, name: str) -> list[dict[str, Any]]:
+    return [
+        _metadata(pid, tid, "thread_name", name=name),
+        _metadata(pid, tid, "thread_sort_index", sort_index=tid),
+    ]

@@ -1,0 +1,1 @@
+"""Worker threads of `MultithreadIterator`: tasks, and batches that several threads fill."""

@@ -1,0 +1,363 @@
+"""The rows of one batch in memory of this process, as several threads fetch them.
+
+Where it is known what the examples have in common, each is copied into the batch's arrays by the
+thread that fetched it, as long as it is in that core's cache, and is not kept. Whatever does not
+fit is kept as it is; the batch is then made of examples again (`Assembly.examples`).
+"""
+
+cimport cython
+cimport numpy as cnp
+from cpython.list cimport PyList_GET_ITEM
+from cpython.long cimport PyLong_FromLongLong
+from cpython.mem cimport PyMem_Calloc, PyMem_Free
+from cpython.object cimport PyObject, PyObject_GetItem
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_TYPE
+from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_SIZE
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from fastiter._collate.buffers cimport empty_array
+from fastiter._clib.csrc cimport (
+    PyArray_Descr, fi_call_cost, fi_call_cost_claim, fi_call_cost_note, fi_copy, fi_outruns_cache)
+from fastiter._clib.numpy_api cimport (
+    PyArray_Type, bytes_of, copy_into, descr_of, dims_of, equivalent, is_contiguous, ndim_of,
+    new_array)
+from fastiter._ring.row_reader cimport (
+    FIELD_LIMIT, MOST_NDIM, _ARRAY, _BARE, _BOOL, _DICT, _FLOAT, _INT, _LIST, _NAMED, _TENSOR, _TUPLE,
+    Field, Schema)
+from fastiter._util.torch_tensors import array_of
+
+cnp.import_array()
+
+cdef extern from "Python.h":
+    PyObject **items_of "&PyTuple_GET_ITEM"(object example, int first)
+    void *type_of "Py_TYPE"(PyObject *value)
+
+cdef enum:
+    # Smaller arrays are copied at once, larger ones together with those of the rows that follow.
+    AT_ONCE = 512
+    MOST_COPIES = 64
+    # So much is copied in one go: a core's cache holds it, and the examples it comes from.
+    MOST_BYTES = 262144
+    # Below it, giving up and taking back Python's lock costs more than the copy.
+    NOGIL_BYTES = 65536
+
+cdef enum:
+    MISSING
+    WRITTEN  # into the fields
+    KEPT  # as an example
+
+cdef struct Copy:
+    char *target
+    const char *source
+    Py_ssize_t size
+    PyObject *owner  # of the source; a reference
+
+
+cdef class Copies:
+    """Copies to be made of arrays, by one thread."""
+
+    cdef Copy copies[MOST_COPIES]
+    cdef Py_ssize_t count
+    cdef Py_ssize_t bytes
+    cdef bint uncached
+
+    def __dealloc__(self):
+        self.drop()
+
+    cdef void drop(self):
+        cdef Py_ssize_t count = self.count, i
+        self.count = self.bytes = 0
+        for i in range(count):
+            Py_DECREF(<object>self.copies[i].owner)
+
+    cdef void make(self):
+        cdef Py_ssize_t i
+        if self.bytes >= NOGIL_BYTES:
+            with nogil:
+                for i in range(self.count):
+                    self.make_one(&self.copies[i])
+        else:
+            for i in range(self.count):
+                self.make_one(&self.copies[i])
+        self.drop()
+
+    cdef void make_one(self, Copy *copy) noexcept nogil:
+        fi_copy(copy.target, copy.source, copy.size, self.uncached)
+
+    cdef void add(self, char *target, PyObject *array, Py_ssize_t size):
+        cdef Copy *copy
+        if self.count == MOST_COPIES:
+            self.make()
+        copy = &self.copies[self.count]
+        copy.target, copy.source, copy.size = target, bytes_of(<cnp.PyArrayObject *>array), size
+        copy.owner = array
+        Py_INCREF(<object>array)
+        self.count += 1
+        self.bytes += size
+
+
+cdef class Position:
+    cdef readonly Py_ssize_t row
+
+
+cdef class CallCost:
+    """What a call costs that fetches several rows; used by any number of threads."""
+
+    cdef fi_call_cost cost
+
+    def note(self, uint32_t rows, int64_t nanoseconds):
+        with cython.critical_section(self):
+            fi_call_cost_note(&self.cost, rows, nanoseconds)
+
+    def claim(self, uint32_t n, uint32_t left, uint32_t share, uint32_t even):
+        with cython.critical_section(self):
+            return fi_call_cost_claim(&self.cost, n, left, share, even)
+
+
+
+cdef class Assembly:
+    """The rows of one batch.
+
+    Threads may fill different rows at a time.
+
+    Parameters
+    ----------
+    rows : int
+        Examples in the batch.
+    schema : Schema or None
+        What is known of them; None keeps all rows as examples.
+    in_place : sequence of bool
+        For each field of the schema whether its rows are copied into an array; the values of the
+        others are kept.
+    n_batches : int
+        How many such batches are filled ahead of their use. If the caches do not hold so many,
+        arrays are written past them.
+    """
+
+    cdef Schema schema
+    cdef Py_ssize_t rows
+    cdef list kept
+    cdef list fields_
+    cdef char *targets[FIELD_LIMIT]
+    cdef char *states
+    cdef bint uncached
+    cdef public bint stopped
+
+    def __cinit__(self, Py_ssize_t rows, Schema schema=None, in_place=(), uint64_t n_batches=1):
+        cdef Py_ssize_t number
+        cdef Py_ssize_t shape[MOST_NDIM + 1]
+        cdef Field *f
+        cdef int axis
+        self.rows = rows
+        self.schema = schema
+        self.kept = [None] * rows
+        self.fields_ = []
+        self.states = <char *>PyMem_Calloc(max(rows, 1), 1)
+        if self.states == NULL:
+            raise MemoryError(f"no memory for the states of {rows} rows")
+        if schema is None:
+            return
+        self.uncached = fi_outruns_cache(rows * schema.row_bytes, n_batches)
+        if len(in_place) != schema.count or schema.container == _LIST:
+            raise ValueError(f"no schema for an assembly: {schema.specs!r}, {in_place!r}")
+        for number in range(schema.count):
+            f = &schema.fields[number]
+            self.targets[number] = NULL
+            if not in_place[number]:
+                self.fields_.append([None] * rows)
+                continue
+            if f.descr == NULL or f.kind != _ARRAY and f.ndim or f.ndim >= MOST_NDIM - 1:
+                raise ValueError(f"field {number} has no rows of one size: {schema.specs[number]!r}")
+            shape[0] = rows
+            for axis in range(f.ndim):
+                shape[1 + axis] = f.dims[axis]
+            array = empty_array(1 + f.ndim, shape, <PyArray_Descr *>f.descr, rows * f.stride)
+            self.targets[number] = bytes_of(<cnp.PyArrayObject *>array)
+            self.fields_.append(array)
+
+    def __dealloc__(self):
+        PyMem_Free(self.states)
+
+    # ---- filling rows
+
+    def fetch(self, dataset, indices, Py_ssize_t first, Py_ssize_t stop, Position at):
+        cdef Copies copies = self.copies()
+        cdef Py_ssize_t row = first
+        cdef const int64_t *numbers = indices_of(indices, self.rows)
+        self.check(first, stop)
+        try:
+            while row < stop and not self.stopped:
+                at.row = row
+                self.put_row(
+                    copies, row, PyObject_GetItem(dataset, PyLong_FromLongLong(numbers[row])))
+                row += 1
+        except BaseException as error:
+            return row, error
+        finally:
+            copies.make()
+        return None
+
+    def put(self, Py_ssize_t first, list examples):
+        cdef Copies copies = self.copies()
+        cdef Py_ssize_t row = first
+        self.check(first, first + len(examples))
+        try:
+            for example in examples:
+                self.put_row(copies, row, example)
+                row += 1
+        finally:
+            copies.make()
+
+    cdef Copies copies(self):
+        cdef Copies copies = Copies.__new__(Copies)
+        copies.uncached = self.uncached
+        return copies
+
+    cdef int check(self, Py_ssize_t first, Py_ssize_t stop) except -1:
+        if not 0 <= first <= stop <= self.rows:
+            raise ValueError(f"rows {first} .. {stop} do not lie in a batch of {self.rows}")
+        return 0
+
+    cdef int put_row(self, Copies copies, Py_ssize_t row, object example) except -1:
+        if self.schema is not None and self.write(copies, row, example):
+            self.states[row] = WRITTEN
+        else:
+            self.kept[row] = example
+            self.states[row] = KEPT
+        if copies.bytes >= MOST_BYTES:
+            copies.make()
+        return 0
+
+    cdef int write(self, Copies copies, Py_ssize_t row, object example) except -1:
+        """1: the example is in its row. 0: it does not fit."""
+        cdef PyObject *held[FIELD_LIMIT]
+        cdef Schema schema = self.schema
+        cdef Py_ssize_t number
+        if schema.container == _TUPLE or schema.container == _NAMED:
+            if schema.container == _TUPLE:
+                if not PyTuple_CheckExact(example):
+                    return 0
+            elif <PyObject *>Py_TYPE(example) != <PyObject *>schema.type:
+                return 0
+            if PyTuple_GET_SIZE(example) != schema.count:
+                return 0
+            return self.write_fields(copies, row, items_of(example, 0))
+        if schema.container == _BARE:
+            if isinstance(example, (tuple, dict)):  # it has fields of its own
+                return 0
+            held[0] = <PyObject *>example
+            return self.write_fields(copies, row, held)
+        # Another thread may change a dict during a copy.
+        if not schema.hold(example, held):
+            return 0
+        try:
+            return self.write_fields(copies, row, held)
+        finally:
+            for number in range(schema.count):
+                Py_DECREF(<object>held[number])
+
+    cdef int write_fields(self, Copies copies, Py_ssize_t row, PyObject **values) except -1:
+        cdef Py_ssize_t number
+        cdef PyObject *value
+        cdef char *place
+        cdef Field *f
+        for number in range(self.schema.count):
+            f = &self.schema.fields[number]
+            value = values[number]
+            if self.targets[number] == NULL:
+                (<list>PyList_GET_ITEM(self.fields_, number))[row] = <object>value
+                continue
+            place = self.targets[number] + f.stride * row
+            if f.guise == _TENSOR:
+                seen = array_of(<object>value)
+                value = <PyObject *>seen
+            if f.kind != _ARRAY:
+                if not self.schema.write_number(f, place, value):
+                    return 0
+            elif not self.write_array(copies, f, place, value):
+                return 0
+        return 1
+
+    cdef int write_array(self, Copies copies, Field *f, char *place, PyObject *value) except -1:
+        cdef cnp.PyArrayObject *array = <cnp.PyArrayObject *>value
+        cdef cnp.PyArray_Descr *descr
+        cdef int axis
+        if type_of(value) != f.array_type or ndim_of(array) != f.ndim:
+            return 0
+        descr = descr_of(array)
+        if descr != f.descr and not equivalent(descr, f.descr):
+            return 0
+        for axis in range(f.ndim):
+            if dims_of(array)[axis] != f.dims[axis]:
+                return 0
+        if not is_contiguous(array):
+            Py_INCREF(<object>f.descr)  # the constructor takes it over
+            target = new_array(
+                &PyArray_Type, f.descr, f.ndim, dims_of(array), NULL, place,
+                cnp.NPY_ARRAY_CARRAY, NULL)
+            copy_into(<cnp.PyArrayObject *>target, array)
+        elif f.stride < AT_ONCE:
+            memcpy(place, bytes_of(array), f.stride)
+        else:
+            copies.add(place, value, f.stride)
+        return 1
+
+    # ---- what came of it
+
+    @property
+    def is_complete(self):
+        cdef Py_ssize_t row
+        if self.schema is None:
+            return False
+        for row in range(self.rows):
+            if self.states[row] != WRITTEN:
+                return False
+        return True
+
+    @property
+    def fields(self):
+        return self.fields_
+
+    @property
+    def n_kept(self):
+        cdef Py_ssize_t row, count = 0
+        for row in range(self.rows):
+            count += self.states[row] == KEPT
+        return count
+
+    def examples(self):
+        cdef Py_ssize_t row
+        if self.schema is None and self.n_kept == self.rows:
+            return self.kept
+        return [
+            self.kept[row] if self.states[row] == KEPT else self.read(row)
+            for row in range(self.rows)
+            if self.states[row] != MISSING
+        ]
+
+    cdef object read(self, Py_ssize_t row):
+        """An example made of the fields again."""
+        cdef Schema schema = self.schema
+        values = [
+            self.read_field(&schema.fields[number], self.fields_[number], row)
+            for number in range(schema.count)
+        ]
+        if schema.container == _BARE:
+            return values[0]
+        return dict(zip(schema.keys, values)) if schema.container == _DICT else tuple(values)
+
+    cdef object read_field(self, Field *f, object field, Py_ssize_t row):
+        if type(field) is list:
+            return field[row]
+        if f.kind == _ARRAY:
+            return field[row, ...]
+        return field.item(row) if f.kind in (_INT, _FLOAT, _BOOL) else field[row]
+
+
+cdef const int64_t *indices_of(object indices, Py_ssize_t rows) except NULL:
+    cdef cnp.PyArrayObject *array = <cnp.PyArrayObject *>indices
+    if type_of(<PyObject *>indices) != <void *>&PyArray_Type or ndim_of(array) != 1 or (
+            not is_contiguous(array) or indices.dtype != "int64" or dims_of(array)[0] != rows):
+        raise TypeError(f"indices must be a contiguous int64 array of {rows}, not {indices!r}")
+    return <const int64_t *>bytes_of(array)

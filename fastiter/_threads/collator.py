@@ -1,0 +1,184 @@
+"""concat_examples, done by the threads that fetch the examples.
+
+What the examples of a dataset have in common is learnt from the first batch. From then on, rows
+of one shape are copied into the batch's arrays as they are fetched (`_assembly.Assembly`), and what
+is left to do with a complete batch is the fields that need all of their rows, like ragged ones. A
+batch that is unlike the others is made from its examples. The result is the same either way.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fastiter._collate import collate as _collate
+from fastiter._ring import row_reader
+from fastiter._ring.infer_schema import derive_schema, merge_schemas
+from fastiter._threads.batch_buffer import Assembly
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastiter._collate.numpy_fallback import Indices
+    from fastiter._collate.padding import FieldRule, Padding
+    from fastiter._ring.row_reader import Schema
+
+_NUMBERS = {row_reader.INT: np.int64, row_reader.FLOAT: np.float64, row_reader.BOOL: np.bool_}
+_MOST_NDIM = 30  # of a row; the batch has one more, and NumPy 1 allows 32
+
+
+class _Recipe(NamedTuple):
+    """How batches are made of what is known of their examples."""
+
+    schema: Schema | None = None  #: None: nothing is known, or nothing can be done in place
+    rules: tuple[FieldRule, ...] = ()  #: for each field
+    in_place: tuple[bool, ...] = ()  #: for each field
+    is_final: bool = False  #: whether there is nothing more to learn
+
+
+class Assembler:
+    """Starts and finishes the batches of one iterator. Safe to use in several threads.
+
+    Parameters
+    ----------
+    padding : Padding
+    copy : bool
+        As in concat_examples.
+    batch_size : int
+        Most examples in a batch.
+    n_batches : int
+        How many batches are filled ahead of their use.
+    """
+
+    def __init__(self, padding: Padding, copy: bool, batch_size: int, n_batches: int = 1) -> None:
+        self._padding = padding
+        self._copy = copy
+        self._batch_size = batch_size
+        self._n_batches = n_batches
+        self._recipe = _Recipe()
+
+    def start(self, n_rows: int) -> Batch:
+        """Make room for a batch.
+
+        Raises
+        ------
+        MemoryError
+            If there is none.
+        """
+        recipe = self._recipe
+        rows = Assembly(n_rows, recipe.schema, recipe.in_place, self._n_batches)
+        return Batch(rows, recipe)
+
+    def finish(self, batch: Batch, indices: Indices | None = None) -> Any:
+        """Make of a batch, all of whose rows are there, what concat_examples makes of them.
+
+        Parameters
+        ----------
+        batch : Batch
+        indices : sequence of int, optional
+            The dataset's indices of its rows, for the text of errors.
+
+        Raises
+        ------
+        Exception
+            What concat_examples raises.
+        """
+        rows, recipe = batch
+        if rows.is_complete:
+            return self._join(recipe, rows.fields, indices)
+        examples = rows.examples()
+        if recipe.schema is None or rows.n_kept * 8 >= len(examples):
+            self._learn(recipe, examples)
+        if indices is not None and len(examples) < len(indices):  # rows have failed
+            indices = None
+        return _collate.collate(examples, self._padding, copy=self._copy, indices=indices)
+
+    def _join(self, recipe: _Recipe, fields: list[Any], indices: Indices | None) -> Any:
+        """The counterpart of `_collate.collate`."""
+        arrays, lengths = [], []
+        schema = recipe.schema
+        assert schema is not None
+        names: Sequence[Any] = schema.keys or range(len(fields))
+        if schema.container == row_reader.BARE:
+            names = [None]
+        for name, field, rule in zip(names, fields, recipe.rules, strict=True):
+            array, n = field, None
+            if type(field) is list:
+                array, n = _collate.join_field(field, rule, name, copy=self._copy, indices=indices)
+            elif rule.lengths and field.ndim > 1:
+                n = np.full(len(field), field.shape[1], dtype=np.int64)
+            arrays.append(array)
+            lengths.append(n)
+        if schema.keys is not None:
+            return _collate.with_lengths(dict(zip(names, arrays, strict=True)), names, lengths)
+        joined = arrays[0] if schema.container == row_reader.BARE else tuple(arrays)
+        return _collate.with_lengths(joined, names, lengths)
+
+    def _learn(self, recipe: _Recipe, examples: list[Any]) -> None:
+        # A batch that was started before the last lesson teaches nothing.
+        if self._recipe is not recipe or recipe.is_final:
+            return
+        schema = derive_schema(examples, self._batch_size)
+        if recipe.schema is not None:
+            schema = merge_schemas(recipe.schema, schema)
+        # Of two threads that learn at once, one teaches in vain: batches are the same either way.
+        self._recipe = self._cook(schema)
+
+    def _cook(self, schema: Schema) -> _Recipe:
+        rules: tuple[FieldRule, ...]
+        if schema.container == row_reader.LIST or (
+            schema.container == row_reader.BARE and schema.specs[0][0] == row_reader.OBJECT
+        ):
+            return _Recipe(is_final=True)
+        try:
+            if schema.container == row_reader.DICT:
+                rules = self._padding.for_dict(list(schema.keys or ()))
+            elif schema.container == row_reader.BARE:
+                rules = (self._padding.for_array(),)
+            else:
+                rules = self._padding.for_tuple(len(schema.specs))
+        except (IndexError, KeyError, ValueError):  # which collate raises for each batch
+            return _Recipe(is_final=True)
+        in_place = tuple(
+            _is_in_place(spec, rule) for spec, rule in zip(schema.specs, rules, strict=True)
+        )
+        return _Recipe(schema, rules, in_place)
+
+
+class Batch(NamedTuple):
+    """A batch in the making."""
+
+    rows: Assembly
+    recipe: _Recipe
+
+
+def _is_in_place(spec: Any, rule: FieldRule) -> bool:
+    """Whether the field's array is its rows, one after the other."""
+    kind, dtype, shape = spec
+    if kind in (row_reader.RAGGED, row_reader.OBJECT):
+        return False
+    dtype = np.dtype(_NUMBERS.get(kind, dtype))
+    if not dtype.isnative or dtype.kind == "V" or dtype.itemsize == 0:
+        return False
+    if not _casts_quietly(rule.fill, dtype):
+        return False
+    if kind != row_reader.ARRAY or not shape:
+        return rule.named is None
+    return len(shape) < _MOST_NDIM and rule.takes_whole(shape[0])
+
+
+def _casts_quietly(fill: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether a fill value, of which equal shapes make no use, is beyond doubt none that NumPy
+    refuses or warns of: the ordinary way shall do that."""
+    if fill is None:
+        return True
+    if type(fill) not in (int, float, bool):
+        return False
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return type(fill) is not float and limits.min <= fill <= limits.max
+    if dtype.kind in "fc":
+        return not math.isfinite(fill) or abs(fill) <= float(np.finfo(dtype).max)
+    return dtype.kind == "b"

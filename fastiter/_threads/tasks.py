@@ -1,0 +1,566 @@
+"""Batches that several threads fetch together.
+
+What is called a job here is one batch. Threads take ranges of its rows, ever smaller ones, so that
+a slow example delays its own range only; who completes the last rows finishes the batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fastiter import _device
+from fastiter._collate.collate import collate
+from fastiter._fetch.dataset_access import collate_columns, examples_of
+from fastiter._order import example_context
+from fastiter._stats.timer import now
+from fastiter._threads.batch_buffer import Assembly, CallCost, Position
+from fastiter._util.failures import RowCountError, RowFailure, is_skippable, raisable, survivors
+from fastiter.errors import WorkerTraceback
+from fastiter.iterators._fetch import Outcome
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from fastiter._fetch.gather import ColumnReader
+    from fastiter._order.example_context import Seed
+    from fastiter._threads.collator import Assembler
+    from fastiter.iterators._fetch import Concat, Source
+    from fastiter.iterators._state import Place, Plan
+
+    Origin = tuple[Seed, Plan]
+
+# A range of rows is worth so many seconds: taking one costs some microseconds and, often, a wait
+# for the GIL.
+_LEAST_SECONDS = 2e-4
+# A signal just before the wait for the lock interrupts nothing: look again now and then.
+_LOOK_SECONDS = 0.25
+_MARK = ", worker thread "  # which notes are ours
+
+
+class Failure(NamedTuple):
+    """A row that could not be fetched."""
+
+    row: int
+    error: Exception
+    facts: str  #: which row it is, and who fetched it
+    is_skippable: bool
+
+
+class Pace:
+    """How long a row of the dataset takes; shared by the jobs of an iterator.
+
+    Written by several threads without a lock: any of their values will do.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = _LEAST_SECONDS  # per row
+
+    def note(self, rows: int, seconds: float) -> None:
+        """Learn from a range of rows."""
+        self._seconds = 0.75 * self._seconds + 0.25 * seconds / rows
+
+    @property
+    def least(self) -> int:
+        """Rows that are worth a thread's while."""
+        return int(_LEAST_SECONDS / max(self._seconds, 1e-9)) or 1
+
+
+class Work(NamedTuple):
+    """What the jobs of an iterator have in common."""
+
+    source: Source
+    n_threads: int
+    pace: Pace
+    call_cost: CallCost  #: if the dataset gives many rows in one call
+    convert: Callable[[list[Any]], Any] | None  #: any converter that is not concat_examples
+    tolerates: bool  #: whether the other rows of a batch count when some have failed
+
+
+class Job:
+    """One batch.
+
+    A subclass gives ``_fill(start, stop)``, which fetches these rows and returns the first
+    `Failure` that ``_fail`` gives for them; ``_make()``, which returns the
+    batch, made of the rows that have not failed; and ``_examples()``, which returns these rows'
+    examples.
+
+    Parameters
+    ----------
+    work : Work
+    origin : Seed and Plan
+        The iteration's seed, and the plan of the batch.
+    place : Place
+        For messages.
+    """
+
+    def __init__(self, work: Work, origin: Origin, place: Place) -> None:
+        indices = origin[1].indices
+        assert indices is not None
+        self._work = work
+        self._origin = origin
+        self._indices = indices
+        self._place = place
+        self._n_rows = len(indices)  # to be taken; fewer after an error
+        self._n_taken = 0
+        self._n_done = 0
+        self._failure: Failure | None = None
+        self._tolerated: list[Failure] = []
+        self._outcome: Outcome | None = None
+        self._error_facts = ""
+        self._is_aborted = False
+        # Locked until the batch is there. Whoever comes through lets the next one through.
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    # -- by the threads, under their lock ------------------------------------------------------
+
+    def take(self, n_jobs: int, n_takers: int) -> tuple[int, int] | None:
+        """Take a range of rows: start and stop; None if there is none left.
+
+        So many threads look for work, in so many jobs that have rows left.
+        """
+        start = self._n_taken
+        rest = self._n_rows - start
+        if rest <= 0 or self._is_aborted:
+            return None
+        even = -(-len(self._indices) * n_jobs // n_takers)
+        self._n_taken = stop = start + min(rest, self._share(rest, even))
+        return start, stop
+
+    def _share(self, rest: int, even: int) -> int:
+        """How many of the rows that are left a thread takes at a time; ``even`` leaves as many for
+        each that looks for work."""
+        return max(self._work.pace.least, rest // (2 * self._work.n_threads))
+
+    def _share_in_one_call(self, rest: int, even: int) -> int:
+        """The same, where one call of the dataset fetches all of them."""
+        share = min(rest, Job._share(self, rest, even))
+        return self._work.call_cost.claim(len(self._indices), rest, share, even)
+
+    @property
+    def size(self) -> int:
+        return len(self._indices)
+
+    def index_of(self, row: int) -> int:
+        return int(self._indices[row])
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the batch, or its error, is there."""
+        return self._outcome is not None
+
+    def note(self, start: int, stop: int, failure: Failure | None) -> bool:
+        """Note that a range is done; True if that was the last one.
+
+        After an error no more rows are taken. Those taken before are fetched, so the error kept is
+        that of the first failing row, however the threads run.
+        """
+        if failure is not None:
+            self._n_rows = self._n_taken
+            if self._failure is None or failure.row < self._failure.row:
+                self._failure = failure
+        self._n_done += stop - start
+        return self._n_done == self._n_rows
+
+    # -- by one thread -------------------------------------------------------------------------
+
+    def run(self, start: int, stop: int) -> Failure | None:
+        """Fetch a range of rows. Raises nothing."""
+        since = time.perf_counter()
+        try:
+            failure = self._fill(start, stop)
+        except BaseException as error:
+            failure = self._failed(start, error)
+        self._work.pace.note(stop - start, time.perf_counter() - since)
+        try:
+            return failure
+        finally:
+            del failure  # or its error, traceback and this frame keep each other alive
+
+    def finish(self) -> None:
+        """Make the batch of its rows; `open` comes next. Raises nothing."""
+        if self._failure is not None:
+            self._error_facts = self._failure.facts
+            self._outcome = Outcome(None, self._failure.error)
+        elif len(self._tolerated) == len(self._indices):
+            self._outcome = Outcome(None)
+        else:
+            try:
+                batch = self._make()
+                _device.settle(batch)
+                self._outcome = Outcome(batch)
+            except BaseException as error:
+                self._error_facts = f"converter, {self._facts()}"
+                raised = raisable(error, self._error_facts, "in a worker thread")
+                self._outcome = Outcome(None, raised)
+
+    def _fill(self, start: int, stop: int) -> Failure | None:
+        raise NotImplementedError
+
+    def _make(self) -> Any:
+        raise NotImplementedError
+
+    def _examples(self) -> list[Any]:
+        raise NotImplementedError
+
+    def _failed(self, row: int, error: BaseException) -> Failure:
+        facts = f"dataset index {self._indices[row]}, {self._facts()}"
+        raised = raisable(error, facts, "in a worker thread")
+        return Failure(row, raised, facts, is_skippable(error))
+
+    def _fail(self, row: int, error: BaseException) -> Failure | None:
+        """The failure of a row; None where it is kept for the iterator to decide.
+
+        Called by several threads.
+        """
+        failure = self._failed(row, error)
+        if not self._work.tolerates:
+            return failure
+        self._tolerated.append(failure)
+        return None
+
+    def _facts(self) -> str:
+        return f"{self._place}{_MARK}{threading.current_thread().name}"
+
+    def open(self) -> None:
+        """Let go on who waits for the batch."""
+        with contextlib.suppress(RuntimeError):  # it is open
+            self._gate.release()
+
+    # -- by the iterator -----------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """Have no more rows fetched, and wake up who waits.
+
+        Takes no lock: a garbage collection may call it while this very thread holds one.
+        """
+        self._is_aborted = True
+        self.open()
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the batch is there, and no row has failed."""
+        return self._outcome is not None and self._outcome.error is None and not self._tolerated
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether rows have failed about which the iterator is to decide."""
+        return bool(self._tolerated)
+
+    @property
+    def failures(self) -> list[RowFailure]:
+        """The rows that have failed, of a batch that is complete but for these.
+
+        Raises
+        ------
+        Exception
+            What ended the batch as a whole.
+        """
+        if self._failure is not None:
+            raise self._failure.error
+        return [
+            RowFailure(failure.row, failure.error, failure.is_skippable)
+            for failure in sorted(self._tolerated, key=lambda failure: failure.row)
+        ]
+
+    def made_with(self, failures: Sequence[RowFailure], stand_ins: dict[int, Any]) -> Any:
+        """The batch, made once more with examples in the place of some that have failed.
+
+        Raises
+        ------
+        NothingLeft
+            If there are no examples at all.
+        """
+        failed = {failure.row for failure in failures}
+        rows = [row for row in range(len(self._indices)) if row not in failed]
+        found = self._examples() if rows else []
+        examples = survivors(dict(zip(rows, found, strict=True)), failures, stand_ins)
+        if self._work.source.concat is not None:
+            return self._collated(examples)
+        return examples if self._work.convert is None else self._work.convert(examples)
+
+    def _collated(self, examples: list[Any]) -> Any:
+        concat = self._work.source.concat
+        assert concat is not None
+        indices = self._indices if len(examples) == len(self._indices) else None
+        return collate(examples, concat.padding, copy=concat.copy, indices=indices)
+
+    def wait(self) -> Outcome:
+        """Block until the batch, or its error, is there.
+
+        Raises
+        ------
+        RuntimeError
+            If the job was aborted in the meantime. KeyboardInterrupt leaves it as it is.
+        """
+        if self._outcome is None and not self._is_aborted:
+            while not self._gate.acquire(timeout=_LOOK_SECONDS):
+                pass
+            self.open()
+        if self._is_aborted:
+            raise RuntimeError("the iterator was finalized or reset while next() was waiting")
+        assert self._outcome is not None
+        if self._outcome.error is not None:
+            # Now, since a dataset may raise one object again and again, ahead of time.
+            annotate(self._outcome.error, self._error_facts)
+        for failure in self._tolerated:
+            annotate(failure.error, failure.facts)
+        return self._outcome
+
+    def forget(self) -> None:
+        """The batch was taken: frames of its errors keep the job, which would keep the errors."""
+        self._outcome = self._failure = None
+        self._tolerated = []
+
+
+class RowsJob(Job):
+    """The rows of any dataset.
+
+    Parameters
+    ----------
+    work, origin, place
+        As in `Job`.
+    assembler : Assembler or None
+        Makes concat_examples' arrays; None leaves the examples as they are.
+    """
+
+    def __init__(
+        self, work: Work, origin: Origin, place: Place, assembler: Assembler | None
+    ) -> None:
+        super().__init__(work, origin, place)
+        self._assembler = assembler
+        self._batch = None if assembler is None else assembler.start(self._n_rows)
+        self._rows = Assembly(self._n_rows) if self._batch is None else self._batch.rows
+        self._gives_many = work.source.gives_many
+
+    def _share(self, rest: int, even: int) -> int:
+        if self._gives_many:
+            return self._share_in_one_call(rest, even)
+        return super()._share(rest, even)
+
+    def _fill(self, start: int, stop: int) -> Failure | None:
+        source = self._work.source
+        if self._gives_many:
+            try:
+                since = now()
+                indices = self._indices[start:stop]
+                self._rows.put(start, source.examples(indices, self._origin, start))
+                self._work.call_cost.note(stop - start, now() - since)
+                return None
+            except RowCountError:
+                raise
+            except BaseException as error:
+                if stop - start == 1:
+                    return self._fail(start, error)
+            return self._fill_singly(start, stop)
+        at = Position()
+        failed: tuple[int, BaseException] | None = None
+        failure: Failure | None = None
+        before = example_context.begin(example_context.Fetching(*self._origin, at))
+        try:
+            while failure is None and start < stop:
+                failed = self._rows.fetch(source.dataset, self._indices, start, stop, at)
+                if failed is None:
+                    break
+                failure = self._fail(*failed)
+                start = failed[0] + 1
+            return failure
+        finally:
+            example_context.end(before)
+            del failed, failure  # as in `run`
+
+    def _fill_singly(self, start: int, stop: int) -> Failure | None:
+        """One by one, so that the error is that of the row that has it."""
+        for row in range(start, stop):
+            try:
+                indices = self._indices[row : row + 1]
+                self._rows.put(row, self._work.source.examples(indices, self._origin, row))
+            except BaseException as error:
+                if (failure := self._fail(row, error)) is not None:
+                    try:
+                        return failure
+                    finally:
+                        del failure  # as in `run`
+        return None
+
+    def abort(self) -> None:
+        self._rows.stopped = True
+        super().abort()
+
+    def _make(self) -> Any:
+        if self._assembler is not None and self._batch is not None:
+            return self._assembler.finish(self._batch, self._indices)
+        examples = self._rows.examples()
+        return examples if self._work.convert is None else self._work.convert(examples)
+
+    def _examples(self) -> list[Any]:
+        return self._rows.examples()
+
+
+class PartsJob(Job):
+    """The columns of a dataset that has ``get_examples``, one part of the rows after the other.
+
+    Parameters
+    ----------
+    work, origin, place
+        As in `Job`.
+    getter : callable
+        ``getter(indices)`` gives all columns of some rows.
+    concat : Concat
+        The arguments of concat_examples.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        origin: Origin,
+        place: Place,
+        getter: Callable[[list[int]], tuple[Any, ...]],
+        concat: Concat,
+    ) -> None:
+        super().__init__(work, origin, place)
+        self._getter = getter
+        self._concat = concat
+        self._parts: dict[int, tuple[int, tuple[Any, ...]]] = {}  # rows, by the first of them
+
+    def _share(self, rest: int, even: int) -> int:
+        return self._share_in_one_call(rest, even)
+
+    def _fill(self, start: int, stop: int) -> Failure | None:
+        try:
+            since = now()
+            indices = self._indices[start:stop].tolist()
+            self._parts[start] = (stop - start, self._getter(indices))
+            self._work.call_cost.note(stop - start, now() - since)
+            return None
+        except RowCountError:
+            raise
+        except BaseException as error:
+            if stop - start == 1 or not self._work.tolerates:
+                return self._fail(start, error)
+        for row in range(start, stop):
+            self._fill(row, row + 1)
+        return None
+
+    def _make(self) -> Any:
+        parts = [self._parts[start] for start in sorted(self._parts)]
+        arrays = [columns for _, columns in parts]
+        columns = arrays[0] if len(parts) == 1 else _joined(arrays)
+        if columns is not None:
+            own, n_rows = len(parts) > 1, sum(n for n, _ in parts)
+            dataset = self._work.source.dataset
+            indices = self._indices if n_rows == len(self._indices) else None
+            return collate_columns(
+                dataset, columns, n_rows, *self._concat, own=own, indices=indices
+            )
+        return self._collated(self._examples())
+
+    def _examples(self) -> list[Any]:
+        examples: list[Any] = []
+        for start in sorted(self._parts):
+            n_rows, columns = self._parts[start]
+            examples += examples_of(self._work.source.dataset, columns, n_rows)
+        return examples
+
+
+def _joined(parts: list[tuple[Any, ...]]) -> tuple[Any, ...] | None:
+    """Whole columns, if all parts of each are arrays of one dtype and shape of a row."""
+    first = parts[0]
+    if any(len(part) != len(first) for part in parts):
+        return None
+    for number, column in enumerate(first):
+        if type(column) is not np.ndarray or column.dtype.kind not in "biufc":
+            return None
+        for part in parts:
+            other = part[number]
+            if (
+                type(other) is not np.ndarray
+                or other.dtype != column.dtype
+                or other.shape[1:] != column.shape[1:]
+            ):
+                return None
+    return tuple(map(np.concatenate, zip(*parts, strict=True)))
+
+
+class ColumnsJob(Job):
+    """The columns of a batch, gathered from a dataset of arrays without making examples.
+
+    Parameters
+    ----------
+    work, origin, place
+        As in `Job`.
+    reader : ColumnReader
+        Whose columns can be gathered.
+    outputs : list of array
+        From ``reader.outputs(len(indices))``.
+    concat : Concat
+        The arguments of concat_examples.
+    n_batches : int
+        How many batches are filled ahead of their use.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        origin: Origin,
+        place: Place,
+        reader: ColumnReader,
+        outputs: list[npt.NDArray[Any]],
+        concat: Concat,
+        n_batches: int,
+    ) -> None:
+        super().__init__(work, origin, place)
+        self._concat = concat
+        self._reader = reader
+        self._outputs = outputs
+        self._n_batches = n_batches
+        self._is_complete = True
+        self._found: list[Any] | None = None  # examples, where columns would not do
+
+    def _fill(self, start: int, stop: int) -> Failure | None:
+        rows = self._indices[start:stop]
+        if not self._reader.gather_part(self._outputs, start, rows, self._n_batches):
+            self._is_complete = False
+        return None
+
+    def _make(self) -> Any:
+        if self._is_complete:
+            return self._reader.assembled(self._outputs)
+        # An array has changed, so that it cannot be gathered any more.
+        return self._collated(self._examples())
+
+    def _examples(self) -> list[Any]:
+        if self._found is None:
+            self._found = self._fetched()
+        return self._found
+
+    def _fetched(self) -> list[Any]:
+        source = self._work.source
+        if not self._work.tolerates:
+            return source.examples(self._indices, self._origin)
+        failures: list[RowFailure] = []
+        found = source.each(self._indices, self._origin, failures)
+        self._tolerated += [self._kept(failure) for failure in failures]
+        failures.clear()  # or an error, its frames and this list keep each other alive
+        return list(found.values())
+
+    def _kept(self, failure: RowFailure) -> Failure:
+        facts = f"dataset index {self._indices[failure.row]}, {self._facts()}"
+        return Failure(failure.row, failure.error, facts, failure.is_skippable)
+
+
+def annotate(error: Exception, facts: str) -> None:
+    """Add `facts` as a note, in place of an earlier one of ours; before Python 3.11 as a cause."""
+    with contextlib.suppress(Exception):  # a class that takes none; the error is what counts
+        if hasattr(error, "add_note"):
+            notes = getattr(error, "__notes__", [])
+            notes[:] = [note for note in notes if _MARK not in note]
+            error.add_note(facts)
+        elif error.__cause__ is None or isinstance(error.__cause__, WorkerTraceback):
+            error.__cause__ = WorkerTraceback(facts)

@@ -1,0 +1,1 @@
+"""Helpers that several packages share: argument checks, file descriptors, warnings, failures."""

@@ -1,0 +1,1 @@
+"""Worker processes: how they start, fetch rows, fail and are replaced."""

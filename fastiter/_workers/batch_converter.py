@@ -1,0 +1,181 @@
+"""The finish of a slot: what a converter makes of a batch, done by the worker that ends it.
+
+A finisher has two sides. ``finish(rows)`` runs in the worker that found all rows done; it may
+leave something in the slot, says so by flags, and never raises. ``convert(examples, indices)`` runs
+in the parent for the batches of which the worker could make nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fastiter._clib import ring_words
+from fastiter._collate import collate, numpy_fallback
+from fastiter._collate.numpy_fallback import Indices
+from fastiter._collate.padding import FieldRule, Padding
+from fastiter._ring import lease as _lease
+from fastiter._ring import row_reader, views
+from fastiter._ring.serialization import Packed, failure_of
+from fastiter._workers import row_writer
+
+_NUMBERS = {row_reader.INT: np.int64, row_reader.FLOAT: np.float64, row_reader.BOOL: np.bool_}
+
+
+class ConcatFinisher:
+    """concat_examples, done in place: equal shapes lie in columns already, ragged fields are put
+    together here. No example objects are made at all.
+
+    Parameters
+    ----------
+    padding : Padding
+    copy : bool
+        As in concat_examples.
+    tolerates : bool
+        Whether the other rows of a batch count when some have failed.
+    """
+
+    def __init__(self, padding: Padding, copy: bool, tolerates: bool):
+        self.padding = padding
+        self.copy = copy
+        self.tolerates = tolerates
+        self._recipe: tuple[Any, list[_Step] | None] = (None, None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ConcatFinisher, (self.padding, self.copy, self.tolerates)
+
+    def finish(self, rows: row_writer.RowWriter) -> int:
+        good = None  # all of them
+        if not rows.columns_complete:
+            good = rows.good_rows() if self.tolerates else []
+            if not good:
+                return 0
+        schema = rows.current_schema
+        if schema is None or not schema.has_ragged_fields:
+            return 0
+        try:
+            steps = self._steps_for(schema)
+            if steps is not None and schema.pad_fields(rows.end, steps, good):
+                return ring_words.CONVERTED_FIELDS
+        except Exception:
+            pass  # the parent tries on its heap, and raises if that fails too
+        return 0
+
+    def suits(self, schema: row_reader.Schema) -> bool:
+        """Whether the columns of this schema are what concat_examples would give. Its errors about
+        the padding are raised by itself, in `convert`."""
+        return self._steps_for(schema) is not None
+
+    def complete(self, columns: Any, schema: row_reader.Schema, lease: _lease.Lease) -> Any:
+        """What concat_examples returns: the columns of a batch, and the lengths it was asked for.
+
+        Runs in the parent.
+        """
+        if self.padding.only_fills:
+            return columns
+        steps = self._steps_for(schema)
+        assert steps is not None
+        names = range(len(steps)) if schema.keys is None else schema.keys
+        lengths = [
+            views.lengths(schema, lease, number, step.max_length) if step.lengths else None
+            for number, step in enumerate(steps)
+        ]
+        return collate.with_lengths(columns, names, lengths)
+
+    def _steps_for(self, schema: row_reader.Schema) -> list[_Step] | None:
+        if self._recipe[0] is not schema:
+            self._recipe = (schema, self._cook(schema))
+        return self._recipe[1]
+
+    def _cook(self, schema: row_reader.Schema) -> list[_Step] | None:
+        """What is done with each field; None if that is not what columns are made for, or a fill
+        value cannot be cast without a word from NumPy, which the parent shall say."""
+        rules: tuple[FieldRule, ...]
+        try:
+            if schema.container in (row_reader.TUPLE, row_reader.NAMED):
+                rules = self.padding.for_tuple(len(schema.specs))
+            elif schema.keys is not None:
+                rules = self.padding.for_dict(schema.keys)
+            else:
+                rules = (self.padding.for_array(),)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                return [_step(spec, rule) for spec, rule in zip(schema.specs, rules, strict=True)]
+        except (
+            IndexError,
+            KeyError,
+            *numpy_fallback.CAST_ERRORS,
+        ):  # a field without padding; or a cast
+            return None
+
+    def convert(self, examples: list[Any], indices: Indices) -> Any:
+        return collate.collate(examples, self.padding, copy=self.copy, indices=indices)
+
+
+class _Step(NamedTuple):
+    """What the finisher does with one field. `Schema.pad_fields` reads the first three."""
+
+    fill: np.ndarray[Any, Any] | None  # 0-d, of the field's dtype
+    max_length: int
+    multiple: int
+    lengths: bool
+
+
+def _step(spec: Any, rule: FieldRule) -> _Step:
+    """Raises where columns are not what concat_examples makes of this field."""
+    kind, dtype, shape = spec
+    ndim = shape if kind == row_reader.RAGGED else len(shape or ())  # of a number: None
+    fill = None
+    if rule.fill is not None:
+        fill = numpy_fallback.cast_fill(rule.fill, np.dtype(_NUMBERS.get(kind, dtype)), ndim)
+    if ndim == 0:
+        if rule.named is not None:
+            raise ValueError(f"{rule.named} is set for a field without an axis")
+        return _Step(fill, -1, 1, False)
+    if kind == row_reader.ARRAY and not rule.takes_whole(shape[0]):
+        raise ValueError("the column is no row's length")
+    return _Step(fill, rule.max_length, rule.multiple, rule.lengths)
+
+
+class CallableFinisher:
+    """Any other converter: called in the worker, its result packed into the slot.
+
+    Parameters
+    ----------
+    function : callable
+        Called as ``function(examples, None)`` with examples of its own to keep or to change.
+    tolerates : bool
+        Whether the other rows of a batch count when some have failed.
+    """
+
+    def __init__(self, function: Callable[[list[Any], Any], Any], tolerates: bool):
+        self.function = function
+        self.tolerates = tolerates
+
+    def finish(self, rows: row_writer.RowWriter) -> int:
+        try:
+            examples = rows.examples(self.tolerates)
+        except Exception:
+            return 0  # an example cannot be loaded again: the parent says which
+        if examples is None:
+            return 0
+        flags = ring_words.CONVERTED_OBJECT
+        try:
+            result = self.function(examples, None)
+        except BaseException as error:
+            flags = ring_words.CONVERTER_ERROR
+            result = tuple(failure_of(error))
+        try:
+            rows.put_result(Packed(result), flags == ring_words.CONVERTER_ERROR)
+        except Exception:
+            return 0  # no pickle, or no room: the parent converts
+        return flags
+
+    def convert(self, examples: list[Any], indices: Indices) -> Any:
+        return self.function(examples, None)
+
+
+Finisher = ConcatFinisher | CallableFinisher

@@ -1,0 +1,191 @@
+"""A fork server of the workers' own.
+
+multiprocessing's forkserver is the program's: what is set for it, modules to import or a mask of
+signals, would be set for all other processes of the program. The server here is a second one of the
+same kind. It starts with Ctrl-C blocked, and so does every worker of it, from its first instruction
+on; and it has imported what workers need, once for all of them: fastiter, the main module, the
+modules that the dataset's pickle names, and what the program asked multiprocessing's to import
+(`fastiter._workers.forkserver_preload`).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import importlib.machinery
+import io
+import os
+import pickle
+import signal
+import site
+import sys
+import sysconfig
+import time
+from collections.abc import Iterable, Iterator
+from multiprocessing import forkserver, popen_forkserver, reduction, resource_tracker, spawn, util
+from multiprocessing.context import ForkServerProcess, set_spawning_popen
+from pathlib import Path
+from typing import Any
+
+from fastiter import errors
+from fastiter._clib import system
+from fastiter._util import fds
+from fastiter._workers import start_method
+
+#: The environment variable that tells a server what to import.
+PRELOAD = "_FASTITER_PRELOAD"
+_MOST_TEXT = 100_000  # characters of it; Linux takes 128 KiB
+_PRELOAD_SECONDS = 60.0  # for these imports; what takes longer is left to each worker
+# Of what multiprocessing tells a new process, what an import needs to know.
+_NEEDED = ("name", "sys_path", "sys_argv", "init_main_from_name", "init_main_from_path")
+
+_server = forkserver.ForkServer()
+_preloads = True  # until a start has failed
+
+
+@contextlib.contextmanager
+def interrupts_blocked(needs_tracker: bool = True) -> Iterator[None]:
+    """What starts within inherits the mask: a Ctrl-C, which a terminal sends to all processes of a
+    program, waits until a worker is ready to ignore it."""
+    if needs_tracker:
+        resource_tracker.ensure_running()  # its start would unblock SIGINT
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def ensure_running(modules: Iterable[str] = ()) -> None:
+    """Starts the server, if it does not run, and waits for nothing. It imports `modules`, and the
+    main module, unless the program has asked multiprocessing for a server that does not."""
+    theirs = list(forkserver._forkserver._preload_modules)  # type: ignore[attr-defined]
+    with interrupts_blocked(), start_method.default_method_kept():
+        if _preloads and _is_found_by_others():
+            _server.set_forkserver_preload(["fastiter._workers.forkserver_preload"])
+            wanted = theirs if "__main__" not in theirs else [*theirs, *modules]
+            os.environ[PRELOAD] = _preload_text(wanted)
+        else:
+            _server.set_forkserver_preload(theirs)
+        try:
+            _server.ensure_running()
+        finally:
+            os.environ.pop(PRELOAD, None)
+
+
+def _preload_text(modules: list[str]) -> str:
+    """What `fastiter._workers.forkserver_preload` reads: a dict for `spawn.prepare`, and names of modules."""
+    data = spawn.get_preparation_data("fastiter-forkserver")
+    needed = {key: data[key] for key in _NEEDED if key in data}
+    if "__main__" not in modules or not start_method.main_is_importable():
+        needed = {key: value for key, value in needed.items() if not key.startswith("init_main")}
+    text = base64.b64encode(pickle.dumps((needed, modules))).decode()
+    return text if len(text) <= _MOST_TEXT else ""
+
+
+def _is_found_by_others() -> bool:
+    """Whether a fresh interpreter would find this copy of the package. A server does not learn
+    what the program has done to its `sys.path`, and must not import another copy."""
+    places = [] if sys.flags.isolated or getattr(sys.flags, "safe_path", False) else [""]
+    if not sys.flags.ignore_environment:
+        places += os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if site.ENABLE_USER_SITE:
+        places.append(site.getusersitepackages())
+    for packages in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        places += [packages, *_pth_folders(packages)]
+    spec = importlib.machinery.PathFinder.find_spec("fastiter", places)
+    if spec is None or spec.origin is None:
+        return False
+    return os.path.dirname(spec.origin) == os.path.dirname(errors.__file__)
+
+
+def _pth_folders(packages: str) -> Iterator[str]:
+    """The folders that `packages` adds to the path of a fresh interpreter, as an editable install
+    does: lines of its ``.pth`` files that are no comments or statements."""
+    for file in sorted(Path(packages).glob("*.pth")):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            for line in file.read_text().splitlines():
+                if line.strip() and not line.startswith(("#", "import ", "import\t")):
+                    yield os.path.join(packages, line.rstrip())
+
+
+def _forget_server() -> None:
+    """In a forked child: the server is the parent's, and ends with it."""
+    global _server
+    if _server._forkserver_alive_fd is not None:  # type: ignore[attr-defined]
+        os.close(_server._forkserver_alive_fd)  # type: ignore[attr-defined]
+    _server = forkserver.ForkServer()
+
+
+os.register_at_fork(after_in_child=_forget_server)
+
+
+def _close_all(descriptors: tuple[int, ...]) -> None:
+    for fd in descriptors:
+        os.close(fd)
+
+
+class _Popen(popen_forkserver.Popen):
+    """As multiprocessing's, with another server."""
+
+    def _launch(self, process_obj: Any) -> None:
+        message = io.BytesIO()
+        set_spawning_popen(self)
+        try:
+            reduction.dump(spawn.get_preparation_data(process_obj.name), message)
+            reduction.dump(process_obj, message)
+        finally:
+            set_spawning_popen(None)
+        descriptors = self._fds  # type: ignore[attr-defined]
+        with interrupts_blocked():
+            _server.ensure_running()
+        with interrupts_blocked(), _sigpipe_ignored():
+            self.sentinel, pipe = _server.connect_to_new_process(descriptors)
+            # The child takes the closing of this duplicate for the end of its parent.
+            ends = (os.dup(pipe), self.sentinel)
+            self.finalizer = util.Finalize(self, _close_all, (ends,))
+            # A child that has died already is noticed as one that dies later.
+            with contextlib.suppress(BrokenPipeError), open(pipe, "wb") as stream:
+                stream.write(message.getbuffer())
+        # The server may still import; Ctrl-C is heard meanwhile.
+        if not fds.events(self.sentinel, _PRELOAD_SECONDS):
+            raise ConnectionError("the fork server still imports the modules of the program")
+        self.pid = forkserver.read_signed(self.sentinel)
+
+
+@contextlib.contextmanager
+def _sigpipe_ignored() -> Iterator[None]:
+    """Makes a write to a pipe that nobody reads an error, whatever the program does at SIGPIPE."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+    try:
+        yield
+    finally:
+        if signal.SIGPIPE not in mask and signal.SIGPIPE in signal.sigpending():
+            signal.sigwait({signal.SIGPIPE})
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def give_up(seconds: float) -> None:
+    """Ends a server that has failed to start a worker, and waits for that: it may still be on its
+    way out, and would break off the next start too. The next server imports nothing of the
+    program's, since that may be what has failed."""
+    global _preloads
+    _preloads = False
+    pid = _server._forkserver_pid  # type: ignore[attr-defined]
+    end = system.now() + seconds
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    # It stays to be waited for: that is the business of multiprocessing.
+    options = os.WEXITED | os.WNOWAIT | os.WNOHANG
+    with contextlib.suppress(ChildProcessError, AttributeError):  # AttributeError: no os.waitid
+        while pid is not None and os.waitid(os.P_PID, pid, options) is None and system.now() < end:
+            time.sleep(0.005)
+
+
+class ServedWorker(ForkServerProcess):
+    """A process that this server starts."""
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> _Popen:
+        return _Popen(process_obj)

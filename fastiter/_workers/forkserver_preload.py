@@ -1,0 +1,59 @@
+"""What a fork server imports for its workers, and does once for all of them: they find the modules
+imported, and the pools of native libraries limited."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import importlib
+import os
+import pickle
+import sys
+from multiprocessing import process, spawn
+
+from fastiter._workers import forkserver, start_method, thread_limits
+from fastiter._workers import main as _worker  # noqa: F401 - _worker is for workers
+
+
+def _preload(text: str) -> None:
+    """Imports the main module, as `__mp_main__`, and others. What cannot be imported here is left
+    to the workers, which say why."""
+    data, modules = pickle.loads(base64.b64decode(text))
+    process.current_process()._inheriting = True  # type: ignore[attr-defined]
+    try:
+        with contextlib.suppress(BaseException):
+            spawn.prepare(data)
+        for name in modules:  # __main__ is one, and is there already
+            with contextlib.suppress(BaseException):
+                importlib.import_module(name)
+    finally:
+        del process.current_process()._inheriting  # type: ignore[attr-defined]
+    for stream in (sys.stdout, sys.stderr):  # else each worker would print it again
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _open_descriptors() -> set[str]:
+    """Names of descriptors, each with what it is, as far as the system tells."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                found.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")
+    return {entry for entry in found if "/proc/" not in entry}
+
+
+def _begin() -> None:
+    text = os.environ.pop(forkserver.PRELOAD, "")
+    thread_limits.limit_pools()
+    if not text:
+        return
+    threads, descriptors = thread_limits.native_threads(), _open_descriptors()
+    _preload(text)
+    thread_limits.limit_pools()
+    if start_method.why_not_fork(threads) is not None or _open_descriptors() - descriptors:
+        # Workers would lack these threads, and share these files' positions: begin anew without.
+        os.execv(sys.executable, sys.orig_argv)
+
+
+_begin()

@@ -1,0 +1,284 @@
+"""What a worker process runs."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import functools
+import hashlib
+import io
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable
+from multiprocessing import reduction, util
+from multiprocessing.context import ForkProcess, SpawnProcess
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from fastiter._clib import system
+from fastiter._order import example_context
+from fastiter._ring import arena as _arena
+from fastiter._ring import serialization, worker_ring
+from fastiter._util.worker_info import WorkerInfo, set_worker_info
+from fastiter._workers import row_writer, thread_limits
+from fastiter._workers.batch_converter import Finisher
+from fastiter._workers.shared_object import Shared
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_NO_SWITCH = 1e4  # seconds between switches of threads: none
+_LAST_SECONDS = 1.0  # for exit handlers, and threads that the dataset has left behind
+
+
+class Descriptor:
+    """A file descriptor that travels to a child process, whatever starts that child."""
+
+    def __init__(self, fd: int):
+        self.fd = fd
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (reduction.DupFd(self.fd) if self.fd >= 0 else None,)
+
+
+def _arrived(duplicate: Any) -> Descriptor:
+    return Descriptor(-1 if duplicate is None else duplicate.detach())
+
+
+class ForkedWorker(ForkProcess):
+    """A forked process whose start waits for no thread of the program.
+
+    multiprocessing closes `sys.stdin` in each child. That waits for the stream's lock, which a
+    thread of the program that reads from it, in `input()` say, holds in the child for ever.
+    """
+
+    def _bootstrap(self, parent_sentinel: Any = None) -> int:
+        self._inherited_stdin = sys.stdin  # kept: freeing it closes it, too
+        sys.stdin = io.StringIO()
+        return super()._bootstrap(parent_sentinel)  # type: ignore[misc,no-any-return]
+
+
+class SpawnedWorker(SpawnProcess):
+    """A spawned process that ends as one of multiprocessing does, its finalizers and the exit
+    handlers run and its streams flushed, but does not take its interpreter and its modules apart:
+    that takes longer than all the rest, and nobody sees it."""
+
+    def _bootstrap(self, parent_sentinel: Any = None) -> int:
+        status: int = super()._bootstrap(parent_sentinel)  # type: ignore[misc]
+        atexit._run_exitfuncs()
+        util._flush_std_streams()  # type: ignore[attr-defined]
+        os._exit(status)
+
+
+class Job(Protocol):
+    """What the workers of a crew work on: the same for all."""
+
+    image: str
+    """What messages call the image of it."""
+    instead: str
+    """What users can do where it does not travel to other processes."""
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """Its parts by the names that messages give them, the smallest first."""
+
+    def prepare(self, end: worker_ring.WorkerEnd, seat: Seat, seed: int) -> Callable[[], None]:
+        """In the worker: gets ready, and gives the function that does the work. `seed` is this
+        start's own."""
+
+
+class BatchJob:
+    """Fills batches.
+
+    Parameters
+    ----------
+    dataset
+    finisher : Finisher or None
+        What becomes of a complete batch.
+    worker_init : callable or None
+        Called first, with the worker's number.
+    claims : int or None
+        Ranges that a worker completes before it leaves, to be replaced.
+    """
+
+    image = "the dataset's image"
+    instead = "or pass context='fork', or use MultithreadIterator"
+
+    def __init__(
+        self,
+        dataset: Any,
+        finisher: Finisher | None,
+        worker_init: Callable[[int], Any] | None,
+        claims: int | None,
+    ):
+        self.dataset = dataset
+        self.finisher = finisher
+        self.worker_init = worker_init
+        self._claims = claims
+
+    @property
+    def names(self) -> dict[str, Any]:
+        return {
+            "worker_init": self.worker_init,
+            "the converter": self.finisher,
+            "the dataset": self.dataset,
+        }
+
+    def prepare(self, end: worker_ring.WorkerEnd, seat: Seat, seed: int) -> Callable[[], None]:
+        set_worker_info(WorkerInfo(seat.number, seat.workers, seed, self.dataset))
+        if self.worker_init is not None:
+            self.worker_init(seat.number)
+        rows = row_writer.RowWriter(end, self.dataset)
+        example_context.set_worker(rows)
+        return functools.partial(_work, rows, end, self.finisher, self._claims)
+
+
+class Seat(NamedTuple):
+    """What one start of one worker is given."""
+
+    number: int
+    workers: int  # how many there are
+    start: int  # counts the starts of this pool; the cell's gate compares it
+    arena: _arena.Arena | None  # inherited by a fork, else attached
+    geometry: tuple[int, ...]
+    memory: Descriptor
+    event: Descriptor
+    bell_pipe: Descriptor
+    life_pipe: Descriptor  # read end; its write end is the parent's alone
+    parent_pidfd: Descriptor
+    stacks: Descriptor  # where a Python stack is written on `stack_signal`
+    stack_signal: int
+    parent: int  # pid to die with, 0 if the parent's starting thread may end before it
+    inherited: set[int]  # what all iterators hold open, as it is when a fork inherits it
+    own: set[int]  # descriptors of them that are this worker's
+    others: tuple[_arena.Arena, ...]  # arenas of other iterators, inherited likewise
+    job: Job | Shared[Job]  # inherited, or an image of it
+    seed: bytes
+
+
+def main(seat: Seat) -> None:
+    """Runs a worker to its end, which follows that of its work: threads that the dataset has left
+    behind would keep the interpreter from exiting, and a replacement waits for that."""
+    status = 1
+    try:
+        status = _run(seat)
+    finally:
+        with contextlib.suppress(OSError, MemoryError):
+            system.exit_within(_LAST_SECONDS, status)
+        for stream in (sys.stdout, sys.stderr):  # which is done too late otherwise
+            with contextlib.suppress(Exception):
+                stream.flush()
+    sys.exit(status)
+
+
+def _run(seat: Seat) -> int:
+    """Loads the dataset and works; returns the exit status."""
+    _take_signals(seat)
+    for fd in seat.inherited - seat.own:
+        os.close(fd)
+    for other in seat.others:
+        other.forget()
+    system.watch_parent(seat.parent_pidfd.fd, seat.life_pipe.fd)
+    if seat.parent:
+        system.die_with_parent(seat.parent)
+    thread_limits.limit_pools()
+    arena = seat.arena
+    if arena is None:
+        arena = _arena.Arena.attach(seat.memory.fd, seat.event.fd, seat.geometry)
+    arena.dont_fork()
+    end = worker_ring.WorkerEnd(arena, seat.number, seat.bell_pipe.fd)
+    if not end.enter(seat.start):
+        return 0
+    digest = _digest(seat)
+    _seed(digest)
+    end.load()
+    try:
+        job = seat.job
+        if isinstance(job, Shared):
+            handle, job = job, job.value
+            handle.close()
+            thread_limits.limit_pools()  # of what the dataset has imported; worker_init may raise it
+            _seed_torch(digest)  # the dataset may have imported it
+        work = job.prepare(end, seat, int.from_bytes(digest[-8:], "little"))
+    except BaseException as error:
+        failure = serialization.failure_of(error)
+        end.loaded(seat.start, serialization.pack_note(failure))
+        return 1
+    end.loaded(seat.start)
+    work()
+    return 0
+
+
+def _work(
+    rows: row_writer.RowWriter,
+    end: worker_ring.WorkerEnd,
+    finisher: Finisher | None,
+    claims: int | None,
+) -> None:
+    done = 0
+    while True:
+        turn = rows.next()
+        if turn == "rows":
+            rows.fill()
+            done += 1
+            if done == claims:
+                end.leave()
+        elif turn == "finish":
+            rows.finish(finisher)
+        else:
+            return
+
+
+def _take_signals(seat: Seat) -> None:
+    # Ctrl-C is the parent's; a handler of the parent's for SIGTERM must not outlive it here.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # as for what a worker starts
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    faulthandler.register(seat.stack_signal, seat.stacks.fd, all_threads=True)
+
+
+def _digest(seat: Seat) -> bytes:
+    """32 bytes that no other start of a worker has."""
+    text = seat.seed + b"%d %d" % (seat.number, seat.start)
+    return hashlib.blake2b(text, digest_size=32).digest()
+
+
+def _seed(digest: bytes) -> None:
+    """Gives this start generators of its own, so that augmentations differ between workers."""
+    random.seed(digest)
+    _seed_numpy(np.frombuffer(digest, dtype=np.uint32))
+    _seed_torch(digest)
+
+
+def _seed_numpy(seed: npt.NDArray[np.uint32]) -> None:
+    """As `np.random.seed`, by a new bit generator: the old one's lock may be held for ever, by a
+    thread of the program that drew numbers at the moment of the fork."""
+    generator = np.random.mtrand._rand
+    kind = type(generator._bit_generator)
+    generator.__init__(seed if kind is np.random.MT19937 else kind(seed))  # type: ignore[misc]
+
+
+def keep_generators_free() -> float:
+    """In the program, just before it forks a worker: waits until the lock of torch's generator is
+    free, which the worker could not replace. Afterwards no other thread of Python gets the
+    interpreter's lock, which it needs to take the generator's, until the switch interval is what it
+    was. Returns that interval."""
+    interval = sys.getswitchinterval()
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "default_generator"):
+        sys.setswitchinterval(_NO_SWITCH)
+        torch.default_generator.get_state()  # takes the lock, and gives it back
+    return interval
+
+
+def _seed_torch(digest: bytes) -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "manual_seed"):  # else amid its import, in a thread
+        # Where a thread without the interpreter's lock draws from torch's generator, this may wait
+        # for ever in a forked worker: `Crew.end_hung_starts` replaces the worker then.
+        torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)

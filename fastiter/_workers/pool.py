@@ -1,0 +1,532 @@
+"""Waits for batches, takes those that are out of the ordinary, and repairs the ring when workers
+die.
+
+The pool belongs to one iterator and one process. All of it runs in the thread that calls the
+iterator, under the iterator's lock; there is no thread beside it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fastiter._clib import ring_words
+from fastiter._clib import system as _system
+from fastiter._order.plan import Plan
+from fastiter._ring import arena as _arena
+from fastiter._ring import lease as _lease
+from fastiter._ring import parent_ring, serialization
+from fastiter._ring.infer_schema import derive_schema, merge_schemas
+from fastiter._ring.scheduler import Feed, Scheduled
+from fastiter._stats.autotune import Setting, private_bytes
+from fastiter._stats.stats import LoaderStats, worker_stats
+from fastiter._util import shutdown
+from fastiter._util.cpus import allowed_cpus
+from fastiter._util.failures import Judge
+from fastiter._workers.batch_converter import Finisher
+from fastiter._workers.crash_counts import Deaths
+from fastiter._workers.delivery import assemble, from_rows, poisoned, read_odd, settled
+from fastiter._workers.main import BatchJob
+from fastiter._workers.process import LEFT, UNKNOWN_END, Member
+from fastiter._workers.process_group import Crew
+from fastiter._workers.start_method import Start
+from fastiter._workers.timeouts import Timeouts
+from fastiter.errors import OverwrittenError, WorkerDiedError
+
+if TYPE_CHECKING:
+    from fastiter._ring.parent_ring import Report
+
+_SPARES = 32  # slots that replace those retired by forks of the program
+_SCHEMAS = 16
+_MOST_MENDS = 3  # of what was overwritten, for one batch
+_SLICE = 0.5  # seconds; the longest sleep before a look at clocks and hints
+_SPIN = 100  # pauses, about 2 us
+
+
+class Pool(Feed):
+    """Workers, the ring between them and the caller, and the arena that holds it.
+
+    What it does for each batch while nothing is out of the ordinary is the part of `Feed`.
+
+    Parameters
+    ----------
+    dataset, batch_size, n_prefetch, shared_mem, dataset_timeout, maxtasksperchild
+        As in MultiprocessIterator.
+    workers : int
+        Number of worker processes.
+    rows : int
+        Examples that a batch has at most: fewer than `batch_size` where the dataset is smaller.
+    n_held : int
+        Slots that the consumer has while the loop goes on.
+    most_workers, most_prefetch : int, optional
+        How far `set_workers` and `set_prefetch` may go; no further than now by default.
+    finisher : Finisher or None
+        What becomes of a complete batch.
+    worker_init : callable or None
+        As in MultiprocessIterator.
+    start : Start
+        How workers are started.
+    lock : RLock
+        The iterator's.
+    """
+
+    def __init__(
+        self,
+        *,
+        dataset: Any,
+        workers: int,
+        batch_size: int,
+        rows: int,
+        n_prefetch: int,
+        n_held: int,
+        shared_mem: int | None,
+        dataset_timeout: float | None,
+        maxtasksperchild: int | None,
+        finisher: Finisher | None,
+        worker_init: Callable[[int], Any] | None,
+        start: Start,
+        lock: Any,
+        most_workers: int = 0,
+        most_prefetch: int = 0,
+    ):
+        self.pid = os.getpid()
+        self.closed = False
+        self._released = False
+        self._lock = lock
+        self.copied_out = 0  # batches copied to the heap for want of slots
+        self.spilled_rows = 0
+        self.restarts = 0  # of workers that died
+        self.replacements = 0  # planned ones
+        self._at_start: dict[int, Report] = {}  # what workers had done when the first batch came
+        self._joined: dict[int, float] = {}  # when workers joined that were not there at first
+        self._planned_exits = maxtasksperchild is not None
+        self._finisher = finisher
+        self._deaths = Deaths()
+        self._repaired = False
+        self._mends = 0
+        self.is_starting = True  # there are workers whose start is to be watched
+        self._next_look = 0.0  # at these
+        # Batches ahead and the one waited for; the consumer's; and each worker may pin one of an
+        # old generation.
+        most = max(workers, most_workers)
+        slots = max(n_prefetch, most_prefetch) + 1 + n_held + most + _SPARES
+        self.rows = rows
+        arena = _arena.Arena.create(slots, most, rows, _SCHEMAS)
+        super().__init__(parent_ring.ParentEnd(arena, _SPARES), batch_size, n_prefetch)
+        self._least_bytes = (shared_mem or 0) * rows
+        self._engage(workers)
+        self._calls_init = worker_init is not None
+        job = BatchJob(dataset, finisher, worker_init, maxtasksperchild)
+        self._crew = Crew(self._ring, most, job, start, workers)
+        self._timeouts = Timeouts(dataset_timeout, self._ring, self._crew)
+        self._at_exit = shutdown.end_at_exit(self, lock)
+        try:
+            self._crew.open()
+        except BaseException:
+            self.close()
+            shutdown.stay_away(lock)
+            raise
+
+    # ---- take
+
+    @property
+    def arena(self) -> _arena.Arena:
+        """The memory that batches lie in."""
+        return self._ring.arena
+
+    @property
+    def ready_plan(self) -> Plan | None:
+        """The plan of the oldest batch if that is complete, else None."""
+        is_ready = self._scheduled and self._ring.ready() is not None
+        return self._scheduled[0].plan if is_ready else None
+
+    @property
+    def is_in_step(self) -> bool:
+        """For those who take batches ahead of their delivery: whether all that has left the ring
+        was `taken_over`."""
+        return self.is_settled and self._taken is None
+
+    def taken_over(self) -> None:
+        """The batch taken last is kept until it is delivered."""
+        self._taken = None
+
+    def start_over(self) -> None:
+        """Have the next `top_up` fetch anew all that has not been delivered."""
+        self.is_settled = False
+        self._taken = None
+
+    def wait(self) -> tuple[int, int]:
+        """Blocks until the oldest batch is complete; returns what `deliver` takes.
+
+        Raises
+        ------
+        TimeoutWarning, KeyboardInterrupt
+            While waiting. Nothing is lost, the next call waits for the same batch.
+        Exception
+            The dataset cannot be loaded in the workers, or they die before they work.
+        """
+        ready: tuple[int, int] | None = self._ring.ready()
+        while ready is None:  # a word that was right may be overwritten before it is read again
+            self._sleep(self._ring.ready, any_event=False)
+            ready = self._ring.ready()
+        return ready
+
+    def wait_for_slot(self) -> None:
+        """Blocks until a slot that drains may have come back."""
+        self._sleep(lambda: self._ring.slots["free"] > 0, any_event=True)
+
+    def ordinary(self, plan: Plan, lease: _lease.Lease) -> Any:
+        """The batch of `plan`, of which `take` gave the lease.
+
+        Raises
+        ------
+        Exception
+            A field cannot be loaded, or the converter's exception.
+        """
+        assert plan.indices is not None
+        return from_rows(lease, plan.indices, {}, self._finisher, False)
+
+    def deliver(self, plan: Plan, slot: int, flags: int, judge: Judge | None) -> Any:
+        """The oldest batch, that of `plan`, which leaves the ring, whatever is raised.
+
+        `judge` decides about rows that have failed; without one the first of them is raised.
+
+        Raises
+        ------
+        Exception
+            What belongs to the batch: the dataset's or the converter's exception, or
+            `WorkerDiedError`; `NothingLeft` if every row is dropped.
+        """
+        ring = self._ring
+        record = self._scheduled[0]
+        self._taken = plan
+        # Holding batches costs memory, never progress.
+        copied = ring.usable < self._n_prefetch + 1
+        codes: Sequence[tuple[int, int]] = ()
+        try:
+            codes = ring.odd_rows(slot)
+        except OverwrittenError:
+            ring.drop()
+            self._forget_head()
+            raise
+        offset, size = ring.result(slot)
+        used = ring.used(slot)
+        # Made before the head leaves: if Ctrl-C comes in between, the slot is not lost.
+        fields = bool(flags & ring_words.CONVERTED_FIELDS)
+        lease = _lease.view(ring, slot, record.schema, not copied, fields)
+        if not copied:
+            ring.take(False)
+            self._forget_head()
+        try:
+            tolerates = judge is not None
+            odd = read_odd(ring, lease, slot, record, codes, self._deaths, copied, tolerates)
+            poison = (row for row, code in codes if code == ring_words.ROW_POISON)
+            self._deaths.came_through(record.indices, poison)
+            examples = odd.examples
+            if odd.failures:
+                if judge is None:
+                    error = odd.failures[0].error
+                    del odd
+                    try:
+                        raise error
+                    finally:
+                        del error  # or it, its traceback and this frame keep each other alive
+                examples, is_finished = settled(judge, plan, lease, odd, codes)
+                if not is_finished:
+                    flags, size, lease.converted = flags & ring_words.FINISH_POISON, 0, False
+            if flags & ring_words.FINISH_POISON:
+                raise poisoned("the converter", self._deaths.end_of_finish(record.q), record.label)
+            self._learn(lease, record, used, odd.examples)
+            result = lease.part(offset, size) if size else None
+            return assemble(lease, record, flags, result, examples, self._finisher, copied)
+        finally:
+            del lease  # or it lives as long as the traceback of what is raised
+            if copied:
+                self.copied_out += 1
+                ring.take(True)
+                self._forget_head()
+
+    def _forget_head(self) -> None:
+        record = self._scheduled.pop(0)
+        self._deaths.delivered(record.q)
+        self._repaired = False
+        self._mends = 0
+        if record.q >= self._single_until:
+            self._single_until = -1
+        self._is_calm = not self._deaths and self._single_until < 0
+
+    def _learn(
+        self, lease: _lease.Lease, record: Scheduled, used: int, odd: dict[int, Any]
+    ) -> None:
+        """Lets later batches have the columns that this one would have needed."""
+        self.note_used(used)
+        self.spilled_rows += len(odd) if record.schema is not None else 0
+        number = self._schema_number + 1
+        if len(odd) * 8 < len(record.indices) or number >= _SCHEMAS:
+            return
+        known = self._schema
+        if known is not record.schema:
+            return  # this batch was scheduled before what has been learnt since
+        examples = [odd[row] for row in sorted(odd)]
+        schema = derive_schema(examples, self.rows)
+        if known is not None:
+            schema = merge_schemas(known, schema)
+            if schema.same_as(known):
+                return
+        if self._ring.arena.put_schema_record(number, schema.record()):
+            self.use_schema(schema)
+
+    # ---- wait
+
+    def _sleep(self, done: Any, any_event: bool) -> None:
+        """Sleeps until `done`, for the doorbell, deaths, timeouts and signals at once."""
+        ring = self._ring
+        self._timeouts.begin()
+        while True:
+            if self.closed:
+                shutdown.stay_away(self._lock)
+                raise RuntimeError("the iterator was finalized while next() waited")
+            if done():
+                return
+            if self.is_starting:
+                self.look_at_starts()
+            self._start_missing()
+            woken: list[int] = []
+            try:
+                ring.doze(any_event)
+                if any_event:
+                    ring.collect()
+                if done():
+                    return
+                woken = ring.wait(self._crew.descriptors(), self._timeouts.slice(_SLICE))
+            except OSError:
+                if not self.closed:  # by a signal handler that came before the wait
+                    raise
+            finally:
+                ring.wake()
+            if any_event:
+                ring.collect()
+            if done() or self.closed:
+                continue
+            # After a silence too: where the system has no pidfds, a pipe's end tells of a death,
+            # and what the dataset has forked may hold that open.
+            if not woken or any(position >= 0 for position in woken):
+                for member in self._crew.dead():
+                    self._recover(member)
+            label = self._scheduled[0].label if self._scheduled else "a free slot"
+            self._timeouts.look(label)
+            if not woken:
+                self._look_at_hints()
+
+    def _look_at_hints(self) -> None:
+        """Repairs after a silent period what only an overwritten word can cause: somebody sleeps,
+        or waits at his gate, who should not. If all is well, the workers have looked around once
+        for nothing."""
+        self._is_calm = False  # until a batch has been delivered
+        self._crew.open_gates()
+        if not (self._repaired and self._ring.stalled):
+            self._repaired = True
+            self._ring.repair()
+            return
+        self._mends += 1
+        if self._mends > _MOST_MENDS:
+            self._mends = 0
+            what = self._scheduled[0].label if self._scheduled else "a slot"
+            raise OverwrittenError(
+                "shared memory is overwritten again and again: all workers sleep although "
+                f"{what} is not complete"
+            )
+        self._ring.mend()
+
+    # ---- settings that change
+
+    def _engage(self, count: int) -> None:
+        """Tells the workers how many of them there shall be."""
+        self.tell_crew(count)
+        self._ring.set_spin(_SPIN if count < allowed_cpus() else 0)
+
+    def set_workers(self, count: int) -> None:
+        """Has so many workers from now on. Those that are too many leave when they are through with
+        what they have in hand; nobody waits for them."""
+        for member in self._crew.dead():  # who has left before, maybe
+            self._recover(member)
+        for number in range(self._crew.wanted, count):
+            if not self._ring.report(number)["ready"]:  # nobody has had that number yet
+                self._joined[number] = _system.now()
+        self._crew.wanted = count
+        for surplus in self._crew.members[count:]:
+            if surplus is not None:
+                surplus.leaves = True
+        self._engage(count)
+        self._start_missing()
+
+    def set_prefetch(self, count: int) -> None:
+        """Keeps so many batches ahead from the next top-up on."""
+        self._n_prefetch = count
+
+    def settings(self) -> dict[str, Setting]:
+        """What may change while the pool runs."""
+        return {
+            "n_processes": Setting(self.set_workers, self.worker_bytes),
+            "n_prefetch": Setting(self.set_prefetch, self.batch_bytes),
+        }
+
+    def is_steady(self) -> bool:
+        """Whether all workers that are wanted have loaded the dataset."""
+        return all(
+            member is not None and self._ring.report(member.number)["ready"] == member.start
+            for member in self._crew.members[: self._crew.wanted]
+        )
+
+    def worker_bytes(self) -> int:
+        """Memory that a worker shares with no other, that of one of them."""
+        return next((private_bytes(m.pid) for m in self._crew.members if m is not None), 0)
+
+    def batch_bytes(self) -> int:
+        """Memory that a slot takes."""
+        return max(self._recent_bytes, 0 if self._schema is None else self._schema.bytes)
+
+    def memory_available(self) -> int:
+        return _system.memory_available()
+
+    # ---- statistics
+
+    def note_start(self) -> None:
+        """The first batch was delivered: what the workers did for it, they did in the start."""
+        for number in range(self._crew.count):
+            self._at_start[number] = self._ring.report(number)
+
+    @property
+    def n_workers(self) -> int:
+        """How many workers there are, or will be when dead ones have been replaced."""
+        return self._crew.wanted
+
+    def statistics(self, seconds: float) -> LoaderStats:
+        """What the workers have done in so many seconds. Takes no lock: any thread may ask, also
+        while another one waits for a batch, and after the end."""
+        ring, living = self._ring, not self.closed
+        now = _system.now()
+        workers = []
+        for number, member in enumerate(self._crew.members):
+            pid = member.pid if living and member is not None else 0
+            report, before = ring.report(number), self._at_start.get(number)
+            if number >= self._crew.wanted and not report["rows"]:
+                continue  # there was never one
+            lived = min(seconds, now - self._joined[number]) if number in self._joined else seconds
+            workers.append(worker_stats(number, pid, report, before, lived, now))
+        return LoaderStats(
+            workers_are="processes",
+            n_workers=self._crew.wanted,
+            n_prefetch=self._n_prefetch,
+            bytes_written=sum(worker.bytes_written for worker in workers),
+            ready=self.count_ready if living else 0,
+            slots=ring.arena.geometry[0] - _SPARES,
+            calls=self.calls,
+            ready_sum=self.ready_sum,
+            spills=self.spilled_rows,
+            copied_out=self.copied_out,
+            retired=ring.slots["retired"],
+            deaths=self.restarts,
+            replacements=self.replacements,
+            workers=tuple(workers),
+        )
+
+    # ---- deaths
+
+    def _start_missing(self) -> None:
+        for number, member in enumerate(self._crew.members[: self._crew.wanted]):
+            if member is None:
+                self.is_starting = True
+                self._crew.start(number)
+
+    def look_at_starts(self) -> None:
+        """Replaces workers whose start hangs, now and then: while the others keep up, nobody waits
+        for one, and nobody would notice."""
+        now = _system.now()
+        if now < self._next_look:
+            return
+        self._next_look = now + _SLICE
+        self.is_starting = self._crew.end_hung_starts()
+        for member in self._crew.dead():
+            self._recover(member)
+        self._start_missing()
+
+    def _recover(self, member: Member) -> None:
+        """Gives back what a dead worker had in hand, and starts another in its place."""
+        # One that a thread starts after the end of the main module may die for want of that.
+        shutdown.stay_away(self._lock)
+        self._is_calm = False
+        ring = self._ring
+        report = ring.report(member.number)
+        note = ring.note(member.number) if report["ready"] == member.start else b""
+        failure = serialization.unpack_note(note)
+        end = member.end_text()
+        losses = ring.losses(member.number)
+        suspects = [loss for loss in losses if loss[1] >= 0]
+        while losses_left := ring.losses(member.number):
+            for slot, row, q in losses_left:
+                ring.give_back(slot, row, q, self._is_poison(row, q, end, len(suspects)))
+        ring.rewind(member.number)
+        if len(suspects) > 1:
+            ring.offer_singly()
+            self._single_until = self._scheduled[-1].q if self._scheduled else -1
+        self._crew.dismiss(member)
+        ring.ring_all()
+        if failure is not None:
+            self.close()
+            steps = "loading the dataset" + (" or worker_init" if self._calls_init else "")
+            raise serialization.exception_of(failure, f"{steps} in worker {member.pid}")
+        was_ready = report["ready"] == member.start
+        leaves = (self._planned_exits or member.leaves) and not losses
+        # Where the program has the kernel reap its children, nobody learns the status.
+        planned = leaves and (end == LEFT or (end == UNKNOWN_END and was_ready))
+        self.restarts += not planned
+        self.replacements += planned and member.number < self._crew.wanted
+        if not losses and not planned and not member.has_hung:
+            self._count_idle_death(member, was_ready, end)
+
+    def _is_poison(self, row: int, q: int, end: str, suspects: int) -> bool:
+        """Counts a death for the one index, or finish, that must have caused it."""
+        record = next((s for s in self._scheduled if s.q == q), None)
+        if record is None:
+            return False  # of a batch that was reset
+        if row < 0:
+            return self._deaths.of_finish(q, end)
+        return self._deaths.of_row(q, row, int(record.indices[row]), end, suspects == 1)
+
+    def _count_idle_death(self, member: Member, was_ready: bool, end: str) -> None:
+        if not self._deaths.of_nothing(self._crew.wanted):
+            return
+        when = "with no example in hand" if was_ready else "before they had loaded the dataset"
+        raise WorkerDiedError(
+            f"worker processes die again and again {when}; the last one, {member.pid}, {end}. "
+            "Likely causes: out of memory, or a crash while the main module or the dataset is "
+            "imported; under context='spawn' or 'forkserver' the main module needs an "
+            "if __name__ == '__main__' guard"
+        )
+
+    # ---- reset, end
+
+    def interrupt(self) -> None:
+        """Makes a `wait` in another thread give up."""
+        self.closed = True
+        self._ring.interrupt()
+
+    def close(self) -> None:
+        """Ends the workers and closes the descriptors. The memory stays while a batch lives."""
+        self.closed = True
+        # Once: called again while the interpreter ends, it would find modules already emptied.
+        if self._released or os.getpid() != self.pid:
+            return
+        self._crew.close()
+        self._ring.close_descriptors()
+        self._at_exit.cancel()
+        self._released = True
+
+    def end_workers(self) -> None:
+        """When the interpreter exits. A daemon thread may still be in `next()`: the ring and its
+        descriptors stay until the process ends."""
+        if not self._released:
+            self._crew.close()
+            self._released = True

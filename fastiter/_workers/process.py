@@ -1,0 +1,145 @@
+"""One worker process, as the program sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Iterable
+from typing import Any
+
+from fastiter._clib import system as _system
+from fastiter._util import fds
+
+_CLOSING_SECONDS = 0.1  # between the moment that a dying process has closed its files and its end
+
+# How a worker ended, as `Member.end_text` says it.
+LEFT = "exited with status 0"
+UNKNOWN_END = "ended with an unknown status"
+
+WAITS = "waits"  # for a lock, an event or a signal, by what the system says
+# Of proc(5); who waits for a page or a disk cannot be interrupted.
+_STATES = {b"T": "is stopped", b"t": "is traced", b"D": "waits for the kernel", b"R": "runs"}
+
+
+class Member:
+    """One running worker: its process, and the proofs of its death."""
+
+    def __init__(self, number: int, start: int, process: Any, pidfd: int, method: str):
+        self.number = number
+        self.start = start
+        self.process = process
+        self.pid: int = process.pid
+        self.pidfd = pidfd  # -1 where the system has none
+        # False: the pid was another process' child when its descriptor was opened, so the
+        # descriptor is right only once the worker has passed the gate that opened after it.
+        self.proven = method != "forkserver"
+        self.is_forked = method == "fork"
+        # False: the pipe that tells of its end was closed before; it is no news any more.
+        self.has_sentinel = True
+        self.has_begun = False  # its own start is over, and code of the user runs
+        self.has_hung = False  # in its own start, for good
+        self.is_late = False  # the log has told of it
+        self.leaves = False  # it was told to
+        self.warned_since = 0.0
+        self.warnings = 0
+        self.born = _system.now()
+
+    def is_dead(self) -> bool:
+        """Whether all its threads have ended."""
+        if self.pidfd >= 0:
+            events = fds.events(self.pidfd, 0)
+            if not events & select.POLLNVAL:
+                return bool(events)
+            self._lose_pidfd()
+        if self._has_exited():
+            return True
+        if self.has_sentinel and fds.events(self.process.sentinel, 0):
+            # A process that ends closes its files a moment before. If it lives on, its dataset has
+            # closed what is not its own.
+            end = _system.now() + _CLOSING_SECONDS
+            while not self._has_exited():
+                if _system.now() > end:
+                    self.has_sentinel = False
+                    return False
+                select.poll().poll(1)
+            return True
+        return False
+
+    def _has_exited(self) -> bool:
+        return self.process.exitcode is not None or not _exists(self.pid)
+
+    def send(self, number: int) -> None:
+        """Sends a signal, if the worker lives and the program may."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if self.pidfd >= 0:
+                with fds.unless_closed():
+                    signal.pidfd_send_signal(self.pidfd, number)
+                    return
+                self._lose_pidfd()
+            os.kill(self.pid, number)
+
+    def _lose_pidfd(self) -> None:
+        """The program has closed it; what has the number now, if anything, is not ours to close."""
+        fds.held.discard(self.pidfd)
+        self.pidfd = -1
+
+    def state(self) -> str:
+        """What the system says it is doing, for messages."""
+        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/stat", "rb") as line:
+            return _STATES.get(line.read().rpartition(b") ")[2][:1], WAITS)
+        return WAITS
+
+    def end_text(self) -> str:
+        """How it ended, for messages. It is dead, but a forkserver may be late to say how."""
+        self.process.join(1)
+        code = self.process.exitcode
+        if code is None:
+            return UNKNOWN_END
+        if code >= 0:
+            return f"exited with status {code}"
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+
+    def release(self) -> None:
+        """Reaps the process and closes what belongs to it. The process is dead."""
+        self.process.join(1)
+        # Not amid another thread's start, which looks whether known processes have ended: in Python
+        # 3.10 it stumbles over a closed one.
+        with contextlib.suppress(ValueError), fds.unless_closed(), fds.alone():
+            self.process.close()  # ValueError: somebody else has reaped it, its state is unknown
+        if self.pidfd >= 0:
+            fds.close([self.pidfd])
+            self.pidfd = -1
+
+
+def _exists(pid: int) -> bool:
+    """False where somebody else has reaped that child of ours: the kernel itself, maybe, which does
+    so where the program ignores SIGCHLD."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # the program has changed its user
+    return True
+
+
+def wait_for(members: Iterable[Member], seconds: float) -> list[Member]:
+    """Waits for the deaths of all; returns who still lives after `seconds`, by a clock that nobody
+    who plays with those of Python can stop."""
+    end = _system.now() + seconds
+    left = [m for m in members if not m.is_dead()]
+    while left and (rest := end - _system.now()) > 0:
+        poll = select.poll()
+        for member in left:
+            if member.pidfd >= 0:
+                poll.register(member.pidfd)
+            elif member.has_sentinel:
+                poll.register(member.process.sentinel)
+        poll.poll(min(rest, 0.05 if any(m.pidfd < 0 for m in left) else rest) * 1000)
+        left = [m for m in left if not m.is_dead()]
+    return left

@@ -1,0 +1,583 @@
+"""The worker processes of one iterator: how they start, die, and end."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import logging
+import multiprocessing
+import multiprocessing.connection  # join() needs it, at exit too
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Iterator
+from multiprocessing import popen_fork
+from typing import Any
+
+import numpy as np
+
+from fastiter._clib import ring_words
+from fastiter._clib import system as _system
+from fastiter._ring import arena as _arena
+from fastiter._ring import lease, parent_ring
+from fastiter._ring.serialization import dumps
+from fastiter._util import fds as _descriptors
+from fastiter._util.concurrency import WeakObjects
+from fastiter._workers import forkserver as _forkserver
+from fastiter._workers import main as _worker
+from fastiter._workers import start_method, thread_limits
+from fastiter._workers.main import Descriptor, Job, Seat
+from fastiter._workers.process import WAITS, Member, wait_for
+from fastiter._workers.shared_object import Shared, packing
+from fastiter._workers.start_method import Start
+from fastiter.errors import WorkerDiedError
+
+logger = logging.getLogger("fastiter")
+
+#: Seconds that a forked worker may wait in its own start, before any code of the user runs. It
+#: imports nothing there, and takes some milliseconds; only a lock that nobody holds any more makes
+#: it wait. Time that it runs, or is ready to, or waits for a disk or memory, is no waiting.
+START_SECONDS = 5.0
+#: Seconds of the start of any other worker, with all that it imports, until the log tells of it.
+IMPORT_SECONDS = 60.0
+_MOST_HUNG = 3  # starts in a row of each worker that may hang
+
+# A real-time signal that neither Python nor common libraries use, for workers only.
+_STACK_SIGNAL = signal.SIGRTMIN + 7
+_POLITE_SECONDS = 0.5  # for a worker to end by itself, then by SIGTERM
+_DESCRIPTORS_OF_A_START = 16  # more than multiprocessing opens on the way, in any start method
+_KILL_SECONDS = 3.0  # for the kernel to end what was killed
+
+_rings: WeakObjects[parent_ring.ParentEnd] = WeakObjects()
+_processes: weakref.WeakSet[Any] = weakref.WeakSet()
+_this_thread = threading.local()
+
+
+def _is_of_program() -> bool:
+    """Whether the fork under way in this thread makes a child of the program, which keeps the
+    batches that it holds, and not a worker, of whichever iterator: a worker reads nothing but its
+    own dataset, and a batch in there is alive in this process too."""
+    return not getattr(_this_thread, "starts_worker", False)
+
+
+# Nothing here looks at a ring: another thread may be amid any change of it.
+
+
+def _before_fork() -> None:
+    if _is_of_program():
+        lease.fork_begins()
+    else:
+        _this_thread.switch_interval = _worker.keep_generators_free()
+
+
+def _after_fork_in_parent() -> None:
+    if _is_of_program():
+        lease.fork_ended()
+    else:
+        sys.setswitchinterval(_this_thread.switch_interval)
+
+
+def _after_fork_in_child() -> None:
+    """multiprocessing would end and join the parent's workers when the child exits, for it takes
+    them for the child's own."""
+    if not _is_of_program():
+        sys.setswitchinterval(_this_thread.switch_interval)
+    lease.begin_anew()
+    known = getattr(multiprocessing.process, "_children", None)
+    if known is not None:
+        known.difference_update(_processes)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )
+
+
+class Crew:
+    """Starts, watches and ends workers.
+
+    Parameters
+    ----------
+    ring : ParentEnd
+        The ring they work on.
+    count : int
+        Number of workers, at most.
+    job : Job
+        What they all do.
+    start : Start
+        How workers are started.
+    wanted : int, optional
+        Number of workers to begin with; all of them by default.
+    """
+
+    def __init__(
+        self,
+        ring: parent_ring.ParentEnd,
+        count: int,
+        job: Job,
+        start: Start,
+        wanted: int | None = None,
+    ):
+        self.count = count
+        self.wanted = count if wanted is None else wanted  # may be set, see `Pool.set_workers`
+        self.members: list[Member | None] = [None] * count
+        self._ring = ring
+        self._job = job
+        self._start = start
+        self._may_change = True  # from a fork to the fork server
+        self._last_hung = 0  # the last start that has hung; 0: none
+        self._hung = 0  # how many have, and none of a later start has begun
+        self._starts = 0
+        self._image: Shared[Job] | None = None
+        self._seed = _generator_digest()
+        self._life: tuple[int, int] = (-1, -1)
+        self._stacks: tuple[int, int] = (-1, -1)
+        self._self_pidfd = -1
+        self._workers_own: set[int] = set()
+
+    # ---- start
+
+    def open(self) -> None:
+        """Opens what all workers share, and starts them all.
+
+        They wait at their gates until the dataset's image is written: that, and what they import
+        until then, is most of what a start costs.
+        """
+        if multiprocessing.current_process().daemon:
+            raise RuntimeError(
+                "worker processes cannot be started in a daemonic process: create that process "
+                "with daemon=False, or use threads (MultithreadIterator, xmap_readers)"
+            )
+        _rings.add(self._ring)
+        with _descriptors.alone():
+            self._open_shared()
+        if self._method != "fork":
+            _require_directory(self._method)
+            start_method.require_guard(self._method)
+            if not _travels_only_with_a_process(self._job):
+                self._make_image()
+        if self._method == "forkserver":
+            # Its workers have little to import once the server has.
+            _forkserver.ensure_running([] if self._image is None else self._image.modules())
+            self._write_image()
+        with self._ready():
+            members = [self._launch(number) for number in range(self.wanted)]
+        if self._method == "spawn":
+            self._write_image()
+        for member in members:
+            self._ring.let_in(member.number, member.start)
+
+    def _open_shared(self) -> None:
+        self._life = _descriptors.pipe()
+        self._stacks = _descriptors.pipe()
+        os.set_blocking(self._stacks[0], False)
+        os.set_blocking(self._stacks[1], False)
+        with contextlib.suppress(AttributeError, OSError):
+            self._self_pidfd = _descriptors.beyond_streams(os.pidfd_open(os.getpid()))
+        self._workers_own = {self._life[0], self._stacks[1], self._self_pidfd}
+        self._workers_own |= self._ring.arena.descriptors
+        _descriptors.held.update(self._workers_own, (self._life[1], self._stacks[0]))
+
+    @property
+    def _method(self) -> str:
+        return self._start.method
+
+    def _make_image(self) -> None:
+        try:
+            self._image = _image_of(self._job)
+        except Exception as error:
+            if self._start.fallback is None or isinstance(error, (MemoryError, OSError)):
+                raise
+            self._keep_forking(self._start.fallback, error)
+
+    def _write_image(self) -> None:
+        if self._image is not None:
+            self._image.write()
+
+    def _keep_forking(self, context: Any, error: Exception) -> None:
+        """The fork server cannot start workers, for want of a pickle or of room for it."""
+        self._may_change = False
+        self._start = Start(context, f"the fork server cannot start them ({error})").now()
+
+    def _change_method(self) -> None:
+        """Workers that come later are not forked any more where that has become unsafe: by
+        threads, or CUDA, that the program has begun to use since."""
+        start = self._start.without_fork() if self._last_hung else self._start.now()
+        if start.method == self._method:
+            return
+        image = None
+        try:
+            if _travels_only_with_a_process(self._job):
+                raise TypeError("the dataset holds locks or queues")
+            _require_directory(start.method)
+            image = _image_of(self._job)
+            _forkserver.ensure_running(image.modules())
+            image.write()
+        except Exception as error:
+            if image is not None:
+                image.close()
+            self._keep_forking(self._start.context, error)
+        else:
+            self._image, self._start = image, start
+
+    def start(self, number: int) -> None:
+        """Starts the worker `number` anew: nobody holds it now."""
+        if self._may_change:
+            self._change_method()
+        with self._ready():
+            member = self._launch(number)
+        self._ring.let_in(number, member.start)
+
+    def _ready(self) -> contextlib.AbstractContextManager[None]:
+        return thread_limits.ready_to_fork() if self._method == "fork" else contextlib.nullcontext()
+
+    def _launch(self, number: int) -> Member:
+        """Starts a process, which waits at its gate."""
+        self._starts += 1
+        forks = self._method == "fork"
+        arena = self._ring.arena
+        main = threading.current_thread() is threading.main_thread()
+        seat = Seat(
+            number=number,
+            workers=self.count,
+            start=self._starts,
+            arena=arena if forks else None,
+            geometry=arena.geometry,
+            memory=Descriptor(arena.fd),
+            event=Descriptor(arena.event_fd),
+            bell_pipe=Descriptor(self._ring.bell_pipe(number)),
+            life_pipe=Descriptor(self._life[0]),
+            parent_pidfd=Descriptor(self._self_pidfd),
+            stacks=Descriptor(self._stacks[1]),
+            stack_signal=_STACK_SIGNAL,
+            parent=os.getpid() if main and self._method != "forkserver" else 0,
+            inherited=_descriptors.held if forks else set(),
+            own=self._workers_own if forks else set(),
+            others=self._unused_arenas() if forks else (),
+            job=self._job if self._image is None else self._image,
+            seed=self._seed,
+        )
+        self._ring.clear_cell(number)
+        if not forks:
+            _require_directory(self._method)
+        _descriptors.require(_DESCRIPTORS_OF_A_START, self._life[0])
+        try:
+            process = self._start_process(seat)
+        except (EOFError, ConnectionError):
+            # The fork server has died amid it, as one does that has begun under too low a limit of
+            # descriptors, or whose imports have ended it. With the next start comes another server.
+            _forkserver.give_up(_KILL_SECONDS)
+            process = self._start_process(seat)
+        pidfd = -1
+        # Without it (an old kernel, another system) the process' own status is the proof.
+        with contextlib.suppress(AttributeError, OSError), _descriptors.alone():
+            pidfd = _descriptors.beyond_streams(os.pidfd_open(process.pid))
+            _descriptors.held.add(pidfd)
+        member = Member(number, self._starts, process, pidfd, self._method)
+        self.members[number] = member
+        return member
+
+    def _start_process(self, seat: Seat) -> Any:
+        process = _PROCESS_TYPES[self._method](
+            target=_worker.main, args=(seat,), name=f"fastiter-worker-{seat.number}", daemon=True
+        )
+        _processes.add(process)
+        with start_method.default_method_kept(), self._start_guard():
+            _this_thread.starts_worker = True
+            try:
+                process.start()
+            except BaseException as error:
+                _close_pipes_of_no_process(error)
+                raise
+            finally:
+                _this_thread.starts_worker = False
+        return process
+
+    @contextlib.contextmanager
+    def _start_guard(self) -> Iterator[None]:
+        """Blocks Ctrl-C while a worker starts. What a fork server starts has it blocked already,
+        and the wait for that server may be long."""
+        forks = self._method == "fork"
+        with contextlib.ExitStack() as stack:
+            if self._method != "forkserver":
+                stack.enter_context(_forkserver.interrupts_blocked(not forks))
+            if forks:
+                stack.enter_context(_descriptors.alone())
+            yield
+
+    def _unused_arenas(self) -> tuple[_arena.Arena, ...]:
+        """Arenas of other iterators that a forked worker has no use for. A dataset may well be
+        made of another iterator's batches: those arenas stay."""
+        return tuple(ring.arena for ring in _rings if ring is not self._ring and not ring.has_views)
+
+    def open_gates(self) -> None:
+        """Lets in again who was let in: the word that says so may have been overwritten."""
+        for member in self.members:
+            if member is not None:
+                self._ring.let_in(member.number, member.start)
+
+    # ---- watch
+
+    def descriptors(self) -> list[int]:
+        """What becomes readable when a worker dies."""
+        fds = []
+        for member in self.members:
+            if member is None:
+                continue
+            if member.pidfd >= 0:
+                fds.append(member.pidfd)
+            if not member.proven:
+                member.proven = self._ring.report(member.number)["ready"] == member.start
+            if (member.pidfd < 0 or not member.proven) and member.has_sentinel:
+                fds.append(member.process.sentinel)
+        return fds
+
+    def dead(self) -> list[Member]:
+        """The workers whose death is known."""
+        return [m for m in self.members if m is not None and self._has_died(m)]
+
+    def _has_died(self, member: Member) -> bool:
+        if member.is_dead():
+            return True
+        if member.proven or member.process.exitcode is None:
+            return False
+        # Never passed the gate, and its starter says that it ended: it owns nothing, and the
+        # descriptor may be that of a stranger.
+        return self._ring.report(member.number)["ready"] != member.start
+
+    def end_hung_starts(self) -> bool:
+        """Ends forked workers that wait in their own start; who calls replaces them, by the fork
+        server if possible. Returns whether there are workers whose start is still to be watched.
+
+        Raises
+        ------
+        WorkerDiedError
+            If too many in a row have hung.
+        """
+        starting = False
+        for member in self.members:
+            if member is None or member.has_begun:
+                continue
+            report = self._ring.report(member.number)
+            is_in = report["pid"] == member.pid and report["since"] != 0
+            if report["ready"] == member.start or (
+                is_in and report["index"] != ring_words.STARTING
+            ):
+                member.has_begun = True
+                if member.start > self._last_hung:
+                    self._hung = 0
+                continue
+            starting = True
+            seconds = _system.now() - member.born
+            if member.is_forked:
+                waits = seconds > START_SECONDS and member.state() == WAITS
+                if waits and not member.is_dead():
+                    self._end_hung_start(member, seconds)
+            elif seconds > IMPORT_SECONDS and not member.is_late:
+                member.is_late = True
+                logger.warning(
+                    "worker process %d has been starting for %.0f s: it imports the main module",
+                    member.pid,
+                    seconds,
+                )
+        if self._hung >= _MOST_HUNG * max(1, self.wanted):
+            count, self._hung = self._hung, 0
+            raise WorkerDiedError(
+                f"{count} worker processes in a row were forked and then waited for a lock that a "
+                "thread of this program held at that moment, and that nobody releases in a forked "
+                "process. Pass context='forkserver' (the dataset has to pickle, the main module "
+                "needs an if __name__ == '__main__' guard), or start the workers before there are "
+                "other threads, by iterator.start()"
+            )
+        return starting
+
+    def _end_hung_start(self, member: Member, seconds: float) -> None:
+        self._hung += 1
+        self._last_hung = member.start
+        member.has_hung = True
+        logger.warning(
+            "worker process %d has waited in its start for %.0f s: a thread of this program held a "
+            "lock when the worker was forked. It is ended, and another takes its place",
+            member.pid,
+            seconds,
+        )
+        member.send(signal.SIGKILL)
+        wait_for([member], _KILL_SECONDS)
+
+    def stack_of(self, member: Member) -> str:
+        """The worker's Python stacks at this moment; it need not take part."""
+        read = self._stacks[0]
+        with contextlib.suppress(BlockingIOError):
+            while os.read(read, 65536):
+                pass
+        member.send(_STACK_SIGNAL)
+        text = b""
+        patience = 1.0
+        while _descriptors.events(read, patience):
+            text += os.read(read, 65536)
+            patience = 0.1
+        if not text:
+            return "  not to be had: the process is stopped, or waits in the kernel"
+        return text.decode(errors="replace").rstrip()
+
+    # ---- end
+
+    def dismiss(self, member: Member) -> None:
+        """Forgets a dead worker."""
+        self.members[member.number] = None
+        member.release()
+
+    def close(self) -> None:
+        """Ends all workers, hung and stopped ones too, within a few seconds in total."""
+        self._ring.stop()
+        members = [m for m in self.members if m is not None]
+        for member in members:  # who waits at a gate finds that it was given up
+            self._ring.let_in(member.number, self._starts + 1)
+        left = wait_for(members, _POLITE_SECONDS)
+        for member in left:
+            member.send(signal.SIGTERM)
+        left = wait_for(left, _POLITE_SECONDS)
+        self._end_life()  # signals may be forbidden: a program that has changed its user
+        for member in left:
+            member.send(signal.SIGKILL)
+        left = wait_for(left, _KILL_SECONDS)
+        for member in left:
+            logger.warning("worker process %d does not end, even by SIGKILL", member.pid)
+        # Only now, so that Ctrl-C on the way here leaves something to close again. A garbage
+        # collection in here may drop the iterator, which closes too.
+        for member in members:
+            if self.members[member.number] is member:
+                self.members[member.number] = None
+                if member not in left:
+                    member.release()
+        self.close_descriptors()
+
+    def _end_life(self) -> None:
+        """Ends workers as the program's death would; not those that are stopped."""
+        read, write = self._life
+        _descriptors.close([write])
+        self._life = read, -1
+
+    def close_descriptors(self) -> None:
+        with _descriptors.alone():
+            _descriptors.held.difference_update(self._workers_own)
+            _descriptors.close((*self._life, *self._stacks, self._self_pidfd))
+        self._life = self._stacks = (-1, -1)
+        self._self_pidfd = -1
+        self._workers_own = set()
+        if self._image is not None:
+            self._image.close()
+            self._image = None
+
+
+def _require_directory(method: str) -> None:
+    """Says it where the current directory is gone: multiprocessing, which tells new processes to go
+    there, would say that no file is there, and not which."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            error.errno,
+            f"the current directory is gone, and worker processes under context={method!r} start "
+            "in it: os.chdir() into one that exists, or pass context='fork'",
+        ) from None
+
+
+_PROCESS_TYPES: dict[str, Any] = {
+    "fork": _worker.ForkedWorker,
+    "spawn": _worker.SpawnedWorker,
+    "forkserver": _forkserver.ServedWorker,
+}
+
+
+def _close_pipes_of_no_process(error: BaseException) -> None:
+    """Closes what multiprocessing leaves open where a fork fails."""
+    if sys.version_info >= (3, 15):
+        return  # not known; to close what is closed already would be worse
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is popen_fork.Popen._launch.__code__:  # type: ignore[attr-defined]
+            names = frame.f_locals
+            if not hasattr(names.get("self"), "pid"):  # the fork did not return
+                for name in ("parent_r", "child_w", "child_r", "parent_w"):
+                    if name in names:
+                        os.close(names[name])
+
+
+# ---- what travels --------------------------------------------------------------------------------
+
+
+def _generator_digest() -> bytes:
+    """A seed from the states of the parent's generators, which are not advanced by it."""
+    digest = hashlib.blake2b(repr(random.getstate()).encode(), digest_size=32)
+    digest.update(repr(np.random.get_state(legacy=False)).encode())
+    return digest.digest()
+
+
+def _travels_only_with_a_process(job: Job) -> bool:
+    """Whether the dataset holds locks or queues, which pickle only while a process starts."""
+    try:
+        _try_pickle(job)
+    except RuntimeError as error:
+        return "inheritance" in str(error)
+    except Exception:
+        return False
+    return False
+
+
+def _image_of(job: Job) -> Shared[Job]:
+    image = functools.partial(
+        Shared.reserve,
+        job,
+        job.image,
+        f"let it read from files, {job.instead}",
+    )
+    try:
+        return image()
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        with contextlib.suppress(ImportError):
+            cloudpickle = importlib.import_module("cloudpickle")
+            with contextlib.suppress(Exception):
+                return image(make=functools.partial(dumps, pickler=cloudpickle.CloudPickler))
+        raise TypeError(
+            f"{_unpicklable_part(job)} cannot be pickled for the worker processes: {error}. Define "
+            f"it at module level, {job.instead}; with cloudpickle installed, lambdas and local "
+            "classes travel too"
+        ) from error
+
+
+def _unpicklable_part(job: Job) -> str:
+    """Names the smallest attribute that does not pickle."""
+    for name, value in job.names.items():
+        if _pickles(value):
+            continue
+        for _ in range(4):
+            parts = vars(value).items() if hasattr(value, "__dict__") else ()
+            bad = next(((k, v) for k, v in parts if not _pickles(v)), None)
+            if bad is None:
+                break
+            name, value = f"{name}'s attribute {bad[0]!r}", bad[1]
+        return f"{name} ({type(value).__qualname__})"
+    return next(reversed(job.names))
+
+
+def _pickles(value: object) -> bool:
+    try:
+        _try_pickle(value)
+    except Exception:
+        return False
+    return True
+
+
+def _try_pickle(value: object) -> None:
+    with packing():
+        dumps(value, 5, lambda buffer: None)

@@ -1,0 +1,456 @@
+"""The rows of a turn: fetched from the dataset, written into their slot, and finished.
+
+This is the inner loop of a worker.
+"""
+
+from cpython.long cimport PyLong_FromLongLong
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from cpython.object cimport PyObject_GetItem
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from fastiter._fetch.dataset_access import plain_columns, rows_getter
+from fastiter._fetch.gather cimport ColumnReader
+from fastiter._clib.csrc cimport *
+from fastiter._ring.lease cimport Lease
+from fastiter._ring.worker_ring cimport WorkerEnd
+from fastiter._ring.row_reader cimport Schema
+from fastiter._clib import ring_words
+from fastiter._ring import views
+from fastiter._util.failures import RowCountError
+from fastiter._clib.ring_words import FINISHING as _FINISHING
+from fastiter._ring.serialization import Packed, failure_of, unpack
+
+cdef int FINISHING = _FINISHING
+
+cdef extern from "Python.h":
+    int PyBUF_WRITE
+
+
+cdef enum:
+    # To time a row takes some 60 ns. Of ranges that take long each has one row timed, of others
+    # one in so many.
+    LONG_RANGE_NS = 50000
+    SHORT_RANGES = 16
+    TRACED_NS = 10000  # of cheap rows so many as take so long are one event
+    NO_ROW = 0xFFFFFFFF
+
+cdef uint32_t PACKED_EXAMPLE = ring_words.PACKED_EXAMPLE
+cdef uint32_t PACKED_ERROR = ring_words.PACKED_ERROR
+cdef uint32_t PACKED_RESULT = ring_words.PACKED_RESULT
+cdef uint32_t PACKED_FAILURE = ring_words.PACKED_FAILURE
+cdef uint32_t WHOLE_BATCH = ring_words.WHOLE_BATCH
+
+
+cdef class RowWriter:
+    """Fetches the examples of the turns that a `WorkerEnd` gets and writes them into their rows.
+
+    Used by one thread of one worker process. What the dataset raises ends the row, not the
+    worker.
+    """
+
+    cdef readonly WorkerEnd end
+    cdef object dataset
+    cdef object getitems
+    cdef object plain
+    cdef Schema schema
+    cdef int64_t schema_number
+    cdef int64_t row  # that is fetched by itself, or -1
+    cdef public object rows  # those that are fetched by one call, or None
+    cdef public object counter  # tells which of them is meant, or None
+    cdef uint64_t row_bytes  # of the schema's columns
+    cdef uint32_t timed_row  # of the turn, or NO_ROW
+    cdef uint32_t weight  # how many rows it stands for
+    cdef uint32_t short_ranges  # since the last one in which a row was timed
+    cdef uint32_t dice
+    cdef fi_cpu_meter cpu
+    cdef bint traces  # the turn in hand is recorded
+    cdef fi_event traced  # fetching of rows that are no event yet
+    cdef int64_t traced_write_ns
+    cdef uint32_t traced_rows
+
+    def __cinit__(self, WorkerEnd end, dataset):
+        self.end = end
+        self.dataset = dataset
+        self.plain = plain_columns(dataset)
+        self.getitems = rows_getter(dataset) if self.plain is None else None
+        self.schema_number = -1
+        self.row = -1
+        self.timed_row = NO_ROW
+        fi_cpu_meter_start(&self.cpu)
+
+    def key(self):
+        """Seed, epoch and dataset index of the example in hand, or None: see `fastiter._order.example_context`."""
+        cdef WorkerEnd end = self.end
+        cdef uint64_t[2] seed
+        cdef int64_t row = self.row
+        if self.counter is not None and self.rows is not None:
+            row = self.rows[self.counter.row]
+        if not 0 <= row < end.turn.n:
+            return None
+        fi_slot_seed(end.worker.ring, end.turn.slot, seed)
+        return (
+            (seed[0], seed[1]),
+            fi_row_epoch(end.worker.ring, end.turn.slot, <uint32_t>row, end.turn.n),
+            fi_row_index(end.worker.ring, end.turn.slot, <uint32_t>row)[0],
+        )
+
+    def next(self):
+        """Blocks until there is work: "rows", "finish", or "stop"."""
+        cdef int kind
+        cdef WorkerEnd end = self.end
+        with nogil:
+            kind = fi_worker_next(&end.worker, &end.turn)
+        if kind == FI_TURN_ROWS:
+            return "rows"
+        return "finish" if kind == FI_TURN_FINISH else "stop"
+
+    def fill(self):
+        """Fetches and writes the rows of the turn that nobody else owns."""
+        cdef WorkerEnd end = self.end
+        cdef fi_cell *cell = end.worker.ring.cells + end.worker.number
+        cdef int64_t since = fi_now_ns(), now
+        cdef uint32_t together = 0
+        fi_cell_begins(cell, since)
+        self.traces = fi_traces(end.worker.ring)
+        # By the schema of the turn before: a slot's own is read with its first row.
+        end.uncached = fi_worker_outruns_cache(&end.worker, self.row_bytes * end.turn.n)
+        if self.plain is not None and self.are_columns_fitting():
+            self.fill_columns(cell)
+            self.timed(cell, since, since, self.index_of(end.turn.first), end.turn.count, 1)
+        elif self.getitems is not None:
+            together = self.fill_together(cell)
+        else:
+            self.choose_timed_row()
+            self.fill_singly(cell, end.turn.first, end.turn.count, False)
+        if self.traces:
+            self.put_traced()
+        now = fi_now_ns()
+        if together > 0:
+            fi_worker_called(&end.worker, together, now - since)
+        elif self.getitems is None:
+            fi_worker_pace(&end.worker, end.turn.count, now - since)
+        fi_cell_busy(cell, now - since)
+        fi_cpu_meter_look(&self.cpu, cell, now)
+
+    cdef void choose_timed_row(self) noexcept:
+        cdef fi_turn *turn = &self.end.turn
+        self.timed_row = NO_ROW
+        self.weight = turn.count
+        if self.traces:
+            self.weight = 1
+            return
+        if self.end.worker.row_ns * turn.count < LONG_RANGE_NS:
+            self.short_ranges += 1
+            if self.short_ranges < SHORT_RANGES:
+                return
+            self.short_ranges = 0
+            self.weight *= SHORT_RANGES
+        self.dice = self.dice * 1664525 + 1013904223
+        self.timed_row = turn.first + (self.dice >> 8) % turn.count
+
+    cdef int fill_singly(self, fi_cell *cell, uint32_t row, uint32_t count, bint owned) except -1:
+        """Owns, unless that is done, fetches and marks row after row: a death has one suspect."""
+        cdef WorkerEnd end = self.end
+        cdef uint32_t stop = row + count, code
+        cdef int64_t index, since, fetched
+        cdef object example = None
+        while row < stop:
+            try:  # outside of the inner loop: to enter it takes as long as a small copy
+                while row < stop:
+                    if owned or fi_row_own(&end.worker, &end.turn, row):
+                        index = fi_row_index(end.worker.ring, end.turn.slot, row)[0]
+                        fi_cell_fetch_begins(cell, index)
+                        self.row = row
+                        if row == self.timed_row or self.traces:
+                            since = fi_now_ns()
+                            example = PyObject_GetItem(self.dataset, PyLong_FromLongLong(index))
+                            fetched = fi_now_ns()
+                            code = self.store(row, example)
+                            example = None
+                            self.timed(cell, since, fetched, index, 1, self.weight)
+                            self.mark(cell, row, code)
+                        else:
+                            code = self.store(
+                                row, PyObject_GetItem(self.dataset, PyLong_FromLongLong(index)))
+                            self.mark(cell, row, code)
+                    row += 1
+            except BaseException as error:
+                example = None
+                self.mark(cell, row, self.store_failure(row, error))
+                row += 1
+        self.row = -1
+        self.timed_row = NO_ROW
+        return 0
+
+    cdef void timed(self, fi_cell *cell, int64_t since, int64_t fetched, int64_t index,
+                    uint32_t rows, uint32_t weight) noexcept:
+        """Rows were fetched from `since` to `fetched`, and written from then until now."""
+        cdef int64_t wrote = fi_now_ns() - fetched
+        fi_cell_sampled(cell, weight * (fetched - since), weight * wrote)
+        if not self.traces:
+            return
+        if self.traced_rows == 0:
+            self.traced.began_ns = since
+            self.traced.index = index
+            self.traced.took_ns = self.traced_write_ns = 0
+        self.traced_rows += rows
+        self.traced.took_ns += fetched - since
+        self.traced_write_ns += wrote
+        if self.traced.took_ns + self.traced_write_ns >= TRACED_NS:
+            self.put_traced()
+
+    cdef void put_traced(self) noexcept:
+        cdef WorkerEnd end = self.end
+        if self.traced_rows == 0:
+            return
+        self.traced.batch = <uint32_t>end.turn.q
+        fi_trace_put(end.worker.ring, end.worker.number, FI_EVENT_FETCH, &self.traced,
+                     self.traced_rows)
+        self.traced.began_ns += self.traced.took_ns
+        self.traced.took_ns = self.traced_write_ns
+        fi_trace_put(end.worker.ring, end.worker.number, FI_EVENT_WRITE, &self.traced,
+                     self.traced_rows)
+        self.traced_rows = 0
+
+    cdef int64_t index_of(self, uint32_t row) noexcept:
+        return fi_row_index(self.end.worker.ring, self.end.turn.slot, row)[0]
+
+    cdef void mark(self, fi_cell *cell, uint32_t row, uint32_t code) noexcept:
+        fi_cell_fetch_ends(cell)
+        self.count(cell, code)
+        fi_row_done(&self.end.worker, &self.end.turn, row, code)
+
+    cdef void count(self, fi_cell *cell, uint32_t code) noexcept:
+        fi_cell_count(cell, 1, self.row_bytes if code == FI_ROW_OK else 0, code == FI_SPILL)
+
+    cdef bint are_columns_fitting(self) except -1:
+        """Whether the slot's columns hold what the dataset's columns do."""
+        cdef WorkerEnd end = self.end
+        cdef uint32_t number = fi_slot_schema(end.worker.ring, end.turn.slot)
+        if number != self.schema_number:
+            self.use_schema(number)
+        return self.schema is not None and self.plain.is_current and (
+            <ColumnReader>self.plain.reader).fits(self.schema)
+
+    cdef int fill_columns(self, fi_cell *cell) except -1:
+        """A dataset of arrays: owns the rows first, gathers those it won, no example is made."""
+        cdef WorkerEnd end = self.end
+        cdef uint32_t row = end.turn.first, first
+        cdef uint32_t stop = end.turn.first + end.turn.count
+        while row < stop:
+            first = row
+            while row < stop and fi_row_own(&end.worker, &end.turn, row):
+                row += 1
+            if row > first:
+                self.gather_rows(cell, first, row - first)
+            if row < stop:  # that one is somebody else's
+                row += 1
+        return 0
+
+    cdef int gather_rows(self, fi_cell *cell, uint32_t first, uint32_t count) except -1:
+        cdef WorkerEnd end = self.end
+        cdef uint32_t row
+        cdef bint done
+        fi_cell_fetch_begins(cell, fi_row_index(end.worker.ring, end.turn.slot, first)[0])
+        done = (<ColumnReader>self.plain.reader).into_slot(
+            self.schema, fi_slot_payload(end.worker.ring, end.turn.slot), first,
+            fi_row_index(end.worker.ring, end.turn.slot, first), count, end.uncached)
+        fi_cell_fetch_ends(cell)
+        if not done:  # an index is out of range: the dataset says so itself
+            return self.fill_singly(cell, first, count, True)
+        for row in range(first, first + count):
+            fi_row_done(&end.worker, &end.turn, row, FI_ROW_OK)
+        fi_cell_count(cell, count, count * self.row_bytes, 0)
+        return 0
+
+    cdef Py_ssize_t fill_together(self, fi_cell *cell) except -1:
+        """Many rows in one call: owns them first, fetches those it won, marks each. If the call fails,
+        each row is fetched by itself, so that the error is that of the row that has it. Returns how
+        many rows one call has fetched, 0 if it failed."""
+        cdef WorkerEnd end = self.end
+        cdef uint32_t row, code
+        cdef int64_t since = fi_now_ns(), fetched
+        cdef list rows = [], indices = []
+        for row in range(end.turn.first, end.turn.first + end.turn.count):
+            if fi_row_own(&end.worker, &end.turn, row):
+                rows.append(row)
+                indices.append(fi_row_index(end.worker.ring, end.turn.slot, row)[0])
+        if not rows:
+            return 0
+        fi_cell_fetch_begins(cell, indices[0])
+        examples = failure = None
+        self.rows = rows
+        try:
+            examples = self.getitems(list(indices))
+        except RowCountError as error:
+            failure = error
+        except BaseException as error:
+            failure = error if len(rows) == 1 else None
+        fetched = fi_now_ns()
+        for position, row in enumerate(rows):
+            try:
+                if failure is not None:
+                    raise failure
+                if examples is None:
+                    fi_cell_fetch_begins(cell, indices[position])
+                    self.rows = [row]
+                    self.counter = None
+                    code = self.store(row, self.getitems([indices[position]])[0])
+                else:
+                    code = self.store(row, examples[position])
+            except BaseException as error:
+                code = self.store_failure(row, error)
+            self.count(cell, code)
+            fi_row_done(&end.worker, &end.turn, row, code)
+        fi_cell_fetch_ends(cell)
+        self.timed(cell, since, fetched, indices[0], <uint32_t>len(rows), 1)
+        self.rows = self.counter = None
+        return 0 if examples is None else len(rows)
+
+    cdef uint32_t store(self, uint32_t row, object example) except 0:
+        cdef WorkerEnd end = self.end
+        cdef uint32_t number = fi_slot_schema(end.worker.ring, end.turn.slot)
+        if number != self.schema_number:
+            self.use_schema(number)
+        if self.schema is not None and self.schema.write(
+                end, fi_slot_payload(end.worker.ring, end.turn.slot), row, example):
+            return FI_ROW_OK
+        self.put(row, PACKED_EXAMPLE, Packed(example))
+        return FI_SPILL
+
+    cdef int use_schema(self, uint32_t number) except -1:
+        rows = self.end.worker.ring.geometry.rows
+        self.schema = None
+        self.row_bytes = 0
+        try:
+            record = self.end.arena.schema_record(number)
+            if record:  # number 0 stays empty: nothing is known yet, everything is spilled
+                self.schema = Schema.load(record, rows)
+                self.row_bytes = self.schema.row_bytes
+        except Exception:
+            pass  # a type that cannot be imported here, or a spoilt record; every row can be spilled
+        self.schema_number = number
+        return 0
+
+    cdef int put(self, uint32_t row, uint32_t kind, object packed) except -1:
+        cdef WorkerEnd end = self.end
+        cdef uint64_t size = packed.size, offset = end.heap_take(size)
+        packed.write_into(PyMemoryView_FromMemory(
+            fi_slot_payload(end.worker.ring, end.turn.slot) + offset, size, PyBUF_WRITE),
+            end.seed(row, kind))
+        fi_entry_set(end.worker.ring, end.turn.slot, row, offset, size)
+        return 0
+
+    cdef uint32_t store_failure(self, uint32_t row, object error) except 0:
+        fi_entry_set(self.end.worker.ring, self.end.turn.slot, row, 0, 0)
+        try:
+            failure = failure_of(error)
+            try:
+                self.put(row, PACKED_ERROR, Packed(tuple(failure)))
+            except MemoryError:
+                failure = failure._replace(text=failure.summary)  # the traceback is the most of it
+                self.put(row, PACKED_ERROR, Packed(tuple(failure)))
+        except BaseException:  # no memory even for that, or it has no text: the fact has to do
+            pass
+        return FI_ERROR
+
+    # ---- finish
+
+    def finish(self, finisher):
+        """Has the slot in hand finished, by a `Finisher` if there is one, and publishes it."""
+        cdef WorkerEnd end = self.end
+        cdef fi_cell *cell = end.worker.ring.cells + end.worker.number
+        cdef fi_event event
+        cdef int64_t since, took
+        cdef uint32_t flags
+        if finisher is None:
+            fi_worker_ready(&end.worker, &end.turn, 0)
+            return
+        since = fi_now_ns()
+        fi_cell_begins(cell, since)
+        fi_cell_fetch_begins(cell, FINISHING)
+        flags = finisher.finish(self)
+        fi_cell_fetch_ends(cell)
+        took = fi_now_ns() - since
+        fi_cell_finished(cell, took)
+        if fi_traces(end.worker.ring):
+            event.began_ns, event.took_ns, event.batch = since, took, <uint32_t>end.turn.q
+            event.index = 0
+            fi_trace_put(end.worker.ring, end.worker.number, FI_EVENT_FINISH, &event, end.turn.n)
+        # Last, so that whoever is given the batch finds its finish counted and traced.
+        fi_worker_ready(&end.worker, &end.turn, flags)
+
+    @property
+    def columns_complete(self):
+        """True if every row of the turn is in the columns of the current schema."""
+        cdef WorkerEnd end = self.end
+        cdef uint32_t row
+        number = fi_slot_schema(end.worker.ring, end.turn.slot)
+        if number != self.schema_number:
+            self.use_schema(number)
+        if self.schema is None:
+            return False
+        for row in range(end.turn.n):
+            if fi_row_code(end.worker.ring, end.turn.slot, row, end.turn.q) != FI_ROW_OK:
+                return False
+        return True
+
+    @property
+    def current_schema(self):
+        return self.schema
+
+    def good_rows(self):
+        """Numbers of the rows in the columns of the current schema; empty if there are others that
+        have not failed."""
+        cdef WorkerEnd end = self.end
+        cdef uint32_t row, code
+        cdef list rows = []
+        if self.schema is None:
+            return rows
+        for row in range(end.turn.n):
+            code = fi_row_code(end.worker.ring, end.turn.slot, row, end.turn.q)
+            if code == FI_ROW_OK:
+                rows.append(row)
+            elif code == FI_SPILL:
+                return []
+        return rows
+
+    def examples(self, bint tolerates):
+        """Private copies of the examples of the turn; None if there are none, or, unless that is
+        tolerated, a row has failed."""
+        cdef WorkerEnd end = self.end
+        cdef Lease lease = Lease.__new__(Lease)
+        cdef uint64_t offset, size
+        cdef uint32_t row, code
+        cdef dict odd = {}
+        cdef set failed = set()
+        lease.arena = end.arena
+        lease.payload = fi_slot_payload(end.worker.ring, end.turn.slot)
+        lease.bytes = fi_slot_committed(end.worker.ring, end.turn.slot)
+        lease.rows = end.turn.n
+        lease.q = end.turn.q
+        if not self.columns_complete:
+            for row in range(end.turn.n):
+                code = fi_row_code(end.worker.ring, end.turn.slot, row, end.turn.q)
+                if code == FI_SPILL:
+                    fi_entry_get(end.worker.ring, end.turn.slot, row, &offset, &size)
+                    odd[row] = unpack(memoryview(bytearray(lease.part(offset, size))),
+                                      end.seed(row, PACKED_EXAMPLE))
+                elif code != FI_ROW_OK:
+                    if not tolerates:
+                        return None
+                    failed.add(row)
+        if len(failed) == end.turn.n:
+            return None
+        if self.schema is None:
+            return [odd[row] for row in range(end.turn.n) if row not in failed]
+        return views.read(self.schema, lease, True, odd, failed)
+
+    def put_result(self, packed, bint failed):
+        """Leaves the converter's result, or its exception, in the slot in hand."""
+        cdef WorkerEnd end = self.end
+        cdef uint64_t size = packed.size, offset = end.heap_take(size)
+        packed.write_into(PyMemoryView_FromMemory(
+            fi_slot_payload(end.worker.ring, end.turn.slot) + offset, size, PyBUF_WRITE),
+            end.seed(WHOLE_BATCH, PACKED_FAILURE if failed else PACKED_RESULT))
+        fi_result_set(end.worker.ring, end.turn.slot, offset, size)

@@ -1,0 +1,199 @@
+"""Handles of objects that live once in shared memory: what the dataset's transport runs on.
+
+The object is pickled once, its large buffers beside the pickle, into an image. Each process loads
+it from a private mapping of that image: its arrays are views of the same pages, until it writes.
+The image has no name. Its descriptor travels with the handle: to a process that starts, through
+multiprocessing's queues and pipes, or inside another image.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing import reduction
+from typing import Any, Generic, TypeVar
+
+from fastiter._ring.serialization import Packed, dumps, unpack
+from fastiter._workers.shm_image import Image
+
+T = TypeVar("T")
+
+# Smaller buffers stay in the pickle: a page-aligned home would cost more than a copy.
+_BUFFER_BYTES = 64 << 10
+
+_NO_WAY = (
+    "a shared object's memory has no name, so its handle travels only through multiprocessing: as "
+    "an argument of a Process, through a Queue, Pipe or Pool, or as part of a dataset or of "
+    "another shared object. To store or send its content, pickle handle.value"
+)
+
+# Handles that this process has, by key: one that arrives again is the same, and loads no second
+# time.
+_here: weakref.WeakValueDictionary[bytes, Shared[Any]] = weakref.WeakValueDictionary()
+
+
+class _Context(threading.local):
+    """Per thread, the handles inside of an image that is being packed, or loaded."""
+
+    packing: list[Shared[Any]] | None = None
+    loading: tuple[Shared[Any], ...] = ()
+
+
+_context = _Context()
+
+
+class Shared(Generic[T]):
+    """A handle of an object in shared memory; `fastiter.kernels.share` makes one.
+
+    Parameters
+    ----------
+    image : Image
+    carried : tuple of Shared
+        Handles that are part of the object.
+    key : bytes
+        The same in all processes.
+    """
+
+    def __init__(self, image: Image, carried: tuple[Shared[Any], ...], key: bytes):
+        self._image = image
+        self._carried = carried
+        self._key = key
+        self._packed: Packed | None = None  # what is still to be written
+        self._loaded: dict[str, T] = {}
+
+    @classmethod
+    def reserve(
+        cls, value: T, what: str, remedy: str, make: Callable[..., bytes] = dumps
+    ) -> Shared[T]:
+        """A handle whose memory is still to be filled, by `write`. The value is pickled now, but
+        for its large buffers. `what` and `remedy` are for the error where it does not fit.
+
+        Raises
+        ------
+        MemoryError, OSError
+            If there is no room for it, or no descriptor.
+        Exception
+            What the pickling of the value raises.
+        """
+        with packing() as carried:
+            packed = Packed(value, least=_BUFFER_BYTES, make=make, writable=False)
+        handle = cls(Image.create(packed.size, what, remedy), tuple(carried), os.urandom(16))
+        handle._packed = packed
+        _here[handle._key] = handle
+        return handle
+
+    def modules(self) -> list[str]:
+        """Modules that its pickle names; before it is written."""
+        assert self._packed is not None
+        return self._packed.modules()
+
+    def write(self) -> None:
+        """Copies the large buffers; once, before anybody loads them."""
+        assert self._packed is not None
+        self._packed.write_to(self._image.fd)
+        self._packed = None
+
+    @property
+    def value(self) -> T:
+        """The object, in this process. It is loaded at the first use, and is the same from then
+        on. Its arrays are writable where those of the original were; what is written stays in this
+        process.
+
+        Raises
+        ------
+        Exception
+            What the loading of the pickle raises; MemoryError if the address space is used up;
+            ValueError if the handle was closed before.
+        """
+        try:
+            return self._loaded["value"]
+        except KeyError:
+            pass
+        if self._image.fd < 0:
+            raise ValueError("this handle was closed in this process before its value was loaded")
+        before, _context.loading = _context.loading, self._carried
+        try:
+            value = unpack(self._image.map())
+        finally:
+            _context.loading = before
+        return self._loaded.setdefault("value", value)  # another thread may have been faster
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of shared memory, without that of handles inside."""
+        return self._image.nbytes
+
+    def close(self) -> None:
+        """Closes the descriptor in this process, where the handle can travel no more. A value that
+        was loaded stays."""
+        self._packed = None
+        self._image.close()
+
+    def __repr__(self) -> str:
+        return f"<fastiter.kernels.Shared: {self.nbytes} bytes>"
+
+    def __copy__(self) -> Shared[T]:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Shared[T]:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if _context.packing is None:
+            raise TypeError(_NO_WAY)
+        _context.packing.append(self)
+        return _carried, (len(_context.packing) - 1,)
+
+
+@contextlib.contextmanager
+def packing() -> Iterator[list[Shared[Any]]]:
+    """Within it, handles may be pickled: they are put down here, and only their number goes into
+    the pickle."""
+    before = _context.packing
+    carried: list[Shared[Any]] = []
+    _context.packing = carried
+    try:
+        yield carried
+    finally:
+        _context.packing = before
+
+
+def _carried(number: int) -> Shared[Any]:
+    return _context.loading[number]
+
+
+def _through_multiprocessing(handle: Shared[Any]) -> tuple[Any, ...]:
+    if handle._image.fd < 0:
+        raise ValueError("this handle is closed in this process: it can travel no more")
+    duplicate = reduction.DupFd(handle._image.fd)
+    return _arrive, (duplicate, handle.nbytes, handle._carried, handle._key)
+
+
+def _arrive(
+    duplicate: Any, nbytes: int, carried: tuple[Shared[Any], ...], key: bytes
+) -> Shared[Any]:
+    try:
+        fd = duplicate.detach()
+    except (OSError, EOFError) as error:
+        raise RuntimeError(
+            "the memory of a shared object could not be fetched from the process that sent its "
+            "handle: has that process ended?"
+        ) from error
+    image = Image.adopt(fd, nbytes)
+    known = _here.setdefault(key, Shared(image, carried, key))
+    if known._image.fd < 0:
+        known._image = image
+    return known
+
+
+reduction.ForkingPickler.register(Shared, _through_multiprocessing)
+
+
+def share(obj: T) -> Shared[T]:
+    """What `fastiter.kernels.share` is."""
+    handle = Shared.reserve(obj, "a shared object", "share less of it, or let it read from files")
+    handle.write()
+    return handle

@@ -1,0 +1,113 @@
+"""Binding of images: shared memory that is written once and read by many processes."""
+
+cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
+from libc.errno cimport ENOMEM
+from libc.stdint cimport uint64_t
+from posix.mman cimport munmap
+
+from fastiter._clib.csrc cimport FI_E_MEMORY, FI_OK, fi_image_close, fi_image_map, fi_image_open
+
+import os
+
+
+cdef class Image:
+    """A descriptor of an image. The memory ends with the last descriptor and mapping of it."""
+
+    cdef readonly int fd
+    cdef readonly uint64_t nbytes
+
+    def __cinit__(self):
+        self.fd = -1
+
+    @staticmethod
+    def create(uint64_t nbytes, str what, str remedy):
+        """Fresh memory. `what` names it in errors, `remedy` says what to do if it does not fit.
+
+        Raises
+        ------
+        MemoryError
+            If there is no room for it within the limits of the machine and the control group.
+        OSError
+            If the system refuses a descriptor, or a file of this size.
+        """
+        cdef uint64_t need = 0, have = 0
+        cdef int fd = -1, rc
+        with nogil:
+            rc = fi_image_open(nbytes, &fd, &need, &have)
+        if rc == FI_E_MEMORY:
+            raise MemoryError(
+                f"{what} needs {need} bytes of shared memory, and {have} are available within the "
+                f"machine's and the control group's limits; {remedy}"
+            )
+        if rc != FI_OK:
+            raise OSError(rc, f"{what}: {os.strerror(rc)}")
+        return Image.adopt(fd, nbytes)
+
+    @staticmethod
+    def adopt(int fd, uint64_t nbytes):
+        """Takes over an open descriptor.
+
+        Raises
+        ------
+        ValueError
+            If its file is smaller; the descriptor is the caller's still.
+        """
+        cdef uint64_t size = os.fstat(fd).st_size
+        if size < nbytes:
+            raise ValueError(f"an image of {nbytes} bytes has {size}")
+        cdef Image image = Image.__new__(Image)
+        image.fd = fd
+        image.nbytes = nbytes
+        return image
+
+    def map(self):
+        """A writable memoryview of a `Mapping` of it.
+
+        Raises
+        ------
+        MemoryError
+            If the address space is used up.
+        """
+        cdef Mapping mapping = Mapping.__new__(Mapping)
+        cdef int rc = fi_image_map(self.fd, self.nbytes, &mapping.base)
+        if rc == ENOMEM:
+            raise MemoryError(
+                f"no address space left to map an image of {self.nbytes} bytes; raise RLIMIT_AS"
+            )
+        if rc != FI_OK:
+            raise OSError(rc, f"mapping an image: {os.strerror(rc)}")
+        mapping.nbytes = self.nbytes
+        return memoryview(mapping)
+
+    def close(self):
+        """Closes the descriptor. Mappings stay."""
+        cdef int fd
+        with cython.critical_section(self):  # once, whichever threads close it
+            fd, self.fd = self.fd, -1
+        if fd >= 0:
+            with nogil:
+                fi_image_close(fd, self.nbytes)
+
+    def __dealloc__(self):
+        if self.fd >= 0:
+            fi_image_close(self.fd, self.nbytes)
+
+
+cdef class Mapping:
+    """Private, writable view of an image: what is written stays in this process. Exports a buffer,
+    and lives as long as an array in it."""
+
+    cdef void *base
+    cdef readonly uint64_t nbytes
+
+    def __cinit__(self):
+        self.base = NULL
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.base, <Py_ssize_t>self.nbytes, 0, flags)
+
+    def __dealloc__(self):
+        if self.base != NULL:
+            with nogil:
+                munmap(self.base, self.nbytes)

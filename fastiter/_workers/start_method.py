@@ -1,0 +1,247 @@
+"""How worker processes start, where the program leaves it open.
+
+A fork copies one thread. Pools of native threads (OpenMP's, OpenCV's, CUDA's) are gone in the
+child, which does not know it and waits for them for ever; locks that other threads held stay
+locked. So a fork is avoided where it can be, and what cannot be avoided gets along without pools
+(`fastiter._workers.thread_limits`).
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import logging
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+from fastiter._util.warn import warn_caller
+from fastiter._workers import thread_limits
+
+logger = logging.getLogger("fastiter")
+
+# What a condition asks that lets a part of the main module run in the program alone: the module's
+# name, or the process' (`multiprocessing.current_process().name`).
+_GUARDS = {"__name__", "current_process"}
+
+_warned = False  # of an unsafe fork, once in a program
+
+
+class Start(NamedTuple):
+    """How to start workers."""
+
+    context: Any  # of multiprocessing
+    why: str = ""  # it has to be this one; "": it is a default, which may give way
+    fallback: Any = None  # context to take where the dataset does not pickle; None: an error
+
+    @property
+    def method(self) -> str:
+        """The start method's name."""
+        name: str = self.context.get_start_method()
+        return name
+
+    def now(self) -> Start:
+        """What to start the next worker by, with what lives in this process now. A fork that
+        would be unsafe gives way to the fork server, or is warned of.
+
+        Raises
+        ------
+        RuntimeWarning
+            Where warnings are errors; once.
+        """
+        reason = why_not_fork() if self.method == "fork" else None
+        if reason is None:
+            return self
+        why = self.why or _why_no_server()
+        if why:
+            _tell_of_fork(reason, why)
+            return self
+        logger.info("workers are started by a fork server, since %s", reason)
+        return self.without_fork()
+
+    def without_fork(self) -> Start:
+        """The fork server instead of a fork, where that is possible at all."""
+        if self.method != "fork" or _why_no_server():
+            return self
+        return Start(multiprocessing.get_context("forkserver"), fallback=self.context)
+
+
+def choose(context: Any) -> Start:
+    """The start method for `context`, the argument of an iterator.
+
+    It is that argument; else what `multiprocessing.set_start_method` has set; else the
+    interpreter's default. A fork that only the last two ask for gives way to the fork server where
+    it would be unsafe: that the start method is set to the default may be nobody's choice, since
+    whoever uses multiprocessing (a progress bar) sets it.
+    """
+    default = multiprocessing.get_all_start_methods()[0]
+    chosen = context or multiprocessing.get_start_method(allow_none=True) or default
+    why = "context='fork' was passed" if context else ""
+    if not context and chosen != default:
+        why = f"the program has set the start method {chosen!r}"
+    return Start(multiprocessing.get_context(chosen), why).now()
+
+
+@contextlib.contextmanager
+def default_method_kept() -> Iterator[None]:
+    """Leaves it to the program to set the default start method: multiprocessing, which only asks
+    for it within the block, would set it."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    try:
+        yield
+    finally:
+        default = multiprocessing.get_all_start_methods()[0]
+        if before is None and multiprocessing.get_start_method(allow_none=True) == default:
+            multiprocessing.set_start_method(None, force=True)
+
+
+def why_not_fork(besides: int = 0) -> str | None:
+    """What makes a fork of this process unsafe at this moment; None if nothing is known.
+    `besides` native threads are known to be harmless."""
+    native = thread_limits.native_threads() - besides
+    if native > 0 and native > thread_limits.threads_that_see_forks():
+        return f"{native} threads of native libraries live in this process"
+    this = threading.current_thread()
+    others = [t.name for t in threading.enumerate() if t is not this and not _is_idle(t)]
+    if others:
+        return f"the thread {others[0]!r} runs beside this one"
+    if _uses_cuda():
+        return "CUDA is initialised in this process"
+    return None
+
+
+def _why_no_server() -> str:
+    """What keeps a fork server from starting workers; "" if nothing is known."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return "this system has no fork server"
+    if _main_file() is None:
+        return "the main module has no file that a worker could import"
+    if not main_is_importable():
+        return (
+            "the main module has no if __name__ == '__main__' guard around what runs now: a "
+            "worker that imports it would run the program again"
+        )
+    return ""
+
+
+def _tell_of_fork(reason: str, why: str) -> None:
+    global _warned
+    if _main_file() is None and not why.startswith("context"):
+        # A notebook, where there are always threads, and nothing else to be done.
+        logger.info("workers are forked although %s: %s", reason, why)
+    elif not _warned:
+        _warned = True
+        warn_caller(
+            f"worker processes are forked although {reason}: they may hang, since what other "
+            f"threads hold locked stays locked in a forked process. They are forked because {why}. "
+            "Let them start by a fork server (context='forkserver', with a dataset that pickles "
+            "and a main module with a guard), or before there are such threads (iterator.start())",
+            RuntimeWarning,
+        )
+
+
+# ---- the main module -----------------------------------------------------------------------------
+
+
+def main_is_importable() -> bool:
+    """Whether the main module has a file and a guard, so that importing it again does not run the
+    program again."""
+    tree = _main_tree()
+    return (
+        tree is not None
+        and any(isinstance(node, ast.If) and _is_guard(node.test) for node in tree.body)
+        and _unguarded_line(tree, {"__name__"}) is None
+    )
+
+
+def require_guard(method: str) -> None:
+    """Looks whether a worker that imports the main module would come to where the program is now.
+
+    Raises
+    ------
+    RuntimeError
+        If the main module is under way at a line without a guard.
+    """
+    tree = _main_tree() if _is_imported_by_workers() else None
+    line = None if tree is None else _unguarded_line(tree, _GUARDS)
+    if line is not None:
+        raise RuntimeError(
+            f"worker processes are started by line {line} of {_main_file()}, which has no guard: "
+            f"under context={method!r} each worker imports this file, and would run that line, "
+            "too. Put what runs the program under if __name__ == '__main__':, or pass "
+            "context='fork', or use threads (MultithreadIterator)"
+        )
+
+
+def _is_imported_by_workers() -> bool:
+    """Whether multiprocessing imports the main module at all: not that of `python -m package`."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    name: str = getattr(spec, "name", None) or ""
+    return not (name == "__main__" or name.endswith(".__main__"))
+
+
+def _main_file() -> str | None:
+    return getattr(sys.modules.get("__main__"), "__file__", None)
+
+
+def _main_tree() -> ast.Module | None:
+    path = _main_file()
+    if path is None:
+        return None
+    try:
+        return ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def _unguarded_line(tree: ast.Module, guards: set[str]) -> int | None:
+    """The line of the main module that the main thread is at, if no condition that asks for one of
+    `guards` is around it; None if the module is through."""
+    namespace = vars(sys.modules["__main__"])
+    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals is namespace:
+            break
+        frame = frame.f_back
+    if frame is None or Path(frame.f_code.co_filename).name != Path(_main_file() or "").name:
+        return None
+    line = frame.f_lineno
+    around = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.If, ast.IfExp, ast.BoolOp))
+        and node.lineno <= line <= (node.end_lineno or 0)
+    )
+    is_guarded = any(guards & _names_in(getattr(node, "test", node)) for node in around)
+    return None if is_guarded else line
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return names | {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+
+
+def _is_guard(test: ast.expr) -> bool:
+    values = {node.value for node in ast.walk(test) if isinstance(node, ast.Constant)}
+    return "__name__" in _names_in(test) and "__main__" in values
+
+
+# ---- what lives in this process ------------------------------------------------------------------
+
+
+def _is_idle(thread: threading.Thread) -> bool:
+    """A progress bar's thread, which does nothing but wait."""
+    return type(thread).__module__.partition(".")[0] == "tqdm"
+
+
+def _uses_cuda() -> bool:
+    try:
+        links = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd")]
+    except OSError:
+        return False
+    return any(link.startswith("/dev/nvidia") for link in links)
