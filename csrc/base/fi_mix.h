@@ -3,7 +3,11 @@
 #ifndef FI_MIX_H
 #define FI_MIX_H
 
-#include "order/fi_shuffle.h"
+#include "base/fi_base.h"
+
+typedef struct {
+    uint64_t words[2];
+} fi_seed;
 
 /* What a key is for; the shuffle's own units of work have the numbers below. */
 enum { FI_PURPOSE_VIRTUAL = 16, FI_PURPOSE_REPLACED, FI_PURPOSE_RACE, FI_PURPOSE_EXAMPLE };

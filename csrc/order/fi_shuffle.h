@@ -31,6 +31,7 @@
 #define FI_SHUFFLE_H
 
 #include "base/fi_base.h"
+#include "base/fi_mix.h"
 
 enum {
     FI_SHUFFLE_CELLS16,
@@ -48,10 +49,6 @@ enum {
 
 #define FI_SHUFFLE_MAX UINT32_MAX
 #define FI_PILE_BITS_MAX 12
-
-typedef struct {
-    uint64_t words[2];
-} fi_seed;
 
 /* How an order is made. The fields after `method` are the deal's. */
 typedef struct {

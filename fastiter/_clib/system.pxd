@@ -7,5 +7,5 @@ cdef int refuse(int rc, str what, uint64_t need, uint64_t have) except -1
 
 
 cdef inline int check(int rc, str what, uint64_t need=0, uint64_t have=0) except -1:
-    """Turns a status of the C floor into an exception."""
+    """Turns a status of the C library into an exception."""
     return 0 if rc == FI_OK else refuse(rc, what, need, have)

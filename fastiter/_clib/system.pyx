@@ -1,4 +1,4 @@
-"""What the C floor's statuses mean to Python, and what it tells of clock, memory and parent."""
+"""Statuses of the C library as exceptions; the clock, the free memory and the parent process."""
 
 from libc.errno cimport ENOMEM
 from libc.stdint cimport int64_t, uint64_t

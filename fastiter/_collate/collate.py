@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from fastiter import _device
-from fastiter._collate import concat, numpy_fallback
+from fastiter._collate import concat, export, numpy_fallback
 from fastiter._collate.padding import FieldRule, Padding
-from fastiter._ring import views as _views
 from fastiter._util import array_subtypes
 
 Joined = tuple[Any, Any]  # an array, and the lengths of its rows or None
@@ -56,7 +55,7 @@ def collate(
         If a field cannot be joined, as strings or None, or the batch is no sequence.
     """
     if padding.is_none:
-        arrays = None if copy else _views.join_delivered(batch)
+        arrays = None if copy else export.join_delivered(batch)
         if arrays is None:
             arrays = concat.join_batch(batch, copy)
         if arrays is not None:
@@ -170,8 +169,8 @@ def _refuse_more_fields(
         if isinstance(example, (tuple, dict)) and len(example) > len(names):
             raise ValueError(
                 f"{numpy_fallback.place_of(number, indices)} has {_named(example)}, where "
-                f"{numpy_fallback.place_of(0, indices)} has {_named(batch[0])}: give all examples of a "
-                "batch the same fields"
+                f"{numpy_fallback.place_of(0, indices)} has {_named(batch[0])}: give all "
+                "examples of a batch the same fields"
             )
 
 
@@ -190,7 +189,7 @@ def _field_of(batch: Sequence[Any], name: Any, indices: numpy_fallback.Indices |
         What an example without it raises when it is asked, saying which one.
     """
     try:
-        return _views.pick(batch, name)
+        return export.pick(batch, name)
     except (IndexError, KeyError, TypeError) as error:
         kind = next(kind for kind in (IndexError, KeyError, TypeError) if isinstance(error, kind))
         for number, example in enumerate(batch):
@@ -273,7 +272,7 @@ def _refuse_numbers(field: Sequence[Any], rule: FieldRule) -> None:
 
 def _join_plain(field: Sequence[Any], fill: Any, copy: bool) -> Any:
     if not copy and isinstance(field, list) and is_fill(fill, field[0]):
-        column = _views.hand_over(field)
+        column = export.hand_over(field)
         if column is not None:
             return column
     if fill is None:

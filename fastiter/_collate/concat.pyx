@@ -1,7 +1,7 @@
 """Batch assembly: one array from the examples of a batch.
 
 The fast ways take exact arrays of one plain dtype, and numbers of one exact type, and answer None
-to everything else. What they leave goes to `_by_numpy`, which gives NumPy's result by definition.
+to everything else. What they leave goes to `numpy_fallback`, which gives NumPy's result by definition.
 
 The fast ways hold no references to what they read (see _table.pxd), so they run no Python code,
 unless after `hold`.

@@ -1,8 +1,8 @@
 """Devices: what a ``device`` argument means, and how arrays get there.
 
-``_places`` says what an argument means, ``_cupy`` imports CuPy, alone and only when a GPU is asked
-for. Copies that the host does not wait for: ``_transfer`` (to one GPU, through pinned memory),
-``_registration`` (slots that the GPU reads itself), ``_batches`` (an iterator's). These three are
+``devices`` says what an argument means, ``cupy`` imports CuPy, alone and only when a GPU is asked
+for. Copies that the host does not wait for: ``transfer`` (to one GPU, through pinned memory),
+``pinned`` (slots that the GPU reads itself), ``batches`` (an iterator's). These three are
 imported when they are first used.
 """
 

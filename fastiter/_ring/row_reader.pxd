@@ -19,7 +19,7 @@ cdef enum:
     _BOOL = 4
     _SCALAR = 5
     _OBJECT = 6
-    # Guises, as `_guises` numbers them.
+    # Array subtypes, as `_util.array_subtypes` numbers them.
     _TENSOR = 1
     _MEMMAP = 2
 

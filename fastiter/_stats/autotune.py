@@ -1,7 +1,7 @@
 """Settings that follow what is measured: how many workers there are, and how far they fetch ahead.
 
-What is done is what `fastiter._stats.bottleneck` advises from the counters of the last moments, within the
-limits of CPUs and memory, and taken back where it did not help.
+What is done is what `fastiter._stats.bottleneck` advises from the counters of the last moments,
+within the limits of CPUs and memory, and taken back where it did not help.
 """
 
 from __future__ import annotations

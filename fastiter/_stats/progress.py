@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fastiter._stats import timer
-from fastiter._workers.start_method import default_method_kept
+from fastiter._util.start_default import default_method_kept
 
 if TYPE_CHECKING:
     from typing_extensions import Self

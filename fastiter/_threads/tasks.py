@@ -21,8 +21,8 @@ from fastiter._order import example_context
 from fastiter._stats.timer import now
 from fastiter._threads.batch_buffer import Assembly, CallCost, Position
 from fastiter._util.failures import RowCountError, RowFailure, is_skippable, raisable, survivors
+from fastiter._util.outcome import Outcome
 from fastiter.errors import WorkerTraceback
-from fastiter.iterators._fetch import Outcome
 
 if TYPE_CHECKING:
     import numpy.typing as npt

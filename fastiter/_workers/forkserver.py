@@ -30,6 +30,7 @@ from typing import Any
 from fastiter import errors
 from fastiter._clib import system
 from fastiter._util import fds
+from fastiter._util.start_default import default_method_kept
 from fastiter._workers import start_method
 
 #: The environment variable that tells a server what to import.
@@ -60,7 +61,7 @@ def ensure_running(modules: Iterable[str] = ()) -> None:
     """Starts the server, if it does not run, and waits for nothing. It imports `modules`, and the
     main module, unless the program has asked multiprocessing for a server that does not."""
     theirs = list(forkserver._forkserver._preload_modules)  # type: ignore[attr-defined]
-    with interrupts_blocked(), start_method.default_method_kept():
+    with interrupts_blocked(), default_method_kept():
         if _preloads and _is_found_by_others():
             _server.set_forkserver_preload(["fastiter._workers.forkserver_preload"])
             wanted = theirs if "__main__" not in theirs else [*theirs, *modules]
@@ -74,7 +75,7 @@ def ensure_running(modules: Iterable[str] = ()) -> None:
 
 
 def _preload_text(modules: list[str]) -> str:
-    """What `fastiter._workers.forkserver_preload` reads: a dict for `spawn.prepare`, and names of modules."""
+    """What `forkserver_preload` reads: a dict for `spawn.prepare`, and names of modules."""
     data = spawn.get_preparation_data("fastiter-forkserver")
     needed = {key: data[key] for key in _NEEDED if key in data}
     if "__main__" not in modules or not start_method.main_is_importable():

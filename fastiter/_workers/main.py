@@ -201,7 +201,7 @@ def _run(seat: Seat) -> int:
         if isinstance(job, Shared):
             handle, job = job, job.value
             handle.close()
-            thread_limits.limit_pools()  # of what the dataset has imported; worker_init may raise it
+            thread_limits.limit_pools()  # of what the dataset imported; worker_init may raise it
             _seed_torch(digest)  # the dataset may have imported it
         work = job.prepare(end, seat, int.from_bytes(digest[-8:], "little"))
     except BaseException as error:

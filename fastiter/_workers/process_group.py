@@ -30,6 +30,7 @@ from fastiter._ring import lease, parent_ring
 from fastiter._ring.serialization import dumps
 from fastiter._util import fds as _descriptors
 from fastiter._util.concurrency import WeakObjects
+from fastiter._util.start_default import default_method_kept
 from fastiter._workers import forkserver as _forkserver
 from fastiter._workers import main as _worker
 from fastiter._workers import start_method, thread_limits
@@ -292,7 +293,7 @@ class Crew:
             target=_worker.main, args=(seat,), name=f"fastiter-worker-{seat.number}", daemon=True
         )
         _processes.add(process)
-        with start_method.default_method_kept(), self._start_guard():
+        with default_method_kept(), self._start_guard():
             _this_thread.starts_worker = True
             try:
                 process.start()

@@ -9,13 +9,11 @@ locked. So a fork is avoided where it can be, and what cannot be avoided gets al
 from __future__ import annotations
 
 import ast
-import contextlib
 import logging
 import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -85,19 +83,6 @@ def choose(context: Any) -> Start:
     if not context and chosen != default:
         why = f"the program has set the start method {chosen!r}"
     return Start(multiprocessing.get_context(chosen), why).now()
-
-
-@contextlib.contextmanager
-def default_method_kept() -> Iterator[None]:
-    """Leaves it to the program to set the default start method: multiprocessing, which only asks
-    for it within the block, would set it."""
-    before = multiprocessing.get_start_method(allow_none=True)
-    try:
-        yield
-    finally:
-        default = multiprocessing.get_all_start_methods()[0]
-        if before is None and multiprocessing.get_start_method(allow_none=True) == default:
-            multiprocessing.set_start_method(None, force=True)
 
 
 def why_not_fork(besides: int = 0) -> str | None:

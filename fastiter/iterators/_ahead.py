@@ -8,7 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from fastiter import _device
-from fastiter.iterators._fetch import Outcome, capture
+from fastiter._util.outcome import Outcome, capture
 
 if TYPE_CHECKING:
     from fastiter._device.batches import BatchTransfer

@@ -13,11 +13,12 @@ from fastiter._util.arguments import checked_flag, checked_int
 from fastiter._util.concurrency import lock_of_child, renew_in_child
 from fastiter._util.cpus import usable_cpus
 from fastiter._util.failures import NothingLeft
+from fastiter._util.outcome import Outcome
 from fastiter.dataset.iterator import Iterator
 from fastiter.errors import SkipLimitError
 from fastiter.iterators import _arguments, _reentry, _seed, _skips, _snapshot
 from fastiter.iterators._ahead import Ahead
-from fastiter.iterators._fetch import Outcome, Source
+from fastiter.iterators._fetch import Source
 from fastiter.iterators._state import Place, Plan, Planner, State, dataset_length, initial_state
 from fastiter.iterators.order import ShuffleOrderSampler
 

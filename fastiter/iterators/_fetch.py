@@ -22,11 +22,9 @@ from fastiter._order import example_context
 from fastiter._util.failures import (
     STOPS,
     Judge,
-    NothingLeft,
     RowFailure,
     is_skippable,
     raisable,
-    stopped_text,
     survivors,
 )
 from fastiter.dataset.convert import concat_examples
@@ -37,13 +35,6 @@ if TYPE_CHECKING:
     from fastiter.iterators._state import Indices, Plan
 
 _UNKNOWN: Any = object()
-
-
-class Outcome(NamedTuple):
-    """What became of one batch: the batch, or the error that belongs to it."""
-
-    batch: Any
-    error: Exception | None = None
 
 
 _KEYWORDS = {"padding", "copy", "max_length", "pad_to_multiple", "return_lengths"}
@@ -367,22 +358,3 @@ def _fetch_each(
 def _failure(row: int, index: int, error: BaseException) -> RowFailure:
     raised = raisable(error, f"dataset index {index}", "by the dataset")
     return RowFailure(row, raised, is_skippable(error))
-
-
-def capture(function: Callable[..., Any], *args: Any) -> Outcome:
-    """Call ``function`` and keep its result or its exception.
-
-    StopIteration is kept as a RuntimeError, since raised by ``next()`` it would end the
-    caller's loop in silence. What is no ``Exception``, like KeyboardInterrupt, passes through.
-    """
-    try:
-        return Outcome(function(*args))
-    except NothingLeft as error:
-        error.__traceback__ = None  # never shown; or its frames and this outcome keep each other
-        return Outcome(None, error)
-    except StopIteration as error:
-        wrapped = RuntimeError(stopped_text(error))
-        wrapped.__cause__ = error
-        return Outcome(None, wrapped)
-    except Exception as error:
-        return Outcome(None, error)

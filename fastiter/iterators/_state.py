@@ -4,8 +4,8 @@
 memory of its own. ``Planner`` follows it ahead of time and keeps what came of it, so that the
 state a user sees (and a snapshot saves) is always that of the batch delivered last, however
 many batches were planned beyond it. Batches that end before their epoch does are planned by
-`fastiter._order.plan`, which comes to the same in less time. All of this runs in the thread that calls
-the iterator, the user's order sampler included.
+`fastiter._order.plan`, which comes to the same in less time. All of this runs in the thread that
+calls the iterator, the user's order sampler included.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from fastiter._stats.trace import WorkerTrace
 from fastiter._util import shutdown
 from fastiter._util.arguments import checked_callable, checked_optional_int, checked_seconds
 from fastiter._util.cpus import usable_cpus, whole_cpus
+from fastiter._util.outcome import Outcome, capture
 from fastiter._workers.batch_converter import CallableFinisher, ConcatFinisher, Finisher
 from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import choose
@@ -32,7 +33,7 @@ from fastiter.iterators._arguments import (
     names_counterparts,
 )
 from fastiter.iterators._base import PlannedIterator
-from fastiter.iterators._fetch import Outcome, Source, capture
+from fastiter.iterators._fetch import Source
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._state import Plan, State
 

@@ -20,6 +20,7 @@ from fastiter._threads.pool import Tally, Threads
 from fastiter._threads.tasks import ColumnsJob, Job, Pace, PartsJob, RowsJob, Work
 from fastiter._util.arguments import checked_int
 from fastiter._util.concurrency import items_of
+from fastiter._util.outcome import Outcome, capture
 from fastiter.iterators._ahead import Ahead
 from fastiter.iterators._arguments import (
     MOST_WORKERS,
@@ -28,7 +29,6 @@ from fastiter.iterators._arguments import (
     names_counterparts,
 )
 from fastiter.iterators._base import PlannedIterator
-from fastiter.iterators._fetch import Outcome, capture
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._state import Plan, State
 

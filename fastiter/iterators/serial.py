@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fastiter._util.outcome import Outcome, capture
 from fastiter.iterators._arguments import names_counterparts
 from fastiter.iterators._base import PlannedIterator
-from fastiter.iterators._fetch import Outcome, capture
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._state import Plan
 

@@ -7,7 +7,7 @@ import os
 from io import FileIO
 from typing import Any
 
-from fastiter._workers.start_method import default_method_kept
+from fastiter._util.start_default import default_method_kept
 
 
 class Body:

@@ -1,0 +1,9 @@
+from typing import Any
+
+from numpy.typing import NDArray
+
+def pick(batch: Any, key: Any) -> list[Any]: ...
+def hand_over(values: list[Any]) -> NDArray[Any] | None: ...
+def join_delivered(
+    batch: Any,
+) -> NDArray[Any] | tuple[NDArray[Any], ...] | dict[Any, NDArray[Any]] | None: ...

@@ -1,0 +1,20 @@
+"""The default start method of multiprocessing, which only the program may set."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def default_method_kept() -> Iterator[None]:
+    """Leaves it to the program to set the default start method: multiprocessing, which only asks
+    for it within the block, would set it."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    try:
+        yield
+    finally:
+        default = multiprocessing.get_all_start_methods()[0]
+        if before is None and multiprocessing.get_start_method(allow_none=True) == default:
+            multiprocessing.set_start_method(None, force=True)

@@ -1,0 +1,268 @@
+"""The layout of the sources: which package may import which, and how big files and folders get.
+
+``python tests/test_layout.py`` prints the packages in import order with their sources and lines,
+and every import that points upwards.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).resolve().parent.parent
+MAX_LINES = 600
+MAX_SOURCES = 15
+# Each package imports only what stands before it, and itself. __init__ is fastiter's own, which
+# offers the public names.
+ORDER = (
+    *("errors", "_clib", "_util", "_order", "_ring", "_device", "_collate", "_fetch", "_stats"),
+    *("_workers", "_threads", "_virtual", "dataset", "datasets", "iterators", "reader"),
+    *("random", "kernels"),
+    *("interop", "__init__", "_cli", "__main__"),
+)
+# One file for each public class, and what these share.
+MANY_SOURCES = {"fastiter/datasets", "fastiter/iterators"}
+ENTRIES = 24  # of fastiter/, folders and files
+
+
+def rank(module: str) -> int:
+    """Place of a dotted module name in the order. Raises ValueError for one that has none."""
+    parts = module.split(".")
+    return ORDER.index(parts[1] if len(parts) > 1 else "__init__")
+
+
+def module_name(path: Path, top: Path) -> str:
+    parts = path.relative_to(top).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def run_time_nodes(tree: ast.AST) -> list[ast.AST]:
+    """All nodes but those that only a type checker reads."""
+    nodes = []
+    for child in ast.iter_child_nodes(tree):
+        if not is_type_checking(child):
+            nodes += [child, *run_time_nodes(child)]
+    return nodes
+
+
+def with_submodules(base: str, names: list[str], top: Path) -> set[str]:
+    """The modules that ``from base import names`` imports."""
+    folder = top / base.replace(".", "/")
+    files = [*folder.glob("*.p*"), *folder.glob("*/__init__.py")]
+    modules = {path.parent.name if path.name == "__init__.py" else path.stem for path in files}
+    found = {f"{base}.{name}" for name in names if name in modules}
+    return found if len(found) == len(names) else found | {base}
+
+
+def python_imports(path: Path, top: Path) -> set[str]:
+    """Dotted names that a Python file imports at run time, at any depth, relative ones resolved."""
+    names = set()
+    package = module_name(path, top).split(".")
+    if path.name != "__init__.py":
+        package = package[:-1]
+    for node in run_time_nodes(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base = base + node.module.split(".") if node.module else base
+            names |= with_submodules(".".join(base), [alias.name for alias in node.names], top)
+        elif (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) in ("importlib.import_module", "import_module", "__import__")
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            names.add(node.args[0].value)
+    return names
+
+
+def cython_imports(path: Path, top: Path) -> set[str]:
+    """The same of a Cython file, `cimport` included."""
+    text = re.sub(r"#[^\n]*", "", path.read_text())
+    names = set()
+    for base, listed in re.findall(
+        r"^[ \t]*from[ \t]+(\S+)[ \t]+c?import[ \t]+(\([^)]*\)|[^\n]*)", text, re.MULTILINE
+    ):
+        words = [word.split()[0] for word in listed.strip("() \n").split(",") if word.strip()]
+        names |= with_submodules(base, words, top)
+    names |= set(re.findall(r"^[ \t]*c?import[ \t]+([\w.]+)", text, re.MULTILINE))
+    return names
+
+
+def sources_of(top: Path) -> list[Path]:
+    package = top / "fastiter"
+    return sorted(path for path in package.rglob("*.*") if path.suffix in (".py", ".pyx", ".pxd"))
+
+
+def imports_of(top: Path) -> dict[str, set[str]]:
+    """Per module of fastiter, the modules of fastiter that it imports."""
+    found: dict[str, set[str]] = {}
+    for path in sources_of(top):
+        read = python_imports if path.suffix == ".py" else cython_imports
+        names = {name for name in read(path, top) if name.split(".")[0] == "fastiter"}
+        found.setdefault(module_name(path, top), set()).update(names)
+    return found
+
+
+def faults_of(top: Path) -> list[str]:
+    """Imports that point upwards, circles of packages, and modules that the order does not name."""
+    faults = []
+    for module, names in imports_of(top).items():
+        for name in sorted({module, *names}):
+            try:
+                rank(name)
+            except ValueError:
+                faults.append(f"{name}, met in {module}: its package has no place in ORDER")
+        if not faults:
+            faults += [
+                f"{module} imports {name}, which stands after it"
+                for name in sorted(names)
+                if rank(name) > rank(module)
+            ]
+    return faults
+
+
+c_sources = sorted([*(TOP / "csrc").rglob("*.c"), *(TOP / "csrc").rglob("*.h")])
+cython_sources = sorted((TOP / "fastiter").rglob("*.pyx"))
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(TOP))
+
+
+def test_imports_point_downwards():
+    assert faults_of(TOP) == []
+
+
+def test_the_errors_import_nothing():
+    assert python_imports(TOP / "fastiter" / "errors.py", TOP) <= {"__future__"}
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "fault"),
+    [
+        ("_util/low.py", "from fastiter._workers import pool", "fastiter._workers.pool"),
+        ("_util/low.py", "def f():\n    import fastiter.iterators.serial", "iterators.serial"),
+        ("_util/low.py", "from ..datasets import split", "fastiter.datasets"),
+        ("_util/low.py", "from fastiter import datasets", "fastiter.datasets"),
+        ("_util/low.py", "from fastiter import SerialIterator", "imports fastiter, which"),
+        ("_util/low.py", "import importlib\nimportlib.import_module('fastiter.reader')", "reader"),
+        ("_order/low.pyx", "from fastiter._ring.lease cimport (\n    Lease)", "_ring.lease"),
+        ("_order/low.pyx", "from fastiter import _ring", "fastiter._ring"),
+        ("_order/low.pxd", "cimport fastiter._ring.lease", "_ring.lease"),
+        ("_stray.py", "", "_stray, met in fastiter._stray: its package has no place"),
+        ("stray/__init__.py", "", "stray, met in fastiter.stray: its package has no place"),
+        ("_util/low.py", "from fastiter._stray import f", "its package has no place"),
+    ],
+)
+def test_a_module_in_the_wrong_place_is_found(tmp_path, path, text, fault):
+    for name in ("_util", "_order", "_ring", "_workers", "datasets", "iterators", "reader"):
+        (tmp_path / "fastiter" / name).mkdir(parents=True)
+        (tmp_path / "fastiter" / name / "__init__.py").touch()
+    (tmp_path / "fastiter" / "_workers" / "pool.py").touch()
+    assert faults_of(tmp_path) == []
+    module = tmp_path / "fastiter" / path
+    module.parent.mkdir(exist_ok=True)
+    module.write_text(text)
+    (found,) = faults_of(tmp_path)
+    assert fault in found
+
+
+@pytest.mark.parametrize("path", cython_sources, ids=relative)
+def test_each_binding_has_a_stub(path):
+    assert path.with_suffix(".pyi").exists()
+
+
+def test_c_is_declared_in_one_place():
+    for path in [*cython_sources, *(TOP / "fastiter").rglob("*.pxd")]:
+        ours = re.findall(r'cdef extern from "([\w/]*fi_\w+\.h)"', path.read_text())
+        assert relative(path) == "fastiter/_clib/csrc.pxd" or not ours, f"{path} declares {ours}"
+
+
+@pytest.mark.parametrize("path", c_sources, ids=relative)
+def test_c_knows_neither_python_nor_numpy(path):
+    for header in re.findall(r"#\s*include\s*[<\"]([^>\"]+)[>\"]", path.read_text()):
+        assert header != "Python.h" and not header.startswith("numpy/")
+
+
+# Folders of csrc in the order of their includes, as the packages above.
+C_ORDER = ("base", "os", "order", "batch", "ring")
+
+
+@pytest.mark.parametrize("path", c_sources, ids=relative)
+def test_includes_point_downwards(path):
+    own = C_ORDER.index(path.parent.name)
+    for folder in re.findall(r"#\s*include\s*\"(\w+)/", path.read_text()):
+        assert C_ORDER.index(folder) <= own, f"{relative(path)} includes a header of {folder}"
+
+
+def test_cupy_is_imported_in_one_place():
+    importers = {
+        relative(path)
+        for path in sources_of(TOP)
+        if re.search(r"^\s*(?:from|import)\s+cupy\b|import_module\(.cupy", path.read_text(), re.M)
+    }
+    assert importers == {"fastiter/_device/cupy.py"}
+
+
+def test_no_file_is_too_long():
+    folders = ("fastiter", "tests", "bench", "examples")
+    sources = [
+        *TOP.glob("*.py"),
+        *c_sources,
+        *cython_sources,
+        *(path for folder in folders for path in (TOP / folder).rglob("*.py")),
+        *(TOP / "tests").rglob("*.c"),
+    ]
+    lengths = {relative(path): len(path.read_text().splitlines()) for path in sources}
+    assert {name: n for name, n in lengths.items() if n > MAX_LINES} == {}
+
+
+def listed(pattern: str) -> list[Path]:
+    """Files that git tracks, or would."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", pattern]
+    return [Path(name) for name in subprocess.check_output(command, cwd=TOP, text=True).split()]
+
+
+def modules_per_folder(folder: str) -> dict[str, set[str]]:
+    """Per folder, the modules in it: a binding with its stub and declarations is one."""
+    found: dict[str, set[str]] = {}
+    for path in listed(folder):
+        if path.suffix in (".py", ".pyx", ".pxd", ".c", ".h") and path.stem != "__init__":
+            found.setdefault(str(path.parent), set()).add(path.stem)
+    return found
+
+
+@pytest.mark.skipif(not (TOP / ".git").exists(), reason="no git checkout")
+def test_no_folder_is_too_full():
+    folders = {**modules_per_folder("fastiter"), **modules_per_folder("csrc")}
+    full = {name for name, modules in folders.items() if len(modules) > MAX_SOURCES}
+    assert full <= MANY_SOURCES
+    assert len({path.parts[1] for path in listed("fastiter")}) <= ENTRIES
+
+
+def main() -> int:
+    imports, faults = imports_of(TOP), faults_of(TOP)
+    print(f"{'package':12} {'sources':>7} {'lines':>7}  imports")
+    for place, package in enumerate(ORDER):
+        own = [path for path in sources_of(TOP) if rank(module_name(path, TOP)) == place]
+        lines = sum(len(path.read_text().splitlines()) for path in own)
+        used = [name for module in imports if rank(module) == place for name in imports[module]]
+        others = sorted({rank(name) for name in used} - {place})
+        print(f"{package:12} {len(own):7} {lines:7}  {' '.join(ORDER[other] for other in others)}")
+    print(f"imports that point upwards: {len(faults)}; without one there is no circle of packages")
+    print("\n".join(faults))
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
