@@ -1,4 +1,4 @@
-/* Streams of readers as fi_stream.c, _stream.pyx and _merge.py build them, for the model checker
+/* Streams of readers as fi_stream.c, _ring/stream.pyx and reader/_merge.py build them, for the model checker
  * Spin.
  *
  * R readers that may die between any two of their steps, E slots of B rows for each, one parent who
