@@ -278,6 +278,10 @@ if __name__ == "__main__":
 
 ENDS = {
     "a global": "",
+    "a global that a thread has used": """
+    thread = threading.Thread(target=next, args=(iterator,))
+    thread.start()
+    thread.join()""",
     "held batches": "kept = [next(iterator), concat_examples(next(iterator))]",
     "a cycle": "class A: pass\n    a = A(); a.a = a; a.i = iterator; del iterator, a",
     "builtins": "builtins.iterator = iterator",
