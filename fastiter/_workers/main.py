@@ -31,7 +31,6 @@ from fastiter._workers.shared_object import Shared
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_NO_SWITCH = 1e4  # seconds between switches of threads: none
 _LAST_SECONDS = 1.0  # for exit handlers, and threads that the dataset has left behind
 
 
@@ -263,22 +262,9 @@ def _seed_numpy(seed: npt.NDArray[np.uint32]) -> None:
     generator.__init__(seed if kind is np.random.MT19937 else kind(seed))  # type: ignore[misc]
 
 
-def keep_generators_free() -> float:
-    """In the program, just before it forks a worker: waits until the lock of torch's generator is
-    free, which the worker could not replace. Afterwards no other thread of Python gets the
-    interpreter's lock, which it needs to take the generator's, until the switch interval is what it
-    was. Returns that interval."""
-    interval = sys.getswitchinterval()
-    torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "default_generator"):
-        sys.setswitchinterval(_NO_SWITCH)
-        torch.default_generator.get_state()  # takes the lock, and gives it back
-    return interval
-
-
 def _seed_torch(digest: bytes) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "manual_seed"):  # else amid its import, in a thread
-        # Where a thread without the interpreter's lock draws from torch's generator, this may wait
-        # for ever in a forked worker: `Crew.end_hung_starts` replaces the worker then.
+        # In a forked worker this may wait for ever, as for NumPy. The lock of torch's generator
+        # cannot be replaced: `Crew.end_hung_starts` replaces the worker then.
         torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)

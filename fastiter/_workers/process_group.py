@@ -74,22 +74,16 @@ def _is_of_program() -> bool:
 def _before_fork() -> None:
     if _is_of_program():
         lease.fork_begins()
-    else:
-        _this_thread.switch_interval = _worker.keep_generators_free()
 
 
 def _after_fork_in_parent() -> None:
     if _is_of_program():
         lease.fork_ended()
-    else:
-        sys.setswitchinterval(_this_thread.switch_interval)
 
 
 def _after_fork_in_child() -> None:
     """multiprocessing would end and join the parent's workers when the child exits, for it takes
     them for the child's own."""
-    if not _is_of_program():
-        sys.setswitchinterval(_this_thread.switch_interval)
     lease.begin_anew()
     known = getattr(multiprocessing.process, "_children", None)
     if known is not None:

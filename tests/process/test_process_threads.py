@@ -3,7 +3,6 @@ says about their start is never overridden."""
 
 from __future__ import annotations
 
-import importlib.util
 import multiprocessing
 import os
 import shutil
@@ -224,7 +223,7 @@ BESIDE = """
     from fastiter import MultiprocessIterator, WorkerDiedError
     from fastiter._workers import process_group
     from fastiter.reader import multiprocess_reader
-    from outside import pids_of, wait_until
+    from outside import pids_of
 
     class Dataset:
         def __len__(self):
@@ -239,12 +238,6 @@ BESIDE = """
         while True:
             started.set()
             np.random.random_sample(5_000_000)  # holds the lock of NumPy's generator
-
-    def draw_tensors(started):
-        import torch
-        while True:
-            started.set()
-            torch.rand(1_000_000)  # holds the lock of torch's generator
 
     def read(started):
         started.set()
@@ -297,20 +290,6 @@ def test_a_lock_that_another_thread_holds_does_not_hang_a_forked_worker(tmp_path
     finally:
         os.close(read)
         os.close(write)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-def test_no_forked_worker_finds_torchs_generator_locked(tmp_path):
-    """All start by themselves: nothing calls `next()`, which would replace one that hangs."""
-    body = """
-    begin(draw_tensors)
-    iterator = make(context="fork")
-    iterator.start()
-    crew, ring = iterator._pool._crew, iterator._pool._ring
-    for member in crew.members:
-        wait_until(lambda: ring.report(member.number)["ready"] == member.start, "it has started")
-    """
-    run_beside(tmp_path, body)
 
 
 @pytest.mark.parametrize("killed", [False, True])
