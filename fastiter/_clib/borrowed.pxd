@@ -41,7 +41,7 @@ cdef inline int _make_table(Table *table, object rows, Py_ssize_t count) except 
     table.n = len(rows)
     table.count = count
     table.held = False
-    table.items = <PyObject **>room_for(
+    table.items = <PyObject **>scratch_alloc(
         table.n * count, sizeof(PyObject *), table.local, STACK_ITEMS)
     return 0
 
@@ -136,7 +136,7 @@ cdef inline tuple column_of(Table *table, Py_ssize_t field):
     return tuple([<object>table.items[field * table.n + i] for i in range(table.n)])
 
 
-cdef inline void *room_for(size_t count, size_t itemsize, void *local, size_t local_count) except NULL:
+cdef inline void *scratch_alloc(size_t count, size_t itemsize, void *local, size_t local_count) except NULL:
     """Room for `count` items: `local` where they fit there, else memory for `drop_room`.
 
     `count` is a product of lengths of objects that exist, and so cannot overflow.

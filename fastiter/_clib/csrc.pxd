@@ -232,7 +232,7 @@ cdef extern from "ring/fi_ring.h" nogil:
     uint32_t fi_parent_count_ready(const fi_parent *parent)
     void fi_parent_doze(fi_parent *parent, uint64_t q)
     void fi_parent_wake(fi_parent *parent)
-    int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *odd, uint32_t *row,
+    int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *irregular, uint32_t *row,
                         uint64_t *word)
     void fi_parent_take(fi_parent *parent, bint copied)
     void fi_parent_drop(fi_parent *parent)

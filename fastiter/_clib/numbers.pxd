@@ -8,7 +8,7 @@ cimport numpy as cnp
 
 from fastiter._clib.csrc cimport FI_SCALAR_OFFSET, fi_gather
 from fastiter._clib.objects cimport *
-from fastiter._clib.borrowed cimport STACK_ROWS, drop_room, room_for
+from fastiter._clib.borrowed cimport STACK_ROWS, drop_room, scratch_alloc
 
 cdef inline bint store_ints(PyObject **rows, Py_ssize_t n, cnp.ndarray result) except -1:
     cdef int64_t *target = <int64_t *>cnp.PyArray_DATA(result)
@@ -57,7 +57,7 @@ cdef inline bint store_scalars(PyObject **rows, Py_ssize_t n, cnp.ndarray result
     """NumPy's scalars of one type: the values are read where they stand in the objects."""
     cdef PyObject *kind = fi_type(rows[0])
     cdef const void *local[STACK_ROWS]
-    cdef const void **data = <const void **>room_for(n, sizeof(void *), local, STACK_ROWS)
+    cdef const void **data = <const void **>scratch_alloc(n, sizeof(void *), local, STACK_ROWS)
     cdef Py_ssize_t i
     try:
         for i in range(n):

@@ -42,9 +42,9 @@ def memory_available():
     return fi_memory_available()
 
 
-def watch_parent(int parent_pidfd, int life_pipe):
+def watch_parent(int parent_pidfd, int parent_death_pipe):
     """Starts the native thread that ends this process when its parent is gone."""
-    check(fi_watch_parent(parent_pidfd, life_pipe), "starting the watch over the parent")
+    check(fi_watch_parent(parent_pidfd, parent_death_pipe), "starting the watch over the parent")
 
 
 def die_with_parent(int parent):

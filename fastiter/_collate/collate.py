@@ -189,7 +189,7 @@ def _field_of(batch: Sequence[Any], name: Any, indices: numpy_fallback.Indices |
         What an example without it raises when it is asked, saying which one.
     """
     try:
-        return export.pick(batch, name)
+        return export.field_values(batch, name)
     except (IndexError, KeyError, TypeError) as error:
         kind = next(kind for kind in (IndexError, KeyError, TypeError) if isinstance(error, kind))
         for number, example in enumerate(batch):
@@ -224,7 +224,7 @@ def join(field: Sequence[Any], rule: FieldRule, *, copy: bool = False) -> Joined
     lengths
         None, or if asked for int64 (len(field),) on the same device.
     """
-    field = array_subtypes.undressed(field)
+    field = array_subtypes.unwrap(field)
     on_gpu = _device.is_cupy_array(field[0])
     if rule.only_fills or (not on_gpu and not _has_axis(field[0])):
         _refuse_numbers(field, rule)
@@ -272,7 +272,7 @@ def _refuse_numbers(field: Sequence[Any], rule: FieldRule) -> None:
 
 def _join_plain(field: Sequence[Any], fill: Any, copy: bool) -> Any:
     if not copy and isinstance(field, list) and is_fill(fill, field[0]):
-        column = export.hand_over(field)
+        column = export.export_column(field)
         if column is not None:
             return column
     if fill is None:

@@ -298,7 +298,7 @@ cdef object _stack_arrays(Table *table, PyObject **rows, object out):
     cdef Py_ssize_t n = table.n
     cdef Py_ssize_t shape[FI_PAD_MAX_NDIM]
     cdef const void *local[STACK_ROWS]
-    cdef const void **data = <const void **>room_for(n, sizeof(void *), local, STACK_ROWS)
+    cdef const void **data = <const void **>scratch_alloc(n, sizeof(void *), local, STACK_ROWS)
     cdef size_t row_nbytes = cnp.PyArray_NBYTES(<cnp.ndarray>rows[0])
     cdef size_t nbytes = n * row_nbytes
     cdef void *target
@@ -374,8 +374,8 @@ cdef object _pad(Table *table, Py_ssize_t field, object fill, Rule *rule, object
     cdef const void **data = NULL
     cdef int64_t *shapes = NULL
     try:
-        data = <const void **>room_for(n, sizeof(void *), local_data, STACK_ROWS)
-        shapes = <int64_t *>room_for(n * max(ndim, 1), sizeof(int64_t), local_shapes, STACK_LENGTHS)
+        data = <const void **>scratch_alloc(n, sizeof(void *), local_data, STACK_ROWS)
+        shapes = <int64_t *>scratch_alloc(n * max(ndim, 1), sizeof(int64_t), local_shapes, STACK_LENGTHS)
         if not _scan(rows, n, data, shapes):
             return None
         if ndim == 0 and rule.explicit:

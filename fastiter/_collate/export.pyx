@@ -25,7 +25,7 @@ cdef extern from "Python.h":
     void *type_of "Py_TYPE"(PyObject *value)
 
 
-def pick(batch, key):
+def field_values(batch, key):
     """The field `key` of each example of a batch, as a list."""
     cdef list examples, values
     cdef Py_ssize_t row, place
@@ -44,7 +44,7 @@ def pick(batch, key):
     return values
 
 
-def hand_over(list values):
+def export_column(list values):
     """One field of a batch without copying, or None.
 
     The column is handed over if the values are, in order and complete, the arrays of one field
@@ -69,7 +69,7 @@ def hand_over(list values):
 
 def join_delivered(batch):
     """What concat_examples makes of a batch as an iterator delivered it: columns handed over as in
-    `hand_over`, and the arrays of what are no arrays.
+    `export_column`, and the arrays of what are no arrays.
 
     Returns None, and hands nothing over, if no field, or not every field of arrays from shared
     memory, can be handed over.

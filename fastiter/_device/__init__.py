@@ -12,7 +12,7 @@ from fastiter._device.cupy import (
     array_module,
     import_cupy_for,
     is_cupy_array,
-    keep_for_ever,
+    leak_after_fork,
     settle,
 )
 from fastiter._device.devices import CpuDevice, Device, GpuDevice, resolve, send
@@ -24,7 +24,7 @@ __all__ = [
     "array_module",
     "import_cupy_for",
     "is_cupy_array",
-    "keep_for_ever",
+    "leak_after_fork",
     "resolve",
     "send",
     "settle",

@@ -17,7 +17,7 @@ from fastiter._util.concurrency import WeakObjects
 _living: WeakObjects[BatchTransfer] = WeakObjects()
 
 
-class Departure:
+class PendingBatch:
     """A batch on its way to a GPU."""
 
     __slots__ = ("_make", "_sent")
@@ -68,7 +68,7 @@ class BatchTransfer:
         self._registration = Registration(self._cupy, self._device_id, arena)
         self._transfer.may_borrow = self._registration.may_borrow
 
-    def begin(self, batch: Any) -> Departure:
+    def begin(self, batch: Any) -> PendingBatch:
         """Begin to copy a batch: an array or number, or a list, tuple or dict of these.
 
         Raises
@@ -79,7 +79,7 @@ class BatchTransfer:
         arrays, make = parts_of(batch)
         self._beginner = threading.get_ident()
         try:
-            return Departure(self._transfer.begin(arrays), make)
+            return PendingBatch(self._transfer.begin(arrays), make)
         finally:
             self._beginner = None
             if self._is_to_close:

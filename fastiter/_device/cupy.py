@@ -192,7 +192,7 @@ def check_not_cut_off(error: Exception) -> None:
         raise RuntimeError(CUT_OFF) from error
 
 
-def keep_for_ever(*things: Any) -> None:
+def leak_after_fork(*things: Any) -> None:
     """In a forked child: have no destructor run of what belongs to the parent's CUDA."""
     _kept_for_ever.extend(things)
 

@@ -17,7 +17,7 @@ from fastiter._device.cupy import (
     CUT_OFF,
     allocate,
     import_cupy_for,
-    keep_for_ever,
+    leak_after_fork,
     new_event,
     on_device,
 )
@@ -53,7 +53,7 @@ class _Staging:
         self.copied: Any = None
 
 
-class _Loan:
+class _DeviceBuffer:
     """Owner of an array's device memory, which goes back to the transfer with the last view.
 
     ``compute`` is the stream on which the array is used; None as long as nobody has it.
@@ -79,12 +79,12 @@ class Sent:
         Bytes that were copied into pinned memory first.
     """
 
-    __slots__ = ("_arrays", "_copied", "_loans", "_made", "_on_device", "n_staged")
+    __slots__ = ("_arrays", "_copied", "_device_buffers", "_made", "_on_device", "n_staged")
 
     def __init__(self, on_device: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
         self._on_device = on_device
         self._arrays: list[Any] = []
-        self._loans: list[_Loan] = []
+        self._device_buffers: list[_DeviceBuffer] = []
         self._copied: Any = None  # the event behind the copies
         self._made: Any = None  # the stream on which CuPy makes the other arrays, and an event
         self.n_staged = 0
@@ -96,13 +96,13 @@ class Sent:
         """
         with self._on_device() as current:
             compute = current if compute_stream is None else compute_stream
-            for loan in self._loans:
-                loan.compute = compute
+            for device_buffer in self._device_buffers:
+                device_buffer.compute = compute
             if self._copied is not None:
                 compute.wait_event(self._copied)
             if self._made is not None and self._made[0].ptr != compute.ptr:
                 compute.wait_event(self._made[1])
-        arrays, self._arrays, self._loans = self._arrays, [], []
+        arrays, self._arrays, self._device_buffers = self._arrays, [], []
         return arrays
 
 
@@ -116,7 +116,7 @@ class AsyncTransfer:
       buffer is filled again, or given back to CuPy, when the event behind its copies is done.
       There are three; if the copies out of all of them are still to come, the host waits for the
       oldest. Arrays for which ``may_borrow`` answers True are copied from where they lie, and
-      parked, with what owns their memory, until that event is done.
+      tracked, with what owns their memory, until that event is done.
     - *The use before the device memory is used again.* CuPy's pool gives memory back to the stream
       that was current when it was allocated, without waiting for any other. So destinations are
       allocated with the copy stream as the current one, which alone gets them again, and each has
@@ -164,7 +164,7 @@ class AsyncTransfer:
             stream = _copy_streams.setdefault(device_id, stream)
         self._stream = stream
         self._staging: list[_Staging] = []  # the oldest copies first
-        self._parked: deque[tuple[Any, list[Any]]] = deque()  # events, and what they release
+        self._tracked: deque[tuple[Any, list[Any]]] = deque()  # events, and what they release
         self._dropped: deque[tuple[Any, Any]] = deque()  # memory, and the stream that used it
         self._retired: deque[tuple[list[Any], list[Any]]] = deque()  # events, and memory
         self._lock = threading.RLock()  # a signal handler may close it amid a call
@@ -218,7 +218,7 @@ class AsyncTransfer:
         """
         self._check_process()
         with self._lock, self._on_device() as current:
-            self._unpark()
+            self._untrack()
             self._retire(_N_RETIRED)
             sent = Sent(self._on_device)
             copied = [array for array in arrays if _can_copy(array)]
@@ -231,8 +231,8 @@ class AsyncTransfer:
     def poll(self) -> int:
         """Release what copies have been made of; returns how many calls' copies have not ended."""
         with self._lock:
-            self._unpark()
-            return len(self._parked)
+            self._untrack()
+            return len(self._tracked)
 
     def wait(self, n_left: int) -> None:
         """Block until the copies out of borrowed arrays of at most ``n_left`` calls have not ended.
@@ -240,9 +240,9 @@ class AsyncTransfer:
         Not interrupted by signals: it takes as long as the GPU is behind.
         """
         with self._lock:
-            while len(self._parked) > n_left:
-                self._parked[0][0].synchronize()
-                self._parked.popleft()
+            while len(self._tracked) > n_left:
+                self._tracked[0][0].synchronize()
+                self._tracked.popleft()
 
     def take_back(
         self, memory: Any, compute: Any, _exits: Callable[[], bool] = sys.is_finalizing
@@ -270,12 +270,12 @@ class AsyncTransfer:
         lost = self._cupy.cuda.runtime.CUDARuntimeError  # nothing runs in CUDA any more
         with self._lock:
             with contextlib.suppress(lost), self._on_device():
-                for copied in [parked for parked, _ in self._parked]:
+                for copied in [tracked for tracked, _ in self._tracked]:
                     copied.synchronize()
                 for staging in self._staging:
                     staging.copied.synchronize()
                 self._retire(0)
-            self._parked.clear()
+            self._tracked.clear()
             self._staging.clear()
 
     @contextlib.contextmanager
@@ -310,7 +310,7 @@ class AsyncTransfer:
                 self._staging.append(staging)
             if any(borrowed):
                 kept = [a for a, is_borrowed in zip(arrays, borrowed, strict=True) if is_borrowed]
-                self._parked.append((copied, kept))
+                self._tracked.append((copied, kept))
         except BaseException:
             # Some copies may have begun. If the stream cannot be waited for, CUDA's context is
             # lost, and nothing runs in it any more.
@@ -328,17 +328,17 @@ class AsyncTransfer:
             and self.may_borrow(array)
         )
 
-    def _unpark(self) -> None:
-        while self._parked and self._parked[0][0].done:
-            self._parked.popleft()
+    def _untrack(self) -> None:
+        while self._tracked and self._tracked[0][0].done:
+            self._tracked.popleft()
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], sent: Sent) -> Any:
         cuda = self._cupy.cuda
         nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         memory = allocate(self._cupy, nbytes, self._stream)
-        loan = _Loan(self, memory)
-        sent._loans.append(loan)
-        borrowed = cuda.UnownedMemory(memory.ptr, nbytes, loan, self._device.id)
+        device_buffer = _DeviceBuffer(self, memory)
+        sent._device_buffers.append(device_buffer)
+        borrowed = cuda.UnownedMemory(memory.ptr, nbytes, device_buffer, self._device.id)
         return self._cupy.ndarray(shape, dtype, cuda.MemoryPointer(borrowed, 0))
 
     def _idle_staging(self, nbytes: int) -> _Staging:
@@ -413,4 +413,4 @@ def _can_copy(array: Any) -> bool:
 _living: weakref.WeakSet[AsyncTransfer] = weakref.WeakSet()
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: keep_for_ever(*_living))
+    os.register_at_fork(after_in_child=lambda: leak_after_fork(*_living))

@@ -38,8 +38,8 @@ class Counter:
         return self._stop - operator.length_hint(self.values) - 1
 
 
-class Fetching:
-    """Rows of one batch that this thread is fetching.
+class ExampleContext:
+    """Rows of one batch that this thread is context.
 
     Parameters
     ----------
@@ -83,16 +83,16 @@ def epoch_of(row: int, n_rows: int, epoch: int, position: int, epoch_size: int) 
     return epoch if before <= 0 else max(0, epoch - 1 - (before - 1) // epoch_size)
 
 
-def begin(fetching: Any) -> Any:
+def begin(context: Any) -> Any:
     """Notes what this thread fetches from now on; returns what `end` takes."""
-    before = getattr(_here, "fetching", None)
-    _here.fetching = fetching
+    before = getattr(_here, "context", None)
+    _here.context = context
     return before
 
 
 def end(before: Any) -> None:
     """Notes that this is over, and what was before goes on."""
-    _here.fetching = before
+    _here.context = before
 
 
 def set_worker(writer: Any) -> None:
@@ -102,17 +102,17 @@ def set_worker(writer: Any) -> None:
 
 
 def _current() -> Any:
-    fetching = getattr(_here, "fetching", None)
-    return _of_worker if fetching is None else fetching
+    context = getattr(_here, "context", None)
+    return _of_worker if context is None else context
 
 
 def each(values: list[Any]) -> Iterable[Any]:
     """Goes through the examples of one call for many, so that each of them is the one at the
     moment while its turn lasts."""
-    fetching = _current()
-    if fetching is None or fetching.rows is None or len(fetching.rows) != len(values):
+    context = _current()
+    if context is None or context.rows is None or len(context.rows) != len(values):
         return values
-    fetching.counter = counter = Counter(values)
+    context.counter = counter = Counter(values)
     return counter.values
 
 
@@ -124,8 +124,8 @@ def key() -> tuple[Seed, int, int]:
     RuntimeError
         If there is none.
     """
-    fetching = _current()
-    found = None if fetching is None else fetching.key()
+    context = _current()
+    found = None if context is None else context.key()
     if found is None:
         raise RuntimeError(
             "example_rng() without arguments is for a dataset's __getitem__, while an iterator "

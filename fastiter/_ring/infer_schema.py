@@ -111,15 +111,15 @@ def _travels(kind: type) -> bool:
 
 
 def _fields_of(columns: Iterable[Sequence[Any]]) -> tuple[list[Spec], dict[int, int]]:
-    """Their specs, and the guises of those that have one."""
+    """Their specs, and the subtypes of those that have one."""
     specs: list[Spec] = []
-    guises = {}
+    subtypes = {}
     for number, values in enumerate(columns):
-        arrays, guise = array_subtypes.arrays_of(values)
+        arrays, subtype = array_subtypes.arrays_of(values)
         specs.append(_field_of(arrays))
-        if guise != array_subtypes.NONE and specs[-1][0] != OBJECT:
-            guises[number] = guise
-    return specs, guises
+        if subtype != array_subtypes.NONE and specs[-1][0] != OBJECT:
+            subtypes[number] = subtype
+    return specs, subtypes
 
 
 def derive_schema(examples: Sequence[Any], rows: int) -> Schema:
@@ -129,8 +129,8 @@ def derive_schema(examples: Sequence[Any], rows: int) -> Schema:
     whole = Schema(BARE, None, [(OBJECT, None, None)], rows)
     named = kind is not tuple and _is_named_tuple(kind)
     if kind not in (tuple, list, dict) and not named:
-        specs, guises = _fields_of([examples])
-        return Schema(BARE, None, specs, rows, guises)
+        specs, subtypes = _fields_of([examples])
+        return Schema(BARE, None, specs, rows, subtypes)
     size = len(first)
     if not 0 < size <= MOST_FIELDS or any(
         type(example) is not kind or len(example) != size for example in examples
@@ -142,11 +142,11 @@ def derive_schema(examples: Sequence[Any], rows: int) -> Schema:
             tuple(example) != keys for example in examples
         ):
             return whole
-        specs, guises = _fields_of([example[key] for example in examples] for key in keys)
-        return Schema(DICT, keys, specs, rows, guises)
+        specs, subtypes = _fields_of([example[key] for example in examples] for key in keys)
+        return Schema(DICT, keys, specs, rows, subtypes)
     container = NAMED if named else TUPLE if kind is tuple else LIST
-    specs, guises = _fields_of(zip(*examples, strict=True))
-    return Schema(container, kind if named else None, specs, rows, guises)
+    specs, subtypes = _fields_of(zip(*examples, strict=True))
+    return Schema(container, kind if named else None, specs, rows, subtypes)
 
 
 def _merge_fields(a: Spec, b: Spec) -> Spec:
@@ -166,7 +166,7 @@ def merge_schemas(a: Schema, b: Schema) -> Schema:
     if kinds[0] != kinds[1]:
         return Schema(BARE, None, [(OBJECT, None, None)], a.rows)
     specs = list(map(_merge_fields, a.specs, b.specs))
-    for number, _ in a.guises.items() ^ b.guises.items():  # tensors here, arrays there
+    for number, _ in a.subtypes.items() ^ b.subtypes.items():  # tensors here, arrays there
         specs[number] = OBJECT, None, None
-    guises = {n: guise for n, guise in a.guises.items() if specs[n][0] != OBJECT}
-    return Schema(a.container, a.type or a.keys, specs, a.rows, guises)
+    subtypes = {n: subtype for n, subtype in a.subtypes.items() if specs[n][0] != OBJECT}
+    return Schema(a.container, a.type or a.keys, specs, a.rows, subtypes)

@@ -3,7 +3,7 @@ from typing import Any
 from typing_extensions import disjoint_base
 
 from fastiter._ring.arena import Arena
-from fastiter._ring.parent_ring import ParentEnd
+from fastiter._ring.parent_ring import ParentRing
 
 __pyx_capi__: dict[str, object]  # what other compiled modules call
 
@@ -25,4 +25,4 @@ class Lease:
     def part(self, offset: int, size: int) -> memoryview: ...
     def seed(self, row: int, kind: int) -> int: ...
 
-def view(ring: ParentEnd, slot: int, schema: Any, owning: bool, converted: bool) -> Lease: ...
+def view(ring: ParentRing, slot: int, schema: Any, owning: bool, converted: bool) -> Lease: ...

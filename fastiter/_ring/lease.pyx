@@ -9,7 +9,7 @@ from fastiter._clib.csrc cimport (
     fi_fork_begins, fi_fork_ended, fi_forks, fi_forks_begin_anew, fi_parent_committed,
     fi_parent_release, fi_parent_retire, fi_place_seed, fi_slot_payload, fi_view_begins,
     fi_view_ends)
-from fastiter._ring.parent_ring cimport ParentEnd
+from fastiter._ring.parent_ring cimport ParentRing
 
 from fastiter._util.fds import closed_by_others
 from fastiter.errors import OverwrittenError
@@ -58,10 +58,10 @@ cdef class Lease:
         """What the checksum of a packed object in this slot depends on besides its bytes."""
         return fi_place_seed(self.q, row, kind)
 
-    cdef void begin(self, ParentEnd ring) noexcept:
+    cdef void begin(self, ParentRing ring) noexcept:
         self.began = fi_view_begins(&ring.views, &forks)
 
-    cdef bint end(self, ParentEnd ring) noexcept:
+    cdef bint end(self, ParentRing ring) noexcept:
         """Whether a forked child may have what this lease owns."""
         return fi_view_ends(&ring.views, &forks, self.began)
 
@@ -74,9 +74,9 @@ cdef class Lease:
             fi_parent_release(&self.ring.parent, self.slot)
 
 
-cpdef Lease view(ParentEnd ring, uint32_t slot, object schema, bint owning, bint converted):
+cpdef Lease view(ParentRing ring, uint32_t slot, object schema, bint owning, bint converted):
     """A `Lease` over the slot; one that is not `owning` is for copying out of it. `converted`:
-    the finisher has put the ragged fields together."""
+    the batch converter has put the ragged fields together."""
     cdef Lease lease = Lease.__new__(Lease)
     lease.arena = ring.arena
     if owning:

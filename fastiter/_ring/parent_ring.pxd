@@ -4,7 +4,7 @@ from fastiter._ring.arena cimport Arena
 from fastiter._clib.csrc cimport fi_parent, fi_views
 
 
-cdef class ParentEnd:
+cdef class ParentRing:
     cdef object __weakref__
     cdef readonly Arena arena
     cdef fi_parent parent

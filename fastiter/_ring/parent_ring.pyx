@@ -24,7 +24,7 @@ cdef enum:
 
 
 @cython.no_gc_clear  # __dealloc__ closes the bells' pipes
-cdef class ParentEnd:
+cdef class ParentRing:
     """The side of the ring that schedules, takes, frees, resets and recovers.
 
     All methods are called in the process that made it, under the iterator's lock but where they
@@ -179,17 +179,17 @@ cdef class ParentEnd:
         with cython.critical_section(self.arena):  # else the descriptor may be closed, and another's
             fi_event_ring(self.arena.event_ends[1])
 
-    def odd_rows(self, uint32_t slot):
+    def irregular_rows(self, uint32_t slot):
         """[(row, code)] of the rows that are not plainly written. Raises OverwrittenError if a row
         word holds what no worker may write, or the workers were told something else."""
-        cdef uint32_t odd = 0, row = 0
+        cdef uint32_t irregular = 0, row = 0
         cdef uint64_t word = 0
         cdef fi_ring *ring = &self.arena.ring
-        if fi_parent_check(&self.parent, slot, &odd, &row, &word) != FI_OK:
+        if fi_parent_check(&self.parent, slot, &irregular, &row, &word) != FI_OK:
             raise OverwrittenError(
                 f"shared memory was overwritten: {word:#x} was found at row {row} of a batch"
             )
-        if odd == 0:
+        if irregular == 0:
             return ()
         cdef uint64_t q = self.parent.head
         codes = [(r, fi_row_code(ring, slot, r, q)) for r in range(self.parent.slot[slot].n)]
@@ -210,7 +210,7 @@ cdef class ParentEnd:
         return offset, size
 
     def result(self, uint32_t slot):
-        """(offset, bytes) of what the finisher packed; the lease checks them."""
+        """(offset, bytes) of what the batch converter packed; the lease checks them."""
         cdef uint64_t offset, size
         fi_result_get(&self.arena.ring, slot, &offset, &size)
         return offset, size
@@ -291,7 +291,7 @@ cdef class ParentEnd:
 
     # ---- cells
 
-    def let_in(self, uint32_t worker, uint32_t start):
+    def allow_start(self, uint32_t worker, uint32_t start):
         fi_cell_let_in(self.arena.ring.cells + worker, start)
 
     def clear_cell(self, uint32_t worker):

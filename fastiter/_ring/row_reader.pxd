@@ -2,7 +2,7 @@ cimport numpy as cnp
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
-from fastiter._ring.worker_ring cimport WorkerEnd
+from fastiter._ring.worker_ring cimport WorkerRing
 
 cdef enum:
     MOST_NDIM = 32
@@ -27,7 +27,7 @@ cdef struct Field:
     int kind
     int ndim
     bint handable  # its column is what NumPy's concatenate would give
-    int guise  # what the examples hold if not plain arrays
+    int subtype  # what the examples hold if not plain arrays
     void *array_type  # of the arrays that are written
     bint timed  # datetime64 or timedelta64: the scalar's type does not tell its unit
     cnp.PyArray_Descr *descr  # of the elements; kept alive by Schema.dtypes
@@ -50,22 +50,22 @@ cdef class Schema:
     cdef Field *fields
     cdef Py_ssize_t count
     cdef readonly object type
-    cdef readonly dict guises
-    cdef int write(self, WorkerEnd end, char *payload, Py_ssize_t row, object example) except -1
+    cdef readonly dict subtypes
+    cdef int write(self, WorkerRing end, char *payload, Py_ssize_t row, object example) except -1
     cdef int hold(self, object example, PyObject **values) except -1
     cdef int hold_values(self, object example, PyObject **values) except -1
-    cdef int write_fields(self, WorkerEnd end, char *payload, Py_ssize_t row,
+    cdef int write_fields(self, WorkerRing end, char *payload, Py_ssize_t row,
                           PyObject **values) except -1
     cdef int write_number(self, Field *f, char *place, PyObject *value) except -1
-    cdef int write_ragged(self, WorkerEnd end, Field *f, char *payload, int64_t *entry,
+    cdef int write_ragged(self, WorkerRing end, Field *f, char *payload, int64_t *entry,
                           cnp.PyArrayObject *array) except -1
-    cdef int pack(self, WorkerEnd end, char *payload, int64_t *entry, Py_ssize_t row,
+    cdef int pack(self, WorkerRing end, char *payload, int64_t *entry, Py_ssize_t row,
                   object value) except -1
     cdef int is_of(self, Field *f, PyObject *value) except -1
     cdef int copy_array(self, Field *f, char *place, cnp.PyArrayObject *array,
                         Py_ssize_t bytes, bint uncached) except -1
     cdef int64_t *entry(self, Field *f, char *payload, Py_ssize_t row) noexcept
-    cdef bint pad_field(self, WorkerEnd end, char *payload, Field *f, list rows, object fill,
+    cdef bint pad_field(self, WorkerRing end, char *payload, Field *f, list rows, object fill,
                         int64_t max_length, int64_t multiple) except -1
-    cdef bint find_ragged(self, WorkerEnd end, char *payload, Field *f, list rows,
+    cdef bint find_ragged(self, WorkerRing end, char *payload, Field *f, list rows,
                           const void **sources, int64_t *shapes) except -1

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from typing_extensions import Self, disjoint_base
 
-from fastiter._ring.worker_ring import WorkerEnd
+from fastiter._ring.worker_ring import WorkerRing
 
 BARE: int
 TUPLE: int
@@ -34,7 +34,7 @@ class Schema:
         keys: Iterable[str | int] | builtins.type[tuple[Any, ...]] | None,
         specs: Iterable[_Spec],
         rows: int,
-        guises: Mapping[int, int] | None = None,
+        subtypes: Mapping[int, int] | None = None,
     ) -> Self: ...
     @property
     def container(self) -> int: ...
@@ -53,7 +53,7 @@ class Schema:
     @property
     def has_ragged_fields(self) -> bool: ...
     @property
-    def guises(self) -> dict[int, int]: ...
+    def subtypes(self) -> dict[int, int]: ...
     def record(self) -> builtins.bytes: ...
     @staticmethod
     def load(record: builtins.bytes, rows: int) -> Schema: ...
@@ -61,5 +61,5 @@ class Schema:
     def same_as(self, other: Schema) -> bool: ...
     # Each step begins with a fill value (0-d) or None, the longest first axis or -1, a multiple.
     def pad_fields(
-        self, end: WorkerEnd, steps: Sequence[tuple[Any, ...]], rows: list[int] | None
+        self, end: WorkerRing, steps: Sequence[tuple[Any, ...]], rows: list[int] | None
     ) -> bool: ...

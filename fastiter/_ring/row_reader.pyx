@@ -30,7 +30,7 @@ from fastiter._clib.csrc cimport *
 from fastiter._clib.numpy_api cimport (
     PyArray_Type, bytes_of, copy_into, descr_of, dims_of, equivalent, is_contiguous, nbytes_of,
     ndim_of, new_array, scalar_into)
-from fastiter._ring.worker_ring cimport WorkerEnd
+from fastiter._ring.worker_ring cimport WorkerRing
 from fastiter._clib.ring_words import PACKED_FIELD as _PACKED_FIELD
 from fastiter._util.torch_tensors import array_of
 from fastiter._ring.serialization import Packed
@@ -81,7 +81,7 @@ cdef class Schema:
     keys : the keys of a DICT, in order; the type of a NAMED; else None.
     specs : per field (kind, dtype or None, shape or number of dimensions).
     rows : rows that a slot has room for.
-    guises : what the values of ARRAY and RAGGED fields are if not plain arrays, by the numbers of
+    subtypes : what the values of ARRAY and RAGGED fields are if not plain arrays, by the numbers of
         the fields. They lie in the slot as arrays do.
 
     Attributes
@@ -94,7 +94,7 @@ cdef class Schema:
         Of the examples, if they are named tuples.
     """
 
-    def __cinit__(self, int container, keys, specs, Py_ssize_t rows, guises=None):
+    def __cinit__(self, int container, keys, specs, Py_ssize_t rows, subtypes=None):
         cdef Field *f
         cdef uint64_t end = 0
         self.container = container
@@ -102,7 +102,7 @@ cdef class Schema:
         self.keys = None if container != _DICT else tuple(
             sys.intern(key) if type(key) is str else key for key in keys)
         self.specs = tuple(specs)
-        self.guises = dict(guises or {})
+        self.subtypes = dict(subtypes or {})
         self.rows = rows
         self.count = len(self.specs)
         if self.count > FIELD_LIMIT:
@@ -114,8 +114,8 @@ cdef class Schema:
         for number, (kind, dtype, shape) in enumerate(self.specs):
             f = &self.fields[number]
             f.kind = kind
-            f.guise = self.guises.get(number, 0)
-            f.array_type = <void *>(numpy.memmap if f.guise == _MEMMAP else numpy.ndarray)
+            f.subtype = self.subtypes.get(number, 0)
+            f.array_type = <void *>(numpy.memmap if f.subtype == _MEMMAP else numpy.ndarray)
             if kind in (_INT, _FLOAT, _BOOL):
                 dtype = NUMBERS[kind - _INT]
             elif dtype is not None and dtype.kind != "V":
@@ -141,7 +141,7 @@ cdef class Schema:
                 f.stride = 2 * sizeof(int64_t)
             self.row_bytes += f.stride
             f.offset = end
-            # One row more than the batch: the finisher's entry for the field as a whole.
+            # One row more than the batch: the batch converter's entry for the field as a whole.
             end = fi_align_up(end + <uint64_t>f.stride * (rows + 1), ALIGNMENT)
         self.bytes = end
 
@@ -155,24 +155,24 @@ cdef class Schema:
     def record(self):
         """What `load` makes an equal schema of."""
         return pickle.dumps(
-            (self.container, self.type or self.keys, self.specs, self.guises), protocol=5)
+            (self.container, self.type or self.keys, self.specs, self.subtypes), protocol=5)
 
     @staticmethod
     def load(record, rows):
-        container, keys, specs, guises = pickle.loads(record)
-        return Schema(container, keys, specs, rows, guises)
+        container, keys, specs, subtypes = pickle.loads(record)
+        return Schema(container, keys, specs, rows, subtypes)
 
     def of_rows(self, rows):
         """The same for slots of so many rows."""
-        return Schema(self.container, self.type or self.keys, self.specs, rows, self.guises)
+        return Schema(self.container, self.type or self.keys, self.specs, rows, self.subtypes)
 
     def same_as(self, Schema other):
-        return (self.container, self.type, self.keys, self.specs, self.guises) == (
-            other.container, other.type, other.keys, other.specs, other.guises)
+        return (self.container, self.type, self.keys, self.specs, self.subtypes) == (
+            other.container, other.type, other.keys, other.specs, other.subtypes)
 
     # ---- worker: one example into its row
 
-    cdef int write(self, WorkerEnd end, char *payload, Py_ssize_t row, object example) except -1:
+    cdef int write(self, WorkerRing end, char *payload, Py_ssize_t row, object example) except -1:
         """1: the example is in its row. 0: it does not fit this schema."""
         cdef PyObject *held[FIELD_LIMIT]
         cdef Py_ssize_t number
@@ -228,7 +228,7 @@ cdef class Schema:
             Py_XINCREF(values[number])
         return 1
 
-    cdef int write_fields(self, WorkerEnd end, char *payload, Py_ssize_t row,
+    cdef int write_fields(self, WorkerRing end, char *payload, Py_ssize_t row,
                           PyObject **values) except -1:
         cdef Py_ssize_t number
         cdef cnp.PyArrayObject *array
@@ -239,7 +239,7 @@ cdef class Schema:
             f = &self.fields[number]
             value = values[number]
             place = payload + f.offset + <uint64_t>f.stride * row
-            if f.guise == _TENSOR:
+            if f.subtype == _TENSOR:
                 seen = array_of(<object>value)  # keeps the array alive during the copy
                 value = <PyObject *>seen
             if f.kind == _ARRAY:
@@ -299,7 +299,7 @@ cdef class Schema:
         scalar_into(value, place)
         return 1
 
-    cdef int write_ragged(self, WorkerEnd end, Field *f, char *payload, int64_t *entry,
+    cdef int write_ragged(self, WorkerRing end, Field *f, char *payload, int64_t *entry,
                           cnp.PyArrayObject *array) except -1:
         cdef Py_ssize_t size = nbytes_of(array)
         cdef int axis
@@ -308,7 +308,7 @@ cdef class Schema:
             entry[1 + axis] = dims_of(array)[axis]
         return self.copy_array(f, payload + entry[0], array, size, False)
 
-    cdef int pack(self, WorkerEnd end, char *payload, int64_t *entry, Py_ssize_t row,
+    cdef int pack(self, WorkerRing end, char *payload, int64_t *entry, Py_ssize_t row,
                   object value) except -1:
         packed = Packed(value)
         cdef Py_ssize_t size = packed.size
@@ -340,7 +340,7 @@ cdef class Schema:
 
     # ---- worker: the finish
 
-    def pad_fields(self, WorkerEnd end, list steps, list rows):
+    def pad_fields(self, WorkerRing end, list steps, list rows):
         """Writes one output array per ragged field into the slot in hand.
 
         Parameters
@@ -367,7 +367,7 @@ cdef class Schema:
 
     @property
     def has_ragged_fields(self):
-        """True if every field can be put together, and a ragged one needs the finisher for it."""
+        """True if every field can be put together, and a ragged one needs the batch converter for it."""
         kinds = [spec[0] for spec in self.specs]
         return (
             _RAGGED in kinds
@@ -376,7 +376,7 @@ cdef class Schema:
             and all(self.fields[number].handable for number in range(self.count))
         )
 
-    cdef bint pad_field(self, WorkerEnd end, char *payload, Field *f, list rows, object fill,
+    cdef bint pad_field(self, WorkerRing end, char *payload, Field *f, list rows, object fill,
                         int64_t max_length, int64_t multiple) except -1:
         cdef Py_ssize_t n = end.turn.n if rows is None else len(rows), row
         cdef int axis
@@ -421,7 +421,7 @@ cdef class Schema:
         finally:
             PyMem_Free(sources)
 
-    cdef bint find_ragged(self, WorkerEnd end, char *payload, Field *f, list rows,
+    cdef bint find_ragged(self, WorkerRing end, char *payload, Field *f, list rows,
                           const void **sources, int64_t *shapes) except -1:
         """Where the arrays of these rows lie, and their shapes; False if an entry is spoilt."""
         cdef uint64_t committed = fi_slot_committed(end.worker.ring, end.turn.slot)

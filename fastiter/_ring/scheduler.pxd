@@ -1,7 +1,7 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastiter._order.plan cimport Plan
-from fastiter._ring.parent_ring cimport ParentEnd
+from fastiter._ring.parent_ring cimport ParentRing
 from fastiter._ring.row_reader cimport Schema
 
 
@@ -12,8 +12,8 @@ cdef class Scheduled:
     cdef Py_ssize_t batch_size
 
 
-cdef class Feed:
-    cdef readonly ParentEnd _ring
+cdef class BatchScheduler:
+    cdef readonly ParentRing _ring
     cdef readonly Py_ssize_t _batch_size
     cdef public Py_ssize_t _n_prefetch
     cdef readonly list _scheduled
@@ -22,7 +22,7 @@ cdef class Feed:
     cdef public uint64_t _least_bytes
     cdef readonly uint64_t _recent_bytes
     cdef public int64_t _single_until
-    cdef public bint _is_calm
+    cdef public bint _fast_path_ok
     cdef public bint is_settled
     cdef public tuple seed
     cdef Plan _unscheduled  # planned, but there was no room for it yet

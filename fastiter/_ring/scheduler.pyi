@@ -4,7 +4,7 @@ from typing_extensions import disjoint_base
 
 from fastiter._order.plan import Plan, PlanQueue
 from fastiter._ring.lease import Lease
-from fastiter._ring.parent_ring import ParentEnd
+from fastiter._ring.parent_ring import ParentRing
 from fastiter._ring.row_reader import Schema
 
 @disjoint_base
@@ -28,12 +28,12 @@ class Scheduled:
         """Epoch in which the batch begins, and its number there, both from 0, for messages."""
 
 @disjoint_base
-class Feed:
+class BatchScheduler:
     """The batches in the ring.
 
     Parameters
     ----------
-    ring : ParentEnd
+    ring : ParentRing
     batch_size : int
     n_prefetch : int
         Batches ahead of the one that the caller waits for.
@@ -45,7 +45,7 @@ class Feed:
     _recent_bytes: int  #: of a slot, that recent batches took
     _single_until: int  #: sequence up to which rows are offered one by one, or -1
     _n_prefetch: int  #: batches ahead of the one that is waited for
-    _is_calm: bool  #: False makes `take` leave every batch to the subclass
+    _fast_path_ok: bool  #: False makes `take` leave every batch to the subclass
     _taken: Plan | None  #: the last one whose batch was taken out of the ring
 
     @property
@@ -56,9 +56,9 @@ class Feed:
     def ready_sum(self) -> int:
         """Batches that were complete at these calls, added up."""
 
-    def __init__(self, ring: ParentEnd, batch_size: int, n_prefetch: int) -> None: ...
+    def __init__(self, ring: ParentRing, batch_size: int, n_prefetch: int) -> None: ...
     @property
-    def _ring(self) -> ParentEnd: ...
+    def _ring(self) -> ParentRing: ...
     @property
     def _batch_size(self) -> int: ...
     @property
@@ -71,7 +71,7 @@ class Feed:
     def is_own(self) -> bool:
         """Whether this is the process that made it, not a forked child."""
 
-    def tell_crew(self, count: int) -> None:
+    def set_worker_count(self, count: int) -> None:
         """Have workers from this number on leave when they are through with their slots."""
 
     @property

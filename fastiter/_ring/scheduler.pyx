@@ -11,7 +11,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from fastiter._clib.csrc cimport *
 from fastiter._order.plan cimport Plan, PlanQueue
 from fastiter._ring.lease cimport Lease, view
-from fastiter._ring.parent_ring cimport ParentEnd
+from fastiter._ring.parent_ring cimport ParentRing
 from fastiter._ring.row_reader cimport Schema
 
 cnp.import_array()
@@ -36,8 +36,8 @@ cdef class Scheduled:
         return f"epoch {epoch}, batch {batch}"
 
 
-cdef class Feed:
-    def __init__(self, ParentEnd ring, Py_ssize_t batch_size, Py_ssize_t n_prefetch):
+cdef class BatchScheduler:
+    def __init__(self, ParentRing ring, Py_ssize_t batch_size, Py_ssize_t n_prefetch):
         self._ring = ring
         self._batch_size = batch_size
         self._n_prefetch = n_prefetch
@@ -47,7 +47,7 @@ cdef class Feed:
         self._least_bytes = 0
         self._recent_bytes = 0
         self._single_until = -1
-        self._is_calm = True
+        self._fast_path_ok = True
         self.is_settled = True
         self.seed = (0, 0)
         self._unscheduled = None
@@ -57,7 +57,7 @@ cdef class Feed:
     def is_own(self):
         return self._ring.is_own()
 
-    def tell_crew(self, uint32_t count):
+    def set_worker_count(self, uint32_t count):
         fi_parent_set_crew(&self._ring.parent, count)
 
     @property
@@ -154,21 +154,21 @@ cdef class Feed:
     # ---- take
 
     def take(self, Plan plan):
-        cdef uint32_t slot = 0, flags = 0, odd = 0, row = 0
+        cdef uint32_t slot = 0, flags = 0, irregular = 0, row = 0
         cdef uint64_t word = 0
         cdef fi_parent *parent = &self._ring.parent
         cdef Scheduled record
         cdef Lease lease
         self.calls += 1
         self.ready_sum += fi_parent_count_ready(parent)
-        if not self._is_calm or not self._scheduled or (
+        if not self._fast_path_ok or not self._scheduled or (
                 fi_parent_ready(parent, &slot, &flags) != FI_OK):
             return None
         record = self._scheduled[0]
         if flags & ~FI_CONVERTED_FIELDS or record.schema is None or (
                 fi_parent_usable(parent) < self._n_prefetch + 1):
             return None
-        if fi_parent_check(parent, slot, &odd, &row, &word) != FI_OK or odd > 0:
+        if fi_parent_check(parent, slot, &irregular, &row, &word) != FI_OK or irregular > 0:
             return None
         lease = view(self._ring, slot, record.schema, True, flags & FI_CONVERTED_FIELDS != 0)
         fi_parent_take(parent, False)

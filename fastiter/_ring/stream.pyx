@@ -25,8 +25,8 @@ from libc.string cimport memcpy
 
 from fastiter._clib.csrc cimport *
 from fastiter._ring.lease cimport Lease
-from fastiter._ring.parent_ring cimport ParentEnd
-from fastiter._ring.worker_ring cimport WorkerEnd
+from fastiter._ring.parent_ring cimport ParentRing
+from fastiter._ring.worker_ring cimport WorkerRing
 from fastiter._clib.ring_words import (
     PACKED_ERROR as _PACKED_ERROR, PACKED_EXAMPLE as _PACKED_EXAMPLE, PACKED_RESULT as _PACKED_RESULT,
 )
@@ -47,7 +47,7 @@ cdef extern from "Python.h":
 cdef enum:
     HEAD_BYTES = 24  # of a packed object: checksum, number of buffers, bytes of the pickle
     SUM_BYTES = 8
-    ODD_ROWS = 8  # of a block that fit no column, until the block ends early
+    IRREGULAR_ROWS = 8  # of a block that fit no column, until the block ends early
     MOST_ITEMS = 64  # of a plain tuple
 
 # Kinds of a plain tuple's items. Text is of 1, 2 or 4 bytes a character, and they are its kind.
@@ -76,7 +76,7 @@ cdef uint64_t MOST_BYTES = 8 << 20
 # ---- plain tuples: the number of items, and for each its kind, its bytes, and these --------------
 
 
-cdef uint64_t room_for(uint64_t size) noexcept:
+cdef uint64_t scratch_alloc(uint64_t size) noexcept:
     return (size + 7) & ~<uint64_t>7
 
 
@@ -88,7 +88,7 @@ cdef uint64_t plain_bytes(tuple sample) except? 1:
         return 0
     for item in sample:
         if PyUnicode_CheckExact(item):
-            size += room_for(<uint64_t>unicode_length(item) * unicode_kind(item))
+            size += scratch_alloc(<uint64_t>unicode_length(item) * unicode_kind(item))
         elif PyLong_CheckExact(item):
             PyLong_AsLongLongAndOverflow(item, &overflow)
             if overflow != 0:
@@ -97,7 +97,7 @@ cdef uint64_t plain_bytes(tuple sample) except? 1:
         elif PyFloat_CheckExact(item):
             size += 8
         elif PyBytes_CheckExact(item):
-            size += room_for(len(<bytes>item))
+            size += scratch_alloc(len(<bytes>item))
         elif item is not None and item is not True and item is not False:
             return 0
     return size
@@ -133,7 +133,7 @@ cdef int write_plain(tuple sample, uint64_t *place) except -1:
             place[1] = 0
         if source != NULL:
             memcpy(place + 2, source, place[1])
-        place += 2 + room_for(place[1]) // 8
+        place += 2 + scratch_alloc(place[1]) // 8
     return 0
 
 
@@ -156,7 +156,7 @@ cdef object read_plain(const uint64_t *place, uint64_t nbytes):
         item = plain_item(kind, size, place)
         Py_INCREF(item)  # the tuple takes it over
         PyTuple_SET_ITEM(sample, i, item)
-        place += room_for(size) // 8
+        place += scratch_alloc(size) // 8
     return sample
 
 
@@ -183,20 +183,20 @@ cdef class SampleWriter:
 
     Parameters
     ----------
-    end : WorkerEnd
+    end : WorkerRing
     bell_pipe : descriptor that it sleeps on, -1 where bells are futexes.
     """
 
-    cdef WorkerEnd end
+    cdef WorkerRing end
     cdef fi_reader reader
     cdef Schema schema
     cdef Schema candidate  # fits what did not fit
     cdef uint32_t version
     cdef uint32_t room  # rows of the block in hand
-    cdef uint32_t odd  # rows of the block in hand that fit no column
+    cdef uint32_t irregular  # rows of the block in hand that fit no column
     cdef bint learns
 
-    def __cinit__(self, WorkerEnd end, int bell_pipe):
+    def __cinit__(self, WorkerRing end, int bell_pipe):
         self.end = end
         self.learns = True
         fi_reader_init(&self.reader, end.worker.ring, end.worker.number, bell_pipe, MOST_BYTES)
@@ -218,7 +218,7 @@ cdef class SampleWriter:
                 self.end, fi_slot_payload(self.reader.ring, self.reader.slot), self.reader.rows,
                 sample):
             self.pack(sample)
-            self.odd += 1
+            self.irregular += 1
             if self.learns:
                 self.learn(sample)
             code = FI_SPILL
@@ -260,7 +260,7 @@ cdef class SampleWriter:
 
     cdef bint is_full(self) noexcept:
         return self.reader.rows >= self.room or (
-            self.learns and self.odd >= ODD_ROWS and 2 * self.odd >= self.reader.rows) or (
+            self.learns and self.irregular >= IRREGULAR_ROWS and 2 * self.irregular >= self.reader.rows) or (
             fi_slot_used(self.reader.ring, self.reader.slot) >= self.used_at_most())
 
     cdef uint64_t used_at_most(self) noexcept:
@@ -268,7 +268,7 @@ cdef class SampleWriter:
 
     cdef int finish_block(self) except -1:
         fi_reader_close(&self.reader, False)
-        if self.candidate is not None and 8 * self.odd >= self.reader.rows:
+        if self.candidate is not None and 8 * self.irregular >= self.reader.rows:
             self.use(self.candidate)
         return 0
 
@@ -278,7 +278,7 @@ cdef class SampleWriter:
         cdef uint64_t columns = 0 if self.schema is None else self.schema.bytes
         cdef int rc = FI_OK
         self.end.turn.slot = self.reader.slot
-        self.odd = 0
+        self.irregular = 0
         committed = fi_slot_committed(self.reader.ring, self.reader.slot)
         if columns > committed:
             with nogil:
@@ -384,7 +384,7 @@ cdef class SampleWriter:
 cdef class StreamLease(Lease):
     """Owner of a lent slot, as a `Lease` is of a leased one."""
 
-    cdef StreamEnd stream
+    cdef StreamRing stream
 
     def __dealloc__(self):
         if self.stream is None or not self.stream.is_own():
@@ -405,8 +405,8 @@ cdef class Block:
     cdef uint32_t version  # of the last one loaded
 
 
-@cython.no_gc_clear  # as for a ParentEnd
-cdef class StreamEnd(ParentEnd):
+@cython.no_gc_clear  # as for a ParentRing
+cdef class StreamRing(ParentRing):
     """The parent's end. All methods are called in the process that made it, by one thread at a
     time. `create` makes one."""
 
@@ -423,7 +423,7 @@ cdef class StreamEnd(ParentEnd):
         arena : Arena
         credit : samples that may be in flight: published, and not yet granted again.
         """
-        cdef StreamEnd end = StreamEnd(arena, 0)
+        cdef StreamRing end = StreamRing(arena, 0)
         if fi_stream_init(&end.stream, &end.arena.ring, credit, MOST_BYTES,
                           end.bell_writers) != FI_OK:
             raise MemoryError()

@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 from fastiter._clib.csrc cimport *
-from fastiter._ring.parent_ring cimport ParentEnd
+from fastiter._ring.parent_ring cimport ParentRing
 
 # Kind, begin and length in ns, dataset index of the first row, rows, and number of the batch.
 Event = tuple[str, int, int, int, int, int]
@@ -15,7 +15,7 @@ cdef dict KINDS = {
 }
 
 
-def start(ParentEnd ring):
+def start(ParentRing ring):
     cdef uint64_t need = 0, have = 0
     cdef int rc
     with nogil:
@@ -25,11 +25,11 @@ def start(ParentEnd ring):
             f"no memory to record a trace: {need} bytes needed, {have} available (status {rc})")
 
 
-def stop(ParentEnd ring):
+def stop(ParentRing ring):
     fi_trace_stop(&ring.arena.ring)
 
 
-def events(ParentEnd ring, uint32_t worker):
+def events(ParentRing ring, uint32_t worker):
     cdef fi_event *found
     cdef uint32_t count, i
     if worker >= ring.arena.ring.geometry.workers:

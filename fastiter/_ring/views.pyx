@@ -19,7 +19,7 @@ from fastiter._ring.row_reader cimport (
     _RAGGED, _SCALAR, _TUPLE)
 from fastiter._clib.csrc cimport fi_place_seed
 from fastiter._clib.ring_words import PACKED_FIELD as _PACKED_FIELD
-from fastiter._util.array_subtypes import dressed
+from fastiter._util.array_subtypes import wrap
 from fastiter._ring.serialization import unpack
 from fastiter._clib.tuples cimport fi_new_tuple
 from fastiter.errors import OverwrittenError
@@ -68,21 +68,21 @@ cdef object checked_view(Lease lease, Field *f, int ndim, const cnp.npy_intp *di
 # ---- examples ------------------------------------------------------------------------------------
 
 
-def read(Schema schema, Lease lease, bint copy, dict odd, set without=None):
+def read(Schema schema, Lease lease, bint copy, dict irregular, set without=None):
     """The examples of a slot, as a list.
 
     Parameters
     ----------
     copy : give arrays memory of their own, instead of views of the slot.
-    odd : examples of the rows that are not in the columns.
+    irregular : examples of the rows that are not in the columns.
     without : rows to be left out.
     """
     cdef Py_ssize_t row
     cdef list batch = []
     check_part(lease, 0, schema.bytes)
     for row in range(lease.rows):
-        if odd and row in odd:
-            batch.append(odd[row])
+        if irregular and row in irregular:
+            batch.append(irregular[row])
         elif not without or row not in without:
             batch.append(example_of(schema, lease, row, copy))
     return batch
@@ -126,7 +126,7 @@ cdef inline object read_field(Lease lease, Py_ssize_t row, Field *f, bint copy):
     cdef int axis
     if f.kind == _ARRAY:
         array = view(lease, f, f.ndim, f.dims, offset, copy)
-        return dressed(array, f.guise) if f.guise else array
+        return wrap(array, f.subtype) if f.subtype else array
     if f.kind == _INT:
         return PyLong_FromLongLong(entry[0])
     if f.kind == _FLOAT:
@@ -139,14 +139,14 @@ cdef inline object read_field(Lease lease, Py_ssize_t row, Field *f, bint copy):
         for axis in range(f.ndim):
             dims[axis] = entry[1 + axis]
         array = checked_view(lease, f, f.ndim, dims, entry[0], copy)
-        return dressed(array, f.guise) if f.guise else array
+        return wrap(array, f.subtype) if f.subtype else array
     part = lease.part(<uint64_t>entry[0], <uint64_t>entry[1])
     seed = fi_place_seed(
         lease.q, <uint32_t>(row if lease.places is None else lease.places[row]), PACKED_FIELD)
     return unpack(memoryview(bytearray(part)) if copy else part, seed)
 
 
-def close_up(Schema schema, Lease lease, list rows):
+def compact_rows(Schema schema, Lease lease, list rows):
     """Makes a taken batch one of fewer rows: moves `rows`, ascending, together at the slot's start.
 
     What lies in the heap stays where it is. `schema`: None if there are no columns.
@@ -179,7 +179,7 @@ def close_up(Schema schema, Lease lease, list rows):
 def columns(Schema schema, Lease lease, bint converted, bint copy):
     """The batch as concat_examples would give it, or None if the columns do not hold that.
 
-    `converted`: the finisher has put the ragged fields together.
+    `converted`: the batch converter has put the ragged fields together.
     """
     cdef Py_ssize_t number
     if schema.container == _LIST:
@@ -208,7 +208,7 @@ cdef object column(Schema schema, Lease lease, Field *f, bint converted, bint co
         return checked_view(lease, f, 1 + f.ndim, dims, f.offset, copy)
     if not converted:
         return None
-    # The finisher's entry follows those of the rows.
+    # The batch converter's entry follows those of the rows.
     entry = <int64_t *>(lease.payload + f.offset + <uint64_t>f.stride * schema.rows)
     for axis in range(f.ndim):
         dims[1 + axis] = entry[1 + axis]

@@ -4,7 +4,7 @@ from fastiter._ring.arena cimport Arena
 from fastiter._clib.csrc cimport fi_turn, fi_worker
 
 
-cdef class WorkerEnd:
+cdef class WorkerRing:
     cdef readonly Arena arena
     cdef fi_worker worker
     cdef fi_turn turn

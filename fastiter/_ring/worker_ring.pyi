@@ -3,7 +3,7 @@ from typing_extensions import Self, disjoint_base
 from fastiter._ring.arena import Arena
 
 @disjoint_base
-class WorkerEnd:
+class WorkerRing:
     def __new__(cls, arena: Arena, number: int, bell_pipe: int) -> Self: ...
     @property
     def arena(self) -> Arena: ...

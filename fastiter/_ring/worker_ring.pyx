@@ -11,7 +11,7 @@ from fastiter._clib.system cimport check
 cdef int LOADING = _LOADING, STARTING = _STARTING
 
 
-cdef class WorkerEnd:
+cdef class WorkerRing:
     """The side of the ring that one worker works on."""
 
     def __cinit__(self, Arena arena, uint32_t number, int bell_pipe):

@@ -111,16 +111,16 @@ class Tuner:
             self._before = stats
             return
         window = stats - self._before
-        judgement = bottleneck.judge(window)
-        if judgement.verdict == "unknown":
+        diagnosis = bottleneck.diagnose(window)
+        if diagnosis.verdict == "unknown":
             return  # go on with a longer one
-        self._before = None if self._act(pool, window, judgement, stats.seconds) else stats
+        self._before = None if self._act(pool, window, diagnosis, stats.seconds) else stats
 
     def _act(
         self,
         pool: Adjustable,
         window: IteratorStats,
-        judgement: bottleneck.Judgement,
+        diagnosis: bottleneck.Diagnosis,
         seconds: float,
     ) -> bool:
         """Whether something was changed."""
@@ -128,7 +128,7 @@ class Tuner:
             self._futile[name] -= _EAGERNESS if window.busy > _VERY_BUSY else 1
             if self._futile[name] <= 0:
                 del self._futile[name]
-        self._calm = self._calm + 1 if judgement.verdict == "consumer-bound" else 0
+        self._calm = self._calm + 1 if diagnosis.verdict == "consumer-bound" else 0
         self._rates = [*self._rates, window.batches_per_second][-_WINDOWS:]
         if len(self._rates) < _WINDOWS:
             return False
@@ -142,7 +142,7 @@ class Tuner:
                 self._set(pool, trial.name, trial.before, window, seconds, "that did not help")
                 return True
             self._refusals.pop(trial.name, None)
-        for name, wanted in judgement.change.items():
+        for name, wanted in diagnosis.change.items():
             current = window.n_workers if name == "n_processes" else window.n_prefetch
             count = self._allowed(pool, name, current, wanted)
             if count > current:

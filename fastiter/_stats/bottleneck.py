@@ -23,7 +23,7 @@ _MOST_PREFETCH = 32
 _COLUMNS = 100  # of the summary
 
 
-class Judgement(NamedTuple):
+class Diagnosis(NamedTuple):
     """What the figures say.
 
     Attributes
@@ -39,13 +39,13 @@ class Judgement(NamedTuple):
     change: dict[str, int]
 
 
-def judge(stats: IteratorStats) -> Judgement:
+def diagnose(stats: IteratorStats) -> Diagnosis:
     """Say from the counters of some time who held up whom in it."""
     steady = stats.next_seconds + stats.consumer_seconds
     # Batches fetched ahead of the time say nothing about it.
     least = 2 * (stats.n_prefetch + 2) if stats.n_workers else 3
     if stats.batches < least or steady < _LEAST_SECONDS:
-        return Judgement(
+        return Diagnosis(
             "unknown",
             f"not enough data yet: {stats.batches} batches in {steady:.2g} s after the start; "
             f"it takes {least} batches and {_LEAST_SECONDS} s at least",
@@ -62,17 +62,17 @@ def judge(stats: IteratorStats) -> Judgement:
     return _threads(stats, steady)
 
 
-def _not_waiting(stats: IteratorStats, steady: float) -> Judgement:
+def _not_waiting(stats: IteratorStats, steady: float) -> Diagnosis:
     own = (stats.next_seconds - stats.wait_seconds) / steady
     if stats.n_workers and not stats.has_converter and own > 0.3:
-        return Judgement(
+        return Diagnosis(
             "consumer-bound",
             f"the loop does not wait, but next() itself takes {own:.0%} of its time, for making "
             "example objects: converter=fastiter.concat_examples hands over arrays without",
             {},
         )
     if stats.n_workers and stats.busy >= _VERY_BUSY:
-        return Judgement(
+        return Diagnosis(
             "balanced",
             f"the loop waits {stats.wait_share:.0%} of its time and {_all_of(stats, 'worker')} "
             f"{stats.busy:.0%} busy: to go faster, both have to",
@@ -84,15 +84,15 @@ def _not_waiting(stats: IteratorStats, steady: float) -> Judgement:
         advice += (
             f", and the workers are {1 - stats.busy:.0%} idle; {max(enough, 1)} of them would do"
         )
-    return Judgement("consumer-bound", advice, {})
+    return Diagnosis("consumer-bound", advice, {})
 
 
-def _serial(stats: IteratorStats, steady: float) -> Judgement:
+def _serial(stats: IteratorStats, steady: float) -> Diagnosis:
     # A dataset that waits itself, for files, leaves CPUs to more workers than there are CPUs.
     each = min(stats.cpu_seconds / stats.seconds, 1.0)
     room = stats.cpus / max(each, 1e-3)
     workers = _needed(stats.wait_seconds, steady - stats.wait_seconds, room)
-    return Judgement(
+    return Diagnosis(
         "loader-bound",
         f"fetching takes {stats.wait_share:.0%} of the loop's time, in the loop's own thread: "
         f"MultiprocessIterator with n_processes={workers} would do it meanwhile",
@@ -100,20 +100,20 @@ def _serial(stats: IteratorStats, steady: float) -> Judgement:
     )
 
 
-def _bursts(stats: IteratorStats) -> Judgement:
+def _bursts(stats: IteratorStats) -> Diagnosis:
     found = (
         f"the loop waits {stats.wait_share:.0%} of its time although the workers are "
         f"{1 - stats.busy:.0%} idle: some batches take much longer than others"
     )
     if stats.n_prefetch >= _MOST_PREFETCH:
-        return Judgement("loader-bound", f"{found}; smaller batches would even that out", {})
+        return Diagnosis("loader-bound", f"{found}; smaller batches would even that out", {})
     ahead = min(max(2 * stats.n_prefetch, 4), _MOST_PREFETCH)
-    return Judgement(
+    return Diagnosis(
         "loader-bound", f"{found}; set n_prefetch={ahead} to have more ready", {"n_prefetch": ahead}
     )
 
 
-def _processes(stats: IteratorStats, steady: float) -> Judgement:
+def _processes(stats: IteratorStats, steady: float) -> Diagnosis:
     busy = sum(worker.busy_seconds for worker in stats.workers[: stats.n_workers])
     cpu = sum(worker.cpu_seconds for worker in stats.workers[: stats.n_workers])
     in_line = sum(worker.cpu_wait_seconds for worker in stats.workers[: stats.n_workers])
@@ -127,7 +127,7 @@ def _processes(stats: IteratorStats, steady: float) -> Judgement:
     workers = _needed(busy, steady - stats.wait_seconds, max(room, 1.0))
     if workers <= stats.n_workers:
         workers = stats.n_workers + 1
-    return Judgement(
+    return Diagnosis(
         "loader-bound",
         f"{found}, and {_all_of(stats, 'worker')} {stats.busy:.0%} busy: set n_processes={workers}",
         {"n_processes": workers},
@@ -140,11 +140,11 @@ def _are_full(stats: IteratorStats, used: float, busy: float, cpu: float, in_lin
     return in_line >= _STOOD_IN_LINE * busy and in_line + cpu >= _MOSTLY * busy
 
 
-def _full(stats: IteratorStats, found: str, used: float, workers: str) -> Judgement:
+def _full(stats: IteratorStats, found: str, used: float, workers: str) -> Diagnosis:
     whose = f"{used:.1f} of {stats.cpus:g} used"
     if used < _FULL * stats.cpus:
         whose += " here, the rest by other programs"
-    return Judgement(
+    return Diagnosis(
         "loader-bound",
         f"{found}, and the CPUs are full ({whose}): more {workers} will not help; a dataset that "
         "does less for each example, or more CPUs, will",
@@ -152,7 +152,7 @@ def _full(stats: IteratorStats, found: str, used: float, workers: str) -> Judgem
     )
 
 
-def _threads(stats: IteratorStats, steady: float) -> Judgement:
+def _threads(stats: IteratorStats, steady: float) -> Diagnosis:
     busy = sum(worker.busy_seconds for worker in stats.workers[: stats.n_workers])
     cpu = sum(worker.cpu_seconds for worker in stats.workers[: stats.n_workers])
     in_line = sum(worker.cpu_wait_seconds for worker in stats.workers[: stats.n_workers])
@@ -161,7 +161,7 @@ def _threads(stats: IteratorStats, steady: float) -> Judgement:
     locked = getattr(sys, "_is_gil_enabled", lambda: True)() and 0.8 <= used <= 1.25
     if stats.n_workers > 1 and locked and cpu < 0.75 * busy:
         workers = _needed(cpu, steady - stats.wait_seconds, stats.cpus)
-        return Judgement(
+        return Diagnosis(
             "loader-bound",
             f"{found}, and the threads wait for one another, since only one at a time can run "
             f"Python code: use MultiprocessIterator with n_processes={workers}",
@@ -175,7 +175,7 @@ def _threads(stats: IteratorStats, steady: float) -> Judgement:
     hint = ""
     if each > 0.8:
         hint = ", if the dataset releases the GIL while it works; else use MultiprocessIterator"
-    return Judgement(
+    return Diagnosis(
         "loader-bound",
         f"{found}, and {_all_of(stats, 'thread')} {stats.busy:.0%} busy: set "
         f"n_threads={threads}{hint}",
@@ -199,13 +199,13 @@ def _needed(work: float, time: float, room: float) -> int:
 
 def summary(stats: IteratorStats) -> str:
     """One line and a table."""
-    judgement = judge(stats)
+    diagnosis = diagnose(stats)
     head = (
-        f"{stats.iterator}: {judgement.verdict}, {_number(stats.examples_per_second)} examples/s, "
-        f"waiting {stats.wait_share:.0%} of the time{_in_short(stats, judgement.change)}"
+        f"{stats.iterator}: {diagnosis.verdict}, {_number(stats.examples_per_second)} examples/s, "
+        f"waiting {stats.wait_share:.0%} of the time{_in_short(stats, diagnosis.change)}"
     )
     rows = [
-        ("advice", judgement.advice),
+        ("advice", diagnosis.advice),
         ("delivered", _delivered(stats)),
         ("time", _times(stats)),
     ]

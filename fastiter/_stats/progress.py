@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from fastiter._stats import timer
+from fastiter._stats.timer import Timer, now
 from fastiter._util.start_default import default_method_kept
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ class Progress(Iterator[Any]):
 
     def __init__(self, iterator: PlannedIterator, options: dict[str, Any]) -> None:
         self._bar: Any = None
-        meter = getattr(iterator, "_meter", None)
-        if not isinstance(meter, timer.Meter):
+        timer = getattr(iterator, "_timer", None)
+        if not isinstance(timer, Timer):
             raise TypeError(
                 "progress draws iterators of fastiter (it asks them for epoch and statistics), not "
                 f"{type(iterator).__qualname__}"
@@ -81,7 +81,7 @@ class Progress(Iterator[Any]):
         getattr(iterator, "start", lambda: None)()
         iterator = iter(iterator)  # may begin an epoch: see as_torch
         self._iterator = iterator
-        self._meter = meter
+        self._timer = timer
         self._name = options.pop("desc", None)
         self._note = options.pop("postfix", None)
         self._epoch = iterator.epoch
@@ -134,7 +134,7 @@ class Progress(Iterator[Any]):
             self._is_full = False
             bar.set_description(self._label(), refresh=False)
             bar.reset(total=iterator._epoch_size)
-        if timer.now() - self._last[0] >= _SHARE_NS:
+        if now() - self._last[0] >= _SHARE_NS:
             self._tell_waiting(bar)
         if iterator.is_new_epoch:
             # What the batch has of the next epoch, the next bar begins with.
@@ -159,8 +159,8 @@ class Progress(Iterator[Any]):
 
     def _times(self) -> tuple[int, float, float]:
         """The time, ns; and seconds of the loop and of its waiting so far, the start included."""
-        start, inside, waited, between, _ = self._meter.read()
-        return timer.now(), start + inside + between, start + waited
+        start, inside, waited, between, _ = self._timer.read()
+        return now(), start + inside + between, start + waited
 
     def _label(self) -> str:
         epoch = f"epoch {self._epoch}"

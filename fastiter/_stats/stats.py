@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from fastiter._ring.parent_ring import Report
-    from fastiter._stats.bottleneck import Judgement
+    from fastiter._stats.bottleneck import Diagnosis
 
 WorkerKind = Literal["processes", "threads", "none"]
 Verdict = Literal["loader-bound", "consumer-bound", "balanced", "unknown"]
@@ -223,24 +223,24 @@ class IteratorStats:
         """Who holds up whom: 'loader-bound' (the loop waits for batches), 'consumer-bound' (workers
         wait for the loop), 'balanced' (neither could go much faster alone), or 'unknown' (not
         enough data yet)."""
-        return self._judgement.verdict
+        return self._diagnosis.verdict
 
     @property
     def advice(self) -> str:
         """What to do about it, in a sentence or two."""
-        return self._judgement.advice
+        return self._diagnosis.advice
 
     @property
     def change(self) -> Mapping[str, int]:
         """The arguments of the iterator that should change, and their values; empty if that would
         not help."""
-        return self._judgement.change
+        return self._diagnosis.change
 
     @property
-    def _judgement(self) -> Judgement:
+    def _diagnosis(self) -> Diagnosis:
         from fastiter._stats import bottleneck
 
-        return bottleneck.judge(self)
+        return bottleneck.diagnose(self)
 
     def summary(self) -> str:
         """One line that says how fast it goes and what holds it up, and a table below it."""
@@ -339,7 +339,7 @@ def worker_stats(
     number, pid : int
         The worker's; pid 0 if there is none.
     report : dict
-        From ``ParentEnd.report``.
+        From ``ParentRing.report``.
     before : dict or None
         The same at the end of the start.
     seconds : float

@@ -5,7 +5,7 @@ from typing_extensions import Self, disjoint_base
 ENDED: int
 
 @disjoint_base
-class Meter:
+class Timer:
     """What becomes of the time of the thread that iterates, in ``next()`` and between its calls.
 
     ``enter`` and ``leave`` surround each call, under the iterator's lock. The rest may be asked at

@@ -11,7 +11,7 @@ from fastiter._clib.csrc cimport fi_cpu_times, fi_now_ns
 ENDED = -1  # in the place of the rows: the iteration is over
 
 
-cdef class Meter:
+cdef class Timer:
     cdef readonly uint64_t batches, examples
     cdef public uint64_t errors, skipped
     cdef int64_t entered  # 0 outside of next()

@@ -33,7 +33,7 @@ class CallCost:
         """
 
 @disjoint_base
-class Assembly:
+class BatchBuffer:
     """The rows of one batch, in memory of this process.
 
     Several threads may fill different rows at a time; what comes out is asked for when all are

@@ -2,7 +2,7 @@
 
 Where it is known what the examples have in common, each is copied into the batch's arrays by the
 thread that fetched it, as long as it is in that core's cache, and is not kept. Whatever does not
-fit is kept as it is; the batch is then made of examples again (`Assembly.examples`).
+fit is kept as it is; the batch is then made of examples again (`BatchBuffer.examples`).
 """
 
 cimport cython
@@ -116,7 +116,7 @@ cdef class CallCost:
 
 
 
-cdef class Assembly:
+cdef class BatchBuffer:
     """The rows of one batch.
 
     Threads may fill different rows at a time.
@@ -269,7 +269,7 @@ cdef class Assembly:
                 (<list>PyList_GET_ITEM(self.fields_, number))[row] = <object>value
                 continue
             place = self.targets[number] + f.stride * row
-            if f.guise == _TENSOR:
+            if f.subtype == _TENSOR:
                 seen = array_of(<object>value)
                 value = <PyObject *>seen
             if f.kind != _ARRAY:

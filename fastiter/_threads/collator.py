@@ -1,9 +1,9 @@
 """concat_examples, done by the threads that fetch the examples.
 
-What the examples of a dataset have in common is learnt from the first batch. From then on, rows
-of one shape are copied into the batch's arrays as they are fetched (`_assembly.Assembly`), and what
-is left to do with a complete batch is the fields that need all of their rows, like ragged ones. A
-batch that is unlike the others is made from its examples. The result is the same either way.
+What the examples of a dataset have in common is inferred from the first batch. From then on, rows
+of one shape are copied into the batch's arrays as they are fetched (`batch_buffer.BatchBuffer`).
+Fields that need all of their rows, like ragged ones, are made once the batch is complete. A batch
+that is unlike the others is made from its examples. The result is the same either way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from fastiter._collate import collate as _collate
 from fastiter._ring import row_reader
 from fastiter._ring.infer_schema import derive_schema, merge_schemas
-from fastiter._threads.batch_buffer import Assembly
+from fastiter._threads.batch_buffer import BatchBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ _NUMBERS = {row_reader.INT: np.int64, row_reader.FLOAT: np.float64, row_reader.B
 _MOST_NDIM = 30  # of a row; the batch has one more, and NumPy 1 allows 32
 
 
-class _Recipe(NamedTuple):
+class _FieldPlan(NamedTuple):
     """How batches are made of what is known of their examples."""
 
     schema: Schema | None = None  #: None: nothing is known, or nothing can be done in place
@@ -57,7 +57,7 @@ class Assembler:
         self._copy = copy
         self._batch_size = batch_size
         self._n_batches = n_batches
-        self._recipe = _Recipe()
+        self._field_plan = _FieldPlan()
 
     def start(self, n_rows: int) -> Batch:
         """Make room for a batch.
@@ -67,9 +67,9 @@ class Assembler:
         MemoryError
             If there is none.
         """
-        recipe = self._recipe
-        rows = Assembly(n_rows, recipe.schema, recipe.in_place, self._n_batches)
-        return Batch(rows, recipe)
+        field_plan = self._field_plan
+        rows = BatchBuffer(n_rows, field_plan.schema, field_plan.in_place, self._n_batches)
+        return Batch(rows, field_plan)
 
     def finish(self, batch: Batch, indices: Indices | None = None) -> Any:
         """Make of a batch, all of whose rows are there, what concat_examples makes of them.
@@ -85,25 +85,25 @@ class Assembler:
         Exception
             What concat_examples raises.
         """
-        rows, recipe = batch
+        rows, field_plan = batch
         if rows.is_complete:
-            return self._join(recipe, rows.fields, indices)
+            return self._join(field_plan, rows.fields, indices)
         examples = rows.examples()
-        if recipe.schema is None or rows.n_kept * 8 >= len(examples):
-            self._learn(recipe, examples)
+        if field_plan.schema is None or rows.n_kept * 8 >= len(examples):
+            self._learn(field_plan, examples)
         if indices is not None and len(examples) < len(indices):  # rows have failed
             indices = None
         return _collate.collate(examples, self._padding, copy=self._copy, indices=indices)
 
-    def _join(self, recipe: _Recipe, fields: list[Any], indices: Indices | None) -> Any:
+    def _join(self, field_plan: _FieldPlan, fields: list[Any], indices: Indices | None) -> Any:
         """The counterpart of `_collate.collate`."""
         arrays, lengths = [], []
-        schema = recipe.schema
+        schema = field_plan.schema
         assert schema is not None
         names: Sequence[Any] = schema.keys or range(len(fields))
         if schema.container == row_reader.BARE:
             names = [None]
-        for name, field, rule in zip(names, fields, recipe.rules, strict=True):
+        for name, field, rule in zip(names, fields, field_plan.rules, strict=True):
             array, n = field, None
             if type(field) is list:
                 array, n = _collate.join_field(field, rule, name, copy=self._copy, indices=indices)
@@ -116,22 +116,22 @@ class Assembler:
         joined = arrays[0] if schema.container == row_reader.BARE else tuple(arrays)
         return _collate.with_lengths(joined, names, lengths)
 
-    def _learn(self, recipe: _Recipe, examples: list[Any]) -> None:
-        # A batch that was started before the last lesson teaches nothing.
-        if self._recipe is not recipe or recipe.is_final:
+    def _learn(self, field_plan: _FieldPlan, examples: list[Any]) -> None:
+        # A batch that was started before the schema was inferred last adds nothing.
+        if self._field_plan is not field_plan or field_plan.is_final:
             return
         schema = derive_schema(examples, self._batch_size)
-        if recipe.schema is not None:
-            schema = merge_schemas(recipe.schema, schema)
+        if field_plan.schema is not None:
+            schema = merge_schemas(field_plan.schema, schema)
         # Of two threads that learn at once, one teaches in vain: batches are the same either way.
-        self._recipe = self._cook(schema)
+        self._field_plan = self._plan_fields(schema)
 
-    def _cook(self, schema: Schema) -> _Recipe:
+    def _plan_fields(self, schema: Schema) -> _FieldPlan:
         rules: tuple[FieldRule, ...]
         if schema.container == row_reader.LIST or (
             schema.container == row_reader.BARE and schema.specs[0][0] == row_reader.OBJECT
         ):
-            return _Recipe(is_final=True)
+            return _FieldPlan(is_final=True)
         try:
             if schema.container == row_reader.DICT:
                 rules = self._padding.for_dict(list(schema.keys or ()))
@@ -140,18 +140,18 @@ class Assembler:
             else:
                 rules = self._padding.for_tuple(len(schema.specs))
         except (IndexError, KeyError, ValueError):  # which collate raises for each batch
-            return _Recipe(is_final=True)
+            return _FieldPlan(is_final=True)
         in_place = tuple(
             _is_in_place(spec, rule) for spec, rule in zip(schema.specs, rules, strict=True)
         )
-        return _Recipe(schema, rules, in_place)
+        return _FieldPlan(schema, rules, in_place)
 
 
 class Batch(NamedTuple):
     """A batch in the making."""
 
-    rows: Assembly
-    recipe: _Recipe
+    rows: BatchBuffer
+    field_plan: _FieldPlan
 
 
 def _is_in_place(spec: Any, rule: FieldRule) -> bool:

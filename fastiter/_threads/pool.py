@@ -30,14 +30,14 @@ from fastiter._util.concurrency import WeakObjects
 
 if TYPE_CHECKING:
     from fastiter._ring.trace import Event
-    from fastiter._threads.tasks import Failure, Job
+    from fastiter._threads.tasks import BatchTask, Failure
 
 _JOIN_SECONDS = 1.0  # finalize() and exit wait so long for threads that are amid an example
 
 _living: WeakObjects[Threads] = WeakObjects()
 
 
-class Tally:
+class ThreadCounters:
     """What one thread has done. Another one that takes its number goes on with it."""
 
     __slots__ = (
@@ -130,20 +130,20 @@ class _Board:
     def __init__(self, n_threads: int) -> None:
         self._n_threads = n_threads
         self._lock = threading.Lock()
-        self._jobs: deque[Job] = deque()  # those with rows to take, the oldest one first
+        self._tasks: deque[BatchTask] = deque()  # those with rows to take, the oldest one first
         self._n_idle = 0
         # One for each idle thread that shall look for work. Its put() may be called amid any other
         # call, by a garbage collection or a signal handler.
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_closed = False
 
-    def submit(self, job: Job) -> None:
+    def submit(self, task: BatchTask) -> None:
         with self._lock:
-            self._jobs.append(job)
+            self._tasks.append(task)
 
     def wake(self) -> None:
         """Have idle threads look for work, if there is any."""
-        if self._jobs:
+        if self._tasks:
             for _ in range(self._n_idle - self._bell.qsize()):
                 self._bell.put(None)
 
@@ -154,32 +154,32 @@ class _Board:
         for _ in range(self._n_threads):
             self._bell.put(None)
 
-    def work(self, tally: Tally) -> None:
+    def work(self, counters: ThreadCounters) -> None:
         """What each thread runs."""
-        tally.begin()
-        while (claim := self._claim(tally)) is not None:
-            job, start, stop = claim
+        counters.begin()
+        while (claim := self._claim(counters)) is not None:
+            task, start, stop = claim
             del claim
-            tally.since = began = now()
-            failure = job.run(start, stop)
+            counters.since = began = now()
+            failure = task.run(start, stop)
             ended = now()
-            tally.fetch += ended - began
-            tally.rows += stop - start
-            if tally.events is not None:
-                tally.record("fetch", began, ended, job.index_of(start), stop - start)
-            if self._is_last(job, start, stop, failure):
-                tally.since = ended
-                job.finish()
+            counters.fetch += ended - began
+            counters.rows += stop - start
+            if counters.events is not None:
+                counters.record("fetch", began, ended, task.index_of(start), stop - start)
+            if self._is_last(task, start, stop, failure):
+                counters.since = ended
+                task.finish()
                 finished = now()
-                tally.finish += finished - ended
-                tally.record("finish", ended, finished, rows=job.size)
+                counters.finish += finished - ended
+                counters.record("finish", ended, finished, rows=task.size)
                 # Last, so that whoever is given the batch finds its finish counted and traced.
-                job.open()
-            tally.since = 0
-            del job, failure  # while waiting for the next one, keep no batch alive
-        tally.end()
+                task.open()
+            counters.since = 0
+            del task, failure  # while waiting for the next one, keep no batch alive
+        counters.end()
 
-    def _claim(self, tally: Tally) -> tuple[Job, int, int] | None:
+    def _claim(self, counters: ThreadCounters) -> tuple[BatchTask, int, int] | None:
         """Wait for work; None when there will be no more."""
         while not self._is_closed:
             with self._lock:
@@ -189,47 +189,47 @@ class _Board:
                 self._n_idle += 1
             since = now()
             self._bell.get()
-            tally.record("wait", since, now())
+            counters.record("wait", since, now())
             with self._lock:
                 self._n_idle -= 1
         return None
 
-    def _take(self) -> tuple[Job, int, int] | None:
-        while self._jobs:
-            job = self._jobs[0]
-            rows = job.take(len(self._jobs), self._n_idle + 1)
+    def _take(self) -> tuple[BatchTask, int, int] | None:
+        while self._tasks:
+            task = self._tasks[0]
+            rows = task.take(len(self._tasks), self._n_idle + 1)
             if rows is not None:
-                return job, *rows
-            self._jobs.popleft()
+                return task, *rows
+            self._tasks.popleft()
         return None
 
-    def _is_last(self, job: Job, start: int, stop: int, failure: Failure | None) -> bool:
+    def _is_last(self, task: BatchTask, start: int, stop: int, failure: Failure | None) -> bool:
         with self._lock:
-            return job.note(start, stop, failure)
+            return task.note(start, stop, failure)
 
 
 class Threads:
-    """Threads, one for each tally, which share each job: the oldest one that has rows left.
+    """Threads, one for each counters, which share each task: the oldest one that has rows left.
 
     Parameters
     ----------
-    tallies : sequence of Tally
+    all_counters : sequence of ThreadCounters
     lock : RLock
         The iterator's, which the caller holds.
     """
 
-    def __init__(self, tallies: Sequence[Tally], lock: Any) -> None:
-        n_threads = len(tallies)
+    def __init__(self, all_counters: Sequence[ThreadCounters], lock: Any) -> None:
+        n_threads = len(all_counters)
         self.pid = os.getpid()  #: the process that has the threads; a forked child has none
         self._board = _Board(n_threads)
         self._threads: list[threading.Thread] = []
         _living.add(self)
-        shutdown.stay_away(lock)  # nothing would end threads that begin later
+        shutdown.block_if_exiting(lock)  # nothing would end threads that begin later
         try:
-            for number, tally in enumerate(tallies):
+            for number, counters in enumerate(all_counters):
                 thread = threading.Thread(
                     target=self._board.work,
-                    args=(tally,),
+                    args=(counters,),
                     name=f"fastiter-{number}",
                     daemon=True,
                 )
@@ -239,9 +239,9 @@ class Threads:
             self.close()
             raise
 
-    def submit(self, job: Job) -> None:
-        """Have the threads work on ``job``, after the jobs submitted before."""
-        self._board.submit(job)
+    def submit(self, task: BatchTask) -> None:
+        """Have the threads work on ``task``, after the tasks submitted before."""
+        self._board.submit(task)
         self._board.wake()
 
     def wake(self) -> None:

@@ -1,6 +1,6 @@
 """Batches that several threads fetch together.
 
-What is called a job here is one batch. Threads take ranges of its rows, ever smaller ones, so that
+What is called a task here is one batch. Threads take ranges of its rows, ever smaller ones, so that
 a slow example delays its own range only; who completes the last rows finishes the batch.
 """
 
@@ -19,7 +19,7 @@ from fastiter._collate.collate import collate
 from fastiter._fetch.dataset_access import collate_columns, examples_of
 from fastiter._order import example_context
 from fastiter._stats.timer import now
-from fastiter._threads.batch_buffer import Assembly, CallCost, Position
+from fastiter._threads.batch_buffer import BatchBuffer, CallCost, Position
 from fastiter._util.failures import RowCountError, RowFailure, is_skippable, raisable, survivors
 from fastiter._util.outcome import Outcome
 from fastiter.errors import WorkerTraceback
@@ -52,8 +52,8 @@ class Failure(NamedTuple):
     is_skippable: bool
 
 
-class Pace:
-    """How long a row of the dataset takes; shared by the jobs of an iterator.
+class RowCost:
+    """How long a row of the dataset takes; shared by the tasks of an iterator.
 
     Written by several threads without a lock: any of their values will do.
     """
@@ -72,17 +72,17 @@ class Pace:
 
 
 class Work(NamedTuple):
-    """What the jobs of an iterator have in common."""
+    """What the tasks of an iterator have in common."""
 
     source: Source
     n_threads: int
-    pace: Pace
+    row_cost: RowCost
     call_cost: CallCost  #: if the dataset gives many rows in one call
     convert: Callable[[list[Any]], Any] | None  #: any converter that is not concat_examples
     tolerates: bool  #: whether the other rows of a batch count when some have failed
 
 
-class Job:
+class BatchTask:
     """One batch.
 
     A subclass gives ``_fill(start, stop)``, which fetches these rows and returns the first
@@ -123,7 +123,7 @@ class Job:
     def take(self, n_jobs: int, n_takers: int) -> tuple[int, int] | None:
         """Take a range of rows: start and stop; None if there is none left.
 
-        So many threads look for work, in so many jobs that have rows left.
+        So many threads look for work, in so many tasks that have rows left.
         """
         start = self._n_taken
         rest = self._n_rows - start
@@ -136,11 +136,11 @@ class Job:
     def _share(self, rest: int, even: int) -> int:
         """How many of the rows that are left a thread takes at a time; ``even`` leaves as many for
         each that looks for work."""
-        return max(self._work.pace.least, rest // (2 * self._work.n_threads))
+        return max(self._work.row_cost.least, rest // (2 * self._work.n_threads))
 
     def _share_in_one_call(self, rest: int, even: int) -> int:
         """The same, where one call of the dataset fetches all of them."""
-        share = min(rest, Job._share(self, rest, even))
+        share = min(rest, BatchTask._share(self, rest, even))
         return self._work.call_cost.claim(len(self._indices), rest, share, even)
 
     @property
@@ -177,7 +177,7 @@ class Job:
             failure = self._fill(start, stop)
         except BaseException as error:
             failure = self._failed(start, error)
-        self._work.pace.note(stop - start, time.perf_counter() - since)
+        self._work.row_cost.note(stop - start, time.perf_counter() - since)
         try:
             return failure
         finally:
@@ -249,7 +249,7 @@ class Job:
         return self._outcome is not None and self._outcome.error is None and not self._tolerated
 
     @property
-    def is_torn(self) -> bool:
+    def has_failures(self) -> bool:
         """Whether rows have failed about which the iterator is to decide."""
         return bool(self._tolerated)
 
@@ -269,7 +269,7 @@ class Job:
             for failure in sorted(self._tolerated, key=lambda failure: failure.row)
         ]
 
-    def made_with(self, failures: Sequence[RowFailure], stand_ins: dict[int, Any]) -> Any:
+    def rebuild(self, failures: Sequence[RowFailure], stand_ins: dict[int, Any]) -> Any:
         """The batch, made once more with examples in the place of some that have failed.
 
         Raises
@@ -297,7 +297,7 @@ class Job:
         Raises
         ------
         RuntimeError
-            If the job was aborted in the meantime. KeyboardInterrupt leaves it as it is.
+            If the task was aborted in the meantime. KeyboardInterrupt leaves it as it is.
         """
         if self._outcome is None and not self._is_aborted:
             while not self._gate.acquire(timeout=_LOOK_SECONDS):
@@ -314,18 +314,18 @@ class Job:
         return self._outcome
 
     def forget(self) -> None:
-        """The batch was taken: frames of its errors keep the job, which would keep the errors."""
+        """The batch was taken: frames of its errors keep the task, which would keep the errors."""
         self._outcome = self._failure = None
         self._tolerated = []
 
 
-class RowsJob(Job):
+class RowsTask(BatchTask):
     """The rows of any dataset.
 
     Parameters
     ----------
     work, origin, place
-        As in `Job`.
+        As in `BatchTask`.
     assembler : Assembler or None
         Makes concat_examples' arrays; None leaves the examples as they are.
     """
@@ -336,7 +336,7 @@ class RowsJob(Job):
         super().__init__(work, origin, place)
         self._assembler = assembler
         self._batch = None if assembler is None else assembler.start(self._n_rows)
-        self._rows = Assembly(self._n_rows) if self._batch is None else self._batch.rows
+        self._rows = BatchBuffer(self._n_rows) if self._batch is None else self._batch.rows
         self._gives_many = work.source.gives_many
 
     def _share(self, rest: int, even: int) -> int:
@@ -362,7 +362,7 @@ class RowsJob(Job):
         at = Position()
         failed: tuple[int, BaseException] | None = None
         failure: Failure | None = None
-        before = example_context.begin(example_context.Fetching(*self._origin, at))
+        before = example_context.begin(example_context.ExampleContext(*self._origin, at))
         try:
             while failure is None and start < stop:
                 failed = self._rows.fetch(source.dataset, self._indices, start, stop, at)
@@ -403,13 +403,13 @@ class RowsJob(Job):
         return self._rows.examples()
 
 
-class PartsJob(Job):
+class PartsTask(BatchTask):
     """The columns of a dataset that has ``get_examples``, one part of the rows after the other.
 
     Parameters
     ----------
     work, origin, place
-        As in `Job`.
+        As in `BatchTask`.
     getter : callable
         ``getter(indices)`` gives all columns of some rows.
     concat : Concat
@@ -488,13 +488,13 @@ def _joined(parts: list[tuple[Any, ...]]) -> tuple[Any, ...] | None:
     return tuple(map(np.concatenate, zip(*parts, strict=True)))
 
 
-class ColumnsJob(Job):
+class ColumnsTask(BatchTask):
     """The columns of a batch, gathered from a dataset of arrays without making examples.
 
     Parameters
     ----------
     work, origin, place
-        As in `Job`.
+        As in `BatchTask`.
     reader : ColumnReader
         Whose columns can be gathered.
     outputs : list of array

@@ -1,6 +1,6 @@
-"""Arrays in the guise of something else: torch's tensors, and NumPy's memory maps.
+"""Arrays in the subtype of something else: torch's tensors, and NumPy's memory maps.
 
-They lie in slots and columns as the plain arrays that they are made of, and are given their guise
+They lie in slots and columns as the plain arrays that they are made of, and are given their subtype
 again when they are handed out.
 """
 
@@ -18,7 +18,7 @@ NONE, TENSOR, MEMMAP = range(3)
 
 
 def arrays_of(values: Sequence[Any]) -> tuple[Sequence[Any], int]:
-    """The values as plain arrays that share their memory, and the guise that they had; anything
+    """The values as plain arrays that share their memory, and the subtype that they had; anything
     else, or mixed, as it is."""
     kind = type(values[0])
     if kind is np.memmap:
@@ -31,7 +31,7 @@ def arrays_of(values: Sequence[Any]) -> tuple[Sequence[Any], int]:
     return values, NONE
 
 
-def undressed(values: Sequence[Any]) -> Sequence[Any]:
+def unwrap(values: Sequence[Any]) -> Sequence[Any]:
     """The values to be joined: tensors, of whatever kind, and memory maps as plain arrays.
 
     Raises
@@ -39,16 +39,16 @@ def undressed(values: Sequence[Any]) -> Sequence[Any]:
     TypeError
         If NumPy has no array for a tensor.
     """
-    arrays, guise = arrays_of(values)
+    arrays, subtype = arrays_of(values)
     tensor = torch_tensors.tensor_type()
-    if guise == NONE and tensor is not None and isinstance(values[0], tensor):
+    if subtype == NONE and tensor is not None and isinstance(values[0], tensor):
         return [torch_tensors.as_array(v) if isinstance(v, tensor) else v for v in values]
     return arrays
 
 
-def dressed(array: npt.NDArray[Any], guise: int) -> Any:
-    """An array in its guise, which shares its memory and keeps it alive.
+def wrap(array: npt.NDArray[Any], subtype: int) -> Any:
+    """An array in its subtype, which shares its memory and keeps it alive.
 
     A memory map becomes one as pickle would make it, of no file: what is written to it stays here.
     """
-    return torch_tensors.tensor_of(array) if guise == TENSOR else array.view(np.memmap)
+    return torch_tensors.tensor_of(array) if subtype == TENSOR else array.view(np.memmap)

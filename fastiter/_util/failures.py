@@ -28,10 +28,10 @@ class NothingLeft(Exception):
     exception."""
 
 
-class Judge(Protocol):
+class FailurePolicy(Protocol):
     """Who decides what becomes of a batch with failed rows; see `fastiter.iterators._skips`."""
 
-    def settle(self, plan: Any, failures: Sequence[RowFailure]) -> dict[int, Any]:
+    def resolve(self, plan: Any, failures: Sequence[RowFailure]) -> dict[int, Any]:
         """What stands in for failed rows; the others are dropped. Raises what ``next()`` shall."""
 
 

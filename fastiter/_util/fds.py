@@ -32,7 +32,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_anew)
 
 
-def beyond_streams(fd: int) -> int:
+def above_stdio(fd: int) -> int:
     """A descriptor that is none of the standard streams, which a program may have closed: what is
     printed then must not look like a sign of life or death. Takes over `fd`."""
     if fd > 2:
@@ -46,7 +46,7 @@ def beyond_streams(fd: int) -> int:
 def pipe() -> tuple[int, int]:
     """The ends of a pipe, to read from and to write to."""
     read, write = os.pipe()
-    return beyond_streams(read), beyond_streams(write)
+    return above_stdio(read), above_stdio(write)
 
 
 def require(count: int, some: int) -> None:

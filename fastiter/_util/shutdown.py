@@ -24,7 +24,7 @@ def begin() -> None:
 atexit.register(begin)
 
 
-def stay_away(lock: Any = None) -> None:
+def block_if_exiting(lock: Any = None) -> None:
     """Stops a daemon thread that calls `next()` while the interpreter exits: whatever it was given
     or told now would end in a traceback on stderr.
 
@@ -64,7 +64,7 @@ def end_at_exit(owner: HasWorkers, lock: Any) -> util.Finalize:
     daemon thread is amid their use or start. Called before they start, by who holds the lock."""
     # Before multiprocessing ends daemonic children at exit: it would wait for a stopped one.
     at_exit = util.Finalize(None, _end, (weakref.ref(owner), lock), exitpriority=10)
-    stay_away(lock)  # nothing would end what begins later
+    block_if_exiting(lock)  # nothing would end what begins later
     return at_exit
 
 

@@ -1,8 +1,8 @@
 """The finish of a slot: what a converter makes of a batch, done by the worker that ends it.
 
-A finisher has two sides. ``finish(rows)`` runs in the worker that found all rows done; it may
-leave something in the slot, says so by flags, and never raises. ``convert(examples, indices)`` runs
-in the parent for the batches of which the worker could make nothing.
+A batch converter has two sides. ``finish(rows)`` runs in the worker that found all rows done; it
+may leave something in the slot, says so by flags, and never raises. ``convert(examples, indices)``
+runs in the parent for the batches of which the worker could make nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fastiter._workers import row_writer
 _NUMBERS = {row_reader.INT: np.int64, row_reader.FLOAT: np.float64, row_reader.BOOL: np.bool_}
 
 
-class ConcatFinisher:
+class ConcatConverter:
     """concat_examples, done in place: equal shapes lie in columns already, ragged fields are put
     together here. No example objects are made at all.
 
@@ -42,10 +42,10 @@ class ConcatFinisher:
         self.padding = padding
         self.copy = copy
         self.tolerates = tolerates
-        self._recipe: tuple[Any, list[_Step] | None] = (None, None)
+        self._field_plan: tuple[Any, list[_Step] | None] = (None, None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ConcatFinisher, (self.padding, self.copy, self.tolerates)
+        return ConcatConverter, (self.padding, self.copy, self.tolerates)
 
     def finish(self, rows: row_writer.RowWriter) -> int:
         good = None  # all of them
@@ -64,12 +64,12 @@ class ConcatFinisher:
             pass  # the parent tries on its heap, and raises if that fails too
         return 0
 
-    def suits(self, schema: row_reader.Schema) -> bool:
+    def matches(self, schema: row_reader.Schema) -> bool:
         """Whether the columns of this schema are what concat_examples would give. Its errors about
         the padding are raised by itself, in `convert`."""
         return self._steps_for(schema) is not None
 
-    def complete(self, columns: Any, schema: row_reader.Schema, lease: _lease.Lease) -> Any:
+    def add_lengths(self, columns: Any, schema: row_reader.Schema, lease: _lease.Lease) -> Any:
         """What concat_examples returns: the columns of a batch, and the lengths it was asked for.
 
         Runs in the parent.
@@ -86,11 +86,11 @@ class ConcatFinisher:
         return collate.with_lengths(columns, names, lengths)
 
     def _steps_for(self, schema: row_reader.Schema) -> list[_Step] | None:
-        if self._recipe[0] is not schema:
-            self._recipe = (schema, self._cook(schema))
-        return self._recipe[1]
+        if self._field_plan[0] is not schema:
+            self._field_plan = (schema, self._plan_fields(schema))
+        return self._field_plan[1]
 
-    def _cook(self, schema: row_reader.Schema) -> list[_Step] | None:
+    def _plan_fields(self, schema: row_reader.Schema) -> list[_Step] | None:
         """What is done with each field; None if that is not what columns are made for, or a fill
         value cannot be cast without a word from NumPy, which the parent shall say."""
         rules: tuple[FieldRule, ...]
@@ -116,7 +116,7 @@ class ConcatFinisher:
 
 
 class _Step(NamedTuple):
-    """What the finisher does with one field. `Schema.pad_fields` reads the first three."""
+    """What the batch_converter does with one field. `Schema.pad_fields` reads the first three."""
 
     fill: np.ndarray[Any, Any] | None  # 0-d, of the field's dtype
     max_length: int
@@ -140,7 +140,7 @@ def _step(spec: Any, rule: FieldRule) -> _Step:
     return _Step(fill, rule.max_length, rule.multiple, rule.lengths)
 
 
-class CallableFinisher:
+class CallableConverter:
     """Any other converter: called in the worker, its result packed into the slot.
 
     Parameters
@@ -178,4 +178,4 @@ class CallableFinisher:
         return self.function(examples, None)
 
 
-Finisher = ConcatFinisher | CallableFinisher
+BatchConverter = ConcatConverter | CallableConverter

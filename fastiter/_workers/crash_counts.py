@@ -16,8 +16,8 @@ MOST_DEATHS = 3  # of workers, by one index or the finish of one batch
 _FINISH = -1  # in the place of a row
 
 
-class Deaths:
-    """Deaths by the index, or the finish of a batch, that must have caused them.
+class CrashCounts:
+    """CrashCounts by the index, or the finish of a batch, that must have caused them.
 
     Batches go by their sequence number q.
     """
@@ -51,7 +51,7 @@ class Deaths:
         self._of_finish[q] += 1
         return self._of_finish[q] >= MOST_DEATHS
 
-    def of_nothing(self, workers: int) -> bool:
+    def count_idle(self, workers: int) -> bool:
         """Notes a death without work in hand; returns whether that is too much for so many workers
         without a batch, and then counts anew."""
         self._idle += 1
@@ -68,7 +68,7 @@ class Deaths:
         """How the worker ended that finished the batch last."""
         return self.end_of_row(q, _FINISH)
 
-    def came_through(self, indices: npt.NDArray[np.int64], given_up: Iterable[int]) -> None:
+    def clear(self, indices: npt.NDArray[np.int64], given_up: Iterable[int]) -> None:
         """Forgets the deaths by the indices of a batch that is complete, but not that those of some
         rows were given up: next time that takes one death, so that a batch which comes without such
         an index costs one worker in each epoch and no more."""

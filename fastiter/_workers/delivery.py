@@ -12,34 +12,34 @@ from fastiter._ring import lease as _lease
 from fastiter._ring import parent_ring, views
 from fastiter._ring.scheduler import Scheduled
 from fastiter._ring.serialization import Failure, exception_of, unpack
-from fastiter._util.failures import Judge, NothingLeft, RowFailure
-from fastiter._workers.batch_converter import ConcatFinisher, Finisher
-from fastiter._workers.crash_counts import Deaths
+from fastiter._util.failures import FailurePolicy, NothingLeft, RowFailure
+from fastiter._workers.batch_converter import BatchConverter, ConcatConverter
+from fastiter._workers.crash_counts import CrashCounts
 from fastiter.errors import DatasetError, OverwrittenError, WorkerDiedError
 
 
-class Odd(NamedTuple):
+class Irregular(NamedTuple):
     """The rows of a batch that are not in its columns."""
 
     examples: dict[int, Any]  # spilled ones, loaded
     failures: list[RowFailure]
 
 
-def read_odd(
-    ring: parent_ring.ParentEnd,
+def read_irregular(
+    ring: parent_ring.ParentRing,
     lease: _lease.Lease,
     slot: int,
     record: Scheduled,
     codes: Sequence[tuple[int, int]],
-    deaths: Deaths,
+    deaths: CrashCounts,
     copied: bool,
     tolerates: bool,
-) -> Odd:
+) -> Irregular:
     """Loads what lies beside the columns.
 
     Parameters
     ----------
-    codes : (row, code) of the odd rows, ascending.
+    codes : (row, code) of the irregular rows, ascending.
     deaths : how the workers ended that rows have killed.
     copied : load private copies, since the slot will be free at once.
     tolerates : False: the first failure is enough.
@@ -51,7 +51,7 @@ def read_odd(
         failure = None
         if code == ring_words.ROW_POISON:
             end = deaths.end_of_row(record.q, row)
-            died = poisoned(f"dataset index {record.indices[row]}", end, record.label)
+            died = crash_error(f"dataset index {record.indices[row]}", end, record.label)
             failure = RowFailure(row, died, True)
         elif code == ring_words.ROW_ERROR:
             failure = _failure(ring, lease, slot, row, facts)
@@ -71,11 +71,11 @@ def read_odd(
             failures.append(failure)
             if not tolerates:
                 break
-    return Odd(examples, failures)
+    return Irregular(examples, failures)
 
 
 def _failure(
-    ring: parent_ring.ParentEnd, lease: _lease.Lease, slot: int, row: int, facts: str
+    ring: parent_ring.ParentRing, lease: _lease.Lease, slot: int, row: int, facts: str
 ) -> RowFailure:
     """What the worker has left of a row's exception."""
     try:
@@ -102,39 +102,43 @@ def _unloadable(error: Exception, facts: str) -> Exception:
     return raised
 
 
-def settled(
-    judge: Judge, plan: Plan, lease: _lease.Lease, odd: Odd, codes: Sequence[tuple[int, int]]
+def drop_failed(
+    policy: FailurePolicy,
+    plan: Plan,
+    lease: _lease.Lease,
+    irregular: Irregular,
+    codes: Sequence[tuple[int, int]],
 ) -> tuple[dict[int, Any], bool]:
-    """Drops the rows that the judge wants dropped from a batch that is taken.
+    """Drops the rows that the policy wants dropped from a batch that is taken.
 
     Returns
     -------
     dict of int to object
         Examples beside the columns, by the numbers that rows have now.
     bool
-        Whether what the finisher has left is of these rows.
+        Whether what the batch_converter has left is of these rows.
 
     Raises
     ------
     NothingLeft
         If no row is left.
     Exception
-        What the judge wants raised.
+        What the policy wants raised.
     """
-    stand_ins = judge.settle(plan, odd.failures)
-    dropped = {failure.row for failure in odd.failures}.difference(stand_ins)
+    stand_ins = policy.resolve(plan, irregular.failures)
+    dropped = {failure.row for failure in irregular.failures}.difference(stand_ins)
     rows = [row for row in range(lease.rows) if row not in dropped]
     if not rows:
-        raise NothingLeft from odd.failures[-1].error
+        raise NothingLeft from irregular.failures[-1].error
     without = {row for row, code in codes if code in (ring_words.ROW_ERROR, ring_words.ROW_POISON)}
     is_finished = dropped == without
-    views.close_up(lease.schema, lease, rows)
-    beside = {**odd.examples, **stand_ins}
+    views.compact_rows(lease.schema, lease, rows)
+    beside = {**irregular.examples, **stand_ins}
     examples = {place: beside[row] for place, row in enumerate(rows) if row in beside}
     return examples, is_finished
 
 
-def poisoned(what: str, end: str, label: str) -> WorkerDiedError:
+def crash_error(what: str, end: str, label: str) -> WorkerDiedError:
     return WorkerDiedError(
         f"{what} has killed every worker that touched it; the last one {end} ({label}). Likely "
         "causes: out of memory (SIGKILL), a crash in native code (SIGSEGV, SIGBUS, SIGABRT), or a "
@@ -147,8 +151,8 @@ def assemble(
     record: Scheduled,
     flags: int,
     result: memoryview | None,
-    odd: dict[int, Any],
-    finisher: Finisher | None,
+    irregular: dict[int, Any],
+    batch_converter: BatchConverter | None,
     copied: bool,
 ) -> Any:
     """The batch: the converter's result where there is a converter, else the list of examples."""
@@ -159,28 +163,33 @@ def assemble(
     if flags & ring_words.CONVERTED_OBJECT and result is not None:
         seed = lease.seed(ring_words.WHOLE_BATCH, ring_words.PACKED_RESULT)
         return unpack(memoryview(bytearray(result)) if copied else result, seed)
-    return from_rows(lease, record.indices, odd, finisher, copied)
+    return from_rows(lease, record.indices, irregular, batch_converter, copied)
 
 
 def from_rows(
     lease: _lease.Lease,
     indices: Indices,
-    odd: dict[int, Any],
-    finisher: Finisher | None,
+    irregular: dict[int, Any],
+    batch_converter: BatchConverter | None,
     copied: bool,
 ) -> Any:
     """The batch, made of its rows, whose dataset indices messages tell."""
     schema = lease.schema
-    if isinstance(finisher, ConcatFinisher) and schema and not odd and finisher.suits(schema):
-        columns = views.columns(schema, lease, lease.converted, copied or finisher.copy)
+    if (
+        isinstance(batch_converter, ConcatConverter)
+        and schema
+        and not irregular
+        and batch_converter.matches(schema)
+    ):
+        columns = views.columns(schema, lease, lease.converted, copied or batch_converter.copy)
         if columns is not None:
-            return finisher.complete(columns, schema, lease)
+            return batch_converter.add_lengths(columns, schema, lease)
     if schema is None:
-        examples = [odd[row] for row in range(lease.rows)]
+        examples = [irregular[row] for row in range(lease.rows)]
     else:
-        examples = views.read(schema, lease, copied, odd)
-    if finisher is None:
+        examples = views.read(schema, lease, copied, irregular)
+    if batch_converter is None:
         return examples
     if lease.places is not None:  # rows were dropped
         indices = [indices[place] for place in lease.places]
-    return finisher.convert(examples, indices)
+    return batch_converter.convert(examples, indices)

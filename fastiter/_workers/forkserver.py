@@ -184,7 +184,7 @@ def give_up(seconds: float) -> None:
             time.sleep(0.005)
 
 
-class ServedWorker(ForkServerProcess):
+class ForkServerWorker(ForkServerProcess):
     """A process that this server starts."""
 
     @staticmethod

@@ -45,12 +45,12 @@ def _open_descriptors() -> set[str]:
 
 def _begin() -> None:
     text = os.environ.pop(forkserver.PRELOAD, "")
-    thread_limits.limit_pools()
+    thread_limits.limit_threads()
     if not text:
         return
     threads, descriptors = thread_limits.native_threads(), _open_descriptors()
     _preload(text)
-    thread_limits.limit_pools()
+    thread_limits.limit_threads()
     if start_method.why_not_fork(threads) is not None or _open_descriptors() - descriptors:
         # Workers would lack these threads, and share these files' positions: begin anew without.
         os.execv(sys.executable, sys.orig_argv)

@@ -25,7 +25,7 @@ from fastiter._ring import arena as _arena
 from fastiter._ring import serialization, worker_ring
 from fastiter._util.worker_info import WorkerInfo, set_worker_info
 from fastiter._workers import row_writer, thread_limits
-from fastiter._workers.batch_converter import Finisher
+from fastiter._workers.batch_converter import BatchConverter
 from fastiter._workers.shared_object import Shared
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class SpawnedWorker(SpawnProcess):
 
 
 class Job(Protocol):
-    """What the workers of a crew work on: the same for all."""
+    """What the workers of a group work on: the same for all."""
 
     image: str
     """What messages call the image of it."""
@@ -85,7 +85,9 @@ class Job(Protocol):
     def names(self) -> dict[str, Any]:
         """Its parts by the names that messages give them, the smallest first."""
 
-    def prepare(self, end: worker_ring.WorkerEnd, seat: Seat, seed: int) -> Callable[[], None]:
+    def prepare(
+        self, end: worker_ring.WorkerRing, arguments: WorkerArguments, seed: int
+    ) -> Callable[[], None]:
         """In the worker: gets ready, and gives the function that does the work. `seed` is this
         start's own."""
 
@@ -96,7 +98,7 @@ class BatchJob:
     Parameters
     ----------
     dataset
-    finisher : Finisher or None
+    batch_converter : BatchConverter or None
         What becomes of a complete batch.
     worker_init : callable or None
         Called first, with the worker's number.
@@ -110,12 +112,12 @@ class BatchJob:
     def __init__(
         self,
         dataset: Any,
-        finisher: Finisher | None,
+        batch_converter: BatchConverter | None,
         worker_init: Callable[[int], Any] | None,
         claims: int | None,
     ):
         self.dataset = dataset
-        self.finisher = finisher
+        self.batch_converter = batch_converter
         self.worker_init = worker_init
         self._claims = claims
 
@@ -123,20 +125,22 @@ class BatchJob:
     def names(self) -> dict[str, Any]:
         return {
             "worker_init": self.worker_init,
-            "the converter": self.finisher,
+            "the converter": self.batch_converter,
             "the dataset": self.dataset,
         }
 
-    def prepare(self, end: worker_ring.WorkerEnd, seat: Seat, seed: int) -> Callable[[], None]:
-        set_worker_info(WorkerInfo(seat.number, seat.workers, seed, self.dataset))
+    def prepare(
+        self, end: worker_ring.WorkerRing, arguments: WorkerArguments, seed: int
+    ) -> Callable[[], None]:
+        set_worker_info(WorkerInfo(arguments.number, arguments.workers, seed, self.dataset))
         if self.worker_init is not None:
-            self.worker_init(seat.number)
+            self.worker_init(arguments.number)
         rows = row_writer.RowWriter(end, self.dataset)
         example_context.set_worker(rows)
-        return functools.partial(_work, rows, end, self.finisher, self._claims)
+        return functools.partial(_work, rows, end, self.batch_converter, self._claims)
 
 
-class Seat(NamedTuple):
+class WorkerArguments(NamedTuple):
     """What one start of one worker is given."""
 
     number: int
@@ -147,7 +151,7 @@ class Seat(NamedTuple):
     memory: Descriptor
     event: Descriptor
     bell_pipe: Descriptor
-    life_pipe: Descriptor  # read end; its write end is the parent's alone
+    parent_death_pipe: Descriptor  # read end; its write end is the parent's alone
     parent_pidfd: Descriptor
     stacks: Descriptor  # where a Python stack is written on `stack_signal`
     stack_signal: int
@@ -159,12 +163,12 @@ class Seat(NamedTuple):
     seed: bytes
 
 
-def main(seat: Seat) -> None:
+def main(arguments: WorkerArguments) -> None:
     """Runs a worker to its end, which follows that of its work: threads that the dataset has left
     behind would keep the interpreter from exiting, and a replacement waits for that."""
     status = 1
     try:
-        status = _run(seat)
+        status = _run(arguments)
     finally:
         with contextlib.suppress(OSError, MemoryError):
             system.exit_within(_LAST_SECONDS, status)
@@ -174,48 +178,48 @@ def main(seat: Seat) -> None:
     sys.exit(status)
 
 
-def _run(seat: Seat) -> int:
+def _run(arguments: WorkerArguments) -> int:
     """Loads the dataset and works; returns the exit status."""
-    _take_signals(seat)
-    for fd in seat.inherited - seat.own:
+    _take_signals(arguments)
+    for fd in arguments.inherited - arguments.own:
         os.close(fd)
-    for other in seat.others:
+    for other in arguments.others:
         other.forget()
-    system.watch_parent(seat.parent_pidfd.fd, seat.life_pipe.fd)
-    if seat.parent:
-        system.die_with_parent(seat.parent)
-    thread_limits.limit_pools()
-    arena = seat.arena
+    system.watch_parent(arguments.parent_pidfd.fd, arguments.parent_death_pipe.fd)
+    if arguments.parent:
+        system.die_with_parent(arguments.parent)
+    thread_limits.limit_threads()
+    arena = arguments.arena
     if arena is None:
-        arena = _arena.Arena.attach(seat.memory.fd, seat.event.fd, seat.geometry)
+        arena = _arena.Arena.attach(arguments.memory.fd, arguments.event.fd, arguments.geometry)
     arena.dont_fork()
-    end = worker_ring.WorkerEnd(arena, seat.number, seat.bell_pipe.fd)
-    if not end.enter(seat.start):
+    end = worker_ring.WorkerRing(arena, arguments.number, arguments.bell_pipe.fd)
+    if not end.enter(arguments.start):
         return 0
-    digest = _digest(seat)
+    digest = _digest(arguments)
     _seed(digest)
     end.load()
     try:
-        job = seat.job
+        job = arguments.job
         if isinstance(job, Shared):
             handle, job = job, job.value
             handle.close()
-            thread_limits.limit_pools()  # of what the dataset imported; worker_init may raise it
+            thread_limits.limit_threads()  # of what the dataset imported; worker_init may raise it
             _seed_torch(digest)  # the dataset may have imported it
-        work = job.prepare(end, seat, int.from_bytes(digest[-8:], "little"))
+        work = job.prepare(end, arguments, int.from_bytes(digest[-8:], "little"))
     except BaseException as error:
         failure = serialization.failure_of(error)
-        end.loaded(seat.start, serialization.pack_note(failure))
+        end.loaded(arguments.start, serialization.pack_note(failure))
         return 1
-    end.loaded(seat.start)
+    end.loaded(arguments.start)
     work()
     return 0
 
 
 def _work(
     rows: row_writer.RowWriter,
-    end: worker_ring.WorkerEnd,
-    finisher: Finisher | None,
+    end: worker_ring.WorkerRing,
+    batch_converter: BatchConverter | None,
     claims: int | None,
 ) -> None:
     done = 0
@@ -227,23 +231,23 @@ def _work(
             if done == claims:
                 end.leave()
         elif turn == "finish":
-            rows.finish(finisher)
+            rows.finish(batch_converter)
         else:
             return
 
 
-def _take_signals(seat: Seat) -> None:
+def _take_signals(arguments: WorkerArguments) -> None:
     # Ctrl-C is the parent's; a handler of the parent's for SIGTERM must not outlive it here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # as for what a worker starts
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
-    faulthandler.register(seat.stack_signal, seat.stacks.fd, all_threads=True)
+    faulthandler.register(arguments.stack_signal, arguments.stacks.fd, all_threads=True)
 
 
-def _digest(seat: Seat) -> bytes:
+def _digest(arguments: WorkerArguments) -> bytes:
     """32 bytes that no other start of a worker has."""
-    text = seat.seed + b"%d %d" % (seat.number, seat.start)
+    text = arguments.seed + b"%d %d" % (arguments.number, arguments.start)
     return hashlib.blake2b(text, digest_size=32).digest()
 
 
@@ -266,5 +270,5 @@ def _seed_torch(digest: bytes) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "manual_seed"):  # else amid its import, in a thread
         # In a forked worker this may wait for ever, as for NumPy. The lock of torch's generator
-        # cannot be replaced: `Crew.end_hung_starts` replaces the worker then.
+        # cannot be replaced: `WorkerGroup.end_hung_starts` replaces the worker then.
         torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -1,5 +1,5 @@
-"""Waits for batches, takes those that are out of the ordinary, and repairs the ring when workers
-die.
+"""Waits for batches, delivers those that need more than the fast path, and repairs the ring when
+workers die.
 
 The pool belongs to one iterator and one process. All of it runs in the thread that calls the
 iterator, under the iterator's lock; there is no thread beside it.
@@ -18,18 +18,18 @@ from fastiter._ring import arena as _arena
 from fastiter._ring import lease as _lease
 from fastiter._ring import parent_ring, serialization
 from fastiter._ring.infer_schema import derive_schema, merge_schemas
-from fastiter._ring.scheduler import Feed, Scheduled
+from fastiter._ring.scheduler import BatchScheduler, Scheduled
 from fastiter._stats.autotune import Setting, private_bytes
 from fastiter._stats.stats import LoaderStats, worker_stats
 from fastiter._util import shutdown
 from fastiter._util.cpus import allowed_cpus
-from fastiter._util.failures import Judge
-from fastiter._workers.batch_converter import Finisher
-from fastiter._workers.crash_counts import Deaths
-from fastiter._workers.delivery import assemble, from_rows, poisoned, read_odd, settled
+from fastiter._util.failures import FailurePolicy
+from fastiter._workers.batch_converter import BatchConverter
+from fastiter._workers.crash_counts import CrashCounts
+from fastiter._workers.delivery import assemble, crash_error, drop_failed, from_rows, read_irregular
 from fastiter._workers.main import BatchJob
-from fastiter._workers.process import LEFT, UNKNOWN_END, Member
-from fastiter._workers.process_group import Crew
+from fastiter._workers.process import LEFT, UNKNOWN_END, WorkerProcess
+from fastiter._workers.process_group import WorkerGroup
 from fastiter._workers.start_method import Start
 from fastiter._workers.timeouts import Timeouts
 from fastiter.errors import OverwrittenError, WorkerDiedError
@@ -44,10 +44,10 @@ _SLICE = 0.5  # seconds; the longest sleep before a look at clocks and hints
 _SPIN = 100  # pauses, about 2 us
 
 
-class Pool(Feed):
+class Pool(BatchScheduler):
     """Workers, the ring between them and the caller, and the arena that holds it.
 
-    What it does for each batch while nothing is out of the ordinary is the part of `Feed`.
+    `BatchScheduler` does what each batch needs while nothing unusual happens.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class Pool(Feed):
         Slots that the consumer has while the loop goes on.
     most_workers, most_prefetch : int, optional
         How far `set_workers` and `set_prefetch` may go; no further than now by default.
-    finisher : Finisher or None
+    batch_converter : BatchConverter or None
         What becomes of a complete batch.
     worker_init : callable or None
         As in MultiprocessIterator.
@@ -83,7 +83,7 @@ class Pool(Feed):
         shared_mem: int | None,
         dataset_timeout: float | None,
         maxtasksperchild: int | None,
-        finisher: Finisher | None,
+        batch_converter: BatchConverter | None,
         worker_init: Callable[[int], Any] | None,
         start: Start,
         lock: Any,
@@ -101,8 +101,8 @@ class Pool(Feed):
         self._at_start: dict[int, Report] = {}  # what workers had done when the first batch came
         self._joined: dict[int, float] = {}  # when workers joined that were not there at first
         self._planned_exits = maxtasksperchild is not None
-        self._finisher = finisher
-        self._deaths = Deaths()
+        self._batch_converter = batch_converter
+        self._crash_counts = CrashCounts()
         self._repaired = False
         self._mends = 0
         self.is_starting = True  # there are workers whose start is to be watched
@@ -113,19 +113,19 @@ class Pool(Feed):
         slots = max(n_prefetch, most_prefetch) + 1 + n_held + most + _SPARES
         self.rows = rows
         arena = _arena.Arena.create(slots, most, rows, _SCHEMAS)
-        super().__init__(parent_ring.ParentEnd(arena, _SPARES), batch_size, n_prefetch)
+        super().__init__(parent_ring.ParentRing(arena, _SPARES), batch_size, n_prefetch)
         self._least_bytes = (shared_mem or 0) * rows
         self._engage(workers)
         self._calls_init = worker_init is not None
-        job = BatchJob(dataset, finisher, worker_init, maxtasksperchild)
-        self._crew = Crew(self._ring, most, job, start, workers)
-        self._timeouts = Timeouts(dataset_timeout, self._ring, self._crew)
+        job = BatchJob(dataset, batch_converter, worker_init, maxtasksperchild)
+        self._group = WorkerGroup(self._ring, most, job, start, workers)
+        self._timeouts = Timeouts(dataset_timeout, self._ring, self._group)
         self._at_exit = shutdown.end_at_exit(self, lock)
         try:
-            self._crew.open()
+            self._group.open()
         except BaseException:
             self.close()
-            shutdown.stay_away(lock)
+            shutdown.block_if_exiting(lock)
             raise
 
     # ---- take
@@ -176,7 +176,7 @@ class Pool(Feed):
         """Blocks until a slot that drains may have come back."""
         self._sleep(lambda: self._ring.slots["free"] > 0, any_event=True)
 
-    def ordinary(self, plan: Plan, lease: _lease.Lease) -> Any:
+    def deliver_fast(self, plan: Plan, lease: _lease.Lease) -> Any:
         """The batch of `plan`, of which `take` gave the lease.
 
         Raises
@@ -185,12 +185,12 @@ class Pool(Feed):
             A field cannot be loaded, or the converter's exception.
         """
         assert plan.indices is not None
-        return from_rows(lease, plan.indices, {}, self._finisher, False)
+        return from_rows(lease, plan.indices, {}, self._batch_converter, False)
 
-    def deliver(self, plan: Plan, slot: int, flags: int, judge: Judge | None) -> Any:
+    def deliver(self, plan: Plan, slot: int, flags: int, policy: FailurePolicy | None) -> Any:
         """The oldest batch, that of `plan`, which leaves the ring, whatever is raised.
 
-        `judge` decides about rows that have failed; without one the first of them is raised.
+        `policy` decides about rows that have failed; without one the first of them is raised.
 
         Raises
         ------
@@ -205,7 +205,7 @@ class Pool(Feed):
         copied = ring.usable < self._n_prefetch + 1
         codes: Sequence[tuple[int, int]] = ()
         try:
-            codes = ring.odd_rows(slot)
+            codes = ring.irregular_rows(slot)
         except OverwrittenError:
             ring.drop()
             self._forget_head()
@@ -219,27 +219,31 @@ class Pool(Feed):
             ring.take(False)
             self._forget_head()
         try:
-            tolerates = judge is not None
-            odd = read_odd(ring, lease, slot, record, codes, self._deaths, copied, tolerates)
+            tolerates = policy is not None
+            irregular = read_irregular(
+                ring, lease, slot, record, codes, self._crash_counts, copied, tolerates
+            )
             poison = (row for row, code in codes if code == ring_words.ROW_POISON)
-            self._deaths.came_through(record.indices, poison)
-            examples = odd.examples
-            if odd.failures:
-                if judge is None:
-                    error = odd.failures[0].error
-                    del odd
+            self._crash_counts.clear(record.indices, poison)
+            examples = irregular.examples
+            if irregular.failures:
+                if policy is None:
+                    error = irregular.failures[0].error
+                    del irregular
                     try:
                         raise error
                     finally:
                         del error  # or it, its traceback and this frame keep each other alive
-                examples, is_finished = settled(judge, plan, lease, odd, codes)
+                examples, is_finished = drop_failed(policy, plan, lease, irregular, codes)
                 if not is_finished:
                     flags, size, lease.converted = flags & ring_words.FINISH_POISON, 0, False
             if flags & ring_words.FINISH_POISON:
-                raise poisoned("the converter", self._deaths.end_of_finish(record.q), record.label)
-            self._learn(lease, record, used, odd.examples)
+                raise crash_error(
+                    "the converter", self._crash_counts.end_of_finish(record.q), record.label
+                )
+            self._learn(lease, record, used, irregular.examples)
             result = lease.part(offset, size) if size else None
-            return assemble(lease, record, flags, result, examples, self._finisher, copied)
+            return assemble(lease, record, flags, result, examples, self._batch_converter, copied)
         finally:
             del lease  # or it lives as long as the traceback of what is raised
             if copied:
@@ -249,26 +253,26 @@ class Pool(Feed):
 
     def _forget_head(self) -> None:
         record = self._scheduled.pop(0)
-        self._deaths.delivered(record.q)
+        self._crash_counts.delivered(record.q)
         self._repaired = False
         self._mends = 0
         if record.q >= self._single_until:
             self._single_until = -1
-        self._is_calm = not self._deaths and self._single_until < 0
+        self._fast_path_ok = not self._crash_counts and self._single_until < 0
 
     def _learn(
-        self, lease: _lease.Lease, record: Scheduled, used: int, odd: dict[int, Any]
+        self, lease: _lease.Lease, record: Scheduled, used: int, irregular: dict[int, Any]
     ) -> None:
         """Lets later batches have the columns that this one would have needed."""
         self.note_used(used)
-        self.spilled_rows += len(odd) if record.schema is not None else 0
+        self.spilled_rows += len(irregular) if record.schema is not None else 0
         number = self._schema_number + 1
-        if len(odd) * 8 < len(record.indices) or number >= _SCHEMAS:
+        if len(irregular) * 8 < len(record.indices) or number >= _SCHEMAS:
             return
         known = self._schema
         if known is not record.schema:
             return  # this batch was scheduled before what has been learnt since
-        examples = [odd[row] for row in sorted(odd)]
+        examples = [irregular[row] for row in sorted(irregular)]
         schema = derive_schema(examples, self.rows)
         if known is not None:
             schema = merge_schemas(known, schema)
@@ -285,7 +289,7 @@ class Pool(Feed):
         self._timeouts.begin()
         while True:
             if self.closed:
-                shutdown.stay_away(self._lock)
+                shutdown.block_if_exiting(self._lock)
                 raise RuntimeError("the iterator was finalized while next() waited")
             if done():
                 return
@@ -299,7 +303,7 @@ class Pool(Feed):
                     ring.collect()
                 if done():
                     return
-                woken = ring.wait(self._crew.descriptors(), self._timeouts.slice(_SLICE))
+                woken = ring.wait(self._group.descriptors(), self._timeouts.slice(_SLICE))
             except OSError:
                 if not self.closed:  # by a signal handler that came before the wait
                     raise
@@ -312,7 +316,7 @@ class Pool(Feed):
             # After a silence too: where the system has no pidfds, a pipe's end tells of a death,
             # and what the dataset has forked may hold that open.
             if not woken or any(position >= 0 for position in woken):
-                for member in self._crew.dead():
+                for member in self._group.dead():
                     self._recover(member)
             label = self._scheduled[0].label if self._scheduled else "a free slot"
             self._timeouts.look(label)
@@ -323,8 +327,8 @@ class Pool(Feed):
         """Repairs after a silent period what only an overwritten word can cause: somebody sleeps,
         or waits at his gate, who should not. If all is well, the workers have looked around once
         for nothing."""
-        self._is_calm = False  # until a batch has been delivered
-        self._crew.open_gates()
+        self._fast_path_ok = False  # until a batch has been delivered
+        self._group.open_gates()
         if not (self._repaired and self._ring.stalled):
             self._repaired = True
             self._ring.repair()
@@ -343,19 +347,19 @@ class Pool(Feed):
 
     def _engage(self, count: int) -> None:
         """Tells the workers how many of them there shall be."""
-        self.tell_crew(count)
+        self.set_worker_count(count)
         self._ring.set_spin(_SPIN if count < allowed_cpus() else 0)
 
     def set_workers(self, count: int) -> None:
         """Has so many workers from now on. Those that are too many leave when they are through with
         what they have in hand; nobody waits for them."""
-        for member in self._crew.dead():  # who has left before, maybe
+        for member in self._group.dead():  # who has left before, maybe
             self._recover(member)
-        for number in range(self._crew.wanted, count):
+        for number in range(self._group.wanted, count):
             if not self._ring.report(number)["ready"]:  # nobody has had that number yet
                 self._joined[number] = _system.now()
-        self._crew.wanted = count
-        for surplus in self._crew.members[count:]:
+        self._group.wanted = count
+        for surplus in self._group.members[count:]:
             if surplus is not None:
                 surplus.leaves = True
         self._engage(count)
@@ -376,12 +380,12 @@ class Pool(Feed):
         """Whether all workers that are wanted have loaded the dataset."""
         return all(
             member is not None and self._ring.report(member.number)["ready"] == member.start
-            for member in self._crew.members[: self._crew.wanted]
+            for member in self._group.members[: self._group.wanted]
         )
 
     def worker_bytes(self) -> int:
         """Memory that a worker shares with no other, that of one of them."""
-        return next((private_bytes(m.pid) for m in self._crew.members if m is not None), 0)
+        return next((private_bytes(m.pid) for m in self._group.members if m is not None), 0)
 
     def batch_bytes(self) -> int:
         """Memory that a slot takes."""
@@ -394,13 +398,13 @@ class Pool(Feed):
 
     def note_start(self) -> None:
         """The first batch was delivered: what the workers did for it, they did in the start."""
-        for number in range(self._crew.count):
+        for number in range(self._group.count):
             self._at_start[number] = self._ring.report(number)
 
     @property
     def n_workers(self) -> int:
         """How many workers there are, or will be when dead ones have been replaced."""
-        return self._crew.wanted
+        return self._group.wanted
 
     def statistics(self, seconds: float) -> LoaderStats:
         """What the workers have done in so many seconds. Takes no lock: any thread may ask, also
@@ -408,16 +412,16 @@ class Pool(Feed):
         ring, living = self._ring, not self.closed
         now = _system.now()
         workers = []
-        for number, member in enumerate(self._crew.members):
+        for number, member in enumerate(self._group.members):
             pid = member.pid if living and member is not None else 0
             report, before = ring.report(number), self._at_start.get(number)
-            if number >= self._crew.wanted and not report["rows"]:
+            if number >= self._group.wanted and not report["rows"]:
                 continue  # there was never one
             lived = min(seconds, now - self._joined[number]) if number in self._joined else seconds
             workers.append(worker_stats(number, pid, report, before, lived, now))
         return LoaderStats(
             workers_are="processes",
-            n_workers=self._crew.wanted,
+            n_workers=self._group.wanted,
             n_prefetch=self._n_prefetch,
             bytes_written=sum(worker.bytes_written for worker in workers),
             ready=self.count_ready if living else 0,
@@ -435,10 +439,10 @@ class Pool(Feed):
     # ---- deaths
 
     def _start_missing(self) -> None:
-        for number, member in enumerate(self._crew.members[: self._crew.wanted]):
+        for number, member in enumerate(self._group.members[: self._group.wanted]):
             if member is None:
                 self.is_starting = True
-                self._crew.start(number)
+                self._group.start(number)
 
     def look_at_starts(self) -> None:
         """Replaces workers whose start hangs, now and then: while the others keep up, nobody waits
@@ -447,21 +451,21 @@ class Pool(Feed):
         if now < self._next_look:
             return
         self._next_look = now + _SLICE
-        self.is_starting = self._crew.end_hung_starts()
-        for member in self._crew.dead():
+        self.is_starting = self._group.end_hung_starts()
+        for member in self._group.dead():
             self._recover(member)
         self._start_missing()
 
-    def _recover(self, member: Member) -> None:
+    def _recover(self, member: WorkerProcess) -> None:
         """Gives back what a dead worker had in hand, and starts another in its place."""
         # One that a thread starts after the end of the main module may die for want of that.
-        shutdown.stay_away(self._lock)
-        self._is_calm = False
+        shutdown.block_if_exiting(self._lock)
+        self._fast_path_ok = False
         ring = self._ring
         report = ring.report(member.number)
         note = ring.note(member.number) if report["ready"] == member.start else b""
         failure = serialization.unpack_note(note)
-        end = member.end_text()
+        end = member.exit_reason()
         losses = ring.losses(member.number)
         suspects = [loss for loss in losses if loss[1] >= 0]
         while losses_left := ring.losses(member.number):
@@ -471,7 +475,7 @@ class Pool(Feed):
         if len(suspects) > 1:
             ring.offer_singly()
             self._single_until = self._scheduled[-1].q if self._scheduled else -1
-        self._crew.dismiss(member)
+        self._group.dismiss(member)
         ring.ring_all()
         if failure is not None:
             self.close()
@@ -482,7 +486,7 @@ class Pool(Feed):
         # Where the program has the kernel reap its children, nobody learns the status.
         planned = leaves and (end == LEFT or (end == UNKNOWN_END and was_ready))
         self.restarts += not planned
-        self.replacements += planned and member.number < self._crew.wanted
+        self.replacements += planned and member.number < self._group.wanted
         if not losses and not planned and not member.has_hung:
             self._count_idle_death(member, was_ready, end)
 
@@ -492,11 +496,11 @@ class Pool(Feed):
         if record is None:
             return False  # of a batch that was reset
         if row < 0:
-            return self._deaths.of_finish(q, end)
-        return self._deaths.of_row(q, row, int(record.indices[row]), end, suspects == 1)
+            return self._crash_counts.of_finish(q, end)
+        return self._crash_counts.of_row(q, row, int(record.indices[row]), end, suspects == 1)
 
-    def _count_idle_death(self, member: Member, was_ready: bool, end: str) -> None:
-        if not self._deaths.of_nothing(self._crew.wanted):
+    def _count_idle_death(self, member: WorkerProcess, was_ready: bool, end: str) -> None:
+        if not self._crash_counts.count_idle(self._group.wanted):
             return
         when = "with no example in hand" if was_ready else "before they had loaded the dataset"
         raise WorkerDiedError(
@@ -519,7 +523,7 @@ class Pool(Feed):
         # Once: called again while the interpreter ends, it would find modules already emptied.
         if self._released or os.getpid() != self.pid:
             return
-        self._crew.close()
+        self._group.close()
         self._ring.close_descriptors()
         self._at_exit.cancel()
         self._released = True
@@ -528,5 +532,5 @@ class Pool(Feed):
         """When the interpreter exits. A daemon thread may still be in `next()`: the ring and its
         descriptors stay until the process ends."""
         if not self._released:
-            self._crew.close()
+            self._group.close()
             self._released = True

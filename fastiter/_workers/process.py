@@ -14,7 +14,7 @@ from fastiter._util import fds
 
 _CLOSING_SECONDS = 0.1  # between the moment that a dying process has closed its files and its end
 
-# How a worker ended, as `Member.end_text` says it.
+# How a worker ended, as `WorkerProcess.exit_reason` says it.
 LEFT = "exited with status 0"
 UNKNOWN_END = "ended with an unknown status"
 
@@ -23,7 +23,7 @@ WAITS = "waits"  # for a lock, an event or a signal, by what the system says
 _STATES = {b"T": "is stopped", b"t": "is traced", b"D": "waits for the kernel", b"R": "runs"}
 
 
-class Member:
+class WorkerProcess:
     """One running worker: its process, and the proofs of its death."""
 
     def __init__(self, number: int, start: int, process: Any, pidfd: int, method: str):
@@ -91,7 +91,7 @@ class Member:
             return _STATES.get(line.read().rpartition(b") ")[2][:1], WAITS)
         return WAITS
 
-    def end_text(self) -> str:
+    def exit_reason(self) -> str:
         """How it ended, for messages. It is dead, but a forkserver may be late to say how."""
         self.process.join(1)
         code = self.process.exitcode
@@ -128,7 +128,7 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def wait_for(members: Iterable[Member], seconds: float) -> list[Member]:
+def wait_for(members: Iterable[WorkerProcess], seconds: float) -> list[WorkerProcess]:
     """Waits for the deaths of all; returns who still lives after `seconds`, by a clock that nobody
     who plays with those of Python can stop."""
     end = _system.now() + seconds

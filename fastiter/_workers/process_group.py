@@ -34,8 +34,8 @@ from fastiter._util.start_default import default_method_kept
 from fastiter._workers import forkserver as _forkserver
 from fastiter._workers import main as _worker
 from fastiter._workers import start_method, thread_limits
-from fastiter._workers.main import Descriptor, Job, Seat
-from fastiter._workers.process import WAITS, Member, wait_for
+from fastiter._workers.main import Descriptor, Job, WorkerArguments
+from fastiter._workers.process import WAITS, WorkerProcess, wait_for
 from fastiter._workers.shared_object import Shared, packing
 from fastiter._workers.start_method import Start
 from fastiter.errors import WorkerDiedError
@@ -52,11 +52,11 @@ _MOST_HUNG = 3  # starts in a row of each worker that may hang
 
 # A real-time signal that neither Python nor common libraries use, for workers only.
 _STACK_SIGNAL = signal.SIGRTMIN + 7
-_POLITE_SECONDS = 0.5  # for a worker to end by itself, then by SIGTERM
+_TERM_GRACE_SECONDS = 0.5  # for a worker to end by itself, then by SIGTERM
 _DESCRIPTORS_OF_A_START = 16  # more than multiprocessing opens on the way, in any start method
 _KILL_SECONDS = 3.0  # for the kernel to end what was killed
 
-_rings: WeakObjects[parent_ring.ParentEnd] = WeakObjects()
+_rings: WeakObjects[parent_ring.ParentRing] = WeakObjects()
 _processes: weakref.WeakSet[Any] = weakref.WeakSet()
 _this_thread = threading.local()
 
@@ -98,12 +98,12 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-class Crew:
+class WorkerGroup:
     """Starts, watches and ends workers.
 
     Parameters
     ----------
-    ring : ParentEnd
+    ring : ParentRing
         The ring they work on.
     count : int
         Number of workers, at most.
@@ -117,7 +117,7 @@ class Crew:
 
     def __init__(
         self,
-        ring: parent_ring.ParentEnd,
+        ring: parent_ring.ParentRing,
         count: int,
         job: Job,
         start: Start,
@@ -125,7 +125,7 @@ class Crew:
     ):
         self.count = count
         self.wanted = count if wanted is None else wanted  # may be set, see `Pool.set_workers`
-        self.members: list[Member | None] = [None] * count
+        self.members: list[WorkerProcess | None] = [None] * count
         self._ring = ring
         self._job = job
         self._start = start
@@ -170,7 +170,7 @@ class Crew:
         if self._method == "spawn":
             self._write_image()
         for member in members:
-            self._ring.let_in(member.number, member.start)
+            self._ring.allow_start(member.number, member.start)
 
     def _open_shared(self) -> None:
         self._life = _descriptors.pipe()
@@ -178,7 +178,7 @@ class Crew:
         os.set_blocking(self._stacks[0], False)
         os.set_blocking(self._stacks[1], False)
         with contextlib.suppress(AttributeError, OSError):
-            self._self_pidfd = _descriptors.beyond_streams(os.pidfd_open(os.getpid()))
+            self._self_pidfd = _descriptors.above_stdio(os.pidfd_open(os.getpid()))
         self._workers_own = {self._life[0], self._stacks[1], self._self_pidfd}
         self._workers_own |= self._ring.arena.descriptors
         _descriptors.held.update(self._workers_own, (self._life[1], self._stacks[0]))
@@ -231,18 +231,18 @@ class Crew:
             self._change_method()
         with self._ready():
             member = self._launch(number)
-        self._ring.let_in(number, member.start)
+        self._ring.allow_start(number, member.start)
 
     def _ready(self) -> contextlib.AbstractContextManager[None]:
         return thread_limits.ready_to_fork() if self._method == "fork" else contextlib.nullcontext()
 
-    def _launch(self, number: int) -> Member:
+    def _launch(self, number: int) -> WorkerProcess:
         """Starts a process, which waits at its gate."""
         self._starts += 1
         forks = self._method == "fork"
         arena = self._ring.arena
         main = threading.current_thread() is threading.main_thread()
-        seat = Seat(
+        arguments = WorkerArguments(
             number=number,
             workers=self.count,
             start=self._starts,
@@ -251,7 +251,7 @@ class Crew:
             memory=Descriptor(arena.fd),
             event=Descriptor(arena.event_fd),
             bell_pipe=Descriptor(self._ring.bell_pipe(number)),
-            life_pipe=Descriptor(self._life[0]),
+            parent_death_pipe=Descriptor(self._life[0]),
             parent_pidfd=Descriptor(self._self_pidfd),
             stacks=Descriptor(self._stacks[1]),
             stack_signal=_STACK_SIGNAL,
@@ -267,24 +267,27 @@ class Crew:
             _require_directory(self._method)
         _descriptors.require(_DESCRIPTORS_OF_A_START, self._life[0])
         try:
-            process = self._start_process(seat)
+            process = self._start_process(arguments)
         except (EOFError, ConnectionError):
             # The fork server has died amid it, as one does that has begun under too low a limit of
             # descriptors, or whose imports have ended it. With the next start comes another server.
             _forkserver.give_up(_KILL_SECONDS)
-            process = self._start_process(seat)
+            process = self._start_process(arguments)
         pidfd = -1
         # Without it (an old kernel, another system) the process' own status is the proof.
         with contextlib.suppress(AttributeError, OSError), _descriptors.alone():
-            pidfd = _descriptors.beyond_streams(os.pidfd_open(process.pid))
+            pidfd = _descriptors.above_stdio(os.pidfd_open(process.pid))
             _descriptors.held.add(pidfd)
-        member = Member(number, self._starts, process, pidfd, self._method)
+        member = WorkerProcess(number, self._starts, process, pidfd, self._method)
         self.members[number] = member
         return member
 
-    def _start_process(self, seat: Seat) -> Any:
+    def _start_process(self, arguments: WorkerArguments) -> Any:
         process = _PROCESS_TYPES[self._method](
-            target=_worker.main, args=(seat,), name=f"fastiter-worker-{seat.number}", daemon=True
+            target=_worker.main,
+            args=(arguments,),
+            name=f"fastiter-worker-{arguments.number}",
+            daemon=True,
         )
         _processes.add(process)
         with default_method_kept(), self._start_guard():
@@ -319,7 +322,7 @@ class Crew:
         """Lets in again who was let in: the word that says so may have been overwritten."""
         for member in self.members:
             if member is not None:
-                self._ring.let_in(member.number, member.start)
+                self._ring.allow_start(member.number, member.start)
 
     # ---- watch
 
@@ -337,11 +340,11 @@ class Crew:
                 fds.append(member.process.sentinel)
         return fds
 
-    def dead(self) -> list[Member]:
+    def dead(self) -> list[WorkerProcess]:
         """The workers whose death is known."""
         return [m for m in self.members if m is not None and self._has_died(m)]
 
-    def _has_died(self, member: Member) -> bool:
+    def _has_died(self, member: WorkerProcess) -> bool:
         if member.is_dead():
             return True
         if member.proven or member.process.exitcode is None:
@@ -396,7 +399,7 @@ class Crew:
             )
         return starting
 
-    def _end_hung_start(self, member: Member, seconds: float) -> None:
+    def _end_hung_start(self, member: WorkerProcess, seconds: float) -> None:
         self._hung += 1
         self._last_hung = member.start
         member.has_hung = True
@@ -409,7 +412,7 @@ class Crew:
         member.send(signal.SIGKILL)
         wait_for([member], _KILL_SECONDS)
 
-    def stack_of(self, member: Member) -> str:
+    def stack_of(self, member: WorkerProcess) -> str:
         """The worker's Python stacks at this moment; it need not take part."""
         read = self._stacks[0]
         with contextlib.suppress(BlockingIOError):
@@ -427,7 +430,7 @@ class Crew:
 
     # ---- end
 
-    def dismiss(self, member: Member) -> None:
+    def dismiss(self, member: WorkerProcess) -> None:
         """Forgets a dead worker."""
         self.members[member.number] = None
         member.release()
@@ -437,11 +440,11 @@ class Crew:
         self._ring.stop()
         members = [m for m in self.members if m is not None]
         for member in members:  # who waits at a gate finds that it was given up
-            self._ring.let_in(member.number, self._starts + 1)
-        left = wait_for(members, _POLITE_SECONDS)
+            self._ring.allow_start(member.number, self._starts + 1)
+        left = wait_for(members, _TERM_GRACE_SECONDS)
         for member in left:
             member.send(signal.SIGTERM)
-        left = wait_for(left, _POLITE_SECONDS)
+        left = wait_for(left, _TERM_GRACE_SECONDS)
         self._end_life()  # signals may be forbidden: a program that has changed its user
         for member in left:
             member.send(signal.SIGKILL)
@@ -491,7 +494,7 @@ def _require_directory(method: str) -> None:
 _PROCESS_TYPES: dict[str, Any] = {
     "fork": _worker.ForkedWorker,
     "spawn": _worker.SpawnedWorker,
-    "forkserver": _forkserver.ServedWorker,
+    "forkserver": _forkserver.ForkServerWorker,
 }
 
 

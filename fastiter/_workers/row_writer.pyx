@@ -12,7 +12,7 @@ from fastiter._fetch.dataset_access import plain_columns, rows_getter
 from fastiter._fetch.gather cimport ColumnReader
 from fastiter._clib.csrc cimport *
 from fastiter._ring.lease cimport Lease
-from fastiter._ring.worker_ring cimport WorkerEnd
+from fastiter._ring.worker_ring cimport WorkerRing
 from fastiter._ring.row_reader cimport Schema
 from fastiter._clib import ring_words
 from fastiter._ring import views
@@ -42,13 +42,13 @@ cdef uint32_t WHOLE_BATCH = ring_words.WHOLE_BATCH
 
 
 cdef class RowWriter:
-    """Fetches the examples of the turns that a `WorkerEnd` gets and writes them into their rows.
+    """Fetches the examples of the turns that a `WorkerRing` gets and writes them into their rows.
 
     Used by one thread of one worker process. What the dataset raises ends the row, not the
     worker.
     """
 
-    cdef readonly WorkerEnd end
+    cdef readonly WorkerRing end
     cdef object dataset
     cdef object getitems
     cdef object plain
@@ -68,7 +68,7 @@ cdef class RowWriter:
     cdef int64_t traced_write_ns
     cdef uint32_t traced_rows
 
-    def __cinit__(self, WorkerEnd end, dataset):
+    def __cinit__(self, WorkerRing end, dataset):
         self.end = end
         self.dataset = dataset
         self.plain = plain_columns(dataset)
@@ -80,7 +80,7 @@ cdef class RowWriter:
 
     def key(self):
         """Seed, epoch and dataset index of the example in hand, or None: see `fastiter._order.example_context`."""
-        cdef WorkerEnd end = self.end
+        cdef WorkerRing end = self.end
         cdef uint64_t[2] seed
         cdef int64_t row = self.row
         if self.counter is not None and self.rows is not None:
@@ -97,7 +97,7 @@ cdef class RowWriter:
     def next(self):
         """Blocks until there is work: "rows", "finish", or "stop"."""
         cdef int kind
-        cdef WorkerEnd end = self.end
+        cdef WorkerRing end = self.end
         with nogil:
             kind = fi_worker_next(&end.worker, &end.turn)
         if kind == FI_TURN_ROWS:
@@ -106,7 +106,7 @@ cdef class RowWriter:
 
     def fill(self):
         """Fetches and writes the rows of the turn that nobody else owns."""
-        cdef WorkerEnd end = self.end
+        cdef WorkerRing end = self.end
         cdef fi_cell *cell = end.worker.ring.cells + end.worker.number
         cdef int64_t since = fi_now_ns(), now
         cdef uint32_t together = 0
@@ -150,7 +150,7 @@ cdef class RowWriter:
 
     cdef int fill_singly(self, fi_cell *cell, uint32_t row, uint32_t count, bint owned) except -1:
         """Owns, unless that is done, fetches and marks row after row: a death has one suspect."""
-        cdef WorkerEnd end = self.end
+        cdef WorkerRing end = self.end
         cdef uint32_t stop = row + count, code
         cdef int64_t index, since, fetched
         cdef object example = None
@@ -200,7 +200,7 @@ cdef class RowWriter:
             self.put_traced()
 
     cdef void put_traced(self) noexcept:
-        cdef WorkerEnd end = self.end
+        cdef WorkerRing end = self.end
         if self.traced_rows == 0:
             return
         self.traced.batch = <uint32_t>end.turn.q
@@ -225,7 +225,7 @@ cdef class RowWriter:
 
     cdef bint are_columns_fitting(self) except -1:
         """Whether the slot's columns hold what the dataset's columns do."""
-        cdef WorkerEnd end = self.end
+        cdef WorkerRing end = self.end
         cdef uint32_t number = fi_slot_schema(end.worker.ring, end.turn.slot)
         if number != self.schema_number:
             self.use_schema(number)
@@ -234,7 +234,7 @@ cdef class RowWriter:
 
     cdef int fill_columns(self, fi_cell *cell) except -1:
         """A dataset of arrays: owns the rows first, gathers those it won, no example is made."""
-        cdef WorkerEnd end = self.end
+        cdef WorkerRing end = self.end
         cdef uint32_t row = end.turn.first, first
         cdef uint32_t stop = end.turn.first + end.turn.count
         while row < stop:
@@ -248,7 +248,7 @@ cdef class RowWriter:
         return 0
 
     cdef int gather_rows(self, fi_cell *cell, uint32_t first, uint32_t count) except -1:
-        cdef WorkerEnd end = self.end
+        cdef WorkerRing end = self.end
         cdef uint32_t row
         cdef bint done
         fi_cell_fetch_begins(cell, fi_row_index(end.worker.ring, end.turn.slot, first)[0])
@@ -267,7 +267,7 @@ cdef class RowWriter:
         """Many rows in one call: owns them first, fetches those it won, marks each. If the call fails,
         each row is fetched by itself, so that the error is that of the row that has it. Returns how
         many rows one call has fetched, 0 if it failed."""
-        cdef WorkerEnd end = self.end
+        cdef WorkerRing end = self.end
         cdef uint32_t row, code
         cdef int64_t since = fi_now_ns(), fetched
         cdef list rows = [], indices = []
@@ -308,7 +308,7 @@ cdef class RowWriter:
         return 0 if examples is None else len(rows)
 
     cdef uint32_t store(self, uint32_t row, object example) except 0:
-        cdef WorkerEnd end = self.end
+        cdef WorkerRing end = self.end
         cdef uint32_t number = fi_slot_schema(end.worker.ring, end.turn.slot)
         if number != self.schema_number:
             self.use_schema(number)
@@ -333,7 +333,7 @@ cdef class RowWriter:
         return 0
 
     cdef int put(self, uint32_t row, uint32_t kind, object packed) except -1:
-        cdef WorkerEnd end = self.end
+        cdef WorkerRing end = self.end
         cdef uint64_t size = packed.size, offset = end.heap_take(size)
         packed.write_into(PyMemoryView_FromMemory(
             fi_slot_payload(end.worker.ring, end.turn.slot) + offset, size, PyBUF_WRITE),
@@ -356,20 +356,20 @@ cdef class RowWriter:
 
     # ---- finish
 
-    def finish(self, finisher):
-        """Has the slot in hand finished, by a `Finisher` if there is one, and publishes it."""
-        cdef WorkerEnd end = self.end
+    def finish(self, batch_converter):
+        """Has the slot in hand finished, by a `BatchConverter` if there is one, and publishes it."""
+        cdef WorkerRing end = self.end
         cdef fi_cell *cell = end.worker.ring.cells + end.worker.number
         cdef fi_event event
         cdef int64_t since, took
         cdef uint32_t flags
-        if finisher is None:
+        if batch_converter is None:
             fi_worker_ready(&end.worker, &end.turn, 0)
             return
         since = fi_now_ns()
         fi_cell_begins(cell, since)
         fi_cell_fetch_begins(cell, FINISHING)
-        flags = finisher.finish(self)
+        flags = batch_converter.finish(self)
         fi_cell_fetch_ends(cell)
         took = fi_now_ns() - since
         fi_cell_finished(cell, took)
@@ -383,7 +383,7 @@ cdef class RowWriter:
     @property
     def columns_complete(self):
         """True if every row of the turn is in the columns of the current schema."""
-        cdef WorkerEnd end = self.end
+        cdef WorkerRing end = self.end
         cdef uint32_t row
         number = fi_slot_schema(end.worker.ring, end.turn.slot)
         if number != self.schema_number:
@@ -402,7 +402,7 @@ cdef class RowWriter:
     def good_rows(self):
         """Numbers of the rows in the columns of the current schema; empty if there are others that
         have not failed."""
-        cdef WorkerEnd end = self.end
+        cdef WorkerRing end = self.end
         cdef uint32_t row, code
         cdef list rows = []
         if self.schema is None:
@@ -418,11 +418,11 @@ cdef class RowWriter:
     def examples(self, bint tolerates):
         """Private copies of the examples of the turn; None if there are none, or, unless that is
         tolerated, a row has failed."""
-        cdef WorkerEnd end = self.end
+        cdef WorkerRing end = self.end
         cdef Lease lease = Lease.__new__(Lease)
         cdef uint64_t offset, size
         cdef uint32_t row, code
-        cdef dict odd = {}
+        cdef dict irregular = {}
         cdef set failed = set()
         lease.arena = end.arena
         lease.payload = fi_slot_payload(end.worker.ring, end.turn.slot)
@@ -434,7 +434,7 @@ cdef class RowWriter:
                 code = fi_row_code(end.worker.ring, end.turn.slot, row, end.turn.q)
                 if code == FI_SPILL:
                     fi_entry_get(end.worker.ring, end.turn.slot, row, &offset, &size)
-                    odd[row] = unpack(memoryview(bytearray(lease.part(offset, size))),
+                    irregular[row] = unpack(memoryview(bytearray(lease.part(offset, size))),
                                       end.seed(row, PACKED_EXAMPLE))
                 elif code != FI_ROW_OK:
                     if not tolerates:
@@ -443,12 +443,12 @@ cdef class RowWriter:
         if len(failed) == end.turn.n:
             return None
         if self.schema is None:
-            return [odd[row] for row in range(end.turn.n) if row not in failed]
-        return views.read(self.schema, lease, True, odd, failed)
+            return [irregular[row] for row in range(end.turn.n) if row not in failed]
+        return views.read(self.schema, lease, True, irregular, failed)
 
     def put_result(self, packed, bint failed):
         """Leaves the converter's result, or its exception, in the slot in hand."""
-        cdef WorkerEnd end = self.end
+        cdef WorkerRing end = self.end
         cdef uint64_t size = packed.size, offset = end.heap_take(size)
         packed.write_into(PyMemoryView_FromMemory(
             fi_slot_payload(end.worker.ring, end.turn.slot) + offset, size, PyBUF_WRITE),

@@ -173,7 +173,7 @@ def _libraries() -> Iterator[tuple[str, ctypes.CDLL]]:
                 continue
 
 
-def limit_pools() -> None:
+def limit_threads() -> None:
     """Has native libraries of this worker process compute in the calling thread alone.
 
     In a forked process their pools are gone; in any other, the workers together would have more

@@ -9,9 +9,9 @@ from fastiter._util.warn import warn_caller
 from fastiter.errors import TimeoutWarning
 
 if TYPE_CHECKING:
-    from fastiter._ring.parent_ring import ParentEnd, Report
-    from fastiter._workers.process import Member
-    from fastiter._workers.process_group import Crew
+    from fastiter._ring.parent_ring import ParentRing, Report
+    from fastiter._workers.process import WorkerProcess
+    from fastiter._workers.process_group import WorkerGroup
 
 
 class Timeouts:
@@ -23,10 +23,10 @@ class Timeouts:
         That one of them may take for one thing; None warns of nothing.
     """
 
-    def __init__(self, seconds: float | None, ring: ParentEnd, crew: Crew) -> None:
+    def __init__(self, seconds: float | None, ring: ParentRing, group: WorkerGroup) -> None:
         self.seconds = seconds
         self._ring = ring
-        self._crew = crew
+        self._group = group
         self._progress = -1  # of all workers, at the last look of this wait
         self._quiet_since = 0.0  # since when there was none, and nobody busy
         self._quiet_warnings = 0
@@ -56,7 +56,7 @@ class Timeouts:
             return
         now = system.now()
         progress, is_quiet = 0, True
-        for member in self._crew.members:
+        for member in self._group.members:
             if member is None:
                 continue
             report = self._ring.report(member.number)
@@ -77,7 +77,7 @@ class Timeouts:
             self._quiet_warnings += 1
             self._warn_of_nothing(now - self._quiet_since, goal)
 
-    def _busy_since(self, member: Member, report: Report, now: float) -> float | None:
+    def _busy_since(self, member: WorkerProcess, report: Report, now: float) -> float | None:
         """When the worker has begun what it has in hand; None if it has nothing, or the time was
         overwritten."""
         since = report["since"] / 1e9
@@ -86,10 +86,10 @@ class Timeouts:
         return None if self._has_begun(member, report) else member.born
 
     @staticmethod
-    def _has_begun(member: Member, report: Report) -> bool:
+    def _has_begun(member: WorkerProcess, report: Report) -> bool:
         return report["pid"] == member.pid or report["ready"] == member.start
 
-    def _warn_of(self, member: Member, report: Report, seconds: float, goal: str) -> None:
+    def _warn_of(self, member: WorkerProcess, report: Report, seconds: float, goal: str) -> None:
         index = report["index"]
         if not self._has_begun(member, report):  # nor does it know the signal that asks for a stack
             what, stack = "it has been starting", ""
@@ -102,11 +102,11 @@ class Timeouts:
                 what = "the converter has been busy"
             else:
                 what = f"the dataset has been busy with index {index}"
-            stack = f". Its Python stack now:\n{self._crew.stack_of(member)}"
+            stack = f". Its Python stack now:\n{self._group.stack_of(member)}"
         self._warn(f"{what} for {seconds:.1f} s", f" in worker process {member.pid}", goal, stack)
 
     def _warn_of_nothing(self, seconds: float, goal: str) -> None:
-        members = [member for member in self._crew.members if member is not None]
+        members = [member for member in self._group.members if member is not None]
         states = ", ".join(f"{member.pid} {member.state()}" for member in members)
         self._warn(f"no worker process has got on for {seconds:.1f} s", f": {states}", goal, "")
 

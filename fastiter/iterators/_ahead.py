@@ -18,7 +18,7 @@ _living: weakref.WeakSet[Ahead] = weakref.WeakSet()
 
 
 class _Item:
-    """A batch under way, as a `Departure`, or its error; None once it was handed out."""
+    """A batch under way, as a `PendingBatch`, or its error; None once it was handed out."""
 
     __slots__ = ("outcome", "plan")
 
@@ -97,7 +97,7 @@ class Ahead:
 
 
 def _keep_all() -> None:
-    _device.keep_for_ever(*(item for ahead in _living for item in ahead._items))
+    _device.leak_after_fork(*(item for ahead in _living for item in ahead._items))
 
 
 if hasattr(os, "register_at_fork"):

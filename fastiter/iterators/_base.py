@@ -7,8 +7,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fastiter._stats import timer
 from fastiter._stats.stats import IteratorStats, LoaderStats
+from fastiter._stats.timer import ENDED, Timer
 from fastiter._util.arguments import checked_flag, checked_int
 from fastiter._util.concurrency import lock_of_child, renew_in_child
 from fastiter._util.cpus import usable_cpus
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from fastiter._order.example_context import Seed
     from fastiter._stats.trace import Trace, WorkerTrace
-    from fastiter.iterators._skips import Ledger, Skipped
+    from fastiter.iterators._skips import Skipped, SkipState
 
 
 class PlannedIterator(Iterator):
@@ -75,7 +75,7 @@ class PlannedIterator(Iterator):
     """
 
     _RUNTIME: ClassVar[frozenset[str]] = frozenset(
-        {"_lock", "_finalized", "_source", "_ahead", "_meter", "_loops"}
+        {"_lock", "_finalized", "_source", "_ahead", "_timer", "_loops"}
     )
     _REOPENABLE: ClassVar[bool] = True
 
@@ -117,7 +117,7 @@ class PlannedIterator(Iterator):
     def _init_runtime(self) -> None:
         # Reentrant: a signal handler may save a snapshot while its thread waits in next().
         self._lock = threading.RLock()
-        self._meter = timer.Meter(not self._has_workers)
+        self._timer = Timer(not self._has_workers)
         self._source = Source(self._dataset, self._converter, self._device)
         self._ahead: Ahead | None = None
         self._finalized = False
@@ -126,7 +126,7 @@ class PlannedIterator(Iterator):
     def _after_fork(self) -> None:
         """In a forked child: whoever was in ``next()``, if it was another thread, is not there."""
         if not self._lock._is_owned():  # type: ignore[attr-defined]
-            self._meter.abandon()
+            self._timer.abandon()
         self._lock = lock_of_child(self._lock)
 
     def _fetch(self, plan: Plan) -> Outcome:
@@ -210,8 +210,8 @@ class PlannedIterator(Iterator):
                     + ("call reset(), or " if self._REOPENABLE else "")
                     + "make a new one, or a copy, which goes on from here: copy.copy(iterator)"
                 )
-            meter = self._meter
-            meter.enter()
+            timer = self._timer
+            timer.enter()
             rows = 0
             try:
                 plan = self._planner.peek()
@@ -221,21 +221,21 @@ class PlannedIterator(Iterator):
                     if type(outcome.error) is NothingLeft:
                         plan, outcome = self._fetch_beyond(plan, outcome)
                 if plan.indices is None:
-                    rows = timer.ENDED
+                    rows = ENDED
                 self._planner.deliver()  # raises if there is no batch
                 skipped = 0 if skips is None else skips.n_dropped
-                meter.skipped += skipped
+                timer.skipped += skipped
                 if outcome.error is None:
                     assert plan.indices is not None
                     rows = len(plan.indices) - skipped
                     return outcome.batch
-                meter.errors += 1
+                timer.errors += 1
                 try:
                     raise outcome.error
                 finally:
                     del outcome  # or error, traceback and this frame keep each other alive
             finally:
-                meter.leave(rows)
+                timer.leave(rows)
 
     def _fetch_counted(self, plan: Plan) -> Outcome:
         if self._skips is not None:
@@ -255,7 +255,7 @@ class PlannedIterator(Iterator):
                 )
                 error.__cause__ = outcome.error.__cause__
                 return plan, Outcome(None, error)
-            self._meter.skipped += len(plan.indices)
+            self._timer.skipped += len(plan.indices)
             self._planner.pass_over()
             plan = self._planner.peek()
             if plan.indices is None:
@@ -293,7 +293,7 @@ class PlannedIterator(Iterator):
             self._discard_ahead(state)
             self._planner.restart(state)
             self._loops.clear()
-            self._meter.pause()
+            self._timer.pause()
             self._seed = _seed.seed_after_reset(self._seed)
             if self._skips is not None:
                 self._skips.reset()
@@ -338,15 +338,15 @@ class PlannedIterator(Iterator):
         IteratorStats
             ``print()`` shows its `~IteratorStats.summary`.
         """
-        meter = self._meter
-        start, inside, waited, between, cpu = meter.read()
+        timer = self._timer
+        start, inside, waited, between, cpu = timer.read()
         loader = self._loader_stats(inside + between)
         return IteratorStats(
             iterator=type(self).__name__,
-            batches=meter.batches,
-            examples=meter.examples,
-            errors=meter.errors,
-            skipped=meter.skipped,
+            batches=timer.batches,
+            examples=timer.examples,
+            errors=timer.errors,
+            skipped=timer.skipped,
             start_seconds=start,
             next_seconds=inside,
             wait_seconds=waited,
@@ -385,13 +385,13 @@ class PlannedIterator(Iterator):
         return Trace(self, path)
 
     def _start_trace(self, note: Callable[[int, int, int, int, int], None]) -> None:
-        if self._meter.trace is not None:
+        if self._timer.trace is not None:
             raise RuntimeError("the iterator is traced already, by another with block")
         self._trace_workers(True)
-        self._meter.trace = note
+        self._timer.trace = note
 
     def _stop_trace(self) -> list[WorkerTrace]:
-        self._meter.trace = None
+        self._timer.trace = None
         self._trace_workers(False)
         return self._worker_traces()
 
@@ -507,11 +507,11 @@ class PlannedIterator(Iterator):
         with self._lock:
             state = _snapshot.exchange(serializer, self._planner.state, self._snapshot_context())
             seed = _seed.exchange(serializer, self._seed, state is None)
-            ledger = _skips.exchange(serializer, self._skips, state is None)
+            skip_state = _skips.exchange(serializer, self._skips, state is None)
             if state is not None:
                 if is_amid:
                     raise _reentry.refusal("loading a snapshot", self)
-                self._install(state, seed, ledger)
+                self._install(state, seed, skip_state)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the iteration's state as a dict, for `load_state_dict`.
@@ -544,21 +544,21 @@ class PlannedIterator(Iterator):
             state = _snapshot.from_dict(state_dict, self._planner.state, context)
             seed = state_dict.get(_seed.KEY)
             seed = self._seed if seed is None else _seed.loaded(seed)
-            ledger = None if self._skips is None else _skips.loaded(state_dict.get(_skips.KEY))
-            self._install(state, seed, ledger)
+            skip_state = None if self._skips is None else _skips.loaded(state_dict.get(_skips.KEY))
+            self._install(state, seed, skip_state)
 
     def _snapshot_context(self) -> _snapshot.Context:
         return _snapshot.Context(self._batch_size, self._order_sampler, self._dataset_len)
 
-    def _install(self, state: State, seed: Seed, ledger: Ledger | None) -> None:
+    def _install(self, state: State, seed: Seed, skip_state: SkipState | None) -> None:
         self._check_reopenable("loading a snapshot")
         self._discard_ahead(state)
         self._planner.restart(state)
         self._loops.clear()
-        self._meter.pause()
+        self._timer.pause()
         self._seed = seed
-        if self._skips is not None and ledger is not None:
-            self._skips.install(ledger)
+        if self._skips is not None and skip_state is not None:
+            self._skips.install(skip_state)
         self._finalized = False
 
     def __copy__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Fetching a batch from a dataset, and keeping what came of it."""
+"""ExampleContext a batch from a dataset, and keeping what came of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fastiter._fetch.dataset_access import (
 from fastiter._order import example_context
 from fastiter._util.failures import (
     STOPS,
-    Judge,
+    FailurePolicy,
     RowFailure,
     is_skippable,
     raisable,
@@ -132,7 +132,7 @@ class Source:
         self._plain: PlainColumns | None = _UNKNOWN  # found out with the first batch
         self._gather: Callable[[Indices], Any] | None = None  # the shortest way, where it is open
 
-    def batch(self, plan: Plan, seed: Seed, judge: Judge | None = None) -> Any:
+    def batch(self, plan: Plan, seed: Seed, policy: FailurePolicy | None = None) -> Any:
         """Fetch a batch and convert it.
 
         Parameters
@@ -140,7 +140,7 @@ class Source:
         plan : Plan
             Of a batch, with contiguous indices.
         seed : two words of 64 bits, of the iteration.
-        judge : Judge, optional
+        policy : FailurePolicy, optional
             Decides about examples that fail. Without one, the first of them ends the batch.
         """
         indices = plan.indices
@@ -150,16 +150,16 @@ class Source:
             if arrays is not None:
                 return arrays
         if self.concat is not None:
-            arrays = self._arrays(indices, self.concat, judge is not None)
+            arrays = self._arrays(indices, self.concat, policy is not None)
             if arrays is not None:
                 return self.sent(arrays)
-        if judge is None:
+        if policy is None:
             examples = self.examples(indices, (seed, plan))
         else:
             failures: list[RowFailure] = []
             try:
                 found = self.each(indices, (seed, plan), failures)
-                stand_ins = judge.settle(plan, failures) if failures else {}
+                stand_ins = policy.resolve(plan, failures) if failures else {}
                 examples = survivors(found, failures, stand_ins)
             finally:
                 failures.clear()  # or an error, its frames and this list keep each other alive
@@ -312,13 +312,13 @@ def fetch_examples(
     getter = rows_getter(dataset)
     if getter is None:
         counter = example_context.Counter(indices, first)
-        before = example_context.begin(example_context.Fetching(*origin, counter))
+        before = example_context.begin(example_context.ExampleContext(*origin, counter))
         try:
             return [dataset[index] for index in counter.values]
         finally:
             example_context.end(before)
     rows = range(first, first + len(indices))
-    before = example_context.begin(example_context.Fetching(*origin, None, rows))
+    before = example_context.begin(example_context.ExampleContext(*origin, None, rows))
     try:
         return getter(indices)
     finally:
@@ -336,7 +336,7 @@ def _fetch_each(
     examples: list[Any] = []
     failed: set[int] = set()
     counter = example_context.Counter(indices, first)
-    before = example_context.begin(example_context.Fetching(*origin, counter))
+    before = example_context.begin(example_context.ExampleContext(*origin, counter))
     try:
         while len(examples) + len(failed) < len(indices):
             try:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastiter._order.example_context import Seed
-from fastiter.iterators._numbered import is_numbered
+from fastiter.iterators._seeded_sampler import is_seeded
 
 KEY = "example_seed"
 
@@ -16,7 +16,7 @@ KEY = "example_seed"
 def seed_of(order_sampler: Any) -> Seed:
     """The seed of the sampler; else one that follows from the state of its generator, or of
     NumPy's global one, which does not move by it."""
-    if is_numbered(order_sampler):
+    if is_seeded(order_sampler):
         assert order_sampler._words is not None
         return order_sampler._words
     generator = getattr(order_sampler, "_random_state", None)

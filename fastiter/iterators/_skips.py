@@ -95,7 +95,7 @@ class Skips:
 
     # ---- decide
 
-    def settle(self, plan: Plan, failures: Sequence[RowFailure]) -> dict[int, Any]:
+    def resolve(self, plan: Plan, failures: Sequence[RowFailure]) -> dict[int, Any]:
         """Decide about the failed rows of the batch that is delivered next.
 
         Parameters
@@ -215,7 +215,7 @@ class Skips:
             "records": [list(record) for record in self._records.values()],
         }
 
-    def install(self, stored: Ledger) -> None:
+    def install(self, stored: SkipState) -> None:
         """Go on from what a snapshot holds."""
         self.reset()
         self._epoch, self._count, self._records = (
@@ -225,7 +225,7 @@ class Skips:
         )
 
 
-class Ledger(NamedTuple):
+class SkipState(NamedTuple):
     """What a snapshot tells of skipped examples."""
 
     epoch: int = 0
@@ -235,12 +235,12 @@ class Ledger(NamedTuple):
 
 def exchange(
     serializer: Callable[[str, Any], Any], skips: Skips | None, is_saving: bool
-) -> Ledger | None:
+) -> SkipState | None:
     """Save what was skipped to a serializer, or load it: JSON in an array of bytes.
 
     Returns
     -------
-    Ledger or None
+    SkipState or None
         None if there is nothing to install.
 
     Raises
@@ -259,11 +259,11 @@ def exchange(
     try:
         stored = serializer(KEY, None)
     except KeyError:
-        return Ledger()
+        return SkipState()
     return loaded(stored)
 
 
-def loaded(stored: Any) -> Ledger:
+def loaded(stored: Any) -> SkipState:
     """What `Skips.saved` gave, or `exchange` saved; of a snapshot without it, an empty one.
 
     Raises
@@ -272,7 +272,7 @@ def loaded(stored: Any) -> Ledger:
         If it is damaged.
     """
     if stored is None:
-        return Ledger()
+        return SkipState()
     try:
         if not isinstance(stored, Mapping):
             stored = _decoded(stored)
@@ -282,7 +282,7 @@ def loaded(stored: Any) -> Ledger:
             records[number] = Skipped(number, _natural(epoch), _natural(times), _text(text))
         if len(records) > _MOST_RECORDS:
             raise ValueError(f"{len(records)} records")
-        return Ledger(_natural(stored["epoch"]), _natural(stored["count"]), records)
+        return SkipState(_natural(stored["epoch"]), _natural(stored["count"]), records)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the snapshot's {KEY!r} is damaged: {error!r}") from error
 

@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastiter.iterators._numbered import RECORD_SIZE, Record, is_numbered
+from fastiter.iterators._seeded_sampler import RECORD_SIZE, Record, is_seeded
 from fastiter.iterators._state import (
     Order,
     OrderSamplerFunction,
     State,
     checked_order,
     is_virtual,
-    numbered_order,
+    seeded_order,
 )
 from fastiter.iterators.order import gives_permutations
 
@@ -126,7 +126,7 @@ def from_dict(stored: Mapping[str, Any], state: State, context: Context) -> Stat
 
 
 def _record_of(state: State, context: Context) -> Record | None:
-    if not is_numbered(context.order_sampler) or state.order is None or state.n_drawn == 0:
+    if not is_seeded(context.order_sampler) or state.order is None or state.n_drawn == 0:
         return None
     size = context.order_sampler._population(state.epoch_size, context.dataset_len())
     return context.order_sampler._record(state.n_drawn, size)
@@ -167,19 +167,19 @@ def _loaded(serializer: Any, stored: dict[str, Any], state: State, context: Cont
     array = _ask_order(serializer, state.order)
     record = _loaded_record(serializer, array)
     n_drawn = state.n_drawn
-    if record is not None and array is _ABSENT and not is_numbered(context.order_sampler):
+    if record is not None and array is _ABSENT and not is_seeded(context.order_sampler):
         raise ValueError(
             "the snapshot was saved with an order sampler that has a seed: give this iterator the "
             "same one"
         )
-    if record is not None and is_numbered(context.order_sampler):
+    if record is not None and is_seeded(context.order_sampler):
         order = _order_again(record, array, position, state, context)
         n_drawn = record.n_drawn
     else:
         order = _loaded_order(array, state.order, dataset_size)
         if order is not state.order and gives_permutations(context.order_sampler):
             _check_permutation(order)
-        if order is not state.order and is_numbered(context.order_sampler):
+        if order is not state.order and is_seeded(context.order_sampler):
             n_drawn = epoch + 1  # as if there had been no reset
     size = dataset_size if order is None else len(order)
     if position >= size:
@@ -213,7 +213,7 @@ def _order_again(
 ) -> Order:
     """The order that the snapshot's record tells of, drawn by this iteration's sampler."""
     sampler = context.order_sampler
-    assert is_numbered(sampler)
+    assert is_seeded(sampler)
     dataset_size = context.dataset_len()
     ours = sampler._record(record.n_drawn, sampler._population(state.epoch_size, dataset_size))
     if (record.kind, record.key) != (ours.kind, ours.key):
@@ -234,7 +234,7 @@ def _order_again(
             f"this is one of {ours.share.size} (or their tail differs): only at the start of an "
             "epoch can their number change"
         )
-    order = numbered_order(
+    order = seeded_order(
         sampler, record.n_drawn - 1, state.epoch_size, dataset_size, size=state.epoch_size
     )
     if (

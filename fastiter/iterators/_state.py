@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from fastiter._order.plan import Plan, PlanQueue, counted
-from fastiter.iterators._numbered import is_numbered
+from fastiter.iterators._seeded_sampler import is_seeded
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from fastiter.iterators._numbered import Numbered
+    from fastiter.iterators._seeded_sampler import SeededSampler
 
 __all__ = ["Plan", "Planner", "State", "advance", "initial_state"]
 
@@ -102,9 +102,9 @@ def initial_state(
     is_empty = size == 0
     order = None
     n_drawn = 0
-    if is_numbered(order_sampler):
+    if is_seeded(order_sampler):
         number = order_sampler._upcoming() if number is None else number
-        order = numbered_order(order_sampler, number, size, size)
+        order = seeded_order(order_sampler, number, size, size)
         size = len(order)
         n_drawn = number + 1
     elif order_sampler is not None:
@@ -184,8 +184,8 @@ def advance(
             position = stop
             break
         if order is not None:
-            if is_numbered(order_sampler):
-                order = numbered_order(order_sampler, n_drawn, size, dataset_len(), size=size)
+            if is_seeded(order_sampler):
+                order = seeded_order(order_sampler, n_drawn, size, dataset_len(), size=size)
                 n_drawn += 1
             else:
                 order = _next_order(order_sampler, order, position, dataset_len())
@@ -202,8 +202,13 @@ def advance(
     return State(position, epoch, is_new_epoch, order, size, detail, n_drawn), indices
 
 
-def numbered_order(
-    sampler: Numbered, number: int, order_size: int, dataset_size: int, *, size: int | None = None
+def seeded_order(
+    sampler: SeededSampler,
+    number: int,
+    order_size: int,
+    dataset_size: int,
+    *,
+    size: int | None = None,
 ) -> Order:
     """Draw the order of that number; ``size`` is the length that it must have.
 
@@ -398,5 +403,5 @@ class Planner(PlanQueue):
         return advance(state, self.batch_size, self.repeat, self._order_sampler, self._dataset_len)
 
     def _note(self, state: State) -> None:
-        if is_numbered(self._order_sampler):
+        if is_seeded(self._order_sampler):
             self._order_sampler._note(state.n_drawn)

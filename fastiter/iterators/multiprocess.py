@@ -19,7 +19,7 @@ from fastiter._util import shutdown
 from fastiter._util.arguments import checked_callable, checked_optional_int, checked_seconds
 from fastiter._util.cpus import usable_cpus, whole_cpus
 from fastiter._util.outcome import Outcome, capture
-from fastiter._workers.batch_converter import CallableFinisher, ConcatFinisher, Finisher
+from fastiter._workers.batch_converter import BatchConverter, CallableConverter, ConcatConverter
 from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import choose
 from fastiter.errors import TimeoutWarning
@@ -273,16 +273,16 @@ class MultiprocessIterator(PlannedIterator):
         """The oldest batch in the ring, that of ``plan``, as the workers have left it."""
         lease = pool.take(plan)
         if lease is not None:
-            return capture(pool.ordinary, plan, lease)
+            return capture(pool.deliver_fast, plan, lease)
         return capture(pool.deliver, plan, *self._wait(pool), self._skips)
 
     def _wait(self, pool: Pool) -> tuple[int, int]:
-        self._meter.block()
+        self._timer.block()
         while pool.is_empty:
             pool.wait_for_slot()
             pool.top_up(self._planner)
         ready = pool.wait()
-        self._meter.unblock()
+        self._timer.unblock()
         return ready
 
     def _fetch_to_gpu(self, plan: Plan) -> Outcome:
@@ -304,7 +304,7 @@ class MultiprocessIterator(PlannedIterator):
         while ahead.has_room and (following := pool.ready_plan) is not None:
             lease = pool.take(following)
             if lease is not None:
-                outcome = capture(pool.ordinary, following, lease)
+                outcome = capture(pool.deliver_fast, following, lease)
             elif self._skips is None:
                 outcome = self._wait_for(pool, following)
             else:
@@ -328,7 +328,7 @@ class MultiprocessIterator(PlannedIterator):
                 f"this iterator belongs to process {pool.pid}; in a child, iterate over a copy "
                 "(copy.copy(iterator))"
             )
-        shutdown.stay_away(self._lock)
+        shutdown.block_if_exiting(self._lock)
         # Not started yet, or the last start failed and said why.
         self._planner.rewind()
         if self._ahead is not None:
@@ -347,14 +347,14 @@ class MultiprocessIterator(PlannedIterator):
             shared_mem=self._shared_mem,
             dataset_timeout=self._dataset_timeout,
             maxtasksperchild=self._maxtasksperchild,
-            finisher=_finisher_of(self._source, self._skips is not None),
+            batch_converter=_batch_converter_of(self._source, self._skips is not None),
             worker_init=self._worker_init,
             start=choose(self._context),
             lock=self._lock,
         )
         pool.seed = self._seed
-        self._meter.open(pool.note_start)
-        if self._meter.trace is not None:
+        self._timer.open(pool.note_start)
+        if self._timer.trace is not None:
             trace.start(pool._ring)
         return pool
 
@@ -414,11 +414,11 @@ class MultiprocessIterator(PlannedIterator):
         pool.interrupt()
         with self._lock:
             pool.close()
-            self._meter.forget_start()
+            self._timer.forget_start()
             if self._pool is pool:
                 # The memory goes with the pool, unless a batch is alive.
-                _, inside, _, between, _ = self._meter.read()
-                traces = [] if self._meter.trace is None else self._worker_traces()
+                _, inside, _, between, _ = self._timer.read()
+                traces = [] if self._timer.trace is None else self._worker_traces()
                 self._remains = _Remains(self._loader_stats(inside + between), traces)
                 self._pool = None
 
@@ -430,9 +430,9 @@ class _Remains(NamedTuple):
     traces: list[WorkerTrace]
 
 
-def _finisher_of(source: Source, tolerates: bool) -> Finisher | None:
+def _batch_converter_of(source: Source, tolerates: bool) -> BatchConverter | None:
     if source.converter is None:
         return None
     if source.concat is not None:
-        return ConcatFinisher(*source.concat, tolerates)
-    return CallableFinisher(source.converter, tolerates)
+        return ConcatConverter(*source.concat, tolerates)
+    return CallableConverter(source.converter, tolerates)

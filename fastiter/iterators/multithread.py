@@ -16,8 +16,8 @@ from fastiter._stats.stats import LoaderStats
 from fastiter._stats.trace import WorkerTrace
 from fastiter._threads.batch_buffer import CallCost
 from fastiter._threads.collator import Assembler
-from fastiter._threads.pool import Tally, Threads
-from fastiter._threads.tasks import ColumnsJob, Job, Pace, PartsJob, RowsJob, Work
+from fastiter._threads.pool import ThreadCounters, Threads
+from fastiter._threads.tasks import BatchTask, ColumnsTask, PartsTask, RowCost, RowsTask, Work
 from fastiter._util.arguments import checked_int
 from fastiter._util.concurrency import items_of
 from fastiter._util.outcome import Outcome, capture
@@ -109,7 +109,7 @@ class MultithreadIterator(PlannedIterator):
         "_unsettled",
         "_work",
         "_assembler",
-        "_tallies",
+        "_all_counters",
         "_calls",
         "_ready_sum",
         "_recorded",
@@ -152,10 +152,10 @@ class MultithreadIterator(PlannedIterator):
     def _init_runtime(self) -> None:
         super()._init_runtime()
         self._threads: Threads | None = None
-        self._started: deque[tuple[Plan, Job]] = deque()  # the oldest one first
+        self._started: deque[tuple[Plan, BatchTask]] = deque()  # the oldest one first
         self._unsubmitted: Plan | None = None  # planned, but there was no memory for it yet
         self._unsettled = False  # what is started may differ from what the planner handed out
-        self._tallies = [Tally() for _ in range(self._n_threads)]
+        self._all_counters = [ThreadCounters() for _ in range(self._n_threads)]
         self._calls = self._ready_sum = 0
         self._tuner: Tuner | None = None
         if self._n_prefetch == "auto":
@@ -171,7 +171,7 @@ class MultithreadIterator(PlannedIterator):
         elif self._source.converter is not None and not self._converts_itself:
             convert = _without_device(self._source.converter)
         tolerates = self._skips is not None
-        self._work = Work(self._source, self._n_threads, Pace(), CallCost(), convert, tolerates)
+        self._work = Work(self._source, self._n_threads, RowCost(), CallCost(), convert, tolerates)
 
     @property
     def n_threads(self) -> int:
@@ -218,10 +218,10 @@ class MultithreadIterator(PlannedIterator):
         job = self._started[0][1]
         self._calls += 1
         self._ready_sum += self._count_ready()
-        self._meter.block()
+        self._timer.block()
         outcome = job.wait()
-        self._meter.unblock()
-        if job.is_torn:
+        self._timer.unblock()
+        if job.has_failures:
             outcome = capture(self._settled, plan, job, outcome)
         if self._tuner is not None:
             self._lookahead.note(outcome.batch)
@@ -232,13 +232,13 @@ class MultithreadIterator(PlannedIterator):
         job.forget()
         return outcome
 
-    def _settled(self, plan: Plan, job: Job, outcome: Outcome) -> Any:
+    def _settled(self, plan: Plan, job: BatchTask, outcome: Outcome) -> Any:
         """The batch when it is decided what becomes of rows that have failed."""
         failures = job.failures
         assert self._skips is not None and plan.indices is not None
-        stand_ins = self._skips.settle(plan, failures)
+        stand_ins = self._skips.resolve(plan, failures)
         if stand_ins or len(failures) == len(plan.indices):
-            return job.made_with(failures, stand_ins)
+            return job.rebuild(failures, stand_ins)
         if outcome.error is not None:
             raise outcome.error
         return outcome.batch
@@ -263,10 +263,10 @@ class MultithreadIterator(PlannedIterator):
         self._ready_sum += self._count_ready()
         if ahead.is_empty:
             job = self._started[0][1]
-            self._meter.block()
+            self._timer.block()
             outcome = job.wait()
-            self._meter.unblock()
-            if job.is_torn:
+            self._timer.unblock()
+            if job.has_failures:
                 outcome = capture(self._settled, plan, job, outcome)
             self._begin_copy(ahead, outcome)
         while ahead.has_room and self._started and self._started[0][1].is_ready:
@@ -310,15 +310,16 @@ class MultithreadIterator(PlannedIterator):
             calls=self._calls,
             ready_sum=self._ready_sum,
             workers=tuple(
-                tally.stats(number, seconds) for number, tally in enumerate(self._tallies)
+                counters.stats(number, seconds)
+                for number, counters in enumerate(self._all_counters)
             ),
         )
 
     def _trace_workers(self, on: bool) -> None:
         if not on:
-            self._recorded = [tally.events or deque() for tally in self._tallies]
-        for tally in self._tallies:
-            tally.events = deque(maxlen=_MOST_EVENTS) if on else None
+            self._recorded = [counters.events or deque() for counters in self._all_counters]
+        for counters in self._all_counters:
+            counters.events = deque(maxlen=_MOST_EVENTS) if on else None
 
     def _worker_traces(self) -> list[WorkerTrace]:
         return [
@@ -335,8 +336,8 @@ class MultithreadIterator(PlannedIterator):
         threads = self._threads
         if threads is None or threads.pid != os.getpid():
             self._forget_started()
-            threads = self._threads = Threads(self._tallies, self._lock)
-            self._meter.open(functools.partial(_note_start, self._tallies))
+            threads = self._threads = Threads(self._all_counters, self._lock)
+            self._timer.open(functools.partial(_note_start, self._all_counters))
         return threads
 
     def _top_up(self, threads: Threads) -> None:
@@ -364,7 +365,7 @@ class MultithreadIterator(PlannedIterator):
             self._unsubmitted = None
         self._unsettled = False
 
-    def _job(self, plan: Plan) -> Job:
+    def _job(self, plan: Plan) -> BatchTask:
         work, place, origin = self._work, self._place(plan), (self._seed, plan)
         assert plan.indices is not None
         source, concat = self._source, self._source.concat
@@ -373,12 +374,12 @@ class MultithreadIterator(PlannedIterator):
             outputs = plain.reader.outputs(len(plan.indices))
             if outputs is not None:
                 n_batches = self.n_prefetch + 1
-                return ColumnsJob(work, origin, place, plain.reader, outputs, concat, n_batches)
+                return ColumnsTask(work, origin, place, plain.reader, outputs, concat, n_batches)
         elif concat is not None and plain is None:
             getter = column_getter(self._dataset)
             if getter is not None:
-                return PartsJob(work, origin, place, getter, concat)
-        return RowsJob(work, origin, place, self._assembler)
+                return PartsTask(work, origin, place, getter, concat)
+        return RowsTask(work, origin, place, self._assembler)
 
     def _discard_ahead(self, state: State) -> None:
         self._unsettled = True  # until the planner has started over, too
@@ -408,9 +409,9 @@ class MultithreadIterator(PlannedIterator):
         self._forget_started()
 
 
-def _note_start(tallies: Sequence[Tally]) -> None:
-    for tally in tallies:
-        tally.note_start()
+def _note_start(all_counters: Sequence[ThreadCounters]) -> None:
+    for counters in all_counters:
+        counters.note_start()
 
 
 def _without_device(converter: Callable[[Any, Any], Any]) -> Callable[[list[Any]], Any]:

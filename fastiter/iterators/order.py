@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fastiter.iterators._numbered import Numbered, OrderBuffers
+from fastiter.iterators._seeded_sampler import OrderBuffers, SeededSampler
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -45,7 +45,7 @@ class OrderSampler(ABC):
         """
 
 
-class ShuffleOrderSampler(Numbered, OrderSampler):
+class ShuffleOrderSampler(SeededSampler, OrderSampler):
     """Shuffles the whole dataset at the start of every epoch.
 
     Of a generator it gives exactly the orders of ``random_state.permutation(n)``, and leaves it in

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fastiter._util.arguments import checked_int
-from fastiter.iterators._numbered import Numbered
+from fastiter.iterators._seeded_sampler import SeededSampler
 from fastiter.iterators.order import OrderSampler
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from fastiter.iterators._numbered import Seed
+    from fastiter.iterators._seeded_sampler import Seed
 
 __all__ = ["BlockShuffleOrderSampler"]
 
 _BLOCKS, _WINDOWS = range(2)  # what a stream of an epoch's seed shuffles
 
 
-class BlockShuffleOrderSampler(Numbered, OrderSampler):
+class BlockShuffleOrderSampler(SeededSampler, OrderSampler):
     """Shuffles blocks of neighbouring examples, and then the examples of a few blocks at a time.
 
     For data that is read best in runs: files of many examples, compressed chunks, slow disks. The

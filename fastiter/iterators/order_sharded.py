@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fastiter._util.arguments import checked_callable, checked_int, checked_optional_int
-from fastiter.iterators._numbered import Numbered, Record, Share, is_numbered
+from fastiter.iterators._seeded_sampler import Record, SeededSampler, Share, is_seeded
 from fastiter.iterators.order import OrderSampler, ShuffleOrderSampler
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _ENVIRONMENT = (
 )
 
 
-class ShardedOrderSampler(Numbered, OrderSampler):
+class ShardedOrderSampler(SeededSampler, OrderSampler):
     """Gives each of several processes its share of the order that another sampler draws.
 
     Every process draws the same global order and takes a contiguous part of it, so that together
@@ -88,7 +88,7 @@ class ShardedOrderSampler(Numbered, OrderSampler):
         if tail not in TAILS:
             raise ValueError(f"tail must be one of {', '.join(map(repr, TAILS))}, not {tail!r}")
         self._tail = tail
-        self._words = sampler._words if is_numbered(sampler) else None
+        self._words = sampler._words if is_seeded(sampler) else None
         self._global: Any = None  # what the sampler drew last, if it is called
         self._n_examples = 0  # of the dataset, where only a share's length is told
 
@@ -120,7 +120,7 @@ class ShardedOrderSampler(Numbered, OrderSampler):
         ValueError
             If the sampler has no seed, so that nothing can be told of its orders.
         """
-        if not is_numbered(self._sampler):
+        if not is_seeded(self._sampler):
             raise ValueError("only of a sampler with a seed can be told what orders it draws")
         from hashlib import blake2b
 
@@ -136,7 +136,7 @@ class ShardedOrderSampler(Numbered, OrderSampler):
             start = 0
         else:
             start = share_start(len(self._global), self._rank, self._size, self._tail)
-        if is_numbered(self._sampler):
+        if is_seeded(self._sampler):
             self._global = self._sampler(range(self._n_examples), 0)
         else:
             current = np.array(self._global[:], dtype=np.int64)
@@ -153,22 +153,22 @@ class ShardedOrderSampler(Numbered, OrderSampler):
         return is_whole and bool(np.array_equal(current_order, np.arange(n)))
 
     def _draw(self, n_examples: int, number: int) -> Any:
-        assert is_numbered(self._sampler)
+        assert is_seeded(self._sampler)
         return self._share_of(self._sampler._draw(n_examples, number))
 
     def _population(self, order_size: int, dataset_size: int) -> int:
         return dataset_size
 
     def _upcoming(self) -> int:
-        assert is_numbered(self._sampler)
+        assert is_seeded(self._sampler)
         return self._sampler._upcoming()
 
     def _note(self, n_drawn: int) -> None:
-        assert is_numbered(self._sampler)
+        assert is_seeded(self._sampler)
         self._sampler._note(n_drawn)
 
     def _record(self, n_drawn: int, n_examples: int) -> Record:
-        assert is_numbered(self._sampler)
+        assert is_seeded(self._sampler)
         share = Share(self._rank, self._size, TAILS.index(self._tail))
         return self._sampler._record(n_drawn, n_examples)._replace(share=share)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from fastiter.iterators._numbered import Numbered
+from fastiter.iterators._seeded_sampler import SeededSampler
 from fastiter.iterators.order import OrderSampler
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["VirtualShuffleOrderSampler"]
 
 
-class VirtualShuffleOrderSampler(Numbered, OrderSampler):
+class VirtualShuffleOrderSampler(SeededSampler, OrderSampler):
     """Shuffles the whole dataset in every epoch without storing an order.
 
     For datasets so large that an order of 8 bytes per example is a burden: an epoch of 10**12

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fastiter._util.arguments import checked_flag, checked_optional_int
-from fastiter.iterators._numbered import Numbered
+from fastiter.iterators._seeded_sampler import SeededSampler
 from fastiter.iterators.order import OrderSampler
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from fastiter.iterators._numbered import Seed
+    from fastiter.iterators._seeded_sampler import Seed
 
 __all__ = ["WeightedOrderSampler"]
 
 _LARGEST_RATIO = 1e290  # of two weights, without replacement
 
 
-class WeightedOrderSampler(Numbered, OrderSampler):
+class WeightedOrderSampler(SeededSampler, OrderSampler):
     """Draws the examples of every epoch with given probabilities.
 
     Parameters

@@ -77,7 +77,7 @@ class Ahead:
 
     def start(self) -> None:
         _running.add(self)
-        shutdown.stay_away()  # nothing would end threads that begin later
+        shutdown.block_if_exiting()  # nothing would end threads that begin later
         for number in range(self._n_threads):
             thread = threading.Thread(
                 target=self._run, name=f"fastiter-reader-{number}", daemon=True
@@ -103,7 +103,7 @@ class Ahead:
             while not self._ready and self._n_alive > 0 and not self._is_closed:
                 self._has_sample.wait(_LOOK_SECONDS)
         if self._is_closed:
-            shutdown.stay_away()  # nothing else closes a pass while its consumer waits
+            shutdown.block_if_exiting()  # nothing else closes a pass while its consumer waits
         return bool(self._ready)
 
     def pop(self) -> Any:

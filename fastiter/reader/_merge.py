@@ -13,10 +13,10 @@ from typing import Any
 from fastiter._clib import system
 from fastiter._ring import arena as _arena
 from fastiter._ring import serialization
-from fastiter._ring.stream import StreamEnd
+from fastiter._ring.stream import StreamRing
 from fastiter._util import shutdown
-from fastiter._workers.process import Member
-from fastiter._workers.process_group import Crew
+from fastiter._workers.process import WorkerProcess
+from fastiter._workers.process_group import WorkerGroup
 from fastiter._workers.start_method import Start
 from fastiter.errors import DatasetError, OverwrittenError, WorkerDiedError
 from fastiter.reader._opening import Reader
@@ -54,19 +54,19 @@ class Merge:
         self._in_use = threading.Lock()
         self._looked = 0.0
         arena = _arena.Arena.create(_SLOTS * len(readers), len(readers), _ROWS, 1)
-        self._end = StreamEnd.create(arena, queue_size)
-        self._crew = Crew(self._end, len(readers), ReadingJob(readers), start)
+        self._end = StreamRing.create(arena, queue_size)
+        self._group = WorkerGroup(self._end, len(readers), ReadingJob(readers), start)
         try:
             with self._in_use:
                 self._at_exit = shutdown.end_at_exit(self, self._in_use)
                 self._open()
         except BaseException:
-            shutdown.stay_away()
+            shutdown.block_if_exiting()
             raise
 
     def _open(self) -> None:
         try:
-            self._crew.open()
+            self._group.open()
         except BaseException:
             self._release()
             raise
@@ -89,7 +89,7 @@ class Merge:
             with self._in_use:
                 return self._wait_for_samples()
         finally:
-            shutdown.stay_away()
+            shutdown.block_if_exiting()
 
     def _wait_for_samples(self) -> list[Any] | None:
         if self._failure is not None:
@@ -172,7 +172,7 @@ class Merge:
         try:
             end.doze(True)
             if not end.is_ready():
-                woken = end.wait(self._crew.descriptors(), _SLICE)
+                woken = end.wait(self._group.descriptors(), _SLICE)
         finally:
             end.wake()
         # After a silence too, as in `Pool`: without pidfds a pipe may be held open.
@@ -180,21 +180,21 @@ class Merge:
             self._look_at_deaths()
 
     def _look_at_deaths(self) -> None:
-        self._crew.end_hung_starts()
-        for member in self._crew.dead():
+        self._group.end_hung_starts()
+        for member in self._group.dead():
             if member.has_hung:  # it has read nothing
-                self._crew.dismiss(member)
-                self._crew.start(member.number)
+                self._group.dismiss(member)
+                self._group.start(member.number)
             else:
                 self._note_death(member)
 
-    def _note_death(self, member: Member) -> None:
+    def _note_death(self, member: WorkerProcess) -> None:
         """Who has died has published all that it ever will, which is delivered first."""
         number, report = member.number, self._end.report(member.number)
         note = self._end.note(number) if report["ready"] == member.start else b""
         failure = serialization.unpack_note(note)
-        end = f"(pid {member.pid}) {member.end_text()}"
-        self._crew.dismiss(member)
+        end = f"(pid {member.pid}) {member.exit_reason()}"
+        self._group.dismiss(member)
         if failure is not None:
             raise serialization.exception_of(failure, f"loading {self._label(number)}, {end}")
         self._fallen[number] = end
@@ -228,7 +228,7 @@ class Merge:
         """Ends the processes and closes the descriptors, under the lock."""
         if self._released:
             return
-        self._crew.close()
+        self._group.close()
         self._end.forget_blocks()
         self._end.close_descriptors()
         self._released = True

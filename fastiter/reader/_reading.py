@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fastiter._ring.stream import SampleWriter
-from fastiter._ring.worker_ring import WorkerEnd
-from fastiter._workers.main import Seat
+from fastiter._ring.worker_ring import WorkerRing
+from fastiter._workers.main import WorkerArguments
 from fastiter.reader._opening import Reader, close_samples, open_reader
 
 
@@ -33,7 +33,7 @@ class ReadingJob:
             for number, reader in enumerate(self._readers)
         }
 
-    def prepare(self, end: WorkerEnd, seat: Seat, seed: int) -> Callable[[], None]:
+    def prepare(self, end: WorkerRing, seat: WorkerArguments, seed: int) -> Callable[[], None]:
         writer = SampleWriter(end, seat.bell_pipe.fd)
         return functools.partial(_publish_all, self._readers[seat.number], writer)
 

@@ -180,7 +180,7 @@ class Killer:
                 time.sleep(0.001)  # all dead: until one is replaced
 
     def kill_one(self) -> bool:
-        members = [m for m in list(self.iterator._pool._crew.members) if m is not None]
+        members = [m for m in list(self.iterator._pool._group.members) if m is not None]
         alive = [m.pid for m in members if m.pid not in self.victims and is_alive(m.pid)]
         if not alive:
             return False

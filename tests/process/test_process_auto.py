@@ -84,11 +84,11 @@ def test_workers_that_are_too_many_leave():
         pool = iterator._pool
         pool.set_workers(6)
         until(iterator, lambda stats: [w.rows > 0 for w in stats.workers] == 6 * [True])
-        members = [member for member in pool._crew.members if member is not None]
+        members = [member for member in pool._group.members if member is not None]
         assert len(members) == 6
         pool.set_workers(1)
         first = members[0].pid
-        while sum(m is not None and not m.is_dead() for m in pool._crew.members) > 1:
+        while sum(m is not None and not m.is_dead() for m in pool._group.members) > 1:
             next(iterator)
         pool.set_workers(3)  # while some of them may not have been reaped yet
         take(iterator, 20)
@@ -106,7 +106,7 @@ def test_a_worker_that_dies_while_few_are_wanted_is_replaced():
         next(iterator)
         iterator._pool.set_workers(1)
         next(iterator)
-        victim = iterator._pool._crew.members[0].pid
+        victim = iterator._pool._group.members[0].pid
         os.kill(victim, 9)
         take(iterator, 10)
         assert iterator.stats().deaths == 1

@@ -127,7 +127,7 @@ CLOSED = """
         refuse(["pidfd_open"], errno.ENOSYS)
         iterator = MultiprocessIterator(Closing(), 4, n_processes=1, shuffle=False, context=METHOD)
         iterator.start()
-        sentinel = iterator._pool._crew.members[0].process.sentinel
+        sentinel = iterator._pool._group.members[0].process.sentinel
         os.symlink(f"/proc/{os.getpid()}/fd/{sentinel}", "pipe.new")
         os.rename("pipe.new", "pipe")
 
@@ -140,8 +140,8 @@ CLOSED = """
             print("busy" if len(waits) - before > 20 else "asleep")
             open("gate", "w").close()
 
-        look = iterator._pool._crew.descriptors
-        iterator._pool._crew.descriptors = lambda: waits.append(None) or look()
+        look = iterator._pool._group.descriptors
+        iterator._pool._group.descriptors = lambda: waits.append(None) or look()
 
         threading.Thread(target=measure).start()
         print(next(iterator))

@@ -282,7 +282,7 @@ if __name__ == "__main__":
     for method in (None, "spawn"):
         with MultiprocessIterator(Blocks(20), 4, n_processes=1, context=method) as iterator:
             next(fastiter.progress(iterator, file=open("/dev/null", "w")))
-            print(iterator._pool._crew._method, multiprocessing.get_start_method(allow_none=True))
+            print(iterator._pool._group._method, multiprocessing.get_start_method(allow_none=True))
     multiprocessing.set_start_method("spawn")
 """
 

@@ -80,7 +80,7 @@ PROGRAM = """
             dataset, 4, n_processes=2, shuffle=False, repeat=False, context={context!r}
         )
         found = [value for batch in iterator for value in batch]
-        print(iterator._pool._crew._method, found == expected)
+        print(iterator._pool._group._method, found == expected)
         iterator.finalize()
         {after}
 
@@ -300,7 +300,7 @@ def test_workers_that_come_later_are_not_forked_beside_threads(tmp_path, killed)
     assert {{parent for _, parent in next(iterator)}} == {{os.getpid()}}
     begin(draw)
     if {killed}:
-        for member in iterator._pool._crew.members:
+        for member in iterator._pool._group.members:
             os.kill(member.pid, 9)
     parents, indices = [], []
     while len(indices) < 200 or parents[-1] == os.getpid():

@@ -106,8 +106,8 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps({"findings": [finding._asdict() for finding in kept]}, indent=2))
     else:
         show(kept.append(finding) or finding for finding in found)  # type: ignore[func-returns-value]
-    problems = sum(finding.judgement == "problem" for finding in kept)
-    notes = sum(finding.judgement == "note" for finding in kept)
+    problems = sum(finding.diagnosis == "problem" for finding in kept)
+    notes = sum(finding.diagnosis == "note" for finding in kept)
     if not options.json:
         print(f"\nproblems: {problems}, notes: {notes}")
     return 1 if problems else 0

@@ -17,20 +17,20 @@ class Finding(NamedTuple):
     section: str
     name: str
     fact: str
-    judgement: Literal["ok", "note", "problem"] = "ok"
+    diagnosis: Literal["ok", "note", "problem"] = "ok"
     """ok: as it should be; note: worth knowing; problem: something does not work."""
     help: str = ""
     """What would help, or what it is good for."""
 
 
 def show(findings: Iterable[Finding]) -> None:
-    """Print findings by section, each of them judgement, name, fact, and what would help."""
+    """Print findings by section, each of them diagnosis, name, fact, and what would help."""
     section = ""
     for finding in findings:
         if finding.section != section:
             section = finding.section
             print(f"\n{section}")
-        head = f"  {finding.judgement:<8}{finding.name:<{_NAME_WIDTH}}"
+        head = f"  {finding.diagnosis:<8}{finding.name:<{_NAME_WIDTH}}"
         print(_wrapped(finding.fact, head))
         if finding.help:
             print(_wrapped(finding.help, " " * len(head) + "-> "))

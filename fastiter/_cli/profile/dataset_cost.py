@@ -25,7 +25,7 @@ _MOST_BATCH = 4  # times the time, for one call of __getitems__
 _THREADS = 2
 
 
-class Alone(NamedTuple):
+class DatasetCost(NamedTuple):
     """What was found."""
 
     length: int
@@ -107,7 +107,7 @@ def _fetching(indices: NDArray[np.int64]) -> str:
 
 def measure(
     dataset: Any, order: Any, batch_size: int, seconds: float, warn: Callable[[str], None]
-) -> tuple[Alone, list[Any]]:
+) -> tuple[DatasetCost, list[Any]]:
     """Time a dataset; what is found, and two of its examples.
 
     Parameters
@@ -135,7 +135,7 @@ def measure(
 
 def _measure(
     fetch: Fetcher, dataset: Any, order: Any, batch_size: int, seconds: float
-) -> tuple[Alone, list[Any]]:
+) -> tuple[DatasetCost, list[Any]]:
     by_many = rows_getter(dataset) is not None
     begin = time.perf_counter()
     (example,) = fetch(part_of(order, 0, 1))
@@ -150,7 +150,7 @@ def _measure(
     timed, samples, cpu = _time(fetch, order, group, 0.6 * seconds)
     gain, trouble = _gain_of_threads(fetch, order, group, len(timed) / sum(timed), 0.3 * seconds)
     per_example = sorted(t / group for t in timed)
-    found = Alone(
+    found = DatasetCost(
         length=len(dataset),
         layout=layout_of(example),
         is_ragged=len({layout_of(e) for e in (example, *samples)}) > 1,

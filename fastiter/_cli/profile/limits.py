@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fastiter._cli.profile.dataset_cost import Alone
-from fastiter._cli.profile.trials import ENOUGH_GAIN, Kind, Runs
+from fastiter._cli.profile.dataset_cost import DatasetCost
+from fastiter._cli.profile.trials import ENOUGH_GAIN, Kind, Trials
 from fastiter._util.cpus import usable_cpus
 
 _MOST_WORKERS = 64
@@ -34,7 +34,7 @@ class Limits(NamedTuple):
         return self.copy_rate / self.nbytes if self.nbytes else math.inf
 
 
-def limits_of(alone: Alone, runs: Sequence[Runs], copy_rate: float) -> Limits:
+def limits_of(alone: DatasetCost, runs: Sequence[Trials], copy_rate: float) -> Limits:
     """The limits: what an example costs by itself, or in any run, where that was less. A machine
     is not equally fast all the time, and an iterator may have a shorter way to the examples than
     one by one."""
@@ -45,7 +45,7 @@ def limits_of(alone: Alone, runs: Sequence[Runs], copy_rate: float) -> Limits:
     return Limits(cpus, max(seconds, 1e-9), cpu_seconds, copy_rate, alone.nbytes)
 
 
-def numbers_of_workers(alone: Alone) -> list[int]:
+def numbers_of_workers(alone: DatasetCost) -> list[int]:
     """What to try: powers of two up to the CPUs, more where the dataset waits."""
     cpus = usable_cpus()
     most = max(1, round(cpus))
@@ -55,10 +55,10 @@ def numbers_of_workers(alone: Alone) -> list[int]:
 
 
 def advice(
-    alone: Alone,
+    alone: DatasetCost,
     limits: Limits,
-    runs: Sequence[Runs],
-    best: Runs,
+    runs: Sequence[Trials],
+    best: Trials,
     batch_size: int,
     step: float,
     is_padded: bool = False,
@@ -126,7 +126,7 @@ def advice(
     return found
 
 
-def _was_tried(runs: Sequence[Runs], best: Runs, change: Mapping[str, int]) -> bool:
+def _was_tried(runs: Sequence[Trials], best: Trials, change: Mapping[str, int]) -> bool:
     """Whether a change was measured, or more than that, and was not faster than the best."""
     for name, value in change.items():
         wanted = best.settings._replace(prefetch=value)

@@ -22,7 +22,7 @@ from fastiter._cli.profile.limits import Limits, advice, limits_of, milliseconds
 from fastiter._cli.profile.loading import RAISED
 from fastiter._cli.profile.search import PREFETCH, SIMPLER, Plan, Search
 from fastiter._cli.profile.timeline import record, seconds_of
-from fastiter._cli.profile.trials import Runs, Task
+from fastiter._cli.profile.trials import Task, Trials
 from fastiter._ring.serialization import summary_of
 from fastiter._stats.trace import Trace
 from fastiter._util.cpus import usable_cpus
@@ -53,11 +53,11 @@ class Measured(NamedTuple):
     measured_batch_size: int
     converter: str  # as code; empty: none
     step: float
-    alone: dataset_cost.Alone
+    alone: dataset_cost.DatasetCost
     limits: Limits
-    runs: list[Runs]
-    starts: dict[str, Runs]  # by start method
-    best: Runs
+    runs: list[Trials]
+    starts: dict[str, Trials]  # by start method
+    best: Trials
     advice: list[str]
     notes: list[str]
     trace: Trace | None  # of the best settings; None if that failed
@@ -215,7 +215,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Measured
     )
 
 
-def _affordable(options: argparse.Namespace, found: dataset_cost.Alone, workers: int) -> int:
+def _affordable(options: argparse.Namespace, found: dataset_cost.DatasetCost, workers: int) -> int:
     """A batch size with which some fifteen runs of nine batches fit into the budget."""
     parallel = min(workers, 8 if found.waits else max(1, round(usable_cpus())))
     most = options.budget * parallel / (15 * 9 * found.seconds)
@@ -226,7 +226,7 @@ def _task(
     options: argparse.Namespace,
     dataset: Any,
     order: Any,
-    found: dataset_cost.Alone,
+    found: dataset_cost.DatasetCost,
     examples: list[Any],
     batch_size: int,
     notes: list[str],
@@ -301,7 +301,7 @@ def _warn(text: str) -> None:
 
 
 def _show_alone(
-    say: Callable[[str], None], name: str, dataset: Any, found: dataset_cost.Alone
+    say: Callable[[str], None], name: str, dataset: Any, found: dataset_cost.DatasetCost
 ) -> None:
     say(f"Dataset {name}: {type(dataset).__name__}, {found.length:,} examples")
     say(f"  example      {found.layout}, {as_bytes(found.nbytes)} on average")
@@ -362,7 +362,7 @@ def _show_result(measured: Measured) -> None:
         print(textwrap.fill(sentence, 98, initial_indent="- ", subsequent_indent="  "))
 
 
-def _busy(runs: Runs) -> str:
+def _busy(runs: Trials) -> str:
     """Share of the time that workers had work in hand."""
     return "-" if runs.stats is None or not runs.stats.workers else f"{runs.stats.busy:.0%}"
 
@@ -378,7 +378,7 @@ def _write_trace(trace: Trace | None, path: Path) -> str:
     return str(path)
 
 
-def _show_error(runs: Runs) -> None:
+def _show_error(runs: Trials) -> None:
     if runs.error:
         print(textwrap.fill(runs.error, 96, initial_indent=" " * 6, subsequent_indent=" " * 6))
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from fastiter._cli.profile.trials import (
     ENOUGH_GAIN,
     Kind,
-    Runs,
     Settings,
     Task,
+    Trials,
     least_batches,
     run_once,
 )
@@ -80,12 +80,12 @@ class Search:
         self._window = min(1.0, max(0.15, seconds / 60))
         self._costs: dict[Settings, float] = {}
         self._overruns: dict[Kind, float] = {}  # seconds that starts and the like took at most
-        self.runs: dict[Settings, Runs] = {}
-        self.starts: dict[str, Runs] = {}  # first batches by start method
+        self.runs: dict[Settings, Trials] = {}
+        self.starts: dict[str, Trials] = {}  # first batches by start method
         self.left_out: list[Settings] = []  # for want of time
         self.method: str | None = None  # None: the program's own
 
-    def search(self) -> Runs:
+    def search(self) -> Trials:
         """Measure; return the best.
 
         Raises
@@ -104,7 +104,7 @@ class Search:
         self._repeat([s for s, runs in self.runs.items() if runs.rate >= 0.8 * most], 9, 1.0)
         return self.best()
 
-    def best(self) -> Runs:
+    def best(self) -> Trials:
         """The simplest of those that are as good as the best.
 
         Workers leave the training loop its time, so `SerialIterator` has to be faster than they
@@ -157,7 +157,7 @@ class Search:
     def _numbers(self, kind: Kind) -> Sequence[int]:
         return self._plan.threads if kind == "threads" else self._plan.processes
 
-    def _first_run(self, settings: Settings, share: float | None) -> Runs | None:
+    def _first_run(self, settings: Settings, share: float | None) -> Trials | None:
         """None for want of time. Where the program's own start method does not work, and another
         one does, that is kept to."""
         settings = settings._replace(method=self.method if settings.kind == "processes" else None)
@@ -185,7 +185,7 @@ class Search:
         for method in self._plan.methods:
             settings = fastest.settings._replace(method=method, workers=workers)
             if self._left(0.9) > self._cost(fastest.settings):
-                runs = self.starts[method] = Runs(settings)
+                runs = self.starts[method] = Trials(settings)
                 run_once(self._task, runs, 0)
 
     def _each(self, settings: Iterable[Settings], share: float | None) -> bool:
@@ -234,7 +234,7 @@ class Search:
         return 2 * each + max(self._window, least_batches(self._task, settings) * each)
 
     def _measure(self, settings: Settings) -> None:
-        runs = self.runs.setdefault(settings, Runs(settings))
+        runs = self.runs.setdefault(settings, Trials(settings))
         batches = settings.prefetch + 3 + settings.workers
         room = system.memory_available() // 2
         if settings.kind == "processes" and batches * self._batch_bytes > room:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 
-from fastiter._cli.profile.trials import Runs, Settings, Task, consume, warm_up
+from fastiter._cli.profile.trials import Settings, Task, Trials, consume, warm_up
 from fastiter._stats.trace import Trace
 
 _BATCHES = 8  # at least
 _MOST_EXAMPLES = 15_000  # two events each, of the 32,765 that a worker keeps
 
 
-def seconds_of(task: Task, runs: Runs) -> float:
+def seconds_of(task: Task, runs: Trials) -> float:
     """About how long it takes at least to `record` the settings of ``runs``."""
     batches = runs.settings.prefetch + 2 + _BATCHES
     return runs.first + batches * task.batch_size / runs.rate

@@ -80,7 +80,7 @@ class Task(NamedTuple):
 
 
 @dataclass
-class Runs:
+class Trials:
     """What was measured with one choice of settings."""
 
     settings: Settings
@@ -100,7 +100,7 @@ class Runs:
         return statistics.median(self.firsts) if self.firsts else 0.0
 
 
-def run_once(task: Task, runs: Runs, window: float) -> None:
+def run_once(task: Task, runs: Trials, window: float) -> None:
     """Measure the settings of ``runs`` once, and add what comes of it there.
 
     An iterator is made, its first batch compared with what is expected, a few batches more are

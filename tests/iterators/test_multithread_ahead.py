@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from comparison import assert_same
 from failing import Failing, FailingTogether
-from test_collate import assert_same
 from test_multithread import PATIENCE, Gated, no_thread_is_left, our_threads, wait_until_gone
 
 from fastiter import MultithreadIterator, SerialIterator, concat_examples

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -158,7 +158,7 @@ def test_the_benchmark_says_what_it_needs():
     program = (
         "import sys; sys.modules['cupy'] = None; from bench import device; sys.exit(device.main())"
     )
-    top = os.path.dirname(os.path.dirname(__file__))
+    top = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", program], cwd=top, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert "needs a GPU and CuPy for it: CuPy is not installed" in done.stderr

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "merge_files.py"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "merge_files.py"
 FIRST = [[1, 2], [3, 4], [5, 6], [7, 8]]
 SECOND = [[9, 10], [11, 12], [13, 14]]
 

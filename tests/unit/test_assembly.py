@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from batches import WITH_PADDING, WITHOUT_PADDING, Point
-from test_collate import assert_same, outcome
+from comparison import assert_same, outcome
 
 from fastiter._collate.collate import collate
 from fastiter._collate.padding import Padding
-from fastiter._threads.batch_buffer import Assembly, Position
+from fastiter._threads.batch_buffer import BatchBuffer, Position
 from fastiter._threads.collator import Assembler
 
 EXAMPLES = {
@@ -147,7 +147,7 @@ def test_fetch_tells_which_row_failed_and_keeps_those_before():
                 raise error
             return index
 
-    rows = Assembly(4)
+    rows = BatchBuffer(4)
     indices = np.array([3, 4, 5, 6])
     assert rows.fetch(Failing(), indices, 0, 4, Position()) == (2, error)
     assert rows.examples()[:2] == [3, 4]
@@ -163,7 +163,7 @@ def test_fetch_stops_when_told():
             asked.append(index)
             rows.stopped = True
 
-    rows = Assembly(3)
+    rows = BatchBuffer(3)
     assert rows.fetch(Stopping(), np.arange(3), 0, 3, Position()) is None
     assert asked == [0]
 
@@ -181,7 +181,7 @@ def test_fetch_stops_when_told():
     ],
 )
 def test_rows_and_indices_are_checked(indices, first, stop, error):
-    rows = Assembly(3)
+    rows = BatchBuffer(3)
     with pytest.raises(error):
         rows.fetch(range(9), indices, first, stop, Position())
     with pytest.raises(ValueError, match="batch of 3"):

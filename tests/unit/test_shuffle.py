@@ -14,7 +14,7 @@ import pytest
 from fastiter import random
 from fastiter._order import permutation
 
-GOLDEN = Path(__file__).parent / "data" / "shuffles.csv"
+GOLDEN = Path(__file__).parents[1] / "data" / "shuffles.csv"
 CELLS16, CELLS32, DEAL = range(3)
 BEST = permutation.isa_levels()[-1]
 WORDS = permutation.seed_words(20261)

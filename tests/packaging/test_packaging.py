@@ -13,7 +13,7 @@ import pytest
 import fastiter
 
 INSTALLED = Path(fastiter.__file__).parent
-PACKAGE = Path(__file__).resolve().parent.parent / "fastiter"
+PACKAGE = Path(__file__).resolve().parents[2] / "fastiter"
 BINDINGS = sorted(str(path.relative_to(PACKAGE).with_suffix("")) for path in PACKAGE.rglob("*.pyx"))
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from test_stats import figures
+from statistics_of import figures
 
 from fastiter._cli.profile import dataset_cost
 from fastiter._cli.profile import profile as profile_tool
 from fastiter._cli.profile.limits import Limits, advice, limits_of
-from fastiter._cli.profile.trials import Runs, Settings
+from fastiter._cli.profile.trials import Settings, Trials
 
-FOUND = dataset_cost.Alone(
+FOUND = dataset_cost.DatasetCost(
     length=100,
     layout="int",
     is_ragged=False,
@@ -34,10 +34,10 @@ FOUND = dataset_cost.Alone(
 
 def test_no_run_is_beyond_the_limits() -> None:
     runs = [
-        Runs(Settings("serial"), rates=[90.0]),
-        Runs(Settings("processes", 1, 2), rates=[125.0]),
-        Runs(Settings("processes", 64, 2), rates=[400.0]),
-        Runs(Settings("threads", 1, 2), error="broken"),
+        Trials(Settings("serial"), rates=[90.0]),
+        Trials(Settings("processes", 1, 2), rates=[125.0]),
+        Trials(Settings("processes", 64, 2), rates=[400.0]),
+        Trials(Settings("threads", 1, 2), error="broken"),
     ]
     slower = limits_of(FOUND, runs[:1], 1e12)
     assert slower.seconds == FOUND.seconds
@@ -50,8 +50,8 @@ def test_limits_and_advice() -> None:
     limits = Limits(cpus=2, seconds=1e-2, cpu_seconds=5e-3, copy_rate=1e9, nbytes=1e6)
     assert [limits.rate(n) for n in (0, 1, 3, 100)] == [100, 100, 300, 400]
     assert limits.memory_rate == 1000
-    serial = Runs(Settings("serial"), rates=[100.0])
-    best = Runs(Settings("processes", 2, 2), rates=[190.0, 200.0, 220.0])
+    serial = Trials(Settings("serial"), rates=[100.0])
+    best = Trials(Settings("processes", 2, 2), rates=[190.0, 200.0, 220.0])
     told = advice(FOUND, limits, [serial, best], best, 20, 0.0)
     assert told[0] == "2.0 times as fast as SerialIterator."
     assert told[1].startswith("A batch every 100 ms:")
@@ -59,10 +59,10 @@ def test_limits_and_advice() -> None:
     with_steps = advice(FOUND, limits, [serial, best], best, 20, 0.05)
     assert "waiting" in with_steps[1]
     assert "50%" in with_steps[1]
-    worse = Runs(Settings("threads", 2, 2), rates=[50.0])
+    worse = Trials(Settings("threads", 2, 2), rates=[50.0])
     tiny = advice(FOUND._replace(seconds=1e-6), limits, [serial, worse], serial, 20, 0.0)
     assert tiny[0].startswith("Workers gain nothing here")
-    failed = Runs(Settings("threads", 2, 2), error="broken")
+    failed = Trials(Settings("threads", 2, 2), error="broken")
     for runs in ([serial], [serial, failed]):  # nothing is concluded from no measurement
         told = advice(FOUND, limits, runs, serial, 20, 0.0)
         assert told[0].startswith("No iterator with workers could be measured")
@@ -84,9 +84,9 @@ LATE = dataclasses.replace(
 def test_nothing_is_advised_that_the_table_shows_to_be_slower() -> None:
     limits = Limits(cpus=2, seconds=1e-2, cpu_seconds=5e-3, copy_rate=1e9, nbytes=1e6)
     settings = Settings("processes", 2, 4)
-    best = Runs(settings, rates=[200.0], stats=LATE)
+    best = Trials(settings, rates=[200.0], stats=LATE)
     assert best.stats.change == {"n_prefetch": 8}  # type: ignore[union-attr]
-    deeper = Runs(settings._replace(prefetch=8), rates=[190.0])
+    deeper = Trials(settings._replace(prefetch=8), rates=[190.0])
     (told,) = (t for t in advice(FOUND, limits, [best], best, 20, 0.0) if "In stats()" in t)
     assert told.endswith("set n_prefetch=8 to have more ready.")
     (told,) = (t for t in advice(FOUND, limits, [best, deeper], best, 20, 0.0) if "stats()" in t)
@@ -97,8 +97,8 @@ def test_each_column_has_a_heading_and_the_fastest_is_marked(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     limits = Limits(cpus=2, seconds=1e-2, cpu_seconds=5e-3, copy_rate=1e9, nbytes=1e6)
-    serial = Runs(Settings("serial"), rates=[204.0], firsts=[0.1])
-    best = Runs(Settings("processes", 2, 4), rates=[200.0], firsts=[0.1], stats=LATE)
+    serial = Trials(Settings("serial"), rates=[204.0], firsts=[0.1])
+    best = Trials(Settings("processes", 2, 4), rates=[200.0], firsts=[0.1], stats=LATE)
     measured = profile_tool.Measured(
         "x:y", 20, 20, "", 0.0, FOUND, limits, [serial, best], {}, best, [], [], None
     )

@@ -1,7 +1,7 @@
 """The layout of the sources: which package may import which, and how big files and folders get.
 
-``python tests/test_layout.py`` prints the packages in import order with their sources and lines,
-and every import that points upwards.
+``python tests/packaging/test_layout.py`` prints the packages in import order with their
+sources and lines, and every import that points upwards.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-TOP = Path(__file__).resolve().parent.parent
+TOP = Path(__file__).resolve().parents[2]
 MAX_LINES = 600
 MAX_SOURCES = 15
 # Each package imports only what stands before it, and itself. __init__ is fastiter's own, which

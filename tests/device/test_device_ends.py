@@ -151,8 +151,7 @@ iterator.itself = iterator
 
 
 def test_a_program_that_just_ends_unregisters_first():
-    here = os.path.dirname(__file__)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *sys.path])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", ENDING], capture_output=True, text=True, env=environment
     )
@@ -246,7 +245,7 @@ def test_a_worker_that_dies_loses_nothing(world, build):
         loop.step()
         world.machine.some_steps(6)
         if number % 10 == 5:
-            member = next(m for m in iterator._pool._crew.members if m is not None)
+            member = next(m for m in iterator._pool._group.members if m is not None)
             os.kill(member.pid, signal.SIGKILL)
     loop.check(in_order(30))
 

@@ -15,7 +15,7 @@ import pytest
 
 import fastiter
 
-TOP = Path(__file__).resolve().parent.parent
+TOP = Path(__file__).resolve().parents[2]
 sys.path.append(str(TOP))  # last: it may hold a fastiter that is not built, beside an installed one
 
 from bench import compare, goals, micro, micro_runner, render, startup  # noqa: E402

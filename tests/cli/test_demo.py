@@ -21,7 +21,7 @@ import fastiter
 from fastiter._cli.demo import digits
 
 DEMO = ["-m", "fastiter", "demo"]
-EXAMPLE = [str(Path(__file__).parent.parent / "examples" / "digits.py")]
+EXAMPLE = [str(Path(__file__).parents[2] / "examples" / "digits.py")]
 START_METHODS = multiprocessing.get_all_start_methods()
 
 

@@ -242,7 +242,7 @@ def test_workers_that_die_lose_nothing(build):
     for number in range(60):
         assert_is(next(iterator), number)
         if number % 10 == 5:
-            for member in filter(None, iterator._pool._crew.members):
+            for member in filter(None, iterator._pool._group.members):
                 try:
                     os.kill(member.pid, signal.SIGKILL)
                 except ProcessLookupError:  # killed before, which nobody has noticed yet

@@ -16,7 +16,7 @@ import pytest
 
 import fastiter
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ELSEWHERE = {"digits.py", "merge_files.py"}
 
 # By example: the packages that it needs, and lines that it prints.

@@ -15,7 +15,7 @@ from cupy_standin import Machine, make_cupy
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
-TOP = Path(__file__).resolve().parent.parent
+TOP = Path(__file__).resolve().parents[2]
 ROOTS = {
     "cupy": "",
     "_cupy": "",
@@ -25,9 +25,12 @@ ROOTS = {
 }
 SOURCES = [
     *sorted((TOP / "fastiter" / "_device").glob("*.py")),
-    TOP / "fastiter" / "_collate.py",
+    *sorted((TOP / "fastiter" / "_collate").glob("*.py")),
     TOP / "bench" / "device.py",
-    *(TOP / "tests" / f"{name}.py" for name in ("test_gpu", "test_device", "test_async_transfer")),
+    *(
+        TOP / "tests" / "device" / f"{name}.py"
+        for name in ("test_gpu", "test_device", "test_async_transfer")
+    ),
 ]
 
 

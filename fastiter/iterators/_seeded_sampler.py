@@ -73,7 +73,7 @@ class Record(NamedTuple):
         return Record(int(array[2]), (first, second), n_drawn, n_examples, Share(*share))
 
 
-class Numbered:
+class SeededSampler:
     """Part of the samplers whose orders follow from a seed and a number.
 
     A subclass defines ``_KIND``, ``_draw`` and, if need be, ``_arguments`` and ``_population``.
@@ -133,12 +133,12 @@ class Numbered:
         self._next_number = max(self._next_number, n_drawn)
 
 
-def is_numbered(sampler: Any) -> TypeIs[Numbered]:
+def is_seeded(sampler: Any) -> TypeIs[SeededSampler]:
     """Whether an iteration may draw this sampler's orders by number instead of calling it.
 
     A subclass with a ``__call__`` of its own is called.
     """
-    if not isinstance(sampler, Numbered) or sampler._words is None:
+    if not isinstance(sampler, SeededSampler) or sampler._words is None:
         return False
     caller = next(kind for kind in type(sampler).__mro__ if "__call__" in vars(kind))
     return bool(vars(caller).get("_follows_numbers", False))

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 COMMAND = "python docs/figures/segment.py > docs/_static/segment.svg"
 
 

@@ -17,7 +17,7 @@ import typed
 
 import fastiter
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "csrc" / "README.md"])
 TUTORIAL = ROOT / "docs" / "tutorial.md"  # its programs build on each other
 OTHERS = (

@@ -314,13 +314,13 @@ def test_program_ends_silently_with_an_iterator_alive_and_a_thread_hanging():
 def test_an_array_that_changes_before_it_is_gathered(monkeypatch, on_error):
     """The batch is then made of examples, as they are now."""
     array = np.arange(48.0).reshape(12, 4)
-    fill = tasks.ColumnsJob._fill
+    fill = tasks.ColumnsTask._fill
 
     def fill_later(job: Any, start: int, stop: int) -> Any:
         array.shape = (24, 2)
         return fill(job, start, stop)
 
-    monkeypatch.setattr(tasks.ColumnsJob, "_fill", fill_later)
+    monkeypatch.setattr(tasks.ColumnsTask, "_fill", fill_later)
     with MultithreadIterator(
         TupleDataset(array, np.arange(12)),
         4,

@@ -13,7 +13,7 @@ import pytest
 
 from fastiter._order.permutation import permutation
 
-GOLDEN = sorted(Path(__file__).parent.joinpath("data").glob("orders-numpy-*.csv"))
+GOLDEN = sorted(Path(__file__).parents[1].joinpath("data").glob("orders-numpy-*.csv"))
 SIZES = [
     *range(70),
     *(127, 128, 129, 255, 256, 257, 258, 511, 512, 513, 514, 1000, 4096, 10_000),

@@ -10,7 +10,8 @@ A block of ``sh``
 A block of ``text``
     What the commands before it print; ``...`` stands for anything within the line.
 
-``python tests/typed.py PAGE DIRECTORY`` does it in that directory, with the installing blocks.
+``python tests/support/typed.py PAGE DIRECTORY`` does it in that directory, with the blocks that
+install.
 """
 
 from __future__ import annotations

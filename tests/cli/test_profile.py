@@ -25,7 +25,7 @@ from fastiter._cli.profile import chart, dataset_cost, loading
 from fastiter._cli.profile import profile as profile_tool
 from fastiter._cli.profile.search import Plan, Search
 from fastiter._cli.profile.timeline import record
-from fastiter._cli.profile.trials import Runs, Settings, Task, run_once
+from fastiter._cli.profile.trials import Settings, Task, Trials, run_once
 from fastiter.datasets import TupleDataset
 
 DATASETS = """
@@ -401,7 +401,7 @@ def test_damage_is_found() -> None:
     right = [(np.full(3, i), i) for i in indices]
     data = [(np.full(3, i), i) for i in range(40)]
     task = Task(data, 4, None, 0, 0.0, right, True)
-    runs = Runs(Settings("serial"))
+    runs = Trials(Settings("serial"))
     run_once(task, runs, 0.0)
     assert (runs.error, len(runs.firsts)) == ("", 1)
     right[2][0][1] += 1
