@@ -14,11 +14,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import bench
-from bench import builds, compare, micro_measure, pipelines, render, report
-from bench.interpreters import FAMILIES, parse_interpreters, probe
-from bench.rows import Row
-from bench.workloads import WORKLOADS
+import bench.jobs
+from bench.harness import builds, compare, micro_measure, render, report
+from bench.harness.interpreters import FAMILIES, parse_interpreters, probe
+from bench.harness.rows import Row
+from bench.harness.workloads import WORKLOADS
+from bench.jobs import pipelines
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 PEERS = tuple(family for family in FAMILIES if family != "fastiter")
@@ -28,11 +29,10 @@ LOADER_JOBS = ("import", "startup")  # not about one kernel
 
 
 def micro_jobs() -> dict[str, ModuleType]:
-    """The modules of `bench` that are jobs of micro-benchmarks, by name."""
+    """The modules of `bench.jobs` that are jobs of micro-benchmarks, by name."""
     modules = [
-        importlib.import_module(f"bench.{info.name}")
-        for info in pkgutil.iter_modules(bench.__path__)
-        if info.name != "__main__"
+        importlib.import_module(f"bench.jobs.{info.name}")
+        for info in pkgutil.iter_modules(bench.jobs.__path__)
     ]
     return {module.NAME: module for module in modules if hasattr(module, "cases")}
 

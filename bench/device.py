@@ -40,7 +40,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.workloads import Images
+from bench.harness.workloads import Images
 
 BATCH = 256
 IMAGE_BYTES = 224 * 224 * 3

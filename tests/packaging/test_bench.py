@@ -18,10 +18,11 @@ import fastiter
 TOP = Path(__file__).resolve().parents[2]
 sys.path.append(str(TOP))  # last: it may hold a fastiter that is not built, beside an installed one
 
-from bench import compare, goals, micro, micro_runner, render, startup  # noqa: E402
 from bench.__main__ import micro_jobs  # noqa: E402
-from bench.rows import Row  # noqa: E402
-from bench.verify import Verifier, WrongContent  # noqa: E402
+from bench.harness import compare, goals, micro, micro_runner, render  # noqa: E402
+from bench.harness.rows import Row  # noqa: E402
+from bench.harness.verify import Verifier, WrongContent  # noqa: E402
+from bench.jobs import startup  # noqa: E402
 
 BATCH = 4
 N = 16

@@ -28,10 +28,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.candidates import concat
-from bench.micro import compile_c
-from bench.verify import Verifier
-from bench.workloads import Workload
+from bench.harness.candidates import concat
+from bench.harness.micro import compile_c
+from bench.harness.verify import Verifier
+from bench.harness.workloads import Workload
 
 COPY_THREADS = 2
 BATCHES_HELD = 2
@@ -40,8 +40,8 @@ FETCHED = 32  # examples between two looks at the clock
 
 
 def compile_memcpy() -> str:
-    """The path of the compiled C program; raises as `bench.micro.compile_c` does."""
-    return str(compile_c(Path(__file__).with_name("memcpy_limit.c"), "-pthread"))
+    """The path of the compiled C program; raises as `bench.harness.micro.compile_c` does."""
+    return str(compile_c(Path(__file__).parents[1] / "c" / "memcpy_limit.c", "-pthread"))
 
 
 def _fetch(dataset: Any, first: int, step: int, requests: Any) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.rows import Row
+from bench.harness.rows import Row
 
 MET_FROM = 0.9
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
-from bench.interpreters import Interpreter
-from bench.micro import Case
-from bench.remote import CandidateError, Remote
-from bench.rows import Row
+from bench.harness.interpreters import Interpreter
+from bench.harness.micro import Case
+from bench.harness.remote import CandidateError, Remote
+from bench.harness.rows import Row
 
 ROUNDS, SECONDS = 5, 0.05
 QUICK_ROUNDS, QUICK_SECONDS = 3, 0.02
@@ -115,7 +115,7 @@ class Job:
             if row.ok and key not in self._remotes:
                 quick = str(int(self._settings.quick))
                 remote = Remote(
-                    key[1], self._settings.root, "bench.micro_runner", self._name, quick
+                    key[1], self._settings.root, "bench.harness.micro_runner", self._name, quick
                 )
                 self._remotes[key] = starting[key] = remote
         for key, remote in starting.items():

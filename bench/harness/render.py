@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from bench.compare import load
+from bench.harness.compare import load
 
 FAMILIES = {"torch": "torch", "chainer": "Chainer", "grain": "Grain"}
 LABELS = {

@@ -1,6 +1,7 @@
 """One candidate on one workload, in a process of its own.
 
-``python -m bench.runner CANDIDATE WORKLOAD [MEMCPY]``; ``limit`` needs the compiled program MEMCPY.
+``python -m bench.harness.runner CANDIDATE WORKLOAD [MEMCPY]``; the candidate ``limit`` needs the
+compiled program MEMCPY.
 
 It makes the dataset, then obeys one JSON line per request from stdin and answers each by one on
 what was its stdout:
@@ -31,12 +32,12 @@ from typing import Any
 
 import numpy as np
 
-from bench.candidates import CANDIDATES, Candidate
-from bench.interpreters import MODULES
-from bench.limit import Limit
-from bench.procs import own_cpu_seconds
-from bench.verify import Verifier, WrongContent
-from bench.workloads import N_PREFETCH, WORKLOADS, Workload
+from bench.harness.candidates import CANDIDATES, Candidate
+from bench.harness.interpreters import MODULES
+from bench.harness.limit import Limit
+from bench.harness.procs import own_cpu_seconds
+from bench.harness.verify import Verifier, WrongContent
+from bench.harness.workloads import N_PREFETCH, WORKLOADS, Workload
 
 FULL_CHECKS = 3
 WARM_UP_SHARE = 0.25

@@ -1,7 +1,7 @@
 """The candidates of one library in a job of micro-benchmarks, in a process of their own.
 
-``python -m bench.micro_runner JOB QUICK`` (``QUICK`` is 0 or 1) obeys one JSON line per request
-from stdin and answers each by one on what was its stdout:
+``python -m bench.harness.micro_runner JOB QUICK`` (``QUICK`` is 0 or 1) reads one request, a line
+of JSON, after the other from stdin and answers each by one on what was its stdout:
 
 ``{"do": "open", "case": name, "candidates": [name, ...]}``
     makes the sources, opens the candidates and checks their results; answers ``{"refused": {name:
@@ -30,8 +30,8 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.micro import Case, Measured, Prepared, WrongResult
-from bench.procs import Watcher, own_cpu_seconds
+from bench.harness.micro import Case, Measured, Prepared, WrongResult
+from bench.harness.procs import Watcher, own_cpu_seconds
 
 BUNDLE = 20e-6  # seconds that a sample lasts at least
 CHECKED = 3  # sources on which a candidate is checked before the timing
@@ -222,7 +222,7 @@ def main(arguments: list[str]) -> int:
     def answer(**fields: Any) -> None:
         answers.write(json.dumps(fields) + "\n")
 
-    job = importlib.import_module(f"bench.{arguments[0]}")
+    job = importlib.import_module(f"bench.jobs.{arguments[0]}")
     slices = Slices({case.name: case for case in job.cases(arguments[1] == "1")})
     answer(ok=True)
     try:

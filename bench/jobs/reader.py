@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.micro import Case, Goal, WrongResult
+from bench.harness.micro import Case, Goal, WrongResult
 
 NAME = "reader"
 TITLE = "samples of two readers in processes, merged: an endless pass, start not counted"

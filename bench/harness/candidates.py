@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.workloads import N_PREFETCH, Workload
+from bench.harness.workloads import N_PREFETCH, Workload
 
 Open = Callable[[Workload, Any], AbstractContextManager[Iterator[Any]]]
 

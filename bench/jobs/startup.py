@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.micro import AtMost, Case, Goal, Measured, WrongResult
-from bench.procs import process_tree, pss_bytes
-from bench.workloads import N_PREFETCH, ManyImages
+from bench.harness.micro import AtMost, Case, Goal, Measured, WrongResult
+from bench.harness.procs import process_tree, pss_bytes
+from bench.harness.workloads import N_PREFETCH, ManyImages
 
 NAME = "startup"
 TITLE = "W8: first batch, memory and close of a loader with 2 workers"

@@ -1,4 +1,4 @@
-"""The benchmark's side of one candidate process (`bench.runner`, `bench.micro_runner`).
+"""The benchmark's side of one candidate process, which runs `runner` or `micro_runner`.
 
 Each candidate of a pipeline runs each workload in one fresh process that lives through all rounds.
 A process per round would spend most of a run on imports and warm-ups, a common process would let
@@ -19,7 +19,7 @@ import tempfile
 import time
 from typing import Any
 
-from bench.procs import PERIOD, REST, cpu_seconds, process_tree, pss_bytes
+from bench.harness.procs import PERIOD, REST, cpu_seconds, process_tree, pss_bytes
 
 START_LIMIT = 120.0
 ANSWER_LIMIT = 60.0

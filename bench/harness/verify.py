@@ -58,7 +58,7 @@ class Verifier:
     Parameters
     ----------
     dataset
-        One of `bench.workloads`.
+        One of `bench.harness.workloads`.
     batch_size : int
         Must divide ``len(dataset)``: each epoch then consists of the same batches.
     padding : tuple, optional

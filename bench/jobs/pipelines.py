@@ -10,11 +10,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from bench.candidates import CANDIDATES, Candidate
-from bench.interpreters import Interpreter
-from bench.limit import compile_memcpy
-from bench.remote import CandidateError, Remote
-from bench.rows import Row
+from bench.harness.candidates import CANDIDATES, Candidate
+from bench.harness.interpreters import Interpreter
+from bench.harness.limit import compile_memcpy
+from bench.harness.remote import CandidateError, Remote
+from bench.harness.rows import Row
 
 ROUNDS, SECONDS = 5, 0.25
 QUICK_ROUNDS, QUICK_SECONDS = 3, 0.2
@@ -49,7 +49,7 @@ def rows_of(
     main_only : bool
         Leave out the candidates that a quick run does not need.
     """
-    rows = [Row("limit", "fetch + copy + consume, see bench/limit.py", "limit", None)]
+    rows = [Row("limit", "fetch + copy + consume, see bench/harness/limit.py", "limit", None)]
     for candidate in CANDIDATES.values():
         if candidate.family in interpreters and (candidate.main or not main_only):
             rows.append(_row(candidate, candidate.name, interpreters[candidate.family]))
@@ -106,7 +106,12 @@ class Measurement:
                 row.status, row.reason = "skipped", f"no compiler for the memcpy program: {error}"
                 return
         self._remotes[row.name] = Remote(
-            python, self._settings.root, "bench.runner", candidate, self._workload, *arguments
+            python,
+            self._settings.root,
+            "bench.harness.runner",
+            candidate,
+            self._workload,
+            *arguments,
         )
 
     def round(self, number: int) -> None:

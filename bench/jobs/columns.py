@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.micro import Case, Goal, WrongResult
-from bench.workloads import Images, ReadyTuples
+from bench.harness.micro import Case, Goal, WrongResult
+from bench.harness.workloads import Images, ReadyTuples
 
 NAME = "columns"
 TITLE = "one batch of a dataset of arrays"

@@ -18,11 +18,12 @@ from statistics import geometric_mean
 from types import ModuleType
 
 import bench
-from bench import micro_measure, pipelines
-from bench.candidates import CANDIDATES
-from bench.interpreters import Interpreter, probe
-from bench.rows import Row
-from bench.workloads import WORKLOADS
+from bench.harness import micro_measure
+from bench.harness.candidates import CANDIDATES
+from bench.harness.interpreters import Interpreter, probe
+from bench.harness.rows import Row
+from bench.harness.workloads import WORKLOADS
+from bench.jobs import pipelines
 
 ROUNDS = 9
 VERSIONS = ("before", "after")

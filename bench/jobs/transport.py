@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.micro import AtMost, Case, Goal, Measured, WrongResult
-from bench.procs import process_tree, pss_bytes
+from bench.harness.micro import AtMost, Case, Goal, Measured, WrongResult
+from bench.harness.procs import process_tree, pss_bytes
 
 NAME = "transport"
 TITLE = "1 GiB to spawned processes: until all are ready; writing it, and mapping it"

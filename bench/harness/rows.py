@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from bench.interpreters import Interpreter
+from bench.harness.interpreters import Interpreter
 
 
 @dataclass

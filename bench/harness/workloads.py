@@ -1,4 +1,4 @@
-"""The datasets of the pipeline benchmarks, W1 to W7, and of `bench.startup`, W8.
+"""The datasets of the pipeline benchmarks, W1 to W7, and of `bench.jobs.startup`, W8.
 
 Each dataset class stands at module level, so that it can be pickled for workers that are spawned.
 Content is random but fixed by a seed. Beside ``__len__`` and ``__getitem__`` W1 to W7 have what the

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.micro import (
+from bench.harness.micro import (
     AtMost,
     Case,
     Goal,

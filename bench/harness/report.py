@@ -10,11 +10,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.goals import PIPELINES, AtMost, Goal, judge, ours_for, sentence
-from bench.interpreters import Interpreter
-from bench.micro import Case
-from bench.rows import Row
-from bench.workloads import N_PREFETCH, WORKLOADS
+from bench.harness.goals import PIPELINES, AtMost, Goal, judge, ours_for, sentence
+from bench.harness.interpreters import Interpreter
+from bench.harness.micro import Case
+from bench.harness.rows import Row
+from bench.harness.workloads import N_PREFETCH, WORKLOADS
 
 SCHEMA = 1
 

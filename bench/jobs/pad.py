@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.micro import (
+from bench.harness.micro import (
     Case,
     Goal,
     Measured,

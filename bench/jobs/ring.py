@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.micro import AtMost, Case, Goal, Measured, WrongResult
+from bench.harness.micro import AtMost, Case, Goal, Measured, WrongResult
 
 NAME = "ring"
 TITLE = "one batch of 256 through the ring"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.micro import Case, Goal, WrongResult
+from bench.harness.micro import Case, Goal, WrongResult
 
 NAME = "shuffle"
 TITLE = "a random order of n indices"

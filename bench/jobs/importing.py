@@ -10,8 +10,8 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 
-from bench.interpreters import MODULES
-from bench.micro import AtMost, Case, Measured, WrongResult
+from bench.harness.interpreters import MODULES
+from bench.harness.micro import AtMost, Case, Measured, WrongResult
 
 NAME = "import"
 TITLE = "importing a library in a fresh interpreter, NumPy not counted"

@@ -56,7 +56,7 @@ A job is a module of `bench` with
         if not quick:
             yield _case(64, (3, 224, 224), cold=True)
 
-`bench/importing.py` is a short one in full, whose candidates measure themselves.
+`bench/jobs/importing.py` is a short one in full, whose candidates measure themselves.
 
 What the benchmark does with it
     One process per library (the part of a candidate's name before the first dot) runs all cases of
@@ -88,7 +88,7 @@ Candidates
     the seconds (and other figures) in it count instead of the benchmark's clock.
 
 Goals
-    count as met from nine tenths of them on (`bench.goals`).
+    count as met from nine tenths of them on (`bench.harness.goals`).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.goals import AtMost, Goal
+from bench.harness.goals import AtMost, Goal
 
 __all__ = [
     "AtMost",
@@ -284,7 +284,7 @@ def limits() -> ctypes.CDLL:
     """
     try:
         library = ctypes.CDLL(
-            str(compile_c(Path(__file__).parent / "c" / "limits.c", "-shared", "-fPIC"))
+            str(compile_c(Path(__file__).parents[1] / "c" / "limits.c", "-shared", "-fPIC"))
         )
     except (OSError, subprocess.CalledProcessError) as error:
         raise ImportError(f"no C compiler for the machine's limit: {error}") from error

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.micro import Case, Goal, WrongResult
+from bench.harness.micro import Case, Goal, WrongResult
 
 NAME = "calls"
 TITLE = "16 batches of a dataset whose calls have a fixed cost"

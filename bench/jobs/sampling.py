@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.micro import AtMost, Case, Goal, Prepared, WrongResult
+from bench.harness.micro import AtMost, Case, Goal, Prepared, WrongResult
 
 NAME = "sampling"
 TITLE = "parts of virtual orders, and weighted draws with and without replacement"

@@ -1,0 +1,1 @@
+"""What all jobs share: candidates, processes, timing, verification, goals and reports."""

@@ -1,0 +1,1 @@
+"""The jobs of `python -m bench`: each measures one mechanism, `pipelines` whole ones."""
