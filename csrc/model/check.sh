@@ -78,9 +78,9 @@ holds full ends "-DBATCHES=1 -DLEASES=0" "$live" "$fair"
 holds full ends-death "-DBATCHES=1 -DB=1 -DDEATHS=1 -DREPLACED=1 -DLEASES=0" "$live" "$fair"
 
 # One word overwritten at any moment: right data or an error, and no deadlock.
-holds full spoilt-row "-DBATCHES=1 -DB=1 -DSPOILS=1 -DSILENCES=0 -DLEASES=0"
-holds full spoilt-hint "-DBATCHES=1 -DB=1 -DSPOILS=1 -DSILENCES=0 -DLEASES=0 -DHINTS"
-holds full spoilt-reset "-DBATCHES=1 -DB=1 -DSPOILS=1 -DRESETS=1 -DSILENCES=0 -DLEASES=0"
+holds full corrupt-row "-DBATCHES=1 -DB=1 -DSPOILS=1 -DSILENCES=0 -DLEASES=0"
+holds full corrupt-hint "-DBATCHES=1 -DB=1 -DSPOILS=1 -DSILENCES=0 -DLEASES=0 -DHINTS"
+holds full corrupt-reset "-DBATCHES=1 -DB=1 -DSPOILS=1 -DRESETS=1 -DSILENCES=0 -DLEASES=0"
 
 # What must not be brought back: the checker finds each.
 is_found quick NO_REDO "-DBATCHES=1 -DDEATHS=1 -DLEASES=0"
@@ -96,7 +96,7 @@ is_found quick FREE_AT_RESET "-DBATCHES=1 -DRESETS=1 -DLEASES=0"
 is_found full NO_VOID_STATE "-DBATCHES=1 -DRESETS=1 -DLEASES=0"
 is_found full ROW_WITHOUT_SEQUENCE "-DBATCHES=1 -DRESETS=1 -DLEASES=0"
 is_found full NO_DRAIN_RING "-DBATCHES=1 -DRESETS=1 -DS=1 -DAHEAD=0 -DLEASES=0"
-is_found full SPOILT_IS_DRAINED "-DBATCHES=1 -DB=1 -DSPOILS=1 -DRESETS=1 -DSILENCES=0 -DLEASES=0"
+is_found full CORRUPT_IS_DRAINED "-DBATCHES=1 -DB=1 -DSPOILS=1 -DRESETS=1 -DSILENCES=0 -DLEASES=0"
 
 model=$here/stream.pml
 holds quick stream-one "-DSAMPLES=1 -DOTHERS=0 -DB=1 -DCREDIT=1"

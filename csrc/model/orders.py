@@ -279,7 +279,7 @@ def a1(notes: dict[str, int]) -> Any:
 
 
 def own_and_read(notes: dict[str, int]) -> Any:
-    if (yield swap("row", TODO, OWNED, BOTH, "W5")) == TODO:
+    if (yield swap("row", TODO, OWNED, ACQUIRE, "W5")) == TODO:
         notes["index"] = yield read("index")
 
 
@@ -305,19 +305,9 @@ def collect_drained(notes: dict[str, int]) -> Any:
 
 
 def fill_again(notes: dict[str, int]) -> Any:
-    if (yield swap("row", TODO, OWNED, BOTH, "W5")) == TODO:
+    if (yield swap("row", TODO, OWNED, ACQUIRE, "W5")) == TODO:
         notes["again"] = 1
         yield write("bytes", 2)
-
-
-def wake_and_own(notes: dict[str, int]) -> Any:
-    yield write("bell", 0)
-    yield swap("row", TODO, OWNED, BOTH, "W5")
-
-
-def mend(notes: dict[str, int]) -> Any:
-    if (yield read("row", ACQUIRE, "mend")) == OWNED:
-        notes["bell"] = yield read("bell")
 
 
 def use_and_release(notes: dict[str, int]) -> Any:
@@ -447,14 +437,6 @@ PAIRS: dict[str, tuple[Litmus, list[str]]] = {
             lambda notes, end: "again" in notes and end["bytes"] == 1,
         ),
         ["W5 done:release", "collect:acquire", "S3:release", "W5:acquire"],
-    ),
-    "A6": (
-        Litmus(
-            (wake_and_own, mend),
-            {"bell": 1, "row": TODO},
-            lambda notes, _: notes.get("bell") == 1,
-        ),
-        ["W5:release", "mend:acquire"],
     ),
     "lease": (
         Litmus(

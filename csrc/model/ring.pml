@@ -33,11 +33,10 @@
 #ifndef LEASES
 #define LEASES 1                /* slots that the consumer may hold; what exceeds it is copied */
 #endif
-#ifdef SPOILS                   /* so many words are overwritten, by a pointer that went astray */
+#ifdef SPOILS                   /* so many words are overwritten, by a stray pointer */
 #ifndef SILENCES
 #define SILENCES 1              /* times that the parent's timer ends though workers are busy */
 #endif
-#define MOST_MENDS 2            /* for one batch */
 #endif
 
 #define ANY 255                 /* pwait: the parent sleeps for any event */
@@ -64,7 +63,7 @@ Word row[S * B];
 byte front[S * B], back[S * B];
 byte padded[S];
 
-/* The parent keeps head and tail for itself; what workers see of them may be spoilt. */
+/* The parent keeps head and tail for itself; what workers see of them may be corrupt. */
 #ifdef SPOILS
 byte board_head = 1, board_tail = 1;
 #define show_board() board_head = head; board_tail = tail
@@ -87,6 +86,7 @@ bool recovered[W];              /* dead for good: nobody takes this number again
 
 mtype:phase phase[S];
 byte q_of[S], n_of[S], slot_of[S];
+bool corrupt[S];                /* given up: its batch is never delivered */
 byte free_stack[S], n_free;
 bool returned[S];               /* the stack of released leases */
 byte n_leased, n_draining;
@@ -418,8 +418,8 @@ end:
 
 inline make_free(s) { phase[s] = FREE; free_stack[n_free] = s; n_free++ }
 
-/* A spoilt word may hide an owner: the slot drains until the word has been mended. */
-#ifndef MISTAKE_SPOILT_IS_DRAINED
+/* A corrupt word may belong to a worker that still writes: the slot drains until all sleep. */
+#ifndef MISTAKE_CORRUPT_IS_DRAINED
 #define row_drained (row_is(s, r, q_of[s], DONE) || row_is(s, r, q_of[s], VOID))
 #define state_drained (state_is(s, q_of[s], VOID) || state_is(s, q_of[s], READY))
 #else
@@ -459,11 +459,18 @@ inline collect()                /* fi_parent_collect: one step */
     }
 }
 
+/* A corrupt word may name an owner that sleeps, and stays in a slot that was given up. */
+#ifdef SPOILS
+#define owned_is_possible true
+#else
+#define owned_is_possible false
+#endif
+
 inline schedule()               /* fi_parent_schedule */
 {
     atomic {
         n_free--; s = free_stack[n_free];                                    /* S1 */
-        q_of[s] = tail; phase[s] = FILL; slot_of[NQ(tail)] = s;
+        q_of[s] = tail; phase[s] = FILL; slot_of[NQ(tail)] = s; corrupt[s] = false;
 #ifdef UNEQUAL
         if
         :: n_of[s] = 1
@@ -472,12 +479,12 @@ inline schedule()               /* fi_parent_schedule */
 #else
         n_of[s] = B;
 #endif
-        assert(state[s].code != FINISHING);                            /* I4 */
+        assert(owned_is_possible || state[s].code != FINISHING);       /* I4 */
         rows_of[s] = n_of[s];                                          /* S2 */
         r = 0;
         do
         :: r < n_of[s] ->
-            assert(row[AT(s, r)].code != OWNED);                       /* I4 */
+            assert(owned_is_possible || row[AT(s, r)].code != OWNED);  /* I4 */
             set_word(row[AT(s, r)], tail, NOBODY, TODO); r++           /* S3 */
         :: else -> break
         od;
@@ -506,13 +513,7 @@ inline top_up()
     offered = 0
 }
 
-#define head_ready (head != tail && state_is(slot_of[NQ(head)], head, READY))
-
-#ifdef SPOILS
-#define CURE(s) rows_of[s] = n_of[s]; map[NQ(q_of[s])] = s
-#else
-#define CURE(s) skip
-#endif
+#define head_ready (head != tail && (state_is(slot_of[NQ(head)], head, READY) || corrupt[slot_of[NQ(head)]]))
 
 /* R3 and R4: every hint back to the start. */
 inline rewind()
@@ -523,7 +524,8 @@ inline rewind()
     :: s < S ->
         d_step {
             if
-            :: phase[s] == FILL -> claim_q[s] = q_of[s]; claim_next[s] = 0; CURE(s)
+            :: phase[s] == FILL ->
+                claim_q[s] = q_of[s]; claim_next[s] = 0; map[NQ(q_of[s])] = s
             :: else
             fi;
             s++
@@ -626,56 +628,30 @@ inline reset()                  /* fi_parent_reset */
 }
 
 #ifdef SPOILS
-#define in_hand(u) (!bell[u])
-
-/* The swap of a word that was read before: it fails if somebody has changed it since. */
-inline mend_word(word, C)
+/* fi_parent_give_up: one step, for all workers sleep. */
+inline give_up()
 {
-    atomic {
-        if
-        :: word.q == seen_q && word.owner == seen_owner && word.code == seen_code ->
-            set_word(word, q_of[s], NOBODY, C)
-        :: else
-        fi
+    d_step {
+        s = 0;
+        do
+        :: s < S ->
+            if
+            :: phase[s] == FILL && !state_is(s, q_of[s], READY) -> corrupt[s] = true
+            :: phase[s] == DRAIN -> n_draining--; make_free(s)
+            :: else
+            fi;
+            s++
+        :: else -> break
+        od;
+        s = 0
     }
 }
 
-inline mend_slot()              /* of slot s */
-{
-    r = 0;
-    do
-    :: r < n_of[s] ->
-        d_step {
-            seen_q = row[AT(s, r)].q; seen_owner = row[AT(s, r)].owner;
-            seen_code = row[AT(s, r)].code
-        }
-        if
-        :: seen_q == q_of[s] && seen_owner == NOBODY &&
-           (seen_code == DONE || seen_code == (phase[s] == FILL -> TODO : VOID))
-#ifndef MISTAKE_MEND_OWNED
-        :: seen_q == q_of[s] && seen_owner != NOBODY && seen_code == OWNED &&
-           in_hand(seen_owner)
-#endif
-        :: else -> mend_word(row[AT(s, r)], (phase[s] == FILL -> TODO : VOID))
-        fi;
-        r++
-    :: else -> break
-    od;
-    r = 0;
-    d_step { seen_q = state[s].q; seen_owner = state[s].owner; seen_code = state[s].code }
-    if
-    :: seen_q == q_of[s] && seen_owner == NOBODY && seen_code == READY
-    :: seen_q == q_of[s] && seen_owner != NOBODY && seen_code == FINISHING && in_hand(seen_owner)
-    :: else -> mend_word(state[s], (phase[s] == FILL -> FILLING : VOID))
-    fi;
-    d_step { seen_q = 0; seen_owner = 0; seen_code = 0 }
-}
-
-/* Pool._look_at_hints, once nothing was heard for a while: fi_parent_repair, or, if that has not
- * helped, fi_parent_mend. */
+/* Pool._look_at_hints, once nothing was heard for a while: fi_parent_restore_hints, or, if that has
+ * not helped, fi_parent_give_up. */
 inline look_at_hints()
 {
-    is_stalled = repaired && (head != tail || n_draining > 0);
+    is_stalled = restored && (head != tail || n_draining > 0);
     u = 0;
     do                          /* fi_parent_stalled: one bell after the other */
     :: u < W && is_stalled -> is_stalled = bell[u]; u++
@@ -683,26 +659,18 @@ inline look_at_hints()
     od;
     u = 0;
     if
-    :: is_stalled && !head_ready ->
-        n_mends++;
-        assert(n_mends <= MOST_MENDS);
-        s = 0;
-        do
-        :: s < S && (phase[s] == FILL || phase[s] == DRAIN) -> mend_slot(); s++
-        :: s < S && phase[s] != FILL && phase[s] != DRAIN -> s++
+    :: is_stalled && !head_ready -> give_up()
+    :: else ->
+        restored = true;
+        rewind();               /* fi_parent_restore_hints */
+        u = 0;
+        do                      /* fi_bell_force, after F4 */
+        :: u < W -> bell[u] = false; u++
         :: else -> break
         od;
-        s = 0
-    :: else -> repaired = true
+        u = 0
     fi;
-    is_stalled = false;
-    rewind();                   /* fi_parent_repair */
-    u = 0;
-    do                          /* fi_bell_force, after F4 */
-    :: u < W -> bell[u] = false; u++
-    :: else -> break
-    od;
-    u = 0
+    is_stalled = false
 }
 #endif
 
@@ -717,7 +685,7 @@ inline check()
         :: r < n_of[s] && row_good -> r++
         :: else -> break
         od;
-        is_broken = r < n_of[s] || rows_of[s] != n_of[s];
+        is_broken = r < n_of[s] || rows_of[s] != n_of[s] || corrupt[s];
         r = 0
     }
 }
@@ -749,8 +717,12 @@ inline take()                   /* T5, of slot s */
 inline drop()
 {
 #ifdef SPOILS
-    start_drain();
-    set_word(state[s], q_of[s], NOBODY, VOID);
+    if
+    :: corrupt[s] -> d_step { make_free(s) }
+    :: else ->
+        start_drain();
+        set_word(state[s], q_of[s], NOBODY, VOID)
+    fi;
     d_step { head++; show_board(); taken++; s = 0 }
 #else
     assert(false)
@@ -812,10 +784,9 @@ active proctype Parent()
     byte s, r, u, v, rung, planned, taken, offered, n_resets;
     bool is_broken;
 #ifdef SPOILS
-    byte n_silences, n_mends, seen_q, seen_owner;
-    mtype seen_code;
-    bool is_silent, is_stalled, repaired;
-#define FORGET repaired = false; n_mends = 0
+    byte n_silences;
+    bool is_silent, is_stalled, restored;
+#define FORGET restored = false
 #else
 #define FORGET skip
 #endif

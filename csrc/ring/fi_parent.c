@@ -11,12 +11,6 @@
 #define store_release(place, value) atomic_store_explicit(place, value, memory_order_release)
 #define store_relaxed(place, value) atomic_store_explicit(place, value, memory_order_relaxed)
 
-static inline bool swap_release(_Atomic uint64_t *place, uint64_t from, uint64_t to)
-{
-    return atomic_compare_exchange_strong_explicit(place, &from, to, memory_order_release,
-                                                   memory_order_relaxed);
-}
-
 static inline bool swap_relaxed(_Atomic uint64_t *place, uint64_t from, uint64_t to)
 {
     return atomic_compare_exchange_strong_explicit(place, &from, to, memory_order_relaxed,
@@ -113,25 +107,20 @@ static int take_free(fi_parent *parent, uint32_t slot)
     return FI_OK;
 }
 
-static void tell_origin(fi_parent *parent, uint32_t slot)
-{
-    fi_slot *s = parent->ring->slots + slot;
-    const fi_origin *origin = parent->origins + slot;
-    store_relaxed(&s->seed[0], origin->seed[0]);
-    store_relaxed(&s->seed[1], origin->seed[1]);
-    store_relaxed(&s->epoch, origin->epoch);
-    store_relaxed(&s->position, (uint32_t)origin->position);
-    store_relaxed(&s->epoch_size, (uint32_t)origin->epoch_size);
-}
-
 void fi_parent_origin(fi_parent *parent, uint32_t slot, const fi_origin *origin)
 {
+    fi_slot *s = parent->ring->slots + slot;
     fi_origin *own = parent->origins + slot;
     *own = *origin;
     /* A batch has fewer rows than these can count: what is more is as good as that. */
     own->position = fi_min_u64(origin->position, UINT32_MAX);
     own->epoch_size = fi_min_u64(origin->epoch_size, UINT32_MAX);
-    tell_origin(parent, slot); /* S2: nobody owns a row of a free slot */
+    /* S2: no worker owns a row of a free slot */
+    store_relaxed(&s->seed[0], own->seed[0]);
+    store_relaxed(&s->seed[1], own->seed[1]);
+    store_relaxed(&s->epoch, own->epoch);
+    store_relaxed(&s->position, (uint32_t)own->position);
+    store_relaxed(&s->epoch_size, (uint32_t)own->epoch_size);
 }
 
 int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices, uint32_t n,
@@ -221,14 +210,8 @@ static void collect_returned(fi_parent *parent)
     }
 }
 
-/* A word that names nobody is a spoilt one: nobody will ever give it back. */
-static bool held(const fi_ring *ring, uint64_t word, uint64_t q, uint32_t code)
-{
-    return fi_word_q(word) == (uint32_t)q && fi_word_code(word) == code &&
-           fi_word_owner(word) < ring->geometry.workers;
-}
-
-/* Words of a draining slot to which nobody will write any more. */
+/* Words of a draining slot that no worker will change any more. A corrupt word is none of them: it
+ * may belong to a worker that is still writing. */
 static bool is_settled_row(uint64_t word, uint64_t q)
 {
     uint32_t code = fi_word_code(word);
@@ -237,12 +220,9 @@ static bool is_settled_row(uint64_t word, uint64_t q)
 
 static bool is_settled_state(uint64_t word, uint64_t q)
 {
-    return word == fi_word(q, 0, FI_VOID, 0) ||
-           word == fi_word(q, 0, FI_READY, FI_HAMMING(fi_word_flags(word) & 15));
+    return word == fi_word(q, 0, FI_VOID, 0) || word == fi_ready_word(q, fi_word_flags(word));
 }
 
-/* A spoilt word may hide somebody who still writes: the slot drains until fi_parent_mend has put
- * that word right, when all workers sleep. */
 static bool drained(const fi_ring *ring, uint32_t slot, const fi_private *record)
 {
     if (!is_settled_state(load_acquire(&ring->slots[slot].state), record->q))
@@ -303,14 +283,19 @@ static uint32_t head_slot(const fi_parent *parent)
     return parent->slot_of[parent->head % parent->ring->geometry.slots];
 }
 
+static bool is_ready(const fi_parent *parent, uint32_t slot, uint32_t *flags)
+{
+    uint64_t state = load_acquire(&parent->ring->slots[slot].state); /* A3, pairs with W6 */
+    *flags = fi_word_flags(state) & 15;
+    return state == fi_ready_word(parent->slot[slot].q, *flags);
+}
+
 int fi_parent_ready(const fi_parent *parent, uint32_t *slot, uint32_t *flags)
 {
     if (parent->head == parent->tail)
         return FI_E_BUSY;
     *slot = head_slot(parent);
-    uint64_t state = load_acquire(&parent->ring->slots[*slot].state); /* A3, pairs with W6 */
-    *flags = fi_word_flags(state) & 15;
-    return state == fi_word(parent->head, 0, FI_READY, FI_HAMMING(*flags)) ? FI_OK : FI_E_BUSY;
+    return is_ready(parent, *slot, flags) || parent->slot[*slot].corrupt ? FI_OK : FI_E_BUSY;
 }
 
 uint32_t fi_parent_count_ready(const fi_parent *parent)
@@ -384,6 +369,11 @@ int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *odd, uint3
             return FI_E_BROKEN;
         ++*odd;
     }
+    if (record->corrupt) {
+        *row = 0;
+        *word = load_relaxed(&parent->ring->slots[slot].state);
+        return FI_E_BROKEN;
+    }
     return check_task(parent, slot, row, word);
 }
 
@@ -431,10 +421,14 @@ void fi_parent_reset(fi_parent *parent)
 void fi_parent_drop(fi_parent *parent)
 {
     uint32_t slot = head_slot(parent);
-    start_drain(parent, slot);
-    /* READY was not true: whoever still writes a row must find VOID when he leaves (W7). */
-    store_release(&parent->ring->slots[slot].state,
-                  fi_word(parent->slot[slot].q, 0, FI_VOID, 0));
+    if (parent->slot[slot].corrupt) {
+        make_free(parent, slot);
+    } else {
+        start_drain(parent, slot);
+        /* READY was not true: a worker that still writes a row must find VOID when it leaves (W7). */
+        store_release(&parent->ring->slots[slot].state,
+                      fi_word(parent->slot[slot].q, 0, FI_VOID, 0));
+    }
     parent->head++;
     store_release(&parent->ring->board->head, parent->head);
 }
@@ -457,11 +451,11 @@ uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *los
             continue;
         for (uint32_t row = 0; row < record->n && found < most; row++) {
             if (is_of(load_acquire(fi_row_word(ring, slot, row)), record->q, worker, FI_OWNED))
-                losses[found++] = (fi_loss){slot, row, record->q, *fi_row_index(ring, slot, row)};
+                losses[found++] = (fi_loss){slot, row, record->q};
         }
         if (found < most &&
             is_of(load_acquire(&ring->slots[slot].state), record->q, worker, FI_FINISHING))
-            losses[found++] = (fi_loss){slot, FI_LOSS_FINISH, record->q, 0};
+            losses[found++] = (fi_loss){slot, FI_LOSS_FINISH, record->q};
     }
     return found;
 }
@@ -472,7 +466,7 @@ void fi_parent_return(fi_parent *parent, const fi_loss *loss, bool poison)
     bool filling = parent->slot[loss->slot].phase == FI_FILL;
     if (loss->row == FI_LOSS_FINISH) {
         uint64_t back = !filling ? fi_word(loss->q, 0, FI_VOID, 0)
-                        : poison ? fi_word(loss->q, 0, FI_READY, FI_HAMMING(FI_FINISH_POISON))
+                        : poison ? fi_ready_word(loss->q, FI_FINISH_POISON)
                                  : fi_word(loss->q, 0, FI_FILLING, 0);
         store_release(&ring->slots[loss->slot].state, back);
         return;
@@ -491,9 +485,6 @@ static void rewind_hints(fi_parent *parent)
         if (record->phase != FI_FILL)
             continue;
         store_release(&ring->slots[slot].claim, (record->q & UINT32_MAX) << 32); /* R3 */
-        store_relaxed(&ring->slots[slot].n, record->n);
-        store_relaxed(&ring->slots[slot].schema, record->schema);
-        tell_origin(parent, slot);
         store_relaxed(ring->map + record->q % ring->geometry.slots, slot);
     }
     store_release(&ring->board->head, parent->head);
@@ -511,7 +502,7 @@ void fi_parent_rewind(fi_parent *parent, uint32_t worker, int bell_pipe)
         fi_event_drain(bell_pipe);
 }
 
-void fi_parent_repair(fi_parent *parent)
+void fi_parent_restore_hints(fi_parent *parent)
 {
     rewind_hints(parent);
     fi_fence(4); /* F4 (D2), pairs with F3: redo before the bells are overwritten */
@@ -529,7 +520,7 @@ void fi_parent_offer_singly(fi_parent *parent)
 bool fi_parent_stalled(const fi_parent *parent)
 {
     const fi_ring *ring = parent->ring;
-    uint32_t ignored;
+    uint32_t slot, flags;
     if (parent->head == parent->tail && parent->draining == 0)
         return false;
     /* Acquire, and the state after the bells: a READY was stored before its worker's bell (F2). */
@@ -537,45 +528,21 @@ bool fi_parent_stalled(const fi_parent *parent)
     for (uint32_t w = 0; w < workers; w++)
         if (load_acquire(ring->bells + w) != 1)
             return false;
-    return fi_parent_ready(parent, &ignored, &ignored) != FI_OK;
+    return fi_parent_ready(parent, &slot, &flags) != FI_OK;
 }
 
-/* Whether a word is one that its owner will change: he exists, and is awake. The bell is looked at
- * after the word, whose acquire (A6, pairs with the swap of W5 and W6) shows that it is down. */
-static bool in_hand(const fi_ring *ring, uint64_t word, uint64_t q, uint32_t code)
+void fi_parent_give_up(fi_parent *parent)
 {
-    return held(ring, word, q, code) && load_acquire(ring->bells + fi_word_owner(word)) != 1;
-}
-
-static void mend_slot(fi_parent *parent, uint32_t slot)
-{
-    fi_ring *ring = parent->ring;
-    const fi_private *record = parent->slot + slot;
-    fi_slot *s = ring->slots + slot;
-    bool filling = record->phase == FI_FILL;
-    for (uint32_t row = 0; row < record->n; row++) {
-        uint64_t word = load_acquire(fi_row_word(ring, slot, row));
-        uint32_t code = fi_word_code(word);
-        bool known = fi_code_done(code) || code == (filling ? FI_TODO : FI_VOID);
-        if ((known && word == fi_word(record->q, 0, code, 0)) ||
-            in_hand(ring, word, record->q, FI_OWNED))
-            continue;
-        swap_release(fi_row_word(ring, slot, row), word, /* A1, as R2 */
-                     fi_word(record->q, 0, filling ? FI_TODO : FI_VOID, 0));
+    uint32_t flags;
+    for (uint32_t slot = 0; slot < parent->ring->geometry.slots; slot++) {
+        fi_private *record = parent->slot + slot;
+        if (record->phase == FI_FILL) {
+            record->corrupt = !is_ready(parent, slot, &flags);
+        } else if (record->phase == FI_DRAIN) {
+            parent->draining--;
+            make_free(parent, slot);
+        }
     }
-    uint64_t state = load_acquire(&s->state), flags = fi_word_flags(state) & 15;
-    if (state == fi_word(record->q, 0, FI_READY, FI_HAMMING(flags)) ||
-        in_hand(ring, state, record->q, FI_FINISHING))
-        return;
-    swap_release(&s->state, state, fi_word(record->q, 0, filling ? FI_FILLING : FI_VOID, 0));
-}
-
-void fi_parent_mend(fi_parent *parent)
-{
-    for (uint32_t slot = 0; slot < parent->ring->geometry.slots; slot++)
-        if (scheduled(&parent->slot[slot]))
-            mend_slot(parent, slot);
-    fi_parent_repair(parent);
 }
 
 void fi_parent_set_crew(fi_parent *parent, uint32_t count)

@@ -27,11 +27,10 @@ static inline uint64_t claim_word(uint64_t q, uint32_t next)
     return (q & UINT32_MAX) << 32 | next;
 }
 
-/* Success acquires what the last release store to the word published, and releases that the bell of
- * this worker is down (A6, pairs with in_hand); failure learns nothing. */
+/* Success acquires what the last release store to the word published; failure learns nothing. */
 static inline bool swap_owned(_Atomic uint64_t *place, uint64_t from, uint64_t to)
 {
-    return atomic_compare_exchange_strong_explicit(place, &from, to, memory_order_acq_rel,
+    return atomic_compare_exchange_strong_explicit(place, &from, to, memory_order_acquire,
                                                    memory_order_relaxed);
 }
 
@@ -324,7 +323,7 @@ static bool enter_slot(fi_worker *worker)
             worker->in_slot = true;
             return true;
         }
-        worker->current++; /* a spoilt hint; the parent's stall check repairs it */
+        worker->current++; /* a corrupt hint; the parent's stall timer restores it */
     }
 }
 
@@ -454,8 +453,8 @@ void fi_row_done(const fi_worker *worker, const fi_turn *turn, uint32_t row, uin
 
 void fi_worker_ready(const fi_worker *worker, const fi_turn *turn, uint32_t flags)
 {
-    store_release(&worker->ring->slots[turn->slot].state, /* A3, pairs with T1 */
-                  fi_word(turn->q, 0, FI_READY, FI_HAMMING(flags & 15)));
+    /* A3, pairs with T1 */
+    store_release(&worker->ring->slots[turn->slot].state, fi_ready_word(turn->q, flags));
     fi_fence(2); /* F2 (D3), pairs with F5: READY before the look at pwait */
     ring_parent(worker->ring, turn->q);
 }

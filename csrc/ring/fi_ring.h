@@ -15,31 +15,22 @@
 
 /* ---- words ------------------------------------------------------------------------------ */
 
-/* Four bits as a word of the extended Hamming code (8, 4): any two of them differ in four bits at
- * least, so a flipped bit or two make no other word of it. */
-#define FI_BIT(number, place) ((number) >> (place) & 1u)
-#define FI_HAMMING_3(d)                                                                           \
-    ((d) | (FI_BIT(d, 0) ^ FI_BIT(d, 1) ^ FI_BIT(d, 3)) << 4 |                                    \
-     (FI_BIT(d, 0) ^ FI_BIT(d, 2) ^ FI_BIT(d, 3)) << 5 |                                          \
-     (FI_BIT(d, 1) ^ FI_BIT(d, 2) ^ FI_BIT(d, 3)) << 6)
-#define FI_HAMMING(d)                                                                             \
-    (FI_HAMMING_3(d) | (FI_BIT(d, 0) ^ FI_BIT(d, 1) ^ FI_BIT(d, 2)) << 7)
-
+/* Any two codes differ in four bits, so that one or two flipped bits never make a code into
+ * another one. */
 enum fi_code {
-    FI_TODO = FI_HAMMING(1u),
-    FI_OWNED = FI_HAMMING(2u),
-    FI_VOID = FI_HAMMING(3u),
-    FI_ROW_OK = FI_HAMMING(4u), /* done codes: FI_ROW_OK to FI_POISON */
-    FI_SPILL = FI_HAMMING(5u),
-    FI_ERROR = FI_HAMMING(6u),
-    FI_POISON = FI_HAMMING(7u),
-    FI_FILLING = FI_HAMMING(8u), /* codes of a slot's state word, besides FI_VOID */
-    FI_FINISHING = FI_HAMMING(9u),
-    FI_READY = FI_HAMMING(10u)
+    FI_TODO = 0xb1,
+    FI_OWNED = 0xd2,
+    FI_VOID = 0x63,
+    FI_ROW_OK = 0xe4, /* done codes: FI_ROW_OK to FI_POISON */
+    FI_SPILL = 0x55,
+    FI_ERROR = 0x36,
+    FI_POISON = 0x87,
+    FI_FILLING = 0x78, /* codes of a slot's state word, besides FI_VOID */
+    FI_FINISHING = 0xc9,
+    FI_READY = 0xaa
 };
 
-/* Flags of a READY state word, where they are encoded like a code: what the finisher left beside
- * the rows. */
+/* Flags of a READY state word: what the finisher left beside the rows. */
 enum {
     FI_CONVERTED_FIELDS = 1, /* one output array per ragged field */
     FI_CONVERTED_OBJECT = 2, /* the converter's result, packed */
@@ -56,6 +47,11 @@ static inline uint32_t fi_word_q(uint64_t word) { return (uint32_t)(word >> 32);
 static inline uint32_t fi_word_owner(uint64_t word) { return (word >> 16) & 0xffff; }
 static inline uint32_t fi_word_code(uint64_t word) { return (word >> 8) & 0xff; }
 static inline uint32_t fi_word_flags(uint64_t word) { return word & 0xff; }
+/* The state word of a complete batch: its four flags, and their complement as a check. */
+static inline uint64_t fi_ready_word(uint64_t q, uint32_t flags)
+{
+    return fi_word(q, 0, FI_READY, (flags & 15) | (~flags & 15) << 4);
+}
 static inline bool fi_code_done(uint32_t code)
 {
     return code == FI_ROW_OK || code == FI_SPILL || code == FI_ERROR || code == FI_POISON;
@@ -323,6 +319,7 @@ typedef struct fi_private {
     uint32_t n;
     uint32_t schema;
     enum fi_phase phase;
+    bool corrupt; /* given up: its words can no longer become those of a complete batch */
 } fi_private;
 
 typedef struct fi_parent {
@@ -384,14 +381,14 @@ uint32_t fi_parent_count_ready(const fi_parent *parent);
 void fi_parent_doze(fi_parent *parent, uint64_t q);
 void fi_parent_wake(fi_parent *parent);
 /* T5: checks every row word of the ready head; `odd` counts rows other than FI_ROW_OK. FI_E_BROKEN
- * if a word is impossible, or the workers were told something else than the parent had said (n,
- * schema, indices, origin): `row` and `word` say where and what. Takes nothing. */
+ * if a word is impossible, the batch was given up, or the workers were told something else than the
+ * parent had said (n, schema, indices, origin): `row` and `word` say where and what. Takes nothing. */
 int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *odd, uint32_t *row,
                     uint64_t *word);
 /* The head leaves the ring: its slot is leased, or free again at once when `copied`. */
 void fi_parent_take(fi_parent *parent, bool copied);
-/* The head leaves the ring undelivered, because `check` found it broken: its slot drains as after
- * a reset, since somebody may still be writing there. */
+/* The head leaves the ring undelivered, because `check` found it broken. Its slot drains as after
+ * a reset, since a worker may still be writing there; it is free at once if it was given up. */
 void fi_parent_drop(fi_parent *parent);
 /* The last view of a leased slot died: called once for each take that was not copied. Any thread;
  * takes no lock, calls nothing. */
@@ -410,7 +407,6 @@ typedef struct fi_loss {
     uint32_t slot;
     uint32_t row; /* UINT32_MAX: it was finishing the slot */
     uint64_t q;
-    int64_t index; /* of the row, from shared memory: the caller checks it against its own plan */
 } fi_loss;
 #define FI_LOSS_FINISH UINT32_MAX
 
@@ -425,17 +421,17 @@ void fi_parent_rewind(fi_parent *parent, uint32_t worker, int bell_pipe);
 /* From now on the rows of every scheduled slot are offered one by one. */
 void fi_parent_offer_singly(fi_parent *parent);
 
-/* R3, R4, R6 for the stall timer: puts every hint right, and wakes all workers whatever their
- * bells say. Harmless at any time. */
-void fi_parent_repair(fi_parent *parent);
-/* True if nobody will ever make the head READY by himself, or give back a slot that drains: every
- * worker is asleep, and who sleeps has nothing in hand. Only a broken word can cause it. A bell may
- * itself be the broken word: the answer is sure only when fi_parent_repair came before, in time for
- * all workers to fall asleep again. */
+/* R3, R4, R6 for the stall timer: restores every hint, and wakes all workers whatever their bells
+ * say. Harmless at any time. */
+void fi_parent_restore_hints(fi_parent *parent);
+/* True if no worker will ever make the head READY, or settle a slot that drains: every worker
+ * sleeps, and a worker that sleeps owns nothing. Only a corrupt word can cause it. A bell may itself
+ * be the corrupt word: the answer is sure only if fi_parent_restore_hints was called before, in time
+ * for all workers to fall asleep again. */
 bool fi_parent_stalled(const fi_parent *parent);
-/* For a ring that is stalled: puts the words right that no worker will, as after the death of all of
- * them, then the hints. Rows that are done, or to be done, stay so. */
-void fi_parent_mend(fi_parent *parent);
+/* For a ring that is stalled: gives up every scheduled batch that is not READY, and frees the slots
+ * that drain. fi_parent_ready then offers these batches, and fi_parent_check says FI_E_BROKEN. */
+void fi_parent_give_up(fi_parent *parent);
 /* From now on so many workers are wanted: those of a higher number leave when they are through with
  * the slot in hand, as if told to stop. They may be started again after fi_parent_rewind. */
 void fi_parent_set_crew(fi_parent *parent, uint32_t count);

@@ -214,7 +214,6 @@ cdef extern from "ring/fi_ring.h" nogil:
         uint32_t slot
         uint32_t row
         uint64_t q
-        int64_t index
     int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int *bell_pipes)
     void fi_parent_clear(fi_parent *parent)
     int fi_parent_next_slot(fi_parent *parent, uint64_t bytes, uint32_t *slot)
@@ -244,10 +243,10 @@ cdef extern from "ring/fi_ring.h" nogil:
                               uint32_t most)
     void fi_parent_return(fi_parent *parent, const fi_loss *loss, bint poison)
     void fi_parent_rewind(fi_parent *parent, uint32_t worker, int bell_pipe)
-    void fi_parent_repair(fi_parent *parent)
+    void fi_parent_restore_hints(fi_parent *parent)
     void fi_parent_offer_singly(fi_parent *parent)
     bint fi_parent_stalled(const fi_parent *parent)
-    void fi_parent_mend(fi_parent *parent)
+    void fi_parent_give_up(fi_parent *parent)
     void fi_parent_set_crew(fi_parent *parent, uint32_t count)
     void fi_parent_stop(fi_parent *parent)
 

@@ -261,16 +261,15 @@ cdef class ParentRing:
         loss.slot = slot
         loss.row = FI_LOSS_FINISH if row < 0 else <uint32_t>row
         loss.q = q
-        loss.index = 0
         fi_parent_return(&self.parent, &loss, poison)
 
     def rewind(self, uint32_t worker):
         """Sends all workers over the scheduled slots again; `worker` may be started anew."""
         fi_parent_rewind(&self.parent, worker, self.bell_pipe(worker))
 
-    def repair(self):
+    def restore_hints(self):
         """Writes all hints anew and wakes all workers, whatever their bells say."""
-        fi_parent_repair(&self.parent)
+        fi_parent_restore_hints(&self.parent)
 
     def offer_singly(self):
         fi_parent_offer_singly(&self.parent)
@@ -279,9 +278,10 @@ cdef class ParentRing:
     def stalled(self):
         return fi_parent_stalled(&self.parent)
 
-    def mend(self):
-        """Puts right what was overwritten and nobody else will put right. The ring is stalled."""
-        fi_parent_mend(&self.parent)
+    def give_up(self):
+        """For a stalled ring: gives up the batches that are not complete; `irregular_rows` refuses
+        them."""
+        fi_parent_give_up(&self.parent)
 
     def stop(self):
         fi_parent_stop(&self.parent)

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 _SPARES = 32  # slots that replace those retired by forks of the program
 _SCHEMAS = 16
-_MOST_MENDS = 3  # of what was overwritten, for one batch
 _SLICE = 0.5  # seconds; the longest sleep before a look at clocks and hints
 _SPIN = 100  # pauses, about 2 us
 
@@ -103,8 +102,7 @@ class Pool(BatchScheduler):
         self._planned_exits = maxtasksperchild is not None
         self._batch_converter = batch_converter
         self._crash_counts = CrashCounts()
-        self._repaired = False
-        self._mends = 0
+        self._hints_restored = False  # since the last batch came
         self.is_starting = True  # there are workers whose start is to be watched
         self._next_look = 0.0  # at these
         # Batches ahead and the one waited for; the consumer's; and each worker may pin one of an
@@ -254,8 +252,7 @@ class Pool(BatchScheduler):
     def _forget_head(self) -> None:
         record = self._scheduled.pop(0)
         self._crash_counts.delivered(record.q)
-        self._repaired = False
-        self._mends = 0
+        self._hints_restored = False
         if record.q >= self._single_until:
             self._single_until = -1
         self._fast_path_ok = not self._crash_counts and self._single_until < 0
@@ -324,24 +321,17 @@ class Pool(BatchScheduler):
                 self._look_at_hints()
 
     def _look_at_hints(self) -> None:
-        """Repairs after a silent period what only an overwritten word can cause: somebody sleeps,
-        or waits at his gate, who should not. If all is well, the workers have looked around once
-        for nothing."""
+        """Handles, after a silent period, overwritten words that make workers sleep or wait for
+        their start. First all hints are restored: if all is well, the workers have looked for work
+        once in vain. If they all sleep again, the batches that are not complete are given up, and
+        each ends in an OverwrittenError."""
         self._fast_path_ok = False  # until a batch has been delivered
         self._group.open_gates()
-        if not (self._repaired and self._ring.stalled):
-            self._repaired = True
-            self._ring.repair()
-            return
-        self._mends += 1
-        if self._mends > _MOST_MENDS:
-            self._mends = 0
-            what = self._scheduled[0].label if self._scheduled else "a slot"
-            raise OverwrittenError(
-                "shared memory is overwritten again and again: all workers sleep although "
-                f"{what} is not complete"
-            )
-        self._ring.mend()
+        if self._hints_restored and self._ring.stalled:
+            self._ring.give_up()
+        else:
+            self._hints_restored = True
+            self._ring.restore_hints()
 
     # ---- settings that change
 

@@ -237,7 +237,7 @@ static void check_bell(bool pipe, bool cancels)
         return;
     CHECK(!is_readable(s.ends[0], 0));
     CHECK(cancels || rings == SLEEPS);
-    /* A spoilt bell: the owner sleeps although the word denies it. */
+    /* A corrupt bell: its owner sleeps although the word says that it does not. */
     atomic_store(&s.bell, 7);
     CHECK(!fi_bell_ring(&s.bell, s.ends[1]));
     fi_bell_force(&s.bell, s.ends[1]);

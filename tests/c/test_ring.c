@@ -1,5 +1,5 @@
 /* The ring step by step in one thread: layout, words, each line of the state tables, ranges, rings,
- * reset. What deaths, leases and spoilt words do is in test_ring_faults.c. */
+ * reset. What deaths, leases and corrupt words do is in test_ring_faults.c. */
 #include "ring_fixture.h"
 
 /* ---- the origin of a batch ------------------------------------------------------------------ */
@@ -306,7 +306,7 @@ static void test_finish_and_take(void)
     CHECK_EQ(next_turn(&f, 1, &other), TURN_SLEEP); /* there is one finisher */
     CHECK_EQ(fi_parent_ready(&f.parent, &slot, &flags), FI_E_BUSY);
     fi_worker_ready(f.workers, &turn, FI_CONVERTED_FIELDS);
-    CHECK(state_word(&f, slot) == fi_word(q, 0, FI_READY, FI_HAMMING(FI_CONVERTED_FIELDS)));
+    CHECK(state_word(&f, slot) == fi_ready_word(q, FI_CONVERTED_FIELDS));
     CHECK_EQ(fi_parent_ready(&f.parent, &slot, &flags), FI_OK);
     CHECK_EQ(fi_parent_count_ready(&f.parent), 1);
     CHECK(slot == slot_of(&f, q) && flags == FI_CONVERTED_FIELDS);
@@ -364,7 +364,7 @@ static void test_leave_only_between_slots(void)
     CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_FINISH); /* the leave check is not skipped */
     fi_worker_ready(f.workers, &turn, 0);
     CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_STOP);
-    CHECK(state_word(&f, slot_of(&f, q)) == fi_word(q, 0, FI_READY, 0));
+    CHECK(state_word(&f, slot_of(&f, q)) == fi_ready_word(q, 0));
     tear_down(&f);
 }
 
@@ -456,7 +456,7 @@ static void test_reset_states(void)
     CHECK_EQ(f.parent.draining, 4);
     CHECK(f.parent.head == f.parent.tail);
     CHECK(state_word(&f, finishing.slot) == fi_word(finishing.q, 0, FI_FINISHING, 0));
-    CHECK(state_word(&f, slot_of(&f, ready)) == fi_word(ready, 0, FI_READY, 0));
+    CHECK(state_word(&f, slot_of(&f, ready)) == fi_ready_word(ready, 0));
     CHECK(state_word(&f, owned.slot) == fi_word(owned.q, 0, FI_VOID, 0));
     CHECK(state_word(&f, slot_of(&f, todo)) == fi_word(todo, 0, FI_VOID, 0));
     CHECK(row_word(&f, owned.slot, 0) == fi_word(owned.q, 1, FI_OWNED, 0));
@@ -502,8 +502,8 @@ static void test_crew(void)
     CHECK_EQ(next_turn(&f, 2, &turn), FI_TURN_STOP);
     CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_STOP);
     CHECK_EQ(next_turn(&f, 0, &turn), TURN_SLEEP);
-    atomic_store(&f.ring.board->crew, 2); /* spoilt, and repaired */
-    fi_parent_repair(&f.parent);
+    atomic_store(&f.ring.board->crew, 2); /* corrupt, and restored */
+    fi_parent_restore_hints(&f.parent);
     CHECK_EQ(atomic_load(&f.ring.board->crew), 1);
     fi_parent_set_crew(&f.parent, WORKERS);
     CHECK_EQ(atomic_load(&f.ring.board->crew), 0);

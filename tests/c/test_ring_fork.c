@@ -107,12 +107,12 @@ static void release_here(stress *t, uint32_t slot)
     fi_parent_release(&t->parent, slot);
 }
 
-static void run(const char *name, uint32_t slots, uint32_t number, bool pipes, bool spoil,
+static void run(const char *name, uint32_t slots, uint32_t number, bool pipes, bool corrupt,
                 uint64_t first_q, double seconds, uint64_t seed)
 {
     stress t = {.random = seed,
                 .pipes = pipes || fi_bells_need_pipes(),
-                .spoil = spoil,
+                .corrupt = corrupt,
                 .start = start_process,
                 .is_dead = process_is_dead,
                 .death_descriptor = descriptor_of_process,
@@ -124,8 +124,8 @@ static void run(const char *name, uint32_t slots, uint32_t number, bool pipes, b
 
     stopping = true;
     fi_parent_stop(&t.parent);
-    if (spoil)
-        fi_parent_repair(&t.parent);
+    if (corrupt)
+        fi_parent_restore_hints(&t.parent);
     for (uint32_t w = 0; w < number; w++) {
         int status;
         if (!t.alive[w])
@@ -146,7 +146,7 @@ int main(int argc, char **argv)
     run("12 processes, sequence wraps", 16, 12, false, false, UINT32_MAX - UINT64_C(20), seconds,
         seed + 1);
     run("2 processes, pipes, few slots", 3, 2, true, false, 0, seconds, seed + 2);
-    run("3 processes, spoilt hints", 6, 3, false, true, 0, seconds, seed + 3);
-    run("3 processes, spoilt hints, pipes", 6, 3, true, true, 0, seconds, seed + 4);
+    run("3 processes, corrupt hints", 6, 3, false, true, 0, seconds, seed + 3);
+    run("3 processes, corrupt hints, pipes", 6, 3, true, true, 0, seconds, seed + 4);
     return 0;
 }

@@ -121,12 +121,12 @@ static void release_here_or_there(stress *t, uint32_t slot)
 
 /* ---- configurations ------------------------------------------------------------------------ */
 
-static void run(const char *name, uint32_t slots, uint32_t number, bool pipes, bool spoil,
+static void run(const char *name, uint32_t slots, uint32_t number, bool pipes, bool corrupt,
                 uint64_t first_q, double seconds, uint64_t seed)
 {
     stress t = {.random = seed,
                 .pipes = pipes || fi_bells_need_pipes(),
-                .spoil = spoil,
+                .corrupt = corrupt,
                 .start = start_thread,
                 .is_dead = thread_is_dead,
                 .death_descriptor = no_descriptor,
@@ -146,8 +146,8 @@ static void run(const char *name, uint32_t slots, uint32_t number, bool pipes, b
     pthread_mutex_unlock(&queue.lock);
     CHECK_EQ(pthread_join(reader, NULL), 0);
     fi_parent_stop(&t.parent);
-    if (spoil)
-        fi_parent_repair(&t.parent);
+    if (corrupt)
+        fi_parent_restore_hints(&t.parent);
     for (uint32_t w = 0; w < number; w++)
         if (t.alive[w])
             CHECK_EQ(pthread_join(workers[w].thread, NULL), 0); /* each one leaves */
@@ -163,7 +163,7 @@ int main(int argc, char **argv)
     run("8 threads, sequence wraps", 8, 8, false, false, UINT32_MAX - UINT64_C(20), seconds,
         seed + 1);
     run("3 threads, pipes, few slots", 3, 3, true, false, 0, seconds, seed + 2);
-    run("3 threads, spoilt hints", 6, 3, false, true, 0, seconds, seed + 3);
-    run("3 threads, spoilt hints, pipes", 6, 3, true, true, 0, seconds, seed + 4);
+    run("3 threads, corrupt hints", 6, 3, false, true, 0, seconds, seed + 3);
+    run("3 threads, corrupt hints, pipes", 6, 3, true, true, 0, seconds, seed + 4);
     return 0;
 }

@@ -1,4 +1,4 @@
-/* The ring in one thread: what spoilt words may and may not do. */
+/* The ring in one thread: what corrupt words may and may not do. */
 #include "ring_fixture.h"
 
 static void test_check(void)
@@ -77,40 +77,17 @@ static void all_sleep(fixture *f)
         work_all(f, w);
 }
 
-/* An owner that does not exist never gives a row back, and must not hold a slot for ever: only
- * until all sleep, for the word may be that of somebody who exists. */
-static void test_owner_nobody(void)
+/* The parent's timer: hints are restored, then all workers look for work and sleep again. */
+static void let_all_look(fixture *f)
 {
-    fixture f;
-    set_up(&f, 0);
-    uint64_t q = schedule(&f, 2);
-    uint32_t slot = slot_of(&f, q);
-    atomic_store(fi_row_word(&f.ring, slot, 1), fi_word(q, WORKERS, FI_OWNED, 0));
+    fi_parent_restore_hints(&f->parent);
     for (uint32_t w = 0; w < WORKERS; w++)
-        work_all(&f, w);
-    CHECK(fi_parent_stalled(&f.parent));
-    fi_parent_reset(&f.parent);
-    fi_parent_collect(&f.parent);
-    CHECK_EQ(f.parent.draining, 1);
-    CHECK(fi_parent_stalled(&f.parent));
-    fi_parent_mend(&f.parent);
-    fi_parent_collect(&f.parent);
-    CHECK_EQ(f.parent.free_count, SLOTS);
-    q = schedule(&f, 1);
-    slot = slot_of(&f, q);
-    atomic_store(&f.ring.slots[slot].state, fi_word(q, UINT16_MAX, FI_FINISHING, 0));
-    fi_parent_reset(&f.parent);
-    fi_parent_collect(&f.parent);
-    CHECK_EQ(f.parent.draining, 1);
-    all_sleep(&f);
-    CHECK(fi_parent_stalled(&f.parent));
-    fi_parent_mend(&f.parent);
-    fi_parent_collect(&f.parent);
-    CHECK_EQ(f.parent.free_count, SLOTS);
-    tear_down(&f);
+        CHECK_EQ(atomic_load(f->ring.bells + w), 0);
+    CHECK(!fi_parent_stalled(&f->parent));
+    all_sleep(f);
 }
 
-static void test_stalled_and_repaired(void)
+static void test_stalled_by_a_hint(void)
 {
     fixture f;
     fi_turn turn;
@@ -118,95 +95,112 @@ static void test_stalled_and_repaired(void)
     CHECK(!fi_parent_stalled(&f.parent)); /* nothing is scheduled */
     uint64_t q = schedule(&f, 2);
     for (uint32_t w = 0; w < WORKERS; w++) {
-        CHECK(!fi_parent_stalled(&f.parent)); /* somebody is awake */
+        CHECK(!fi_parent_stalled(&f.parent)); /* one worker is awake */
         atomic_store(&f.ring.slots[slot_of(&f, q)].claim, 5);
         CHECK_EQ(next_turn(&f, w, &turn), TURN_SLEEP);
     }
     CHECK(fi_parent_stalled(&f.parent));
-    atomic_store(f.ring.bells + 1, 7); /* a bell, too, may be spoilt */
-    fi_parent_repair(&f.parent);
-    for (uint32_t w = 0; w < WORKERS; w++)
-        CHECK_EQ(atomic_load(f.ring.bells + w), 0);
-    CHECK(!fi_parent_stalled(&f.parent));
+    atomic_store(f.ring.bells + 1, 7); /* a bell may be corrupt, too */
+    let_all_look(&f);
+    take_ready(&f, true);
+    schedule(&f, 2);
     own_batch(&f, 0, &turn, 2);
-    atomic_store(f.ring.bells, 0); /* who has rows in hand is not asleep */
+    atomic_store(f.ring.bells, 0); /* a worker that owns rows is not asleep */
     for (uint32_t w = 1; w < WORKERS; w++)
         CHECK_EQ(next_turn(&f, w, &turn), TURN_SLEEP);
     CHECK(!fi_parent_stalled(&f.parent));
-    fi_parent_mend(&f.parent);
-    for (uint32_t row = 0; row < 2; row++)
-        CHECK(row_word(&f, slot_of(&f, q), row) == fi_word(q, 0, FI_OWNED, 0));
     tear_down(&f);
 }
 
-/* Words that nobody would ever put right: what is mended comes out whole. */
-static void test_mended(void)
+/* A corrupt word that no worker will ever change costs its batch, and no other one. */
+static void test_given_up(void)
 {
     fixture f;
+    uint32_t slot, flags, odd, row;
+    uint64_t word;
     set_up(&f, 0);
-    for (int spoilt = 0; spoilt < 8; spoilt++) {
+    for (int which = 0; which < 9; which++) {
         uint64_t q = schedule(&f, 3);
-        uint32_t slot = slot_of(&f, q);
-        _Atomic uint64_t *row = fi_row_word(&f.ring, slot, 1), *state = &f.ring.slots[slot].state;
-        switch (spoilt) {
-        case 0: atomic_store(row, 0); break;
-        case 1: atomic_store(row, fi_word(q, 2, FI_OWNED, 0)); break; /* he sleeps */
-        case 2: atomic_store(row, fi_word(q, WORKERS, FI_OWNED, 0)); break;
-        case 3: atomic_store(row, fi_word(q - 1, 0, FI_ROW_OK, 0)); break;
-        case 4: atomic_store(row, fi_word(q, 0, FI_VOID, 0)); break;
+        uint32_t given_up = slot_of(&f, q);
+        _Atomic uint64_t *second = fi_row_word(&f.ring, given_up, 1);
+        _Atomic uint64_t *state = &f.ring.slots[given_up].state;
+        schedule(&f, 2);
+        switch (which) {
+        case 0: atomic_store(second, 0); break;
+        case 1: atomic_store(second, fi_word(q, 2, FI_OWNED, 0)); break; /* that worker sleeps */
+        case 2: atomic_store(second, fi_word(q, WORKERS, FI_OWNED, 0)); break; /* there is none */
+        case 3: atomic_store(second, fi_word(q - 1, 0, FI_ROW_OK, 0)); break;
+        case 4: atomic_store(second, fi_word(q, 0, FI_VOID, 0)); break;
         case 5: atomic_store(state, fi_word(q, 1, FI_FINISHING, 0)); break;
-        case 6: atomic_store(state, fi_word(q, 0, FI_READY, 1)); break; /* no flags */
+        case 6: atomic_store(state, fi_word(q, 0, FI_READY, 1)); break; /* no such flags */
+        case 7: atomic_store(&f.ring.slots[given_up].n, 5); break;
         default: atomic_store(state, UINT64_MAX);
         }
         all_sleep(&f);
-        fi_parent_repair(&f.parent);
-        all_sleep(&f);
+        let_all_look(&f);
         CHECK(fi_parent_stalled(&f.parent));
-        fi_parent_mend(&f.parent);
-        CHECK(!fi_parent_stalled(&f.parent)); /* all were woken */
-        all_sleep(&f);
+        fi_parent_give_up(&f.parent);
+        CHECK(!fi_parent_stalled(&f.parent));
+        CHECK_EQ(fi_parent_ready(&f.parent, &slot, &flags), FI_OK);
+        CHECK_EQ(slot, given_up);
+        CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_BROKEN);
+        fi_parent_drop(&f.parent);
+        CHECK_EQ(f.parent.slot[slot].phase, FI_FREE);
         take_ready(&f, true);
     }
-    schedule(&f, 2); /* and the slot that drains comes back */
-    atomic_store(fi_row_word(&f.ring, slot_of(&f, f.parent.head), 0),
-                 fi_word(f.parent.head, 1, FI_OWNED, 0));
-    fi_parent_reset(&f.parent);
-    all_sleep(&f);
-    fi_parent_collect(&f.parent);
-    CHECK_EQ(f.parent.draining, 1);
-    CHECK(fi_parent_stalled(&f.parent));
-    fi_parent_mend(&f.parent);
-    fi_parent_collect(&f.parent);
-    CHECK_EQ(f.parent.free_count, SLOTS);
     tear_down(&f);
 }
 
-/* A slot is not used again while a spoilt word may hide who writes there. */
-static void test_spoilt_words_keep_their_slot(void)
+/* A slot that drains waits for the owner that a corrupt word names only until all workers sleep. */
+static void test_given_up_while_it_drains(void)
+{
+    fixture f;
+    set_up(&f, 0);
+    for (int which = 0; which < 3; which++) {
+        uint64_t q = schedule(&f, 2);
+        uint32_t slot = slot_of(&f, q);
+        if (which < 2)
+            atomic_store(fi_row_word(&f.ring, slot, 1),
+                         fi_word(q, which == 0 ? WORKERS : 1, FI_OWNED, 0));
+        else
+            atomic_store(&f.ring.slots[slot].state, fi_word(q, UINT16_MAX, FI_FINISHING, 0));
+        all_sleep(&f);
+        fi_parent_reset(&f.parent);
+        fi_parent_collect(&f.parent);
+        CHECK_EQ(f.parent.draining, 1);
+        CHECK(fi_parent_stalled(&f.parent));
+        fi_parent_give_up(&f.parent);
+        CHECK(f.parent.draining == 0 && f.parent.free_count == SLOTS);
+    }
+    tear_down(&f);
+}
+
+/* A slot is not used again while a corrupt word may belong to a worker that still writes. */
+static void test_corrupt_words_keep_their_slot(void)
 {
     fixture f;
     fi_worker late;
     fi_turn turn;
-    for (uint32_t spoilt = 0; spoilt < 3; spoilt++) {
+    for (uint32_t corrupt = 0; corrupt < 3; corrupt++) {
         set_up(&f, 0);
         uint64_t q = schedule(&f, 1);
         uint32_t slot = slot_of(&f, q);
         fi_worker_init(&late, &f.ring, 1, -1);
         CHECK_EQ(fi_worker_next(&late, &turn), FI_TURN_ROWS);
         CHECK(fi_row_own(&late, &turn, 0));
-        if (spoilt == 2) {
+        if (corrupt == 2) {
             fi_row_done(&late, &turn, 0, FI_ROW_OK);
             CHECK_EQ(fi_worker_next(&late, &turn), FI_TURN_FINISH);
         }
         fi_parent_reset(&f.parent);
-        switch (spoilt) {
+        switch (corrupt) {
         case 0: atomic_store(fi_row_word(&f.ring, slot, 0), UINT64_MAX); break;
         case 1: atomic_store(fi_row_word(&f.ring, slot, 0), fi_word(q, WORKERS, FI_OWNED, 0)); break;
         default: atomic_store(&f.ring.slots[slot].state, 0);
         }
         fi_parent_collect(&f.parent);
         CHECK_EQ(f.parent.draining, 1);
-        if (spoilt == 2)
+        if (corrupt == 2)
             fi_worker_ready(&late, &turn, 0);
         else
             fi_row_done(&late, &turn, 0, FI_ROW_OK); /* the late writer ends */
@@ -219,12 +213,18 @@ static void test_spoilt_words_keep_their_slot(void)
 /* No flipped bit, nor two, turns a word of the protocol into another one. */
 static void test_codes(void)
 {
-    for (uint32_t one = 0; one < 16; one++)
-        for (uint32_t other = 0; other < one; other++) {
-            uint32_t differ = FI_HAMMING(one) ^ FI_HAMMING(other);
+    const uint32_t codes[] = {0,        FI_TODO,  FI_OWNED,  FI_VOID,    FI_ROW_OK,   FI_SPILL,
+                              FI_ERROR, FI_POISON, FI_FILLING, FI_FINISHING, FI_READY};
+    for (size_t one = 0; one < sizeof codes / sizeof *codes; one++)
+        for (size_t other = 0; other < one; other++) {
+            uint32_t differ = codes[one] ^ codes[other];
             CHECK(__builtin_popcount(differ) >= 4 && differ < 256);
         }
-    CHECK_EQ(FI_HAMMING(0u), 0);
+    for (uint32_t bit = 0; bit < 64; bit++) /* of flags: no flipped bit makes other ones */
+        for (uint32_t flags = 0; flags < 16; flags++) {
+            uint64_t word = fi_ready_word(5, flags) ^ UINT64_C(1) << bit;
+            CHECK(word != fi_ready_word(5, fi_word_flags(word)));
+        }
 }
 
 /* What the workers were told is compared with what they should have been told. */
@@ -238,12 +238,12 @@ static void test_task_is_checked(void)
     uint32_t slot = slot_of(&f, q);
     work_all(&f, 0);
     CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_OK);
-    for (uint32_t spoilt = 0; spoilt < 3; spoilt++) {
-        int64_t right = *fi_row_index(&f.ring, slot, spoilt);
-        *fi_row_index(&f.ring, slot, spoilt) = -7;
+    for (uint32_t corrupt = 0; corrupt < 3; corrupt++) {
+        int64_t right = *fi_row_index(&f.ring, slot, corrupt);
+        *fi_row_index(&f.ring, slot, corrupt) = -7;
         CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_BROKEN);
-        CHECK(row == spoilt && word == (uint64_t)-7);
-        *fi_row_index(&f.ring, slot, spoilt) = right;
+        CHECK(row == corrupt && word == (uint64_t)-7);
+        *fi_row_index(&f.ring, slot, corrupt) = right;
     }
     atomic_store(&f.ring.slots[slot].n, 2);
     CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_BROKEN);
@@ -268,14 +268,14 @@ static void test_origin_is_checked(void)
     work_all(&f, 0);
     CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_OK);
     fi_slot *s = f.ring.slots + slot;
-    for (uint32_t spoilt = 0; spoilt < 5; spoilt++) {
+    for (uint32_t corrupt = 0; corrupt < 5; corrupt++) {
         _Atomic uint64_t *words[] = {&s->seed[0], &s->seed[1], &s->epoch};
         _Atomic uint32_t *halves[] = {&s->position, &s->epoch_size};
-        for (uint32_t times = 0; times < 2; times++) { /* spoilt, and put right again */
-            if (spoilt < 3)
-                *words[spoilt] ^= UINT64_C(1) << 33;
+        for (uint32_t times = 0; times < 2; times++) { /* corrupt, and put right again */
+            if (corrupt < 3)
+                *words[corrupt] ^= UINT64_C(1) << 33;
             else
-                *halves[spoilt - 3] ^= 8;
+                *halves[corrupt - 3] ^= 8;
             CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word),
                      times == 0 ? FI_E_BROKEN : FI_OK);
         }
@@ -283,8 +283,8 @@ static void test_origin_is_checked(void)
     tear_down(&f);
 }
 
-/* Told to leave by a spoilt word, workers leave; those that follow them find it put right. */
-static void test_spoilt_stop(void)
+/* Told to leave by a corrupt word, workers leave; those that follow them find it put right. */
+static void test_corrupt_stop(void)
 {
     fixture f;
     fi_turn turn;
@@ -310,7 +310,7 @@ static uint64_t random_word(uint64_t *state)
     return x >> (x & 63); /* any size */
 }
 
-static void spoil(fixture *f, uint64_t *state)
+static void corrupt_hints(fixture *f, uint64_t *state)
 {
     fi_board *board = f->ring.board;
     for (uint32_t slot = 0; slot < SLOTS; slot++) {
@@ -323,8 +323,6 @@ static void spoil(fixture *f, uint64_t *state)
             atomic_store(f->ring.map + slot, (uint32_t)random_word(state));
         if (random_word(state) & 1)
             atomic_store(f->ring.map + slot, (uint32_t)(random_word(state) % SLOTS));
-        if (random_word(state) & 1) /* never too small: test_broken_head_drains has that case */
-            atomic_store(&s->n, f->parent.slot[slot].n + (uint32_t)(random_word(state) >> 33));
         atomic_store(&s->single, (uint32_t)random_word(state));
     }
     for (uint32_t w = 0; w < WORKERS; w++)
@@ -337,7 +335,7 @@ static void spoil(fixture *f, uint64_t *state)
     atomic_store(&board->tail, f->parent.head + random_word(state) % 1000);
 }
 
-static void test_spoilt_hints(void)
+static void test_corrupt_hints(void)
 {
     uint64_t state = 1;
     fixture f;
@@ -346,13 +344,13 @@ static void test_spoilt_hints(void)
         while (f.parent.free_count > 0)
             schedule(&f, 1 + (uint32_t)(random_word(&state) % ROWS));
         for (int times = 0; times < 3; times++) {
-            spoil(&f, &state);
+            corrupt_hints(&f, &state);
             work_all(&f, (uint32_t)(random_word(&state) % WORKERS));
         }
         if (round % 2)
             fi_parent_rewind(&f.parent, (uint32_t)round % WORKERS, -1);
         else
-            fi_parent_repair(&f.parent);
+            fi_parent_restore_hints(&f.parent);
         for (uint32_t w = 0; w < WORKERS; w++)
             work_all(&f, w);
         for (int batch = 0; batch < SLOTS; batch++)
@@ -365,14 +363,14 @@ int main(void)
 {
     test_check();
     test_broken_head_drains();
-    test_owner_nobody();
-    test_stalled_and_repaired();
-    test_mended();
-    test_spoilt_words_keep_their_slot();
+    test_stalled_by_a_hint();
+    test_given_up();
+    test_given_up_while_it_drains();
+    test_corrupt_words_keep_their_slot();
     test_codes();
     test_task_is_checked();
     test_origin_is_checked();
-    test_spoilt_stop();
-    test_spoilt_hints();
+    test_corrupt_stop();
+    test_corrupt_hints();
     return 0;
 }

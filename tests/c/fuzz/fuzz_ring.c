@@ -67,7 +67,7 @@ static void turn(game *g, uint32_t w)
     }
 }
 
-/* The worker's next step; `spoilt` chooses what its row ends in. */
+/* The worker's next step; `chosen` says what its row ends in. */
 static void step(game *g, uint32_t w, uint8_t chosen)
 {
     static const uint32_t codes[] = {FI_ROW_OK, FI_ROW_OK, FI_SPILL, FI_ERROR};
@@ -131,9 +131,12 @@ static void scribble(game *g, fuzz_input *in)
 /* A word that the protocol might have written, but did not. */
 static void lie(game *g, fuzz_input *in)
 {
+    static const uint32_t codes[16] = {
+        0,        FI_TODO,   FI_OWNED,   FI_VOID,      FI_ROW_OK, FI_SPILL,
+        FI_ERROR, FI_POISON, FI_FILLING, FI_FINISHING, FI_READY};
     uint32_t slot = fuzz_u8(in) % SLOTS, row = fuzz_u8(in) % ROWS, kind = fuzz_u8(in);
     uint64_t q = g->f.parent.slot[slot].q + fuzz_u8(in) % 3 - 1;
-    uint64_t word = fi_word(q, fuzz_u8(in) % (WORKERS + 2), FI_HAMMING(kind % 16u), 0);
+    uint64_t word = fi_word(q, fuzz_u8(in) % (WORKERS + 2), codes[kind % 16], 0);
     if (kind & 16)
         atomic_store(&g->f.ring.slots[slot].state, word);
     else
@@ -165,10 +168,10 @@ static void play(game *g, fuzz_input *in)
     case 8: fi_parent_collect(parent); break;
     case 9: fi_parent_reset(parent); break;
     case 10: replace(g, w, chosen & 128); break;
-    case 11: fi_parent_repair(parent); break;
+    case 11: fi_parent_restore_hints(parent); break;
     case 12:
         if (fi_parent_stalled(parent))
-            fi_parent_mend(parent);
+            fi_parent_give_up(parent);
         break;
     case 13:
         (void)fi_parent_commit(parent, chosen % SLOTS, chosen * 64, &need, &have);
@@ -196,9 +199,9 @@ static void come_to_rest(game *g)
         if (parent->head == parent->tail && parent->draining == 0)
             return;
         if (fi_parent_stalled(parent))
-            fi_parent_mend(parent);
+            fi_parent_give_up(parent);
         else
-            fi_parent_repair(parent);
+            fi_parent_restore_hints(parent);
     }
     CHECK(!"the ring never comes to rest");
 }
