@@ -1,10 +1,11 @@
-"""How many CPUs this process may use."""
+"""How many CPUs this process may use, by its affinity mask and its control groups."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 _PROC = Path("/proc/self")
@@ -12,19 +13,13 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 def usable_cpus(proc: Path = _PROC, mount: Path = _GROUPS) -> float:
-    """CPUs this process may use at a time: those of its affinity mask, and no more than the CPU
-    quota of any control group above it grants. A quota may be a fraction.
-
-    Parameters
-    ----------
-    proc, mount : Path
-        As of `cgroup_quota`.
-    """
+    """CPUs that this process may use at a time: those of its affinity mask, limited by its CPU
+    quota, which may be a fraction."""
     return min(float(allowed_cpus()), cgroup_quota(proc, mount))
 
 
 def whole_cpus(proc: Path = _PROC, mount: Path = _GROUPS) -> int:
-    """The same as a number of workers or threads that keep them busy: a fraction is rounded up."""
+    """`usable_cpus`, rounded up: the number of workers or threads that keep the CPUs busy."""
     return max(1, math.ceil(usable_cpus(proc, mount)))
 
 
@@ -35,40 +30,43 @@ def allowed_cpus() -> int:
 
 
 def cgroup_quota(proc: Path = _PROC, mount: Path = _GROUPS) -> float:
-    """CPUs that the control groups of a process leave it; infinity where none sets a limit.
+    """CPUs whose time the control groups grant to a process; infinity without a limit."""
+    return min(map(_quota_of, control_groups("cpu", proc, mount)), default=math.inf)
+
+
+def control_groups(controller: str, proc: Path, mount: Path) -> Iterator[Path]:
+    """Directories of the control groups, of version 1 or 2, that may limit a process.
 
     Parameters
     ----------
+    controller : str
+        "cpu" or "memory".
     proc : Path
         The process' directory under ``/proc``.
     mount : Path
         Where control groups are mounted.
     """
-    quota = float("inf")
-    with contextlib.suppress(OSError, ValueError):
-        for line in (proc / "cgroup").read_text().splitlines():
-            number, controllers, group = line.split(":", 2)
-            if number == "0":
-                root = mount
-            elif "cpu" in controllers.split(","):
-                root = mount / "cpu"
-            else:
-                continue
-            # Inside of a container the path may be the host's, of which only the end is mounted.
-            parts = PurePosixPath(group).relative_to("/").parts
-            for depth in range(len(parts) + 1):
-                quota = min(quota, _quota_of(root.joinpath(*parts[:depth])))
-    return quota
+    try:
+        lines = (proc / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = mount / controller if controllers else mount  # version 2 names no controllers
+        # In a container the path may be the host's, of which only the top is mounted.
+        parts = PurePosixPath(group).parts[1:]
+        for depth in range(len(parts) + 1):
+            yield root.joinpath(*parts[:depth])
 
 
 def _quota_of(group: Path) -> float:
     with contextlib.suppress(OSError, ValueError):
         limit, period = (group / "cpu.max").read_text().split()
-        return float("inf") if limit == "max" else int(limit) / int(period)
+        return int(limit) / int(period)  # "max" is no number
     with contextlib.suppress(OSError, ValueError):
         granted = int((group / "cpu.cfs_quota_us").read_text())
-        return granted / int((group / "cpu.cfs_period_us").read_text()) if granted > 0 else _NONE
-    return _NONE
-
-
-_NONE = float("inf")
+        if granted > 0:
+            return granted / int((group / "cpu.cfs_period_us").read_text())
+    return math.inf

@@ -232,7 +232,7 @@ def test_without_a_command_all_are_listed(capsys: pytest.CaptureFixture[str]) ->
     ("arguments", "message"),
     [
         (["nothing"], "invalid choice: 'nothing'"),
-        (["demo", "--epochs", "0"], "--epochs: '0' is no integer of at least 1"),
+        (["demo", "--epochs", "0"], "--epochs: expected an integer of at least 1, not '0'"),
         (["demo", "--start-method", "threads"], "--start-method: invalid choice: 'threads'"),
     ],
 )

@@ -15,7 +15,8 @@ import pytest
 
 import fastiter
 from fastiter._cli.doctor import machine
-from fastiter._cli.doctor.findings import as_bytes, without_secrets
+from fastiter._cli.doctor.findings import without_secrets
+from fastiter._util.units import as_bytes
 
 sys.path.append(str(Path(__file__).parents[1] / "process"))
 import without_calls
@@ -130,7 +131,7 @@ def test_fewer_cpus_limits_and_packages_are_told(tmp_path: Path) -> None:
     assert usable["fact"].endswith("n_processes=None starts 1 workers")
     assert "RLIMIT_NOFILE 60;" in found["Limits", "open files"]["fact"]
     assert found["Limits", "file size"]["fact"] == "RLIMIT_FSIZE 512 MiB"
-    notes = {key for key, finding in found.items() if finding["diagnosis"] == "note"}
+    notes = {key for key, finding in found.items() if finding["judgement"] == "note"}
     expected = {("Limits", "open files"), ("Limits", "file size"), ("Environment", "rank")}
     assert notes >= expected | {("Environment", "downloads")}
     assert found["Environment", "FASTITER_BUFFER_POOL"]["fact"] == "'64'"
@@ -144,8 +145,8 @@ def test_fewer_cpus_limits_and_packages_are_told(tmp_path: Path) -> None:
     assert found["Packages", "threadpoolctl"]["fact"] == "9.8"
     assert "cupy-cuda99x 7.6" in found["GPUs", "CuPy"]["fact"]
     assert found["GPUs", "devices"]["fact"] == "exit status -6"
-    assert found["GPUs", "devices"]["diagnosis"] == ("problem" if has_gpu else "note")
-    assert found["Self-test", "passed"]["diagnosis"] == "ok"
+    assert found["GPUs", "devices"]["judgement"] == ("problem" if has_gpu else "note")
+    assert found["Self-test", "passed"]["judgement"] == "ok"
 
 
 def test_what_is_broken_is_a_problem_and_a_status() -> None:
@@ -155,10 +156,10 @@ def test_what_is_broken_is_a_problem_and_a_status() -> None:
     )
     assert status == 1
     wrong = found["Environment", "FASTITER_BUFFER_POOL"]
-    assert wrong["diagnosis"] == "problem"
+    assert wrong["judgement"] == "problem"
     assert "set it to the MiB" in wrong["help"]
     failed = found["Self-test", "failed"]
-    assert failed["diagnosis"] == "problem"
+    assert failed["judgement"] == "problem"
     assert "Too many open files" in failed["fact"]
     assert "MultithreadIterator" in failed["help"]
 
@@ -172,10 +173,10 @@ def test_refused_calls_are_told() -> None:
     status, found = doctor(prefix=prefix)
     assert status == 0
     assert "/dev/shm without a name" in found["Shared memory", "memory"]["fact"]
-    assert "batches are kept there" in found["Shared memory", "/dev/shm"]["fact"]
-    assert found["Shared memory", "wake-ups"]["fact"] == "pipes, for want of eventfd"
+    assert "keeps batches there" in found["Shared memory", "/dev/shm"]["fact"]
+    assert found["Shared memory", "wake-ups"]["fact"] == "pipes, since eventfd is not available"
     assert "pidfd_open" in found["Shared memory", "deaths of workers"]["fact"]
-    assert found["Self-test", "passed"]["diagnosis"] == "ok"
+    assert found["Self-test", "passed"]["judgement"] == "ok"
 
 
 def files(root: Path, contents: dict[str, str]) -> Path:

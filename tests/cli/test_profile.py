@@ -23,9 +23,9 @@ import fastiter.random
 from fastiter.__main__ import main
 from fastiter._cli.profile import chart, dataset_cost, loading
 from fastiter._cli.profile import profile as profile_tool
+from fastiter._cli.profile.hang_report import HangReport
 from fastiter._cli.profile.search import Plan, Search
-from fastiter._cli.profile.timeline import record
-from fastiter._cli.profile.trials import Settings, Task, Trials, run_once
+from fastiter._cli.profile.trials import Settings, Task, Trials, record, run_once
 from fastiter.datasets import TupleDataset
 
 DATASETS = """
@@ -254,7 +254,7 @@ def test_the_index_that_raises_is_told(folder: Path) -> None:
             "the dataset raised at index [0-9]+: some_data.Silent: <its __str__ raised>",
         ),
         ("Exits", "the dataset raised at index [0-9]+: SystemExit: 3"),
-        ("exits", "some_data:exits is called without arguments and raised SystemExit: 3"),
+        ("exits", "some_data:exits, called without arguments, raised SystemExit: 3"),
     ],
 )
 def test_no_error_ends_it_without_a_word(
@@ -273,8 +273,10 @@ def test_objects_are_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delitem(sys.modules, "some_data", raising=False)
     assert loading.load_dataset("some_data:ready") == list(range(10))
     assert len(loading.load_dataset("some_data.py:Sleepy")) == 64
-    assert loading.load_converter("none", None) is None
-    assert loading.load_converter("some_data:needs", None)(3) == [3]  # type: ignore[misc]
+    assert loading.load_converter("none", None) == (None, "")
+    converter, code = loading.load_converter("some_data:needs", None)
+    assert converter is not None
+    assert (converter(3), code) == ([3], "needs")
     with pytest.raises(loading.UsageError, match="is for --converter concat"):
         loading.load_converter("none", 0.0)
 
@@ -293,7 +295,7 @@ def test_figures_are_shown_where_no_timeline_can_be_had(
     assert main(["profile", "some_data:ready", *options, "--trace", "trace.json"]) == 0
     printed = capsys.readouterr().out
     assert "Measured with batches of 10: the dataset has no more examples." in printed
-    assert "No timeline: to record one raised MemoryError: no memory for a trace" in printed
+    assert "No timeline: recording it raised MemoryError: no memory for a trace" in printed
     assert "Best, with batches of 10" in printed
     assert "Trace: not written, since recording it failed" in printed
     assert not (folder / "trace.json").exists()
@@ -327,7 +329,7 @@ def test_the_dataset_alone() -> None:
 def test_a_busy_machine_does_not_make_a_dataset_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the thread has stood in line for a CPU while nothing was fetched does not count."""
     seconds = itertools.count()
-    monkeypatch.setattr(dataset_cost, "_delay", lambda: float(next(seconds)))
+    monkeypatch.setattr(dataset_cost, "_cpu_delay", lambda: float(next(seconds)))
     found, _ = dataset_cost.measure([5] * 40, np.arange(40), 8, seconds=0.05, warn=pytest.fail)
     assert 0 < found.cpu < 2
 
@@ -352,32 +354,17 @@ class Stuck:
 
 
 @pytest.mark.parametrize(
-    ("indices", "named"), [([3], "index 3"), ([1, 2, 3, 4, 5, 6], "the 6 indices 1, 2, 3, 4, ...")]
+    ("indices", "named"), [([3], "index 3"), ([1, 2, 3, 4, 5, 6], "6 indices (1, 2, 3, 4, ...)")]
 )
 def test_a_dataset_that_does_not_come_back_is_told_of(indices: list[int], named: str) -> None:
     dataset = Stuck()
-    fetch = dataset_cost.Fetcher(dataset, 10)
+    fetch = dataset_cost.Fetcher(dataset, dataset.say)
+    fetch.hangs = HangReport(dataset.say, 0.05)
     before = threading.active_count()
-    with fetch.waiting.told(dataset.say, 0.05):
+    with fetch.hangs.watching():
         assert fetch(np.array(indices)) == indices
     assert threading.active_count() == before
-    assert re.fullmatch(f"the dataset has been fetching {named} for \\d+\\.\\d s", dataset.said[0])
-
-
-def test_a_converter_that_does_not_come_back_is_told_of() -> None:
-    said: list[str] = []
-    told = threading.Event()
-
-    def converter(examples: list[int], device: None) -> list[int]:
-        assert told.wait(60)
-        return examples
-
-    def say(text: str) -> None:
-        said.append(text)
-        told.set()
-
-    assert profile_tool.convert("mine:own", converter, [1, 2], say, 0.05) == [1, 2]
-    assert re.fullmatch(r"the converter mine:own has been at 2 examples for \d+\.\d s", said[0])
+    assert re.fullmatch(f"fetching {re.escape(named)} has taken \\d+\\.\\d s", dataset.said[0])
 
 
 def test_the_stack_of_a_dataset_that_crashes(folder: Path) -> None:
@@ -400,16 +387,13 @@ def test_damage_is_found() -> None:
     indices = [int(i) for i in fastiter.VirtualShuffleOrderSampler(0)(range(40), 0)[:4]]
     right = [(np.full(3, i), i) for i in indices]
     data = [(np.full(3, i), i) for i in range(40)]
-    task = Task(data, 4, None, 0, 0.0, right, True)
-    runs = Trials(Settings("serial"))
-    run_once(task, runs, 0.0)
-    assert (runs.error, len(runs.firsts)) == ("", 1)
+    task = Task(data, 4, None, 0, 0.0, right)
+    trials = Trials(Settings("serial"))
+    run_once(task, trials, 0.0)
+    assert (trials.error, len(trials.firsts)) == ("", 1)
     right[2][0][1] += 1
-    run_once(task, runs, 0.0)
-    assert runs.error == "its first batch differs from what the dataset gives by itself"
-    wrong_type = [(a.astype(np.int32), i) for a, i in right]
-    run_once(task._replace(expected=wrong_type, is_repeatable=False), runs, 0.0)
-    assert runs.error.startswith("the types of its first batch differ")
+    run_once(task, trials, 0.0)
+    assert trials.error == "its first batch differs from what the dataset returns by itself"
 
 
 class Inherited(list[int]):
@@ -420,7 +404,7 @@ class Inherited(list[int]):
 
 
 def test_a_start_method_that_works_is_found() -> None:
-    task = Task(Inherited(range(16)), 4, None, 0, 0.0, None, True)
+    task = Task(Inherited(range(16)), 4, None, 0, 0.0, None)
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method("spawn", force=True)
     try:
@@ -428,7 +412,7 @@ def test_a_start_method_that_works_is_found() -> None:
         best = search.search()
     finally:
         multiprocessing.set_start_method(before, force=True)
-    errors = {runs.settings: runs.error for runs in search.runs.values()}
+    errors = {trials.settings: trials.error for trials in search.tried.values()}
     assert "has a lock" in errors[Settings("processes", 2, 2)]
     assert errors[Settings("processes", 2, 2, "fork")] == ""
     assert best.rates
@@ -449,11 +433,11 @@ class Waits:
 @pytest.mark.parametrize("seconds", [0.0, -0.3, -100.0])
 def test_workers_are_tried_though_there_is_no_time_left(seconds: float) -> None:
     """Of those that are done soonest, the fewest: one worker would take as long as the caller."""
-    task = Task(Waits(), 8, None, 0, 0.0, None, True)
+    task = Task(Waits(), 8, None, 0, 0.0, None)
     plan = Plan([1, 2, 8], [1, 2, 8], [2], ["fork"])
     search = Search(task, plan, seconds, 40.0, False, example_seconds=0.05)
     assert search.search().settings == Settings("threads", 8, 2)
-    assert list(search.runs) == [Settings("threads", 8, 2)]
+    assert list(search.tried) == [Settings("threads", 8, 2)]
     assert Settings("serial") in search.left_out
 
 
@@ -491,7 +475,7 @@ class Noting:
 def test_recording(settings: Settings) -> None:
     """Eight batches, and what workers did for them; the batches of the start are no part of it."""
     dataset = Noting()
-    trace = record(Task(dataset, 4, None, 0, 0.001, None, True), settings, 0.0)
+    trace = record(Task(dataset, 4, None, 0, 0.001, None), settings, 0.0)
     loop, *workers = lanes_of(trace.events()).values()
     assert len(workers) == settings.workers
     assert [call["args"]["rows"] for call in spans(loop, "next()")] == [4] * 8
@@ -509,7 +493,7 @@ def test_recording(settings: Settings) -> None:
 
 def test_columns_are_recorded_too() -> None:
     columns = TupleDataset(np.zeros((400, 3)), np.arange(400))
-    task = Task(columns, 4, fastiter.concat_examples, 0, 0.0, None, True)
+    task = Task(columns, 4, fastiter.concat_examples, 0, 0.0, None)
     lanes = lanes_of(record(task, Settings("processes", 1, 2, "fork"), 0.0).events())
     assert spans(lanes["worker 0"], "fetch")
 

@@ -8,8 +8,8 @@ import pytest
 from statistics_of import figures
 
 from fastiter._cli.profile import dataset_cost
-from fastiter._cli.profile import profile as profile_tool
 from fastiter._cli.profile.limits import Limits, advice, limits_of
+from fastiter._cli.profile.report import Measured, show_result
 from fastiter._cli.profile.trials import Settings, Trials
 
 FOUND = dataset_cost.DatasetCost(
@@ -54,10 +54,10 @@ def test_limits_and_advice() -> None:
     best = Trials(Settings("processes", 2, 2), rates=[190.0, 200.0, 220.0])
     told = advice(FOUND, limits, [serial, best], best, 20, 0.0)
     assert told[0] == "2.0 times as fast as SerialIterator."
-    assert told[1].startswith("A batch every 100 ms:")
+    assert told[1].startswith("A batch takes 100 ms:")
     assert told[2] == "The dataset holds the GIL: threads do not help, processes do."
     with_steps = advice(FOUND, limits, [serial, best], best, 20, 0.05)
-    assert "waiting" in with_steps[1]
+    assert "waits" in with_steps[1]
     assert "50%" in with_steps[1]
     worse = Trials(Settings("threads", 2, 2), rates=[50.0])
     tiny = advice(FOUND._replace(seconds=1e-6), limits, [serial, worse], serial, 20, 0.0)
@@ -87,10 +87,10 @@ def test_nothing_is_advised_that_the_table_shows_to_be_slower() -> None:
     best = Trials(settings, rates=[200.0], stats=LATE)
     assert best.stats.change == {"n_prefetch": 8}  # type: ignore[union-attr]
     deeper = Trials(settings._replace(prefetch=8), rates=[190.0])
-    (told,) = (t for t in advice(FOUND, limits, [best], best, 20, 0.0) if "In stats()" in t)
+    (told,) = (t for t in advice(FOUND, limits, [best], best, 20, 0.0) if "stats()" in t)
     assert told.endswith("set n_prefetch=8 to have more ready.")
     (told,) = (t for t in advice(FOUND, limits, [best, deeper], best, 20, 0.0) if "stats()" in t)
-    assert told.endswith("gained nothing in these runs.")
+    assert told.endswith("gained nothing in these trials.")
 
 
 def test_each_column_has_a_heading_and_the_fastest_is_marked(
@@ -99,10 +99,10 @@ def test_each_column_has_a_heading_and_the_fastest_is_marked(
     limits = Limits(cpus=2, seconds=1e-2, cpu_seconds=5e-3, copy_rate=1e9, nbytes=1e6)
     serial = Trials(Settings("serial"), rates=[204.0], firsts=[0.1])
     best = Trials(Settings("processes", 2, 4), rates=[200.0], firsts=[0.1], stats=LATE)
-    measured = profile_tool.Measured(
+    measured = Measured(
         "x:y", 20, 20, "", 0.0, FOUND, limits, [serial, best], {}, best, [], [], None
     )
-    profile_tool._show_result(measured)
+    show_result(measured)
     lines = capsys.readouterr().out.splitlines()
     heading = next(line for line in lines if "iterator" in line and "workers" in line)
     names = heading.replace("of limit", "limit").replace("first batch", "first").split()

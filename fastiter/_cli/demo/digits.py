@@ -1,8 +1,9 @@
 """Train a small classifier on handwritten digits while worker processes make the batches.
 
 ``python -m fastiter demo`` and ``python examples/digits.py`` run this file. Read it from the top:
-the dataset, the classifier, the training loop, a comparison of the iterators, and `run`, which
-does it all and resumes a snapshot on the way. The learning curve is drawn by matplotlib, if there.
+the dataset, the classifier, the training loop, a comparison of the iterators, and `run`, which runs
+all of them and resumes a snapshot in between. If matplotlib is installed, it draws the learning
+curve.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 import fastiter
+from fastiter._cli.options import positive
 
 BATCH_SIZE = 50
 N_TRAIN = 1500  # images, drawn at random; the other 297 are the test split
 N_VIEWS = 4  # variants of each training image: 6,000 examples make an epoch
 SIDE = 16  # pixels, of the images that are made of the data set's, which have 8
 
-# A bar for each epoch; disable=None draws none where the output is no terminal.
+# A bar for each epoch; disable=None draws none if the output is no terminal.
 progress = partial(tqdm, leave=False, disable=None, dynamic_ncols=True)
 
 
@@ -88,8 +90,8 @@ def load_digits(seed: int) -> tuple[Digits, Digits]:
 
 
 class Classifier:
-    """Small networks with one hidden layer each, whose mean score counts, trained side by side by
-    gradient descent with momentum. Arrays of theirs have the network as their first axis."""
+    """An ensemble of small networks with one hidden layer, trained by gradient descent with
+    momentum; the mean of their scores counts. The first axis of all arrays is the network."""
 
     rate = 0.1  # length of a step
 
@@ -138,16 +140,16 @@ class Classifier:
 
 @dataclass
 class Record:
-    """What a stretch of training saw, and where its time went (seconds)."""
+    """Losses, indices and times (seconds) of some training steps."""
 
     waited: float = 0.0  # in next(): the loop waits for a batch
-    computed: float = 0.0  # elsewhere: workers get on with the batches to come
+    computed: float = 0.0  # elsewhere: workers make the next batches meanwhile
     losses: list[float] = field(default_factory=list)
     indices: list[list[int]] = field(default_factory=list)
 
 
 def train(model: Classifier, iterator: Any, steps: Iterable[int], record: Record) -> None:
-    """Train `model` on a batch of `iterator` for each of `steps`; add what happens to `record`."""
+    """Train `model` on a batch of `iterator` for each of `steps`; add to `record`."""
     for _ in steps:
         start = time.perf_counter()
         batch = next(iterator)
@@ -160,7 +162,7 @@ def train(model: Classifier, iterator: Any, steps: Iterable[int], record: Record
 
 
 def compare(iterators: list[Any], seed: int, n_batches: int) -> None:
-    """Train a fresh classifier with each iterator; print its speed and who waited for whom."""
+    """Train a new classifier with each iterator; print its speed, waiting and copying."""
     print(f"\n{'':20}  {'examples/s':>10}  {'loop waits':>10}  {'bytes copied per image':>22}")
     print(f"{'':20}  {'':>10}  {'for data':>10}  {'by workers':>11}{'by loop':>11}")
     for iterator in iterators:
@@ -176,9 +178,9 @@ def compare(iterators: list[Any], seed: int, n_batches: int) -> None:
         seconds = record.waited + record.computed
         print(f"{name:20}  {n_batches * BATCH_SIZE / seconds:>10,.0f}", end="")
         print(f"  {record.waited / seconds:>10.0%}  {by_workers:>11}{by_loop:>11}")
-    print(f"Speed and waiting: measured over {n_batches} batches, the workers' start not counted.")
-    print("Bytes: derived. A worker process writes each image once; concat_examples copies")
-    print("it, unless its array shares memory with the batch, which is looked up.")
+    print(f"Speed and waiting are measured over {n_batches} batches, without the workers' start.")
+    print("A worker process writes each image once into shared memory. concat_examples")
+    print("copies it, unless its result shares memory with the batch (checked here).")
 
 
 def draw_curve(losses: list[float], accuracies: list[float], path: Path) -> str:
@@ -199,7 +201,7 @@ def draw_curve(losses: list[float], accuracies: list[float], path: Path) -> str:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Train; take a snapshot in the middle of the last epoch and resume it; compare."""
+    """Train, resume a snapshot of the middle of the last epoch, and compare the iterators."""
     np.random.seed(options.seed)  # the iterators shuffle with NumPy's global generator
     training, test = load_digits(options.seed)
     test_images, test_labels, _ = fastiter.concat_examples(test[:])
@@ -234,7 +236,7 @@ def run(options: argparse.Namespace) -> None:
         if resumed != remaining or not iterator.is_new_epoch:
             raise RuntimeError("the resumed iterator did not deliver the rest of the epoch")
     print(f"snapshot in the middle of epoch {options.epochs}: {out / 'snapshot.npz'}")
-    print(f"resumed in a fresh iterator: exactly the {len(remaining)} remaining batches")
+    print(f"a new iterator resumed it with exactly the {len(remaining)} remaining batches")
     print(f"test accuracy {accuracies[-1]:.2f}")
     iterators = [
         fastiter.SerialIterator(training, BATCH_SIZE),
@@ -245,24 +247,13 @@ def run(options: argparse.Namespace) -> None:
     print(f"learning curve: {draw_curve(losses, accuracies, out / 'learning_curve.png')}")
 
 
-def positive(text: str) -> int:
-    """Return the integer of at least 1 that `text` spells; for argparse."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no integer of at least 1")
-    return number
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options that `run` takes."""
     methods = multiprocessing.get_all_start_methods()
     parser.add_argument("--epochs", type=positive, default=5, help="default: 5")
     parser.add_argument("--processes", type=positive, default=2, help="workers (default: 2)")
     parser.add_argument("--start-method", choices=methods, help="how the workers start")
-    parser.add_argument("--seed", type=int, default=0, help="of order, augmentation and weights")
+    parser.add_argument("--seed", type=int, default=0, help="for order, augmentation, weights")
     parser.add_argument("--out", type=Path, help="folder for the files (default: a temporary one)")
 
 

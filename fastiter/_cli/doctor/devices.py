@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastiter import _device
-from fastiter._cli.doctor.findings import as_bytes
+from fastiter._util.units import as_bytes
 
 
 def main() -> None:

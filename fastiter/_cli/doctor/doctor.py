@@ -1,10 +1,9 @@
-"""``python -m fastiter doctor``: what this machine offers, and what would help."""
+"""``python -m fastiter doctor``: report what this machine offers a data loader."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import itertools
 import json
 import logging
 import math
@@ -21,31 +20,32 @@ import numpy as np
 
 import fastiter
 from fastiter._cli.doctor import machine, selftest
-from fastiter._cli.doctor.findings import Finding, as_bytes, show, without_secrets
-from fastiter._clib import system as _system
+from fastiter._cli.doctor.findings import Finding, Judgement, note_if, without_secrets
+from fastiter._clib import system
 from fastiter._collate import buffers
 from fastiter._order import permutation
-from fastiter._ring import arena as _arena
+from fastiter._ring.arena import Arena
 from fastiter._util import cpus
+from fastiter._util.units import as_bytes
 from fastiter._workers import start_method
 from fastiter.dataset.download import get_dataset_root
 from fastiter.iterators.order_sharded import ShardedOrderSampler
 
 EPILOG = """\
-Each line is a fact, judged: "ok", "note" (worth knowing), or "problem" (something does not work).
-The exit status is 1 if there is a problem, else 0.
+Each line states a fact and rates it: "ok", "note" (worth knowing), or "problem" (something does not
+work). The exit status is 1 if there is a problem, else 0.
 """
 
 _MIB = 1 << 20
 _DEVICE_SECONDS = 60  # for CuPy and the driver to answer
 
-# Distributions, in the order of preference, what they are good for, and whether fastiter asks pip
-# for them.
+# Distributions in the order of preference, what they are good for, and whether fastiter requires
+# them.
 _PACKAGES = (
     (("tqdm",), "for progress bars", True),
     (("filelock",), "for downloads and cached files", True),
     (("urllib3",), "for downloads", True),
-    (("pillow",), "for ImageDataset and its like", False),
+    (("pillow",), "for ImageDataset and similar datasets", False),
     (
         (
             "opencv-python-headless",
@@ -53,12 +53,12 @@ _PACKAGES = (
             "opencv-contrib-python-headless",
             "opencv-contrib-python",
         ),
-        "for image datasets of your own; its threads are limited in workers",
+        "for image datasets of your own; workers limit its threads",
         False,
     ),
     (("cloudpickle",), "to send lambdas and local classes to spawned workers", False),
     (("matplotlib",), "for the charts of `profile` and `demo`", False),
-    (("torch",), "if you use it; its generators are seeded in workers", False),
+    (("torch",), "if you use it; workers seed its generators", False),
     (("threadpoolctl",), "not needed: fastiter itself limits thread pools in workers", False),
 )
 _VARIABLES = (
@@ -86,171 +86,140 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the findings; return the exit status."""
-    # What starts processes comes last, so that it changes nothing that the others look at.
-    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
-        _fastiter,
-        _processors,
-        _memory,
-        _shared_memory,
-        _limits,
-        _start_methods,
-        _packages,
-        _environment,
-        _gpus,
-        selftest.findings,
-    )
-    found = itertools.chain.from_iterable(check() for check in checks)
-    kept: list[Finding] = []
+    found: list[tuple[str, Finding]] = []
+    for section, check in _CHECKS.items():
+        if not options.json:
+            print(f"\n{section}")
+        for finding in check():
+            found.append((section, finding))
+            if not options.json:
+                print(finding)
+    problems = sum(finding.judgement == "problem" for _, finding in found)
     if options.json:
-        kept += found
-        print(json.dumps({"findings": [finding._asdict() for finding in kept]}, indent=2))
+        findings = [{"section": section, **finding._asdict()} for section, finding in found]
+        print(json.dumps({"findings": findings}, indent=2))
     else:
-        show(kept.append(finding) or finding for finding in found)  # type: ignore[func-returns-value]
-    problems = sum(finding.diagnosis == "problem" for finding in kept)
-    notes = sum(finding.diagnosis == "note" for finding in kept)
-    if not options.json:
+        notes = sum(finding.judgement == "note" for _, finding in found)
         print(f"\nproblems: {problems}, notes: {notes}")
     return 1 if problems else 0
 
 
 def _fastiter() -> Iterator[Finding]:
-    section = "fastiter"
-    yield Finding(section, "version", f"{fastiter.__version__} in {Path(fastiter.__file__).parent}")
+    yield Finding("version", f"{fastiter.__version__} in {Path(fastiter.__file__).parent}")
+    yield Finding("system", f"{platform.system()} {platform.release()} on {platform.machine()}")
     gil = "free-threaded" if sysconfig.get_config_var("Py_GIL_DISABLED") else "with the GIL"
-    enabled = getattr(sys, "_is_gil_enabled", lambda: True)()
-    if gil == "free-threaded" and enabled:
+    if gil == "free-threaded" and sys._is_gil_enabled():  # type: ignore[attr-defined,unused-ignore]
         gil += ", but the GIL is switched on"
     python = f"{platform.python_implementation()} {platform.python_version()} ({gil})"
     cython = [name.removeprefix("_cython_") for name in sys.modules if name[:8] == "_cython_"]
-    built = f"; modules made by Cython {cython[0].replace('_', '.')}" if cython else ""
-    system = f"{platform.system()} {platform.release()} on {platform.machine()}"
-    yield Finding(section, "system", system)
-    yield Finding(section, "python", f"{python}, NumPy {np.__version__}{built}")
+    built = f"; compiled by Cython {cython[0].replace('_', '.')}" if cython else ""
+    yield Finding("python", f"{python}, NumPy {np.__version__}{built}")
     names = ("baseline", "AVX2", "AVX-512")
     levels = [names[level] for level in permutation.isa_levels()]
-    yield Finding(
-        section,
-        "instructions",
-        f"{levels[-1]} is used by the kernels that gain by it, out of {', '.join(levels)}",
-    )
+    fact = f"the processor has {', '.join(levels)}; the kernels use up to {levels[-1]}"
+    yield Finding("instructions", fact)
 
 
 def _processors() -> Iterator[Finding]:
-    section = "CPUs"
-    present, usable = os.cpu_count() or 1, cpus.allowed_cpus()
-    workers = cpus.whole_cpus()
-    yield Finding(
-        section,
+    present, usable, workers = os.cpu_count() or 1, cpus.allowed_cpus(), cpus.whole_cpus()
+    yield note_if(
+        usable != present,
         "usable",
         f"{usable} of {present}: n_processes=None starts {workers} workers",
-        "ok" if usable == present else "note",
-        "" if usable == present else "an affinity mask (taskset, cpuset, SLURM) hides the others",
+        "an affinity mask (taskset, cpuset, SLURM) hides the others",
     )
     quota = cpus.cgroup_quota()
     if math.isinf(quota):
-        yield Finding(section, "quota", "no control group limits CPU time")
+        yield Finding("quota", "no control group limits CPU time")
     elif quota >= usable:
-        yield Finding(section, "quota", f"{quota:g} CPUs of the control group, enough for all")
+        yield Finding("quota", f"the control group grants {quota:g} CPUs, enough for all")
     else:
         yield Finding(
-            section,
             "quota",
-            f"the control group grants {quota:g} CPUs' worth of time, {usable} can be used",
+            f"the control group grants the time of {quota:g} CPUs, the affinity mask {usable}",
             "note",
-            f"more workers than {workers} only get throttled; raise the container's CPU limit",
+            f"more than {workers} workers are only throttled; raise the container's CPU limit",
         )
     load = machine.load()
     if load is not None:
-        busy = load > 0.5 * usable
-        yield Finding(
-            section,
+        yield note_if(
+            load > 0.5 * usable,
             "load",
-            f"{load:.1f} processes ran or wanted to in the last minute",
-            "note" if busy else "ok",
-            "other programs compete for these CPUs: what is measured now will vary" if busy else "",
+            f"{load:.1f} processes ran or waited for a CPU, on average, in the last minute",
+            "other programs compete for these CPUs: measurements will vary",
         )
 
 
 def _memory() -> Iterator[Finding]:
-    section = "Memory"
     sizes = machine.memory()
     if not sizes:
-        yield Finding(section, "machine", "this system does not tell", "note")
+        yield Finding("machine", "this system does not report its memory", "note")
         return
-    total, available = sizes.get("MemTotal", 0), sizes.get("MemAvailable", 0)
-    fact = f"{as_bytes(available)} available of {as_bytes(total)}"
-    yield Finding(section, "machine", f"{fact}, swap {as_bytes(sizes.get('SwapTotal', 0))}")
+    total, available, swap = (
+        as_bytes(sizes.get(name, 0)) for name in ("MemTotal", "MemAvailable", "SwapTotal")
+    )
+    yield Finding("machine", f"{available} available of {total}, swap {swap}")
     limit = machine.memory_limit()
     if limit is None:
-        yield Finding(section, "control group", "no limit below the machine's")
+        yield Finding("control group", "no limit below the machine's memory")
     else:
         fact = f"limited to {as_bytes(limit.nbytes)} by {limit.group}"
-        advice = "batches, the dataset's image and all workers count towards it"
-        yield Finding(section, "control group", fact, "note", advice)
-    ours = _system.memory_available()
-    low = ours < 256 * _MIB
-    yield Finding(
-        section,
+        advice = "batches, the shared copy of the dataset and all workers count towards it"
+        yield Finding("control group", fact, "note", advice)
+    available_here = system.memory_available()
+    yield note_if(
+        available_here < 256 * _MIB,
         "for batches",
-        f"{as_bytes(ours)} may be taken; a reserve is left to the machine",
-        "note" if low else "ok",
+        f"fastiter may use {as_bytes(available_here)} and leaves a reserve to the machine",
         "too little for many pipelines: reduce batch_size and n_prefetch, free memory, or raise "
-        "the limit"
-        if low
-        else "",
+        "the limit",
     )
     huge = machine.huge_pages()
     if huge is not None:
         pages = "huge pages" if huge in ("always", "within_size", "force") else "small pages"
-        fact = f"shmem_enabled={huge}: slots are made of {pages}, and are as fast with either"
-        yield Finding(section, "huge pages", fact)
+        fact = f"shmem_enabled={huge}: slots use {pages}; both are equally fast"
+        yield Finding("huge pages", fact)
 
 
 def _shared_memory() -> Iterator[Finding]:
-    section = "Shared memory"
     try:
-        arena = _arena.Arena.create(4, 1, 1, 1)
+        arena = Arena.create(4, 1, 1, 1)
     except (OSError, MemoryError) as error:
-        advice = "see the limits below; MultithreadIterator needs none"
-        yield Finding(section, "arena", f"cannot be made: {error}", "problem", advice)
+        advice = "see the limits below; MultithreadIterator needs no shared memory"
+        yield Finding("arena", f"cannot be created: {error}", "problem", advice)
         return
-    memory, event = (_what_is(fd) for fd in (arena.fd, arena.event_fd))
-    slot = arena.geometry[4]
+    memory, event = (_target_of(fd) for fd in (arena.fd, arena.event_fd))
+    room = f"room for {as_bytes(arena.geometry[4])} in each slot"
     arena.close_descriptors()
     is_named = not memory.startswith("memfd:")
-    yield Finding(
-        section,
+    kind = "a file of /dev/shm without a name" if is_named else "anonymous (memfd_create)"
+    yield note_if(
+        is_named,
         "memory",
-        f"{'a file of /dev/shm without a name' if is_named else 'anonymous (memfd_create)'}; room "
-        f"for {as_bytes(slot)} in each slot",
-        "note" if is_named else "ok",
-        "this kernel or sandbox refuses memfd_create; allow it, so that the size of /dev/shm does "
-        "not count"
-        if is_named
-        else "",
+        f"{kind}; {room}",
+        "this kernel or sandbox refuses memfd_create; allow it, and the size of /dev/shm does not "
+        "matter",
     )
-    yield _dev_shm(section, is_named)
-    by_pipe = "eventfd" not in event
-    yield Finding(
-        section,
+    yield _dev_shm(is_named)
+    has_eventfd = "eventfd" in event
+    yield note_if(
+        not has_eventfd,
         "wake-ups",
-        "pipes, for want of eventfd" if by_pipe else "eventfd and futex",
-        "note" if by_pipe else "ok",
-        "it works, somewhat slower; a kernel or sandbox that allows eventfd helps"
-        if by_pipe
-        else "",
+        "eventfd and futex" if has_eventfd else "pipes, since eventfd is not available",
+        "this works, but is slower; a kernel or sandbox that allows eventfd helps",
     )
     has_pidfd = _has_pidfd()
-    yield Finding(
-        section,
+    yield note_if(
+        not has_pidfd,
         "deaths of workers",
-        "noticed by pidfd" if has_pidfd else "noticed by pipes and waitpid, for want of pidfd_open",
-        "ok" if has_pidfd else "note",
-        "" if has_pidfd else "it works; a kernel or sandbox that allows pidfd_open helps",
+        "detected by pidfd"
+        if has_pidfd
+        else "detected by pipes and waitpid, since pidfd_open is not available",
+        "this works; a kernel or sandbox that allows pidfd_open helps",
     )
 
 
-def _what_is(fd: int) -> str:
+def _target_of(fd: int) -> str:
     try:
         return os.readlink(f"/proc/self/fd/{fd}").removeprefix("/")
     except OSError:
@@ -265,69 +234,59 @@ def _has_pidfd() -> bool:
     return True
 
 
-def _dev_shm(section: str, is_used: bool) -> Finding:
+def _dev_shm(is_used: bool) -> Finding:
     try:
         status = os.statvfs("/dev/shm")
     except OSError:
-        fact = "is not there"
-        return Finding(section, "/dev/shm", fact, "problem" if is_used else "ok")
+        return Finding("/dev/shm", "does not exist", "problem" if is_used else "ok")
     free = status.f_bavail * status.f_frsize
-    fact = f"{as_bytes(free)} free of {as_bytes(status.f_blocks * status.f_frsize)}"
-    if not is_used:
-        return Finding(section, "/dev/shm", f"{fact}; irrelevant, nothing of fastiter is there")
-    if free >= 1024 * _MIB:
-        return Finding(section, "/dev/shm", f"{fact}; batches are kept there")
-    advice = "enlarge it (docker run --shm-size=2g), or allow memfd_create"
-    return Finding(section, "/dev/shm", f"{fact}; batches are kept there", "note", advice)
+    use = "fastiter keeps batches there" if is_used else "fastiter does not use it"
+    return note_if(
+        is_used and free < 1024 * _MIB,
+        "/dev/shm",
+        f"{as_bytes(free)} free of {as_bytes(status.f_blocks * status.f_frsize)}; {use}",
+        "enlarge it (docker run --shm-size=2g), or allow memfd_create",
+    )
 
 
 def _limits() -> Iterator[Finding]:
-    section = "Limits"
     try:
         import resource
     except ImportError:
-        yield Finding(section, "all", "this system does not tell", "note")
+        yield Finding("all", "this system does not report its limits", "note")
         return
+
+    def soft(name: str) -> int:
+        return resource.getrlimit(getattr(resource, name))[0]
+
     workers = cpus.whole_cpus()
     need = 16 + 4 * workers
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    tight = 0 <= soft < need + 48
-    yield Finding(
-        section,
+    files = soft("RLIMIT_NOFILE")
+    yield note_if(
+        0 <= files < need + 48,
         "open files",
-        f"RLIMIT_NOFILE {_limit(soft)}; an iterator of {workers} workers takes about {need}, "
-        "batches none",
-        "note" if tight else "ok",
-        f"raise it: ulimit -n {_limit(hard)}" if tight else "",
+        f"RLIMIT_NOFILE {_limit(files)}; an iterator of {workers} workers opens about {need}, "
+        "batches open none",
+        f"raise it: ulimit -n {_limit(resource.getrlimit(resource.RLIMIT_NOFILE)[1])}",
     )
     for name, what, command in (
         ("RLIMIT_AS", "address space", "ulimit -v unlimited"),
         ("RLIMIT_FSIZE", "file size", "ulimit -f unlimited"),
     ):
-        soft, _ = resource.getrlimit(getattr(resource, name))
-        finite = soft != resource.RLIM_INFINITY
-        yield Finding(
-            section,
+        yield note_if(
+            soft(name) >= 0,
             what,
-            f"{name} {_limit(soft, as_bytes)}",
-            "note" if finite else "ok",
-            f"it counts for shared memory too, and bounds a batch's size: {command}"
-            if finite
-            else "",
+            f"{name} {_limit(soft(name), as_bytes)}",
+            f"it applies to shared memory too, and so limits the size of a batch: {command}",
         )
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    fact = f"RLIMIT_MEMLOCK {_limit(soft, as_bytes)}; fastiter locks no memory itself"
-    yield Finding(section, "locked memory", fact)
-    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    few = 0 <= soft < 64 + workers and os.geteuid() != 0
-    yield Finding(
-        section,
+    locked = _limit(soft("RLIMIT_MEMLOCK"), as_bytes)
+    yield Finding("locked memory", f"RLIMIT_MEMLOCK {locked}; fastiter locks no memory")
+    processes = soft("RLIMIT_NPROC")
+    yield note_if(
+        0 <= processes < 64 + workers and os.geteuid() != 0,
         "processes",
-        f"RLIMIT_NPROC {_limit(soft)}",
-        "note" if few else "ok",
-        f"it counts all threads of this user; raise it (ulimit -u) for {workers} workers"
-        if few
-        else "",
+        f"RLIMIT_NPROC {_limit(processes)}",
+        f"it counts all threads of this user; raise it (ulimit -u) for {workers} workers",
     )
 
 
@@ -336,42 +295,34 @@ def _limit(value: int, text: Callable[[float], str] = str) -> str:
 
 
 def _start_methods() -> Iterator[Finding]:
-    section = "Start of workers"
     methods = multiprocessing.get_all_start_methods()
-    yield Finding(section, "methods", f"{', '.join(methods)}; the default here is {methods[0]}")
-    level = logging.getLogger("fastiter").level
-    logging.getLogger("fastiter").setLevel(logging.ERROR)
+    yield Finding("methods", f"{', '.join(methods)}; the default here is {methods[0]}")
+    logger = logging.getLogger("fastiter")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     chosen = start_method.choose(None).context.get_start_method()
-    logging.getLogger("fastiter").setLevel(level)
+    logger.setLevel(level)
     reason = start_method.why_not_fork()
     if chosen != "fork":
-        why = "the default" if chosen == methods[0] else f"since {reason}"
+        why = "the default" if chosen == methods[0] else f"because {reason}"
     else:
         why = f"although {reason}" if reason else "nothing in this process makes a fork unsafe"
     yield Finding(
-        section,
         "chosen",
         f"{chosen}: {why}",
-        help="in your program it depends on the threads that live when workers start; the logger "
-        "'fastiter' tells at level INFO, and context= decides",
+        help="in your program the choice depends on the threads that exist when workers start; the "
+        "logger 'fastiter' reports it at level INFO, and context= sets it",
     )
 
 
 def _packages() -> Iterator[Finding]:
-    section = "Packages"
     for names, purpose, is_required in _PACKAGES:
         versions = {name: version for name in names if (version := _version(name))}
         if versions:
-            name, version = next(iter(versions.items()))
-            yield Finding(section, name, version)
-        else:
-            yield Finding(
-                section,
-                names[0],
-                "not installed",
-                "note" if is_required else "ok",
-                purpose if "not needed" in purpose else f"pip install {names[0]}, {purpose}",
-            )
+            yield Finding(*next(iter(versions.items())))
+            continue
+        help = purpose if "not needed" in purpose else f"pip install {names[0]}, {purpose}"
+        yield Finding(names[0], "not installed", "note" if is_required else "ok", help)
 
 
 def _version(name: str) -> str | None:
@@ -382,64 +333,75 @@ def _version(name: str) -> str | None:
 
 
 def _environment() -> Iterator[Finding]:
-    section = "Environment"
     for name in _VARIABLES:
         value = os.environ.get(name)
         if value is None:
             continue
         if name == "FASTITER_BUFFER_POOL" and (wrong := buffers.complaint()):
-            yield Finding(section, name, repr(value), "problem", wrong)
+            yield Finding(name, repr(value), "problem", wrong)
         else:
-            yield Finding(section, name, repr(without_secrets(value, name.endswith("_proxy"))))
+            yield Finding(name, repr(without_secrets(value, name.endswith("_proxy"))))
     root = get_dataset_root()
-    writable = machine.is_open_to_writing(root)
-    yield Finding(
-        section,
+    is_closed = not machine.is_open_to_writing(root)
+    yield note_if(
+        is_closed,
         "downloads",
-        f"are kept below {without_secrets(root)}"
-        + ("" if writable else ", where nothing can be written"),
-        "ok" if writable else "note",
-        "" if writable else "set CHAINER_DATASET_ROOT to a directory of yours",
+        f"kept below {without_secrets(root)}" + (", which is not writable" if is_closed else ""),
+        "set CHAINER_DATASET_ROOT to a writable directory",
     )
     if any(name in os.environ for name in _RANKS):
         try:
             sampler = ShardedOrderSampler(fastiter.ShuffleOrderSampler(0))
         except ValueError as error:
-            yield Finding(section, "rank", str(error), "note")
+            yield Finding("rank", str(error), "note")
         else:
-            yield Finding(section, "rank", f"{sampler.rank} of {sampler.size}")
+            yield Finding("rank", f"{sampler.rank} of {sampler.size}")
 
 
 def _gpus() -> Iterator[Finding]:
-    section = "GPUs"
-    found = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
+    devices = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
     installed = sorted(
         f"{distribution.metadata['Name']} {distribution.version}"
         for distribution in importlib.metadata.distributions()
         if (distribution.metadata["Name"] or "").startswith("cupy")
     )
     if not installed:
-        yield Finding(
-            section,
+        yield note_if(
+            bool(devices),
             "CuPy",
-            f"not installed; {f'devices: {chr(44).join(found)}' if found else 'no GPU is seen'}",
-            "note" if found else "ok",
-            "pip install 'fastiter[cuda12]' (or 'fastiter[cuda13]') for device=0" if found else "",
+            f"not installed; {'devices: ' + ', '.join(devices) if devices else 'no GPU found'}",
+            "pip install 'fastiter[cuda12]' (or 'fastiter[cuda13]') for device=0",
         )
         return
-    yield Finding(section, "CuPy", ", ".join(installed))
+    yield Finding("CuPy", ", ".join(installed))
+    failed: Judgement = "problem" if devices else "note"
     # In a process of its own: CUDA stays out of this one, and a broken driver cannot end it.
     command = [sys.executable, "-m", "fastiter._cli.doctor.devices"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_DEVICE_SECONDS)
     except subprocess.TimeoutExpired:
-        fact, advice = f"no answer in {_DEVICE_SECONDS} s", "look at nvidia-smi and the driver"
-        yield Finding(section, "devices", fact, "problem" if found else "note", advice)
+        fact = f"no answer within {_DEVICE_SECONDS} s"
+        yield Finding("devices", fact, failed, "check nvidia-smi and the driver")
         return
     lines = answer.stdout.splitlines()
     if answer.returncode != 0 or not lines:
         last = answer.stderr.strip().splitlines()[-1:] or [f"exit status {answer.returncode}"]
-        yield Finding(section, "devices", last[0], "problem" if found else "note")
+        yield Finding("devices", last[0], failed)
     for line in lines:
         number, text = line.split(" ", 1)
-        yield Finding(section, f"device {number}", text)
+        yield Finding(f"device {number}", text)
+
+
+# What starts processes comes last, so that it changes nothing that the other checks look at.
+_CHECKS: dict[str, Callable[[], Iterator[Finding]]] = {
+    "fastiter": _fastiter,
+    "CPUs": _processors,
+    "Memory": _memory,
+    "Shared memory": _shared_memory,
+    "Limits": _limits,
+    "Start of workers": _start_methods,
+    "Packages": _packages,
+    "Environment": _environment,
+    "GPUs": _gpus,
+    "Self-test": selftest.findings,
+}

@@ -1,6 +1,6 @@
-"""What the operating system tells about this machine and the limits of this process.
+"""Memory, limits and load of this machine, as the operating system reports them.
 
-Files are read below `root`, so that a tree of files stands for another machine.
+Files are read below ``root``, so that tests can describe another machine by a tree of files.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from fastiter._util.cpus import control_groups
+
 _ROOT = Path("/")
 
 
 class MemoryLimit(NamedTuple):
-    """A control group's limit."""
+    """The memory limit of a control group."""
 
     nbytes: int
     group: str
@@ -28,45 +30,20 @@ def text_of(path: Path) -> str:
         return ""
 
 
-def _numbers(path: Path) -> list[int]:
-    """The numbers in a file, without "max" and "-1", which mean no limit."""
-    return [int(word) for word in text_of(path).split() if word.isdecimal()]
-
-
-def _memory_groups(root: Path) -> list[Path]:
-    """Directories of the control groups that may limit the memory of this process, and of those
-    above them: of version 2, and of version 1."""
-    found = []
-    for line in text_of(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
-        place = top / path.lstrip("/")
-        # In a container the path may be the host's, of which only the top is mounted here.
-        while place != top:
-            found.append(place)
-            place = place.parent
-        found.append(top)
-    return found
-
-
 def memory(root: Path = _ROOT) -> dict[str, int]:
     """The machine's memory in bytes: keys as in /proc/meminfo."""
-    pattern = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
-    return {
-        name: int(kilobytes) * 1024
-        for name, kilobytes in pattern.findall(text_of(root / "proc/meminfo"))
-    }
+    found = re.findall(r"^(\w+):\s+(\d+) kB$", text_of(root / "proc/meminfo"), re.MULTILINE)
+    return {name: int(kilobytes) * 1024 for name, kilobytes in found}
 
 
 def memory_limit(root: Path = _ROOT) -> MemoryLimit | None:
     """The smallest limit of the control groups, if it is below the machine's memory."""
+    mount = root / "sys/fs/cgroup"
     limits = [
-        MemoryLimit(numbers[0], str(group.relative_to(root / "sys/fs/cgroup")))
-        for group in _memory_groups(root)
+        MemoryLimit(int(text), str(group.relative_to(mount)))
+        for group in control_groups("memory", root / "proc/self", mount)
         for name in ("memory.max", "memory.limit_in_bytes")
-        if (numbers := _numbers(group / name))
+        if (text := text_of(group / name).strip()).isdecimal()  # "max" means no limit
     ]
     smallest = min(limits, default=None)
     if smallest is None or smallest.nbytes >= memory(root).get("MemTotal", 0):
@@ -75,20 +52,20 @@ def memory_limit(root: Path = _ROOT) -> MemoryLimit | None:
 
 
 def huge_pages(root: Path = _ROOT) -> str | None:
-    """What the kernel does about huge pages in shared memory: the choice of shmem_enabled."""
+    """Whether the kernel uses huge pages for shared memory: its setting of shmem_enabled."""
     path = root / "sys/kernel/mm/transparent_hugepage/shmem_enabled"
     chosen = re.search(r"\[(\w+)\]", text_of(path))
     return chosen[1] if chosen else None
 
 
 def load(root: Path = _ROOT) -> float | None:
-    """Processes that ran or wanted to, on the average of the last minute."""
+    """Processes that ran or waited for a CPU, on average in the last minute."""
     words = text_of(root / "proc/loadavg").split()
     return float(words[0]) if words else None
 
 
 def is_open_to_writing(path: str) -> bool:
-    """Whether files can be made below `path`, which need not exist yet."""
+    """Whether files can be created below ``path``, which need not exist yet."""
     place = Path(path).absolute()
     while not place.exists() and place != place.parent:
         place = place.parent

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from fastiter._cli.profile.profile import Measured
+from fastiter._cli.profile.report import Measured
 
 _COLOURS = {"processes": "#1764ab", "threads": "#d9730d", "serial": "#6b6b6b"}
 _LIMIT = "#b3261e"
-_EVENTS = {  # what is inside of another comes after it
+_EVENTS = {  # an event that lies inside of another comes after it
     "next()": ("#e8b04a", "loop is in next()"),
     "loop": ("#7b4ba0", "loop's own work"),
     "fetch": ("#1764ab", "in the dataset"),
@@ -20,6 +19,7 @@ _EVENTS = {  # what is inside of another comes after it
 }
 _MOST_WORKERS = 16
 _BATCHES_SHOWN = 5
+_LEGEND = {"frameon": False, "fontsize": 8, "loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
 
 
 def draw(measured: Measured, path: Path) -> str:
@@ -47,55 +47,44 @@ def draw(measured: Measured, path: Path) -> str:
 def _throughput(axes: Any, measured: Measured) -> None:
     best = measured.best
     lines: dict[str, dict[int, float]] = {"processes": {}, "threads": {}}
-    for runs in measured.runs:
-        kind, workers = runs.settings.kind, runs.settings.workers
-        if not runs.rates:
-            continue
-        if kind == "serial":
-            axes.axhline(
-                runs.rate, color=_COLOURS[kind], linewidth=1.2, label=runs.settings.name, zorder=1
-            )
-        else:
-            lines[kind][workers] = max(runs.rate, lines[kind].get(workers, 0.0))
+    for trials in measured.tried:
+        kind, workers = trials.settings.kind, trials.settings.workers
+        if kind != "serial" and trials.rates:
+            lines[kind][workers] = max(trials.rate, lines[kind].get(workers, 0.0))
+        elif trials.rates:
+            style = {"color": _COLOURS[kind], "linewidth": 1.2, "zorder": 1}
+            axes.axhline(trials.rate, label=trials.settings.name, **style)
     names = {"processes": "MultiprocessIterator", "threads": "MultithreadIterator"}
     for name, line in lines.items():
         if line:
-            points = sorted(line.items())
-            axes.plot(*zip(*points, strict=True), "o-", color=_COLOURS[name], label=names[name])
+            points = zip(*sorted(line.items()), strict=True)
+            axes.plot(*points, "o-", color=_COLOURS[name], label=names[name])
     tried = sorted({*lines["processes"], *lines["threads"], 1})
     numbers = range(1, tried[-1] + 1)
-    limit = [_with_steps(measured, measured.limits.rate(n)) for n in numbers]
+    size, step = measured.measured_batch_size, measured.step
+    most = size / step if step else float("inf")
+    limit = [min(most, measured.limits.rate(n)) for n in numbers]
     axes.plot(numbers, limit, "--", color=_LIMIT, linewidth=1.2, label="limit of this machine")
     ring = {"markersize": 14, "fillstyle": "none", "color": "black", "linestyle": "none"}
     axes.plot([max(1, best.settings.workers)], [best.rate], "o", label="best", **ring)
     # A limit far above everything would squeeze the lines together.
-    top = max(runs.rate for runs in measured.runs)
+    top = max(trials.rate for trials in measured.tried)
     axes.set_ylim(0, 1.12 * max(top, min(max(limit), 2 * top)))
-    axes.set(xlabel="workers", ylabel="examples/s", title=f"{measured.name}, {_batches(measured)}")
+    title = f"{measured.name}, batches of {size}" + (f", steps of {step:g} s" if step else "")
+    axes.set(xlabel="workers", ylabel="examples/s", title=title)
     if tried[-1] > 8:
         axes.set_xscale("log", base=2)
     axes.set_xticks(tried, labels=list(map(str, tried)))
     axes.minorticks_off()
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-
-
-def _with_steps(measured: Measured, rate: float) -> float:
-    if not measured.step:
-        return rate
-    return min(rate, measured.measured_batch_size / measured.step)
-
-
-def _batches(measured: Measured) -> str:
-    step = f", steps of {measured.step:g} s" if measured.step else ""
-    return f"batches of {measured.measured_batch_size}{step}"
+    axes.legend(**_LEGEND)
 
 
 def _timeline(axes: Any, events: list[dict[str, Any]], name: str) -> None:
     """Some of the last batches: a lane for each worker, and one for the loop.
 
-    The very last one is left out: what workers have in hand as it is delivered is not in the trace.
+    The very last batch is left out: the trace lacks what workers are doing when it is delivered.
     """
     spans = [event for event in events if event["ph"] == "X"]
     ends = [span["ts"] + span["dur"] for span in spans if span["name"] == "next()"]
@@ -103,17 +92,16 @@ def _timeline(axes: Any, events: list[dict[str, Any]], name: str) -> None:
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     loop, *workers = names
     lanes = {tid: lane for lane, tid in enumerate([*workers[:_MOST_WORKERS], loop])}
-    bars: dict[str, tuple[list[int], list[float], list[float]]] = {}
-    for span in spans:
-        left, right = max(span["ts"], start), min(span["ts"] + span["dur"], stop)
-        if span["tid"] in lanes and right > left:
-            rows, widths, lefts = bars.setdefault(span["name"], ([], [], []))
-            rows.append(lanes[span["tid"]])
-            widths.append((right - left) / 1e3)
-            lefts.append((left - start) / 1e3)
     for kind, (colour, label) in _EVENTS.items():
-        if kind in bars:
-            rows, widths, lefts = bars[kind]
+        bars = [
+            (lanes[span["tid"]], (left - start) / 1e3, (right - left) / 1e3)
+            for span in spans
+            if span["name"] == kind and span["tid"] in lanes
+            for left, right in [(max(span["ts"], start), min(span["ts"] + span["dur"], stop))]
+            if right > left
+        ]
+        if bars:
+            rows, lefts, widths = zip(*bars, strict=True)
             axes.barh(rows, widths, left=lefts, height=0.72, color=colour, label=label)
     for end in ends:
         if start <= end <= stop:
@@ -122,4 +110,4 @@ def _timeline(axes: Any, events: list[dict[str, Any]], name: str) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, (stop - start) / 1e3)
     axes.set(xlabel="ms (thin lines: a batch is delivered)", title=f"{name}, the best settings")
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend(**_LEGEND)

@@ -1,4 +1,4 @@
-"""Tells of users' code that does not come back."""
+"""Reports calls of the user's code that do not return."""
 
 from __future__ import annotations
 
@@ -6,41 +6,32 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
 
-PATIENCE = 10.0  # seconds
-
-T = TypeVar("T")
+_SECONDS = 10.0
 
 
-class Waiting(Generic[T]):
-    """What users' code is at, in which thread, since when.
+class HangReport:
+    """Reports, from a thread of its own, each call that takes ``seconds``, and again whenever its
+    time has doubled: "fetching index 7 has taken 10.0 s"."""
 
-    Who calls it says `begin` and `end`; `told` tells of what takes long.
+    def __init__(self, report: Callable[[str], None], seconds: float = _SECONDS) -> None:
+        self._report = report
+        self._seconds = seconds
+        self._calls: dict[int, tuple[float, Callable[[], str]]] = {}  # by thread
 
-    Parameters
-    ----------
-    text : callable
-        What is at work, and at what, of what `begin` was given; it is called only if that takes
-        long. "the converter has been at 3 examples" becomes "... at 3 examples for 10.0 s".
-    """
-
-    def __init__(self, text: Callable[[T], str]) -> None:
-        self._text = text
-        self._open: dict[int, tuple[float, T]] = {}
-
-    def begin(self, what: T) -> None:
-        self._open[threading.get_ident()] = (time.perf_counter(), what)
+    def begin(self, text: Callable[[], str]) -> None:
+        """This thread begins a call; ``text`` describes it, if it takes long."""
+        self._calls[threading.get_ident()] = (time.perf_counter(), text)
 
     def end(self) -> None:
-        del self._open[threading.get_ident()]
+        """The call of this thread has returned."""
+        del self._calls[threading.get_ident()]
 
     @contextmanager
-    def told(self, say: Callable[[str], None], seconds: float = PATIENCE) -> Iterator[None]:
-        """While the block runs, say what has been under way for ``seconds``, and again whenever
-        that time has doubled. Needs a thread, which ends with the block."""
+    def watching(self) -> Iterator[None]:
+        """Watch calls while the block runs."""
         done = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(say, seconds, done), daemon=True)
+        thread = threading.Thread(target=self._watch, args=(done,), daemon=True)
         thread.start()
         try:
             yield
@@ -48,14 +39,11 @@ class Waiting(Generic[T]):
             done.set()
             thread.join()
 
-    def _watch(self, say: Callable[[str], None], seconds: float, done: threading.Event) -> None:
-        told: dict[float, float] = {}  # after how long, by the time at which it began
-        while not done.wait(seconds / 10):
-            now = time.perf_counter()
-            running = list(self._open.values())
-            told = {begin: told.get(begin, 0.0) for begin, _ in running}
-            for begin, what in running:
-                elapsed = now - begin
-                if elapsed >= max(seconds, 2 * told[begin]):
-                    told[begin] = elapsed
-                    say(f"{self._text(what)} for {elapsed:.1f} s")
+    def _watch(self, done: threading.Event) -> None:
+        reported: dict[float, float] = {}  # seconds, by the time at which the call began
+        while not done.wait(self._seconds / 10):
+            for begin, text in list(self._calls.values()):
+                elapsed = time.perf_counter() - begin
+                if elapsed >= max(self._seconds, 2 * reported.get(begin, 0.0)):
+                    reported[begin] = elapsed
+                    self._report(f"{text()} has taken {elapsed:.1f} s")

@@ -1,21 +1,22 @@
-"""What the machine allows at most, and what follows from all that was measured."""
+"""The limits of the machine, and the advice that follows from all trials."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fastiter._cli.profile.dataset_cost import DatasetCost
 from fastiter._cli.profile.trials import ENOUGH_GAIN, Kind, Trials
 from fastiter._util.cpus import usable_cpus
+from fastiter._util.units import as_seconds
 
 _MOST_WORKERS = 64
-_TINY = 10e-6  # seconds: less than the call of an example costs around it
+_TINY = 10e-6  # seconds: less than what surrounds the call of an example costs
 
 
 class Limits(NamedTuple):
-    """Bounds of the rate, from the parts that every loader has to do."""
+    """Bounds of the rate, from the work that every loader has to do."""
 
     cpus: float  # that this process may use
     seconds: float  # of one worker for an example
@@ -24,9 +25,13 @@ class Limits(NamedTuple):
     nbytes: float  # of an example
 
     def rate(self, workers: int) -> float:
-        """Examples a second that ``workers`` can make at most."""
-        by_cpus = self.cpus / self.cpu_seconds if self.cpu_seconds else math.inf
-        return min(max(1, workers) / self.seconds, by_cpus, self.memory_rate)
+        """Examples a second that ``workers`` can deliver at most."""
+        return min(max(1, workers) / self.seconds, self.cpu_rate, self.memory_rate)
+
+    @property
+    def cpu_rate(self) -> float:
+        """Examples a second that all CPUs can compute."""
+        return self.cpus / self.cpu_seconds if self.cpu_seconds else math.inf
 
     @property
     def memory_rate(self) -> float:
@@ -34,118 +39,118 @@ class Limits(NamedTuple):
         return self.copy_rate / self.nbytes if self.nbytes else math.inf
 
 
-def limits_of(alone: DatasetCost, runs: Sequence[Trials], copy_rate: float) -> Limits:
-    """The limits: what an example costs by itself, or in any run, where that was less. A machine
-    is not equally fast all the time, and an iterator may have a shorter way to the examples than
-    one by one."""
+def limits_of(cost: DatasetCost, tried: Sequence[Trials], copy_rate: float) -> Limits:
+    """The limits by what an example costs by itself, or in any trial, if that was less.
+
+    A machine is not equally fast all the time, and an iterator may have a shorter way to the
+    examples than one by one.
+    """
     cpus = usable_cpus()
-    rates = [(max(1, r.settings.workers), r.rate) for r in runs if r.rate]
-    seconds = min([alone.seconds, *(workers / rate for workers, rate in rates)])
-    cpu_seconds = min([seconds * alone.cpu, *(cpus / rate for _, rate in rates)])
-    return Limits(cpus, max(seconds, 1e-9), cpu_seconds, copy_rate, alone.nbytes)
+    rates = [(max(1, trials.settings.workers), trials.rate) for trials in tried if trials.rate]
+    seconds = min([cost.seconds, *(workers / rate for workers, rate in rates)])
+    cpu_seconds = min([seconds * cost.cpu, *(cpus / rate for _, rate in rates)])
+    return Limits(cpus, max(seconds, 1e-9), cpu_seconds, copy_rate, cost.nbytes)
 
 
-def numbers_of_workers(alone: DatasetCost) -> list[int]:
-    """What to try: powers of two up to the CPUs, more where the dataset waits."""
+def numbers_of_workers(cost: DatasetCost) -> list[int]:
+    """What to try: powers of two up to the CPUs, more if the dataset waits."""
     cpus = usable_cpus()
     most = max(1, round(cpus))
-    if alone.waits:
-        most = max(most, min(_MOST_WORKERS, math.ceil(cpus / max(alone.cpu, 1e-3))))
-    return sorted({2**k for k in range(most.bit_length()) if 2**k <= most} | {most})
+    if cost.waits:
+        most = max(most, min(_MOST_WORKERS, math.ceil(cpus / max(cost.cpu, 1e-3))))
+    return sorted({2**k for k in range(most.bit_length())} | {most})
 
 
 def advice(
-    alone: DatasetCost,
+    cost: DatasetCost,
     limits: Limits,
-    runs: Sequence[Trials],
+    tried: Sequence[Trials],
     best: Trials,
     batch_size: int,
     step: float,
     is_padded: bool = False,
 ) -> list[str]:
-    """What to know and to do, most important first."""
-    found = []
-    serial = next((r.rate for r in runs if r.settings.kind == "serial"), 0.0)
-    if best.settings.kind != "serial":
-        gain, than = (
-            (best.rate / serial, "SerialIterator")
-            if serial
-            else (best.rate * alone.seconds, "the dataset by itself")
-        )
-        found.append(f"{gain:.1f} times as fast as {than}.")
-    elif any(r.rates and r.settings.workers for r in runs):
-        found.append("Workers gain nothing here: the dataset costs less than handing it over.")
-    else:
-        found.append("No iterator with workers could be measured: what they raised is said above.")
-    each = batch_size / best.rate
-    if step:
-        waited = max(0.0, 1 - step / each)
-        found.append(
-            f"With steps of {milliseconds(step)} the loop spends {waited:.0%} of its time waiting "
-            "for data."
-        )
-    elif best.settings.workers:
-        found.append(
-            f"A batch every {milliseconds(each)}: a training step that takes longer does not wait, "
-            "and fewer workers may do; --step SECONDS tells."
-        )
-    else:
-        found.append(f"The loop itself spends {milliseconds(each)} on each batch.")
-    if alone.waits:
-        found.append(
-            f"The dataset waits ({alone.cpu:.0%} of a CPU is busy), for files or the network: more "
-            "workers than CPUs help."
-        )
-    elif best.settings.kind == "processes" and alone.gain is not None and alone.gain < 1.3:
-        found.append("The dataset holds the GIL: threads do not help, processes do.")
-    if alone.cpu > 1.3:
-        found.append(
-            f"The dataset computes in {alone.cpu:.1f} threads of its own. In worker processes it "
-            "has one each; the workers are the parallelism."
-        )
-    if alone.seconds < _TINY and not alone.by_columns and not alone.by_many:
-        found.append(
-            "Examples are tiny: a call for each costs more than its bytes. Arrays in a "
-            "TupleDataset or DictDataset need no calls; a method __getitems__(indices) saves most."
-        )
-    if alone.is_ragged and not is_padded:
-        found.append(
-            "Arrays differ in shape: --padding VALUE measures concat_examples with padding=VALUE."
-        )
-    if best.rate > 0.8 * limits.memory_rate:
-        found.append("Memory is the limit: smaller dtypes (uint8 in place of float32) help.")
-    if best.stats is not None and best.settings.workers and best.stats.verdict != "unknown":
-        said = f"In stats(): {best.stats.verdict}"
-        found.append(
-            f"{said}; more workers, or more ahead, gained nothing in these runs."
-            if _was_tried(runs, best, best.stats.change)
-            else f"{said}; {best.stats.advice}."
-        )
-    if alone.trouble:
-        found.append(f"Do not use MultithreadIterator: in two threads {alone.trouble}.")
+    """What to know and to do, the most important first."""
+    settings, each = best.settings, batch_size / best.rate
+    holds_gil = cost.gain is not None and cost.gain < 1.3 and not cost.waits
+    found = [_gain(cost, tried, best)]
+
+    def add_if(holds: Any, text: str) -> None:
+        if holds:
+            found.append(text)
+
+    add_if(
+        step,
+        f"With steps of {as_seconds(step)} the loop waits for data "
+        f"{max(0.0, 1 - step / each):.0%} of its time.",
+    )
+    add_if(
+        not step and settings.workers,
+        f"A batch takes {as_seconds(each)}: a longer training step does not wait, and fewer "
+        "workers may be enough; --step SECONDS measures that.",
+    )
+    add_if(
+        not step and not settings.workers,
+        f"The loop itself spends {as_seconds(each)} on each batch.",
+    )
+    add_if(
+        cost.waits,
+        f"The dataset waits for files or the network (it keeps {cost.cpu:.0%} of a CPU busy): "
+        "more workers than CPUs help.",
+    )
+    add_if(
+        holds_gil and settings.kind == "processes",
+        "The dataset holds the GIL: threads do not help, processes do.",
+    )
+    add_if(
+        cost.cpu > 1.3,
+        f"The dataset computes in {cost.cpu:.1f} threads of its own. In worker processes it has "
+        "one each; the workers run in parallel instead.",
+    )
+    add_if(
+        cost.seconds < _TINY and not cost.by_columns and not cost.by_many,
+        "Examples are tiny: a call for each costs more than its bytes. Arrays in a TupleDataset or "
+        "DictDataset need no calls; a method __getitems__(indices) saves most.",
+    )
+    add_if(
+        cost.is_ragged and not is_padded,
+        "Arrays differ in shape: --padding VALUE measures concat_examples with padding=VALUE.",
+    )
+    add_if(
+        best.rate > 0.8 * limits.memory_rate,
+        "Memory is the limit: smaller dtypes (uint8 instead of float32) help.",
+    )
+    verdict = best.stats.verdict if best.stats is not None and settings.workers else "unknown"
+    if best.stats is not None and verdict != "unknown":
+        is_futile = _was_tried(tried, best, best.stats.change)
+        futile = "more workers, or more prefetch, gained nothing in these trials"
+        found.append(f"stats() says {verdict}: {futile if is_futile else best.stats.advice}.")
+    add_if(cost.trouble, f"Do not use MultithreadIterator: in two threads {cost.trouble}.")
     return found
 
 
-def _was_tried(runs: Sequence[Trials], best: Trials, change: Mapping[str, int]) -> bool:
-    """Whether a change was measured, or more than that, and was not faster than the best."""
+def _gain(cost: DatasetCost, tried: Sequence[Trials], best: Trials) -> str:
+    if best.settings.kind != "serial":
+        serial = next((trials.rate for trials in tried if trials.settings.kind == "serial"), 0.0)
+        if serial:
+            return f"{best.rate / serial:.1f} times as fast as SerialIterator."
+        return f"{best.rate * cost.seconds:.1f} times as fast as the dataset by itself."
+    if any(trials.rates and trials.settings.workers for trials in tried):
+        return "Workers gain nothing here: fetching an example costs less than handing it over."
+    return "No iterator with workers could be measured: the table says what they raised."
+
+
+def _was_tried(tried: Sequence[Trials], best: Trials, change: Mapping[str, int]) -> bool:
+    """Whether a change, or a larger one, was measured and was not faster than the best."""
     for name, value in change.items():
         wanted = best.settings._replace(prefetch=value)
         if name != "n_prefetch":
             kind: Kind = "processes" if name == "n_processes" else "threads"
             wanted = best.settings._replace(kind=kind, workers=value)
-        for other in runs:
+        for other in tried:
             settings = other.settings
             enough = settings.workers >= wanted.workers and settings.prefetch >= wanted.prefetch
             slower = bool(other.rates) and other.rate < ENOUGH_GAIN * best.rate
             if settings.kind == wanted.kind and enough and slower:
                 return True
     return False
-
-
-def milliseconds(seconds: float) -> str:
-    """A time for people: ``12.3 ms``."""
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    if seconds >= 1e-3:
-        return f"{seconds * 1e3:.3g} ms"
-    return f"{seconds * 1e6:.3g} us"

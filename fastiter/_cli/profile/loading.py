@@ -14,22 +14,22 @@ from typing import Any
 import fastiter
 from fastiter._ring.serialization import summary_of
 
-#: What users' code raises; sys.exit() in it must not end the tool without a word.
+#: What the user's code raises; a sys.exit() in it must not end the tool without a message.
 RAISED = (Exception, SystemExit)
 
 
 class UsageError(Exception):
-    """What the user gave leads nowhere; the text says why, and what to do."""
+    """The command line cannot be used; the text says why, and what to do."""
 
 
 def load_dataset(name: str) -> Any:
-    """The dataset of ``MODULE:DATASET``: an object, or what a callable without arguments gives.
+    """The dataset of ``MODULE:DATASET``: an object, or what a callable without arguments returns.
 
     Raises
     ------
     UsageError
-        If the module, or the object, is not there, or it is no dataset. What user code raises when
-        it is imported or called is the cause.
+        If the module or the object does not exist, or is no dataset. What user code raises when it
+        is imported or called is the cause.
     """
     found = _load(name, "MODULE:DATASET")
     if callable(found) and (isinstance(found, type) or not _is_dataset(found)):
@@ -37,7 +37,7 @@ def load_dataset(name: str) -> Any:
             found = found()
         except RAISED as error:
             raise UsageError(
-                f"{name} is called without arguments and raised {summary_of(error)}"
+                f"{name}, called without arguments, raised {summary_of(error)}"
             ) from error
     if not _is_dataset(found):
         raise UsageError(
@@ -53,27 +53,28 @@ def load_dataset(name: str) -> Any:
     return found
 
 
-def load_converter(name: str, padding: float | None) -> Callable[..., Any] | None:
-    """The converter that an option names: 'concat', 'none', or ``MODULE:CALLABLE``.
+def load_converter(name: str, padding: float | None) -> tuple[Callable[..., Any] | None, str]:
+    """The converter of 'concat', 'none' or ``MODULE:CALLABLE``, and the code that names it.
 
     Raises
     ------
     UsageError
-        If it is not there, or cannot be called.
+        If it does not exist, or cannot be called.
     """
-    if name == "concat":
-        if padding is None:
-            return fastiter.concat_examples
-        number = int(padding) if float(padding).is_integer() else padding
-        return partial(fastiter.concat_examples, padding=number)
-    if padding is not None:
+    if padding is not None and name != "concat":
         raise UsageError(f"--padding is for --converter concat, not for {name!r}")
     if name == "none":
-        return None
+        return None, ""
+    if name == "concat":
+        if padding is None:
+            return fastiter.concat_examples, "fastiter.concat_examples"
+        number = int(padding) if float(padding).is_integer() else padding
+        code = f"functools.partial(fastiter.concat_examples, padding={number})"
+        return partial(fastiter.concat_examples, padding=number), code
     found = _load(name, "--converter: 'concat', 'none' or MODULE:CALLABLE")
     if not callable(found):
         raise UsageError(f"the converter {name} is {type(found).__qualname__}: it must be callable")
-    return found  # type: ignore[no-any-return]
+    return found, name.rpartition(":")[2]
 
 
 def _is_dataset(found: Any) -> bool:
@@ -82,17 +83,14 @@ def _is_dataset(found: Any) -> bool:
 
 
 def _load(name: str, expected: str) -> Any:
-    # The last colon: a path may have others.
-    place, _, attribute = name.rpartition(":")
+    place, _, attribute = name.rpartition(":")  # a path may contain colons, too
     if not place or not attribute:
         raise UsageError(f"expected {expected}, not {name!r}")
     found: Any = _import_file(Path(place)) if place.endswith(".py") else _import(place)
     for part in attribute.split("."):
         if not hasattr(found, part):
-            names = [n for n in dir(found) if not n.startswith("_")]
-            raise UsageError(
-                f"{place} has no {attribute!r}; it has {', '.join(names) or 'nothing'}"
-            )
+            names = ", ".join(n for n in dir(found) if not n.startswith("_")) or "nothing"
+            raise UsageError(f"{place} has no {attribute!r}; it has {names}")
         found = getattr(found, part)
     return found
 
@@ -102,26 +100,26 @@ def _import(name: str) -> ModuleType:
         sys.path.insert(0, os.getcwd())
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-            raise UsageError(f"importing {name} raised {summary_of(error)}") from error
-        raise UsageError(
-            f"no module {error.name!r} is found from {os.getcwd()}: start in its directory, set "
-            "PYTHONPATH, or give a path that ends in .py"
-        ) from None
     except RAISED as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{name}.".startswith(f"{missing}."):
+            raise UsageError(
+                f"no module {missing!r} is found from {os.getcwd()}: run the command in its "
+                "directory, set PYTHONPATH, or give a path that ends in .py"
+            ) from None
         raise UsageError(f"importing {name} raised {summary_of(error)}") from error
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Imports a file by its name: spawned workers, which get `sys.path`, find it likewise."""
+    """Import a file by its name, which spawned workers find in the same `sys.path`."""
     if not path.is_file():
         raise UsageError(f"there is no file {path}")
     sys.path.insert(0, str(path.resolve().parent))
     module = _import(path.stem)
-    if not path.samefile(getattr(module, "__file__", None) or os.devnull):
+    file = getattr(module, "__file__", None)
+    if not path.samefile(file or os.devnull):
         raise UsageError(
             f"{path} cannot be imported as {path.stem!r}: that is another module, "
-            f"{getattr(module, '__file__', None) or 'of Python itself'}; rename the file"
+            f"{file or 'of Python itself'}; rename the file"
         )
     return module

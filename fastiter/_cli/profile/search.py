@@ -1,4 +1,4 @@
-"""Searches for the best settings within a time."""
+"""Searches for the best settings within a time budget."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fastiter._cli.profile.trials import (
 )
 from fastiter._clib import system
 
-PREFETCH = 4  # while workers are compared
-SIMPLER = 0.05  # of the best rate: the simplest of those that are so close is recommended
+PREFETCH = 4  # while numbers of workers are compared
+SIMPLER = 0.05  # of the best rate: the simplest of the settings that are so close is recommended
 _STARTED = 4  # most workers while start methods are compared
 _SHARE_OF_WORKERS = 0.65  # of the time
-_SHARE_OF_ONE = 0.2  # of the time: what the first run of one setting may take
+_SHARE_OF_ONE = 0.2  # of the time: what the first trial of one choice of settings may take
 
 
 class Plan(NamedTuple):
-    """What is to be tried."""
+    """What to try."""
 
     threads: Sequence[int]
     processes: Sequence[int]
@@ -35,26 +35,13 @@ class Plan(NamedTuple):
 
 
 class Search:
-    """Measures settings, the promising ones in more rounds.
+    """Tries settings, more workers only while they help, and the promising ones repeatedly.
 
-    Parameters
-    ----------
-    task : Task
-        What is measured.
-    plan : Plan
-        Which settings; more workers are tried only while they help.
-    seconds : float
-        What it may take, about, not above 0 if nothing is left. One setting with workers is tried
-        in any case, and nothing else.
-    batch_bytes : float
-        Of one batch, to keep out what memory has no room for.
-    prefers_processes : bool
-        Whether processes are better than threads that are as fast: where the dataset computes, and
-        so takes the GIL and time from the training loop.
-    example_seconds : float
-        What an example costs by itself: tells how long a run will take.
-    most_parallel : float
-        How many workers get on at the same time.
+    It takes about ``seconds``. If no time is left (0 or less), one setting with workers is tried.
+    ``batch_bytes`` is used to leave out what memory has no room for, ``example_seconds`` and
+    ``most_parallel`` (workers that make progress at the same time) to predict how long a trial
+    takes. ``prefers_processes``: of equally fast settings processes are better than threads,
+    because a dataset that computes takes the GIL and time from the training loop.
     """
 
     def __init__(
@@ -79,153 +66,150 @@ class Search:
         self._most_parallel = most_parallel
         self._window = min(1.0, max(0.15, seconds / 60))
         self._costs: dict[Settings, float] = {}
-        self._overruns: dict[Kind, float] = {}  # seconds that starts and the like took at most
-        self.runs: dict[Settings, Trials] = {}
+        self._overruns: dict[Kind, float] = {}  # most seconds that starts and the like took
+        self.tried: dict[Settings, Trials] = {}
         self.starts: dict[str, Trials] = {}  # first batches by start method
-        self.left_out: list[Settings] = []  # for want of time
-        self.method: str | None = None  # None: the program's own
+        self.left_out: list[Settings] = []  # for lack of time
+        self.method: str | None = None  # None: the program's default
 
     def search(self) -> Trials:
-        """Measure; return the best.
+        """Try settings; return the best.
 
         Raises
         ------
         RuntimeError
-            If nothing works at all.
+            If no settings work.
         """
-        self._by_workers()
-        self._repeat(list(self.runs), 2, _SHARE_OF_WORKERS)
-        best = self.best().settings
+        self._try_workers()
+        self._repeat(list(self.tried), 2, _SHARE_OF_WORKERS)
+        best = self._best().settings
         if best.workers:
-            self._each([best._replace(prefetch=n) for n in self._plan.prefetch], 0.8)
+            for prefetch in self._plan.prefetch:
+                if not self._try(best._replace(prefetch=prefetch), 0.8):
+                    break
         self._compare_starts()
-        # The closest ones, again and again while there is time.
-        most = self.best().rate
-        self._repeat([s for s, runs in self.runs.items() if runs.rate >= 0.8 * most], 9, 1.0)
-        return self.best()
+        # The closest ones, repeatedly while there is time.
+        close = 0.8 * self._best().rate
+        self._repeat([s for s, trials in self.tried.items() if trials.rate >= close], 9, 1.0)
+        return self._best()
 
-    def best(self) -> Trials:
-        """The simplest of those that are as good as the best.
+    def _best(self) -> Trials:
+        """The simplest of those that are about as fast as the fastest: fewer workers, then the
+        preferred kind, then a prefetch of 2 or a little more.
 
         Workers leave the training loop its time, so `SerialIterator` has to be faster than they
         are, unless the loop's own time is part of what was measured.
         """
-        works = [runs for runs in self.runs.values() if runs.rates]
+        works = [trials for trials in self.tried.values() if trials.rates]
         if not works:
-            raise RuntimeError("; ".join(sorted({runs.error for runs in self.runs.values()})))
-        most = max(runs.rate for runs in works)
-        good = [runs for runs in works if runs.rate >= (1 - SIMPLER) * most]
-        beside = [runs for runs in good if runs.settings.kind != "serial"]
-        if beside and not self._task.step:
-            good = beside
-        return min(good, key=lambda runs: self._burden(runs.settings))
+            raise RuntimeError("; ".join(sorted({trials.error for trials in self.tried.values()})))
+        kinds = ("serial", *self._kinds)
 
-    def _burden(self, settings: Settings) -> tuple[int, int, int]:
-        """What is simpler comes first: fewer workers, then the better kind, then a prefetch of 2 or
-        a little more."""
-        kind = 0 if settings.kind == "serial" else 1 + self._kinds.index(settings.kind)
-        prefetch = settings.prefetch if settings.prefetch != 1 else PREFETCH + 1
-        return settings.workers, kind, prefetch
+        def complexity(trials: Trials) -> tuple[int, int, int]:
+            kind, workers, prefetch, _ = trials.settings
+            return workers, kinds.index(kind), prefetch if prefetch != 1 else PREFETCH + 1
 
-    def _by_workers(self) -> None:
-        """One run of each number of workers, upwards while it helps."""
-        self._each([Settings("serial")], _SHARE_OF_WORKERS)
+        least = (1 - SIMPLER) * max(trials.rate for trials in works)
+        good = [trials for trials in works if trials.rate >= least]
+        with_workers = [trials for trials in good if trials.settings.workers]
+        return min(good if self._task.step or not with_workers else with_workers, key=complexity)
+
+    def _try_workers(self) -> None:
+        """One trial of each number of workers, upwards while it helps."""
+        self._try(Settings("serial"), _SHARE_OF_WORKERS)
         for kind in self._kinds:
             before = 0.0
             for workers in self._numbers(kind):
                 settings = Settings(kind, workers, self._plan.prefetch[0])
-                runs = self._first_run(settings, _SHARE_OF_WORKERS)
-                if runs is None:
+                trials = self._try_start(settings, _SHARE_OF_WORKERS)
+                if trials is None:
                     continue  # more workers may be done sooner
-                if runs.error or runs.rate < ENOUGH_GAIN * before:
+                if trials.error or trials.rate < ENOUGH_GAIN * before:
                     break
-                before = runs.rate
+                before = trials.rate
         for kind in self._kinds:
-            if any(runs.rates and one.workers for one, runs in self.runs.items()):
+            if any(trials.rates and one.workers for one, trials in self.tried.items()):
                 return
-            untried = [
-                Settings(kind, workers, self._plan.prefetch[0]) for workers in self._numbers(kind)
-            ]
-            untried = [one for one in untried if one not in self.runs]
+            prefetch = self._plan.prefetch[0]
+            untried = [Settings(kind, n, prefetch) for n in self._numbers(kind)]
+            untried = [one for one in untried if one not in self.tried]
             if untried:
-                # Of those that are done about as soon as any, the fewest workers.
+                # Of those that take about the least time, the fewest workers.
                 soon = 2 * min(map(self._cost, untried))
-                self._first_run(next(one for one in untried if self._cost(one) <= soon), None)
-        if not any(runs.rates for runs in self.runs.values()):
+                self._try_start(next(one for one in untried if self._cost(one) <= soon), None)
+        if not any(trials.rates for trials in self.tried.values()):
             self._measure(Settings("serial"))
 
     def _numbers(self, kind: Kind) -> Sequence[int]:
         return self._plan.threads if kind == "threads" else self._plan.processes
 
-    def _first_run(self, settings: Settings, share: float | None) -> Trials | None:
-        """None for want of time. Where the program's own start method does not work, and another
-        one does, that is kept to."""
-        settings = settings._replace(method=self.method if settings.kind == "processes" else None)
-        if not self._each([settings], share):
+    def _try_start(self, settings: Settings, share: float | None) -> Trials | None:
+        """Like `_try`; None for lack of time. If the program's default start method does not work
+        and another one does, later trials of processes use that one."""
+        if settings.kind != "processes":
+            return self.tried[settings] if self._try(settings, share) else None
+        settings = settings._replace(method=self.method)
+        if not self._try(settings, share):
             return None
-        methods = self._plan.methods if settings.kind == "processes" and not self.method else ()
-        for method in methods:
-            if not self.runs[settings].error:
+        for method in () if self.method else self._plan.methods:
+            if not self.tried[settings].error:
                 break
             other = settings._replace(method=method)
-            if self._each([other], share) and not self.runs[other].error:
+            if self._try(other, share) and not self.tried[other].error:
                 self.method, settings = method, other
-        return self.runs[settings]
+        return self.tried[settings]
 
     def _compare_starts(self) -> None:
-        """How long each start method takes to the first batch; the rate is the same with all."""
-        fastest = max(
-            (runs for runs in self.runs.values() if runs.settings.kind == "processes"),
-            key=lambda runs: runs.rate,
-            default=None,
-        )
+        """Measure the time to the first batch with each start method; the rate is the same."""
+        processes = [one for one in self.tried.values() if one.settings.kind == "processes"]
+        fastest = max(processes, key=lambda trials: trials.rate, default=None)
         if fastest is None or not fastest.rates:
             return
         workers = min(fastest.settings.workers, _STARTED)
         for method in self._plan.methods:
             settings = fastest.settings._replace(method=method, workers=workers)
             if self._left(0.9) > self._cost(fastest.settings):
-                runs = self.starts[method] = Trials(settings)
-                run_once(self._task, runs, 0)
+                self.starts[method] = Trials(settings)
+                run_once(self._task, self.starts[method], 0)
 
-    def _each(self, settings: Iterable[Settings], share: float | None) -> bool:
-        """Measure those that have not been, as long as the time's share lasts; None: always."""
-        for one in settings:
-            if one in self.runs:
-                continue
-            if share is not None:
-                most = max(_SHARE_OF_ONE * self._seconds, 3 * self._window)
-                most = min(most, self._left(share))
-                if most < self._cost(one):
-                    self.left_out.append(one)
-                    return False
-            elif one in self.left_out:
-                self.left_out.remove(one)
-            self._measure(one)
+    def _try(self, settings: Settings, share: float | None) -> bool:
+        """Measure settings that have not been, if this share of the time leaves room for it; None:
+        in any case. False for lack of time."""
+        if settings in self.tried:
+            return True
+        if share is not None:
+            most = max(_SHARE_OF_ONE * self._seconds, 3 * self._window)
+            if min(most, self._left(share)) < self._cost(settings):
+                self.left_out.append(settings)
+                return False
+        elif settings in self.left_out:
+            self.left_out.remove(settings)
+        self._measure(settings)
         return True
 
-    def _repeat(self, settings: list[Settings], rounds: int, share: float) -> None:
-        """More runs, up to ``rounds`` of each; they take turns."""
-        while True:
-            works = [one for one in settings if not self.runs[one].error]
-            fewest = min((len(self.runs[one].rates) for one in works), default=rounds)
-            todo = [one for one in works if len(self.runs[one].rates) == fewest]
+    def _repeat(self, settings: Iterable[Settings], rounds: int, share: float) -> None:
+        """More trials, up to ``rounds`` of each; settings take turns."""
+        works = [one for one in settings if not self.tried[one].error]
+        while works:
+            fewest = min(len(self.tried[one].rates) for one in works)
+            todo = [one for one in works if len(self.tried[one].rates) == fewest]
             if fewest >= rounds or self._left(share) < sum(map(self._cost, todo)):
                 return
             for one in todo:
                 self._measure(one)
+            works = [one for one in works if not self.tried[one].error]
 
     def _left(self, share: float) -> float:
         return self._begin + share * self._seconds - time.perf_counter()
 
     def _cost(self, settings: Settings) -> float:
-        """Seconds that a run will take: as before, or by what the dataset costs, and what runs of
-        this kind took besides."""
+        """Seconds that a trial will take: as before, or as predicted from the dataset's cost, plus
+        the most by which a trial of this kind exceeded its prediction."""
         if settings in self._costs:
             return self._costs[settings]
-        return self._expected(settings) + self._overruns.get(settings.kind, 0.0)
+        return self._predicted(settings) + self._overruns.get(settings.kind, 0.0)
 
-    def _expected(self, settings: Settings) -> float:
+    def _predicted(self, settings: Settings) -> float:
         """Seconds of the dataset and the loop: the first batch, one to warm up, those counted."""
         size = self._task.batch_size
         at_once = min(settings.workers, size * (settings.prefetch + 1), self._most_parallel)
@@ -234,14 +218,14 @@ class Search:
         return 2 * each + max(self._window, least_batches(self._task, settings) * each)
 
     def _measure(self, settings: Settings) -> None:
-        runs = self.runs.setdefault(settings, Trials(settings))
+        trials = self.tried.setdefault(settings, Trials(settings))
         batches = settings.prefetch + 3 + settings.workers
         room = system.memory_available() // 2
         if settings.kind == "processes" and batches * self._batch_bytes > room:
-            runs.error = "not tried: its slots would take more than half of the memory"
+            trials.error = "not tried: its slots would take more than half of the memory"
             return
         begin = time.perf_counter()
-        run_once(self._task, runs, self._window)
+        run_once(self._task, trials, self._window)
         cost = self._costs[settings] = time.perf_counter() - begin
-        overrun = max(cost - self._expected(settings), self._overruns.get(settings.kind, 0.0))
+        overrun = max(cost - self._predicted(settings), self._overruns.get(settings.kind, 0.0))
         self._overruns[settings.kind] = overrun
