@@ -73,7 +73,7 @@ directives = {
     "embedsignature": True,
     "embedsignature.format": "python",
     "autotestdict": False,
-    "freethreading_compatible": True,  # docs/platforms.md: what was run, and what was not
+    "freethreading_compatible": True,  # docs/reference/platforms.md: what was run, and what was not
     "auto_pickle": False,  # a handle of shared memory must never be copied by its fields
     "linetrace": COVERAGE,
 }

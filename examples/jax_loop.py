@@ -2,7 +2,7 @@
 
 `jax.dlpack.from_dlpack` takes an array of shared memory as it is. Workers are started before JAX
 computes for the first time: its threads make a later fork unsafe, and fastiter would take a fork
-server instead (see docs/starting.md)::
+server instead (see docs/guide/starting.md)::
 
     python examples/jax_loop.py
 

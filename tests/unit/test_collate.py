@@ -181,7 +181,7 @@ def test_pickles_by_reference_in_a_partial_too():
 # -- by the oracle -------------------------------------------------------------------------------
 
 
-# Where Chainer's loses fields without a word, or has another error: see docs/migrating.md.
+# Where Chainer's loses fields without a word, or has another error: see docs/guide/migrating.md.
 OTHERWISE = {
     "dict with one more key",
     "dict without the key",
