@@ -1,5 +1,5 @@
-"""The former module of `VirtualOrder`, which pickled iterators of version 0.1.0 name."""
+"""The module of `VirtualOrder` in version 0.1.0, which pickled iterators name."""
 
-from fastiter._order.virtual import VirtualOrder
+from fastiter._order.permutation import VirtualOrder
 
 __all__ = ["VirtualOrder"]

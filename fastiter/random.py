@@ -1,18 +1,18 @@
-"""Random orders that follow from a seed alone, the same on every machine and in every release."""
+"""Random orders and numbers of a seed, the same on every machine and in every release."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastiter._order import example_context
+from fastiter._order.example_rng import generator, generator_of
+from fastiter._order.permutation import VirtualOrder, fast_permutation, seed_words
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-    from fastiter._order.virtual import VirtualOrder
 
 __all__ = ["example_rng", "permutation", "virtual_permutation"]
 
@@ -26,7 +26,7 @@ def permutation(
 ) -> npt.NDArray[np.int64]:
     """Give a uniformly random order of 0, 1, ..., n - 1.
 
-    Every order is equally likely, up to the 2**128 that a seed can tell apart. The same ``n`` and
+    Every order is equally likely, as far as the 2**128 different seeds allow. The same ``n`` and
     seed give the same order on every processor, with any number of threads, and in every release.
     It is not the order that NumPy gives for this seed.
 
@@ -36,13 +36,13 @@ def permutation(
         Length of the order, from 0 to 2**32 - 1.
     seed : int, sequence of int, or numpy.random.SeedSequence
         Ints of any size, none negative. An int, a sequence and a SeedSequence of the same entropy
-        give the same order. For one that differs every time pass ``numpy.random.SeedSequence()``.
+        give the same order. ``numpy.random.SeedSequence()`` gives a different one every time.
     threads : int, optional
-        Most threads to use, this one included. Only orders of more than 1,048,576 are made by
-        several; by default by as many as this process may use processors, at most 8.
+        Most threads to use, this one included; by default as many as CPUs that this process may
+        use, at most 8. Only orders of more than 1,048,576 indices use several.
     out : int64[n], optional
-        Array to write the order into, contiguous and writeable. Memory that is already in use is
-        filled several times as fast as new memory: keep the array of the epoch before.
+        Array to write the order into, contiguous and writeable. Memory that has been used before is
+        filled several times as fast as new memory: reuse the array of the epoch before.
 
     Returns
     -------
@@ -56,9 +56,9 @@ def permutation(
     ValueError
         If ``n``, ``seed``, ``threads``, or the shape or dtype of ``out`` is out of range.
     MemoryError
-        If there is no memory for the order, or for the few MiB, at most an eighth of a byte per
-        index more, that orders of more than 1,048,576 need while they are made. ``out`` may have
-        been written to then.
+        If there is no memory for the order, or for the work space of an order of more than
+        1,048,576 indices (a few MiB, plus at most an eighth of a byte per index). ``out`` may have
+        been partly written then.
 
     Notes
     -----
@@ -73,11 +73,7 @@ def permutation(
     >>> sorted(permutation(5, seed=0).tolist())
     [0, 1, 2, 3, 4]
     """
-    from fastiter._order import (
-        permutation as _order,  # here, since it imports numpy.random, which takes a while
-    )
-
-    return _order.fast_permutation(n, _order.seed_words(seed), 0, threads, out)
+    return fast_permutation(n, seed_words(seed), 0, threads, out)
 
 
 def virtual_permutation(
@@ -88,11 +84,11 @@ def virtual_permutation(
 ) -> npt.NDArray[np.int64]:
     """Give a part of a random order of 0, 1, ..., n - 1 without making the whole.
 
-    Any part takes the time of its own indices, and no memory besides. Up to 65,536 indices the
-    order is that of `permutation`, exactly uniform. Above it is pseudo-random: every index comes
-    once, and no test that we made tells orders of many seeds from uniform ones, parity apart (for
-    some n they are all even permutations), but of all orders it can give only some. The same
-    arguments give the same indices on every processor and in every release.
+    A part takes time for its own indices only, and no other memory. Up to 65,536 indices the order
+    is that of `permutation`, exactly uniform. Above, it is pseudo-random: every index comes once,
+    and in our tests orders of many seeds differ from uniform ones in parity only (for some n all
+    are even permutations), but not every order can occur. The same arguments give the same indices
+    on every processor and in every release.
 
     Parameters
     ----------
@@ -143,16 +139,16 @@ def example_rng(
 ) -> np.random.Generator:
     """Make the generator of one example in one epoch: same arguments, same numbers.
 
-    For augmentations that repeat exactly, whichever worker fetches the example, and after a
-    restart. Generators of different arguments are independent for all practical purposes: their
-    states and streams are 256 bits hashed from the arguments.
+    For augmentations that repeat exactly, in any worker and after a restart. Generators of
+    different arguments are independent for all practical purposes: their states and streams are
+    256 bits hashed from the arguments.
 
-    Without arguments, in a dataset's ``__getitem__``: that of the example which an iterator is
-    fetching, keyed by the iterator's seed, the epoch and the index that the iterator asked for.
-    The seed is that of the order sampler; without one it follows from the state of the generator
-    that shuffles (else NumPy's global one) when the iterator is made. It is kept in snapshots,
-    copies and pickles, and `reset` changes it. Each call for an example gives the same numbers
-    again, so make one generator and pass it on.
+    Without arguments, in a dataset's ``__getitem__``, it is the generator of the example that an
+    iterator is fetching: of the iterator's seed, the epoch, and the index that the iterator passes.
+    The seed is that of the order sampler; if that has none, it is derived from the state of the
+    generator that shuffles (or NumPy's global one) when the iterator is created. It is kept in
+    snapshots, copies and pickles, and `reset` changes it. Each call for an example gives the same
+    numbers again, so create one generator and pass it on.
 
     Parameters
     ----------
@@ -182,24 +178,13 @@ def example_rng(
     True
     """
     if seed is None and epoch is None and index is None:
-        return _generators().of_key(*example_context.key())  # type: ignore[no-any-return]
-    return _generators().example_rng(seed, epoch, index)  # type: ignore[no-any-return]
-
-
-@functools.cache
-def _generators() -> Any:
-    # On first use, since it imports numpy.random; once, since the import statement takes a while.
-    from fastiter._order import example_rng as _generators
-
-    return _generators
+        return generator_of(*example_context.key())
+    return generator(seed, epoch, index)  # type: ignore[arg-type]
 
 
 def _virtual_order(n: int, seed: int | Sequence[int] | np.random.SeedSequence) -> VirtualOrder:
-    from fastiter._order import permutation as _order
-    from fastiter._order import virtual
-
-    return virtual.VirtualOrder(n, _order.seed_words(seed), 0)
+    return VirtualOrder(n, seed_words(seed), 0)
 
 
-#: The few used last: those of up to 65,536 indices keep a table of 8 bytes for each.
+#: The last ones used: an order of up to 65,536 indices keeps a table of 8 bytes for each.
 _kept_order = functools.lru_cache(maxsize=8)(_virtual_order)

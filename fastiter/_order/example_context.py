@@ -1,8 +1,7 @@
-"""Which example is being fetched: what the random numbers of its own follow from.
+"""Which example this thread is fetching: `fastiter.random.example_rng` asks for it.
 
-Whoever fetches examples says so here, thread by thread, or once for a worker process; and
-`fastiter.random.example_rng` asks. Nothing is noted per example: the row is read off the loop that
-fetches, when somebody asks.
+The code that fetches examples sets a context, for its thread or once for a worker process. Nothing
+is stored per example: when asked, the row is read off the loop that fetches.
 """
 
 from __future__ import annotations
@@ -19,14 +18,7 @@ _of_worker: Any = None
 
 
 class Counter:
-    """Values that are gone through once, and how far one has come.
-
-    Parameters
-    ----------
-    values : list
-    first : int
-        Number of the first of them.
-    """
+    """Iterates once over ``values``, the first of which has the number ``first``."""
 
     def __init__(self, values: list[Any], first: int = 0) -> None:
         self.values = iter(values)
@@ -39,7 +31,7 @@ class Counter:
 
 
 class ExampleContext:
-    """Rows of one batch that this thread is context.
+    """Rows of one batch that this thread is fetching.
 
     Parameters
     ----------
@@ -47,9 +39,9 @@ class ExampleContext:
     plan : Plan
         The batch.
     counter : object with ``row``, or None
-        Tells the row at the moment; None where many are fetched in one call.
+        Tells the current row; None if one call fetches many.
     rows : sequence of int, or None
-        Those that are fetched in one call.
+        Those that one call fetches.
     """
 
     def __init__(
@@ -61,7 +53,7 @@ class ExampleContext:
         self.rows = rows
 
     def key(self) -> tuple[Seed, int, int] | None:
-        """Seed, epoch and dataset index of the example at the moment; None amid many."""
+        """Seed, epoch and dataset index of the current example; None within a call for many."""
         if self.counter is None:
             return None
         row = self.counter.row if self.rows is None else self.rows[self.counter.row]
@@ -71,32 +63,29 @@ class ExampleContext:
 
 
 def epoch_of(row: int, n_rows: int, epoch: int, position: int, epoch_size: int) -> int:
-    """The epoch that a row of a batch belongs to.
+    """The epoch that a row of a batch belongs to, from the state after the batch.
 
-    Parameters
-    ----------
-    epoch, position, epoch_size : int
-        Those of the state after the batch: its last ``position`` rows are of that epoch, the
-        ``epoch_size`` rows in front of them of the one before, and so on.
+    The last ``position`` rows are of ``epoch``, the ``epoch_size`` rows before them of the epoch
+    before, and so on.
     """
     before = n_rows - row - position
     return epoch if before <= 0 else max(0, epoch - 1 - (before - 1) // epoch_size)
 
 
 def begin(context: Any) -> Any:
-    """Notes what this thread fetches from now on; returns what `end` takes."""
+    """Set the context of this thread; return the one before, for `end`."""
     before = getattr(_here, "context", None)
     _here.context = context
     return before
 
 
 def end(before: Any) -> None:
-    """Notes that this is over, and what was before goes on."""
+    """Restore the context that `begin` returned."""
     _here.context = before
 
 
 def set_worker(writer: Any) -> None:
-    """Makes this process one that fetches for an iterator in another; ``writer`` has ``key()``."""
+    """Set the context of a worker process; ``writer`` has ``key()``."""
     global _of_worker
     _of_worker = writer
 
@@ -107,8 +96,7 @@ def _current() -> Any:
 
 
 def each(values: list[Any]) -> Iterable[Any]:
-    """Goes through the examples of one call for many, so that each of them is the one at the
-    moment while its turn lasts."""
+    """Iterate over the examples of one call for many; each is the current example in its turn."""
     context = _current()
     if context is None or context.rows is None or len(context.rows) != len(values):
         return values
@@ -117,19 +105,13 @@ def each(values: list[Any]) -> Iterable[Any]:
 
 
 def key() -> tuple[Seed, int, int]:
-    """Seed, epoch and dataset index of the example that is being fetched here.
-
-    Raises
-    ------
-    RuntimeError
-        If there is none.
-    """
+    """Seed, epoch and dataset index of the current example; RuntimeError without one."""
     context = _current()
     found = None if context is None else context.key()
     if found is None:
         raise RuntimeError(
-            "example_rng() without arguments is for a dataset's __getitem__, while an iterator "
-            "fetches that example; not for __getitems__, a converter, or elsewhere: pass seed, "
-            "epoch and index there"
+            "example_rng() without arguments works only in a dataset's __getitem__, while an "
+            "iterator fetches that example; in __getitems__, in a converter and elsewhere pass "
+            "seed, epoch and index"
         )
     return found  # type: ignore[no-any-return]

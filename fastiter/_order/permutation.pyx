@@ -1,18 +1,36 @@
-"""Orders: drawn in C from NumPy's bit generators, or by the fast shuffle from a seed."""
+"""Orders of a seed: permutations, virtual orders, and draws of items with weights; in C."""
 
 import operator
 from collections.abc import Mapping
 
 from cpython.pycapsule cimport PyCapsule_GetPointer
+from cpython.slice cimport PySlice_AdjustIndices, PySlice_Unpack
+from libc.math cimport INFINITY
 from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
 cimport numpy as cnp
 
 from fastiter._clib.csrc cimport (
+    FI_E_FULL,
     FI_E_MEMORY,
+    FI_ISA_AVX2,
     FI_OK,
     FI_SHUFFLE_MAX,
+    FI_VIRTUAL_MAX,
+    FI_VIRTUAL_ROUNDS,
+    FI_WEIGHTED_MAX,
+    fi_alias,
+    fi_alias_build,
+    fi_alias_draw,
+    fi_arrivals,
     fi_bitgen,
+    fi_example_words,
+    fi_minus_log,
     fi_order_permutation,
+    fi_race_horizon,
+    fi_race_rank,
+    fi_race_run,
+    fi_race_run_by,
     fi_seed,
     fi_seed_from_entropy,
     fi_shuffle,
@@ -20,6 +38,10 @@ from fastiter._clib.csrc cimport (
     fi_shuffle_isa,
     fi_shuffle_plan,
     fi_shuffle_threads,
+    fi_virtual,
+    fi_virtual_fill,
+    fi_virtual_fill_by,
+    fi_virtual_init,
 )
 
 import numpy as np
@@ -30,28 +52,50 @@ from fastiter._util.cpus import whole_cpus
 
 cnp.import_array()
 
-# Below, the call is over sooner than another thread could use the interpreter.
 cdef enum:
-    RELEASE_FROM = 1 << 14
+    # Shorter calls are over sooner than another thread could use the interpreter.
+    RELEASE_SHUFFLE_FROM = 1 << 14
+    RELEASE_VIRTUAL_FROM = 1 << 12
+    SPARE = 4096  # room for more arrivals than were estimated
 
-MOST_THREADS = 8  # by default: memory is the limit from there on
+MOST_THREADS = 8  # by default: with more, memory is the limit
+# Up to here a virtual order is drawn, exactly uniform, and kept; part of what a seed gives.
+TABLE_MAX = 1 << 16
+LENGTH_MAX = FI_VIRTUAL_MAX
+ROUNDS = FI_VIRTUAL_ROUNDS
+WEIGHTS_MAX = FI_WEIGHTED_MAX
+ISA_AVX2 = FI_ISA_AVX2
 
 
 cdef cnp.ndarray empty_order(Py_ssize_t n):
     return cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&n, cnp.NPY_INT64, 0)
 
 
+cdef fi_seed seed_of(tuple words):
+    cdef fi_seed seed
+    seed.words[0], seed.words[1] = words
+    return seed
+
+
+# ---- permutations --------------------------------------------------------------------------------
+
+
 def permutation(random_state, n):
+    """The order that ``random_state.permutation(n)`` gives; leaves the same state behind.
+
+    None is NumPy's global state. For exactly a `numpy.random.RandomState` the order is drawn in C,
+    with the bit generator's lock held and the GIL released.
+    """
     if random_state is None:
         random_state = mtrand._rand
-    # A subclass may draw differently, and NumPy has its own answer to a negative n.
+    # A subclass may draw differently, and NumPy rejects a negative n.
     if type(random_state) is not RandomState or n < 0:
         return random_state.permutation(n)
 
     cdef Py_ssize_t length = n
     cdef cnp.ndarray order = empty_order(length)
     cdef int64_t *data = <int64_t *>cnp.PyArray_DATA(order)
-    # Held here for the length of the call: the state's owner can be given another one meanwhile.
+    # Kept alive during the call: another thread may replace the state's bit generator.
     bit_generator = random_state._bit_generator
     cdef const fi_bitgen *generator = <const fi_bitgen *>PyCapsule_GetPointer(
         bit_generator.capsule, "BitGenerator"
@@ -63,13 +107,13 @@ def permutation(random_state, n):
 
 
 def entropy_of(seed):
-    """32-bit words, lowest first, in one array: what SeedSequence makes of ints."""
+    """The 32-bit words, lowest first, that SeedSequence makes of ints."""
     try:
         values = [operator.index(seed)]
     except TypeError:
-        # What has places: a set, or the keys of a dict, has no order to rely upon.
-        has_places = hasattr(seed, "__getitem__") and hasattr(seed, "__len__")
-        if not has_places or isinstance(seed, (str, bytes, Mapping)):
+        # A set or the keys of a dict have no order to rely upon.
+        is_sequence = hasattr(seed, "__getitem__") and hasattr(seed, "__len__")
+        if not is_sequence or isinstance(seed, (str, bytes, Mapping)):
             raise TypeError(
                 "seed must be an int, a numpy.random.SeedSequence or a sequence of ints, not "
                 f"{type(seed).__qualname__}"
@@ -92,6 +136,11 @@ def entropy_of(seed):
 
 
 def seed_words(seed):
+    """128 bits of a seed as two 64-bit words: ``SeedSequence(seed).generate_state(2, uint64)``.
+
+    ``seed`` is an int of any size that is not negative, a sequence of such ints (at least one), or
+    a `numpy.random.SeedSequence`; anything else raises TypeError or ValueError.
+    """
     cdef fi_seed made
     cdef uint32_t[2] low
     cdef uint32_t[::1] entropy
@@ -115,7 +164,7 @@ cdef Py_ssize_t order_length(object n) except -1:
     if n > FI_SHUFFLE_MAX:
         raise ValueError(
             f"n is {n}, but the fast shuffle makes orders of at most {FI_SHUFFLE_MAX}: for more, "
-            "use an order that is computed where it is read, such as a virtual permutation"
+            "use fastiter.random.virtual_permutation or VirtualShuffleOrderSampler"
         )
     return n
 
@@ -142,33 +191,40 @@ cdef unsigned int thread_count(object threads, Py_ssize_t n) except 0:
 
 
 def fast_permutation(n, words, stream=0, threads=None, out=None):
+    """The order of the fast shuffle (csrc/order/fi_shuffle.h) for (n, words, stream).
+
+    ``stream`` is the number of the order among those of this seed, from 0 to 2**64 - 1; they are
+    independent. The order does not depend on ``threads``, which end with the call. The GIL is
+    released for long orders. If memory runs out, what ``out`` holds is undefined.
+    """
     cdef Py_ssize_t length = order_length(n)
     cdef cnp.ndarray order = output_order(out, length)
     cdef int64_t *data = <int64_t *>cnp.PyArray_DATA(order)
     cdef uint64_t number = stream
     cdef unsigned int count = thread_count(threads, length)
-    cdef fi_seed seed
+    cdef fi_seed seed = seed_of(words)
     cdef int rc
 
-    seed.words[0], seed.words[1] = words
-    if length < RELEASE_FROM:
+    if length < RELEASE_SHUFFLE_FROM:
         rc = fi_shuffle(data, length, &seed, number, count)
     else:
         with nogil:
             rc = fi_shuffle(data, length, &seed, number, count)
     if rc == FI_E_MEMORY:
         raise MemoryError(
-            f"no memory to shuffle {length} indices: some {length // 8 + (8 << 20)} bytes more are "
-            "needed for a moment"
+            f"no memory to shuffle {length} indices: this takes about {length // 8 + (8 << 20)} "
+            "bytes besides the order itself"
         )
     return order
 
 
 def isa_levels():
+    """Instruction sets that this processor has, numbered as in csrc/order/fi_shuffle.h."""
     return list(range(fi_shuffle_isa() + 1))
 
 
 def fast_permutation_by(n, words, stream, threads, isa, method, pile_bits, block_bits, cells32):
+    """An order by a chosen instruction set and method, for tests and benchmarks."""
     cdef Py_ssize_t length = order_length(n)
     cdef cnp.ndarray order = empty_order(length)
     cdef int64_t *data = <int64_t *>cnp.PyArray_DATA(order)
@@ -176,13 +232,274 @@ def fast_permutation_by(n, words, stream, threads, isa, method, pile_bits, block
     cdef uint64_t number = stream
     cdef unsigned int count = threads
     cdef int level = isa, rc
-    cdef fi_seed seed
+    cdef fi_seed seed = seed_of(words)
 
     plan.method, plan.cells32 = method, cells32
     plan.pile_bits, plan.block_bits = pile_bits, block_bits
-    seed.words[0], seed.words[1] = words
     with nogil:
         rc = fi_shuffle_by(&plan, level, data, length, &seed, number, count)
     if rc != FI_OK:
         raise ValueError(f"fi_shuffle_by refuses: {rc}")
     return order
+
+
+# ---- virtual orders ------------------------------------------------------------------------------
+
+
+cdef class VirtualOrder:
+    """A random order of 0, 1, ..., n - 1 whose parts are computed when they are read.
+
+    Up to ``TABLE_MAX`` indices it is the order of the fast shuffle, kept as a table; above, a keyed
+    bijection (csrc/order/fi_virtual.h), which takes no memory. ``stream`` is its number among the
+    orders of the seed. Compares and pickles by its arguments.
+    """
+
+    cdef fi_virtual order
+    cdef Py_ssize_t size
+    cdef readonly tuple words
+    cdef readonly uint64_t stream
+    cdef object table  # int64[size], or None if the order is computed
+
+    def __init__(self, n, words, stream):
+        cdef fi_seed seed = seed_of(words)
+        n = checked_int("n", n, minimum=0, maximum=LENGTH_MAX)
+        self.size = n
+        self.words = words
+        self.stream = stream
+        self.table = None
+        if n <= TABLE_MAX:
+            self.table = fast_permutation(n, words, stream)
+            return
+        fi_virtual_init(&self.order, n, &seed, stream, FI_VIRTUAL_ROUNDS)
+
+    def __len__(self):
+        return self.size
+
+    @property
+    def index_bound(self):
+        """The length: all indices are below it."""
+        return self.size
+
+    def __getitem__(self, key):
+        cdef Py_ssize_t start, stop, step, count
+        cdef int64_t index
+        if not isinstance(key, slice):
+            start = operator.index(key)
+            if not -self.size <= start < self.size:
+                raise IndexError(f"position {start} is outside an order of {self.size}")
+            start += self.size if start < 0 else 0
+            if self.table is not None:
+                return int(self.table[start])
+            fi_virtual_fill(&self.order, start, 1, &index)
+            return index
+        PySlice_Unpack(key, &start, &stop, &step)
+        if step != 1:
+            raise ValueError(f"a virtual order has slices of step 1 only, not {step}")
+        count = PySlice_AdjustIndices(self.size, &start, &stop, step)
+        return self.part(start, count)
+
+    def checked_part(self, start, count):
+        """Indices at ``count`` positions from ``start`` on; None: all that follow."""
+        start = checked_int("start", start, minimum=0)
+        count = self.size - start if count is None else checked_int("count", count, minimum=0)
+        if not 0 <= count <= self.size - start:
+            raise ValueError(
+                f"the part must lie in the order of {self.size} indices, but start is {start} and "
+                f"count {count}"
+            )
+        return self.part(start, count)
+
+    cdef cnp.ndarray part(self, Py_ssize_t start, Py_ssize_t count):
+        if self.table is not None:
+            return self.table[start:start + count].copy()
+        cdef cnp.ndarray out = empty_order(count)
+        cdef int64_t *data = <int64_t *>cnp.PyArray_DATA(out)
+        if count < RELEASE_VIRTUAL_FROM:
+            fi_virtual_fill(&self.order, start, count, data)
+        else:
+            with nogil:
+                fi_virtual_fill(&self.order, start, count, data)
+        return out
+
+    def __reduce__(self):
+        return VirtualOrder, (self.size, self.words, self.stream)
+
+    def __eq__(self, other):
+        if type(other) is not VirtualOrder:
+            return NotImplemented
+        return self.__reduce__() == other.__reduce__()
+
+    def __hash__(self):
+        return hash((self.size, self.words, self.stream))
+
+    def __repr__(self):
+        return f"VirtualOrder({self.size}, {self.words}, {self.stream})"
+
+
+def fill_by(n, words, stream, start, count, isa, rounds):
+    """A part of the keyed bijection by a chosen instruction set and number of half-rounds.
+
+    For tests: also for ``n`` below ``TABLE_MAX``, and for orders made weak on purpose.
+    """
+    cdef fi_seed seed = seed_of(words)
+    cdef fi_virtual order
+    cdef uint64_t first = start
+    cdef Py_ssize_t size = count
+    cdef int level = isa, rc
+
+    rc = fi_virtual_init(&order, n, &seed, stream, rounds)
+    if rc != FI_OK:
+        raise ValueError(f"fi_virtual_init refuses: {rc}")
+    cdef cnp.ndarray out = empty_order(size)
+    rc = fi_virtual_fill_by(&order, level, first, size, <int64_t *>cnp.PyArray_DATA(out))
+    if rc != FI_OK:
+        raise ValueError(f"fi_virtual_fill_by refuses: {rc}")
+    return out
+
+
+def example_words(words, epoch, index):
+    """Hash a seed, an epoch and an index to 256 bits: uint64 array (4,)."""
+    cdef fi_seed seed = seed_of(words)
+    cdef cnp.npy_intp four = 4
+    cdef cnp.ndarray made = cnp.PyArray_EMPTY(1, &four, cnp.NPY_UINT64, 0)
+
+    fi_example_words(&seed, epoch, index, <uint64_t *>cnp.PyArray_DATA(made))
+    return made
+
+
+# ---- draws with weights --------------------------------------------------------------------------
+
+
+cdef class AliasTable:
+    """Draws with replacement, by a table of 16 bytes per weight (positive, finite)."""
+
+    cdef fi_alias *cells
+    cdef uint32_t n
+
+    def __cinit__(self, const double[::1] weights):
+        cdef double *shares
+        cdef uint32_t *stack
+        self.cells = NULL
+        if not 1 <= weights.shape[0] <= FI_WEIGHTED_MAX:
+            raise ValueError(f"there must be 1 to {FI_WEIGHTED_MAX} weights")
+        self.n = <uint32_t>weights.shape[0]
+        self.cells = <fi_alias *>malloc(self.n * sizeof(fi_alias))
+        shares = <double *>malloc(self.n * sizeof(double))
+        stack = <uint32_t *>malloc(self.n * sizeof(uint32_t))
+        try:
+            if self.cells == NULL or shares == NULL or stack == NULL:
+                raise MemoryError(f"no memory for a table of {self.n} weights")
+            with nogil:
+                fi_alias_build(self.cells, &weights[0], self.n, shares, stack)
+        finally:
+            free(shares)
+            free(stack)
+
+    def __dealloc__(self):
+        free(self.cells)
+
+    def draw(self, words, stream, count):
+        """Draw ``count`` items; releases the GIL."""
+        cdef fi_seed seed = seed_of(words)
+        cdef uint64_t number = stream
+        cdef Py_ssize_t size = count
+        cdef cnp.ndarray out = empty_order(size)
+        cdef int64_t *data = <int64_t *>cnp.PyArray_DATA(out)
+        with nogil:
+            fi_alias_draw(self.cells, self.n, &seed, number, data, size)
+        return out
+
+
+cdef class Race:
+    """Draws without replacement, by exponential variates.
+
+    Weights are positive and finite, the largest at most 1e290 times the smallest.
+    """
+
+    cdef readonly object weights  # keeps what the view sees
+    cdef const double[::1] view
+    cdef uint32_t n
+
+    def __init__(self, weights):
+        if not 1 <= len(weights) <= FI_WEIGHTED_MAX:
+            raise ValueError(f"there must be 1 to {FI_WEIGHTED_MAX} weights")
+        # Times are as long as weights are small: of the largest weight they cannot overflow.
+        self.weights = np.ascontiguousarray(weights / np.max(weights), dtype=np.float64)
+        self.view = self.weights
+        self.n = <uint32_t>len(weights)
+
+    def draw(self, words, stream, count):
+        """Draw ``count`` items; releases the GIL."""
+        cdef uint32_t k = count, n = self.n
+        cdef double horizon
+        cdef fi_seed seed = seed_of(words)
+        cdef uint64_t number = stream
+        cdef const double *weights = &self.view[0]
+        cdef fi_arrivals arrivals = fi_arrivals(NULL, NULL, 0, 0)
+        cdef uint64_t *keys = NULL
+        cdef int64_t *data
+        cdef int rc = FI_E_FULL
+        if k > n:
+            raise ValueError(f"{k} of {n} items cannot be drawn without replacement")
+        cdef cnp.ndarray out = empty_order(k)
+        data = <int64_t *>cnp.PyArray_DATA(out)
+        try:
+            with nogil:
+                horizon = fi_race_horizon(weights, n, k)
+            room = n if horizon == INFINITY else min(n, 2 * <uint64_t>k + SPARE)
+            while rc != FI_OK or arrivals.count < k:
+                arrivals_open(&arrivals, room)
+                with nogil:
+                    rc = fi_race_run(weights, n, &seed, number, horizon, &arrivals)
+                # A second run is needed if the estimate came from an unlucky sample.
+                if rc == FI_E_FULL:
+                    room = min(n, 4 * <uint64_t>room)
+                else:
+                    horizon, room = INFINITY, n
+            keys = <uint64_t *>malloc(2 * <size_t>arrivals.count * sizeof(uint64_t))
+            if keys == NULL and arrivals.count != 0:
+                raise MemoryError(f"no memory to draw {k} of {n} items")
+            with nogil:
+                fi_race_rank(&arrivals, k, keys, data)
+        finally:
+            arrivals_close(&arrivals)
+            free(keys)
+        return out
+
+
+cdef int arrivals_open(fi_arrivals *arrivals, uint32_t room) except -1:
+    """Make room for this many arrivals, and drop the earlier ones."""
+    arrivals_close(arrivals)
+    arrivals.times = <double *>malloc(room * sizeof(double))
+    arrivals.items = <uint32_t *>malloc(room * sizeof(uint32_t))
+    arrivals.room = room
+    if arrivals.times == NULL or arrivals.items == NULL:
+        raise MemoryError(f"no memory for {room} arrivals")
+    return 0
+
+
+cdef void arrivals_close(fi_arrivals *arrivals) noexcept:
+    free(arrivals.times)
+    free(arrivals.items)
+    arrivals[0] = fi_arrivals(NULL, NULL, 0, 0)
+
+
+def arrivals_by(const double[::1] weights, words, stream, horizon, isa):
+    """(time, item) of the items that arrive before ``horizon``, by a chosen instruction set."""
+    cdef uint32_t n = <uint32_t>weights.shape[0]
+    cdef fi_seed seed = seed_of(words)
+    cdef fi_arrivals arrivals = fi_arrivals(NULL, NULL, 0, 0)
+    cdef uint32_t i
+    try:
+        arrivals_open(&arrivals, n)
+        rc = fi_race_run_by(isa, &weights[0], n, &seed, stream, horizon, &arrivals)
+        if rc != FI_OK:
+            raise ValueError(f"fi_race_run_by refuses: {rc}")
+        return [(arrivals.times[i], arrivals.items[i]) for i in range(arrivals.count)]
+    finally:
+        arrivals_close(&arrivals)
+
+
+def minus_log(x):
+    """-log(x) as the race computes it, for 2**-53 <= x <= 1."""
+    return fi_minus_log(x)

@@ -8,7 +8,7 @@ from fastiter.iterators._seeded_sampler import SeededSampler
 from fastiter.iterators.order import OrderSampler
 
 if TYPE_CHECKING:
-    from fastiter._order.virtual import VirtualOrder
+    from fastiter._order.permutation import VirtualOrder
 
 __all__ = ["VirtualShuffleOrderSampler"]
 
@@ -36,7 +36,7 @@ class VirtualShuffleOrderSampler(SeededSampler, OrderSampler):
     _KIND: ClassVar[int] = 2
 
     def _draw(self, n_examples: int, number: int) -> VirtualOrder:
-        from fastiter._order import virtual
+        from fastiter._order.permutation import VirtualOrder
 
         assert self._words is not None
-        return virtual.VirtualOrder(n_examples, self._words, number)
+        return VirtualOrder(n_examples, self._words, number)

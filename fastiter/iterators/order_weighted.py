@@ -76,9 +76,9 @@ class WeightedOrderSampler(SeededSampler, OrderSampler):
                 f"there are {len(self._weights)} weights for a dataset of {n_examples} examples"
             )
         if self._drawer is None:
-            from fastiter._order import weighted
+            from fastiter._order import permutation
 
-            kind = weighted.AliasTable if self._replacement else weighted.Race
+            kind = permutation.AliasTable if self._replacement else permutation.Race
             self._drawer = kind(self._weights)
         return self._drawer.draw(self._words, number, self._n_samples)  # type: ignore[no-any-return]
 
@@ -101,15 +101,15 @@ class WeightedOrderSampler(SeededSampler, OrderSampler):
 
 
 def _checked_weights(weights: Any) -> npt.NDArray[np.float64]:
-    from fastiter._order import weighted
+    from fastiter._order import permutation
 
     try:
         array = np.array(weights, dtype=np.float64)  # a copy, which is not changed
     except (TypeError, ValueError) as error:
         raise TypeError(f"weights must be an array of numbers: {error}") from error
-    if array.ndim != 1 or not 1 <= array.size <= weighted.WEIGHTS_MAX:
+    if array.ndim != 1 or not 1 <= array.size <= permutation.WEIGHTS_MAX:
         raise ValueError(
-            f"weights must be one-dimensional, of 1 to {weighted.WEIGHTS_MAX} numbers, not of "
+            f"weights must be one-dimensional, of 1 to {permutation.WEIGHTS_MAX} numbers, not of "
             f"shape {array.shape}"
         )
     wrong = np.flatnonzero(~((array > 0) & (array < np.inf)))

@@ -13,16 +13,15 @@ from uniformity import chi_square_z, lag_z, pair_z, place_z
 
 from fastiter import random
 from fastiter._order import permutation
-from fastiter._order import virtual as _virtual
-from fastiter._order.virtual import VirtualOrder
+from fastiter._order.permutation import VirtualOrder
 
 WORDS = permutation.seed_words(20262)
-ROUNDS = _virtual.ROUNDS
+ROUNDS = permutation.ROUNDS
 ISAS = permutation.isa_levels()
 
 
 def whole(n, words=WORDS, stream=0, rounds=ROUNDS, isa=ISAS[-1]):
-    return _virtual.fill_by(n, words, stream, 0, n, isa, rounds)
+    return permutation.fill_by(n, words, stream, 0, n, isa, rounds)
 
 
 def many_words(count):
@@ -52,7 +51,7 @@ def test_every_index_comes_once_by_every_instruction_set(n):
 def test_instruction_sets_agree_on_any_part(n, stream, count, data):
     count = min(count, n)
     start = data.draw(st.integers(0, n - count))
-    parts = [_virtual.fill_by(n, WORDS, stream, start, count, isa, ROUNDS) for isa in ISAS]
+    parts = [permutation.fill_by(n, WORDS, stream, start, count, isa, ROUNDS) for isa in ISAS]
     assert all(np.array_equal(part, parts[0]) for part in parts)
     assert 0 <= parts[0].min() <= parts[0].max() < n
     assert len(set(parts[0].tolist())) == count
@@ -163,7 +162,7 @@ def test_wrong_places():
         order[::2]
     for refused in [(3, 12), (2**62 + 1, 12), (100, 11), (100, 14)]:
         with pytest.raises(ValueError, match="refuses"):
-            _virtual.fill_by(refused[0], WORDS, 0, 0, 1, 0, refused[1])
+            permutation.fill_by(refused[0], WORDS, 0, 0, 1, 0, refused[1])
 
 
 # -- how well it mixes -----------------------------------------------------------------------------

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from uniformity import chi_square_z
 
 from fastiter import WeightedOrderSampler
-from fastiter._order import permutation, weighted
+from fastiter._order import permutation
 
 WORDS = permutation.seed_words(20263)
-ISAS = [isa for isa in permutation.isa_levels() if isa <= weighted.ISA_AVX2]
+ISAS = [isa for isa in permutation.isa_levels() if isa <= permutation.ISA_AVX2]
 
 
 def skewed(n):
@@ -28,7 +28,7 @@ def skewed(n):
 @pytest.mark.parametrize("n", [2, 50, 1000])
 def test_draws_with_replacement_follow_the_weights(n):
     weights = skewed(n)
-    draws = weighted.AliasTable(weights).draw(WORDS, 0, 2_000_000)
+    draws = permutation.AliasTable(weights).draw(WORDS, 0, 2_000_000)
     counts = np.bincount(draws, minlength=n)
     if n == 2:
         expected = 2e6 * weights[0] / weights.sum()
@@ -41,7 +41,7 @@ def test_draws_with_replacement_follow_the_weights(n):
 
 def test_draws_with_replacement_are_independent_of_each_other():
     weights = np.arange(1.0, 31.0)
-    draws = weighted.AliasTable(weights).draw(WORDS, 1, 2_000_000)
+    draws = permutation.AliasTable(weights).draw(WORDS, 1, 2_000_000)
     share = weights / weights.sum()
     for lag in (1, 8, 64):
         counts = np.bincount(draws[lag:] * 30 + draws[:-lag], minlength=900).reshape(30, 30)
@@ -50,7 +50,7 @@ def test_draws_with_replacement_are_independent_of_each_other():
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 127, 128, 129, 1000])
 def test_fewer_draws_are_the_first_of_more(count):
-    table = weighted.AliasTable(skewed(20))
+    table = permutation.AliasTable(skewed(20))
     draws = table.draw(WORDS, 5, count)
     assert draws.dtype == np.int64 and len(draws) == count
     assert np.array_equal(draws, table.draw(WORDS, 5, 2000)[:count])
@@ -58,7 +58,7 @@ def test_fewer_draws_are_the_first_of_more(count):
 
 @given(st.lists(st.floats(5e-324, 1.7e308), min_size=1, max_size=40))
 def test_a_table_of_any_weights_draws_what_is_there(weights):
-    draws = weighted.AliasTable(np.array(weights)).draw(WORDS, 0, 100)
+    draws = permutation.AliasTable(np.array(weights)).draw(WORDS, 0, 100)
     assert 0 <= draws.min() <= draws.max() < len(weights)
     # An item of next to no weight is next to never drawn.
     assert (np.array(weights)[draws] / max(weights) > 1e-12).all()
@@ -73,26 +73,26 @@ def test_the_logarithm_is_right():
     xs += random.random(20_000).tolist() + (random.random(2000) * 2.0**-40 + 2.0**-53).tolist()
     for x in xs:
         expected = -math.log(x)
-        assert abs(weighted.minus_log(x) - expected) <= 4 * math.ulp(expected), x
-    assert math.copysign(1, weighted.minus_log(1.0)) == 1  # times sort by their bits
+        assert abs(permutation.minus_log(x) - expected) <= 4 * math.ulp(expected), x
+    assert math.copysign(1, permutation.minus_log(1.0)) == 1  # times sort by their bits
 
 
 @pytest.mark.parametrize("n", [1, 7, 63, 64, 65, 1000])
 @pytest.mark.parametrize("horizon", [math.inf, 0.3, 0.01])
 def test_arrivals_are_those_of_every_instruction_set(n, horizon):
     weights = skewed(n) / skewed(n).max()
-    everybody = weighted.arrivals_by(weights, WORDS, 2, math.inf, ISAS[0])
+    everybody = permutation.arrivals_by(weights, WORDS, 2, math.inf, ISAS[0])
     assert [item for _, item in everybody] == list(range(n))
     for isa in ISAS:
-        arrivals = weighted.arrivals_by(weights, WORDS, 2, horizon, isa)
+        arrivals = permutation.arrivals_by(weights, WORDS, 2, horizon, isa)
         assert arrivals == [pair for pair in everybody if pair[0] < horizon]
 
 
 @pytest.mark.parametrize("n", [1, 2, 65, 1000, 50_000])
 def test_the_first_come_first(n):
     weights = skewed(n)
-    race = weighted.Race(weights)
-    arrivals = weighted.arrivals_by(race.weights, WORDS, 3, math.inf, ISAS[-1])
+    race = permutation.Race(weights)
+    arrivals = permutation.arrivals_by(race.weights, WORDS, 3, math.inf, ISAS[-1])
     order = [item for _, item in sorted(arrivals)]
     for count in {1, 2 * n // 3, n // 100 + 1, n // 2 + 1, n}:
         assert race.draw(WORDS, 3, min(count, n)).tolist() == order[:count]
@@ -103,8 +103,8 @@ def test_the_first_come_first(n):
 def test_weights_that_a_sample_tells_little_about(others):
     """The sample is every tenth; the estimate of when k have arrived is far off, to either side."""
     weights = np.where(np.arange(40_000) % 10 == 0, 1, others)
-    race = weighted.Race(weights)
-    everybody = sorted(weighted.arrivals_by(race.weights, WORDS, 0, math.inf, ISAS[-1]))
+    race = permutation.Race(weights)
+    everybody = sorted(permutation.arrivals_by(race.weights, WORDS, 0, math.inf, ISAS[-1]))
     draws = race.draw(WORDS, 0, 3000).tolist()
     assert draws == [item for _, item in everybody[:3000]]
 
@@ -112,7 +112,7 @@ def test_weights_that_a_sample_tells_little_about(others):
 def test_draws_without_replacement_follow_the_weights():
     weights = np.array([5.0, 1.0, 2.0, 0.5, 3.0, 1.5, 0.25])
     n, rounds = len(weights), 60_000
-    race = weighted.Race(weights)
+    race = permutation.Race(weights)
     orders = np.stack([race.draw(WORDS, k, 3) for k in range(rounds)])
     chances = {}
     for i, j, k in itertools.permutations(range(n), 3):
@@ -131,7 +131,7 @@ def test_draws_without_replacement_follow_the_weights():
 
 def test_first_draw_of_many_follows_the_weights():
     weights = skewed(200)
-    race = weighted.Race(weights)
+    race = permutation.Race(weights)
     firsts = np.array([race.draw(WORDS, k, 1)[0] for k in range(20_000)])
     expected = 20_000 * weights / weights.sum()
     kept = expected > 5
