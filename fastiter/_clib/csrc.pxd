@@ -327,6 +327,7 @@ cdef extern from "batch/fi_batch.h" nogil:
 
     void fi_gather(void *dst, size_t item_bytes, const void *const *src, size_t n)
     int fi_pad_shape(int64_t *out_shape, int ndim, const int64_t *src_shapes, size_t n)
+    uint64_t fi_array_bytes(const int64_t *shape, int ndim, uint64_t itemsize)
     int fi_ragged_rows(const char *payload, uint64_t available, const char *entries,
                        uint64_t stride, int ndim, uint64_t itemsize, size_t n,
                        const void **sources, int64_t *shapes)

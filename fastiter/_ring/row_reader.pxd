@@ -1,8 +1,5 @@
 cimport numpy as cnp
-from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint64_t
-
-from fastiter._ring.worker_ring cimport WorkerRing
+from libc.stdint cimport uint64_t
 
 cdef enum:
     MOST_NDIM = 32
@@ -31,7 +28,6 @@ cdef struct Field:
     void *array_type  # of the arrays that are written
     bint timed  # datetime64 or timedelta64: the scalar's type does not tell its unit
     cnp.PyArray_Descr *descr  # of the elements; kept alive by Schema.dtypes
-    cnp.PyArray_Descr *twin  # an equivalent one that came last; owned, or NULL
     cnp.PyTypeObject *scalar
     cnp.npy_intp dims[MOST_NDIM]
     cnp.npy_intp itemsize
@@ -51,21 +47,3 @@ cdef class Schema:
     cdef Py_ssize_t count
     cdef readonly object type
     cdef readonly dict subtypes
-    cdef int write(self, WorkerRing end, char *payload, Py_ssize_t row, object example) except -1
-    cdef int hold(self, object example, PyObject **values) except -1
-    cdef int hold_values(self, object example, PyObject **values) except -1
-    cdef int write_fields(self, WorkerRing end, char *payload, Py_ssize_t row,
-                          PyObject **values) except -1
-    cdef int write_number(self, Field *f, char *place, PyObject *value) except -1
-    cdef int write_ragged(self, WorkerRing end, Field *f, char *payload, int64_t *entry,
-                          cnp.PyArrayObject *array) except -1
-    cdef int pack(self, WorkerRing end, char *payload, int64_t *entry, Py_ssize_t row,
-                  object value) except -1
-    cdef int is_of(self, Field *f, PyObject *value) except -1
-    cdef int copy_array(self, Field *f, char *place, cnp.PyArrayObject *array,
-                        Py_ssize_t bytes, bint uncached) except -1
-    cdef int64_t *entry(self, Field *f, char *payload, Py_ssize_t row) noexcept
-    cdef bint pad_field(self, WorkerRing end, char *payload, Field *f, list rows, object fill,
-                        int64_t max_length, int64_t multiple) except -1
-    cdef bint find_ragged(self, WorkerRing end, char *payload, Field *f, list rows,
-                          const void **sources, int64_t *shapes) except -1

@@ -1,11 +1,9 @@
 import builtins
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 from typing_extensions import Self, disjoint_base
-
-from fastiter._ring.worker_ring import WorkerRing
 
 BARE: int
 TUPLE: int
@@ -59,7 +57,3 @@ class Schema:
     def load(record: builtins.bytes, rows: int) -> Schema: ...
     def of_rows(self, rows: int) -> Schema: ...
     def same_as(self, other: Schema) -> bool: ...
-    # Each step begins with a fill value (0-d) or None, the longest first axis or -1, a multiple.
-    def pad_fields(
-        self, end: WorkerRing, steps: Sequence[tuple[Any, ...]], rows: list[int] | None
-    ) -> bool: ...

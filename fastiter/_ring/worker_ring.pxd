@@ -8,6 +8,5 @@ cdef class WorkerRing:
     cdef readonly Arena arena
     cdef fi_worker worker
     cdef fi_turn turn
-    cdef bint uncached  # rows are better written past the caches
     cdef uint64_t heap_take(self, uint64_t bytes) except? 0xFFFFFFFFFFFFFFFF
     cdef uint64_t seed(self, uint32_t row, uint32_t kind) noexcept

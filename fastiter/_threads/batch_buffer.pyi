@@ -5,10 +5,11 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self, disjoint_base
 
+from fastiter._ring.column_writer import ColumnWriter
 from fastiter._ring.row_reader import Schema
 
 @disjoint_base
-class Copies: ...
+class RangeWriter(ColumnWriter): ...
 
 @disjoint_base
 class Position:

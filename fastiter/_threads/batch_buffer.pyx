@@ -11,31 +11,25 @@ from cpython.list cimport PyList_GET_ITEM
 from cpython.long cimport PyLong_FromLongLong
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.object cimport PyObject, PyObject_GetItem
-from cpython.ref cimport Py_DECREF, Py_INCREF, Py_TYPE
-from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_SIZE
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.string cimport memcpy
 
 from fastiter._collate.buffers cimport empty_array
 from fastiter._clib.csrc cimport (
     PyArray_Descr, fi_call_cost, fi_call_cost_claim, fi_call_cost_note, fi_copy, fi_outruns_cache)
-from fastiter._clib.numpy_api cimport (
-    PyArray_Type, bytes_of, copy_into, descr_of, dims_of, equivalent, is_contiguous, ndim_of,
-    new_array)
+from fastiter._clib.numpy_api cimport PyArray_Type, bytes_of, dims_of, is_contiguous, ndim_of
+from fastiter._ring.column_writer cimport ColumnWriter
 from fastiter._ring.row_reader cimport (
-    FIELD_LIMIT, MOST_NDIM, _ARRAY, _BARE, _BOOL, _DICT, _FLOAT, _INT, _LIST, _NAMED, _TENSOR, _TUPLE,
-    Field, Schema)
-from fastiter._util.torch_tensors import array_of
+    FIELD_LIMIT, MOST_NDIM, _ARRAY, _BARE, _BOOL, _DICT, _FLOAT, _INT, _LIST, Field, Schema)
 
 cnp.import_array()
 
 cdef extern from "Python.h":
-    PyObject **items_of "&PyTuple_GET_ITEM"(object example, int first)
     void *type_of "Py_TYPE"(PyObject *value)
 
 cdef enum:
     # Smaller arrays are copied at once, larger ones together with those of the rows that follow.
-    AT_ONCE = 512
+    LEAST_LARGE = 512
     MOST_COPIES = 64
     # So much is copied in one go: a core's cache holds it, and the examples it comes from.
     MOST_BYTES = 262144
@@ -54,47 +48,75 @@ cdef struct Copy:
     PyObject *owner  # of the source; a reference
 
 
-cdef class Copies:
-    """Copies to be made of arrays, by one thread."""
+cdef class BatchBuffer
 
+
+cdef class RangeWriter(ColumnWriter):
+    """Writes a range of rows of a `BatchBuffer`. Large arrays are copied together, without the GIL."""
+
+    cdef BatchBuffer buffer
     cdef Copy copies[MOST_COPIES]
     cdef Py_ssize_t count
     cdef Py_ssize_t bytes
-    cdef bint uncached
+
+    def __cinit__(self, BatchBuffer buffer):
+        self.buffer = buffer
+        self.schema = buffer.schema
+        self.columns = buffer.columns
+        self.uncached = buffer.uncached
+        self.least_large = LEAST_LARGE
 
     def __dealloc__(self):
-        self.drop()
+        self.drop_copies()
 
-    cdef void drop(self):
+    cdef void drop_copies(self):
         cdef Py_ssize_t count = self.count, i
         self.count = self.bytes = 0
         for i in range(count):
             Py_DECREF(<object>self.copies[i].owner)
 
-    cdef void make(self):
-        cdef Py_ssize_t i
+    cdef void make_copies(self):
         if self.bytes >= NOGIL_BYTES:
             with nogil:
-                for i in range(self.count):
-                    self.make_one(&self.copies[i])
+                self.copy_all()
         else:
-            for i in range(self.count):
-                self.make_one(&self.copies[i])
-        self.drop()
+            self.copy_all()
+        self.drop_copies()
 
-    cdef void make_one(self, Copy *copy) noexcept nogil:
-        fi_copy(copy.target, copy.source, copy.size, self.uncached)
+    cdef void copy_all(self) noexcept nogil:
+        cdef Py_ssize_t i
+        for i in range(self.count):
+            fi_copy(self.copies[i].target, self.copies[i].source, self.copies[i].size, self.uncached)
 
-    cdef void add(self, char *target, PyObject *array, Py_ssize_t size):
+    cdef int copy_large(self, char *place, PyObject *array, Py_ssize_t size,
+                        bint uncached) except -1:
         cdef Copy *copy
         if self.count == MOST_COPIES:
-            self.make()
+            self.make_copies()
         copy = &self.copies[self.count]
-        copy.target, copy.source, copy.size = target, bytes_of(<cnp.PyArrayObject *>array), size
+        copy.target, copy.source, copy.size = place, bytes_of(<cnp.PyArrayObject *>array), size
         copy.owner = array
         Py_INCREF(<object>array)
         self.count += 1
         self.bytes += size
+        return 0
+
+    cdef int write_other(self, Py_ssize_t number, Py_ssize_t row, PyObject *value) except -1:
+        """Keeps the value itself."""
+        if self.schema.container == _BARE and isinstance(<object>value, (tuple, dict)):
+            return 0  # an example with fields of its own
+        (<list>PyList_GET_ITEM(self.buffer.fields_, number))[row] = <object>value
+        return 1
+
+    cdef int put_row(self, Py_ssize_t row, object example) except -1:
+        if self.schema is not None and self.write(row, example):
+            self.buffer.states[row] = WRITTEN
+        else:
+            self.buffer.kept[row] = example
+            self.buffer.states[row] = KEPT
+        if self.bytes >= MOST_BYTES:
+            self.make_copies()
+        return 0
 
 
 cdef class Position:
@@ -139,7 +161,7 @@ cdef class BatchBuffer:
     cdef Py_ssize_t rows
     cdef list kept
     cdef list fields_
-    cdef char *targets[FIELD_LIMIT]
+    cdef char *columns[FIELD_LIMIT]  # of the fields that are copied into an array; else NULL
     cdef char *states
     cdef bint uncached
     cdef public bint stopped
@@ -163,7 +185,7 @@ cdef class BatchBuffer:
             raise ValueError(f"no schema for an assembly: {schema.specs!r}, {in_place!r}")
         for number in range(schema.count):
             f = &schema.fields[number]
-            self.targets[number] = NULL
+            self.columns[number] = NULL
             if not in_place[number]:
                 self.fields_.append([None] * rows)
                 continue
@@ -173,7 +195,7 @@ cdef class BatchBuffer:
             for axis in range(f.ndim):
                 shape[1 + axis] = f.dims[axis]
             array = empty_array(1 + f.ndim, shape, <PyArray_Descr *>f.descr, rows * f.stride)
-            self.targets[number] = bytes_of(<cnp.PyArrayObject *>array)
+            self.columns[number] = bytes_of(<cnp.PyArrayObject *>array)
             self.fields_.append(array)
 
     def __dealloc__(self):
@@ -182,126 +204,35 @@ cdef class BatchBuffer:
     # ---- filling rows
 
     def fetch(self, dataset, indices, Py_ssize_t first, Py_ssize_t stop, Position at):
-        cdef Copies copies = self.copies()
+        cdef RangeWriter writer = self.writer(first, stop)
         cdef Py_ssize_t row = first
         cdef const int64_t *numbers = indices_of(indices, self.rows)
-        self.check(first, stop)
         try:
             while row < stop and not self.stopped:
                 at.row = row
-                self.put_row(
-                    copies, row, PyObject_GetItem(dataset, PyLong_FromLongLong(numbers[row])))
+                writer.put_row(
+                    row, PyObject_GetItem(dataset, PyLong_FromLongLong(numbers[row])))
                 row += 1
         except BaseException as error:
             return row, error
         finally:
-            copies.make()
+            writer.make_copies()
         return None
 
     def put(self, Py_ssize_t first, list examples):
-        cdef Copies copies = self.copies()
+        cdef RangeWriter writer = self.writer(first, first + len(examples))
         cdef Py_ssize_t row = first
-        self.check(first, first + len(examples))
         try:
             for example in examples:
-                self.put_row(copies, row, example)
+                writer.put_row(row, example)
                 row += 1
         finally:
-            copies.make()
+            writer.make_copies()
 
-    cdef Copies copies(self):
-        cdef Copies copies = Copies.__new__(Copies)
-        copies.uncached = self.uncached
-        return copies
-
-    cdef int check(self, Py_ssize_t first, Py_ssize_t stop) except -1:
+    cdef RangeWriter writer(self, Py_ssize_t first, Py_ssize_t stop):
         if not 0 <= first <= stop <= self.rows:
             raise ValueError(f"rows {first} .. {stop} do not lie in a batch of {self.rows}")
-        return 0
-
-    cdef int put_row(self, Copies copies, Py_ssize_t row, object example) except -1:
-        if self.schema is not None and self.write(copies, row, example):
-            self.states[row] = WRITTEN
-        else:
-            self.kept[row] = example
-            self.states[row] = KEPT
-        if copies.bytes >= MOST_BYTES:
-            copies.make()
-        return 0
-
-    cdef int write(self, Copies copies, Py_ssize_t row, object example) except -1:
-        """1: the example is in its row. 0: it does not fit."""
-        cdef PyObject *held[FIELD_LIMIT]
-        cdef Schema schema = self.schema
-        cdef Py_ssize_t number
-        if schema.container == _TUPLE or schema.container == _NAMED:
-            if schema.container == _TUPLE:
-                if not PyTuple_CheckExact(example):
-                    return 0
-            elif <PyObject *>Py_TYPE(example) != <PyObject *>schema.type:
-                return 0
-            if PyTuple_GET_SIZE(example) != schema.count:
-                return 0
-            return self.write_fields(copies, row, items_of(example, 0))
-        if schema.container == _BARE:
-            if isinstance(example, (tuple, dict)):  # it has fields of its own
-                return 0
-            held[0] = <PyObject *>example
-            return self.write_fields(copies, row, held)
-        # Another thread may change a dict during a copy.
-        if not schema.hold(example, held):
-            return 0
-        try:
-            return self.write_fields(copies, row, held)
-        finally:
-            for number in range(schema.count):
-                Py_DECREF(<object>held[number])
-
-    cdef int write_fields(self, Copies copies, Py_ssize_t row, PyObject **values) except -1:
-        cdef Py_ssize_t number
-        cdef PyObject *value
-        cdef char *place
-        cdef Field *f
-        for number in range(self.schema.count):
-            f = &self.schema.fields[number]
-            value = values[number]
-            if self.targets[number] == NULL:
-                (<list>PyList_GET_ITEM(self.fields_, number))[row] = <object>value
-                continue
-            place = self.targets[number] + f.stride * row
-            if f.subtype == _TENSOR:
-                seen = array_of(<object>value)
-                value = <PyObject *>seen
-            if f.kind != _ARRAY:
-                if not self.schema.write_number(f, place, value):
-                    return 0
-            elif not self.write_array(copies, f, place, value):
-                return 0
-        return 1
-
-    cdef int write_array(self, Copies copies, Field *f, char *place, PyObject *value) except -1:
-        cdef cnp.PyArrayObject *array = <cnp.PyArrayObject *>value
-        cdef cnp.PyArray_Descr *descr
-        cdef int axis
-        if type_of(value) != f.array_type or ndim_of(array) != f.ndim:
-            return 0
-        descr = descr_of(array)
-        if descr != f.descr and not equivalent(descr, f.descr):
-            return 0
-        for axis in range(f.ndim):
-            if dims_of(array)[axis] != f.dims[axis]:
-                return 0
-        if not is_contiguous(array):
-            Py_INCREF(<object>f.descr)  # the constructor takes it over
-            target = new_array(
-                &PyArray_Type, f.descr, f.ndim, dims_of(array), NULL, place,
-                cnp.NPY_ARRAY_CARRAY, NULL)
-            copy_into(<cnp.PyArrayObject *>target, array)
-        elif f.stride < AT_ONCE:
-            memcpy(place, bytes_of(array), f.stride)
-        else:
-            copies.add(place, value, f.stride)
-        return 1
+        return RangeWriter.__new__(RangeWriter, self)
 
     # ---- what came of it
 

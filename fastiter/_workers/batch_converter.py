@@ -58,7 +58,7 @@ class ConcatConverter:
             return 0
         try:
             steps = self._steps_for(schema)
-            if steps is not None and schema.pad_fields(rows.end, steps, good):
+            if steps is not None and rows.pad_fields(steps, good):
                 return ring_words.CONVERTED_FIELDS
         except Exception:
             pass  # the parent tries on its heap, and raises if that fails too

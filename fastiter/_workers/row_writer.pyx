@@ -3,9 +3,11 @@
 This is the inner loop of a worker.
 """
 
+cimport numpy as cnp
 from cpython.long cimport PyLong_FromLongLong
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.memoryview cimport PyMemoryView_FromMemory
-from cpython.object cimport PyObject_GetItem
+from cpython.object cimport PyObject, PyObject_GetItem
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastiter._fetch.dataset_access import plain_columns, rows_getter
@@ -13,10 +15,14 @@ from fastiter._fetch.gather cimport ColumnReader
 from fastiter._clib.csrc cimport *
 from fastiter._ring.lease cimport Lease
 from fastiter._ring.worker_ring cimport WorkerRing
-from fastiter._ring.row_reader cimport Schema
+from fastiter._clib.numpy_api cimport bytes_of, dims_of, nbytes_of
+from fastiter._ring.column_writer cimport ColumnWriter
+from fastiter._ring.row_reader cimport (
+    FIELD_LIMIT, MOST_NDIM, _OBJECT, _RAGGED, _TENSOR, Field, Schema)
 from fastiter._clib import ring_words
 from fastiter._ring import views
 from fastiter._util.failures import RowCountError
+from fastiter._util.torch_tensors import array_of
 from fastiter._clib.ring_words import FINISHING as _FINISHING
 from fastiter._ring.serialization import Packed, failure_of, unpack
 
@@ -26,7 +32,11 @@ cdef extern from "Python.h":
     int PyBUF_WRITE
 
 
+cnp.import_array()
+
 cdef enum:
+    # Below it, giving up and taking back Python's lock costs more than the copy.
+    NOGIL_BYTES = 65536
     # To time a row takes some 60 ns. Of ranges that take long each has one row timed, of others
     # one in so many.
     LONG_RANGE_NS = 50000
@@ -34,6 +44,7 @@ cdef enum:
     TRACED_NS = 10000  # of cheap rows so many as take so long are one event
     NO_ROW = 0xFFFFFFFF
 
+cdef uint32_t PACKED_FIELD = ring_words.PACKED_FIELD
 cdef uint32_t PACKED_EXAMPLE = ring_words.PACKED_EXAMPLE
 cdef uint32_t PACKED_ERROR = ring_words.PACKED_ERROR
 cdef uint32_t PACKED_RESULT = ring_words.PACKED_RESULT
@@ -41,7 +52,7 @@ cdef uint32_t PACKED_FAILURE = ring_words.PACKED_FAILURE
 cdef uint32_t WHOLE_BATCH = ring_words.WHOLE_BATCH
 
 
-cdef class RowWriter:
+cdef class RowWriter(ColumnWriter):
     """Fetches the examples of the turns that a `WorkerRing` gets and writes them into their rows.
 
     Used by one thread of one worker process. What the dataset raises ends the row, not the
@@ -52,8 +63,9 @@ cdef class RowWriter:
     cdef object dataset
     cdef object getitems
     cdef object plain
-    cdef Schema schema
     cdef int64_t schema_number
+    cdef char *payload  # of the slot in which `places` lie
+    cdef char *places[FIELD_LIMIT]
     cdef int64_t row  # that is fetched by itself, or -1
     cdef public object rows  # those that are fetched by one call, or None
     cdef public object counter  # tells which of them is meant, or None
@@ -74,6 +86,8 @@ cdef class RowWriter:
         self.plain = plain_columns(dataset)
         self.getitems = rows_getter(dataset) if self.plain is None else None
         self.schema_number = -1
+        self.columns = self.places
+        self.least_large = FI_UNCACHED_LEAST
         self.row = -1
         self.timed_row = NO_ROW
         fi_cpu_meter_start(&self.cpu)
@@ -113,7 +127,7 @@ cdef class RowWriter:
         fi_cell_begins(cell, since)
         self.traces = fi_traces(end.worker.ring)
         # By the schema of the turn before: a slot's own is read with its first row.
-        end.uncached = fi_worker_outruns_cache(&end.worker, self.row_bytes * end.turn.n)
+        self.uncached = fi_worker_outruns_cache(&end.worker, self.row_bytes * end.turn.n)
         if self.plain is not None and self.are_columns_fitting():
             self.fill_columns(cell)
             self.timed(cell, since, since, self.index_of(end.turn.first), end.turn.count, 1)
@@ -228,7 +242,7 @@ cdef class RowWriter:
         cdef WorkerRing end = self.end
         cdef uint32_t number = fi_slot_schema(end.worker.ring, end.turn.slot)
         if number != self.schema_number:
-            self.use_schema(number)
+            self.load_schema(number)
         return self.schema is not None and self.plain.is_current and (
             <ColumnReader>self.plain.reader).fits(self.schema)
 
@@ -254,7 +268,7 @@ cdef class RowWriter:
         fi_cell_fetch_begins(cell, fi_row_index(end.worker.ring, end.turn.slot, first)[0])
         done = (<ColumnReader>self.plain.reader).into_slot(
             self.schema, fi_slot_payload(end.worker.ring, end.turn.slot), first,
-            fi_row_index(end.worker.ring, end.turn.slot, first), count, end.uncached)
+            fi_row_index(end.worker.ring, end.turn.slot, first), count, self.uncached)
         fi_cell_fetch_ends(cell)
         if not done:  # an index is out of range: the dataset says so itself
             return self.fill_singly(cell, first, count, True)
@@ -310,36 +324,84 @@ cdef class RowWriter:
     cdef uint32_t store(self, uint32_t row, object example) except 0:
         cdef WorkerRing end = self.end
         cdef uint32_t number = fi_slot_schema(end.worker.ring, end.turn.slot)
+        cdef char *payload = fi_slot_payload(end.worker.ring, end.turn.slot)
         if number != self.schema_number:
-            self.use_schema(number)
-        if self.schema is not None and self.schema.write(
-                end, fi_slot_payload(end.worker.ring, end.turn.slot), row, example):
+            self.load_schema(number)
+        if payload != self.payload:
+            self.find_columns(payload)
+        if self.schema is not None and self.write(row, example):
             return FI_ROW_OK
         self.put(row, PACKED_EXAMPLE, Packed(example))
         return FI_SPILL
 
-    cdef int use_schema(self, uint32_t number) except -1:
+    cdef int load_schema(self, uint32_t number) except -1:
         rows = self.end.worker.ring.geometry.rows
-        self.schema = None
+        self.use_schema(None)
+        self.payload = NULL
         self.row_bytes = 0
         try:
             record = self.end.arena.schema_record(number)
             if record:  # number 0 stays empty: nothing is known yet, everything is spilled
-                self.schema = Schema.load(record, rows)
+                self.use_schema(Schema.load(record, rows))
                 self.row_bytes = self.schema.row_bytes
         except Exception:
-            pass  # a type that cannot be imported here, or a spoilt record; every row can be spilled
+            pass  # a type that cannot be imported here, or a corrupt record; every row can be spilled
         self.schema_number = number
         return 0
 
+    cdef void find_columns(self, char *payload) noexcept:
+        cdef Py_ssize_t number
+        cdef Field *f
+        self.payload = payload
+        for number in range(0 if self.schema is None else self.schema.count):
+            f = &self.schema.fields[number]
+            self.places[number] = NULL if f.kind in (_RAGGED, _OBJECT) else payload + f.offset
+
+    cdef int copy_large(self, char *place, PyObject *array, Py_ssize_t size,
+                        bint uncached) except -1:
+        cdef const char *source = bytes_of(<cnp.PyArrayObject *>array)
+        if size < NOGIL_BYTES:
+            fi_copy(place, source, size, uncached)
+        else:
+            with nogil:
+                fi_copy(place, source, size, uncached)
+        return 0
+
+    cdef int write_other(self, Py_ssize_t number, Py_ssize_t row, PyObject *value) except -1:
+        """Puts a ragged array, or an object that is packed, into the slot's heap."""
+        cdef Field *f = &self.schema.fields[number]
+        cdef int64_t *entry = entry_of(f, self.payload, row)
+        cdef Py_ssize_t size
+        cdef int axis
+        if f.kind == _OBJECT:
+            packed = Packed(<object>value)
+            entry[1] = packed.size
+            entry[0] = self.put_packed(packed, <uint32_t>row, PACKED_FIELD)
+            return 1
+        if f.subtype == _TENSOR:
+            array = array_of(<object>value)  # keeps it alive during the copy
+            value = <PyObject *>array
+        if not self.is_array_of(number, value):
+            return 0
+        size = nbytes_of(<cnp.PyArrayObject *>value)
+        entry[0] = <int64_t>self.end.heap_take(size)
+        for axis in range(f.ndim):
+            entry[1 + axis] = dims_of(<cnp.PyArrayObject *>value)[axis]
+        return self.copy_array(f, self.payload + entry[0], value, size, False)
+
     cdef int put(self, uint32_t row, uint32_t kind, object packed) except -1:
+        cdef uint64_t offset = self.put_packed(packed, row, kind)
+        fi_entry_set(self.end.worker.ring, self.end.turn.slot, row, offset, packed.size)
+        return 0
+
+    cdef uint64_t put_packed(self, object packed, uint32_t row, uint32_t kind) except? 0:
+        """Writes a packed object into the heap of the slot; returns its offset."""
         cdef WorkerRing end = self.end
         cdef uint64_t size = packed.size, offset = end.heap_take(size)
         packed.write_into(PyMemoryView_FromMemory(
             fi_slot_payload(end.worker.ring, end.turn.slot) + offset, size, PyBUF_WRITE),
             end.seed(row, kind))
-        fi_entry_set(end.worker.ring, end.turn.slot, row, offset, size)
-        return 0
+        return offset
 
     cdef uint32_t store_failure(self, uint32_t row, object error) except 0:
         fi_entry_set(self.end.worker.ring, self.end.turn.slot, row, 0, 0)
@@ -380,6 +442,86 @@ cdef class RowWriter:
         # Last, so that whoever is given the batch finds its finish counted and traced.
         fi_worker_ready(&end.worker, &end.turn, flags)
 
+    def pad_fields(self, list steps, list rows):
+        """Joins each ragged field into one array in the slot.
+
+        Parameters
+        ----------
+        steps : list of tuple
+            For each field: a 0-d array of the field's dtype to pad with, or None to join arrays of
+            equal shapes only; the most that is taken of the first axis, or -1; what the padded first
+            axis is a multiple of.
+        rows : list of int or None
+            Numbers of the rows to join, ascending; None for all.
+
+        Returns
+        -------
+        bool
+            False if a field cannot be joined here: the parent does it then, or raises.
+        """
+        cdef Schema schema = self.schema
+        cdef Py_ssize_t number
+        for number in range(schema.count):
+            if schema.fields[number].kind == _RAGGED:
+                fill, max_length, multiple = steps[number][:3]
+                if not self.pad_field(&schema.fields[number], rows, fill, max_length, multiple):
+                    return False
+        return True
+
+    cdef bint pad_field(self, Field *f, list rows, object fill, int64_t max_length,
+                        int64_t multiple) except -1:
+        cdef Py_ssize_t n = self.end.turn.n if rows is None else len(rows), i
+        cdef char *payload = fi_slot_payload(self.end.worker.ring, self.end.turn.slot)
+        cdef int64_t shape[MOST_NDIM]
+        cdef int64_t *entry = entry_of(f, payload, self.schema.rows)  # that of the joined array
+        cdef uint64_t size
+        cdef int axis
+        cdef const char *fill_bytes = payload  # not read if there is no fill value
+        cdef const void **sources = <const void **>PyMem_Malloc(n * (1 + f.ndim) * sizeof(int64_t))
+        cdef int64_t *shapes = <int64_t *>(sources + n)
+        if sources == NULL:
+            raise MemoryError()
+        try:
+            if not self.find_ragged(f, payload, rows, sources, shapes):
+                return False
+            for i in range(n if max_length >= 0 else 0):
+                shapes[i * f.ndim] = min(shapes[i * f.ndim], max_length)
+            if fi_pad_shape(shape, f.ndim, shapes, n) != FI_OK:
+                return False
+            if fill is None:
+                for i in range(n * f.ndim):
+                    if shapes[i] != shape[i % f.ndim]:
+                        return False
+            else:
+                fill_bytes = bytes_of(<cnp.PyArrayObject *>fill)
+                shape[0] = (shape[0] + multiple - 1) // multiple * multiple
+            size = fi_array_bytes(shape, f.ndim, n * f.itemsize)
+            if size == <uint64_t>-1:
+                return False
+            entry[0] = <int64_t>self.end.heap_take(size)
+            for axis in range(f.ndim):
+                entry[1 + axis] = shape[axis]
+            with nogil:
+                fi_pad(payload + entry[0], shape, f.ndim, f.itemsize, sources, shapes, n, fill_bytes)
+            return True
+        finally:
+            PyMem_Free(sources)
+
+    cdef bint find_ragged(self, Field *f, char *payload, list rows, const void **sources,
+                          int64_t *shapes) except -1:
+        """Where the arrays of these rows lie, and their shapes; False if an entry is corrupt."""
+        cdef uint64_t committed = fi_slot_committed(self.end.worker.ring, self.end.turn.slot)
+        cdef Py_ssize_t place
+        if rows is None:
+            return fi_ragged_rows(payload, committed, payload + f.offset, f.stride, f.ndim,
+                                  f.itemsize, self.end.turn.n, sources, shapes) == FI_OK
+        for place in range(len(rows)):
+            if fi_ragged_rows(payload, committed, <char *>entry_of(f, payload, rows[place]),
+                              f.stride, f.ndim, f.itemsize, 1, sources + place,
+                              shapes + place * f.ndim) != FI_OK:
+                return False
+        return True
+
     @property
     def columns_complete(self):
         """True if every row of the turn is in the columns of the current schema."""
@@ -387,7 +529,7 @@ cdef class RowWriter:
         cdef uint32_t row
         number = fi_slot_schema(end.worker.ring, end.turn.slot)
         if number != self.schema_number:
-            self.use_schema(number)
+            self.load_schema(number)
         if self.schema is None:
             return False
         for row in range(end.turn.n):
@@ -448,9 +590,11 @@ cdef class RowWriter:
 
     def put_result(self, packed, bint failed):
         """Leaves the converter's result, or its exception, in the slot in hand."""
-        cdef WorkerRing end = self.end
-        cdef uint64_t size = packed.size, offset = end.heap_take(size)
-        packed.write_into(PyMemoryView_FromMemory(
-            fi_slot_payload(end.worker.ring, end.turn.slot) + offset, size, PyBUF_WRITE),
-            end.seed(WHOLE_BATCH, PACKED_FAILURE if failed else PACKED_RESULT))
-        fi_result_set(end.worker.ring, end.turn.slot, offset, size)
+        cdef uint64_t offset = self.put_packed(
+            packed, WHOLE_BATCH, PACKED_FAILURE if failed else PACKED_RESULT)
+        fi_result_set(self.end.worker.ring, self.end.turn.slot, offset, packed.size)
+
+
+cdef int64_t *entry_of(Field *f, char *payload, Py_ssize_t row) noexcept:
+    """A row's entry in the column of a field whose values lie in the heap."""
+    return <int64_t *>(payload + f.offset + <uint64_t>f.stride * row)
