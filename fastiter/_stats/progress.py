@@ -15,29 +15,29 @@ if TYPE_CHECKING:
 
     from fastiter.iterators._base import PlannedIterator
 
-_SHARE_NS = 500_000_000  # the share of waiting is that of at least so long, and drawn as often
+_SHARE_NS = 500_000_000  # at least; the share of waiting is of such a time, and drawn as often
 
 
 def progress(iterator: PlannedIterator, **options: Any) -> Progress:
     """Iterate over batches and draw a bar: epoch, examples, examples/s, time spent waiting.
 
-    ``for batch in fastiter.progress(iterator): ...`` gives the iterator's batches. The bar is that
-    of the epoch under way, and starts over with each. It is closed when the iteration ends, when
-    nobody refers to it any more (a ``break`` or an exception has left the loop), by ``close()``,
-    and at the end of a ``with`` statement. The iterator itself stays open.
+    ``for batch in fastiter.progress(iterator): ...`` iterates over the iterator's batches. The bar
+    shows the current epoch, and starts over with each. It is closed when the iteration ends, when
+    it is deleted (after a ``break`` or an exception has left the loop), by ``close()``, and at the
+    end of a ``with`` statement. The iterator itself stays open.
 
     Parameters
     ----------
     iterator : SerialIterator, MultithreadIterator or MultiprocessIterator
-        It may be amid an epoch. Worker processes are started if they are not.
+        It may be in the middle of an epoch. Worker processes are started if they are not.
     **options
-        Of ``tqdm.auto.tqdm``: ``disable``, ``file``, ``leave``, ``position``, ``desc`` (which
-        stands before the epoch), ``postfix`` (before the share of waiting) and so on.
+        Of ``tqdm.auto.tqdm``: ``disable``, ``file``, ``leave``, ``position``, ``desc`` (shown
+        before the epoch), ``postfix`` (shown before the share of waiting) and so on.
 
     Returns
     -------
     iterator
-        Its ``next()`` returns and raises what the iterator's does, and may be called again where
+        Its ``next()`` returns and raises what the iterator's does, and may be called again when
         the iterator's may be.
 
     Raises
@@ -45,32 +45,26 @@ def progress(iterator: PlannedIterator, **options: Any) -> Progress:
     ImportError
         Without tqdm.
     TypeError
-        If that is no iterator of fastiter, or tqdm does not know an option.
+        If ``iterator`` is no iterator of fastiter, or tqdm does not know an option.
 
     Notes
     -----
-    Examples count when their batch is delivered. The share of waiting is time blocked in ``next()``
-    over all time, of the last half second or longer; ``iterator.stats()`` says what would help.
+    Examples count when their batch is delivered. The share of waiting is the time blocked in
+    ``next()`` divided by all time, over the last half second or longer; ``iterator.stats()`` says
+    what would help.
     """
     return Progress(iterator, options)
 
 
 class Progress(Iterator[Any]):
-    """What `progress` returns.
-
-    Parameters
-    ----------
-    iterator
-    options : dict
-        Of tqdm.
-    """
+    """What `progress` returns."""
 
     def __init__(self, iterator: PlannedIterator, options: dict[str, Any]) -> None:
         self._bar: Any = None
         timer = getattr(iterator, "_timer", None)
         if not isinstance(timer, Timer):
             raise TypeError(
-                "progress draws iterators of fastiter (it asks them for epoch and statistics), not "
+                "progress needs an iterator of fastiter (for its epoch and statistics), not "
                 f"{type(iterator).__qualname__}"
             )
         try:
@@ -108,10 +102,10 @@ class Progress(Iterator[Any]):
         return batch
 
     def close(self) -> None:
-        """Close the bar, as it is. It may be called again."""
+        """Close the bar. It may be called again."""
         bar, self._bar = self._bar, None
         if bar is not None:
-            self._tell_waiting(bar)
+            self._show_waiting(bar)
             bar.close()
 
     def __enter__(self) -> Self:
@@ -121,7 +115,7 @@ class Progress(Iterator[Any]):
         self.close()
 
     def __del__(self, _exits: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not _exits():  # then tqdm's own end has to do: globals of modules may be None
+        if not _exits():  # else globals of modules may be None; tqdm closes its bars itself
             self.close()
 
     # ---- drawing
@@ -135,9 +129,9 @@ class Progress(Iterator[Any]):
             bar.set_description(self._label(), refresh=False)
             bar.reset(total=iterator._epoch_size)
         if now() - self._last[0] >= _SHARE_NS:
-            self._tell_waiting(bar)
+            self._show_waiting(bar)
         if iterator.is_new_epoch:
-            # What the batch has of the next epoch, the next bar begins with.
+            # The next bar begins with the examples that belong to the next epoch.
             bar.update(bar.total - bar.n)
             bar.refresh()
             self._is_full = True
@@ -145,20 +139,18 @@ class Progress(Iterator[Any]):
         else:
             bar.update(iterator.current_position - bar.n)
 
-    def _tell_waiting(self, bar: Any) -> None:
+    def _show_waiting(self, bar: Any) -> None:
         """Write the share of waiting since the last time behind the bar; it is drawn with it."""
-        now = self._times()
-        seconds = now[1] - self._last[1]
-        share = (now[2] - self._last[2]) / seconds if seconds > 0 else 0.0
+        now, last = self._times(), self._last
+        seconds = now[1] - last[1]
         if seconds > 0:
             self._last = now
-            waiting = f"waiting {share:.0%}"
-            bar.set_postfix_str(
-                waiting if self._note is None else f"{self._note}, {waiting}", False
-            )
+            waiting = f"waiting {(now[2] - last[2]) / seconds:.0%}"
+            note = waiting if self._note is None else f"{self._note}, {waiting}"
+            bar.set_postfix_str(note, False)
 
     def _times(self) -> tuple[int, float, float]:
-        """The time, ns; and seconds of the loop and of its waiting so far, the start included."""
+        """The time in ns, and seconds of the loop and of its waiting so far, start included."""
         start, inside, waited, between, _ = self._timer.read()
         return now(), start + inside + between, start + waited
 

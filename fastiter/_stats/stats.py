@@ -1,4 +1,4 @@
-"""What an iterator tells of its work: `IteratorStats`."""
+"""Statistics of an iterator and of its workers."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ class WorkerStats:
     Attributes
     ----------
     number : int
-        The worker's number, from 0. One that takes the place of another has its number and goes on
-        with its counters.
+        The worker's number, from 0. A worker that replaces another has its number and continues
+        its counters.
     pid : int
-        Its process; 0 if none has that number now, and for threads.
+        Its process; 0 for threads, and if no process has that number now.
     rows : int
         Examples fetched and written.
     bytes_written : int
         Bytes written into shared memory. Threads count none.
     spills : int
-        Examples that fitted no column and were pickled, the first ones included, which came before
-        columns were known.
+        Examples that fitted no column and were pickled, including the first ones, before columns
+        were known.
     seconds : float
-        Length of the time that all this is about, after the start, or since the worker was added;
-        shares refer to it.
+        The time that these statistics cover: after the start, or since the worker was added.
+        Shares refer to it.
     busy_seconds : float
-        Time with examples, or the finish of a batch, in hand.
+        Time in which the worker was making examples or finishing a batch.
     fetch_seconds, write_seconds : float
-        Time in the dataset, and copying what it gave. Estimated from a few of the examples where
-        they are cheap. A thread's writing is part of its fetching; columns that are gathered
-        straight from a dataset's arrays are all writing.
+        Time in the dataset, and copying what it returned. Estimated from a sample if examples are
+        cheap. A thread's writing is part of its fetching; columns that are gathered directly from
+        a dataset's arrays count as writing.
     finish_seconds : float
-        Time in padding and converters, which whoever completes a batch does for all of it.
+        Time in padding and converters: the worker that completes a batch does them for all of it.
     cpu_seconds : float
         CPU time of the worker.
     cpu_wait_seconds : float
-        Time in which it could have run but had no CPU; 0 where the system does not tell.
+        Time in which it was ready to run but had no CPU; 0 if the system does not report it.
     """
 
     number: int
@@ -64,12 +64,12 @@ class WorkerStats:
 
     @property
     def busy(self) -> float:
-        """Share of the time with work in hand, 0 to 1."""
+        """Share of the time spent working, 0 to 1."""
         return _share(self.busy_seconds, self.seconds)
 
     @property
     def idle(self) -> float:
-        """Share of the time without."""
+        """Share of the time without work."""
         return 1.0 - self.busy
 
     @property
@@ -92,16 +92,16 @@ class WorkerStats:
         return (self.busy - self.finish) * _share(part, both)
 
     def __sub__(self, earlier: WorkerStats) -> WorkerStats:
-        return _difference(self, earlier, keep=("number", "pid"))
+        return _difference(self, earlier)
 
 
 @dataclasses.dataclass(frozen=True)
 class IteratorStats:
-    """What an iterator has done, and who waited for whom.
+    """What an iterator has done, and whether the loop waited for it.
 
     ``iterator.stats()`` counts since the first ``next()``; the difference ``later - earlier`` of
-    two of them is about the time between. Counters are never reset. ``str()``, or `summary`, is for
-    people.
+    two of them covers the time between. Counters are never reset. ``str()``, or `summary`, formats
+    them for reading.
 
     Attributes
     ----------
@@ -120,42 +120,42 @@ class IteratorStats:
     next_seconds : float
         Time in ``next()`` since.
     wait_seconds : float
-        Part of it in which the caller was blocked, since the batch was not complete. Where the
-        caller itself fetches, all of it.
+        Part of it in which the caller was blocked, since the batch was not complete; all of it if
+        the caller itself fetches.
     consumer_seconds : float
-        Time between calls of ``next()``: what the loop's body took. What follows the end of an
-        iteration, a reset or a loaded snapshot does not count, until the next call.
+        Time between calls of ``next()``: what the loop's body took. After the end of an iteration,
+        a reset or a loaded snapshot, time counts again from the next call.
     cpu_seconds : float
-        CPU time of the caller's process since the first call, all its threads, but no worker
+        CPU time of the caller's process since the first call: of all its threads, but not of worker
         processes.
     workers_are : str
-        'processes' or 'threads'; 'none' where the caller fetches.
+        'processes' or 'threads'; 'none' if the caller fetches.
     batch_size, n_workers, n_prefetch : int
-        The settings, as they are now; no workers: the caller fetches.
+        The present settings; with 0 workers the caller fetches.
     has_converter : bool
         Whether ``next()`` returns what a converter made.
     cpus : float
         CPUs that this process may use, by its affinity and the quota of its control group.
     ready : int
-        Batches that are complete at this moment and wait to be taken.
+        Batches that are complete at this moment and wait for the caller.
     slots : int
-        Room in the ring, in batches: those ahead, those the caller holds, and spare ones.
+        Room in the ring, in batches: prefetched ones, those the caller holds, and spare ones.
     calls, ready_sum : int
-        How often `mean_ready` was measured, and the sum of what was found.
+        How often `mean_ready` was measured, and the sum of the measurements.
     spills : int
         Examples that fitted no column and were pickled, after columns were known.
     copied_out : int
-        Batches that were copied out of the ring, since the caller holds so many that no room
-        was left.
+        Batches that were copied out of the ring, since the caller held so many that no room was
+        left.
     deaths, replacements : int
-        Workers started anew after a death, and by plan (``maxtasksperchild``).
+        Workers that were replaced after a death, and after ``maxtasksperchild`` batches.
     changes : tuple of str
         What automatic settings have changed so far, and why, in order.
     workers : tuple of WorkerStats
         One for each worker, by number; those beyond ``n_workers`` have left.
     retired : int
-        Slots out of use for good, with the memory of a batch each: the program forked while it
-        held their batches, and the child may hold them still.
+        Slots that are never used again, each with the memory of a batch: the program forked while
+        it held their batches, and the child may still hold them.
     """
 
     iterator: str
@@ -189,7 +189,7 @@ class IteratorStats:
 
     @property
     def seconds(self) -> float:
-        """Length of the time that all this is about: the calls of ``next()`` and between them."""
+        """The time that these statistics cover: in ``next()`` and between its calls."""
         return self.start_seconds + self.next_seconds + self.consumer_seconds
 
     @property
@@ -214,15 +214,14 @@ class IteratorStats:
 
     @property
     def busy(self) -> float:
-        """Share of the time in which workers had work in hand, 0 to 1, their mean."""
+        """Share of the time that workers spent working, 0 to 1: their mean."""
         active = self.workers[: self.n_workers]
         return sum(worker.busy for worker in active) / max(len(active), 1)
 
     @property
     def verdict(self) -> Verdict:
-        """Who holds up whom: 'loader-bound' (the loop waits for batches), 'consumer-bound' (workers
-        wait for the loop), 'balanced' (neither could go much faster alone), or 'unknown' (not
-        enough data yet)."""
+        """The bottleneck: 'loader-bound' (the loop waits for batches), 'consumer-bound' (workers
+        wait for the loop), 'balanced' (both are busy), or 'unknown' (not enough data yet)."""
         return self._diagnosis.verdict
 
     @property
@@ -232,8 +231,7 @@ class IteratorStats:
 
     @property
     def change(self) -> Mapping[str, int]:
-        """The arguments of the iterator that should change, and their values; empty if that would
-        not help."""
+        """Arguments of the iterator to change, and their values; empty if none would help."""
         return self._diagnosis.change
 
     @property
@@ -243,7 +241,7 @@ class IteratorStats:
         return bottleneck.diagnose(self)
 
     def summary(self) -> str:
-        """One line that says how fast it goes and what holds it up, and a table below it."""
+        """One line that says how fast it is and what limits it, and a table below it."""
         from fastiter._stats import bottleneck
 
         return bottleneck.summary(self)
@@ -255,58 +253,38 @@ class IteratorStats:
         """What happened between two ``stats()`` of one iterator."""
         if self.iterator != earlier.iterator or self.batches < earlier.batches:
             raise ValueError(
-                f"the difference of {self.iterator} after {self.batches} batches and "
-                f"{earlier.iterator} after {earlier.batches}: take both from one iterator, and "
-                "subtract the earlier one from the later one"
+                f"cannot subtract statistics of {earlier.iterator} after {earlier.batches} batches "
+                f"from those of {self.iterator} after {self.batches}: take both from one iterator, "
+                "and subtract the earlier one from the later one"
             )
         before = {worker.number: worker for worker in earlier.workers}
         workers = tuple(
             worker - before[worker.number] if worker.number in before else worker
             for worker in self.workers
         )
-        difference = _difference(self, earlier, keep=_SETTINGS)
+        difference = _difference(self, earlier)
         changes = self.changes[len(earlier.changes) :]
         return dataclasses.replace(difference, workers=workers, changes=changes)
 
 
-_SETTINGS = (
-    "iterator",
-    "workers_are",
-    "batch_size",
-    "n_workers",
-    "n_prefetch",
-    "has_converter",
-    "cpus",
-    "ready",
-    "slots",
-    "changes",
-    "workers",
-)
-
-
+# Numbers that a difference keeps as they are.
+_SETTINGS = {"batch_size", "n_workers", "n_prefetch", "cpus", "ready", "slots", "number", "pid"}
 _Counters = TypeVar("_Counters", IteratorStats, WorkerStats)
 
 
-def _difference(later: _Counters, earlier: _Counters, keep: tuple[str, ...]) -> _Counters:
-    """`later` with the counters of `earlier` taken off. None gets below 0: counters of a moment
-    are read one after the other, while workers go on."""
-    parts: dict[str, Any] = {}
+def _difference(later: _Counters, earlier: _Counters) -> _Counters:
+    """``later`` with the counters of ``earlier`` subtracted; none gets below 0, since counters are
+    read one after the other while workers continue."""
+    counters: dict[str, Any] = {}
     for field in dataclasses.fields(later):
         value = getattr(later, field.name)
-        if field.name not in keep:
-            value = max(value - getattr(earlier, field.name), type(value)(0))
-        parts[field.name] = value
-    return type(later)(**parts)
+        if type(value) in (int, float) and field.name not in _SETTINGS:
+            counters[field.name] = max(value - getattr(earlier, field.name), type(value)(0))
+    return dataclasses.replace(later, **counters)
 
 
 def _share(part: float, whole: float, most: float = 1.0) -> float:
     return min(part / whole, most) if whole > 0 else 0.0
-
-
-# ---- collecting them -----------------------------------------------------------------------------
-
-
-_Spent = Literal["busy_ns", "fetch_ns", "write_ns", "finish_ns", "cpu_ns", "delay_ns"]
 
 
 class LoaderStats(NamedTuple):
@@ -329,23 +307,16 @@ class LoaderStats(NamedTuple):
     workers: tuple[WorkerStats, ...] = ()
 
 
+_Spent = Literal["busy_ns", "fetch_ns", "write_ns", "finish_ns", "cpu_ns", "delay_ns"]
+
+
 def worker_stats(
     number: int, pid: int, report: Report, before: Report | None, seconds: float, now: float
 ) -> WorkerStats:
-    """From the cell of a worker process, which says what it may: it is shared memory.
+    """Statistics of a worker process (pid 0: none) from its counters in shared memory.
 
-    Parameters
-    ----------
-    number, pid : int
-        The worker's; pid 0 if there is none.
-    report : dict
-        From ``ParentRing.report``.
-    before : dict or None
-        The same at the end of the start.
-    seconds : float
-        The time that shares refer to.
-    now : float
-        The time, on the clock of the cell.
+    ``before`` are the counters at the end of the start, ``seconds`` the time that shares refer to,
+    ``now`` the time on the clock of the counters.
     """
 
     def spent(name: _Spent) -> float:

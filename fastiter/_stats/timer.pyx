@@ -1,6 +1,6 @@
-"""Clocks and counters of the thread that iterates.
+"""Timer of the loop: time in ``next()``, waiting therein, and between its calls.
 
-Two looks at the clock for each batch: when ``next()`` begins, and when it ends.
+It reads the clock twice per batch: when ``next()`` begins and when it ends.
 """
 
 cimport cython
@@ -8,17 +8,29 @@ from libc.stdint cimport int64_t, uint64_t
 
 from fastiter._clib.csrc cimport fi_cpu_times, fi_now_ns
 
-ENDED = -1  # in the place of the rows: the iteration is over
+ENDED = -1  # instead of a number of rows: the iteration is over
 
 
 cdef class Timer:
-    cdef readonly uint64_t batches, examples
-    cdef public uint64_t errors, skipped
-    cdef int64_t entered  # 0 outside of next()
+    """What the thread that iterates spends its time on.
+
+    ``enter`` and ``leave`` surround each call of ``next()``, under the iterator's lock. Any thread
+    may call the rest at any time; none of it blocks.
+
+    Parameters
+    ----------
+    is_serial : bool
+        Whether the caller itself fetches, so that it waits during the whole call.
+    """
+
+    cdef readonly uint64_t batches, examples  # delivered
+    cdef public uint64_t errors  # calls that raised an error of a batch
+    cdef public uint64_t skipped  # examples that could not be fetched
+    cdef int64_t entered  # when the current call began; 0 outside of next()
     cdef int64_t left  # when the last call ended; 0 if what follows is no part of a loop
-    cdef int64_t blocked  # since when; 0 while nothing is waited for
-    cdef int64_t blocked_ns  # in the call under way
-    cdef int64_t blocked_at  # in it, last
+    cdef int64_t blocked  # since when the call waits for a batch; 0 if it does not
+    cdef int64_t blocked_ns  # in the current call
+    cdef int64_t blocked_at  # when it last began to wait
     cdef int64_t start_ns, next_ns, wait_ns, between_ns
     cdef int64_t cpu_ns  # of this process when the first call began; 0 before
     cdef bint is_opening  # workers start: until the first batch is there
@@ -29,28 +41,34 @@ cdef class Timer:
     def __cinit__(self, bint is_serial=False):
         self.is_serial = is_serial
 
-    # Set and read by different threads: each takes a reference of its own before the other can
+    # Different threads set and read it: each takes a reference of its own before the other can
     # drop the object.
     @property
     def trace(self):
-        """Called with what becomes of each call, or None."""
+        """None, or a callable that gets each call: ``trace(began, took, blocked, waited, rows)``,
+        when it began, how long it took, when it last began to wait, how long it waited, all in ns,
+        and what `leave` got."""
         with cython.critical_section(self):
             return self.tracer
 
     @trace.setter
     def trace(self, tracer):
-        before = self.tracer  # which dies after the section, if it does
+        before = self.tracer  # if it dies, then after the section
         with cython.critical_section(self):
             self.tracer = tracer
 
     def open(self, opened):
+        """Workers are starting: calls count as the start until one delivers a batch. At its end
+        ``opened()`` is called."""
         self.is_opening = True
         self.opened = opened
 
     def forget_start(self):
+        """Do not call ``opened`` any more."""
         self.opened = None
 
     def enter(self):
+        """``next()`` begins."""
         cdef int64_t now = fi_now_ns(), delay
         if self.cpu_ns == 0:
             fi_cpu_times(&self.cpu_ns, &delay)
@@ -62,6 +80,7 @@ cdef class Timer:
         self.blocked_at = now
 
     def leave(self, int64_t rows):
+        """``next()`` ends: with a batch of ``rows`` examples, 0 with none, ENDED at the end."""
         cdef int64_t now = fi_now_ns(), took = now - self.entered
         self.unblock_at(now)
         if self.is_opening:
@@ -84,9 +103,11 @@ cdef class Timer:
         self.entered = 0
 
     def abandon(self):
+        """The current call, if there is one, never ends: its thread is not in this process."""
         self.entered = self.left = 0
 
     def block(self):
+        """The current call begins to wait for a batch."""
         self.blocked = self.blocked_at = fi_now_ns()
 
     def unblock(self):
@@ -98,9 +119,12 @@ cdef class Timer:
         self.blocked = 0
 
     def pause(self):
+        """What follows, until the next call, is no part of a loop over batches."""
         self.left = 0
 
     def read(self):
+        """Seconds of the start, in ``next()`` after it, waiting therein, and between the calls; CPU
+        seconds of this process since the first call."""
         cdef int64_t now = fi_now_ns(), entered = self.entered, blocked = self.blocked
         cdef int64_t under_way = now - entered if entered else 0, waited = self.blocked_ns
         cdef bint is_opening = self.is_opening
@@ -123,4 +147,5 @@ cdef class Timer:
 
 
 def now():
+    """The monotonic C clock of all these times, in ns."""
     return fi_now_ns()

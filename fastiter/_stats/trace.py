@@ -1,4 +1,4 @@
-"""A trace of an iterator: who did what when, for Perfetto and other viewers of Chrome's traces."""
+"""Traces of the loop and the workers, for Perfetto and other viewers of Chrome's traces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastiter.iterators._base import PlannedIterator
 
 _MOST_CALLS = 200_000  # of next(), the last ones
-_LOOP = 1  # thread number of the loop; viewers take 0 for the idle one
+_LOOP = 1  # thread number of the loop; viewers take 0 for the idle thread
 
 
 class Call(NamedTuple):
@@ -27,7 +27,7 @@ class Call(NamedTuple):
 
     began: int
     took: int
-    blocked: int  # when it began to wait for a batch, last
+    blocked: int  # when it last began to wait for a batch
     waited: int
     rows: int
 
@@ -42,14 +42,14 @@ class WorkerTrace(NamedTuple):
 class Trace:
     """Records what an iterator and its workers do while a ``with`` block runs.
 
-    Made by ``iterator.trace(path)``. Outside of the block nothing is recorded.
+    ``iterator.trace(path)`` creates it.
 
     Parameters
     ----------
     iterator
-        It need not have begun; one iterator is traced by one object at a time.
+        It need not have begun; one object at a time traces it.
     path : path or None
-        Where the trace is saved at the block's end, also when an exception leaves it.
+        Where the end of the block saves the trace, also if an exception leaves it.
     """
 
     def __init__(self, iterator: PlannedIterator, path: str | os.PathLike[str] | None) -> None:
@@ -76,12 +76,12 @@ class Trace:
     def events(self) -> list[dict[str, Any]]:
         """Return what was recorded, in Chrome's trace event format, times in microseconds.
 
-        One thread is the loop (``next()``, within it ``wait``, and ``loop`` between the calls), the
-        others are the workers: ``fetch`` and ``write`` of rows, with the dataset index of the first
-        of them, ``finish`` of batches, ``wait`` for work. Where there are none, ``next()`` itself
-        does all that, and waits for nobody. Each worker process keeps its last 32,765 events;
-        threads keep as many. Time 0 is the beginning of the trace, or of what was under way then;
-        what is under way at its end is not in it.
+        One thread is the loop: ``next()``, within it ``wait``, and ``loop`` between the calls. The
+        others are the workers: ``fetch`` and ``write`` of rows, with the dataset index of the
+        first, ``finish`` of batches, and ``wait`` for work. Without workers ``next()`` itself does
+        all that, and does not wait. Each worker keeps its last 32,765 events. Time 0 is the
+        beginning of the trace, or of what was in progress then; what is in progress at its end is
+        left out.
         """
         pid = os.getpid()
         found = [
@@ -109,7 +109,7 @@ class Trace:
             args = {"rows": call.rows} if call.rows > 0 else {}
             found.append(self._span(pid, _LOOP, "next()", call.began, call.took, args))
             if call.waited:
-                # It may have waited more than once; what it did in between is short.
+                # It may have waited more than once; the time in between is short.
                 began = max(call.began, min(call.blocked, call.began + call.took - call.waited))
                 found.append(self._span(pid, _LOOP, "wait", began, call.waited, {}))
             left = 0 if call.rows == timer.ENDED else call.began + call.took
