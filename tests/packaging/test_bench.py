@@ -19,10 +19,8 @@ TOP = Path(__file__).resolve().parents[2]
 sys.path.append(str(TOP))  # last: it may hold a fastiter that is not built, beside an installed one
 
 from bench.__main__ import micro_jobs  # noqa: E402
-from bench.harness import compare, goals, micro, micro_runner, render  # noqa: E402
-from bench.harness.rows import Row  # noqa: E402
+from bench.harness import micro, micro_runner, render  # noqa: E402
 from bench.harness.verify import Verifier, WrongContent  # noqa: E402
-from bench.jobs import startup  # noqa: E402
 
 BATCH = 4
 N = 16
@@ -281,16 +279,6 @@ def test_a_wrong_micro_candidate_has_no_figure(run):
     assert refusals(run)["fastiter"][0] == "WRONG"
 
 
-def test_a_micro_candidate_that_turns_wrong_has_no_figure():
-    calls = []
-
-    def run(source):
-        calls.append(source)
-        return source + (1 if len(calls) <= 2 else 0)
-
-    assert refusals(run)[0] == "WRONG"
-
-
 def test_a_missing_peer_is_skipped_and_a_failing_one_told():
     def missing():
         raise ImportError("no such library")
@@ -304,48 +292,6 @@ def test_a_missing_peer_is_skipped_and_a_failing_one_told():
     assert refused["b"][0] == "FAILED"
 
 
-def test_limits_copy_and_fill():
-    library = micro.limits()
-    sources = [np.full(5, value, np.uint8) for value in (1, 2, 3)]
-    addresses = micro.pointers(sources)
-    out = np.zeros((3, 5), np.uint8)
-    assert library.limit_copy(out.ctypes.data, addresses.ctypes.data, 3, 5) > 0
-    assert np.array_equal(out, np.stack(sources))
-    copied, filled = np.array([2, 0, 5], np.uintp), np.array([3, 5, 0], np.uintp)
-    segments = [out.ctypes.data, 3, *(a.ctypes.data for a in (addresses, copied, filled)), 9]
-    library.limit_segments(*segments)
-    assert out.tolist() == [[1, 1, 9, 9, 9], [9] * 5, [3] * 5]
-    count = np.empty(4, np.int64)
-    library.limit_count(count.ctypes.data, 4)
-    assert count.tolist() == [0, 1, 2, 3]
-    library.limit_fill(out.ctypes.data, 15, 7)
-    assert (out == 7).all()
-
-
-def a_row(name, *rates, **figures):
-    slices = [{"rate": rate, "seconds": 1 / rate, "p95": 1.2 / rate} for rate in rates]
-    return Row(name, "", name.partition(".")[0], None, slices=slices, facts=figures)
-
-
-def test_goals_are_judged_by_the_best_of_the_others_and_met_from_nine_tenths():
-    rows = [a_row("fastiter", 100.0), a_row("torch", 9.0), a_row("torch.fast", 10.9, memory=5)]
-    verdicts = goals.judge(
-        [
-            goals.Goal("torch", 10),
-            goals.Goal("torch", 11),
-            goals.Goal("best peer", 9),
-            goals.Goal("chainer", 1),
-            goals.AtMost("seconds", 0.0091),
-            goals.AtMost("p95_ratio", 1.0),
-        ],
-        rows,
-    )
-    assert [verdict["met"] for verdict in verdicts] == [True, False, True, True, False]
-    assert {verdict["other"] for verdict in verdicts} == {"torch.fast", None}
-    (verdict,) = goals.judge([goals.Goal("torch", 12, without="torch.fast")], rows)
-    assert (verdict["other"], verdict["met"]) == ("torch", True)
-
-
 def changed(document, factor, name="fastiter.mp", **facts):
     """The document with all rates of a row multiplied."""
     document = copy.deepcopy(document)
@@ -355,26 +301,6 @@ def changed(document, factor, name="fastiter.mp", **facts):
         one["rate"] *= factor
     row.update(facts)
     return document
-
-
-def verdicts(a, b):
-    return {change.where: change.verdicts for change in compare.changes(a, b) if change.verdicts}
-
-
-def test_compare_tells_what_got_slower(results):
-    where = "pipelines, W7, fastiter.mp"
-    assert verdicts(results, results) == {}
-    assert verdicts(results, changed(results, 0.01)) == {where: ["slower"]}
-    assert verdicts(results, changed(results, 100)) == {where: ["faster"]}
-    memory = rows_of(results, "pipelines", "W7")["fastiter.mp"]["pss_added"]
-    assert verdicts(results, changed(results, 1, pss_added=2 * memory + 1e7)) == {
-        where: ["more memory"]
-    }
-
-
-def test_compare_takes_the_drift_of_the_machine_out(results):
-    slow = changed(changed(results, 0.01), 0.01, name="limit")
-    assert verdicts(results, slow) == {}
 
 
 def test_compare_and_render_on_the_command_line(results, tmp_path):
@@ -409,15 +335,3 @@ def test_the_chart_is_drawn(results, tmp_path):
     }
     render.chart(document, str(tmp_path / "chart.png"))
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_startup_refuses_wrong_batches():
-    dataset = startup.ManyImages(2 * startup.BATCH_SIZE)
-    indices = np.arange(startup.BATCH_SIZE)
-    images = dataset.images[: startup.BATCH_SIZE].copy()
-    startup._check_batch((images, indices), 0, dataset)
-    with pytest.raises(micro.WrongResult, match="batch 1"):
-        startup._check_batch((images, indices), 1, dataset)
-    images[3, 0, 0, 0] ^= 1
-    with pytest.raises(micro.WrongResult, match="not the images"):
-        startup._check_batch((images, indices), 0, dataset)

@@ -4,8 +4,6 @@ about its figures.
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -42,29 +40,3 @@ def test_a_candidate_is_measured(small, name):
     if name in ("fastiter", "staged"):
         assert bool(small.machine.registrations) is (name == "fastiter")
     small.machine.finish()
-
-
-def test_a_slow_loader_is_measured_on_fewer_batches(monkeypatch):
-    monkeypatch.setattr(device, "LOOP_SECONDS", 0.01)
-    found = device.measure(itertools.count(), None, 10**9, busy=False)
-    assert 0 < found["batches"] < 10**9
-    assert found["next_ms"] <= found["loop_ms"]
-
-
-def test_the_limits_and_the_summary(small):
-    limits = device.ceiling(20)
-    assert set(limits) == {"pinned_GBps", "registered_GBps", "one_registered_GBps"}
-    assert not small.machine.registered
-    alone = {"fastiter": 2.0, "host": 1.5, "torch": 30.0, "torch-pin": 20.0}
-    results = [{"name": "ceiling", "pinned_GBps": 50.0, "one_registered_GBps": 49.0}]
-    for name, milliseconds in alone.items():
-        results.append({"name": name, "workers": 8, "alone": {"loop_ms": milliseconds}})
-        results[-1] |= {"kernel_ms": 5.0, "busy": {"loop_ms": 5.5}}
-    results.append({"name": "torch", "workers": 2, "error": "no result after 120 s"})
-    assert device.summary(results) == [
-        "one batch out of registered memory: 0.98 of pinned copies (goal 0.95)",
-        "beside torch's best: 10.0x (goal 10)",
-        "beside the same ring on the host: 0.75 (goal 0.85)",
-        "busy beside the longer of copies and kernel, 8 workers: 1.10 (goal 1)",
-    ]
-    assert device.summary(results[:1])[1:] == []
