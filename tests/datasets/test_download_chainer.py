@@ -70,7 +70,7 @@ SOURCES: dict[str, str] = {}
 @pytest.fixture(autouse=True)
 def roots(monkeypatch):
     """Has both forget afterwards what roots they were given."""
-    monkeypatch.setattr("fastiter.dataset._download.root._chosen", None)
+    monkeypatch.setattr("fastiter.dataset.download._chosen_root", None)
     monkeypatch.setattr(theirs, "_dataset_root", theirs._dataset_root)
 
 

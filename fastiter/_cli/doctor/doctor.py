@@ -43,8 +43,8 @@ _DEVICE_SECONDS = 60  # for CuPy and the driver to answer
 # them.
 _PACKAGES = (
     (("tqdm",), "for progress bars", True),
-    (("filelock",), "for downloads and cached files", True),
-    (("urllib3",), "for downloads", True),
+    (("filelock",), "for downloads and cached files", False),
+    (("pooch",), "for downloads", False),
     (("pillow",), "for ImageDataset and similar datasets", False),
     (
         (

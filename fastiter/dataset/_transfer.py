@@ -1,0 +1,207 @@
+"""Transfer of the content of a URL into a new file.
+
+pooch's downloader makes the HTTP requests. This module adds retries that request only the missing
+bytes, checks of what servers answer, and errors that say what happened.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import logging
+import os
+import re
+import shutil
+import ssl
+import stat
+import time
+import urllib.parse
+from io import FileIO
+from typing import Any
+
+from fastiter._util.start_default import default_method_kept
+
+try:
+    import pooch
+    import requests
+    import urllib3
+    from requests.exceptions import ChunkedEncodingError
+except ImportError as error:
+    raise ImportError(
+        f"cached_download needs pooch: pip install 'fastiter[download]' ({error})"
+    ) from error
+
+_log = logging.getLogger("fastiter")
+
+_CHUNK_BYTES = 1 << 14  # a broken connection loses the last chunk
+
+
+def transfer(
+    url: str, path: str, timeout: float, retries: int, sha256: str | None, progress: bool
+) -> None:
+    """Write the content of a URL into a new file; raise OSError if it is not complete."""
+    from tqdm import tqdm
+
+    parts = urllib.parse.urlsplit(url)
+    name = os.path.basename(parts.path.rstrip("/")) or url
+    units: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
+    with default_method_kept():
+        bar = tqdm(desc=name, disable=not progress, **units)
+    with bar, FileIO(path, "x") as file:
+        content = _Content(url, file, bar)
+        if parts.scheme == "file":
+            content.copy()
+        else:
+            content.download(None if timeout == float("inf") else timeout, retries)
+    found = None if sha256 is None else sha256_of(path)
+    if found != sha256:
+        raise OSError(
+            f"{_redacted(url)}: the content is not the expected one: its SHA-256 is {found}, "
+            f"sha256={sha256!r}"
+        )
+
+
+def sha256_of(path: str) -> str:
+    """Compute the SHA-256 of a file, in lower case."""
+    return str(pooch.file_hash(path, "sha256"))
+
+
+class _Broken(Exception):
+    """The connection failed or broke: another request may succeed."""
+
+
+class _Content:
+    """The content of a URL, as far as it has been received. pooch calls `write` and `flush`."""
+
+    def __init__(self, url: str, file: FileIO, bar: Any) -> None:
+        self._url = url
+        self._file = file
+        self._bar = bar
+        self._size = 0  # bytes received
+        self._total: int | None = None  # bytes of the content, if the server gives them
+        self._validator: str | None = None  # identifies the content to the server
+        self._response: Any = None
+
+    def write(self, chunk: bytes) -> None:
+        rest = memoryview(chunk)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            reason = f"{error.strerror}, after {self._size} bytes of {_redacted(self._url)}"
+            raise OSError(error.errno, reason, self._file.name) from None
+        self._size += len(chunk)
+        self._bar.update(len(chunk))
+
+    def flush(self) -> None:
+        """Do nothing: the file has no buffer."""
+
+    def copy(self) -> None:
+        """Copy a local file."""
+        # Files have no query: a question mark belongs to the name.
+        path = urllib.parse.unquote(urllib.parse.urlsplit(self._url.replace("?", "%3F")).path)
+        state = os.stat(path)
+        if not stat.S_ISREG(state.st_mode):  # a pipe would block
+            raise OSError(f"{self._url} is not a regular file")
+        self._start(state.st_size)
+        with open(path, "rb") as file:
+            shutil.copyfileobj(file, self, 1 << 20)
+        if self._size != self._total:
+            raise OSError(f"{self._url} has changed while it was copied")
+
+    def download(self, timeout: float | None, retries: int) -> None:
+        """Request the content, and request the rest again after a broken connection."""
+        for left in range(retries, -1, -1):
+            try:
+                self._request(timeout)
+                return
+            except _Broken as broken:
+                if left == 0:
+                    raise ConnectionError(f"{broken}; retries={retries} are used up") from None
+                _log.info("Trying again: %s", broken)
+            time.sleep(min(0.5, 2 / retries))
+
+    def _request(self, timeout: float | None) -> None:
+        headers = {"User-Agent": "fastiter", "Accept-Encoding": "identity"}
+        if self._size and self._total is not None and self._validator is not None:
+            headers |= {"Range": f"bytes={self._size}-", "If-Range": self._validator}
+        paths = ssl.get_default_verify_paths()  # the system's; requests would use its own
+        get = pooch.HTTPDownloader(
+            chunk_size=_CHUNK_BYTES,
+            timeout=timeout,
+            headers=headers,
+            verify=paths.cafile or paths.capath or True,
+            hooks={"response": self._check},
+        )
+        try:
+            get(self._url, self, None)
+            if self._total not in (None, self._size):
+                raise requests.ConnectionError(f"more bytes came than the {self._total} announced")
+        except (requests.RequestException, urllib3.exceptions.HTTPError, ValueError) as error:
+            of_total = "" if self._total is None else f" of {self._total}"
+            text = f"{_redacted(f'{self._url}: {error}')} ({self._size}{of_total} bytes received)"
+            kind: type[Exception] = OSError
+            if _is_timeout(error):
+                kind, text = TimeoutError, f"no byte for {timeout} seconds: {text}"
+            elif isinstance(error, (requests.ConnectionError, ChunkedEncodingError)):
+                kind = _Broken
+            raise kind(text) from None  # the error itself may show the password of a proxy
+        finally:
+            if self._response is not None:
+                self._response.close()
+
+    def _check(self, response: requests.Response, **_: Any) -> None:
+        """Check the headers of a response; requests calls it before it reads the body."""
+        if response.is_redirect:
+            response.close()  # requests would read its body, which may never end
+            return
+        self._response = response
+        headers = response.headers
+        if response.status_code == 206 and "Range" in response.request.headers:
+            part = f"bytes {self._size}-{(self._total or 0) - 1}/{self._total}"
+            given, tag = headers.get("Content-Range"), headers.get("ETag", self._validator)
+            if given != part or tag != self._validator:
+                raise OSError(
+                    f"{_redacted(self._url)}: asked for {part} of {self._validator}, but the server "
+                    f"gave {given} of {tag}"
+                )
+        elif response.status_code == 200:
+            length = None if "Transfer-Encoding" in headers else headers.get("Content-Length")
+            self._start(None if length is None else int(length))
+            self._validator = _strong_validator(headers)
+        else:
+            raise OSError(
+                f"{_redacted(self._url)}: the server says {response.status_code} {response.reason}"
+            )
+        # Otherwise requests would decompress the body, but its bytes are what sha256 is about.
+        response.raw.headers.pop("Content-Encoding", None)
+
+    def _start(self, total: int | None) -> None:
+        """Begin the file, from the start if a part of it has been received."""
+        self._file.seek(0)
+        self._file.truncate()
+        self._size = 0
+        self._total = total
+        self._bar.reset(total)
+
+
+def _is_timeout(error: Exception) -> bool:
+    # requests raises a timeout within a body as a ConnectionError.
+    is_body = bool(error.args) and isinstance(error.args[0], urllib3.exceptions.ReadTimeoutError)
+    return is_body or isinstance(error, requests.Timeout)
+
+
+def _redacted(text: str) -> str:
+    """Return a text without the user names and passwords of URLs."""
+    return re.sub(r"//[^/\s]*@", "//", text)
+
+
+def _strong_validator(headers: Any) -> str | None:
+    """Return what proves that two responses are of the same bytes (RFC 9110, 13.1.5)."""
+    tag, changed = headers.get("ETag"), headers.get("Last-Modified")
+    if tag is not None:
+        return tag if tag.startswith('"') else None
+    try:
+        date, time_ = headers["Date"], email.utils.parsedate_to_datetime
+        return changed if (time_(date) - time_(changed)).total_seconds() >= 60 else None
+    except (KeyError, TypeError, ValueError):
+        return None
