@@ -161,8 +161,8 @@ class _Content:
             given, tag = headers.get("Content-Range"), headers.get("ETag", self._validator)
             if given != part or tag != self._validator:
                 raise OSError(
-                    f"{_redacted(self._url)}: asked for {part} of {self._validator}, but the server "
-                    f"gave {given} of {tag}"
+                    f"{_redacted(self._url)}: asked for {part} of {self._validator}, received "
+                    f"{given} of {tag}"
                 )
         elif response.status_code == 200:
             length = None if "Transfer-Encoding" in headers else headers.get("Content-Length")

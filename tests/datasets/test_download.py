@@ -18,7 +18,6 @@ from scripted_server import Request, Reset, ScriptedServer, breaking, head, hone
 from fastiter import dataset
 from fastiter.dataset import cached_download
 
-
 BODY = bytes(range(256)) * 1000
 SHA256 = hashlib.sha256(BODY).hexdigest()
 
