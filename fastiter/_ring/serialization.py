@@ -1,4 +1,4 @@
-"""How objects travel between processes: packed objects, and exceptions.
+"""How objects travel between processes.
 
 A *packed* object is a pickle (protocol 5) whose buffers lie beside it, 64-byte aligned, in one
 run of bytes. Where that run is shared memory, the arrays of the loaded object are views of it, so
@@ -12,7 +12,6 @@ for: a pickle that was overwritten must not be run. In an image, which nobody wr
 
 from __future__ import annotations
 
-import contextlib
 import copyreg
 import functools
 import io
@@ -21,16 +20,14 @@ import pickle
 import re
 import struct
 import sys
-import traceback
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import numpy as np
 
 from fastiter._clib import ring_words
 from fastiter._util import torch_tensors
-from fastiter._util.failures import is_skippable, stopped_text
-from fastiter.errors import DatasetError, OverwrittenError, WorkerTraceback
+from fastiter.errors import OverwrittenError
 
 _ALIGNMENT = 64
 _HEAD = struct.Struct("<QQQ")
@@ -42,8 +39,6 @@ _NAME = re.compile(rb"\x8c(.)([A-Za-z_][\w.]*)", re.DOTALL)
 _SEARCHED = 4 << 20  # bytes of a pickle
 
 _WRITTEN_AT_ONCE = 16 << 20  # bytes; between two of them Ctrl-C is heard
-_MOST_TEXT = 32 << 10  # characters
-_MOST_EXCEPTION_BYTES = 1 << 20
 
 
 def _align(number: int) -> int:
@@ -233,96 +228,3 @@ def unpack(view: memoryview, seed: int | None = None) -> Any:
             )
         outside.append(view[offset : offset + size])
     return pickle.loads(view[at : at + length], buffers=outside)
-
-
-# ---- exceptions ------------------------------------------------------------------------------
-
-
-class Failure(NamedTuple):
-    """An exception of user code in a worker, in a form that always travels."""
-
-    pickled: bytes | None  # None: it cannot be pickled and loaded, or is no Exception
-    summary: str  # its type and message
-    text: str  # its traceback
-    pid: int  # of the worker
-    is_skippable: bool = True  # it is a matter of its example alone
-
-
-def _cut(text: str) -> str:
-    if len(text) <= _MOST_TEXT:
-        return text
-    half = _MOST_TEXT // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
-
-
-def summary_of(error: BaseException) -> str:
-    """Type and text of an exception, whatever its own methods do."""
-    try:
-        message = str(error)
-    except Exception:
-        message = "<its __str__ raised>"
-    name = type(error).__qualname__
-    if type(error).__module__ not in ("builtins", "__main__"):
-        name = f"{type(error).__module__}.{name}"
-    return _cut(f"{name}: {message}" if message else name)
-
-
-def failure_of(error: BaseException) -> Failure:
-    """Describes `error`; tries here, in the worker, that its pickle can be loaded."""
-    skippable = is_skippable(error)
-    summary = summary_of(error)
-    try:
-        text = _cut("".join(traceback.format_exception(type(error), error, error.__traceback__)))
-    except Exception:
-        text = summary
-    if isinstance(error, StopIteration):
-        # As PEP 479 has it: one that leaves a generator must not end somebody else's loop.
-        error = RuntimeError(stopped_text(error))
-    pickled = None
-    if isinstance(error, Exception):
-        try:
-            pickled = pickle.dumps(error)
-            same = type(pickle.loads(pickled)) is type(error)
-            if not same or len(pickled) > _MOST_EXCEPTION_BYTES:
-                pickled = None
-        except BaseException:  # whatever a user's __reduce__ or __init__ does
-            pickled = None
-    return Failure(pickled, summary, text, os.getpid(), skippable)
-
-
-def pack_note(failure: Failure) -> bytes:
-    """A failure as bytes that fit a worker's note."""
-    note = pickle.dumps(tuple(failure))
-    if len(note) > ring_words.NOTE_BYTES - _SUM.size:
-        # Four bytes a character at most.
-        short = failure._replace(
-            pickled=None, summary=failure.summary[:4000], text=failure.text[-8000:]
-        )
-        note = pickle.dumps(tuple(short))
-    return _SUM.pack(ring_words.checksum(note, 0, len(note), 0)) + note
-
-
-def unpack_note(note: bytes) -> Failure | None:
-    """None if there is no note, or it was overwritten."""
-    head, body = note[: _SUM.size], note[_SUM.size :]
-    if len(head) < _SUM.size or _SUM.unpack(head)[0] != ring_words.checksum(body, 0, len(body), 0):
-        return None
-    return Failure(*pickle.loads(body))
-
-
-def exception_of(failure: Failure, facts: str) -> Exception:
-    """The exception to raise in the parent: of its own type where that travels, else a
-    `DatasetError`; the worker's traceback and `facts` are its cause and, from 3.11 on, a note."""
-    error: Any = None
-    if failure.pickled is not None:
-        with contextlib.suppress(Exception):
-            error = pickle.loads(failure.pickled)
-    # It loaded as its own type in the worker, but need not do so here.
-    if not isinstance(error, Exception) or isinstance(error, StopIteration):
-        error = DatasetError(f"{failure.summary} ({facts})")
-    # Not by assignment: a class may refuse attributes, as frozen data classes do.
-    BaseException.__setattr__(error, "__cause__", WorkerTraceback(f"{facts}\n{failure.text}"))
-    if hasattr(error, "add_note"):
-        with contextlib.suppress(Exception):  # such a class takes no note
-            error.add_note(facts)
-    return cast(Exception, error)

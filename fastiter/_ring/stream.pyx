@@ -33,7 +33,8 @@ from fastiter._clib.ring_words import (
 from fastiter._ring.row_reader cimport Schema, _ARRAY, _BARE, _OBJECT, _RAGGED
 from fastiter._ring.views cimport check_part, read_example
 from fastiter._ring.infer_schema import derive_schema, merge_schemas
-from fastiter._ring.serialization import Packed, failure_of, unpack
+from fastiter._ring.serialization import Packed, unpack
+from fastiter._util.failures import dump
 from fastiter.errors import OverwrittenError
 
 cdef extern from "Python.h":
@@ -227,7 +228,7 @@ cdef class SampleWriter:
 
     def fail(self, error):
         """Publishes, in the place of a sample, what ended the reader; then the end."""
-        packed = Packed(tuple(failure_of(error)))
+        packed = Packed(dump(error))
         self.schema = None  # a block without columns needs the least memory
         if self.reader.is_open and self.is_full():
             fi_reader_close(&self.reader, False)
@@ -445,7 +446,7 @@ cdef class StreamRing(ParentRing):
         samples : list, of at most `most` samples, in order; None if nothing is ready.
         reader : int
         failure : tuple or None
-            The `Failure` of the reader, which comes after the samples, and after which nothing
+            What ended the reader, for `load`; it comes after the samples, and after which nothing
             comes; empty if there was no memory for it.
 
         Raises

@@ -30,7 +30,8 @@ from fastiter._util.concurrency import WeakObjects
 
 if TYPE_CHECKING:
     from fastiter._ring.trace import Event
-    from fastiter._threads.tasks import BatchTask, Failure
+    from fastiter._threads.tasks import BatchTask
+    from fastiter._util.failures import Failure
 
 _JOIN_SECONDS = 1.0  # finalize() and exit wait so long for threads that are amid an example
 

@@ -7,9 +7,10 @@ a slow example delays its own range only; who completes the last rows finishes t
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,9 +21,7 @@ from fastiter._fetch.dataset_access import collate_columns, examples_of
 from fastiter._order import example_context
 from fastiter._stats.timer import now
 from fastiter._threads.batch_buffer import BatchBuffer, CallCost, Position
-from fastiter._util.failures import RowCountError, RowFailure, is_skippable, raisable, survivors
-from fastiter._util.outcome import Outcome
-from fastiter.errors import WorkerTraceback
+from fastiter._util.failures import Failure, RowCountError, annotate
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -40,16 +39,6 @@ if TYPE_CHECKING:
 _LEAST_SECONDS = 2e-4
 # A signal just before the wait for the lock interrupts nothing: look again now and then.
 _LOOK_SECONDS = 0.25
-_MARK = ", worker thread "  # which notes are ours
-
-
-class Failure(NamedTuple):
-    """A row that could not be fetched."""
-
-    row: int
-    error: Exception
-    facts: str  #: which row it is, and who fetched it
-    is_skippable: bool
 
 
 class RowCost:
@@ -111,8 +100,8 @@ class BatchTask:
         self._n_done = 0
         self._failure: Failure | None = None
         self._tolerated: list[Failure] = []
-        self._outcome: Outcome | None = None
-        self._error_facts = ""
+        self._batch: Any = None  # or its failure
+        self.is_ready = False  #: whether the batch, or its failure, is there
         self._is_aborted = False
         # Locked until the batch is there. Whoever comes through lets the next one through.
         self._gate = threading.Lock()
@@ -150,11 +139,6 @@ class BatchTask:
     def index_of(self, row: int) -> int:
         return int(self._indices[row])
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether the batch, or its error, is there."""
-        return self._outcome is not None
-
     def note(self, start: int, stop: int, failure: Failure | None) -> bool:
         """Note that a range is done; True if that was the last one.
 
@@ -174,31 +158,24 @@ class BatchTask:
         """Fetch a range of rows. Raises nothing."""
         since = time.perf_counter()
         try:
-            failure = self._fill(start, stop)
+            return self._fill(start, stop)
         except BaseException as error:
-            failure = self._failed(start, error)
-        self._work.row_cost.note(stop - start, time.perf_counter() - since)
-        try:
-            return failure
+            return self._failed(start, error)
         finally:
-            del failure  # or its error, traceback and this frame keep each other alive
+            self._work.row_cost.note(stop - start, time.perf_counter() - since)
 
     def finish(self) -> None:
         """Make the batch of its rows; `open` comes next. Raises nothing."""
         if self._failure is not None:
-            self._error_facts = self._failure.facts
-            self._outcome = Outcome(None, self._failure.error)
-        elif len(self._tolerated) == len(self._indices):
-            self._outcome = Outcome(None)
-        else:
+            self._batch = self._failure
+        elif len(self._tolerated) < len(self._indices):
             try:
                 batch = self._make()
                 _device.settle(batch)
-                self._outcome = Outcome(batch)
+                self._batch = batch
             except BaseException as error:
-                self._error_facts = f"converter, {self._facts()}"
-                raised = raisable(error, self._error_facts, "in a worker thread")
-                self._outcome = Outcome(None, raised)
+                self._batch = Failure.of(error, f"converter, {self._facts()}")
+        self.is_ready = True
 
     def _fill(self, start: int, stop: int) -> Failure | None:
         raise NotImplementedError
@@ -210,9 +187,7 @@ class BatchTask:
         raise NotImplementedError
 
     def _failed(self, row: int, error: BaseException) -> Failure:
-        facts = f"dataset index {self._indices[row]}, {self._facts()}"
-        raised = raisable(error, facts, "in a worker thread")
-        return Failure(row, raised, facts, is_skippable(error))
+        return Failure.of(error, f"dataset index {self._indices[row]}, {self._facts()}", row)
 
     def _fail(self, row: int, error: BaseException) -> Failure | None:
         """The failure of a row; None where it is kept for the iterator to decide.
@@ -226,7 +201,7 @@ class BatchTask:
         return None
 
     def _facts(self) -> str:
-        return f"{self._place}{_MARK}{threading.current_thread().name}"
+        return f"{self._place}, worker thread {threading.current_thread().name}"
 
     def open(self) -> None:
         """Let go on who waits for the batch."""
@@ -246,41 +221,21 @@ class BatchTask:
     @property
     def is_clean(self) -> bool:
         """Whether the batch is there, and no row has failed."""
-        return self._outcome is not None and self._outcome.error is None and not self._tolerated
+        return self.is_ready and not isinstance(self._batch, Failure) and not self._tolerated
 
     @property
-    def has_failures(self) -> bool:
-        """Whether rows have failed about which the iterator is to decide."""
-        return bool(self._tolerated)
+    def failures(self) -> list[Failure]:
+        """Copies of the failed rows that the iterator decides about, in order."""
+        if self._failure is not None:  # which ends the batch
+            return []
+        return sorted(map(copy.copy, self._tolerated), key=lambda failure: failure.row)
 
-    @property
-    def failures(self) -> list[RowFailure]:
-        """The rows that have failed, of a batch that is complete but for these.
-
-        Raises
-        ------
-        Exception
-            What ended the batch as a whole.
-        """
-        if self._failure is not None:
-            raise self._failure.error
-        return [
-            RowFailure(failure.row, failure.error, failure.is_skippable)
-            for failure in sorted(self._tolerated, key=lambda failure: failure.row)
-        ]
-
-    def rebuild(self, failures: Sequence[RowFailure], stand_ins: dict[int, Any]) -> Any:
-        """The batch, made once more with examples in the place of some that have failed.
-
-        Raises
-        ------
-        NothingLeft
-            If there are no examples at all.
-        """
-        failed = {failure.row for failure in failures}
+    def rebuild(self, replaced: dict[int, Any]) -> Any:
+        """Make the batch once more, with examples in the place of some rows that have failed."""
+        failed = {failure.row for failure in self._tolerated}
         rows = [row for row in range(len(self._indices)) if row not in failed]
-        found = self._examples() if rows else []
-        examples = survivors(dict(zip(rows, found, strict=True)), failures, stand_ins)
+        found = {**dict(zip(rows, self._examples() if rows else [], strict=True)), **replaced}
+        examples = [found[row] for row in sorted(found)]
         if self._work.source.concat is not None:
             return self._collated(examples)
         return examples if self._work.convert is None else self._work.convert(examples)
@@ -291,31 +246,31 @@ class BatchTask:
         indices = self._indices if len(examples) == len(self._indices) else None
         return collate(examples, concat.padding, copy=concat.copy, indices=indices)
 
-    def wait(self) -> Outcome:
-        """Block until the batch, or its error, is there.
+    def wait(self) -> Any:
+        """Block until the batch, or its `Failure`, is there, and return it.
 
         Raises
         ------
         RuntimeError
             If the task was aborted in the meantime. KeyboardInterrupt leaves it as it is.
         """
-        if self._outcome is None and not self._is_aborted:
+        if not self.is_ready and not self._is_aborted:
             while not self._gate.acquire(timeout=_LOOK_SECONDS):
                 pass
             self.open()
         if self._is_aborted:
             raise RuntimeError("the iterator was finalized or reset while next() was waiting")
-        assert self._outcome is not None
-        if self._outcome.error is not None:
-            # Now, since a dataset may raise one object again and again, ahead of time.
-            annotate(self._outcome.error, self._error_facts)
-        for failure in self._tolerated:
-            annotate(failure.error, failure.facts)
-        return self._outcome
+        # Now, since a dataset may raise one object again and again, ahead of time.
+        for failure in (self._batch, *self._tolerated):
+            if isinstance(failure, Failure):
+                annotate(failure.error, failure.facts)
+        return self._batch
 
     def forget(self) -> None:
-        """The batch was taken: frames of its errors keep the task, which would keep the errors."""
-        self._outcome = self._failure = None
+        """Let go of the batch and its failures, since the batch was taken."""
+        self._batch = self._failure = None
+        for failure in self._tolerated:
+            failure.clear()
         self._tolerated = []
 
 
@@ -335,8 +290,8 @@ class RowsTask(BatchTask):
     ) -> None:
         super().__init__(work, origin, place)
         self._assembler = assembler
-        self._batch = None if assembler is None else assembler.start(self._n_rows)
-        self._rows = BatchBuffer(self._n_rows) if self._batch is None else self._batch.rows
+        self._started = None if assembler is None else assembler.start(self._n_rows)
+        self._rows = BatchBuffer(self._n_rows) if self._started is None else self._started.rows
         self._gives_many = work.source.gives_many
 
     def _share(self, rest: int, even: int) -> int:
@@ -360,20 +315,19 @@ class RowsTask(BatchTask):
                     return self._fail(start, error)
             return self._fill_singly(start, stop)
         at = Position()
-        failed: tuple[int, BaseException] | None = None
-        failure: Failure | None = None
         before = example_context.begin(example_context.ExampleContext(*self._origin, at))
         try:
-            while failure is None and start < stop:
+            while start < stop:
                 failed = self._rows.fetch(source.dataset, self._indices, start, stop, at)
                 if failed is None:
                     break
-                failure = self._fail(*failed)
-                start = failed[0] + 1
-            return failure
+                start, failure = failed[0] + 1, self._fail(*failed)
+                del failed  # the exception refers to this frame
+                if failure is not None:
+                    return failure
+            return None
         finally:
             example_context.end(before)
-            del failed, failure  # as in `run`
 
     def _fill_singly(self, start: int, stop: int) -> Failure | None:
         """One by one, so that the error is that of the row that has it."""
@@ -383,10 +337,7 @@ class RowsTask(BatchTask):
                 self._rows.put(row, self._work.source.examples(indices, self._origin, row))
             except BaseException as error:
                 if (failure := self._fail(row, error)) is not None:
-                    try:
-                        return failure
-                    finally:
-                        del failure  # as in `run`
+                    return failure
         return None
 
     def abort(self) -> None:
@@ -394,8 +345,8 @@ class RowsTask(BatchTask):
         super().abort()
 
     def _make(self) -> Any:
-        if self._assembler is not None and self._batch is not None:
-            return self._assembler.finish(self._batch, self._indices)
+        if self._assembler is not None and self._started is not None:
+            return self._assembler.finish(self._started, self._indices)
         examples = self._rows.examples()
         return examples if self._work.convert is None else self._work.convert(examples)
 
@@ -544,23 +495,8 @@ class ColumnsTask(BatchTask):
         source = self._work.source
         if not self._work.tolerates:
             return source.examples(self._indices, self._origin)
-        failures: list[RowFailure] = []
-        found = source.each(self._indices, self._origin, failures)
-        self._tolerated += [self._kept(failure) for failure in failures]
-        failures.clear()  # or an error, its frames and this list keep each other alive
+        found, failures = source.each(self._indices, self._origin)
+        for failure in failures:
+            failure.facts = f"dataset index {self._indices[failure.row]}, {self._facts()}"
+        self._tolerated += failures
         return list(found.values())
-
-    def _kept(self, failure: RowFailure) -> Failure:
-        facts = f"dataset index {self._indices[failure.row]}, {self._facts()}"
-        return Failure(failure.row, failure.error, facts, failure.is_skippable)
-
-
-def annotate(error: Exception, facts: str) -> None:
-    """Add `facts` as a note, in place of an earlier one of ours; before Python 3.11 as a cause."""
-    with contextlib.suppress(Exception):  # a class that takes none; the error is what counts
-        if hasattr(error, "add_note"):
-            notes = getattr(error, "__notes__", [])
-            notes[:] = [note for note in notes if _MARK not in note]
-            error.add_note(facts)
-        elif error.__cause__ is None or isinstance(error.__cause__, WorkerTraceback):
-            error.__cause__ = WorkerTraceback(facts)

@@ -1,79 +1,240 @@
-"""Examples that could not be fetched: what is kept of them until their batch's turn has come."""
+"""Failures: exceptions that belong to a batch, on their way to the ``next()`` that raises them.
+
+A `Failure` is made of a live exception by `Failure.of`, or of a worker process' exception by `dump`
+there and `load` here. It then is a value like any other: what makes a batch returns the batch or a
+`Failure`. `reraise` raises it, once.
+
+An exception refers to its traceback, the traceback to frames and their callers, and some of these
+have the failure in a variable. So `reraise` empties the failure, and `Failure.clear` where nothing
+is raised. Otherwise the exception would be part of a reference cycle, and what the frames hold
+would stay until a garbage collection.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+import contextlib
+import os
+import pickle
+import struct
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
 
-from fastiter.errors import DatasetError
+from fastiter._clib import ring_words
+from fastiter.errors import DatasetError, WorkerTraceback
 
 #: What a dataset raises to have its program stop, not to say that an example is broken.
 STOPS = (GeneratorExit, KeyboardInterrupt, SystemExit)
 
+_THREAD_MARK = ", worker thread "  # in each note that `annotate` adds for a thread
+_MOST_TEXT = 32 << 10  # characters
+_MOST_EXCEPTION_BYTES = 1 << 20
+_SUM = struct.Struct("<Q")
+
 
 class RowCountError(ValueError):
-    """A dataset was asked for some examples and gave more, or fewer."""
+    """A dataset returned another number of examples than it was asked for."""
 
 
-class RowFailure(NamedTuple):
-    """A row of a batch that could not be fetched."""
+class Failure:
+    """An exception that belongs to a batch, until it is raised.
 
-    row: int
-    error: Exception  #: what ``next()`` raises for it
-    is_skippable: bool  #: False: it is no matter of this example alone
+    Parameters
+    ----------
+    error : Exception
+        What ``next()`` raises.
+    facts : str
+        Which example or step failed, and where; see `annotate`.
+    row : int
+        The batch's row that failed; -1 for the batch as a whole.
+    is_skippable : bool
+        Whether ``on_error`` decides about the row.
+    """
+
+    __slots__ = ("error", "facts", "is_skippable", "row")
+
+    def __init__(
+        self, error: Any, facts: str = "", row: int = -1, is_skippable: bool = False
+    ) -> None:
+        self.error = error
+        self.facts = facts
+        self.row = row
+        self.is_skippable = is_skippable
+
+    @classmethod
+    def of(cls, error: BaseException, facts: str = "", row: int = -1) -> Failure:
+        """Make a failure of any exception, or of another one that ``next()`` may raise for it."""
+        raised = error
+        if isinstance(error, StopIteration):
+            raised = RuntimeError(_stopped_text(error))
+        elif not isinstance(error, Exception):
+            # SystemExit would end the caller's program because of one example.
+            raised = DatasetError(f"{error!r} was raised ({facts})")
+        if raised is not error:
+            raised.__cause__ = error
+        return cls(raised, facts, row, is_skippable(error))
+
+    def clear(self) -> None:
+        """Let go of the exception, which is not raised."""
+        self.error = None
 
 
-class NothingLeft(Exception):
-    """Every example of a batch was skipped. Never leaves ``next()``; its cause is the last one's
-    exception."""
+class AllSkipped(Failure):
+    """Every example of a batch was skipped; ``error`` is the last one's. It is never raised."""
 
 
 class FailurePolicy(Protocol):
-    """Who decides what becomes of a batch with failed rows; see `fastiter.iterators._skips`."""
+    """Decides about the failed rows of a batch; see `fastiter.iterators._skips`."""
 
-    def resolve(self, plan: Any, failures: Sequence[RowFailure]) -> dict[int, Any]:
-        """What stands in for failed rows; the others are dropped. Raises what ``next()`` shall."""
+    def resolve(self, plan: Any, failures: Sequence[Failure]) -> dict[int, Any] | Failure:
+        """Return the examples that replace failed rows (the other failed rows are dropped), or the
+        failure of the batch."""
 
 
 def is_skippable(error: BaseException) -> bool:
-    """Whether an exception of a dataset is that of one example, which might be skipped."""
+    """Whether an exception of a dataset tells of one example, which may be skipped."""
     return not isinstance(error, (*STOPS, RowCountError))
 
 
-def stopped_text(error: StopIteration) -> str:
-    """What users are told of a StopIteration that is not the iterator's own."""
+def capture(function: Callable[..., Any], *args: Any) -> Any:
+    """Return the function's result, or a `Failure` if it raises an ``Exception``."""
+    try:
+        return function(*args)
+    except Exception as error:
+        return Failure.of(error)
+
+
+def capture_row(
+    function: Callable[[], Any], origin: Callable[[], tuple[str, int]]
+) -> Failure | None:
+    """Call the dataset, and return a failure if it raises anything but `STOPS`, which pass.
+
+    ``origin`` then tells ``facts`` and ``row``.
+    """
+    try:
+        function()
+    except STOPS:
+        raise
+    except BaseException as error:
+        return Failure.of(error, *origin())
+    return None
+
+
+def reraise(failure: Failure) -> NoReturn:
+    """Raise the exception of a failure, and empty the failure."""
+    error, failure.error = failure.error, None
+    try:
+        raise error
+    finally:
+        del error
+
+
+def annotate(error: BaseException, facts: str, remote: str = "") -> None:
+    """Add to an exception what is known of its origin.
+
+    Parameters
+    ----------
+    facts : str
+        The row and the worker: a note, in place of one from an earlier fetch by a thread. Python
+        3.10, which has no notes, gets them as the cause unless there is one.
+    remote : str
+        The traceback in a worker process, which becomes the cause.
+    """
+    with contextlib.suppress(Exception):  # the exception's class may refuse notes
+        has_notes = hasattr(error, "add_note")
+        is_free = error.__cause__ is None or isinstance(error.__cause__, WorkerTraceback)
+        if remote or (is_free and not has_notes):
+            cause = WorkerTraceback(f"{facts}\n{remote}" if remote else facts)
+            # Not by assignment: a class may refuse attributes, as frozen data classes do.
+            BaseException.__setattr__(error, "__cause__", cause)
+        if has_notes:
+            notes = getattr(error, "__notes__", [])
+            notes[:] = [note for note in notes if _THREAD_MARK not in note]
+            error.add_note(facts)
+
+
+def summary_of(error: BaseException) -> str:
+    """Type and text of an exception, whatever its own methods do."""
+    try:
+        message = str(error)
+    except Exception:
+        message = "<its __str__ raised>"
+    name = type(error).__qualname__
+    if type(error).__module__ not in ("builtins", "__main__"):
+        name = f"{type(error).__module__}.{name}"
+    return _cut(f"{name}: {message}" if message else name)
+
+
+def _stopped_text(error: StopIteration) -> str:
+    # PEP 479: a StopIteration that leaves a generator must not end the caller's loop.
     return (
         f"{error!r} was raised by the dataset or the converter while a batch was made, most likely "
         "by a next() on an iterator that has ended; to end an epoch, say so by the dataset's length"
     )
 
 
-def raisable(error: BaseException, facts: str, where: str) -> Exception:
-    """The exception to raise in ``next()``: `error` itself where that may be raised there."""
-    raised: Exception
-    if isinstance(error, StopIteration):
-        # As PEP 479 has it: one that leaves a generator must not end somebody else's loop.
-        raised = RuntimeError(stopped_text(error))
-    elif isinstance(error, Exception):
-        return error
-    else:
-        # SystemExit and its like would end the caller's program for an example's sake.
-        raised = DatasetError(f"{error!r} was raised {where} ({facts})")
-    raised.__cause__ = error
-    return raised
+def _cut(text: str) -> str:
+    if len(text) <= _MOST_TEXT:
+        return text
+    half = _MOST_TEXT // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
 
 
-def survivors(
-    examples: dict[int, Any], failures: Sequence[RowFailure], stand_ins: dict[int, Any]
-) -> list[Any]:
-    """The examples of a batch in order, those that stand in for others too.
+# ---- from a worker process to the parent ---------------------------------------------------------
 
-    Raises
-    ------
-    NothingLeft
-        If there are none.
+#: pickle of the exception (None: it cannot be loaded, or is no Exception), type and message,
+#: traceback, process, `is_skippable`
+Dumped = tuple[bytes | None, str, str, int, bool]
+
+
+def dump(error: BaseException) -> Dumped:
+    """Describe an exception so that `load` always works; called in the worker."""
+    summary = text = summary_of(error)
+    with contextlib.suppress(Exception):
+        text = _cut("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    sent = RuntimeError(_stopped_text(error)) if isinstance(error, StopIteration) else error
+    pickled = None
+    if isinstance(sent, Exception):
+        with contextlib.suppress(BaseException):  # of a user's __reduce__ or __init__
+            packed = pickle.dumps(sent)
+            if type(pickle.loads(packed)) is type(sent) and len(packed) <= _MOST_EXCEPTION_BYTES:
+                pickled = packed
+    return pickled, summary, text, os.getpid(), is_skippable(error)
+
+
+def load(dumped: tuple[Any, ...], facts: str, row: int = -1) -> Failure:
+    """Make a failure of what `dump` returned; of an empty tuple, one that has no reason.
+
+    The exception is of its own type if that can be loaded here too, else a `DatasetError`.
     """
-    examples = {**examples, **stand_ins}
-    if not examples:
-        raise NothingLeft from failures[-1].error
-    return [examples[row] for row in sorted(examples)]
+    if not dumped:
+        text = f"an exception in a worker left no reason: there was no memory for it ({facts})"
+        return Failure(DatasetError(text), facts, row, True)
+    pickled, summary, text, pid, skippable = dumped
+    facts = f"{facts}, worker process {pid}"
+    error: Any = None
+    if pickled is not None:
+        with contextlib.suppress(Exception):
+            error = pickle.loads(pickled)
+    if not isinstance(error, Exception) or isinstance(error, StopIteration):
+        error = DatasetError(f"{summary} ({facts})")
+    annotate(error, facts, text)
+    return Failure(error, facts, row, skippable)
+
+
+def dump_start_error(error: BaseException) -> bytes:
+    """As `dump`, as bytes that fit into the place for a worker's start error."""
+    dumped = dump(error)
+    packed = pickle.dumps(dumped)
+    if len(packed) > ring_words.NOTE_BYTES - _SUM.size:
+        _, summary, text, *rest = dumped
+        packed = pickle.dumps((None, summary[:4000], text[-8000:], *rest))  # 4 bytes a character
+    return _SUM.pack(ring_words.checksum(packed, 0, len(packed), 0)) + packed
+
+
+def load_start_error(packed: bytes, facts: str) -> Failure | None:
+    """As `load`; None if there is no start error, or it was overwritten."""
+    head, body = packed[: _SUM.size], packed[_SUM.size :]
+    if len(head) < _SUM.size or _SUM.unpack(head)[0] != ring_words.checksum(body, 0, len(body), 0):
+        return None
+    return load(pickle.loads(body), facts)

@@ -19,7 +19,8 @@ from fastiter._collate.numpy_fallback import Indices
 from fastiter._collate.padding import FieldRule, Padding
 from fastiter._ring import lease as _lease
 from fastiter._ring import row_reader, views
-from fastiter._ring.serialization import Packed, failure_of
+from fastiter._ring.serialization import Packed
+from fastiter._util.failures import dump
 from fastiter._workers import row_writer
 
 _NUMBERS = {row_reader.INT: np.int64, row_reader.FLOAT: np.float64, row_reader.BOOL: np.bool_}
@@ -167,7 +168,7 @@ class CallableConverter:
             result = self.function(examples, None)
         except BaseException as error:
             flags = ring_words.CONVERTER_ERROR
-            result = tuple(failure_of(error))
+            result = dump(error)
         try:
             rows.put_result(Packed(result), flags == ring_words.CONVERTER_ERROR)
         except Exception:

@@ -1,4 +1,4 @@
-"""From a READY slot to what ``next()`` returns: rows read, columns handed out, errors raised."""
+"""From a READY slot to what ``next()`` returns: rows read, columns handed out, failures loaded."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 from fastiter._clib import ring_words
 from fastiter._collate.numpy_fallback import Indices
-from fastiter._order.plan import Plan
 from fastiter._ring import lease as _lease
 from fastiter._ring import parent_ring, views
 from fastiter._ring.scheduler import Scheduled
-from fastiter._ring.serialization import Failure, exception_of, unpack
-from fastiter._util.failures import FailurePolicy, NothingLeft, RowFailure
+from fastiter._ring.serialization import unpack
+from fastiter._util.failures import Failure, load
 from fastiter._workers.batch_converter import BatchConverter, ConcatConverter
 from fastiter._workers.crash_counts import CrashCounts
 from fastiter.errors import DatasetError, OverwrittenError, WorkerDiedError
@@ -22,7 +21,7 @@ class Irregular(NamedTuple):
     """The rows of a batch that are not in its columns."""
 
     examples: dict[int, Any]  # spilled ones, loaded
-    failures: list[RowFailure]
+    failures: list[Failure]
 
 
 def read_irregular(
@@ -45,95 +44,56 @@ def read_irregular(
     tolerates : False: the first failure is enough.
     """
     examples: dict[int, Any] = {}
-    failures: list[RowFailure] = []
+    failures: list[Failure] = []
     for row, code in codes:
-        facts = f"dataset index {record.indices[row]}, {record.label}"
-        failure = None
-        if code == ring_words.ROW_POISON:
-            end = deaths.end_of_row(record.q, row)
-            died = crash_error(f"dataset index {record.indices[row]}", end, record.label)
-            failure = RowFailure(row, died, True)
-        elif code == ring_words.ROW_ERROR:
-            failure = _failure(ring, lease, slot, row, facts)
-        else:
-            try:
+        what = f"dataset index {record.indices[row]}"
+        facts = f"{what}, {record.label}"
+        try:
+            if code == ring_words.ROW_POISON:
+                end = deaths.end_of_row(record.q, row)
+                died = crash_error(what, end, record.label)
+                failures.append(Failure(died, facts, row, is_skippable=True))
+            else:
                 part = lease.part(*ring.entry(slot, row))
-                seed = lease.seed(row, ring_words.PACKED_EXAMPLE)
-                try:
+                if code == ring_words.ROW_ERROR:
+                    seed = lease.seed(row, ring_words.PACKED_ERROR)
+                    dumped = unpack(memoryview(bytearray(part)), seed) if part.nbytes else ()
+                    failures.append(load(dumped, facts, row))
+                else:
+                    seed = lease.seed(row, ring_words.PACKED_EXAMPLE)
                     examples[row] = unpack(memoryview(bytearray(part)) if copied else part, seed)
-                except OverwrittenError:
-                    raise
-                except Exception as error:
-                    failure = RowFailure(row, _unloadable(error, facts), True)
-            except OverwrittenError as error:
-                failure = RowFailure(row, error, False)
-        if failure is not None:
-            failures.append(failure)
-            if not tolerates:
-                break
+        except OverwrittenError as error:
+            failures.append(Failure(error, facts, row))
+        except Exception as error:
+            text = f"an example cannot be loaded in the parent: {error!r} ({facts})"
+            failures.append(Failure(DatasetError(text), facts, row, is_skippable=True))
+            failures[-1].error.__cause__ = error
+        if failures and not tolerates:
+            break
     return Irregular(examples, failures)
 
 
-def _failure(
-    ring: parent_ring.ParentRing, lease: _lease.Lease, slot: int, row: int, facts: str
-) -> RowFailure:
-    """What the worker has left of a row's exception."""
-    try:
-        part = lease.part(*ring.entry(slot, row))
-        if part.nbytes == 0:
-            text = (
-                "the dataset failed, and left no reason: there was no memory for it, or its "
-                f"exception cannot be told ({facts})"
-            )
-            return RowFailure(row, DatasetError(text), True)
-        seed = lease.seed(row, ring_words.PACKED_ERROR)
-        failure = Failure(*unpack(memoryview(bytearray(part)), seed))
-    except OverwrittenError as error:
-        return RowFailure(row, error, False)
-    except Exception as error:
-        return RowFailure(row, _unloadable(error, facts), True)
-    raised = exception_of(failure, f"{facts}, worker process {failure.pid}")
-    return RowFailure(row, raised, failure.is_skippable)
-
-
-def _unloadable(error: Exception, facts: str) -> Exception:
-    raised = DatasetError(f"an example cannot be loaded in the parent: {error!r} ({facts})")
-    raised.__cause__ = error
-    return raised
-
-
 def drop_failed(
-    policy: FailurePolicy,
-    plan: Plan,
     lease: _lease.Lease,
     irregular: Irregular,
+    replaced: dict[int, Any],
     codes: Sequence[tuple[int, int]],
 ) -> tuple[dict[int, Any], bool]:
-    """Drops the rows that the policy wants dropped from a batch that is taken.
+    """Drop the failed rows that are not replaced from a batch that is taken.
 
     Returns
     -------
     dict of int to object
         Examples beside the columns, by the numbers that rows have now.
     bool
-        Whether what the batch_converter has left is of these rows.
-
-    Raises
-    ------
-    NothingLeft
-        If no row is left.
-    Exception
-        What the policy wants raised.
+        Whether the batch converter's result in the slot is of these rows.
     """
-    stand_ins = policy.resolve(plan, irregular.failures)
-    dropped = {failure.row for failure in irregular.failures}.difference(stand_ins)
+    dropped = {failure.row for failure in irregular.failures}.difference(replaced)
     rows = [row for row in range(lease.rows) if row not in dropped]
-    if not rows:
-        raise NothingLeft from irregular.failures[-1].error
     without = {row for row, code in codes if code in (ring_words.ROW_ERROR, ring_words.ROW_POISON)}
     is_finished = dropped == without
     views.compact_rows(lease.schema, lease, rows)
-    beside = {**irregular.examples, **stand_ins}
+    beside = {**irregular.examples, **replaced}
     examples = {place: beside[row] for place, row in enumerate(rows) if row in beside}
     return examples, is_finished
 
@@ -155,11 +115,10 @@ def assemble(
     batch_converter: BatchConverter | None,
     copied: bool,
 ) -> Any:
-    """The batch: the converter's result where there is a converter, else the list of examples."""
+    """Return the batch (the converter's result, or the list of examples), or its `Failure`."""
     if flags & ring_words.CONVERTER_ERROR and result is not None:
         seed = lease.seed(ring_words.WHOLE_BATCH, ring_words.PACKED_FAILURE)
-        failure = Failure(*unpack(memoryview(bytearray(result)), seed))
-        raise exception_of(failure, f"converter, {record.label}, worker process {failure.pid}")
+        return load(unpack(memoryview(bytearray(result)), seed), f"converter, {record.label}")
     if flags & ring_words.CONVERTED_OBJECT and result is not None:
         seed = lease.seed(ring_words.WHOLE_BATCH, ring_words.PACKED_RESULT)
         return unpack(memoryview(bytearray(result)) if copied else result, seed)

@@ -22,7 +22,8 @@ import numpy as np
 from fastiter._clib import system
 from fastiter._order import example_context
 from fastiter._ring import arena as _arena
-from fastiter._ring import serialization, worker_ring
+from fastiter._ring import worker_ring
+from fastiter._util.failures import dump_start_error
 from fastiter._util.worker_info import WorkerInfo, set_worker_info
 from fastiter._workers import row_writer, thread_limits
 from fastiter._workers.batch_converter import BatchConverter
@@ -208,8 +209,7 @@ def _run(arguments: WorkerArguments) -> int:
             _seed_torch(digest)  # the dataset may have imported it
         work = job.prepare(end, arguments, int.from_bytes(digest[-8:], "little"))
     except BaseException as error:
-        failure = serialization.failure_of(error)
-        end.loaded(arguments.start, serialization.pack_note(failure))
+        end.loaded(arguments.start, dump_start_error(error))
         return 1
     end.loaded(arguments.start)
     work()

@@ -16,14 +16,14 @@ from fastiter._clib import system as _system
 from fastiter._order.plan import Plan
 from fastiter._ring import arena as _arena
 from fastiter._ring import lease as _lease
-from fastiter._ring import parent_ring, serialization
+from fastiter._ring import parent_ring
 from fastiter._ring.infer_schema import derive_schema, merge_schemas
 from fastiter._ring.scheduler import BatchScheduler, Scheduled
 from fastiter._stats.autotune import Setting, private_bytes
 from fastiter._stats.stats import LoaderStats, worker_stats
 from fastiter._util import shutdown
 from fastiter._util.cpus import allowed_cpus
-from fastiter._util.failures import FailurePolicy
+from fastiter._util.failures import Failure, FailurePolicy, load_start_error, reraise
 from fastiter._workers.batch_converter import BatchConverter
 from fastiter._workers.crash_counts import CrashCounts
 from fastiter._workers.delivery import assemble, crash_error, drop_failed, from_rows, read_irregular
@@ -186,15 +186,14 @@ class Pool(BatchScheduler):
         return from_rows(lease, plan.indices, {}, self._batch_converter, False)
 
     def deliver(self, plan: Plan, slot: int, flags: int, policy: FailurePolicy | None) -> Any:
-        """The oldest batch, that of `plan`, which leaves the ring, whatever is raised.
+        """Take the oldest batch, that of `plan`, out of the ring, and return it or its `Failure`.
 
-        `policy` decides about rows that have failed; without one the first of them is raised.
+        `policy` decides about rows that have failed; without one the first is the batch's failure.
 
         Raises
         ------
         Exception
-            What belongs to the batch: the dataset's or the converter's exception, or
-            `WorkerDiedError`; `NothingLeft` if every row is dropped.
+            What belongs to the batch too: a field cannot be loaded, or the converter's exception.
         """
         ring = self._ring
         record = self._scheduled[0]
@@ -226,13 +225,11 @@ class Pool(BatchScheduler):
             examples = irregular.examples
             if irregular.failures:
                 if policy is None:
-                    error = irregular.failures[0].error
-                    del irregular
-                    try:
-                        raise error
-                    finally:
-                        del error  # or it, its traceback and this frame keep each other alive
-                examples, is_finished = drop_failed(policy, plan, lease, irregular, codes)
+                    return irregular.failures[0]
+                replaced = policy.resolve(plan, irregular.failures)
+                if isinstance(replaced, Failure):
+                    return replaced
+                examples, is_finished = drop_failed(lease, irregular, replaced, codes)
                 if not is_finished:
                     flags, size, lease.converted = flags & ring_words.FINISH_POISON, 0, False
             if flags & ring_words.FINISH_POISON:
@@ -454,7 +451,6 @@ class Pool(BatchScheduler):
         ring = self._ring
         report = ring.report(member.number)
         note = ring.note(member.number) if report["ready"] == member.start else b""
-        failure = serialization.unpack_note(note)
         end = member.exit_reason()
         losses = ring.losses(member.number)
         suspects = [loss for loss in losses if loss[1] >= 0]
@@ -467,10 +463,10 @@ class Pool(BatchScheduler):
             self._single_until = self._scheduled[-1].q if self._scheduled else -1
         self._group.dismiss(member)
         ring.ring_all()
-        if failure is not None:
+        steps = "loading the dataset" + (" or worker_init" if self._calls_init else "")
+        if (failure := load_start_error(note, steps)) is not None:
             self.close()
-            steps = "loading the dataset" + (" or worker_init" if self._calls_init else "")
-            raise serialization.exception_of(failure, f"{steps} in worker {member.pid}")
+            reraise(failure)
         was_ready = report["ready"] == member.start
         leaves = (self._planned_exits or member.leaves) and not losses
         # Where the program has the kernel reap its children, nobody learns the status.

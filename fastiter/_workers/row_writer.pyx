@@ -21,10 +21,10 @@ from fastiter._ring.row_reader cimport (
     FIELD_LIMIT, MOST_NDIM, _OBJECT, _RAGGED, _TENSOR, Field, Schema)
 from fastiter._clib import ring_words
 from fastiter._ring import views
-from fastiter._util.failures import RowCountError
+from fastiter._util.failures import RowCountError, dump
 from fastiter._util.torch_tensors import array_of
 from fastiter._clib.ring_words import FINISHING as _FINISHING
-from fastiter._ring.serialization import Packed, failure_of, unpack
+from fastiter._ring.serialization import Packed, unpack
 
 cdef int FINISHING = _FINISHING
 
@@ -406,12 +406,11 @@ cdef class RowWriter(ColumnWriter):
     cdef uint32_t store_failure(self, uint32_t row, object error) except 0:
         fi_entry_set(self.end.worker.ring, self.end.turn.slot, row, 0, 0)
         try:
-            failure = failure_of(error)
+            pickled, summary, text, pid, skippable = dump(error)
             try:
-                self.put(row, PACKED_ERROR, Packed(tuple(failure)))
-            except MemoryError:
-                failure = failure._replace(text=failure.summary)  # the traceback is the most of it
-                self.put(row, PACKED_ERROR, Packed(tuple(failure)))
+                self.put(row, PACKED_ERROR, Packed((pickled, summary, text, pid, skippable)))
+            except MemoryError:  # the traceback is the most of it
+                self.put(row, PACKED_ERROR, Packed((pickled, summary, summary, pid, skippable)))
         except BaseException:  # no memory even for that, or it has no text: the fact has to do
             pass
         return FI_ERROR

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastiter import _device
-from fastiter._util.outcome import Outcome, capture
+from fastiter._util.failures import Failure, capture
 
 if TYPE_CHECKING:
     from fastiter._device.batches import BatchTransfer
@@ -18,13 +18,13 @@ _living: weakref.WeakSet[Ahead] = weakref.WeakSet()
 
 
 class _Item:
-    """A batch under way, as a `PendingBatch`, or its error; None once it was handed out."""
+    """A batch under way, as a `PendingBatch`, or its failure; None once it was handed out."""
 
-    __slots__ = ("outcome", "plan")
+    __slots__ = ("batch", "plan")
 
-    def __init__(self, plan: Plan, outcome: Outcome) -> None:
+    def __init__(self, plan: Plan, batch: Any) -> None:
         self.plan = plan
-        self.outcome: Outcome | None = outcome
+        self.batch = batch
 
 
 class Ahead:
@@ -50,9 +50,9 @@ class Ahead:
     def is_in_step(self, plan: Plan) -> bool:
         """Whether what is under way goes on with ``plan``, which is to be delivered next."""
         items = self._items
-        if items and items[0].outcome is None and items[0].plan is not plan:
+        if items and items[0].batch is None and items[0].plan is not plan:
             items.popleft()
-        return not items or (items[0].plan is plan and items[0].outcome is not None)
+        return not items or (items[0].plan is plan and items[0].batch is not None)
 
     @property
     def is_empty(self) -> bool:
@@ -69,14 +69,13 @@ class Ahead:
         ahead of its GPU is made to wait."""
         self.transfer.wait(self._depth + 1)
 
-    def begin(self, plan: Plan, outcome: Outcome) -> None:
-        """Begin to copy a batch; an error of that belongs to the batch."""
-        if outcome.error is None:
-            outcome = capture(self.transfer.begin, outcome.batch)
-        self._items.append(_Item(plan, outcome))
-        del outcome  # or its error, traceback and this frame keep each other alive
+    def begin(self, plan: Plan, batch: Any) -> None:
+        """Begin to copy a batch, unless it is a failure; an exception is the batch's failure."""
+        if not isinstance(batch, Failure):
+            batch = capture(self.transfer.begin, batch)
+        self._items.append(_Item(plan, batch))
 
-    def hand_out(self, plan: Plan) -> Outcome:
+    def hand_out(self, plan: Plan) -> Any:
         """The oldest batch, that of ``plan``, for the GPU's current stream.
 
         Raises
@@ -87,9 +86,8 @@ class Ahead:
         if not self._items or self._items[0].plan is not plan:
             raise RuntimeError("the iterator was finalized or reset while next() was at work")
         item = self._items[0]
-        outcome, item.outcome = item.outcome, None
-        assert outcome is not None
-        return outcome if outcome.error is not None else capture(outcome.batch.hand_out)
+        batch, item.batch = item.batch, None
+        return batch if isinstance(batch, Failure) else capture(batch.hand_out)
 
     def clear(self) -> None:
         """Drop all batches. Copies go on, and keep the slots that they read."""

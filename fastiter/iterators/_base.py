@@ -12,8 +12,7 @@ from fastiter._stats.timer import ENDED, Timer
 from fastiter._util.arguments import checked_flag, checked_int
 from fastiter._util.concurrency import lock_of_child, renew_in_child
 from fastiter._util.cpus import usable_cpus
-from fastiter._util.failures import NothingLeft
-from fastiter._util.outcome import Outcome
+from fastiter._util.failures import AllSkipped, Failure, reraise
 from fastiter.dataset.iterator import Iterator
 from fastiter.errors import SkipLimitError
 from fastiter.iterators import _arguments, _reentry, _seed, _skips, _snapshot
@@ -40,11 +39,11 @@ class PlannedIterator(Iterator):
 
     ``_fetch(plan)``
         Waits for the batch of ``plan`` (the one that ``self._planner`` delivers next) and
-        returns its `Outcome`. An error that belongs to the batch goes into the outcome: the
+        returns it. An exception that belongs to the batch is returned as a `Failure`: the
         state advances past it. Whatever is raised instead (KeyboardInterrupt, a
         TimeoutWarning) leaves the state alone, and the next call fetches the same plan again.
         Rows that fail are settled by ``self._skips``, unless that is None; if none is left
-        of the batch, the outcome's error is `NothingLeft`.
+        of the batch, the failure is `AllSkipped`.
         May call ``self._planner.ahead()`` to start on later batches; the first plan that gives
         is ``plan`` itself. Runs under the iterator's lock, in the caller's thread.
     ``_discard_ahead(state)``
@@ -129,7 +128,7 @@ class PlannedIterator(Iterator):
             self._timer.abandon()
         self._lock = lock_of_child(self._lock)
 
-    def _fetch(self, plan: Plan) -> Outcome:
+    def _fetch(self, plan: Plan) -> Any:
         raise NotImplementedError
 
     @property
@@ -217,51 +216,52 @@ class PlannedIterator(Iterator):
                 plan = self._planner.peek()
                 skips = self._skips
                 if plan.indices is not None:
-                    outcome = self._fetch(plan) if skips is None else self._fetch_counted(plan)
-                    if type(outcome.error) is NothingLeft:
-                        plan, outcome = self._fetch_beyond(plan, outcome)
+                    batch = self._fetch(plan) if skips is None else self._fetch_counted(plan)
+                    if type(batch) is AllSkipped:
+                        plan, batch = self._fetch_beyond(plan, batch)
                 if plan.indices is None:
                     rows = ENDED
                 self._planner.deliver()  # raises if there is no batch
                 skipped = 0 if skips is None else skips.n_dropped
                 timer.skipped += skipped
-                if outcome.error is None:
-                    assert plan.indices is not None
-                    rows = len(plan.indices) - skipped
-                    return outcome.batch
-                timer.errors += 1
-                try:
-                    raise outcome.error
-                finally:
-                    del outcome  # or error, traceback and this frame keep each other alive
+                if type(batch) is Failure:
+                    timer.errors += 1
+                    reraise(batch)
+                assert plan.indices is not None
+                rows = len(plan.indices) - skipped
+                return batch
             finally:
                 timer.leave(rows)
 
-    def _fetch_counted(self, plan: Plan) -> Outcome:
+    def _fetch_counted(self, plan: Plan) -> Any:
         if self._skips is not None:
             self._skips.n_dropped = 0
         return self._fetch(plan)
 
-    def _fetch_beyond(self, plan: Plan, outcome: Outcome) -> tuple[Plan, Outcome]:
-        """What comes after a batch of which nothing is left; at the end a plan without indices."""
+    def _fetch_beyond(self, plan: Plan, batch: Any) -> tuple[Plan, Any]:
+        """Fetch what follows a batch that was skipped as a whole; at the end the plan has no
+        indices."""
         size, passed = self._epoch_size, 0
-        while type(outcome.error) is NothingLeft:
+        while type(batch) is AllSkipped:
             assert plan.indices is not None
             passed += len(plan.indices)
             if passed >= size:
-                error = SkipLimitError(
+                text = (
                     f"all of the last {passed} examples, which are as many as an epoch has, have "
                     "failed: there is nothing to deliver"
                 )
-                error.__cause__ = outcome.error.__cause__
-                return plan, Outcome(None, error)
+                failure = Failure(SkipLimitError(text))
+                failure.error.__cause__ = batch.error
+                batch.clear()
+                return plan, failure
+            batch.clear()
             self._timer.skipped += len(plan.indices)
             self._planner.pass_over()
             plan = self._planner.peek()
             if plan.indices is None:
                 break
-            outcome = self._fetch_counted(plan)
-        return plan, outcome
+            batch = self._fetch_counted(plan)
+        return plan, batch
 
     def __len__(self) -> int:
         """Batches in an epoch, the short one at its end included."""

@@ -19,14 +19,7 @@ from fastiter._fetch.dataset_access import (
     suits,
 )
 from fastiter._order import example_context
-from fastiter._util.failures import (
-    STOPS,
-    FailurePolicy,
-    RowFailure,
-    is_skippable,
-    raisable,
-    survivors,
-)
+from fastiter._util.failures import Failure, FailurePolicy, capture_row, is_skippable
 from fastiter.dataset.convert import concat_examples
 
 if TYPE_CHECKING:
@@ -133,7 +126,7 @@ class Source:
         self._gather: Callable[[Indices], Any] | None = None  # the shortest way, where it is open
 
     def batch(self, plan: Plan, seed: Seed, policy: FailurePolicy | None = None) -> Any:
-        """Fetch a batch and convert it.
+        """Fetch a batch and convert it; return it or its `Failure`.
 
         Parameters
         ----------
@@ -156,13 +149,13 @@ class Source:
         if policy is None:
             examples = self.examples(indices, (seed, plan))
         else:
-            failures: list[RowFailure] = []
-            try:
-                found = self.each(indices, (seed, plan), failures)
-                stand_ins = policy.resolve(plan, failures) if failures else {}
-                examples = survivors(found, failures, stand_ins)
-            finally:
-                failures.clear()  # or an error, its frames and this list keep each other alive
+            found, failures = self.each(indices, (seed, plan))
+            if failures:
+                replaced = policy.resolve(plan, failures)
+                if isinstance(replaced, Failure):
+                    return replaced
+                found.update(replaced)
+            examples = [found[row] for row in sorted(found)]
         if self.converter is None:
             return examples
         if self.concat is not None:
@@ -192,11 +185,9 @@ class Source:
         self,
         indices: Indices,
         origin: tuple[Seed, Plan],
-        failures: list[RowFailure],
         first: int = 0,
-    ) -> dict[int, Any]:
-        """The same, whatever fails: the examples by their rows. What happened to the others is
-        added to ``failures``, which the caller clears when it has been decided about.
+    ) -> tuple[dict[int, Any], list[Failure]]:
+        """Fetch the examples as `examples` does: those that do not fail by row, and the failures.
 
         If a call for many fails, each of its examples is fetched by itself. GeneratorExit,
         KeyboardInterrupt and SystemExit pass.
@@ -204,23 +195,27 @@ class Source:
         plain = self.plain()
         examples = None if plain is None else plain.reader.examples(indices)
         if examples is not None:
-            return dict(enumerate(examples, first))
+            return dict(enumerate(examples, first)), []
         if rows_getter(self.dataset) is None:
-            return _fetch_each(self.dataset, indices.tolist(), origin, failures, first)
-        try:
-            examples = fetch_examples(self.dataset, indices.tolist(), origin, first)
-            return dict(enumerate(examples, first))
-        except STOPS:
-            raise
-        except BaseException as error:
-            if len(indices) == 1 or not is_skippable(error):
-                failures.append(_failure(first, int(indices[0]), error))
-                return {}
+            return _fetch_each(self.dataset, indices.tolist(), origin, first)
         found: dict[int, Any] = {}
+
+        def fetch() -> None:
+            fetched = fetch_examples(self.dataset, indices.tolist(), origin, first)
+            found.update(enumerate(fetched, first))
+
+        failure = capture_row(fetch, lambda: (f"dataset index {indices[0]}", first))
+        if failure is None:
+            return found, []
+        if len(indices) == 1 or not failure.is_skippable:
+            return {}, [failure]
+        failure.clear()
+        failures: list[Failure] = []
         for place in range(len(indices)):
-            one = indices[place : place + 1]
-            found.update(self.each(one, origin, failures, first + place))
-        return found
+            one = self.each(indices[place : place + 1], origin, first + place)
+            found.update(one[0])
+            failures += one[1]
+        return found, failures
 
     @property
     def gives_many(self) -> bool:
@@ -329,32 +324,27 @@ def _fetch_each(
     dataset: Any,
     indices: list[int],
     origin: tuple[Seed, Plan],
-    failures: list[RowFailure],
     first: int,
-) -> dict[int, Any]:
-    """The examples of a dataset that gives one at a time, as `Source.each` has them."""
+) -> tuple[dict[int, Any], list[Failure]]:
+    """`Source.each` for a dataset that gives one example at a time."""
     examples: list[Any] = []
-    failed: set[int] = set()
+    failures: list[Failure] = []
     counter = example_context.Counter(indices, first)
+
+    def fetch_rest() -> None:
+        for index in counter.values:
+            examples.append(dataset[index])
+
+    def failing_row() -> tuple[str, int]:
+        return f"dataset index {indices[counter.row - first]}", counter.row
+
     before = example_context.begin(example_context.ExampleContext(*origin, counter))
     try:
-        while len(examples) + len(failed) < len(indices):
-            try:
-                for index in counter.values:
-                    examples.append(dataset[index])
-            except STOPS:
-                raise
-            except BaseException as error:
-                row = counter.row
-                failed.add(row)
-                failures.append(_failure(row, indices[row - first], error))
+        while len(examples) + len(failures) < len(indices):
+            if (failure := capture_row(fetch_rest, failing_row)) is not None:
+                failures.append(failure)
     finally:
         example_context.end(before)
-    rows = range(first, first + len(indices))
-    good = (row for row in rows if row not in failed) if failed else rows
-    return dict(zip(good, examples, strict=True))
-
-
-def _failure(row: int, index: int, error: BaseException) -> RowFailure:
-    raised = raisable(error, f"dataset index {index}", "by the dataset")
-    return RowFailure(row, raised, is_skippable(error))
+    failed = {failure.row for failure in failures}
+    rows = (row for row in range(first, first + len(indices)) if row not in failed)
+    return dict(zip(rows, examples, strict=True)), failures

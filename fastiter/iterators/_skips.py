@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from fastiter._order.example_context import epoch_of
-from fastiter._ring.serialization import summary_of
+from fastiter._util.failures import AllSkipped, Failure, summary_of
 from fastiter.errors import SkipLimitError
 from fastiter.iterators._arguments import checked_on_error, checked_share
 
 if TYPE_CHECKING:
-    from fastiter._util.failures import RowFailure
     from fastiter.iterators._state import Plan
 
 KEY = "skipped"
@@ -95,79 +94,86 @@ class Skips:
 
     # ---- decide
 
-    def resolve(self, plan: Plan, failures: Sequence[RowFailure]) -> dict[int, Any]:
+    def resolve(self, plan: Plan, failures: Sequence[Failure]) -> dict[int, Any] | Failure:
         """Decide about the failed rows of the batch that is delivered next.
 
         Parameters
         ----------
         plan : Plan
-        failures : sequence of RowFailure
-            By ascending rows.
+        failures : sequence of Failure
+            By ascending rows; empty afterwards.
 
         Returns
         -------
-        dict of int to object
-            Examples that stand in for rows; the other failed rows are dropped.
+        dict of int to object, or Failure
+            Examples that replace rows, while the other failed rows are dropped. Or the failure of
+            the batch: of a row that is not skipped, a SkipLimitError, or `AllSkipped`.
 
         Raises
         ------
-        SkipLimitError
-            If one more was skipped than the limit allows.
         Exception
-            That of a row which is not skipped, or what the ``on_error`` callable raises.
+            What the ``on_error`` callable raises; TypeError if its result is not a decision.
         """
         assert plan.indices is not None
-        state = plan.state
+        state, n_rows = plan.state, len(plan.indices)
         self._begin((state.epoch, state.position))
-        stand_ins: dict[int, Any] = {}
-        for failure in failures:
-            index = int(plan.indices[failure.row])
-            epoch = epoch_of(
-                failure.row, len(plan.indices), state.epoch, state.position, state.epoch_size
-            )
-            decision = self._decision(index, failure)
-            if isinstance(decision, Replacement):
-                stand_ins[failure.row] = decision.example
-            else:
-                self._note(index, epoch, state.epoch_size, failure.error)
-        return stand_ins
+        replaced: dict[int, Any] = {}
+        try:
+            for failure in failures:
+                index = int(plan.indices[failure.row])
+                decision = self._decision(index, failure)
+                if isinstance(decision, Replacement):
+                    replaced[failure.row] = decision.example
+                    continue
+                if decision == "raise":
+                    return Failure(failure.error)
+                size = state.epoch_size
+                epoch = epoch_of(failure.row, n_rows, state.epoch, state.position, size)
+                excess = self._note(index, epoch, size, failure)
+                if excess is not None:
+                    return excess
+            if len(failures) == n_rows and not replaced:
+                return AllSkipped(failures[-1].error)
+            return replaced
+        finally:
+            for failure in failures:
+                failure.clear()
 
-    def _decision(self, index: int, failure: RowFailure) -> Replacement | None:
-        """What stands in for the example, or None if it is skipped."""
-        error = failure.error
+    def _decision(self, index: int, failure: Failure) -> Replacement | str:
         if not failure.is_skippable:
-            raise error
-        decision = "skip" if self._decide is None else self._decide(index, error)
-        if isinstance(decision, Replacement):
+            return "raise"
+        decision = "skip" if self._decide is None else self._decide(index, failure.error)
+        if isinstance(decision, Replacement) or (
+            isinstance(decision, str) and decision in ("skip", "raise")
+        ):
             return decision
-        if isinstance(decision, str) and decision == "skip":
-            return None
-        if isinstance(decision, str) and decision == "raise":
-            raise error
         raise TypeError(
             f"on_error returned {decision!r} for dataset index {index}: return 'skip', 'raise' or "
             "fastiter.Replacement(example)"
-        ) from error
+        ) from failure.error
 
-    def _note(self, index: int, epoch: int, epoch_size: int, error: Exception) -> None:
+    def _note(self, index: int, epoch: int, epoch_size: int, failure: Failure) -> Failure | None:
+        """Count a skipped example; return the batch's failure if that is one too many."""
         if epoch != self._epoch:
             self._epoch, self._count = epoch, 0
         self._count += 1
         allowed = self._allowed(epoch_size)
-        text = _one_line(error)
+        text = _one_line(failure.error)
         if allowed is not None and self._count > allowed:
             what = f"skip_limit={self._limit!r}"
             if isinstance(self._limit, float):
                 what += f", {allowed} of {epoch_size},"
-            raise SkipLimitError(
+            excess = SkipLimitError(
                 f"{self._count} examples of epoch {epoch} have failed, more than {what} allows; "
                 f"the last one is dataset index {index}: {text}. The iterator's `skipped` lists "
                 "them: mend the dataset, or raise skip_limit"
-            ) from error
+            )
+            excess.__cause__ = failure.error
+            return Failure(excess)
         self.n_dropped += 1
         known = self._records.get(index)
         if known is None and len(self._records) >= _MOST_RECORDS:
-            return
+            return None
         self._undo[2].setdefault(index, known)
         times = 1 if known is None else known.times + 1
         self._records[index] = Skipped(index, epoch, times, text)
@@ -175,6 +181,7 @@ class Skips:
             _warn("skipped dataset index %d in epoch %d: %s", index, epoch, text)
             if len(self._records) == _MOST_RECORDS:
                 _warn("%d indices were skipped; no more are listed", _MOST_RECORDS)
+        return None
 
     def _allowed(self, epoch_size: int) -> int | None:
         if not isinstance(self._limit, float):

@@ -18,7 +18,7 @@ from fastiter._stats.trace import WorkerTrace
 from fastiter._util import shutdown
 from fastiter._util.arguments import checked_callable, checked_optional_int, checked_seconds
 from fastiter._util.cpus import usable_cpus, whole_cpus
-from fastiter._util.outcome import Outcome, capture
+from fastiter._util.failures import Failure, capture
 from fastiter._workers.batch_converter import BatchConverter, CallableConverter, ConcatConverter
 from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import choose
@@ -248,20 +248,17 @@ class MultiprocessIterator(PlannedIterator):
                     self._batches_ahead(self._n_device_prefetch)
                 self._running_pool().top_up(self._planner)
 
-    def _fetch(self, plan: Plan) -> Outcome:
+    def _fetch(self, plan: Plan) -> Any:
         if self._n_processes == 0:
             return capture(self._source.batch, plan, self._seed, self._skips)
         if self._source.is_on_gpu:
             return self._fetch_to_gpu(plan)
         pool = self._tuned_pool()
         pool.top_up(self._planner)
-        outcome = self._wait_for(pool, plan)
-        try:
-            if self._device is not None and outcome.error is None:
-                return capture(self._source.sent, outcome.batch)
-            return outcome
-        finally:
-            del outcome  # or its error, traceback and this frame keep each other alive
+        batch = self._wait_for(pool, plan)
+        if self._device is not None and not isinstance(batch, Failure):
+            return capture(self._source.sent, batch)
+        return batch
 
     def _tuned_pool(self) -> Pool:
         pool = self._running_pool()
@@ -269,7 +266,7 @@ class MultiprocessIterator(PlannedIterator):
             self._tuner.look(pool, self.stats)
         return pool
 
-    def _wait_for(self, pool: Pool, plan: Plan) -> Outcome:
+    def _wait_for(self, pool: Pool, plan: Plan) -> Any:
         """The oldest batch in the ring, that of ``plan``, as the workers have left it."""
         lease = pool.take(plan)
         if lease is not None:
@@ -285,7 +282,7 @@ class MultiprocessIterator(PlannedIterator):
         self._timer.unblock()
         return ready
 
-    def _fetch_to_gpu(self, plan: Plan) -> Outcome:
+    def _fetch_to_gpu(self, plan: Plan) -> Any:
         # The GPU first: how workers are started depends on whether CUDA is initialised.
         ahead = self._batches_ahead(self._n_device_prefetch)
         pool = self._tuned_pool()
@@ -304,16 +301,16 @@ class MultiprocessIterator(PlannedIterator):
         while ahead.has_room and (following := pool.ready_plan) is not None:
             lease = pool.take(following)
             if lease is not None:
-                outcome = capture(pool.deliver_fast, following, lease)
+                batch = capture(pool.deliver_fast, following, lease)
             elif self._skips is None:
-                outcome = self._wait_for(pool, following)
+                batch = self._wait_for(pool, following)
             else:
                 break  # what becomes of rows that have failed is decided when it is their turn
-            self._begin_copy(ahead, pool, following, outcome)
+            self._begin_copy(ahead, pool, following, batch)
         return ahead.hand_out(plan)
 
-    def _begin_copy(self, ahead: Ahead, pool: Pool, plan: Plan, outcome: Outcome) -> None:
-        ahead.begin(plan, outcome)
+    def _begin_copy(self, ahead: Ahead, pool: Pool, plan: Plan, batch: Any) -> None:
+        ahead.begin(plan, batch)
         pool.taken_over()
 
     def _running_pool(self) -> Pool:

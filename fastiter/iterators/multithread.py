@@ -20,7 +20,7 @@ from fastiter._threads.pool import ThreadCounters, Threads
 from fastiter._threads.tasks import BatchTask, ColumnsTask, PartsTask, RowCost, RowsTask, Work
 from fastiter._util.arguments import checked_int
 from fastiter._util.concurrency import items_of
-from fastiter._util.outcome import Outcome, capture
+from fastiter._util.failures import Failure, capture
 from fastiter.iterators._ahead import Ahead
 from fastiter.iterators._arguments import (
     MOST_WORKERS,
@@ -203,7 +203,7 @@ class MultithreadIterator(PlannedIterator):
         if not _exits():  # as in the base class
             super().finalize()  # a garbage collection must not wait for threads
 
-    def _fetch(self, plan: Plan) -> Outcome:
+    def _fetch(self, plan: Plan) -> Any:
         threads = self._running_threads()
         if self._tuner is not None:
             self._tuner.look(self._lookahead, self.stats)
@@ -215,35 +215,34 @@ class MultithreadIterator(PlannedIterator):
         if self._finalized:  # by another thread, which may have missed what was just started
             self._close()
         threads.wake()
-        job = self._started[0][1]
+        task = self._started[0][1]
         self._calls += 1
         self._ready_sum += self._count_ready()
-        self._timer.block()
-        outcome = job.wait()
-        self._timer.unblock()
-        if job.has_failures:
-            outcome = capture(self._settled, plan, job, outcome)
+        batch = self._wait_for(plan, task)
         if self._tuner is not None:
-            self._lookahead.note(outcome.batch)
-        if outcome.error is None and self._device is not None:
+            self._lookahead.note(batch)
+        if self._device is not None and not isinstance(batch, Failure):
             finish = self._source.convert if self._converts_itself else self._source.sent
-            outcome = capture(finish, outcome.batch)
+            batch = capture(finish, batch)
         self._started.popleft()
-        job.forget()
-        return outcome
+        task.forget()
+        return batch
 
-    def _settled(self, plan: Plan, job: BatchTask, outcome: Outcome) -> Any:
-        """The batch when it is decided what becomes of rows that have failed."""
-        failures = job.failures
-        assert self._skips is not None and plan.indices is not None
-        stand_ins = self._skips.resolve(plan, failures)
-        if stand_ins or len(failures) == len(plan.indices):
-            return job.rebuild(failures, stand_ins)
-        if outcome.error is not None:
-            raise outcome.error
-        return outcome.batch
+    def _wait_for(self, plan: Plan, task: BatchTask) -> Any:
+        """Block until the batch is there, and decide about rows that have failed."""
+        self._timer.block()
+        batch = task.wait()
+        self._timer.unblock()
+        failures = task.failures
+        if not failures:
+            return batch
+        assert self._skips is not None
+        replaced = capture(self._skips.resolve, plan, failures)
+        if isinstance(replaced, Failure):
+            return replaced
+        return capture(task.rebuild, replaced) if replaced else batch
 
-    def _fetch_to_gpu(self, plan: Plan, threads: Threads) -> Outcome:
+    def _fetch_to_gpu(self, plan: Plan, threads: Threads) -> Any:
         ahead = self._batches_ahead(self._n_device_prefetch)
         if not ahead.is_in_step(plan):
             self._unsettled = True
@@ -262,13 +261,7 @@ class MultithreadIterator(PlannedIterator):
         self._calls += 1
         self._ready_sum += self._count_ready()
         if ahead.is_empty:
-            job = self._started[0][1]
-            self._timer.block()
-            outcome = job.wait()
-            self._timer.unblock()
-            if job.has_failures:
-                outcome = capture(self._settled, plan, job, outcome)
-            self._begin_copy(ahead, outcome)
+            self._begin_copy(ahead, self._wait_for(plan, self._started[0][1]))
         while ahead.has_room and self._started and self._started[0][1].is_ready:
             job = self._started[0][1]
             if self._skips is not None and not job.is_clean:
@@ -276,12 +269,12 @@ class MultithreadIterator(PlannedIterator):
             self._begin_copy(ahead, job.wait())
         return ahead.hand_out(plan)
 
-    def _begin_copy(self, ahead: Ahead, outcome: Outcome) -> None:
+    def _begin_copy(self, ahead: Ahead, batch: Any) -> None:
         self._unsettled = True
         if self._tuner is not None:
-            self._lookahead.note(outcome.batch)
+            self._lookahead.note(batch)
         plan, job = self._started[0]
-        ahead.begin(plan, outcome)
+        ahead.begin(plan, batch)
         self._started.popleft()
         job.forget()
         self._unsettled = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fastiter._util.outcome import Outcome, capture
+from fastiter._util.failures import capture
 from fastiter.iterators._arguments import names_counterparts
 from fastiter.iterators._base import PlannedIterator
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
@@ -79,5 +79,5 @@ class SerialIterator(PlannedIterator):
             skip_limit,
         )
 
-    def _fetch(self, plan: Plan) -> Outcome:
+    def _fetch(self, plan: Plan) -> Any:
         return capture(self._source.batch, plan, self._seed, self._skips)

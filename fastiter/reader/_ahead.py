@@ -17,11 +17,13 @@ from functools import partial
 from typing import Any
 
 from fastiter._util import shutdown
+from fastiter._util.failures import Failure, reraise
 from fastiter.reader._arguments import checked_count
 from fastiter.reader._opening import Reader, close_samples, open_reader, require_readers
 
 # A signal that comes just before the wait interrupts nothing: look again now and then.
 _LOOK_SECONDS = 0.25
+_MISSING = object()
 _JOIN_SECONDS = 1.0  # for threads that are in the reader or the mapper when the pass ends
 
 _running: set[Ahead] = set()
@@ -67,9 +69,9 @@ class Ahead:
         self._is_closed = False
         self._threads: list[threading.Thread] = []
         self._has_sample = threading.Condition(threading.Lock())
-        # Below: filled under that lock. An outcome is (sample, None) or (None, exception).
-        self._ready: deque[tuple[Any, BaseException | None]] = deque()
-        self._early: dict[int, tuple[Any, BaseException | None]] = {}  # by number, in order only
+        # Below: filled under that lock, with samples, or the failure that ended the reader.
+        self._ready: deque[Any] = deque()
+        self._early: dict[int, Any] = {}  # by number, in order only
         self._n_queued = 0  # in order: the next number to be queued
         self._n_alive = 0
 
@@ -108,16 +110,13 @@ class Ahead:
 
     def pop(self) -> Any:
         """The next sample; raises what the reader or the mapper raised in its place."""
-        sample, error = self._ready.popleft()
+        sample = self._ready.popleft()
         self._n_delivered += 1
         if self._room.empty():
             self._room.put(None)
-        if error is None:
-            return sample
-        try:
-            raise error
-        finally:
-            del error  # else its traceback and this frame keep each other alive
+        if isinstance(sample, Failure):
+            reraise(sample)
+        return sample
 
     def close(self) -> None:
         """Ends the threads; waits a moment for those that the reader or the mapper holds up.
@@ -149,19 +148,19 @@ class Ahead:
     def _run(self) -> None:
         try:
             while (pulled := self._pull()) is not None:
-                number, sample, error = pulled
-                if error is None and self._mapper is not None:
+                number, sample = pulled
+                if self._mapper is not None and not isinstance(sample, Failure):
                     try:
                         sample = self._mapper(sample)
-                    except BaseException as raised:
-                        error = raised
-                self._put(number, None if error is not None else sample, error)
-                del pulled, sample, error  # while waiting for the next one, keep nothing alive
+                    except BaseException as error:
+                        sample = Failure(error)
+                self._put(number, sample)
+                del pulled, sample  # while waiting for the next one, keep nothing alive
         finally:
             self._leave()
 
-    def _pull(self) -> tuple[int, Any, BaseException | None] | None:
-        """Number and sample; None if this thread is needed no more."""
+    def _pull(self) -> tuple[int, Any] | None:
+        """Number and sample, or the reader's failure; None if this thread is needed no more."""
         with self._pulling:
             while not (self._is_closed or self._is_exhausted) and (
                 self._n_read - self._n_delivered >= self._limit
@@ -174,22 +173,22 @@ class Ahead:
             try:
                 if self._source is None:
                     self._source = open_reader(self._reader)
-                return number, next(self._source), None
-            except BaseException as raised:
+                return number, next(self._source)
+            except BaseException as error:
                 self._is_exhausted = True
-                return None if isinstance(raised, StopIteration) else (number, None, raised)
+                return None if isinstance(error, StopIteration) else (number, Failure(error))
 
-    def _put(self, number: int, sample: Any, error: BaseException | None) -> None:
+    def _put(self, number: int, sample: Any) -> None:
         with self._has_sample:
             if self._is_closed:
                 return
             if not self._ordered:
-                self._ready.append((sample, error))
+                self._ready.append(sample)
             else:
-                self._early[number] = (sample, error)
+                self._early[number] = sample
                 # `close` may clear them at any moment.
-                while (outcome := self._early.pop(self._n_queued, None)) is not None:
-                    self._ready.append(outcome)
+                while (following := self._early.pop(self._n_queued, _MISSING)) is not _MISSING:
+                    self._ready.append(following)
                     self._n_queued += 1
             self._has_sample.notify()
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from fastiter._clib import system
 from fastiter._ring import arena as _arena
-from fastiter._ring import serialization
 from fastiter._ring.stream import StreamRing
 from fastiter._util import shutdown
+from fastiter._util.failures import Failure, load, load_start_error, reraise
 from fastiter._workers.process import WorkerProcess
 from fastiter._workers.process_group import WorkerGroup
 from fastiter._workers.start_method import Start
@@ -46,7 +46,7 @@ class Merge:
         self._taken = [0] * len(readers)  # samples
         # Who has died, and how; all that came before is due first.
         self._fallen: dict[int, str] = {}
-        self._failure: Exception | None = None
+        self._failure: Failure | None = None
         self._most = max(1, min(_MOST_TAKEN, queue_size // 4))
         self._released = False
         self._is_exiting = False
@@ -92,8 +92,7 @@ class Merge:
             shutdown.block_if_exiting()
 
     def _wait_for_samples(self) -> list[Any] | None:
-        if self._failure is not None:
-            self._raise_failure()
+        self._raise_failure()
         while not self._is_exiting:
             now = system.now()
             if now - self._looked > _SLICE:
@@ -129,31 +128,19 @@ class Merge:
         samples, reader, failure = taken
         self._taken[reader] += len(samples)
         if failure is not None:
-            self._failure = self._raised_by(reader, failure)
+            facts = f"{self._label(reader)}, after {self._taken[reader]} samples"
+            self._failure = load(failure, facts)
             if not samples:
                 self._raise_failure()
         return samples
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
-        assert failure is not None
-        try:
-            raise failure
-        finally:
-            del failure  # else its traceback and this frame keep each other alive
+        if failure is not None:
+            reraise(failure)
 
     def _label(self, reader: int) -> str:
         return f"reader {reader} of {len(self._readers)} ({name_of(self._readers[reader])})"
-
-    def _raised_by(self, reader: int, failure: tuple[Any, ...]) -> Exception:
-        facts = f"{self._label(reader)}, after {self._taken[reader]} samples"
-        if not failure:
-            return DatasetError(
-                "the reader failed, and left no reason: there was no memory for it, or its "
-                f"exception cannot be told ({facts})"
-            )
-        known = serialization.Failure(*failure)
-        return serialization.exception_of(known, f"{facts}, worker process {known.pid}")
 
     def _death_of(self, reader: int, end: str) -> WorkerDiedError:
         return WorkerDiedError(
@@ -192,11 +179,11 @@ class Merge:
         """Who has died has published all that it ever will, which is delivered first."""
         number, report = member.number, self._end.report(member.number)
         note = self._end.note(number) if report["ready"] == member.start else b""
-        failure = serialization.unpack_note(note)
+        failure = load_start_error(note, f"loading {self._label(number)}")
         end = f"(pid {member.pid}) {member.exit_reason()}"
         self._group.dismiss(member)
         if failure is not None:
-            raise serialization.exception_of(failure, f"loading {self._label(number)}, {end}")
+            reraise(failure)
         self._fallen[number] = end
 
     # ---- end

@@ -282,7 +282,7 @@ def test_a_dataset_that_cannot_be_loaded(make, method):
             next(iterator)
         cause = str(caught.value.__cause__)
         assert "__setstate__" in cause
-        assert "loading the dataset in worker" in cause
+        assert "loading the dataset, worker process" in cause
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

@@ -17,7 +17,7 @@ from fastiter._cli.doctor.machine import text_of
 from fastiter._cli.profile.hang_report import HangReport
 from fastiter._cli.profile.loading import RAISED, UsageError
 from fastiter._fetch.dataset_access import plain_columns, rows_getter
-from fastiter._ring.serialization import summary_of
+from fastiter._util.failures import summary_of
 from fastiter._util.units import nbytes_of
 from fastiter.iterators._fetch import fetch_examples
 

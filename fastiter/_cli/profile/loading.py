@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import fastiter
-from fastiter._ring.serialization import summary_of
+from fastiter._util.failures import summary_of
 
 #: What the user's code raises; a sys.exit() in it must not end the tool without a message.
 RAISED = (Exception, SystemExit)

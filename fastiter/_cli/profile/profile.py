@@ -21,9 +21,9 @@ from fastiter._cli.profile.loading import RAISED
 from fastiter._cli.profile.report import Measured, as_json, show_cost, show_result
 from fastiter._cli.profile.search import PREFETCH, Plan, Search
 from fastiter._cli.profile.trials import Task, record, seconds_to_record
-from fastiter._ring.serialization import summary_of
 from fastiter._stats.trace import Trace
 from fastiter._util.cpus import usable_cpus
+from fastiter._util.failures import summary_of
 from fastiter._util.units import as_seconds
 
 EPILOG = """\

@@ -14,8 +14,8 @@ import numpy as np
 import fastiter
 from fastiter._cli.profile import dataset_cost
 from fastiter._cli.profile.loading import RAISED
-from fastiter._ring.serialization import summary_of
 from fastiter._stats.trace import Trace
+from fastiter._util.failures import summary_of
 
 Kind = Literal["serial", "threads", "processes"]
 ENOUGH_GAIN = 1.05  # what more workers have to bring
