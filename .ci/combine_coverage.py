@@ -1,4 +1,4 @@
-"""Combine the coverage data files of a directory, but for those of processes killed amid writing.
+"""Combine the coverage data files of a directory, but not those cut off by a kill.
 
 Tests kill processes, some of them while they save what they have counted. ``coverage combine``
 would take such a file as it is, and fail: without a table it cannot be read, and a Cython file that
@@ -56,7 +56,7 @@ def main(directory: Path, result: Path) -> int:
         finally:
             piece.close()
         seen.add(content)
-    print(f"{len(paths)} data files, {partial} of them of processes killed amid writing")
+    print(f"{len(paths)} data files, {partial} of them of processes killed while they wrote")
     return 0 if len(paths) > partial else 1
 
 

@@ -193,7 +193,7 @@ class Gpu:
 def measure(
     batches: Iterator[Any], gpu: Gpu | None, n_batches: int, busy: bool
 ) -> dict[str, float]:
-    """Take so many batches, if there is time; milliseconds per batch of `next` and of the loop."""
+    """Take this many batches, if time allows; milliseconds per batch of `next` and of the loop."""
     in_next, kernels, n_taken = 0.0, deque[Any](), 0
     begin = time.perf_counter()
     while n_taken < n_batches and time.perf_counter() < begin + LOOP_SECONDS:

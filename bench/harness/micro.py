@@ -239,7 +239,7 @@ def rotating(
     nbytes : int
         Bytes that one source holds.
     cold : bool
-        Take so many that together they are twice the largest cache: when a source's turn comes
+        Take enough that together they are twice the largest cache: when a source's turn comes
         again, it is no longer there.
     most : int
         Never more than this many bytes in all (each library's process holds its own), but two.

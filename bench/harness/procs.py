@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PERIOD = 0.02  # seconds between two looks at the memory
-REST = 5.0  # and so many times what a look took, which is long where much memory is mapped
+REST = 5.0  # and this many times the duration of a look, which is long where much memory is mapped
 
 
 def process_tree(root: int) -> list[int]:

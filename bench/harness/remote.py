@@ -92,7 +92,7 @@ class Remote:
         return self._peak
 
     def idle_cores(self, seconds: float) -> float:
-        """Cores that the process and its workers keep busy while nobody asks them for anything."""
+        """Cores that the process and its workers keep busy while no batch is requested."""
         tree = process_tree(self._process.pid)
         before = cpu_seconds(tree)
         time.sleep(seconds)

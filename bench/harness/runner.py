@@ -15,7 +15,7 @@ what was its stdout:
 ``{"do": "close"}``
     closes the loader, answers how long that took, and ends.
 
-Between requests nobody asks for batches: the loader's workers fill their prefetch depth and then
+Between requests no batch is taken: the loader's workers fill their prefetch depth and then
 sleep.
 """
 

@@ -3,7 +3,7 @@
 It stands for the training step, so it is the same for every candidate and must itself cost next to
 nothing: what each batch must show is worked out before the clock starts, and a timed check is a few
 vectorised reads and one comparison of bytes per array. It reads one byte per page of every row, so
-that no candidate can hand out memory that nobody has filled. Whole batches are compared outside the
+that no candidate can return memory that was never filled. Whole batches are compared outside the
 timed part (`check_fully`).
 """
 

@@ -326,7 +326,7 @@ def test_a_process_killed_while_it_downloads(root):
         process = run("cached_download(sys.argv[1])", server.url)
         assert sent.wait(60)
         kill(process)
-        assert len(tree(root)) > 1  # nobody could clear up
+        assert len(tree(root)) > 1  # no process could clear up
         path = cached_download(server.url)
         assert Path(path).read_bytes() == BODY
     assert tree(root) == {"_dl_cache", os.path.relpath(path, root)}

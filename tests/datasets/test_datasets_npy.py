@@ -118,7 +118,7 @@ def test_what_cannot_be_mapped(tmp_path):
     refused("no array", lambda p: p.write_bytes(b""))
     np.save(path, Y)
     refused("ends after", lambda p: os.truncate(p, p.stat().st_size - 1))
-    refused("ends amid its header", lambda p: os.truncate(p, 50))
+    refused("ends in its header", lambda p: os.truncate(p, 50))
     bad = b"\x93NUMPY\1\0\x10\0{'descr': 'f8', \n"
     refused("header that cannot be read", lambda p: p.write_bytes(bad))
     npz = tmp_path / "a.npz"

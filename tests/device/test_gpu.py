@@ -245,7 +245,7 @@ def test_workers_that_die_lose_nothing(build):
             for member in filter(None, iterator._pool._group.members):
                 try:
                     os.kill(member.pid, signal.SIGKILL)
-                except ProcessLookupError:  # killed before, which nobody has noticed yet
+                except ProcessLookupError:  # killed before, and not noticed yet
                     continue
                 n_killed += 1
                 break

@@ -115,7 +115,7 @@ def test_a_copy_goes_on_alone(make):
 
 
 class Resetless:
-    """An iterator of somebody else's: Evaluators copy what has no ``reset``."""
+    """An iterator of another library: Evaluators copy what has no ``reset``."""
 
     def __init__(self) -> None:
         self.left = 3

@@ -1,4 +1,4 @@
-"""What threads, and forked children, find of objects that another thread is in the midst of using.
+"""What threads, and forked children, find of objects that another thread is using.
 
 Without a GIL more of it can go wrong: those tests are for a free-threaded interpreter above all.
 """

@@ -1,4 +1,4 @@
-"""Threads several batches ahead: what is fetched, by whom, and what an error or a stop leaves."""
+"""Threads several batches ahead: what each thread fetches, and what errors and stops leave."""
 
 from __future__ import annotations
 

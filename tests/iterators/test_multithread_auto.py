@@ -35,7 +35,7 @@ def by_hand(iterator):
 
 
 def test_batches_are_those_of_a_fixed_depth():
-    """The depth changes amid the epochs; also over a snapshot."""
+    """The depth changes during the epochs; also over a snapshot."""
     dataset = [np.full(i % 5, i) for i in range(96)]
     sampler = {"order_sampler": fastiter.ShuffleOrderSampler(3)}
     with MultithreadIterator(dataset, 10, n_threads=1, **sampler) as iterator:
@@ -76,7 +76,7 @@ def test_what_a_batch_takes_is_measured(converter):
 
 
 class Tight(Lookahead):
-    """Where memory has room for so many batches more, of which a tuner takes one half."""
+    """Where memory has room for this many batches more, of which a tuner takes one half."""
 
     def __init__(self, room):
         super().__init__(4)

@@ -79,7 +79,7 @@ KINDS = [serial, threads, processes, in_caller]
 
 
 def take(iterator, batches, pause=0.0):
-    """The statistics of so many batches, after those that were prefetched while workers began."""
+    """The statistics of this many batches, after those that were prefetched while workers began."""
     for _ in range(4):
         next(iterator)
     before = iterator.stats()

@@ -98,7 +98,7 @@ def test_says_who_did_what_when(make, tmp_path):
             c["ts"] <= wait["ts"] + 0.002 and wait["ts"] + wait["dur"] <= c["ts"] + c["dur"] + 0.002
             for c in calls
         )
-    if make is serial:  # next() fetches, and waits for nobody
+    if make is serial:  # next() fetches, and does not wait
         assert not spans(events, "wait")
     else:
         fetches = spans(events, "fetch")

@@ -110,7 +110,7 @@ class Misfits:
 
 def do(deed: str) -> Any:
     """Ends this process, in one way or another."""
-    faulthandler.disable()  # nobody wants to read where
+    faulthandler.disable()  # where it ends is of no interest
     if deed.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, deed))
         time.sleep(60)

@@ -87,7 +87,7 @@ def is_right(batch: Any, first: int) -> bool:
 
 
 def watch(directory: Path, number: int) -> dict[str, Any]:
-    """Goes through batches while somebody scribbles, and tells what came of it."""
+    """Goes through batches while a scribbler overwrites memory, and tells what came of it."""
     iterator = MultiprocessIterator(
         Mixed() if number % 2 else Plain(),
         BATCH,

@@ -126,7 +126,7 @@ class Scribbler:
             self._memory = mmap.mmap(file.fileno(), -(-size // _PAGE) * _PAGE)
 
     def scribble(self, times: int = 1) -> None:
-        """Spoils so many words, or runs of words."""
+        """Overwrites this many words, or runs of words."""
         rng = self._rng
         for _ in range(times):
             place = rng.choice(self._places)

@@ -1,4 +1,4 @@
-"""Datasets and programs that do what nobody should, to processes, descriptors and clocks."""
+"""Datasets and programs that do what no program should, to processes, descriptors and clocks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_fork_that_goes_on_as_the_worker_does_no_harm(make):
     class Doubles(Blocks):
         def __getitem__(self, index):
             if index % 16 == 5:
-                faulthandler.disable()  # nobody wants to read where the child ends
+                faulthandler.disable()  # where the child ends is of no interest
                 os.fork()
             return super().__getitem__(index)
 
@@ -61,7 +61,7 @@ def test_a_fork_that_goes_on_as_the_worker_does_no_harm(make):
 
 @pytest.mark.parametrize("has_pidfds", [True, False])
 def test_children_that_the_kernel_reaps(make, monkeypatch, has_pidfds):
-    """Nobody learns how a worker ended: deaths are mended all the same, and planned exits are no
+    """How a worker ended is unknown: its death is handled all the same, and planned exits are no
     deaths."""
     if not has_pidfds:
         monkeypatch.delattr(os, "pidfd_open", raising=False)

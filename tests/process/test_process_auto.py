@@ -54,7 +54,7 @@ def options(seed=3):
 
 
 def test_batches_are_those_of_fixed_settings():
-    """Workers come and go, and prefetch changes, amid the epochs; also over a snapshot."""
+    """Workers come and go, and prefetch changes, during the epochs; also over a snapshot."""
     with MultiprocessIterator(
         Dataset(), 10, n_processes=1, context="fork", **options()
     ) as iterator:

@@ -1,4 +1,4 @@
-"""File descriptors: none is left, many are open, or somebody has closed ours."""
+"""File descriptors: none is left, many are open, or the program has closed ours."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def test_a_child_forked_while_a_thread_waits_in_next(iterator, deed):
 
 
 def test_neither_a_fork_nor_another_iterators_start_changes_a_ring(iterator):
-    """Another thread may be amid a change of it: what has come back is seen by `next()` alone."""
+    """Another thread may be changing it: returned slots are collected by `next()` alone."""
     batches = [next(iterator), next(iterator)]
     ring = iterator._pool._ring
     ring.collect()

@@ -469,7 +469,7 @@ def test_l6_other_threads_go_on_while_memory_is_unmapped():
         with gate, later(pass_gate) as thread:
             wait_until(lambda thread=thread: sleeps(thread.native_id), "the thread waits")
             try:
-                sys.setswitchinterval(1000)  # nobody gets Python's lock who is not given it
+                sys.setswitchinterval(1000)  # no thread gets the GIL unless it is released
                 gate.release()
                 del batch
                 was_passed = passed.is_set()

@@ -183,7 +183,7 @@ LIMITS = {
 @pytest.mark.parametrize("limit", LIMITS)
 def test_limits_of_memory(tmp_path, limit):
     """Slots take what there is; where that is too little, the error names the limit, nothing stays,
-    and nobody gets SIGXFSZ or SIGBUS."""
+    and no process gets SIGXFSZ or SIGBUS."""
     checks = textwrap.dedent(LIMITS[limit]).strip().replace("\n", "\n" + " " * 8)
     status, out, err = run_script(tmp_path, LIMITED.format(checks=checks))
     assert (status, out, err) == (0, "done\n", "")
@@ -266,7 +266,7 @@ def test_a_program_that_gives_up_its_rights(tmp_path, method):
 def test_a_limit_of_processes(tmp_path):
     """Whatever the limit stops, a worker or the thread in it: an error, or all batches; in time,
     and with nothing left. When the limit is lifted it works, and the program computes in as many
-    threads as before: OpenBLAS sends SIGINT where it cannot start them, so nobody may ask it to."""
+    threads as before: OpenBLAS sends SIGINT where it cannot start them, so it is not asked to."""
     status, out, err = run_script(
         tmp_path,
         """
@@ -287,7 +287,7 @@ def test_a_limit_of_processes(tmp_path):
         if __name__ == "__main__":
             with MultiprocessIterator(Blocks(40), 4, n_processes=3, context="fork") as iterator:
                 next(iterator)
-            user = 40_000 + os.getpid() % 20_000  # nobody else's
+            user = 40_000 + os.getpid() % 20_000  # of no other test
             os.setresuid(user, user, user)
             ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: /proc/self is ours again
             hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]

@@ -364,7 +364,7 @@ if __name__ == "__mp_main__":
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     dataset = Locked(20, "forkserver")
-    dataset.more = bytes(1 << 20)  # more than a pipe takes before somebody reads it
+    dataset.more = bytes(1 << 20)  # more than a pipe takes before it is read
     try:
         next(MultiprocessIterator(dataset, 4, n_processes=2, context="forkserver"))
     except WorkerDiedError as error:
@@ -373,5 +373,5 @@ if __name__ == "__main__":
 
 
 def test_a_worker_that_dies_before_it_reads_its_task_ends_no_program(tmp_path):
-    """With the default action at SIGPIPE, a write to a pipe that nobody reads would."""
+    """With the default action at SIGPIPE, a write to a pipe without a reader would."""
     assert run_script(tmp_path, DYING)[:2] == (0, "True\n")

@@ -253,7 +253,7 @@ BESIDE = """
         return MultiprocessIterator(Dataset(), 4, n_processes=2, shuffle=False, **options)
 
     def hang_in_starts(count):
-        '''So many of the next forks make a worker that waits for a lock in its start.'''
+        '''This many of the next forks make a worker that waits for a lock in its start.'''
         left = [count + 1]
         held = threading.Lock()
         def before():
@@ -279,7 +279,7 @@ def run_beside(directory: Path, body: str, **options: Any) -> tuple[str, str]:
 
 @pytest.mark.parametrize("thread", ["draw", "read"])
 def test_a_lock_that_another_thread_holds_does_not_hang_a_forked_worker(tmp_path, thread):
-    read, write = os.pipe()  # standard input, to which nobody writes
+    read, write = os.pipe()  # standard input, to which no process writes
     try:
         body = f"""
         begin({thread})

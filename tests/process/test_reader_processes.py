@@ -205,10 +205,10 @@ def test_no_more_in_flight_than_queue_size(use_pipe):
         read[:] = 0
         merged = forked([counting(k) for k in range(3)], use_pipe, queue_size)
         for taken, _ in enumerate(merged(), 1):
-            # Each reader may have one more in hand, which it could not publish.
+            # Each reader may hold one more, which it could not publish.
             assert read.sum() <= taken + queue_size + 3
             if taken % 50 == 0:
-                # What was taken counts until a part of what this process has in hand is through.
+                # What was taken counts until this process has used a part of it.
                 ahead = min(900, taken + queue_size - queue_size // 4)
                 wait_until(lambda least=ahead: read.sum() >= least, "readers read ahead")
         assert read.sum() == 900
@@ -225,7 +225,7 @@ def test_without_a_limit_memory_limits_what_is_in_flight(use_pipe):
     merged = forked([endless], use_pipe, 0)()
     for taken in range(1, 1001):
         assert len(next(merged)) == 100_000
-        assert (read[0] - taken) * 100_000 <= 3 * 2**23  # in flight, and as much in hand here
+        assert (read[0] - taken) * 100_000 <= 3 * 2**23  # in flight, and as much held here
     merged.close()
 
 
@@ -269,7 +269,7 @@ def test_samples_in_garbage_give_their_memory_back():
         assert int(bytes(next(samples).data)) == number
     (merge,) = [one for one in gc.get_objects() if type(one) is _merge.Merge and not one._released]
     gc.collect()
-    # But for the block in hand, which goes when its end is seen.
+    # Except the current block, which goes when its end is seen.
     wait_until(
         lambda: not merge._end.take_samples(1) and not merge._end.has_views, "no slot is lent"
     )

@@ -236,7 +236,7 @@ def test_buffered_reads_ahead_and_no_further():
 
     samples = buffered(source, 3)()
     assert next(samples) == 0
-    assert at_the_limit.wait(HANG)  # 1, 2 and 3 are read although nobody asks
+    assert at_the_limit.wait(HANG)  # 1, 2 and 3 are read before they are requested
     assert not too_far.is_set()
     assert next(samples) == 1
     assert too_far.wait(HANG)

@@ -102,7 +102,7 @@ def honest(body: bytes, **headers: Any) -> Script:
 
 
 def breaking(body: bytes, at: int, then: Script, **headers: Any) -> Script:
-    """A script that hangs up once, when so many bytes are sent, and then goes on as another."""
+    """Closes the connection once, after this many bytes, and then continues as another script."""
 
     def script(request: Request) -> Iterator[bytes]:
         if request.number == 0:
