@@ -87,7 +87,7 @@ def is_shared(array: Any) -> bool:
 
 
 def orphaned_names() -> set[str]:
-    """Names in /dev/shm that no living process maps: what programs leave behind. Other programs, and
+    """Names in /dev/shm that no living process maps: leftovers of programs. Other programs, and
     tests that run beside this one, come and go there with names of their own, and have not mapped
     in the first moment what they will: only what stays for a while counts."""
     found = _unmapped_names()
