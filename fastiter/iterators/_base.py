@@ -16,7 +16,7 @@ from fastiter._util.failures import AllSkipped, Failure, reraise
 from fastiter.dataset.iterator import Iterator
 from fastiter.errors import SkipLimitError
 from fastiter.iterators import _arguments, _reentry, _seed, _skips, _snapshot
-from fastiter.iterators._ahead import Ahead
+from fastiter.iterators._device_prefetch import DevicePrefetch
 from fastiter.iterators._fetch import Source
 from fastiter.iterators._state import Place, Plan, Planner, State, dataset_length, initial_state
 from fastiter.iterators.order import ShuffleOrderSampler
@@ -74,7 +74,7 @@ class PlannedIterator(Iterator):
     """
 
     _RUNTIME: ClassVar[frozenset[str]] = frozenset(
-        {"_lock", "_finalized", "_source", "_ahead", "_timer", "_loops"}
+        {"_lock", "_finalized", "_source", "_device_prefetch", "_timer", "_loops"}
     )
     _REOPENABLE: ClassVar[bool] = True
 
@@ -118,7 +118,7 @@ class PlannedIterator(Iterator):
         self._lock = threading.RLock()
         self._timer = Timer(not self._has_workers)
         self._source = Source(self._dataset, self._converter, self._device)
-        self._ahead: Ahead | None = None
+        self._device_prefetch: DevicePrefetch | None = None
         self._finalized = False
         self._loops: set[int] = set()  # threads that began one since the start, a reset or a load
 
@@ -127,6 +127,8 @@ class PlannedIterator(Iterator):
         if not self._lock._is_owned():  # type: ignore[attr-defined]
             self._timer.abandon()
         self._lock = lock_of_child(self._lock)
+        if self._device_prefetch is not None:
+            self._device_prefetch.leak_after_fork()
 
     def _fetch(self, plan: Plan) -> Any:
         raise NotImplementedError
@@ -138,11 +140,11 @@ class PlannedIterator(Iterator):
     def _loader_stats(self, seconds: float) -> LoaderStats:
         return LoaderStats()
 
-    def _batches_ahead(self, depth: int) -> Ahead:
-        """The batches under way to the GPU. Initialises CUDA with the first call."""
-        if self._ahead is None:
-            self._ahead = Ahead(self._source.gpu(), depth)
-        return self._ahead
+    def _prefetch_to_gpu(self, depth: int) -> DevicePrefetch:
+        """The batches that are being copied to the GPU. Initialises CUDA with the first call."""
+        if self._device_prefetch is None:
+            self._device_prefetch = DevicePrefetch(self._source.gpu(), depth)
+        return self._device_prefetch
 
     def _trace_workers(self, on: bool) -> None:
         """Have workers record what they do, or no more; here there are none."""
@@ -309,9 +311,9 @@ class PlannedIterator(Iterator):
             return  # the constructor failed before there was anything to release
         self._finalized = True
         self._close()
-        if self._ahead is not None:
-            self._ahead.clear()
-            self._ahead = None
+        if self._device_prefetch is not None:
+            self._device_prefetch.clear()
+            self._device_prefetch = None
         self._source.close()
 
     def close(self) -> None:

@@ -23,7 +23,6 @@ from fastiter._workers.batch_converter import BatchConverter, CallableConverter,
 from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import choose
 from fastiter.errors import TimeoutWarning
-from fastiter.iterators._ahead import Ahead
 from fastiter.iterators._arguments import (
     MOST_WORKERS,
     checked_auto,
@@ -245,14 +244,18 @@ class MultiprocessIterator(PlannedIterator):
                 )
             if self.n_processes > 0:
                 if self._source.is_on_gpu:
-                    self._batches_ahead(self._n_device_prefetch)
+                    self._prefetch_to_gpu(self._n_device_prefetch)
                 self._running_pool().top_up(self._planner)
 
     def _fetch(self, plan: Plan) -> Any:
         if self._n_processes == 0:
             return capture(self._source.batch, plan, self._seed, self._skips)
         if self._source.is_on_gpu:
-            return self._fetch_to_gpu(plan)
+            # The GPU first: how workers are started depends on whether CUDA is initialised.
+            prefetch = self._prefetch_to_gpu(self._n_device_prefetch)
+            pool = self._tuned_pool()
+            prefetch.transfer.use_arena(pool.arena)
+            return prefetch.fetch(self, pool, plan)
         pool = self._tuned_pool()
         pool.top_up(self._planner)
         batch = self._wait_for(pool, plan)
@@ -282,36 +285,28 @@ class MultiprocessIterator(PlannedIterator):
         self._timer.unblock()
         return ready
 
-    def _fetch_to_gpu(self, plan: Plan) -> Any:
-        # The GPU first: how workers are started depends on whether CUDA is initialised.
-        ahead = self._batches_ahead(self._n_device_prefetch)
-        pool = self._tuned_pool()
-        ahead.transfer.use_arena(pool.arena)
-        if not (ahead.is_in_step(plan) and pool.is_in_step):
-            ahead.clear()
-            pool.start_over()
-        try:
-            pool.top_up(self._planner)
-        except MemoryError:
-            if ahead.is_empty:
-                raise
-        if ahead.is_empty:
-            ahead.wait_for_room()
-            self._begin_copy(ahead, pool, plan, self._wait_for(pool, plan))
-        while ahead.has_room and (following := pool.ready_plan) is not None:
-            lease = pool.take(following)
-            if lease is not None:
-                batch = capture(pool.deliver_fast, following, lease)
-            elif self._skips is None:
-                batch = self._wait_for(pool, following)
-            else:
-                break  # what becomes of rows that have failed is decided when it is their turn
-            self._begin_copy(ahead, pool, following, batch)
-        return ahead.hand_out(plan)
+    def _take_ready(self, pool: Pool) -> tuple[Plan, Any] | None:
+        plan = pool.ready_plan
+        if plan is None:
+            return None
+        lease = pool.take(plan)
+        if lease is not None:
+            return plan, capture(pool.deliver_fast, plan, lease)
+        if self._skips is not None:
+            return None
+        return plan, capture(pool.deliver, plan, *pool.wait(), None)
 
-    def _begin_copy(self, ahead: Ahead, pool: Pool, plan: Plan, batch: Any) -> None:
-        ahead.begin(plan, batch)
+    def _taken_over(self, pool: Pool) -> None:
         pool.taken_over()
+
+    def _is_in_step(self, pool: Pool) -> bool:
+        return pool.is_in_step
+
+    def _start_over(self, pool: Pool) -> None:
+        pool.start_over()
+
+    def _top_up(self, pool: Pool) -> None:
+        pool.top_up(self._planner)
 
     def _running_pool(self) -> Pool:
         pool = self._pool
@@ -328,8 +323,8 @@ class MultiprocessIterator(PlannedIterator):
         shutdown.block_if_exiting(self._lock)
         # Not started yet, or the last start failed and said why.
         self._planner.rewind()
-        if self._ahead is not None:
-            self._ahead.clear()
+        if self._device_prefetch is not None:
+            self._device_prefetch.clear()
         most = {} if self._tuner is None else self._tuner.most
         workers, n_prefetch = self.n_processes, self.n_prefetch
         pool = self._pool = Pool(
@@ -387,12 +382,12 @@ class MultiprocessIterator(PlannedIterator):
     def _most_held(self) -> int:
         """Slots that the consumer has while the loop goes on."""
         if self._source.is_on_gpu:
-            return self._n_device_prefetch + 3  # see Ahead.wait_for_room, and one to be copied
+            return self._n_device_prefetch + 3  # see DevicePrefetch.fetch, and one to be copied
         return 2  # a loop that keeps its batch while it calls next()
 
     def _discard_ahead(self, state: State) -> None:
-        if self._ahead is not None:
-            self._ahead.clear()
+        if self._device_prefetch is not None:
+            self._device_prefetch.clear()
         pool = self._pool
         if pool is None or not pool.is_own:
             return

@@ -21,7 +21,6 @@ from fastiter._threads.tasks import BatchTask, ColumnsTask, PartsTask, RowCost, 
 from fastiter._util.arguments import checked_int
 from fastiter._util.concurrency import items_of
 from fastiter._util.failures import Failure, capture
-from fastiter.iterators._ahead import Ahead
 from fastiter.iterators._arguments import (
     MOST_WORKERS,
     checked_device_prefetch,
@@ -208,30 +207,23 @@ class MultithreadIterator(PlannedIterator):
         if self._tuner is not None:
             self._tuner.look(self._lookahead, self.stats)
         if self._source.is_on_gpu and self._assembler is not None:
-            return self._fetch_to_gpu(plan, threads)
+            prefetch = self._prefetch_to_gpu(self._n_device_prefetch)
+            return prefetch.fetch(self, threads, plan)
         if self._started and self._started[0][0] is not plan:
             self._unsettled = True  # Ctrl-C came between the end of _fetch and the delivery
         self._top_up(threads)
-        if self._finalized:  # by another thread, which may have missed what was just started
-            self._close()
-        threads.wake()
-        task = self._started[0][1]
-        self._calls += 1
-        self._ready_sum += self._count_ready()
-        batch = self._wait_for(plan, task)
-        if self._tuner is not None:
-            self._lookahead.note(batch)
+        batch = self._wait_for(threads, plan)
         if self._device is not None and not isinstance(batch, Failure):
             finish = self._source.convert if self._converts_itself else self._source.sent
             batch = capture(finish, batch)
-        self._started.popleft()
-        task.forget()
+        self._taken_over(threads)
         return batch
 
-    def _wait_for(self, plan: Plan, task: BatchTask) -> Any:
-        """Block until the batch is there, and decide about rows that have failed."""
+    def _wait_for(self, pool: Threads, plan: Plan) -> Any:
+        """Block until the oldest batch is there, and decide about rows that have failed."""
+        task = self._started[0][1]
         self._timer.block()
-        batch = task.wait()
+        batch = self._batch_of(task)
         self._timer.unblock()
         failures = task.failures
         if not failures:
@@ -242,42 +234,28 @@ class MultithreadIterator(PlannedIterator):
             return replaced
         return capture(task.rebuild, replaced) if replaced else batch
 
-    def _fetch_to_gpu(self, plan: Plan, threads: Threads) -> Any:
-        ahead = self._batches_ahead(self._n_device_prefetch)
-        if not ahead.is_in_step(plan):
-            self._unsettled = True
-        if ahead.is_empty and self._started and self._started[0][0] is not plan:
-            self._unsettled = True
-        if self._unsettled:
-            ahead.clear()
-        try:
-            self._top_up(threads)
-        except MemoryError:
-            if ahead.is_empty:
-                raise
-        if self._finalized:
-            self._close()
-        threads.wake()
-        self._calls += 1
-        self._ready_sum += self._count_ready()
-        if ahead.is_empty:
-            self._begin_copy(ahead, self._wait_for(plan, self._started[0][1]))
-        while ahead.has_room and self._started and self._started[0][1].is_ready:
-            job = self._started[0][1]
-            if self._skips is not None and not job.is_clean:
-                break  # what becomes of rows that have failed is decided when it is their turn
-            self._begin_copy(ahead, job.wait())
-        return ahead.hand_out(plan)
+    def _take_ready(self, pool: Threads) -> tuple[Plan, Any] | None:
+        if not self._started:
+            return None
+        plan, task = self._started[0]
+        if not task.is_ready or (self._skips is not None and not task.is_clean):
+            return None
+        return plan, self._batch_of(task)
 
-    def _begin_copy(self, ahead: Ahead, batch: Any) -> None:
-        self._unsettled = True
+    def _batch_of(self, task: BatchTask) -> Any:
+        batch = task.wait()
         if self._tuner is not None:
             self._lookahead.note(batch)
-        plan, job = self._started[0]
-        ahead.begin(plan, batch)
-        self._started.popleft()
-        job.forget()
-        self._unsettled = False
+        return batch
+
+    def _taken_over(self, pool: Threads) -> None:
+        self._started.popleft()[1].forget()
+
+    def _is_in_step(self, pool: Threads) -> bool:
+        return not self._unsettled
+
+    def _start_over(self, pool: Threads) -> None:
+        self._unsettled = True
 
     def _count_ready(self) -> int:
         """Complete batches, from the oldest one on."""
@@ -357,6 +335,11 @@ class MultithreadIterator(PlannedIterator):
             threads.submit(job)
             self._unsubmitted = None
         self._unsettled = False
+        if self._finalized:  # by another thread, which may have missed what was just started
+            self._close()
+        threads.wake()
+        self._calls += 1
+        self._ready_sum += self._count_ready()
 
     def _job(self, plan: Plan) -> BatchTask:
         work, place, origin = self._work, self._place(plan), (self._seed, plan)
@@ -376,8 +359,8 @@ class MultithreadIterator(PlannedIterator):
 
     def _discard_ahead(self, state: State) -> None:
         self._unsettled = True  # until the planner has started over, too
-        if self._ahead is not None:
-            self._ahead.clear()
+        if self._device_prefetch is not None:
+            self._device_prefetch.clear()
         self._unsubmitted = None
         while self._started:
             self._started.popleft()[1].abort()
@@ -398,7 +381,7 @@ class MultithreadIterator(PlannedIterator):
     def _after_fork(self) -> None:
         super()._after_fork()
         self._threads = None  # the child has none of them
-        self._ahead = None  # what was under way is the parent's
+        self._device_prefetch = None  # what was under way is the parent's
         self._forget_started()
 
 
