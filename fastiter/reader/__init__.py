@@ -1,7 +1,7 @@
-"""Readers: callables that give samples, combined by decorators, and run in processes.
+"""Readers: callables that return samples, combined by decorators, and run in processes.
 
-A *reader* is a callable without arguments whose result can be iterated over, anew at each call. A
-decorator takes readers and returns a reader. The interface is that of Paddle's readers.
+A *reader* is a callable without arguments that returns an iterable of samples, a new one at each
+call. A decorator takes readers and returns a reader. The interface is that of Paddle's readers.
 """
 
 from __future__ import annotations

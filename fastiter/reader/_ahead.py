@@ -1,7 +1,7 @@
-"""Samples read, and mapped, ahead of the consumer by threads.
+"""The decorators `buffered` and `xmap_readers`: threads that read and map samples ahead.
 
-The threads are daemons, so that a reader that hangs cannot keep the program from ending, but none
-is left behind: they end with the pass that they work for.
+The threads are daemons, so that a reader that hangs cannot keep the program from exiting. They end
+with the pass that they belong to.
 """
 
 from __future__ import annotations
@@ -18,30 +18,27 @@ from typing import Any
 
 from fastiter._util import shutdown
 from fastiter._util.failures import Failure, reraise
-from fastiter.reader._arguments import checked_count
-from fastiter.reader._opening import Reader, close_samples, open_reader, require_readers
+from fastiter.reader._opening import (
+    Reader,
+    checked_count,
+    close_samples,
+    open_reader,
+    require_readers,
+)
 
-# A signal that comes just before the wait interrupts nothing: look again now and then.
-_LOOK_SECONDS = 0.25
-_MISSING = object()
+# A signal that arrives just before the wait does not interrupt it: return to Python now and then.
+_WAIT_SECONDS = 0.25
 _JOIN_SECONDS = 1.0  # for threads that are in the reader or the mapper when the pass ends
 
+_MISSING = object()
 _running: set[Ahead] = set()
 
 
 class Ahead:
     """One pass over a reader by threads.
 
-    Parameters
-    ----------
-    reader : callable
-    mapper : callable or None
-        What the threads apply to each sample.
-    n_threads : int
-    limit : int
-        Samples that may be read and not yet delivered.
-    ordered : bool
-        Deliver in the order of the reader, else as they are ready.
+    ``limit`` is the most samples that are read and not yet delivered. If ``ordered``, samples are
+    delivered in the order of the reader, else as they become ready.
     """
 
     def __init__(
@@ -58,28 +55,28 @@ class Ahead:
         self._limit = limit
         self._ordered = ordered
         self._pid = os.getpid()
-        self._pulling = threading.Lock()  # held by the thread that the reader runs in
-        self._source: Iterator[Any] | None = None
-        self._n_read = 0  # this and the next one: changed by the thread that holds `_pulling`
+        self._reading = threading.Lock()  # held by the thread that is in the reader
+        self._source: Iterator[Any] | None = None  # from here: changed under that lock
+        self._n_read = 0
         self._is_exhausted = False
-        # Wakes the thread that holds `_pulling` and waits for room. No Condition: a garbage
+        # Wakes the thread that holds `_reading` and waits for room. Not a Condition: a garbage
         # collection may call `stop` in any thread, also in one that would hold its lock.
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._n_delivered = 0  # changed by the consumer
         self._is_closed = False
         self._threads: list[threading.Thread] = []
         self._has_sample = threading.Condition(threading.Lock())
-        # Below: filled under that lock, with samples, or the failure that ended the reader.
+        # From here: changed under that lock. Samples, or the failure that ends the pass.
         self._ready: deque[Any] = deque()
-        self._early: dict[int, Any] = {}  # by number, in order only
-        self._n_queued = 0  # in order: the next number to be queued
+        self._early: dict[int, Any] = {}  # by number, if ordered
+        self._n_queued = 0  # if ordered: the next number to deliver
         self._n_alive = 0
 
     # ---- consumer
 
     def start(self) -> None:
         _running.add(self)
-        shutdown.block_if_exiting()  # nothing would end threads that begin later
+        shutdown.block_if_exiting()  # nothing would end threads that start later
         for number in range(self._n_threads):
             thread = threading.Thread(
                 target=self._run, name=f"fastiter-reader-{number}", daemon=True
@@ -95,7 +92,7 @@ class Ahead:
             self._threads.append(thread)
 
     def wait(self) -> bool:
-        """Blocks until `pop` has something to give; False if there is nothing more."""
+        """Block until `pop` has a sample; False at the end."""
         if os.getpid() != self._pid:
             raise RuntimeError(
                 "this pass over a reader belongs to the process that forked this one: call the "
@@ -103,13 +100,13 @@ class Ahead:
             )
         with self._has_sample:
             while not self._ready and self._n_alive > 0 and not self._is_closed:
-                self._has_sample.wait(_LOOK_SECONDS)
+                self._has_sample.wait(_WAIT_SECONDS)
         if self._is_closed:
-            shutdown.block_if_exiting()  # nothing else closes a pass while its consumer waits
+            shutdown.block_if_exiting()  # only the exit closes a pass while its consumer waits
         return bool(self._ready)
 
     def pop(self) -> Any:
-        """The next sample; raises what the reader or the mapper raised in its place."""
+        """The next sample; raises what the reader or the mapper raised instead."""
         sample = self._ready.popleft()
         self._n_delivered += 1
         if self._room.empty():
@@ -119,10 +116,10 @@ class Ahead:
         return sample
 
     def close(self) -> None:
-        """Ends the threads; waits a moment for those that the reader or the mapper holds up.
+        """End the threads, and wait up to a second for those that are in the reader or mapper.
 
-        A garbage collection may call it in any thread. In a thread of the pass, which may hold the
-        lock that the others need to end, it waits for none of them.
+        A garbage collection may call it in any thread. A thread of the pass does not wait: it may
+        hold the lock that the others need to end.
         """
         _running.discard(self)
         if os.getpid() != self._pid:
@@ -134,12 +131,12 @@ class Ahead:
             self.join(time.monotonic() + _JOIN_SECONDS)
 
     def stop(self) -> None:
-        """Tells the threads to end. Takes no lock, and does not block."""
+        """Tell the threads to end, without a lock and without blocking."""
         self._is_closed = True
         self._room.put(None)
 
     def join(self, deadline: float) -> None:
-        """Waits for the threads until a time of `time.monotonic`."""
+        """Wait for the threads until a time of `time.monotonic`."""
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -147,21 +144,21 @@ class Ahead:
 
     def _run(self) -> None:
         try:
-            while (pulled := self._pull()) is not None:
-                number, sample = pulled
+            while (read := self._read()) is not None:
+                number, sample = read
                 if self._mapper is not None and not isinstance(sample, Failure):
                     try:
                         sample = self._mapper(sample)
                     except BaseException as error:
                         sample = Failure(error)
                 self._put(number, sample)
-                del pulled, sample  # while waiting for the next one, keep nothing alive
+                del read, sample  # keep nothing alive while waiting for the next one
         finally:
             self._leave()
 
-    def _pull(self) -> tuple[int, Any] | None:
-        """Number and sample, or the reader's failure; None if this thread is needed no more."""
-        with self._pulling:
+    def _read(self) -> tuple[int, Any] | None:
+        """Number and sample, or the reader's failure; None if there is no more to read."""
+        with self._reading:
             while not (self._is_closed or self._is_exhausted) and (
                 self._n_read - self._n_delivered >= self._limit
             ):
@@ -186,14 +183,14 @@ class Ahead:
                 self._ready.append(sample)
             else:
                 self._early[number] = sample
-                # `close` may clear them at any moment.
+                # `close` may clear it at any moment.
                 while (following := self._early.pop(self._n_queued, _MISSING)) is not _MISSING:
                     self._ready.append(following)
                     self._n_queued += 1
             self._has_sample.notify()
 
     def _leave(self) -> None:
-        """The last thread closes the reader, and tells the consumer that all is there."""
+        """The last thread closes the reader, and wakes the consumer."""
         with self._has_sample:
             is_last = self._n_alive == 1
             if not is_last:
@@ -219,14 +216,8 @@ def _close_all() -> None:
         ahead.join(deadline)
 
 
-def _read_ahead(
-    reader: Reader,
-    mapper: Callable[[Any], Any] | None,
-    n_threads: int,
-    limit: int,
-    ordered: bool,
-) -> Iterator[Any]:
-    ahead = Ahead(reader, mapper, n_threads, limit, ordered)
+def _read_ahead(*arguments: Any) -> Iterator[Any]:
+    ahead = Ahead(*arguments)
     try:
         ahead.start()
         while ahead.wait():
@@ -236,20 +227,20 @@ def _read_ahead(
 
 
 def buffered(reader: Reader, size: int) -> Reader:
-    """Reads ahead in a thread.
+    """Read ahead in a thread.
 
     Parameters
     ----------
     reader : callable
         Runs in a thread of its own, one per pass. Its exception arrives after the samples before.
     size : int
-        Samples that are read ahead of the consumer at most; with 0 there is no thread.
+        The most samples that are read ahead of the consumer; with 0 there is no thread.
 
     Returns
     -------
     callable
-        A reader of the same samples in the same order. The thread ends with the pass, also when it
-        is left early.
+        A reader of the same samples in the same order. The thread ends with the pass, also if the
+        loop leaves it early.
 
     Raises
     ------
@@ -270,26 +261,26 @@ def xmap_readers(
     buffer_size: int,
     order: bool = False,
 ) -> Reader:
-    """Maps samples in threads.
+    """Map samples in threads.
 
     Parameters
     ----------
     mapper : callable
         Called with each sample, in several threads at once.
     reader : callable
-        Runs in these threads, in one at a time.
+        Runs in these threads, one at a time.
     process_num : int
         Number of threads.
     buffer_size : int
-        Mapped samples that wait for the consumer at most, beside those in the threads' hands.
+        The most mapped samples that wait for the consumer, besides one of each thread.
     order : bool
-        Keep the order of the reader; else samples arrive as they are ready.
+        Keep the order of the reader; else samples arrive as they become ready.
 
     Returns
     -------
     callable
-        A reader of what `mapper` returns. What it or `reader` raises ends the pass. The threads end
-        with the pass, also when it is left early.
+        A reader of what `mapper` returns. An exception of `mapper` or `reader` ends the pass. The
+        threads end with the pass, also if the loop leaves it early.
 
     Raises
     ------

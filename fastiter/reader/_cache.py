@@ -1,4 +1,4 @@
-"""A reader that keeps what it has read."""
+"""The `cache` decorator: a reader that keeps what it has read."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _END = object()
 
 
 class Cache:
-    """The reader that `cache` makes. Several passes, in several threads too, share one source and
-    one list; a pass takes from the source what no other has taken before.
+    """The reader that `cache` returns.
 
-    A copy that is pickled, for another process, keeps nothing and reads for itself.
+    All passes, also in several threads, share one source and one list of samples. A pickled copy
+    holds no samples: another process reads for itself.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -25,7 +25,7 @@ class Cache:
         self._samples: list[Any] = []
         self._source: Iterator[Any] | None = None
         self._is_complete = False
-        self._is_reading = False  # the source runs
+        self._is_reading = False  # a thread is in the source
         renew_in_child(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -41,26 +41,26 @@ class Cache:
             place += 1
 
     def _read_on(self, samples: list[Any], place: int) -> bool:
-        """Reads the sample at `place`, unless another pass has; False at the end."""
+        """Read the sample at ``place``, unless another pass has; False at the end."""
         with self._lock:
             if place < len(samples):
                 return True
             if samples is not self._samples:
                 raise RuntimeError(
-                    "the reader behind cache has failed in another pass, or this process was "
-                    "forked while another thread read from it: begin a new pass"
+                    "the cached reader has failed in another pass, or this process was forked "
+                    "while another thread was reading: begin a new pass"
                 )
             if self._is_complete:
                 return False
             if self._is_reading:
-                raise RuntimeError("the reader behind cache reads from that cache itself")
+                raise RuntimeError("the cached reader reads from its own cache")
             try:
                 self._is_reading = True
                 if self._source is None:
                     self._source = open_reader(self._reader)
                 sample = next(self._source, _END)
             except BaseException:
-                self._read_anew()
+                self._begin_anew()
                 raise
             finally:
                 self._is_reading = False
@@ -70,23 +70,23 @@ class Cache:
             samples.append(sample)
             return True
 
-    def _read_anew(self) -> None:
-        """A failed source cannot go on, and what it gave is not all: so the next pass does it."""
+    def _begin_anew(self) -> None:
+        """The source has failed and its samples are incomplete: the next pass reads all again."""
         self._source, self._samples = None, []
 
     def _after_fork(self) -> None:
-        """In a forked child: a thread that was amid the source is not there to go on with it."""
+        """In a forked child: a thread that was in the source does not exist here."""
         if self._is_reading and not self._lock._is_owned():  # type: ignore[attr-defined]
-            self._read_anew()
+            self._begin_anew()
             self._is_reading = False
         self._lock = lock_of_child(self._lock)
 
 
 def cache(reader: Reader) -> Reader:
-    """Keeps all samples in memory, so that the source is read once only.
+    """Keep all samples in memory, so that the source is read only once.
 
-    It is read as far as the first pass goes; later passes replay that and read on. If the source
-    fails, the next pass begins anew.
+    The first pass reads as far as it goes; later passes repeat its samples and continue reading. If
+    the source fails, the next pass reads all samples again.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def cache(reader: Reader) -> Reader:
     Returns
     -------
     callable
-        A reader of the same samples: the very objects, in each pass.
+        A reader of the same samples: the same objects in each pass.
     """
     require_readers((reader,))
     return Cache(reader)

@@ -1,8 +1,8 @@
-"""Readers made of readers, in the thread that iterates.
+"""Decorators of readers that run in the thread that iterates.
 
-Each decorator checks its arguments at once and returns a `functools.partial` of a generator
-function: nothing is read before somebody iterates, each call of the result is a pass of its own,
-and the result can be pickled wherever its parts can.
+Each decorator checks its arguments and returns a `functools.partial` of a generator function: so
+nothing is read before the iteration begins, each call of the result is a pass of its own, and the
+result can be pickled if its parts can.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from fastiter.reader._arguments import checked_count
-from fastiter.reader._opening import Reader, opened, require_readers
+from fastiter.reader._opening import Reader, checked_count, opened, require_readers
 
 _END = object()
 
@@ -24,7 +23,7 @@ class ComposeNotAligned(ValueError):
 
 
 def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
-    """Groups samples.
+    """Group samples into batches.
 
     Parameters
     ----------
@@ -46,7 +45,7 @@ def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
     """
     require_readers((reader,))
     try:
-        batch_size = int(batch_size)  # also of a str or a fraction, as Paddle takes it
+        batch_size = int(batch_size)  # also a str or a fraction, as Paddle accepts them
     except (TypeError, ValueError, OverflowError) as error:
         raise type(error)(f"batch_size must be an integer, not {batch_size!r}: {error}") from None
     batch_size = checked_count("batch_size", batch_size, minimum=1)
@@ -63,7 +62,7 @@ def _batch(reader: Reader, batch_size: int, drop_last: bool) -> Iterator[list[An
 
 
 def map_readers(func: Callable[..., Any], *readers: Reader) -> Reader:
-    """Applies a function to samples of several readers in step.
+    """Apply a function to the samples of several readers, one of each at a time.
 
     Parameters
     ----------
@@ -88,13 +87,13 @@ def _map_readers(func: Callable[..., Any], *readers: Reader) -> Iterator[Any]:
 
 
 def shuffle(reader: Reader, buf_size: int) -> Reader:
-    """Shuffles samples block by block.
+    """Shuffle samples block by block.
 
     Parameters
     ----------
     reader : callable
     buf_size : int
-        Samples that are read and shuffled at a time, by Python's `random`: its state decides the
+        Samples that are read and shuffled at a time, by Python's `random`: its state determines the
         order. 0 and 1 keep the order.
 
     Returns
@@ -117,12 +116,12 @@ def _shuffle(reader: Reader, buf_size: int) -> Iterator[Any]:
         while block := list(islice(samples, buf_size)):
             random.shuffle(block)
             block.reverse()
-            while block:  # from its end, so that nobody here keeps alive what was handed out
+            while block:  # pop, so that no reference to a delivered sample stays here
                 yield block.pop()
 
 
 def chain(*readers: Reader) -> Reader:
-    """Puts readers one after the other.
+    """Concatenate readers.
 
     Parameters
     ----------
@@ -145,21 +144,21 @@ def _chain(*readers: Reader) -> Iterator[Any]:
 
 
 def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
-    """Joins the samples of several readers to one tuple.
+    """Join one sample of each reader to a tuple.
 
-    The items of samples that are tuples are joined; any other sample is one item.
+    A sample that is a tuple contributes its items; any other sample is one item.
 
     Parameters
     ----------
     *readers : callable
     check_alignment : bool
-        Demand that all readers end together. False ends the pass with the shortest.
+        Require that all readers end together; if False, the shortest one ends the pass.
 
     Returns
     -------
     callable
-        A reader of tuples. When alignment is checked, it raises `ComposeNotAligned` after the
-        last sample that all readers have.
+        A reader of tuples. If alignment is checked, it raises `ComposeNotAligned` after the last
+        sample that all readers have.
     """
     require_readers(readers)
     return partial(_compose, *readers, check_alignment=bool(check_alignment))
@@ -179,9 +178,9 @@ def _compose(*readers: Reader, check_alignment: bool) -> Iterator[tuple[Any, ...
                 return
             if ended:
                 raise ComposeNotAligned(
-                    f"of {len(passes)} readers given to compose, those numbered {ended} ended "
-                    f"after {number} samples and the others did not; check_alignment=False ends "
-                    "with the shortest"
+                    f"of {len(passes)} readers given to compose, readers {ended} ended after "
+                    f"{number} samples and the others did not; with check_alignment=False the "
+                    "shortest reader ends the pass"
                 )
             joined: list[Any] = []
             for sample in samples:
@@ -192,13 +191,13 @@ def _compose(*readers: Reader, check_alignment: bool) -> Iterator[tuple[Any, ...
 
 
 def firstn(reader: Reader, n: int) -> Reader:
-    """Ends a reader early.
+    """Take the first samples of a reader.
 
     Parameters
     ----------
     reader : callable
     n : int
-        Samples to take at most; not one more is read.
+        The most samples to take; no more are read.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Readers run in processes."""
+"""The `multiprocess_reader` decorator: readers that run in processes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from functools import partial
 from typing import Any
 
 from fastiter.iterators._arguments import checked_context
-from fastiter.reader._arguments import checked_count
-from fastiter.reader._opening import Reader, require_readers
+from fastiter.reader._opening import Reader, checked_count, require_readers
 
-#: Samples in flight where `queue_size` sets no limit: more than any memory holds.
+#: Samples in flight if `queue_size` sets no limit: more than any memory holds.
 _NO_LIMIT = 1 << 40
 
 
@@ -21,38 +20,38 @@ def multiprocess_reader(
     *,
     context: Any = None,
 ) -> Reader:
-    """Runs each reader in a process of its own, and merges their samples.
+    """Run each reader in a process of its own, and merge their samples.
 
-    Samples arrive as they are ready, those of one reader in its order. Any object that can be
-    pickled is a sample, but None: it arrives as what it was, arrays as arrays of their own that may
-    be kept and written to. Arrays travel through shared memory; those of samples that are alike are
-    views of it.
+    Samples arrive as they become ready, those of one reader in its order. A sample is any object
+    that can be pickled, except None. It keeps its type, and its arrays may be kept and written to.
+    Arrays travel through shared memory; if samples are alike, they arrive as views of it.
 
-    Each pass starts fresh processes, at its first sample. They end with the pass: at its end, when
-    it is left early, at an error, when the interpreter exits, and when the program is killed.
+    Each pass starts new processes at its first sample. They end with the pass: at its end, if the
+    loop leaves it early, at an error, when the interpreter exits, and when the program is killed.
 
     Parameters
     ----------
     readers : list or tuple of callables
         At least one.
     use_pipe : bool
-        Both ways of the original are served by the same shared memory, with the same guarantees:
-        it makes no difference.
+        Makes no difference: both ways of the original use the same shared memory here, with the
+        same guarantees.
     queue_size : int
-        Samples that are in flight at most, of all readers together: read, and not yet delivered.
-        Each reader may have one more in hand. 0 sets no limit to their number. Beside it, samples
-        in shared memory take up to 8 MiB for each reader, or two samples where they are larger.
+        The most samples of all readers that are in flight: read and not yet delivered. Each reader
+        may hold one more. 0 sets no limit. In any case, samples in shared memory take up to 8 MiB
+        for each reader, or two samples if they are larger.
     context : str or multiprocessing context, optional
-        How processes are started: "fork", "spawn" or "forkserver"; by default as
-        `multiprocessing` does it, but where a fork is unsafe. Under fork, readers may be anything;
-        else they must be picklable (with cloudpickle installed, lambdas and closures are).
+        How processes are started: "fork", "spawn" or "forkserver"; by default the method of
+        `multiprocessing`, unless that is fork and a fork is unsafe. Under fork, readers may be any
+        callables; else they must be picklable (with cloudpickle installed, lambdas and closures
+        are).
 
     Returns
     -------
     callable
-        A reader of all samples. It raises what a reader raised, as its own type with the worker's
+        A reader of all samples. It raises what a reader raised, with its own type and the worker's
         traceback, after that reader's samples; ValueError for a sample that is None;
-        `WorkerDiedError` if a reader's process died; `DatasetError` for what cannot travel.
+        `WorkerDiedError` if a reader's process died; `DatasetError` for what cannot be pickled.
 
     Raises
     ------
@@ -75,18 +74,18 @@ def multiprocess_reader(
 
 
 def _merged(readers: tuple[Reader, ...], queue_size: int, context: Any) -> Iterator[Any]:
-    # What processes need is imported when there are some.
+    # Imported late: only passes with processes need these.
     from fastiter._workers.start_method import choose
-    from fastiter.reader._merge import Merge
+    from fastiter.reader._group import ReaderGroup
 
-    merge = Merge(readers, queue_size, choose(context))
+    group = ReaderGroup(readers, queue_size, choose(context))
     try:
-        while (samples := merge.take()) is not None:
+        while (samples := group.take()) is not None:
             count = len(samples)
             samples.reverse()
-            while len(samples) > 1:  # from its end, so that nobody here keeps what was handed out
+            while len(samples) > 1:  # pop, so that no reference to a delivered sample stays here
                 yield samples.pop()
-            merge.grant(count)
+            group.grant(count)
             yield samples.pop()
     finally:
-        merge.close()
+        group.close()

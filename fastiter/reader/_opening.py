@@ -1,54 +1,65 @@
-"""What a reader is, and how the decorators open and close the readers that they stand on."""
+"""Readers: what they are, checks of their arguments, and how a pass is opened and closed."""
 
 from __future__ import annotations
 
 import contextlib
+import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from fastiter._util.arguments import checked_int
+
 Reader = Callable[[], Iterable[Any]]
-"""Called without arguments, gives an iterable of samples: anew at each call."""
+"""Called without arguments, returns an iterable of samples: a new one at each call."""
 
 
 def require_readers(readers: tuple[Any, ...]) -> None:
-    """Refuses early what only looks like a reader.
-
-    Raises
-    ------
-    TypeError
-        If one of `readers` cannot be called.
-    """
+    """Raise TypeError if one of ``readers`` cannot be called."""
     for number, reader in enumerate(readers):
         if not callable(reader):
             hint = ""
             if hasattr(reader, "__next__"):
-                hint = "; pass the function itself, not what calling it gives"
+                hint = "; pass the function itself, not what calling it returns"
             raise TypeError(
                 f"reader {number} is a {type(reader).__name__}, expected a callable without "
-                f"arguments that gives an iterable of samples{hint}"
+                f"arguments that returns an iterable of samples{hint}"
             )
 
 
-def open_reader(reader: Reader) -> Iterator[Any]:
-    """An iterator over a fresh pass of `reader`.
+def checked_count(name: str, value: Any, *, minimum: int) -> int:
+    """``value`` as a number of samples or threads, at least ``minimum``.
 
-    Raises
-    ------
-    TypeError
-        If it gives nothing that can be iterated over.
+    Paddle only compares such numbers; so whole floats such as 1e4, and infinity, are accepted.
+    Raises TypeError or ValueError.
     """
+    if isinstance(value, float):
+        if value == math.inf:
+            return sys.maxsize
+        if value.is_integer():
+            value = int(value)
+    return min(checked_int(name, value, minimum=minimum), sys.maxsize)
+
+
+def name_of(reader: Reader) -> str:
+    """A reader's name in messages."""
+    return getattr(reader, "__qualname__", None) or type(reader).__qualname__
+
+
+def open_reader(reader: Reader) -> Iterator[Any]:
+    """An iterator over a new pass of ``reader``; TypeError if that cannot be iterated over."""
     samples = reader()
     try:
         return iter(samples)
     except TypeError:
         raise TypeError(
-            f"the reader {reader!r} gave a {type(samples).__name__} when it was called, expected "
-            "an iterable of samples: does its function lack a yield, or a return?"
+            f"the reader {reader!r} returned a {type(samples).__name__} when it was called, "
+            "expected an iterable of samples: does its function lack a yield, or a return?"
         ) from None
 
 
 def close_samples(samples: Iterator[Any]) -> None:
-    """Ends a generator now, in this thread, so that its `finally` clauses run."""
+    """End a generator now, in this thread, so that its ``finally`` clauses run."""
     close = getattr(samples, "close", None)
     if close is not None:
         close()
@@ -56,7 +67,7 @@ def close_samples(samples: Iterator[Any]) -> None:
 
 @contextlib.contextmanager
 def opened(*readers: Reader) -> Iterator[list[Iterator[Any]]]:
-    """Opens all readers, and closes them when the block is left, however that happens."""
+    """Open all readers, and close them when the block ends, also by an exception."""
     with contextlib.ExitStack() as stack:
         passes = []
         for reader in readers:

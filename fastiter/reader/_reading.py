@@ -1,4 +1,4 @@
-"""What the worker process of one reader runs."""
+"""The job of a worker process that runs one reader."""
 
 from __future__ import annotations
 
@@ -9,16 +9,11 @@ from typing import Any
 from fastiter._ring.stream import SampleWriter
 from fastiter._ring.worker_ring import WorkerRing
 from fastiter._workers.main import WorkerArguments
-from fastiter.reader._opening import Reader, close_samples, open_reader
-
-
-def name_of(reader: Reader) -> str:
-    """A reader's name for messages."""
-    return getattr(reader, "__qualname__", None) or type(reader).__qualname__
+from fastiter.reader._opening import Reader, close_samples, name_of, open_reader
 
 
 class ReadingJob:
-    """Reads one of several readers: that of the worker's number."""
+    """Runs the reader with the number of the worker."""
 
     image = "the image of the readers"
     instead = "or pass context='fork', which inherits them"
@@ -44,7 +39,7 @@ def _publish_all(reader: Reader, writer: SampleWriter) -> None:
         try:
             for sample in samples:
                 if sample is None:
-                    raise ValueError("the reader gave None as a sample, which stands for no sample")
+                    raise ValueError("the reader yielded None, which cannot be a sample")
                 if not writer.put(sample):
                     return
         finally:

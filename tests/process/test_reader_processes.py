@@ -39,7 +39,7 @@ from readers_of import (
 from scribbler import memory_of
 
 from fastiter import DatasetError, OverwrittenError, WorkerDiedError
-from fastiter.reader import _merge, batch, multiprocess_reader, shuffle, xmap_readers
+from fastiter.reader import _group, batch, multiprocess_reader, shuffle, xmap_readers
 
 METHODS = ["fork", "spawn", "forkserver"]
 
@@ -267,11 +267,13 @@ def test_samples_in_garbage_give_their_memory_back():
     samples = multiprocess_reader([lambda: (Ring(bytearray(b"%064d" % i)) for i in range(500))])()
     for number in range(500):
         assert int(bytes(next(samples).data)) == number
-    (merge,) = [one for one in gc.get_objects() if type(one) is _merge.Merge and not one._released]
+    (group,) = [
+        one for one in gc.get_objects() if type(one) is _group.ReaderGroup and not one._released
+    ]
     gc.collect()
     # Except the current block, which goes when its end is seen.
     wait_until(
-        lambda: not merge._end.take_samples(1) and not merge._end.has_views, "no slot is lent"
+        lambda: not group._ring.take_samples(1) and not group._ring.has_views, "no slot is lent"
     )
     assert next(samples, None) is None
 
@@ -437,7 +439,7 @@ def test_a_reader_that_closes_descriptors_ends_the_pass():
 
 
 def test_a_reader_that_cannot_be_opened():
-    with pytest.raises(TypeError, match="gave a int when it was called"):
+    with pytest.raises(TypeError, match="returned a int when it was called"):
         list(forked([lambda: 3])())
 
 

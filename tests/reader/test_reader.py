@@ -448,7 +448,7 @@ def test_readers_are_checked_at_once(decorate):
 
 
 def test_a_reader_that_gives_no_samples_is_named(decorate):
-    with pytest.raises(TypeError, match="gave a NoneType when it was called"):
+    with pytest.raises(TypeError, match="returned a NoneType when it was called"):
         list(decorate(lambda: None)())
 
 
