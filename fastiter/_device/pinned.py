@@ -45,19 +45,19 @@ class Registration:
     def __init__(self, cupy: Any, device_id: int, arena: Arena) -> None:
         self._cupy, self._runtime = cupy, cupy.cuda.runtime
         self._device_id = device_id
-        self._arena: Arena | None = arena
+        self.arena: Arena | None = arena
         self._ranges: dict[int, int] = {}  # bytes registered, by address
         self._is_given_up = os.environ.get(_SWITCH, "") == "0"
         self._pid = os.getpid()
 
-    def may_borrow(self, array: np.ndarray[Any, Any]) -> bool:
+    def covers(self, array: np.ndarray[Any, Any]) -> bool:
         """Whether a contiguous array lies in a slot of the arena, leased and registered.
 
         Registers the slot if need be, which takes milliseconds. If CUDA refuses that, it is told in
         a RuntimeWarning, once, and no slot is tried again.
         """
         lease = lease_of(array)
-        if lease is None or lease.arena is not self._arena:
+        if lease is None or lease.arena is not self.arena:
             return False
         # The committed bytes, of which there are no more and no fewer as long as it is leased.
         slot = np.frombuffer(lease, np.uint8)  # type: ignore[call-overload]
@@ -78,26 +78,26 @@ class Registration:
         with contextlib.suppress(self._runtime.CUDARuntimeError), self._on_device():
             for address in list(self._ranges):
                 self._unregister(address)
-        self._arena = None
+        self.arena = None
 
     def __del__(self, _exits: Callable[[], bool] = sys.is_finalizing) -> None:
         if not _exits():
             self.close()
 
     def _register(self, address: int, nbytes: int) -> bool:
-        if self._is_given_up or self._arena is None:
+        if self._is_given_up or self.arena is None:
             return False
         try:
             if address in self._ranges:
                 self._unregister(address)
             # CUDA would go on reading pages that were given back to the system.
-            self._arena.keeps_pages = True
+            self.arena.keeps_pages = True
             with self._on_device():
                 self._runtime.hostRegister(address, nbytes, _PORTABLE)
             self._ranges[address] = nbytes
             # Memory that a device may read is commonly kept from forked children. It is shared, so
             # a fork copies no page of it, and workers that are forked later need it.
-            self._arena.do_fork()
+            self.arena.do_fork()
         except (self._runtime.CUDARuntimeError, OSError) as error:
             if address in self._ranges:
                 self._unregister(address)

@@ -1,15 +1,16 @@
-"""Copies to one GPU that the host does not wait for."""
+"""Copies of batches to one GPU that the host does not wait for."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import itertools
 import os
 import sys
 import threading
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,24 +23,28 @@ from fastiter._device.cupy import (
     on_device,
 )
 from fastiter._device.devices import GpuDevice
-from fastiter._util.concurrency import lock_of_child, renew_in_child
+from fastiter._device.pinned import Registration
+from fastiter._util.concurrency import WeakObjects, lock_of_child, renew_in_child
 
-# Staging buffers of a transfer. While one is filled, the copies from the others may still wait.
-_N_STAGING = 3
+if TYPE_CHECKING:
+    from fastiter._ring.arena import Arena
 
-# How many calls' worth of given-up device memory may stay unused although no copy waits for it.
+_N_STAGING = 3  # While one staging buffer is filled, copies from the others may be pending.
+
+# How many calls' worth of dropped device memory may stay unused although no copy waits for it.
 # With 1, the copy of batch k waits for the end of the work on batch k-2 at most, so it runs beside
 # that on batch k-1; more would cost memory and gain nothing.
 _N_RETIRED = 1
 
-_ALIGNMENT = 64  # bytes: fields start on cache lines of their own
-
+_ALIGNMENT = 64  # bytes: each field begins at a cache line
 _COPIED_DTYPES = "?bhilqBHILQefdFD"  # characters of the dtypes that CuPy's arrays can have
 
-# One stream for each GPU, for all transfers that are given none. They are never destroyed: CuPy's
-# pool files free memory under the handle of the stream that allocated it, and CUDA may give the
-# handle of a destroyed stream to a new one, which waits for nothing that the old one waited for.
+# By GPU, for all transfers that are given no stream. They are never destroyed: CuPy's pool files
+# free memory under the handle of the stream that allocated it, and CUDA may give the handle of a
+# destroyed stream to a new one, which waits for nothing that the old one waited for.
 _copy_streams: dict[int, Any] = {}
+
+_living: WeakObjects[AsyncTransfer] = WeakObjects()
 
 
 class _Staging:
@@ -56,7 +61,7 @@ class _Staging:
 class _DeviceBuffer:
     """Owner of an array's device memory, which goes back to the transfer with the last view.
 
-    ``compute`` is the stream on which the array is used; None as long as nobody has it.
+    ``compute`` is the stream on which the array is used; None before the array is handed out.
     """
 
     __slots__ = ("compute", "memory", "transfer")
@@ -70,29 +75,27 @@ class _DeviceBuffer:
         self.transfer.take_back(self.memory, self.compute)
 
 
-class Sent:
-    """Arrays on their way to a GPU, from `AsyncTransfer.begin`.
+class PendingBatch:
+    """A batch on its way to a GPU, from `AsyncTransfer.begin`."""
 
-    Attributes
-    ----------
-    n_staged : int
-        Bytes that were copied into pinned memory first.
-    """
+    __slots__ = ("_arrays", "_copied", "_device_buffers", "_made", "_on_device", "_rebuild")
 
-    __slots__ = ("_arrays", "_copied", "_device_buffers", "_made", "_on_device", "n_staged")
-
-    def __init__(self, on_device: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+    def __init__(
+        self,
+        on_device: Callable[[], contextlib.AbstractContextManager[Any]],
+        rebuild: Callable[[list[Any]], Any],
+    ) -> None:
         self._on_device = on_device
+        self._rebuild = rebuild
         self._arrays: list[Any] = []
         self._device_buffers: list[_DeviceBuffer] = []
         self._copied: Any = None  # the event behind the copies
         self._made: Any = None  # the stream on which CuPy makes the other arrays, and an event
-        self.n_staged = 0
 
-    def hand_out(self, compute_stream: Any = None) -> list[Any]:
-        """The arrays, for use on ``compute_stream``, by default this GPU's current stream.
+    def hand_out(self, compute_stream: Any = None) -> Any:
+        """Return the batch, for use on a stream, by default this GPU's current one. Once only.
 
-        What that stream is given from now on runs after the copies. Does not block. Once only.
+        What that stream is given from now on runs after the copies. Does not block.
         """
         with self._on_device() as current:
             compute = current if compute_stream is None else compute_stream
@@ -103,30 +106,30 @@ class Sent:
             if self._made is not None and self._made[0].ptr != compute.ptr:
                 compute.wait_event(self._made[1])
         arrays, self._arrays, self._device_buffers = self._arrays, [], []
-        return arrays
+        return self._rebuild(arrays)
 
 
 class AsyncTransfer:
-    """Copies arrays of the host to one GPU, on a stream of its own.
+    """Copies batches to one GPU, on a stream of its own.
 
-    What has to happen in which order, and what sees to it:
+    Three orders have to be kept:
 
     - *The copy before its use.* The compute stream waits for the event behind the copy.
-    - *The copy before the host's memory is used again.* Arrays are copied out of pinned buffers. A
-      buffer is filled again, or given back to CuPy, when the event behind its copies is done.
-      There are three; if the copies out of all of them are still to come, the host waits for the
-      oldest. Arrays for which ``may_borrow`` answers True are copied from where they lie, and
-      tracked, with what owns their memory, until that event is done.
-    - *The use before the device memory is used again.* CuPy's pool gives memory back to the stream
-      that was current when it was allocated, without waiting for any other. So destinations are
-      allocated with the copy stream as the current one, which alone gets them again, and each has
-      an owner that the pool does not know. When the last array over it is gone, the memory is set
-      aside; the next call records an event on the compute stream, behind all that used the
+    - *The copy before the host's memory is written again.* Arrays are copied through pinned
+      buffers. A buffer is filled again, or given back to CuPy, when the event behind its copies is
+      done. There are three; while all of their copies are pending, the host waits for the oldest.
+      Arrays that lie in the arena are copied from there if CUDA can register it, and tracked, with
+      what owns their memory, until that event is done.
+    - *The use before the device memory is written again.* CuPy's pool gives memory back to the
+      stream that was current when it was allocated, without waiting for any other. So destinations
+      are allocated with the copy stream as the current one, which alone gets them again, and each
+      has an owner that the pool does not know. When the last array over it is gone, the memory is
+      set aside; the next call records an event on the compute stream, behind all that used the
       array, and the memory goes to the pool when that event is done. What was set aside before
-      the last call goes there at once, after the copy stream was made to wait for the event:
-      so device memory is bounded, and the host does not wait.
+      the last call goes there at once, after the copy stream was made to wait for the event: so
+      device memory is bounded, and the host does not wait.
 
-    "Used" means on the compute stream; for other streams that use the arrays, the caller makes the
+    "Use" means on the compute stream; for other streams that use the arrays, the caller makes the
     compute stream wait before the arrays are dropped, as always in CuPy.
 
     Parameters
@@ -134,13 +137,7 @@ class AsyncTransfer:
     device_id : int
         CUDA's number of the GPU.
     stream : cupy.cuda.Stream, optional
-        Where copies run. Without it they run on one that all transfers to this GPU share.
-
-    Attributes
-    ----------
-    may_borrow : callable or None
-        ``may_borrow(array)`` tells whether the GPU may read a contiguous array where it lies,
-        and nobody will write there before it is let go. None at first: nothing may be borrowed.
+        Where copies run; by default one that all transfers to this GPU share.
 
     Raises
     ------
@@ -153,7 +150,7 @@ class AsyncTransfer:
     def __init__(self, device_id: int, stream: Any = None) -> None:
         self._cupy = import_cupy_for(device_id)
         self._device = GpuDevice(device_id)
-        self.may_borrow: Callable[[np.ndarray[Any, Any]], bool] | None = None
+        self._registration: Registration | None = None
         self._check_stream("stream", stream)
         if stream is None:
             stream = _copy_streams.get(device_id)
@@ -167,7 +164,9 @@ class AsyncTransfer:
         self._tracked: deque[tuple[Any, list[Any]]] = deque()  # events, and what they release
         self._dropped: deque[tuple[Any, Any]] = deque()  # memory, and the stream that used it
         self._retired: deque[tuple[list[Any], list[Any]]] = deque()  # events, and memory
-        self._lock = threading.RLock()  # a signal handler may close it amid a call
+        self._lock = threading.RLock()  # a signal handler may close it in the middle of a call
+        self._beginning_thread: int | None = None  # the thread that is in `begin`
+        self._closes_after_begin = False
         self._is_closed = False
         self._pid = os.getpid()
         _living.add(self)
@@ -176,73 +175,80 @@ class AsyncTransfer:
     def _after_fork(self) -> None:
         self._lock = lock_of_child(self._lock)
 
-    def send(self, arrays: Sequence[Any], compute_stream: Any = None) -> list[Any]:
-        """Begin to copy arrays to the GPU, and give them to a stream at once.
+    def use_arena(self, arena: Arena) -> None:
+        """Copy batches that lie in this arena from there, and from no other arena."""
+        if self._registration is None or self._registration.arena is not arena:
+            self.wait(0)
+            self._unregister()
+            self._registration = Registration(self._cupy, self._device.id, arena)
 
-        Parameters
-        ----------
-        arrays
-            As in `begin`.
-        compute_stream : cupy.cuda.Stream, optional
-            Where the results will be used; the current stream of this GPU by default. What it is
-            given from now on runs after the copies.
-
-        Returns
-        -------
-        list of cupy.ndarray
+    def send(self, batch: Any, compute_stream: Any = None) -> Any:
+        """Begin to copy a batch, and hand it out at once; see `begin` and `PendingBatch.hand_out`.
 
         Raises
         ------
         ValueError
-            If ``compute_stream`` belongs to another GPU; else as `begin`.
+            If ``compute_stream`` belongs to another GPU.
         """
         self._check_process()
         self._check_stream("compute_stream", compute_stream)
-        return self.begin(arrays).hand_out(compute_stream)
+        return self.begin(batch).hand_out(compute_stream)
 
-    def begin(self, arrays: Sequence[Any]) -> Sent:
-        """Begin to copy arrays to the GPU.
+    def begin(self, batch: Any) -> PendingBatch:
+        """Begin to copy a batch to the GPU.
 
         Parameters
         ----------
-        arrays : sequence of arrays
-            Those of the host are copied; they may change as soon as this returns, unless
-            ``may_borrow`` says otherwise. Arrays of a GPU, and those of dtypes that CuPy lacks,
-            go as `GpuDevice.send` has it.
+        batch : array or number, or list, tuple or dict of these
+            Arrays of the host are copied, and may change as soon as this returns, except those in
+            the arena. Arrays of a GPU, and those of dtypes that CuPy lacks, go as `GpuDevice.send`
+            moves them.
 
         Raises
         ------
+        TypeError
+            If it is something else.
         RuntimeError
-            In a process that was forked since. What CUDA raises is passed on; the transfer can be
-            used on.
+            In a process that was forked since. What CUDA raises is passed on; the transfer can
+            still be used.
         """
         self._check_process()
         with self._lock, self._on_device() as current:
-            self._untrack()
-            self._retire(_N_RETIRED)
-            sent = Sent(self._on_device)
-            copied = [array for array in arrays if _can_copy(array)]
-            copies = iter(self._copy(copied, sent) if copied else ())
-            sent._arrays = [next(copies) if _can_copy(a) else self._device.send(a) for a in arrays]
-            if len(copied) < len(arrays):
-                sent._made = current, self._record(current)
-            return sent
+            self._beginning_thread = threading.get_ident()
+            try:
+                self._forget_copied()
+                self._retire(_N_RETIRED)
+                arrays, rebuild = _parts_of(batch)
+                pending = PendingBatch(self._on_device, rebuild)
+                host = [array for array in arrays if _can_copy(array)]
+                copies = iter(self._copy(host, pending) if host else ())
+                pending._arrays = [
+                    next(copies) if _can_copy(array) else self._device.send(array)
+                    for array in arrays
+                ]
+                if len(host) < len(arrays):
+                    pending._made = current, self._record(current)
+                return pending
+            finally:
+                self._beginning_thread = None
+                if self._closes_after_begin:
+                    self.close()
 
     def poll(self) -> int:
-        """Release what copies have been made of; returns how many calls' copies have not ended."""
+        """Release arrays in the arena that have been copied; return how many batches are left."""
         with self._lock:
-            self._untrack()
+            self._forget_copied()
             return len(self._tracked)
 
     def wait(self, n_left: int) -> None:
-        """Block until the copies out of borrowed arrays of at most ``n_left`` calls have not ended.
+        """Block until at most ``n_left`` batches are still being copied from the arena.
 
-        Not interrupted by signals: it takes as long as the GPU is behind.
+        Signals do not interrupt it: it takes as long as the GPU is behind.
         """
         with self._lock:
             while len(self._tracked) > n_left:
                 self._tracked[0][0].synchronize()
-                self._tracked.popleft()
+                self._forget_copied()
 
     def take_back(
         self, memory: Any, compute: Any, _exits: Callable[[], bool] = sys.is_finalizing
@@ -250,21 +256,25 @@ class AsyncTransfer:
         """Take device memory whose arrays are gone; called by their owner, in any thread.
 
         While the transfer is open this only sets the memory aside, since a finalizer may run in
-        the middle of anything, CUDA's calls included.
+        the middle of any call, CUDA's included.
         """
         self._dropped.append((memory, compute))
         if self._is_closed and not _exits() and self._pid == os.getpid():
             with self._on_device():
                 events, dropped = self._events_behind_dropped()
                 self._wait_for(events)
-                del dropped  # goes to CuPy's pool, and no sooner
+                del dropped  # goes to CuPy's pool, now that the stream waits
 
     def close(self) -> None:
-        """Give memory back: the host waits for the copies that have not ended, and for no more.
+        """Block until all copies have ended, and give back the memory that they needed.
 
-        Arrays that were sent stay valid. Does nothing in a forked process.
+        Batches stay valid. Does nothing in a forked process. A signal handler that calls it in the
+        middle of `begin` leaves all that to the end of `begin`.
         """
         if self._pid != os.getpid():
+            return
+        self._closes_after_begin = self._beginning_thread == threading.get_ident()
+        if self._closes_after_begin:
             return
         self._is_closed = True
         lost = self._cupy.cuda.runtime.CUDARuntimeError  # nothing runs in CUDA any more
@@ -277,28 +287,34 @@ class AsyncTransfer:
                 self._retire(0)
             self._tracked.clear()
             self._staging.clear()
+            self._unregister()
+
+    def _unregister(self) -> None:
+        registration, self._registration = self._registration, None
+        if registration is not None:
+            registration.close()
 
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[Any]:
-        """Makes the GPU the current one; gives its current stream."""
+        """Make the GPU the current one; give its current stream."""
         with on_device(self._cupy, self._device.id):
             yield self._cupy.cuda.get_current_stream()
 
-    def _copy(self, arrays: list[np.ndarray[Any, Any]], sent: Sent) -> list[Any]:
-        borrowed = [self._borrows(array) for array in arrays]
+    def _copy(self, arrays: list[np.ndarray[Any, Any]], pending: PendingBatch) -> list[Any]:
+        in_place = [self._is_registered(array) for array in arrays]
         offsets = [0]
-        for array, is_borrowed in zip(arrays, borrowed, strict=True):
-            nbytes = 0 if is_borrowed else array.nbytes
+        for array, stays in zip(arrays, in_place, strict=True):
+            nbytes = 0 if stays else array.nbytes
             offsets.append(offsets[-1] + nbytes + -nbytes % _ALIGNMENT)
-        sent.n_staged = offsets.pop()
-        staging = self._idle_staging(sent.n_staged) if sent.n_staged else None
+        n_staged = offsets.pop()
+        staging = self._idle_staging(n_staged) if n_staged else None
         copied = new_event(self._cupy)
         there = []
         try:
-            for array, is_borrowed, offset in zip(arrays, borrowed, offsets, strict=True):
-                target = self._empty(array.shape, array.dtype.newbyteorder("="), sent)
+            for array, stays, offset in zip(arrays, in_place, offsets, strict=True):
+                target = self._empty(array.shape, array.dtype.newbyteorder("="), pending)
                 source = array
-                if not is_borrowed and staging is not None:
+                if not stays and staging is not None:
                     source = np.frombuffer(staging.memory, target.dtype, array.size, offset)
                     source = source.reshape(array.shape)
                     source[...] = array
@@ -308,41 +324,41 @@ class AsyncTransfer:
             if staging is not None:
                 staging.copied = copied
                 self._staging.append(staging)
-            if any(borrowed):
-                kept = [a for a, is_borrowed in zip(arrays, borrowed, strict=True) if is_borrowed]
-                self._tracked.append((copied, kept))
+            if any(in_place):
+                self._tracked.append((copied, list(itertools.compress(arrays, in_place))))
         except BaseException:
             # Some copies may have begun. If the stream cannot be waited for, CUDA's context is
             # lost, and nothing runs in it any more.
             with contextlib.suppress(Exception):
                 self._stream.synchronize()
             raise
-        sent._copied = copied
+        pending._copied = copied
         return there
 
-    def _borrows(self, array: np.ndarray[Any, Any]) -> bool:
+    def _is_registered(self, array: np.ndarray[Any, Any]) -> bool:
         return (
-            self.may_borrow is not None
+            self._registration is not None
             and array.flags.c_contiguous
             and array.dtype.isnative
-            and self.may_borrow(array)
+            and self._registration.covers(array)
         )
 
-    def _untrack(self) -> None:
-        while self._tracked and self._tracked[0][0].done:
-            self._tracked.popleft()
+    def _forget_copied(self) -> None:
+        with contextlib.suppress(IndexError):  # none are left, also where a signal handler closes
+            while self._tracked[0][0].done:
+                self._tracked.popleft()
 
-    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], sent: Sent) -> Any:
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], pending: PendingBatch) -> Any:
         cuda = self._cupy.cuda
         nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         memory = allocate(self._cupy, nbytes, self._stream)
         device_buffer = _DeviceBuffer(self, memory)
-        sent._device_buffers.append(device_buffer)
+        pending._device_buffers.append(device_buffer)
         borrowed = cuda.UnownedMemory(memory.ptr, nbytes, device_buffer, self._device.id)
         return self._cupy.ndarray(shape, dtype, cuda.MemoryPointer(borrowed, 0))
 
     def _idle_staging(self, nbytes: int) -> _Staging:
-        """A staging buffer that nothing is copied from, taken out of the pool."""
+        """Take a staging buffer that nothing is copied from."""
         idle = [staging for staging in self._staging if staging.copied.done]
         if not idle and len(self._staging) == _N_STAGING:
             idle = self._staging[:1]
@@ -352,13 +368,13 @@ class AsyncTransfer:
         big = [staging for staging in idle if staging.nbytes >= nbytes]
         found = min(big or idle, key=lambda staging: staging.nbytes)
         self._staging.remove(found)
-        if found.nbytes < nbytes:  # with room to grow: CuPy keeps each size that it ever gave
+        if found.nbytes < nbytes:  # with room to grow: CuPy keeps memory of each size that it gave
             found = _Staging(self._cupy, nbytes + nbytes // 4)
         return found
 
     def _retire(self, n_kept: int) -> None:
-        """Give memory of dropped arrays to CuPy's pool, all but that of the ``n_kept`` last calls
-        with work that has not ended."""
+        """Give memory of dropped arrays to CuPy's pool, except that of the ``n_kept`` last calls
+        whose work has not ended."""
         events, dropped = self._events_behind_dropped()
         if dropped:
             self._retired.append((events, dropped))
@@ -371,7 +387,7 @@ class AsyncTransfer:
             self._retired.popleft()
 
     def _events_behind_dropped(self) -> tuple[list[Any], list[Any]]:
-        """The memory of arrays that are gone, and events behind all that used them."""
+        """Return events behind all uses of the arrays that are gone, and these arrays' memory."""
         taken: list[tuple[Any, Any]] = []
         with contextlib.suppress(IndexError):  # finalizers may add to it, other threads take
             while True:
@@ -410,7 +426,22 @@ def _can_copy(array: Any) -> bool:
     return isinstance(array, np.ndarray) and array.dtype.char in _COPIED_DTYPES and array.size > 0
 
 
-_living: weakref.WeakSet[AsyncTransfer] = weakref.WeakSet()
+def _parts_of(batch: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """Return the arrays of a batch, and what makes a batch of such a list again."""
+    if isinstance(batch, dict):
+        keys = list(batch)
+        return list(batch.values()), lambda arrays: dict(zip(keys, arrays, strict=True))
+    if isinstance(batch, (list, tuple)):
+        return list(batch), type(batch)
+    return [batch], lambda arrays: arrays[0]
+
+
+@atexit.register
+def _close_all() -> None:
+    """While CuPy still works: it was imported before this module, so this runs before its end."""
+    for transfer in _living:
+        transfer.close()
+
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: leak_after_fork(*_living))

@@ -222,15 +222,13 @@ class ConcatWithAsyncTransfer(Converter):
         target = None if device is None else _device.resolve(device)
         if not isinstance(target, _device.GpuDevice):
             return concat_examples(batch, target, padding)
-        from fastiter._device.batches import parts_of
         from fastiter._device.transfer import AsyncTransfer
 
         transfer = self._transfers.get(target.id)
         if transfer is None:
             transfer = AsyncTransfer(target.id, self._stream)
             transfer = self._transfers.setdefault(target.id, transfer)
-        arrays, make = parts_of(concat_examples(batch, None, padding))
-        return make(transfer.send(arrays, self.compute_stream))
+        return transfer.send(concat_examples(batch, None, padding), self.compute_stream)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._stream, self.compute_stream)

@@ -9,7 +9,7 @@ from fastiter import _device
 from fastiter._util.failures import Failure, capture
 
 if TYPE_CHECKING:
-    from fastiter._device.batches import BatchTransfer
+    from fastiter._device.transfer import AsyncTransfer
     from fastiter.iterators._state import Plan
 
 
@@ -41,13 +41,13 @@ class DevicePrefetch:
 
     Parameters
     ----------
-    transfer : BatchTransfer
+    transfer : AsyncTransfer
         Copies the batches. Closed by its owner.
     depth : int
         Batches to copy ahead of the one that ``next()`` returns.
     """
 
-    def __init__(self, transfer: BatchTransfer, depth: int) -> None:
+    def __init__(self, transfer: AsyncTransfer, depth: int) -> None:
         self.transfer = transfer
         self._depth = depth
         self._pending: deque[tuple[Plan, Any]] = deque()  # each a `PendingBatch` or a `Failure`

@@ -23,7 +23,7 @@ from fastiter._util.failures import Failure, FailurePolicy, capture_row, is_skip
 from fastiter.dataset.convert import concat_examples
 
 if TYPE_CHECKING:
-    from fastiter._device.batches import BatchTransfer
+    from fastiter._device.transfer import AsyncTransfer
     from fastiter._order.example_context import Seed
     from fastiter.iterators._state import Indices, Plan
 
@@ -118,7 +118,7 @@ class Source:
         self.converter = None if converter is None else called_with_both(converter)
         self._device = device
         self._target = _device.resolve(device)
-        self._gpu: BatchTransfer | None = None
+        self._gpu: AsyncTransfer | None = None
         self.is_on_gpu = isinstance(self._target, _device.GpuDevice)
         self.concat = concat_of(converter)
         self.takes_device = self.concat is None and type(self.converter) is not BatchOnly
@@ -263,7 +263,7 @@ class Source:
             return {key: self._target.send(array) for key, array in batch.items()}
         return self._target.send(batch)
 
-    def gpu(self) -> BatchTransfer:
+    def gpu(self) -> AsyncTransfer:
         """What copies batches to the iterator's GPU.
 
         Raises
@@ -272,9 +272,9 @@ class Source:
             If CuPy or the GPU is missing.
         """
         if self._gpu is None:
-            from fastiter._device.batches import BatchTransfer
+            from fastiter._device.transfer import AsyncTransfer
 
-            self._gpu = BatchTransfer(self._target.id)
+            self._gpu = AsyncTransfer(self._target.id)
         return self._gpu
 
     def close(self) -> None:

@@ -407,7 +407,7 @@ def test_the_host_needs_none_of_it():
         "import sys, fastiter\n"
         "it = fastiter.SerialIterator([1, 2], 2, converter=fastiter.concat_examples, device=-1)\n"
         "next(it)\n"
-        "assert not {'fastiter._device.transfer', 'fastiter._device.batches'} & set(sys.modules)"
+        "assert 'fastiter._device.transfer' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, env=dict(os.environ))
 

@@ -126,7 +126,7 @@ def test_l8_slots_come_back_after_their_copies_only(build):
         assert_is(next(iterator), number)
     cupy.cuda.Device().synchronize()
     iterator._device_prefetch.transfer.wait(0)
-    copies = iterator._device_prefetch.transfer._transfer._stream
+    copies = iterator._device_prefetch.transfer._stream
     with copies:
         spin(cupy, 1500)  # holds up the copies from now on
         behind = cupy.cuda.Event()
