@@ -1,19 +1,15 @@
-"""Devices: what a ``device`` argument means, and how arrays get there.
+"""Devices: the meaning of a ``device`` argument, and copies of batches to a GPU.
 
-``devices`` says what an argument means, ``cupy`` imports CuPy, alone and only when a GPU is asked
-for. Copies that the host does not wait for: ``transfer`` (to one GPU, through pinned memory),
-``pinned`` (slots that the GPU reads itself), ``batches`` (an iterator's). These three are
-imported when they are first used.
+``cupy`` is the only importer of CuPy. ``transfer`` and ``pinned`` (slots that the GPU reads itself)
+are imported with the first batch for a GPU.
 """
-
-from __future__ import annotations
 
 from fastiter._device.cupy import (
     array_module,
     import_cupy_for,
     is_cupy_array,
     leak_after_fork,
-    settle,
+    synchronize,
 )
 from fastiter._device.devices import CpuDevice, Device, GpuDevice, resolve, send
 
@@ -27,5 +23,5 @@ __all__ = [
     "leak_after_fork",
     "resolve",
     "send",
-    "settle",
+    "synchronize",
 ]

@@ -10,33 +10,26 @@ from typing import Any
 
 import numpy as np
 
-INSTALL_CUPY = "pip install 'fastiter[cuda12]' (or 'fastiter[cuda13]'), or use device=-1"
+_INSTALL = "pip install 'fastiter[cuda12]' (or 'fastiter[cuda13]'), or use device=-1"
 
 CUT_OFF = (
     "this process was forked from one that uses CUDA, and cannot use it: start it by spawn or "
     "forkserver, or send batches to the GPU in the parent"
 )
 
-_UVM = "/dev/nvidia-uvm"  # opened by CUDA, and by nothing that only looks at the GPUs
+_UVM = "/dev/nvidia-uvm"  # opened by CUDA, but not by programs that only look at the GPUs
 
 _is_cut_off = False
-_kept_for_ever: list[Any] = []
+_leaked: list[Any] = []
 
 
 def import_cupy(purpose: str) -> Any:
-    """Import CuPy.
-
-    Raises
-    ------
-    RuntimeError
-        If it is not installed; the text names ``purpose`` and what to install.
-    """
+    """Import CuPy; if it is not installed, raise a RuntimeError that says how to install it."""
     try:
         import cupy
     except ImportError as error:
         raise RuntimeError(
-            f"{purpose} needs CuPy, which cannot be imported ({error}): install it with "
-            f"{INSTALL_CUPY}"
+            f"{purpose} needs CuPy, which cannot be imported ({error}): install it with {_INSTALL}"
         ) from error
     return cupy
 
@@ -47,8 +40,7 @@ def import_cupy_for(device_id: int) -> Any:
     Raises
     ------
     RuntimeError
-        If CuPy or the GPU is missing; the text names what to install. In a process forked from one
-        that uses CUDA.
+        If CuPy or the GPU is missing, or this process was forked from one that uses CUDA.
     """
     cupy = import_cupy(f"device {device_id}")
     try:
@@ -64,13 +56,7 @@ def import_cupy_for(device_id: int) -> Any:
 
 
 def current_device_id() -> int:
-    """The GPU that is CuPy's current one.
-
-    Raises
-    ------
-    RuntimeError
-        As `import_cupy_for`.
-    """
+    """Return the number of CuPy's current GPU; raise as `import_cupy_for`."""
     cupy = import_cupy("device 'cuda'")
     try:
         return int(cupy.cuda.runtime.getDevice())
@@ -79,34 +65,29 @@ def current_device_id() -> int:
 
 
 def _without_gpu(name: str, error: Exception) -> RuntimeError:
-    """What to raise where CUDA's ``error`` says that there is no GPU to use."""
-    check_not_cut_off(error)
+    """Return what to raise where CUDA's ``error`` says that there is no GPU to use."""
+    if _is_cut_off:
+        return RuntimeError(CUT_OFF)
     return RuntimeError(
         f"{name} needs a GPU, and CuPy finds none ({error}): install NVIDIA's driver, and CuPy for "
-        f"a CUDA that the driver supports with {INSTALL_CUPY}"
+        f"a CUDA that the driver supports with {_INSTALL}"
     )
 
 
 def is_cupy_array(x: Any) -> bool:
-    """Whether ``x`` is a CuPy array. Does not import CuPy: without it there is none."""
+    """Whether ``x`` is a CuPy array. Does not import CuPy."""
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(x, cupy.ndarray)
 
 
 def is_cupy_device(x: Any) -> bool:
-    """Whether ``x`` is a ``cupy.cuda.Device``. Does not import CuPy either."""
+    """Whether ``x`` is a ``cupy.cuda.Device``. Does not import CuPy."""
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(x, cupy.cuda.Device)
 
 
 def array_module(x: Any) -> tuple[Any, contextlib.AbstractContextManager[Any]]:
-    """Module for work on ``x`` and its like, and a context in which to do it.
-
-    Returns
-    -------
-    tuple of module and context manager
-        numpy with a context that does nothing, or cupy with the array's device.
-    """
+    """Return the module of ``x``, numpy or cupy, and a context in which its device is current."""
     if is_cupy_array(x):
         cupy = sys.modules["cupy"]
         return cupy, on_device(cupy, x.device.id)
@@ -118,10 +99,10 @@ def array_module(x: Any) -> tuple[Any, contextlib.AbstractContextManager[Any]]:
 
 @contextlib.contextmanager
 def on_device(cupy: Any, device_id: int) -> Iterator[None]:
-    """Makes a GPU the current one, and afterwards the one of before.
+    """Make a GPU the current one, and afterwards the one that was current before.
 
-    CuPy's ``with Device(...)`` ends with that of the ``with`` around it instead, and so forgets
-    what a program has set by ``Device.use()``.
+    CuPy's ``with Device(...)`` restores the device of the ``with`` around it instead, and so
+    forgets what a program has set by ``Device.use()``.
     """
     runtime = cupy.cuda.runtime
     before = runtime.getDevice()
@@ -136,10 +117,10 @@ def on_device(cupy: Any, device_id: int) -> Iterator[None]:
 
 
 def allocate(cupy: Any, nbytes: int, stream: Any) -> Any:
-    """Memory of the current GPU that goes back to ``stream`` in CuPy's pool.
+    """Allocate memory of the current GPU that goes back to ``stream`` in CuPy's pool.
 
     The pool asks for the current stream. CuPy's ``with stream`` would forget what a program has set
-    by ``Stream.use()``, and all that follows would run on another stream.
+    by ``Stream.use()``, and the program's later work would run on another stream.
     """
     before = cupy.cuda.get_current_stream()
     try:
@@ -150,15 +131,15 @@ def allocate(cupy: Any, nbytes: int, stream: Any) -> Any:
 
 
 def new_event(cupy: Any) -> Any:
-    """An event without times; a host that waits for it sleeps instead of asking again and again."""
+    """Make an event without times; a host that waits for it sleeps and does not poll."""
     return cupy.cuda.Event(block=True, disable_timing=True)
 
 
-def settle(batch: Any) -> None:
-    """Wait until what this thread has made on a GPU of a batch is there.
+def synchronize(batch: Any) -> None:
+    """Wait for this thread's current streams on the GPUs that a batch lies on.
 
-    For threads of the loader: nobody else waits for the streams that are current in them. Of a list
-    only the first entry is looked at, since examples are alike.
+    For the loader's own threads, whose streams the program does not wait for. Of a list only the
+    first entry is looked at, since examples are alike.
     """
     cupy = sys.modules.get("cupy")
     if cupy is None:
@@ -180,21 +161,9 @@ def _gpus_of(cupy: Any, x: Any) -> set[int]:
 # ---- forked children, which cannot use the CUDA of their parent --------------------------------
 
 
-def check_not_cut_off(error: Exception) -> None:
-    """Say so if CUDA's ``error`` comes of a fork.
-
-    Raises
-    ------
-    RuntimeError
-        In a process that was forked while its parent used CUDA.
-    """
-    if _is_cut_off:
-        raise RuntimeError(CUT_OFF) from error
-
-
-def leak_after_fork(*things: Any) -> None:
-    """In a forked child: have no destructor run of what belongs to the parent's CUDA."""
-    _kept_for_ever.extend(things)
+def leak_after_fork(*objects: Any) -> None:
+    """In a forked child: never run the destructors of objects of the parent's CUDA."""
+    _leaked.extend(objects)
 
 
 def _after_fork_in_child() -> None:
@@ -206,7 +175,7 @@ def _has_open(path: str) -> bool:
     if not os.path.exists(path):
         return False
     for entry in os.scandir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the one of this very loop
+        with contextlib.suppress(OSError):  # the descriptor of this loop itself
             if os.readlink(entry.path) == path:
                 return True
     return False

@@ -1,4 +1,4 @@
-"""Devices, and what a ``device`` argument means."""
+"""Devices, and the meaning of a ``device`` argument."""
 
 from __future__ import annotations
 
@@ -27,11 +27,7 @@ class Device:
     """A place for arrays. `CpuDevice` and `GpuDevice` are the two kinds."""
 
     name: str  #: '@numpy' or '@cupy:<id>'
-
-    @property
-    def xp(self) -> Any:
-        """Module of the arrays that live here: numpy or cupy."""
-        raise NotImplementedError
+    xp: Any  #: module of the arrays that live here: numpy or cupy
 
     def send(self, arrays: Any) -> Any:
         """Move an array, or a list or tuple of arrays (None among them), to this device.
@@ -71,10 +67,7 @@ class CpuDevice(Device):
     """The host: NumPy arrays."""
 
     name = "@numpy"
-
-    @property
-    def xp(self) -> Any:
-        return np
+    xp = np
 
     def _send_one(self, array: Any) -> Any:
         if array is None or isinstance(array, np.ndarray):
@@ -100,13 +93,9 @@ class GpuDevice(Device):
     """
 
     def __init__(self, device_id: int) -> None:
-        self._cupy = import_cupy(f"device {device_id}")
+        self.xp = import_cupy(f"device {device_id}")
         self.id = device_id
         self.name = f"@cupy:{device_id}"
-
-    @property
-    def xp(self) -> Any:
-        return self._cupy
 
     def _send_one(self, array: Any) -> Any:
         if array is None:
@@ -116,10 +105,10 @@ class GpuDevice(Device):
         if not is_cupy_array(array) and not isinstance(array, np.ndarray):
             array = _scalar_array(array)
         try:
-            with on_device(self._cupy, self.id):
-                return self._cupy.array(array)
-        except self._cupy.cuda.runtime.CUDARuntimeError:
-            import_cupy_for(self.id)  # says so if there is no such GPU
+            with on_device(self.xp, self.id):
+                return self.xp.array(array)
+        except self.xp.cuda.runtime.CUDARuntimeError:
+            import_cupy_for(self.id)  # raises a plain message if there is no such GPU
             raise
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -127,7 +116,7 @@ class GpuDevice(Device):
 
 
 def resolve(device: Any) -> Any:
-    """The device that an argument names.
+    """Return the device that an argument names.
 
     Parameters
     ----------
@@ -184,4 +173,7 @@ def send(device: Any, x: Any) -> Any:
 def _scalar_array(value: Any) -> np.ndarray[Any, Any]:
     if np.isscalar(value):
         return np.asarray(value)
-    raise TypeError(f"cannot make an array for a device out of {type(value).__qualname__}")
+    raise TypeError(
+        f"cannot send an object of type {type(value).__qualname__} to a device: only arrays, "
+        "numbers and strings"
+    )

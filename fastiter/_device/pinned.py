@@ -1,4 +1,4 @@
-"""Slots that a GPU reads where they lie: the arena's memory, registered with CUDA."""
+"""The arena's slots, registered with CUDA so that a GPU reads them itself."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every GPU of the process
 _SWITCH = "FASTITER_REGISTER"
 
 _COST = (
-    "batches are copied into pinned memory first, by the thread that calls next(): at some 11 GB/s "
-    "(on one H200), where a GPU reads registered memory at 55 GB/s by itself"
+    "batches are copied into pinned memory first, by the thread that calls next(): at about 11 "
+    "GB/s (on one H200), while a GPU reads registered memory at 55 GB/s by itself"
 )
 
 
 class Registration:
     """The slots of one arena that are registered with CUDA, each as one range.
 
-    A slot is registered when the first batch in it goes to a GPU. One that has grown since is
-    registered anew, as a whole, since a copy must not reach from one range into another; at that
-    time its batch is the only one that can be copied from it, and has not been yet.
+    A slot is registered when its first batch goes to a GPU. If it has grown since, it is registered
+    anew as a whole, since a copy must not reach from one range into another; at that time no copy
+    from it is pending. It keeps the mapping: memory must be unregistered before it is unmapped.
 
-    It keeps the mapping: memory must be unregistered first. Used under the iterator's lock.
+    Used under the iterator's lock.
 
     Parameters
     ----------
     cupy : module
     device_id : int
-        A GPU whose context may be used; what is registered there is so for all.
+        A GPU whose context may be used; the registration counts for all GPUs.
     arena : Arena
         Mapped by this process.
     """
@@ -51,15 +51,15 @@ class Registration:
         self._pid = os.getpid()
 
     def covers(self, array: np.ndarray[Any, Any]) -> bool:
-        """Whether a contiguous array lies in a slot of the arena, leased and registered.
+        """Whether a contiguous array lies in a leased slot of the arena that is registered.
 
-        Registers the slot if need be, which takes milliseconds. If CUDA refuses that, it is told in
-        a RuntimeWarning, once, and no slot is tried again.
+        Registers the slot if necessary, which takes milliseconds. If CUDA refuses, a RuntimeWarning
+        says so once, and no slot is tried again.
         """
         lease = lease_of(array)
         if lease is None or lease.arena is not self.arena:
             return False
-        # The committed bytes, of which there are no more and no fewer as long as it is leased.
+        # The committed bytes, whose number stays the same as long as the slot is leased.
         slot = np.frombuffer(lease, np.uint8)  # type: ignore[call-overload]
         address, nbytes = slot.ctypes.data, slot.nbytes
         if self._ranges.get(address, 0) < nbytes and not self._register(address, nbytes):
@@ -68,10 +68,7 @@ class Registration:
         return bool(address <= start and start + array.nbytes <= address + nbytes)
 
     def close(self) -> None:
-        """Unregister everything. No copy from there is under way any more.
-
-        Does nothing in a forked process.
-        """
+        """Unregister everything, once no copy is pending. Does nothing in a forked process."""
         if self._pid != os.getpid():
             return
         self._is_given_up = True
@@ -90,13 +87,13 @@ class Registration:
         try:
             if address in self._ranges:
                 self._unregister(address)
-            # CUDA would go on reading pages that were given back to the system.
+            # Otherwise CUDA would read pages that were given back to the system.
             self.arena.keeps_pages = True
             with self._on_device():
                 self._runtime.hostRegister(address, nbytes, _PORTABLE)
             self._ranges[address] = nbytes
-            # Memory that a device may read is commonly kept from forked children. It is shared, so
-            # a fork copies no page of it, and workers that are forked later need it.
+            # Drivers commonly hide memory that a device may read from forked children. It is
+            # shared, so a fork copies no page of it, and workers that are forked later need it.
             self.arena.do_fork()
         except (self._runtime.CUDARuntimeError, OSError) as error:
             if address in self._ranges:
@@ -105,8 +102,8 @@ class Registration:
             warn_caller(
                 f"CUDA cannot register the {nbytes} bytes of shared memory that hold a batch "
                 f"({error}), so {_COST}. Likely causes: a limit on locked memory (ulimit -l), or a "
-                f"container without the permission. {_SWITCH}=0 in the environment keeps from "
-                "trying, and from this warning",
+                f"container without the permission. {_SWITCH}=0 in the environment switches "
+                "registration, and this warning, off",
                 RuntimeWarning,
             )
             return False
@@ -117,7 +114,7 @@ class Registration:
 
     def _unregister(self, address: int) -> None:
         del self._ranges[address]
-        with contextlib.suppress(self._runtime.CUDARuntimeError):  # then CUDA is lost altogether
+        with contextlib.suppress(self._runtime.CUDARuntimeError):  # CUDA's context is lost
             self._runtime.hostUnregister(address)
 
 

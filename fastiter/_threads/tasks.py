@@ -171,7 +171,7 @@ class BatchTask:
         elif len(self._tolerated) < len(self._indices):
             try:
                 batch = self._make()
-                _device.settle(batch)
+                _device.synchronize(batch)
                 self._batch = batch
             except BaseException as error:
                 self._batch = Failure.of(error, f"converter, {self._facts()}")
