@@ -93,9 +93,10 @@ class PendingBatch:
         self._made: Any = None  # the stream on which CuPy makes the other arrays, and an event
 
     def hand_out(self, compute_stream: Any = None) -> Any:
-        """Return the batch, for use on a stream, by default this GPU's current one. Once only.
+        """Return the batch, for use on a stream, by default this GPU's current one.
 
-        What that stream is given from now on runs after the copies. Does not block.
+        What that stream is given from now on runs after the copies. Does not block. A second call,
+        after an interrupt in the first one, gives the same batch.
         """
         with self._on_device() as current:
             compute = current if compute_stream is None else compute_stream
@@ -105,8 +106,7 @@ class PendingBatch:
                 compute.wait_event(self._copied)
             if self._made is not None and self._made[0].ptr != compute.ptr:
                 compute.wait_event(self._made[1])
-        arrays, self._arrays, self._device_buffers = self._arrays, [], []
-        return self._rebuild(arrays)
+        return self._rebuild(self._arrays)
 
 
 class AsyncTransfer:

@@ -5,6 +5,8 @@ cdef class Plan:
     cdef readonly object indices
     cdef readonly object state
     cdef readonly object error
+    cdef public object work
+    cdef public object outcome
 
 
 cdef class PlanQueue:
@@ -12,13 +14,11 @@ cdef class PlanQueue:
     cdef readonly object batch_size
     cdef readonly bint repeat
     cdef readonly bint is_begun
-    cdef int64_t step  # the batch size, or as much of it as matters
     cdef list plans  # planned and not delivered, oldest first
-    cdef Py_ssize_t handed_out  # so many of them were returned by ahead()
     cdef bint is_passing  # the batch of the state was passed over
-    cdef void put_state(self, object state)
-    cdef Plan newest(self)
+    cdef void put_state(self, object state) noexcept
     cdef Plan first(self)
     cdef Plan next_ahead(self)
     cdef Plan plan_one(self)
-    cdef Plan plan_beyond(self, object state)
+    cdef object advance(self, object state)
+    cdef object piece(self, object order, int64_t start, int64_t stop)

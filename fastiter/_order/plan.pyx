@@ -1,8 +1,7 @@
-"""Plans of batches that are still to come, and the step that nearly all of them are.
+"""The rule of epochs, and the plans of the batches to come.
 
-A batch that ends before its epoch does follows from the state by arithmetic: that is done here.
-The others (an epoch's end, the iteration's, an order that computes its slices) are what the
-subclass' ``_advance`` says, which is free to run the user's code.
+`PlanQueue` plans batches by one rule, keeps those that were not delivered, and delivers the oldest
+one. What is done for a batch ahead of its delivery belongs to its plan: `Plan.work`.
 """
 
 import copyreg
@@ -10,8 +9,7 @@ import copyreg
 cimport cython
 cimport numpy as cnp
 from cpython.ref cimport Py_INCREF
-from cpython.tuple cimport (
-    PyTuple_Check, PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_SET_ITEM)
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_SET_ITEM
 from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 
@@ -23,7 +21,7 @@ from fastiter._clib.tuples cimport fi_new_tuple
 cnp.import_array()
 
 cdef enum:
-    # Where the items of a State are.
+    # The items of a State.
     POSITION = 0
     EPOCH = 1
     IS_NEW_EPOCH = 2
@@ -33,50 +31,58 @@ cdef enum:
     N_DRAWN = 6
     STATE_ITEMS = 7
 
-# Below it a double holds every integer, so that a quotient is the one that Python gives.
-cdef int64_t MOST_EXACT = <int64_t>1 << 53
+
+cdef inline int64_t *data_of(object array) noexcept:
+    return <int64_t *>PyArray_DATA(<PyArrayObject *>array)
+
+
+cdef inline object new_indices(int64_t n):
+    cdef cnp.npy_intp length = n
+    return cnp.PyArray_EMPTY(1, &length, cnp.NPY_INT64, 0)
 
 
 def counted(int64_t start, int64_t stop):
-    cdef Py_ssize_t n = max(stop - start, 0), i
-    cdef cnp.ndarray numbers = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&n, cnp.NPY_INT64, 0)
-    cdef int64_t *target = <int64_t *>PyArray_DATA(<PyArrayObject *>numbers)
+    """Count from ``start`` to below ``stop``: numpy.arange, in a fraction of its time."""
+    cdef int64_t n = max(stop - start, 0), i
+    numbers = new_indices(n)
+    cdef int64_t *target = data_of(numbers)
     for i in range(n):
         target[i] = start + i
     return numbers
 
 
-cdef object slice_of(object order, int64_t start, int64_t stop):
-    """A copy of a part of an order, or None if that is no plain array."""
+cdef bint is_plain(object order, int64_t stop) noexcept:
+    """Whether an order is an array from whose memory indices below ``stop`` can be copied."""
     cdef PyArrayObject *array = <PyArrayObject *>order
-    cdef Py_ssize_t n = stop - start
-    cdef cnp.ndarray indices
-    if not PyArray_CheckExact(array) or PyArray_NDIM(array) != 1 or (
-            not PyArray_IS_C_CONTIGUOUS(array) or PyArray_DESCR(array).type_num != cnp.NPY_INT64
-            or not cnp.PyArray_ISNBO(PyArray_DESCR(array).byteorder)
-            or stop > PyArray_DIMS(array)[0]):
-        return None
-    indices = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&n, cnp.NPY_INT64, 0)
-    memcpy(PyArray_DATA(<PyArrayObject *>indices), <int64_t *>PyArray_DATA(array) + start,
-           n * sizeof(int64_t))
-    return indices
+    return (PyArray_CheckExact(array) and PyArray_NDIM(array) == 1
+            and PyArray_IS_C_CONTIGUOUS(array) and PyArray_DESCR(array).type_num == cnp.NPY_INT64
+            and cnp.PyArray_ISNBO(PyArray_DESCR(array).byteorder)
+            and stop <= PyArray_DIMS(array)[0])
 
 
 @cython.freelist(16)
 cdef class Plan:
+    """One batch to come, or the reason why there is none.
+
+    Attributes
+    ----------
+    indices : int64[batch], contiguous; None at the end of the iteration and with an error
+    state : the state after this batch
+    error : what the order sampler or ``len(dataset)`` raised, or None
+    work : what is being done for the batch, or None; any object, which the plan owns
+    outcome : the batch, or its `Failure`, from when it is made until it is delivered; else None
+    """
+
     def __init__(self, indices, state, error=None):
         self.indices = indices
         self.state = state
         self.error = error
 
-    @property
-    def is_batch(self):
-        return self.indices is not None
-
-    def place(self, batch_size):
+    def label(self, batch_size):
+        """The epoch in which the batch begins and its number there, both from 0, for messages."""
         state = self.state
         position = state.epoch_size if state.is_new_epoch else state.position
-        return state.epoch - state.is_new_epoch, (position - 1) // batch_size
+        return f"epoch {state.epoch - state.is_new_epoch}, batch {(position - 1) // batch_size}"
 
 
 cdef inline Plan new_plan(object indices, object state, object error):
@@ -87,116 +93,116 @@ cdef inline Plan new_plan(object indices, object state, object error):
     return plan
 
 
-cdef void put(object state, Py_ssize_t place, object value) noexcept:
-    Py_INCREF(value)
-    PyTuple_SET_ITEM(state, place, value)
-
-
 cdef inline object item(object state, Py_ssize_t place):
     return <object>PyTuple_GET_ITEM(state, place)
 
 
-cdef Plan plan_within(object state, int64_t batch_size, bint repeat):
-    """The plan of a batch that does not reach the end of its epoch; None for any other."""
-    cdef int64_t position, size, stop
-    if not PyTuple_Check(state) or PyTuple_GET_SIZE(state) != STATE_ITEMS:
-        return None
-    if not repeat and item(state, EPOCH) > 0:
-        return None
-    position, size = item(state, POSITION), item(state, EPOCH_SIZE)
-    if batch_size >= size - position or size > MOST_EXACT:
-        return None
-    stop = position + batch_size
-    order = item(state, ORDER)
-    indices = counted(position, stop) if order is None else slice_of(order, position, stop)
-    if indices is None:
-        return None
-    detail = item(state, EPOCH) + <double>position / <double>size
-    after = fi_new_tuple(type(state), STATE_ITEMS)
-    put(after, POSITION, stop)
-    put(after, EPOCH, item(state, EPOCH))
-    put(after, IS_NEW_EPOCH, False)
-    put(after, ORDER, order)
-    put(after, EPOCH_SIZE, item(state, EPOCH_SIZE))
-    put(after, PREVIOUS_EPOCH_DETAIL, detail)
-    put(after, N_DRAWN, item(state, N_DRAWN))
-    return new_plan(indices, after, None)
-
-
-cdef object state_of_both(object before, object after):
-    """What a batch tells of itself and of the ones before it that were passed over."""
-    return after._replace(
-        is_new_epoch=item(before, IS_NEW_EPOCH) or item(after, IS_NEW_EPOCH),
-        previous_epoch_detail=item(before, PREVIOUS_EPOCH_DETAIL))
+cdef inline void put(object state, Py_ssize_t place, object value) noexcept:
+    Py_INCREF(value)
+    PyTuple_SET_ITEM(state, place, value)
 
 
 cdef class PlanQueue:
+    """The plans of batches after the one delivered last.
+
+    A batch is begun (`ahead`), then delivered (`deliver`), in one order. A copy or pickle of a queue
+    carries the plans that were not delivered, so its future equals the original's, and the sampler
+    is not asked again for orders that it has drawn.
+
+    Not safe to call from two threads at a time, except for `state` and `works`.
+
+    A subclass defines
+
+    - ``_next_epoch(order, position, size, n_drawn)``: order, size and number of orders drawn of the
+      epoch after one in which the last batch begins at ``position``;
+    - ``_slice(order, start, stop)``: a part of an order that is not a contiguous int64 array, as
+      such an array;
+    - ``_note(state)``: told of a state with another number of orders drawn.
+
+    Parameters
+    ----------
+    state : State
+        State of the batch delivered last.
+    batch_size : int
+        Examples in a batch, at least 1.
+    repeat : bool
+        Whether another epoch follows the first.
+    """
+
     def __init__(self, state, batch_size, bint repeat):
-        self.put_state(state)
+        self.current = state
         self.batch_size = batch_size
         self.repeat = repeat
-        self.step = min(batch_size, MOST_EXACT)
         self.plans = []
-        self.handed_out = 0
         self.is_passing = self.is_begun = False
 
-    # Any thread may read the state while another one delivers: it takes a reference of its own
-    # before that one can drop the object.
     @property
     def state(self):
+        """State of the batch delivered last. Any thread may ask."""
+        # It takes a reference of its own before a thread that delivers can drop the object.
         with cython.critical_section(self):
             return self.current
 
-    cdef void put_state(self, object state):
-        before = self.current  # which dies after the section, if it does
+    cdef void put_state(self, object state) noexcept:
         with cython.critical_section(self):
             self.current = state
 
-    def _advance(self, state):
-        raise NotImplementedError
-
-    def _note(self, state):
-        raise NotImplementedError
+    def works(self):
+        """The work for all batches that are begun, oldest first. Any thread may ask."""
+        works = [(<Plan>plan).work for plan in list(self.plans)]
+        return [work for work in works if work is not None]
 
     def peek(self):
+        """The plan that `deliver` takes next. Raises nothing that belongs to the batch."""
         return self.first()
-
-    def ahead(self):
-        return self.next_ahead()
-
-    cdef Plan newest(self):
-        """The plan that is furthest ahead, or None."""
-        cdef Py_ssize_t count = len(self.plans)
-        return <Plan>self.plans[count - 1] if count else None
 
     cdef Plan first(self):
         return <Plan>self.plans[0] if self.plans else self.plan_one()
 
+    def ahead(self):
+        """The first plan without work: the batch to begin next.
+
+        At the end of the iteration, or an error, that plan is returned again and again.
+        """
+        return self.next_ahead()
+
     cdef Plan next_ahead(self):
-        cdef Plan plan
-        if self.handed_out == len(self.plans):
-            plan = self.newest()
-            if plan is not None and plan.indices is None:
-                return plan
-            self.plan_one()
-        plan = <Plan>self.plans[self.handed_out]
-        self.handed_out += 1
-        return plan
+        cdef Py_ssize_t count = len(self.plans), i = count
+        while i > 0 and (<Plan>self.plans[i - 1]).work is None:
+            i -= 1
+        return <Plan>self.plans[i] if i < count else self.plan_one()
 
     def deliver(self):
+        """Deliver the oldest plan: it leaves with its work and its outcome, its state is installed.
+
+        These happen at once: no Python runs in between, and so no signal handler. Ctrl-C comes
+        either before, and the next call finds the outcome in the plan, or after.
+
+        Raises
+        ------
+        StopIteration
+            At the end of the iteration.
+        Exception
+            What the order sampler or ``len(dataset)`` raised when this batch was planned, its
+            StopIteration as a RuntimeError. The state stays as it is, and the next call plans
+            this batch anew.
+        """
         cdef Plan plan = self.first()
-        # The plan leaves last: if Ctrl-C comes in between, it is the next one again.
-        if self.handed_out:
-            self.handed_out -= 1
+        state = self.current if plan.error is not None else plan.state
+        if plan.indices is not None and self.is_passing:
+            # The state tells of this batch and of those passed over before it.
+            state = state._replace(
+                is_new_epoch=item(self.current, IS_NEW_EPOCH) or item(state, IS_NEW_EPOCH),
+                previous_epoch_detail=item(self.current, PREVIOUS_EPOCH_DETAIL))
+        if item(state, N_DRAWN) != item(self.current, N_DRAWN):
+            self._note(state)
+        # What dies by this step, dies at the end of this function.
+        kept = plan.work, plan.outcome, self.current
+        plan.work = plan.outcome = None
         if plan.error is None:
             self.is_begun = True
-            if item(plan.state, N_DRAWN) != item(self.current, N_DRAWN):
-                self._note(plan.state)
-            if self.is_passing and plan.indices is not None:
-                self.put_state(state_of_both(self.current, plan.state))
-            else:
-                self.put_state(plan.state)
             self.is_passing = False
+            self.put_state(state)
         del self.plans[0]
         if plan.indices is not None:
             return plan
@@ -205,23 +211,30 @@ cdef class PlanQueue:
         raise StopIteration
 
     def pass_over(self):
+        """Take the oldest plan, of whose batch nothing is left.
+
+        As `deliver`, but the state after the next batch then tells of both: the one passed over may
+        have ended an epoch, and ``previous_epoch_detail`` is that before both.
+        """
         self.deliver()
         self.is_passing = True
 
     def rewind(self):
-        self.handed_out = 0
-
-    def discard(self):
-        self.plans.clear()
-        self.handed_out = 0
+        """Drop all work: every batch that was not delivered is begun anew."""
+        for plan in self.plans:
+            (<Plan>plan).work = (<Plan>plan).outcome = None
 
     def restart(self, state):
-        self.discard()
+        """Go on from ``state``. All plans are dropped, and lose their work."""
+        self._note(state)
+        self.rewind()
+        kept = self.plans, self.current  # what dies by this, dies at the end of this function
+        self.plans = []
         self.is_passing = self.is_begun = False
         self.put_state(state)
-        self._note(state)
 
     def copy(self):
+        """A queue with the same future, which shares sampler and dataset with this one."""
         other = type(self).__new__(type(self))
         other.__setstate__(self.__getstate__())
         return other
@@ -229,7 +242,7 @@ cdef class PlanQueue:
     __copy__ = copy
 
     def __getstate__(self):
-        # The copy has handed out nothing yet, and it tries a failed sampler again itself.
+        # A copy begins all work anew, and asks a sampler that failed again.
         plans = [(plan.indices, plan.state) for plan in list(self.plans) if plan.error is None]
         return {
             **self.__dict__,
@@ -254,22 +267,78 @@ cdef class PlanQueue:
         return copyreg.__newobj__, (type(self),), self.__getstate__()
 
     cdef Plan plan_one(self):
-        cdef Plan newest = self.newest()
-        state = self.current if newest is None else newest.state
-        cdef Plan plan = plan_within(state, self.step, self.repeat)
-        if plan is None:
-            plan = self.plan_beyond(state)
-        self.plans.append(plan)
-        return plan
-
-    cdef Plan plan_beyond(self, object state):
+        """Plan the batch after all that are planned."""
+        cdef Py_ssize_t count = len(self.plans)
+        state = (<Plan>self.plans[count - 1]).state if count else self.current
+        cdef Plan plan
         try:
-            after, indices = self._advance(state)
-            return new_plan(indices, after, None)
+            after, indices = self.advance(state)
+            plan = new_plan(indices, after, None)
         except StopIteration as error:
             # Raised by the sampler, it would end the caller's loop in silence.
             wrapped = RuntimeError("order_sampler raised StopIteration")
             wrapped.__cause__ = error
-            return new_plan(None, state, wrapped)
+            plan = new_plan(None, state, wrapped)
         except Exception as error:
-            return new_plan(None, state, error)
+            plan = new_plan(None, state, error)
+        self.plans.append(plan)
+        return plan
+
+    cdef object advance(self, object state):
+        """The state after the batch that follows ``state``, and the batch's indices; None at the
+        end of the iteration.
+
+        With ``repeat`` a batch that reaches the end of an epoch goes on in the next one. Without,
+        the last batch is short and nothing follows it. A batch that ends exactly at an epoch's end
+        completes that epoch. Whenever an epoch ends, also the last one, and several times in a
+        batch longer than the epoch, the next order is drawn.
+        """
+        cdef int64_t position = item(state, POSITION), size = item(state, EPOCH_SIZE)
+        cdef int64_t batch_size = self.batch_size, left = batch_size, n
+        cdef bint is_new_epoch = False
+        epoch, order, n_drawn = item(state, EPOCH), item(state, ORDER), item(state, N_DRAWN)
+        detail = epoch + item(state, POSITION) / item(state, EPOCH_SIZE)
+        if not self.repeat and epoch > 0:
+            return state._replace(previous_epoch_detail=detail), None
+        indices = new_indices(left) if self.repeat and left > size - position else None
+        while True:
+            n = min(left, size - position)
+            piece = self.piece(order, position, position + n)
+            if indices is None:
+                indices = piece
+            else:
+                memcpy(data_of(indices) + batch_size - left, data_of(piece), n * sizeof(int64_t))
+            left -= n
+            if n < size - position:
+                position += n
+                break
+            order, size, n_drawn = self._next_epoch(order, position, size, n_drawn)
+            position = 0
+            epoch += 1
+            is_new_epoch = True
+            if not self.repeat or left == 0:
+                break
+        after = fi_new_tuple(type(state), STATE_ITEMS)
+        put(after, POSITION, position)
+        put(after, EPOCH, epoch)
+        put(after, IS_NEW_EPOCH, is_new_epoch)
+        put(after, ORDER, order)
+        put(after, EPOCH_SIZE, size)
+        put(after, PREVIOUS_EPOCH_DETAIL, detail)
+        put(after, N_DRAWN, n_drawn)
+        return after, indices
+
+    cdef object piece(self, object order, int64_t start, int64_t stop):
+        """The indices at the positions from ``start`` to below ``stop``, as an array of their own."""
+        if order is None:
+            return counted(start, stop)
+        if not is_plain(order, stop):
+            indices = self._slice(order, start, stop)
+            if not is_plain(indices, 0) or len(indices) != stop - start:
+                raise ValueError(
+                    f"a slice of the order has {len(indices)} indices where {stop - start} were "
+                    "expected")
+            return indices
+        indices = new_indices(stop - start)
+        memcpy(data_of(indices), data_of(order) + start, (stop - start) * sizeof(int64_t))
+        return indices

@@ -195,14 +195,6 @@ cdef class ParentRing:
         codes = [(r, fi_row_code(ring, slot, r, q)) for r in range(self.parent.slot[slot].n)]
         return [(r, code) for r, code in codes if code != FI_ROW_OK]
 
-    def take(self, bint copied):
-        """The oldest batch leaves the ring; `copied`: its slot is free again at once."""
-        fi_parent_take(&self.parent, copied)
-
-    def drop(self):
-        """The oldest batch leaves undelivered, since its row words are broken. Its slot drains."""
-        fi_parent_drop(&self.parent)
-
     def entry(self, uint32_t slot, uint32_t row):
         """(offset, bytes) of the packed payload of a row; the lease checks them."""
         cdef uint64_t offset, size

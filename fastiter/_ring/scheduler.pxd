@@ -1,6 +1,7 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from fastiter._order.plan cimport Plan
+from fastiter._order.plan cimport Plan, PlanQueue
+from fastiter._ring.lease cimport Lease
 from fastiter._ring.parent_ring cimport ParentRing
 from fastiter._ring.row_reader cimport Schema
 
@@ -23,11 +24,10 @@ cdef class BatchScheduler:
     cdef readonly uint64_t _recent_bytes
     cdef public int64_t _single_until
     cdef public bint _fast_path_ok
-    cdef public bint is_settled
     cdef public tuple seed
-    cdef Plan _unscheduled  # planned, but there was no room for it yet
     cdef readonly uint64_t calls
     cdef readonly uint64_t ready_sum
-    cdef public Plan _taken  # the last one whose batch was taken out of the ring
+    cdef bint agrees(self, PlanQueue plans)
     cdef int tell_origin(self, uint32_t slot, Plan plan) except -1
+    cpdef Lease lease_head(self, uint32_t slot, bint converted)
     cdef bint schedule(self, Plan plan) except -1

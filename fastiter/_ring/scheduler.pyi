@@ -39,14 +39,12 @@ class BatchScheduler:
         Batches ahead of the one that the caller waits for.
     """
 
-    is_settled: bool  #: False while ring and plans may differ in what is scheduled
     seed: tuple[int, int]  #: of the iteration, for the random numbers of examples
     _least_bytes: int  #: of a slot, until the columns are known
     _recent_bytes: int  #: of a slot, that recent batches took
     _single_until: int  #: sequence up to which rows are offered one by one, or -1
     _n_prefetch: int  #: batches ahead of the one that is waited for
     _fast_path_ok: bool  #: False makes `take` leave every batch to the subclass
-    _taken: Plan | None  #: the last one whose batch was taken out of the ring
 
     @property
     def calls(self) -> int:
@@ -82,28 +80,19 @@ class BatchScheduler:
     def is_empty(self) -> bool:
         """Whether no batch is in the ring."""
 
-    def top_up(self, plans: PlanQueue) -> None:
-        """Schedule as many batches as are wanted and have room, and wake workers for them.
-
-        Raises
-        ------
-        MemoryError
-            If a slot cannot be given the memory that it needs, and no batch is in the ring.
-        KeyboardInterrupt
-            From the order sampler. The next call fetches anew what was scheduled.
-        """
-
+    def top_up(self, plans: PlanQueue) -> None: ...
     def note_used(self, used: int) -> None:
         """Note how many bytes of its slot a batch has taken."""
 
     def use_schema(self, schema: Schema) -> None:
         """Have the batches scheduled from now on filled by a schema, just published."""
 
-    def reset(self) -> None:
-        """Forget all that is scheduled. Does not wait for the workers."""
-
-    def take(self, plan: Plan) -> Lease | None:
-        """Take the batch of ``plan``, the oldest one, if it is complete and nothing special.
+    def reset(self) -> None: ...
+    def lease_head(self, slot: int, converted: bool) -> Lease: ...
+    def free_head(self) -> None: ...
+    def drop_head(self) -> None: ...
+    def take(self) -> Lease | None:
+        """Take the oldest batch, if it is complete and nothing special.
 
         Returns
         -------

@@ -32,8 +32,7 @@ cdef class Scheduled:
 
     @property
     def label(self):
-        epoch, batch = self.plan.place(self.batch_size)
-        return f"epoch {epoch}, batch {batch}"
+        return self.plan.label(self.batch_size)
 
 
 cdef class BatchScheduler:
@@ -48,10 +47,7 @@ cdef class BatchScheduler:
         self._recent_bytes = 0
         self._single_until = -1
         self._fast_path_ok = True
-        self.is_settled = True
         self.seed = (0, 0)
-        self._unscheduled = None
-        self._taken = None
 
     @property
     def is_own(self):
@@ -71,36 +67,45 @@ cdef class BatchScheduler:
     # ---- schedule
 
     def top_up(self, PlanQueue plans):
+        """Schedule as many batches as are wanted and have room, and wake workers for them.
+
+        Raises
+        ------
+        MemoryError
+            If a slot cannot be given the memory that it needs, and no batch is in the ring.
+        KeyboardInterrupt
+            From the order sampler. Nothing is lost.
+        """
         cdef Plan plan
-        if self._taken is not None and self._taken is plans.first():
-            self.is_settled = False  # the delivery of its batch was interrupted
-        self._taken = None
-        if not self.is_settled:
-            # Ctrl-C, or another signal handler's exception, came at a moment that left ring and
-            # plans apart: all batches from the next one on are fetched again.
+        if not self.agrees(plans):
             self.reset()
-            plans.rewind()
-        # A sampler, or the dataset's length, may raise KeyboardInterrupt.
-        self.is_settled = False
+            for plan in plans.plans:
+                if type(plan.work) is Scheduled:
+                    plan.work = None
         fi_parent_collect(&self._ring.parent)
         while len(self._scheduled) <= self._n_prefetch:
-            plan = self._unscheduled
-            if plan is None:
-                plan = plans.next_ahead()
+            plan = plans.next_ahead()
             if plan.indices is None:
                 break
-            self._unscheduled = plan
             try:
                 if not self.schedule(plan):
                     break
             except MemoryError:
                 if self._scheduled:
                     break  # with fewer batches ahead it may do
-                self.is_settled = True
                 raise
-            self._unscheduled = None
-        self.is_settled = True
         fi_parent_publish(&self._ring.parent)
+
+    cdef bint agrees(self, PlanQueue plans):
+        """Whether the oldest batch in the ring is the first one that the plans have there.
+
+        It is not after an interrupt between `take` and the delivery, and after a restart.
+        """
+        cdef Plan plan
+        for plan in plans.plans:
+            if type(plan.work) is Scheduled and plan.outcome is None:
+                return bool(self._scheduled) and plan.work is self._scheduled[0]
+        return not self._scheduled
 
     cdef bint schedule(self, Plan plan) except -1:
         """Puts a batch into the ring; False if no slot is free yet."""
@@ -127,6 +132,7 @@ cdef class BatchScheduler:
         record.schema = self._schema
         record.batch_size = self._batch_size
         self._scheduled.append(record)
+        plan.work = record
         return True
 
     cdef int tell_origin(self, uint32_t slot, Plan plan) except -1:
@@ -143,8 +149,10 @@ cdef class BatchScheduler:
         self._schema_number += 1
 
     def reset(self):
-        self.is_settled = False
-        self._unscheduled = None
+        """Forget all that is scheduled. Does not wait for the workers."""
+        cdef Scheduled record
+        for record in self._scheduled:
+            record.plan.work = None
         fi_parent_reset(&self._ring.parent)
         self._scheduled.clear()
 
@@ -153,7 +161,7 @@ cdef class BatchScheduler:
 
     # ---- take
 
-    def take(self, Plan plan):
+    def take(self):
         cdef uint32_t slot = 0, flags = 0, irregular = 0, row = 0
         cdef uint64_t word = 0
         cdef fi_parent *parent = &self._ring.parent
@@ -170,10 +178,26 @@ cdef class BatchScheduler:
             return None
         if fi_parent_check(parent, slot, &irregular, &row, &word) != FI_OK or irregular > 0:
             return None
-        lease = view(self._ring, slot, record.schema, True, flags & FI_CONVERTED_FIELDS != 0)
-        fi_parent_take(parent, False)
+        lease = self.lease_head(slot, flags & FI_CONVERTED_FIELDS != 0)
         self._recent_bytes = most_recent(
             self._recent_bytes, min(fi_slot_used(parent.ring, slot), <uint64_t>lease.bytes))
-        self._taken = plan
+        return lease
+
+    cpdef Lease lease_head(self, uint32_t slot, bint converted):
+        """The oldest batch leaves the ring; its slot belongs to the lease."""
+        cdef Scheduled record = self._scheduled[0]
+        cdef Lease lease = view(self._ring, slot, record.schema, True, converted)
+        fi_parent_take(&self._ring.parent, False)
         del self._scheduled[0]
         return lease
+
+    def free_head(self):
+        """The oldest batch leaves the ring, copied out; its slot is free at once."""
+        fi_parent_take(&self._ring.parent, True)
+        del self._scheduled[0]
+
+    def drop_head(self):
+        """The oldest batch leaves the ring undelivered, since its row words are corrupt. Its slot
+        drains."""
+        fi_parent_drop(&self._ring.parent)
+        del self._scheduled[0]

@@ -4,18 +4,19 @@ It reads the clock twice per batch: when ``next()`` begins and when it ends.
 """
 
 cimport cython
+from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport int64_t, uint64_t
 
 from fastiter._clib.csrc cimport fi_cpu_times, fi_now_ns
 
-ENDED = -1  # instead of a number of rows: the iteration is over
+ENDED = -1  # as `Timer.rows`: the iteration is over
 
 
 cdef class Timer:
     """What the thread that iterates spends its time on.
 
-    ``enter`` and ``leave`` surround each call of ``next()``, under the iterator's lock. Any thread
-    may call the rest at any time; none of it blocks.
+    ``run`` makes each call of ``next()``. Any thread may call the rest at any time; none of it
+    blocks.
 
     Parameters
     ----------
@@ -37,6 +38,8 @@ cdef class Timer:
     cdef object opened
     cdef readonly bint is_serial
     cdef object tracer
+    cdef public int64_t rows  # that the current call delivers, or ENDED; the call sets it
+    cdef unsigned long thread  # that makes the current call; 0 outside of next()
 
     def __cinit__(self, bint is_serial=False):
         self.is_serial = is_serial
@@ -47,7 +50,7 @@ cdef class Timer:
     def trace(self):
         """None, or a callable that gets each call: ``trace(began, took, blocked, waited, rows)``,
         when it began, how long it took, when it last began to wait, how long it waited, all in ns,
-        and what `leave` got."""
+        and ``rows``."""
         with cython.critical_section(self):
             return self.tracer
 
@@ -67,8 +70,30 @@ cdef class Timer:
         """Do not call ``opened`` any more."""
         self.opened = None
 
-    def enter(self):
-        """``next()`` begins."""
+    def run(self, lock, call):
+        """Make one call of ``next()``: ``call()``, under ``lock``.
+
+        No signal handler runs between taking the lock and ``call``, or between that and the release
+        of the lock.
+        """
+        lock.acquire()
+        try:
+            self.thread = PyThread_get_thread_ident()
+            self.enter()
+            try:
+                return call()
+            finally:
+                self.leave()
+        finally:
+            self.thread = 0
+            lock.release()
+
+    @property
+    def is_running_here(self):
+        """Whether this thread is inside `run`."""
+        return self.thread == PyThread_get_thread_ident()
+
+    cdef void enter(self) noexcept:
         cdef int64_t now = fi_now_ns(), delay
         if self.cpu_ns == 0:
             fi_cpu_times(&self.cpu_ns, &delay)
@@ -78,10 +103,10 @@ cdef class Timer:
         self.entered = now
         self.blocked = self.blocked_ns = 0
         self.blocked_at = now
+        self.rows = 0
 
-    def leave(self, int64_t rows):
-        """``next()`` ends: with a batch of ``rows`` examples, 0 with none, ENDED at the end."""
-        cdef int64_t now = fi_now_ns(), took = now - self.entered
+    cdef leave(self):
+        cdef int64_t now = fi_now_ns(), took = now - self.entered, rows = self.rows
         self.unblock_at(now)
         if self.is_opening:
             self.start_ns += took
@@ -102,9 +127,10 @@ cdef class Timer:
             trace(self.entered, took, self.blocked_at, self.blocked_ns, rows)
         self.entered = 0
 
-    def abandon(self):
-        """The current call, if there is one, never ends: its thread is not in this process."""
-        self.entered = self.left = 0
+    def after_fork(self):
+        """In a forked child: a call of another thread never ends, since that is not there."""
+        if self.thread and not self.is_running_here:
+            self.entered = self.left = self.thread = 0
 
     def block(self):
         """The current call begins to wait for a batch."""

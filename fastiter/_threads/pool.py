@@ -139,8 +139,8 @@ class _Board:
         self._is_closed = False
 
     def submit(self, task: BatchTask) -> None:
-        with self._lock:
-            self._tasks.append(task)
+        # Without the lock, which an interrupt might leave locked: nothing else appends.
+        self._tasks.append(task)
 
     def wake(self) -> None:
         """Have idle threads look for work, if there is any."""

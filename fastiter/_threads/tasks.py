@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fastiter._order.example_context import Seed
     from fastiter._threads.collator import Assembler
     from fastiter.iterators._fetch import Concat, Source
-    from fastiter.iterators._state import Place, Plan
+    from fastiter.iterators._state import Plan
 
     Origin = tuple[Seed, Plan]
 
@@ -64,6 +64,7 @@ class Work(NamedTuple):
     """What the tasks of an iterator have in common."""
 
     source: Source
+    batch_size: int
     n_threads: int
     row_cost: RowCost
     call_cost: CallCost  #: if the dataset gives many rows in one call
@@ -84,17 +85,15 @@ class BatchTask:
     work : Work
     origin : Seed and Plan
         The iteration's seed, and the plan of the batch.
-    place : Place
-        For messages.
     """
 
-    def __init__(self, work: Work, origin: Origin, place: Place) -> None:
+    def __init__(self, work: Work, origin: Origin) -> None:
         indices = origin[1].indices
         assert indices is not None
         self._work = work
         self._origin = origin
+        self.plan = origin[1]
         self._indices = indices
-        self._place = place
         self._n_rows = len(indices)  # to be taken; fewer after an error
         self._n_taken = 0
         self._n_done = 0
@@ -201,7 +200,8 @@ class BatchTask:
         return None
 
     def _facts(self) -> str:
-        return f"{self._place}, worker thread {threading.current_thread().name}"
+        label = self.plan.label(self._work.batch_size)
+        return f"{label}, worker thread {threading.current_thread().name}"
 
     def open(self) -> None:
         """Let go on who waits for the batch."""
@@ -279,16 +279,14 @@ class RowsTask(BatchTask):
 
     Parameters
     ----------
-    work, origin, place
+    work, origin
         As in `BatchTask`.
     assembler : Assembler or None
         Makes concat_examples' arrays; None leaves the examples as they are.
     """
 
-    def __init__(
-        self, work: Work, origin: Origin, place: Place, assembler: Assembler | None
-    ) -> None:
-        super().__init__(work, origin, place)
+    def __init__(self, work: Work, origin: Origin, assembler: Assembler | None) -> None:
+        super().__init__(work, origin)
         self._assembler = assembler
         self._started = None if assembler is None else assembler.start(self._n_rows)
         self._rows = BatchBuffer(self._n_rows) if self._started is None else self._started.rows
@@ -359,7 +357,7 @@ class PartsTask(BatchTask):
 
     Parameters
     ----------
-    work, origin, place
+    work, origin
         As in `BatchTask`.
     getter : callable
         ``getter(indices)`` gives all columns of some rows.
@@ -371,11 +369,10 @@ class PartsTask(BatchTask):
         self,
         work: Work,
         origin: Origin,
-        place: Place,
         getter: Callable[[list[int]], tuple[Any, ...]],
         concat: Concat,
     ) -> None:
-        super().__init__(work, origin, place)
+        super().__init__(work, origin)
         self._getter = getter
         self._concat = concat
         self._parts: dict[int, tuple[int, tuple[Any, ...]]] = {}  # rows, by the first of them
@@ -444,7 +441,7 @@ class ColumnsTask(BatchTask):
 
     Parameters
     ----------
-    work, origin, place
+    work, origin
         As in `BatchTask`.
     reader : ColumnReader
         Whose columns can be gathered.
@@ -460,13 +457,12 @@ class ColumnsTask(BatchTask):
         self,
         work: Work,
         origin: Origin,
-        place: Place,
         reader: ColumnReader,
         outputs: list[npt.NDArray[Any]],
         concat: Concat,
         n_batches: int,
     ) -> None:
-        super().__init__(work, origin, place)
+        super().__init__(work, origin)
         self._concat = concat
         self._reader = reader
         self._outputs = outputs

@@ -139,21 +139,6 @@ class Pool(BatchScheduler):
         is_ready = self._scheduled and self._ring.ready() is not None
         return self._scheduled[0].plan if is_ready else None
 
-    @property
-    def is_in_step(self) -> bool:
-        """For those who take batches ahead of their delivery: whether all that has left the ring
-        was `taken_over`."""
-        return self.is_settled and self._taken is None
-
-    def taken_over(self) -> None:
-        """The batch taken last is kept until it is delivered."""
-        self._taken = None
-
-    def start_over(self) -> None:
-        """Have the next `top_up` fetch anew all that has not been delivered."""
-        self.is_settled = False
-        self._taken = None
-
     def wait(self) -> tuple[int, int]:
         """Blocks until the oldest batch is complete; returns what `deliver` takes.
 
@@ -197,24 +182,23 @@ class Pool(BatchScheduler):
         """
         ring = self._ring
         record = self._scheduled[0]
-        self._taken = plan
         # Holding batches costs memory, never progress.
         copied = ring.usable < self._n_prefetch + 1
         codes: Sequence[tuple[int, int]] = ()
         try:
             codes = ring.irregular_rows(slot)
         except OverwrittenError:
-            ring.drop()
-            self._forget_head()
+            self.drop_head()
+            self._forget(record)
             raise
         offset, size = ring.result(slot)
         used = ring.used(slot)
-        # Made before the head leaves: if Ctrl-C comes in between, the slot is not lost.
         fields = bool(flags & ring_words.CONVERTED_FIELDS)
-        lease = _lease.view(ring, slot, record.schema, not copied, fields)
-        if not copied:
-            ring.take(False)
-            self._forget_head()
+        if copied:
+            lease = _lease.view(ring, slot, record.schema, False, fields)
+        else:
+            lease = self.lease_head(slot, fields)
+            self._forget(record)
         try:
             tolerates = policy is not None
             irregular = read_irregular(
@@ -243,11 +227,10 @@ class Pool(BatchScheduler):
             del lease  # or it lives as long as the traceback of what is raised
             if copied:
                 self.copied_out += 1
-                ring.take(True)
-                self._forget_head()
+                self.free_head()
+                self._forget(record)
 
-    def _forget_head(self) -> None:
-        record = self._scheduled.pop(0)
+    def _forget(self, record: Scheduled) -> None:
         self._crash_counts.delivered(record.q)
         self._hints_restored = False
         if record.q >= self._single_until:

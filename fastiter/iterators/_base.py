@@ -7,18 +7,18 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fastiter import _device
 from fastiter._stats.stats import IteratorStats, LoaderStats
 from fastiter._stats.timer import ENDED, Timer
 from fastiter._util.arguments import checked_flag, checked_int
-from fastiter._util.concurrency import lock_of_child, renew_in_child
+from fastiter._util.concurrency import renew_in_child
 from fastiter._util.cpus import usable_cpus
 from fastiter._util.failures import AllSkipped, Failure, reraise
 from fastiter.dataset.iterator import Iterator
-from fastiter.errors import SkipLimitError
-from fastiter.iterators import _arguments, _reentry, _seed, _skips, _snapshot
+from fastiter.iterators import _arguments, _seed, _skips, _snapshot
 from fastiter.iterators._device_prefetch import DevicePrefetch
 from fastiter.iterators._fetch import Source
-from fastiter.iterators._state import Place, Plan, Planner, State, dataset_length, initial_state
+from fastiter.iterators._state import Plan, Planner, State, dataset_length, initial_state
 from fastiter.iterators.order import ShuffleOrderSampler
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ class PlannedIterator(Iterator):
         of the batch, the failure is `AllSkipped`.
         May call ``self._planner.ahead()`` to start on later batches; the first plan that gives
         is ``plan`` itself. Runs under the iterator's lock, in the caller's thread.
-    ``_discard_ahead(state)``
-        Drops the batches started ahead; the planner is restarted at ``state`` right after. Runs
-        under the lock at a reset and when a snapshot is loaded, on an open or finalized iterator.
+    ``_drop_works(works)``
+        Ends the work for plans that were just dropped, by a reset or a snapshot that was loaded.
+        Runs under the lock, on an open or finalized iterator.
     ``_close()``
         Ends threads and processes. Called by every ``finalize()``, so possibly several times,
         without the lock (another thread may be in ``_fetch`` and must be woken up), also from
@@ -123,12 +123,13 @@ class PlannedIterator(Iterator):
         self._loops: set[int] = set()  # threads that began one since the start, a reset or a load
 
     def _after_fork(self) -> None:
-        """In a forked child: whoever was in ``next()``, if it was another thread, is not there."""
-        if not self._lock._is_owned():  # type: ignore[attr-defined]
-            self._timer.abandon()
-        self._lock = lock_of_child(self._lock)
+        """In a forked child: another thread, which may hold the lock, does not exist there."""
+        self._timer.after_fork()
+        self._lock = threading.RLock()
         if self._device_prefetch is not None:
-            self._device_prefetch.leak_after_fork()
+            _device.leak_after_fork(*self._planner.works())
+        self._device_prefetch = None
+        self._planner.rewind()  # threads, processes and copies are the parent's
 
     def _fetch(self, plan: Plan) -> Any:
         raise NotImplementedError
@@ -141,10 +142,13 @@ class PlannedIterator(Iterator):
         return LoaderStats()
 
     def _prefetch_to_gpu(self, depth: int) -> DevicePrefetch:
-        """The batches that are being copied to the GPU. Initialises CUDA with the first call."""
+        """What copies batches to the GPU ahead. Initialises CUDA with the first call."""
         if self._device_prefetch is None:
-            self._device_prefetch = DevicePrefetch(self._source.gpu(), depth)
+            self._device_prefetch = DevicePrefetch(self._source.gpu(), self._planner, depth)
         return self._device_prefetch
+
+    def _forget(self, work: Any) -> None:
+        """The batch of some work was taken over from it."""
 
     def _trace_workers(self, on: bool) -> None:
         """Have workers record what they do, or no more; here there are none."""
@@ -152,13 +156,8 @@ class PlannedIterator(Iterator):
     def _worker_traces(self) -> list[WorkerTrace]:
         return []
 
-    def _place(self, plan: Plan) -> Place:
-        """Where the batch of a plan belongs, for messages."""
-        return Place(*plan.place(self._batch_size))
-
-    def _discard_ahead(self, state: State) -> None:
-        """Drop the batches started ahead, since the iteration goes on at ``state``; here there are
-        none."""
+    def _drop_works(self, works: list[Any]) -> None:
+        """End the work for plans that were just dropped; here there is none."""
 
     def _close(self) -> None:
         """End threads and processes; here there are none."""
@@ -202,68 +201,59 @@ class PlannedIterator(Iterator):
             sampler's it tries the same batch again. With ``on_error`` examples that fail may be
             skipped instead; more of them than ``skip_limit`` are a `SkipLimitError`.
         """
-        if self._is_amid:
-            raise _reentry.refusal("next()", self)
-        with self._lock:
-            if self._finalized:
-                raise RuntimeError(
-                    f"this {type(self).__name__} is closed (finalized) and gives no more batches: "
-                    + ("call reset(), or " if self._REOPENABLE else "")
-                    + "make a new one, or a copy, which goes on from here: copy.copy(iterator)"
-                )
-            timer = self._timer
-            timer.enter()
-            rows = 0
-            try:
-                plan = self._planner.peek()
-                skips = self._skips
-                if plan.indices is not None:
-                    batch = self._fetch(plan) if skips is None else self._fetch_counted(plan)
-                    if type(batch) is AllSkipped:
-                        plan, batch = self._fetch_beyond(plan, batch)
-                if plan.indices is None:
-                    rows = ENDED
-                self._planner.deliver()  # raises if there is no batch
-                skipped = 0 if skips is None else skips.n_dropped
-                timer.skipped += skipped
-                if type(batch) is Failure:
-                    timer.errors += 1
-                    reraise(batch)
-                assert plan.indices is not None
-                rows = len(plan.indices) - skipped
-                return batch
-            finally:
-                timer.leave(rows)
+        self._refuse_inside_next("next()")
+        return self._timer.run(self._lock, self._next)
 
-    def _fetch_counted(self, plan: Plan) -> Any:
-        if self._skips is not None:
-            self._skips.n_dropped = 0
-        return self._fetch(plan)
-
-    def _fetch_beyond(self, plan: Plan, batch: Any) -> tuple[Plan, Any]:
-        """Fetch what follows a batch that was skipped as a whole; at the end the plan has no
-        indices."""
-        size, passed = self._epoch_size, 0
-        while type(batch) is AllSkipped:
-            assert plan.indices is not None
-            passed += len(plan.indices)
-            if passed >= size:
-                text = (
-                    f"all of the last {passed} examples, which are as many as an epoch has, have "
-                    "failed: there is nothing to deliver"
-                )
-                failure = Failure(SkipLimitError(text))
-                failure.error.__cause__ = batch.error
-                batch.clear()
-                return plan, failure
-            batch.clear()
-            self._timer.skipped += len(plan.indices)
-            self._planner.pass_over()
-            plan = self._planner.peek()
-            if plan.indices is None:
+    def _next(self) -> Any:
+        """One call of ``next()``: make the batch of the next plan, then deliver it."""
+        if self._finalized:
+            raise RuntimeError(
+                f"this {type(self).__name__} is closed (finalized) and gives no more batches: "
+                + ("call reset(), or " if self._REOPENABLE else "")
+                + "make a new one, or a copy, which goes on from here: copy.copy(iterator)"
+            )
+        timer, planner, skips = self._timer, self._planner, self._skips
+        plan, n_passed = planner.peek(), 0
+        while plan.indices is not None:
+            batch = plan.outcome
+            if batch is None:
+                if skips is not None:
+                    skips.n_dropped = 0
+                batch = plan.outcome = self._fetch(plan)
+            if type(batch) is not AllSkipped:
                 break
-            batch = self._fetch_counted(plan)
-        return plan, batch
+            n_passed += len(plan.indices)
+            if n_passed >= self._epoch_size:
+                batch = _skips.nothing_left(n_passed, batch)
+                break
+            timer.skipped += len(plan.indices)
+            planner.pass_over()
+            batch.clear()
+            plan = planner.peek()
+        else:
+            timer.rows = ENDED
+        planner.deliver()  # raises if there is no batch
+        assert plan.indices is not None
+        n_dropped = 0 if skips is None else skips.n_dropped
+        timer.skipped += n_dropped
+        if type(batch) is Failure:
+            timer.errors += 1
+            reraise(batch)
+        timer.rows = len(plan.indices) - n_dropped
+        return batch
+
+    def _refuse_inside_next(self, action: str) -> None:
+        """Refuse what would move the iterator during a call of ``next()`` by the same thread.
+
+        Callables that the iterator calls, and signal handlers, may read, save and finalize.
+        """
+        if self._timer.is_running_here:
+            raise RuntimeError(
+                f"{action} is called inside another call of next() of the same "
+                f"{type(self).__name__}: by its dataset, converter, order sampler or on_error, or "
+                "by a signal handler. Do it when that call has returned; state_dict(), stats() and "
+                "finalize() are possible at any moment"
+            )
 
     def __len__(self) -> int:
         """Batches in an epoch, the short one at its end included."""
@@ -285,21 +275,15 @@ class PlannedIterator(Iterator):
         RuntimeError
             Where this thread is in ``next()``.
         """
-        if self._is_amid:
-            raise _reentry.refusal("reset()", self)
+        self._refuse_inside_next("reset()")
         with self._lock:
             self._check_reopenable("reset")
             # The number that follows, not those of orders drawn ahead.
             number = self._planner.state.n_drawn
             state = initial_state(self._order_sampler, self._dataset_len, number)
-            self._discard_ahead(state)
-            self._planner.restart(state)
-            self._loops.clear()
-            self._timer.pause()
-            self._seed = _seed.seed_after_reset(self._seed)
             if self._skips is not None:
                 self._skips.reset()
-            self._finalized = False
+            self._go_on_from(state, _seed.seed_after_reset(self._seed))
 
     def finalize(self) -> None:
         """End the iteration and release threads, processes and memory, in bounded time.
@@ -311,9 +295,8 @@ class PlannedIterator(Iterator):
             return  # the constructor failed before there was anything to release
         self._finalized = True
         self._close()
-        if self._device_prefetch is not None:
-            self._device_prefetch.clear()
-            self._device_prefetch = None
+        self._planner.rewind()
+        self._device_prefetch = None
         self._source.close()
 
     def close(self) -> None:
@@ -505,14 +488,12 @@ class PlannedIterator(Iterator):
         NotImplementedError
             On loading, if the iterator is finalized and of a kind that cannot be reopened.
         """
-        is_amid = self._is_amid
         with self._lock:
             state = _snapshot.exchange(serializer, self._planner.state, self._snapshot_context())
             seed = _seed.exchange(serializer, self._seed, state is None)
             skip_state = _skips.exchange(serializer, self._skips, state is None)
             if state is not None:
-                if is_amid:
-                    raise _reentry.refusal("loading a snapshot", self)
+                self._refuse_inside_next("loading a snapshot")
                 self._install(state, seed, skip_state)
 
     def state_dict(self) -> dict[str, Any]:
@@ -539,8 +520,7 @@ class PlannedIterator(Iterator):
         NotImplementedError
             If the iterator is finalized and of a kind that cannot be reopened.
         """
-        if self._is_amid:
-            raise _reentry.refusal("load_state_dict()", self)
+        self._refuse_inside_next("load_state_dict()")
         with self._lock:
             context = self._snapshot_context()
             state = _snapshot.from_dict(state_dict, self._planner.state, context)
@@ -554,13 +534,17 @@ class PlannedIterator(Iterator):
 
     def _install(self, state: State, seed: Seed, skip_state: SkipState | None) -> None:
         self._check_reopenable("loading a snapshot")
-        self._discard_ahead(state)
+        if self._skips is not None and skip_state is not None:
+            self._skips.install(skip_state)
+        self._go_on_from(state, seed)
+
+    def _go_on_from(self, state: State, seed: Seed) -> None:
+        works = self._planner.works()
         self._planner.restart(state)
+        self._drop_works(works)
         self._loops.clear()
         self._timer.pause()
         self._seed = seed
-        if self._skips is not None and skip_state is not None:
-            self._skips.install(skip_state)
         self._finalized = False
 
     def __copy__(self) -> Self:
@@ -582,13 +566,6 @@ class PlannedIterator(Iterator):
         self.__dict__.update(state)
         self._init_runtime()
         renew_in_child(self)
-
-    @property
-    def _is_amid(self) -> bool:
-        """Whether this thread is in ``next()`` of this iterator, below whoever asks. A free lock
-        spares the look at the stack."""
-        owns: bool = self._lock._is_owned()  # type: ignore[attr-defined]
-        return owns and _reentry.is_amid(PlannedIterator.__next__.__code__, self)
 
     def _check_reopenable(self, action: str) -> None:
         if self._finalized and not self._REOPENABLE:

@@ -232,6 +232,17 @@ class Skips:
         )
 
 
+def nothing_left(n_examples: int, last: AllSkipped) -> Failure:
+    """The failure of an iteration of which a whole epoch was skipped, up to the batch ``last``."""
+    error = SkipLimitError(
+        f"all of the last {n_examples} examples, which are as many as an epoch has, have "
+        "failed: there is nothing to deliver"
+    )
+    error.__cause__ = last.error
+    last.clear()
+    return Failure(error)
+
+
 class SkipState(NamedTuple):
     """What a snapshot tells of skipped examples."""
 

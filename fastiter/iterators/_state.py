@@ -1,11 +1,9 @@
-"""Epochs as data: the state of an iteration, the rule that advances it, and plans ahead.
+"""The state of an iteration as a value, the orders of its epochs, and `Planner`.
 
-``advance`` maps a state to the state after one batch and the indices of that batch, and has no
-memory of its own. ``Planner`` follows it ahead of time and keeps what came of it, so that the
-state a user sees (and a snapshot saves) is always that of the batch delivered last, however
-many batches were planned beyond it. Batches that end before their epoch does are planned by
-`fastiter._order.plan`, which comes to the same in less time. All of this runs in the thread that
-calls the iterator, the user's order sampler included.
+`Planner` plans batches ahead of the one delivered last, by the rule in `fastiter._order.plan`. The
+state that users see, and that a snapshot saves, is that of the batch delivered last, however many
+were planned after it. All of this runs in the thread that calls the iterator, also the user's
+order sampler.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fastiter._order.plan import Plan, PlanQueue, counted
+from fastiter._order.plan import Plan, PlanQueue
 from fastiter.iterators._seeded_sampler import is_seeded
 
 if TYPE_CHECKING:
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
     from fastiter.iterators._seeded_sampler import SeededSampler
 
-__all__ = ["Plan", "Planner", "State", "advance", "initial_state"]
+__all__ = ["Plan", "Planner", "State", "initial_state"]
 
 Indices: TypeAlias = "npt.NDArray[np.int64]"
 #: int64[n], or an object with ``len()`` whose slices are one-dimensional integer arrays.
@@ -48,16 +46,6 @@ class State(NamedTuple):
     def epoch_detail(self) -> float:
         """Epochs delivered so far, with the fraction of the current one."""
         return self.epoch + self.position / self.epoch_size
-
-
-class Place(NamedTuple):
-    """Where a batch belongs, for messages."""
-
-    epoch: int
-    batch: int  #: its number in the epoch in which it begins
-
-    def __str__(self) -> str:
-        return f"epoch {self.epoch}, batch {self.batch}"
 
 
 def dataset_length(dataset: Any) -> int:
@@ -89,7 +77,7 @@ def initial_state(
     Parameters
     ----------
     order_sampler, dataset_len
-        See `advance`.
+        As in `Planner`.
     number : int, optional
         Number of the order, of a sampler whose orders have numbers; by default the sampler tells.
 
@@ -120,86 +108,6 @@ def initial_state(
             + ("dataset is empty" if is_empty else "order_sampler returned an empty order")
         )
     return State(0, 0, False, order, size, None, n_drawn)
-
-
-def advance(
-    state: State,
-    batch_size: int,
-    repeat: bool,
-    order_sampler: OrderSamplerFunction | None,
-    dataset_len: Callable[[], int],
-) -> tuple[State, Indices | None]:
-    """Take one batch from ``state``.
-
-    With ``repeat`` a batch that reaches the end of an epoch goes on in the next one; without,
-    the last batch is short and nothing follows it. A batch that ends exactly on an epoch's end
-    completes that epoch. Whenever an epoch ends (also the last one, and several times in a
-    batch longer than the epoch) the sampler is called with the ended order and the position at
-    which the batch started in it.
-
-    Parameters
-    ----------
-    state : State
-        The state to advance; it is not changed.
-    batch_size : int
-        Examples in a batch, at least 1.
-    repeat : bool
-        Whether another epoch follows the first.
-    order_sampler : callable or None
-        Called as ``order_sampler(current_order, current_position)``.
-    dataset_len : callable
-        Gives the dataset's length; called at the end of an epoch.
-
-    Returns
-    -------
-    tuple of State and int64[<= batch_size] or None
-        The state after the batch and its indices; None at the end of the iteration.
-
-    Raises
-    ------
-    ValueError
-        If the sampler returns something that is no order of the same size and of this dataset.
-        What the sampler or ``len(dataset)`` raise passes through.
-    MemoryError
-        If there is none for the indices of a batch that is longer than its epoch.
-    """
-    if not repeat and state.epoch > 0:
-        return state._replace(previous_epoch_detail=state.epoch_detail), None
-
-    position, epoch, _, order, size, _, n_drawn = state
-    detail = epoch + position / size
-    is_new_epoch = False
-    goes_on = repeat and batch_size > size - position
-    indices = np.empty(batch_size, dtype=np.int64) if goes_on else None
-    done = 0
-    while True:
-        stop = min(position + batch_size - done, size)
-        piece = _take(order, position, stop, dataset_len)
-        if indices is None:
-            indices = piece
-        else:
-            indices[done : done + len(piece)] = piece
-        done += len(piece)
-        if stop < size:
-            position = stop
-            break
-        if order is not None:
-            if is_seeded(order_sampler):
-                order = seeded_order(order_sampler, n_drawn, size, dataset_len(), size=size)
-                n_drawn += 1
-            else:
-                order = _next_order(order_sampler, order, position, dataset_len())
-        elif repeat:
-            size = dataset_len()
-            if size == 0:
-                raise ValueError("dataset has become empty: no example for the next epoch")
-        position = 0
-        epoch += 1
-        is_new_epoch = True
-        if not repeat or done == batch_size:
-            break
-
-    return State(position, epoch, is_new_epoch, order, size, detail, n_drawn), indices
 
 
 def seeded_order(
@@ -263,13 +171,7 @@ def checked_order(
                 f"{source} gave an order of {bound} examples, but the dataset has {dataset_size}"
             )
     else:
-        checked = _integer_array(order, source)
-        _check_range(checked, dataset_size, source)
-        checked = (
-            np.array(checked, dtype=np.int64, copy=True)
-            if copy
-            else checked.astype(np.int64, copy=False)
-        )
+        checked = _checked_indices(order, dataset_size, source, copy=copy)
         checked.flags.writeable = False
     if size is not None and len(checked) != size:
         raise ValueError(
@@ -277,36 +179,6 @@ def checked_order(
             "the size of the order must stay the same"
         )
     return checked
-
-
-def _take(order: Order | None, start: int, stop: int, dataset_len: Callable[[], int]) -> Indices:
-    """Indices at the positions start .. stop - 1 of an epoch, as an array of its own."""
-    if order is None:
-        return counted(start, stop)
-    if isinstance(order, np.ndarray):
-        return order[start:stop].copy()
-    if hasattr(order, "index_bound"):
-        return order[start:stop]  # type: ignore[no-any-return]
-    piece = _integer_array(order[start:stop], "a slice of the order")
-    if len(piece) != stop - start:
-        raise ValueError(
-            f"a slice of the order has {len(piece)} indices where {stop - start} were expected"
-        )
-    _check_range(piece, dataset_len(), "a slice of the order")
-    return np.array(piece, dtype=np.int64, copy=True)
-
-
-def _next_order(
-    order_sampler: OrderSamplerFunction | None, order: Order, position: int, dataset_size: int
-) -> Order:
-    if order_sampler is None:
-        raise ValueError("the state has an order, but there is no order_sampler for the next one")
-    fresh = _gives_fresh_orders(order_sampler)
-    # A sampler of the user's may shuffle what it is given in place, or keep what it returns:
-    # the order of the batch delivered last must survive both.
-    current = order if fresh or not isinstance(order, np.ndarray) else order.copy()
-    drawn = order_sampler(current, position)
-    return checked_order(drawn, dataset_size, size=len(order), copy=not fresh)
 
 
 def _gives_fresh_orders(order_sampler: OrderSamplerFunction) -> bool:
@@ -328,42 +200,43 @@ def is_virtual(order: Any) -> bool:
     )
 
 
-def _integer_array(order: Any, source: str) -> npt.NDArray[Any]:
+def _checked_indices(
+    values: Any, dataset_size: int, source: str, *, copy: bool = True
+) -> npt.NDArray[np.int64]:
     expected = f"{source} must give a one-dimensional array of integers"
     try:
-        array = np.asarray(order)
+        array = np.asarray(values)
     except Exception as error:
-        raise ValueError(f"{expected}, not {type(order).__qualname__}: {error}") from error
+        raise ValueError(f"{expected}, not {type(values).__qualname__}: {error}") from error
     if array.ndim != 1:
-        raise ValueError(f"{expected}, not {type(order).__qualname__} of shape {array.shape}")
-    if array.size == 0 and isinstance(order, (list, tuple)):
+        raise ValueError(f"{expected}, not {type(values).__qualname__} of shape {array.shape}")
+    if array.size == 0 and isinstance(values, (list, tuple)):
         return np.empty(0, dtype=np.int64)
     if array.dtype.kind not in "iu":
         raise ValueError(f"{expected}, not of dtype {array.dtype}")
-    return array
-
-
-def _check_range(array: npt.NDArray[Any], dataset_size: int, source: str) -> None:
-    if array.size == 0:
-        return
-    low, high = int(array.min()), int(array.max())
-    if low < 0 or high >= dataset_size:
-        seen = low if low < 0 else high
-        raise ValueError(
-            f"{source} gave the index {seen}, outside 0 .. {dataset_size - 1} "
-            f"(dataset length {dataset_size})"
-        )
+    if array.size:
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or high >= dataset_size:
+            raise ValueError(
+                f"{source} gave the index {low if low < 0 else high}, outside 0 .. "
+                f"{dataset_size - 1} (dataset length {dataset_size})"
+            )
+    return np.array(array, dtype=np.int64) if copy else array.astype(np.int64, copy=False)
 
 
 class Planner(PlanQueue):
-    """Plans batches ahead of the one delivered last, by `advance`.
+    """Plans batches ahead of the one delivered last; asks the order sampler where an epoch ends.
 
     Parameters
     ----------
     state : State
         State of the batch delivered last.
-    batch_size, repeat, order_sampler, dataset_len
-        See `advance`.
+    batch_size, repeat
+        As in `PlanQueue`.
+    order_sampler : callable or None
+        Called as ``order_sampler(current_order, current_position)`` whenever an epoch ends.
+    dataset_len : callable
+        Gives the dataset's length; called whenever an epoch ends.
     """
 
     def __init__(
@@ -399,8 +272,36 @@ class Planner(PlanQueue):
         """Whether no batch follows the one delivered last."""
         return not self.repeat and self.state.epoch > 0
 
-    def _advance(self, state: State) -> tuple[State, Indices | None]:
-        return advance(state, self.batch_size, self.repeat, self._order_sampler, self._dataset_len)
+    def _next_epoch(
+        self, order: Order | None, position: int, size: int, n_drawn: int
+    ) -> tuple[Order | None, int, int]:
+        if order is None and not self.repeat:
+            return None, size, n_drawn
+        dataset_size = self._dataset_len()
+        if order is None:
+            if dataset_size == 0:
+                raise ValueError("dataset has become empty: no example for the next epoch")
+            return None, dataset_size, n_drawn
+        sampler = self._order_sampler
+        if sampler is None:
+            raise ValueError(
+                "the state has an order, but there is no order_sampler for the next one"
+            )
+        if is_seeded(sampler):
+            order = seeded_order(sampler, n_drawn, size, dataset_size, size=size)
+            return order, size, n_drawn + 1
+        fresh = _gives_fresh_orders(sampler)
+        # A sampler of the user's may shuffle what it is given in place, or keep what it returns:
+        # the order of the batch delivered last must survive both.
+        current = order if fresh or not isinstance(order, np.ndarray) else order.copy()
+        drawn = sampler(current, position)
+        return checked_order(drawn, dataset_size, size=size, copy=not fresh), size, n_drawn
+
+    def _slice(self, order: Order, start: int, stop: int) -> Indices:
+        piece = order[start:stop]
+        if hasattr(order, "index_bound"):
+            return np.ascontiguousarray(piece, dtype=np.int64)
+        return _checked_indices(piece, self._dataset_len(), "a slice of the order")
 
     def _note(self, state: State) -> None:
         if is_seeded(self._order_sampler):

@@ -257,7 +257,7 @@ class MultiprocessIterator(PlannedIterator):
             prefetch.transfer.use_arena(pool.arena)
             return prefetch.fetch(self, pool, plan)
         pool = self._tuned_pool()
-        pool.top_up(self._planner)
+        self._top_up(pool)
         batch = self._wait_for(pool, plan)
         if self._device is not None and not isinstance(batch, Failure):
             return capture(self._source.sent, batch)
@@ -269,44 +269,32 @@ class MultiprocessIterator(PlannedIterator):
             self._tuner.look(pool, self.stats)
         return pool
 
+    def _top_up(self, pool: Pool) -> None:
+        pool.top_up(self._planner)
+
     def _wait_for(self, pool: Pool, plan: Plan) -> Any:
         """The oldest batch in the ring, that of ``plan``, as the workers have left it."""
-        lease = pool.take(plan)
+        lease = pool.take()
         if lease is not None:
             return capture(pool.deliver_fast, plan, lease)
-        return capture(pool.deliver, plan, *self._wait(pool), self._skips)
-
-    def _wait(self, pool: Pool) -> tuple[int, int]:
         self._timer.block()
         while pool.is_empty:
             pool.wait_for_slot()
             pool.top_up(self._planner)
-        ready = pool.wait()
+        slot, flags = pool.wait()
         self._timer.unblock()
-        return ready
+        return capture(pool.deliver, plan, slot, flags, self._skips)
 
     def _take_ready(self, pool: Pool) -> tuple[Plan, Any] | None:
         plan = pool.ready_plan
         if plan is None:
             return None
-        lease = pool.take(plan)
+        lease = pool.take()
         if lease is not None:
             return plan, capture(pool.deliver_fast, plan, lease)
         if self._skips is not None:
             return None
         return plan, capture(pool.deliver, plan, *pool.wait(), None)
-
-    def _taken_over(self, pool: Pool) -> None:
-        pool.taken_over()
-
-    def _is_in_step(self, pool: Pool) -> bool:
-        return pool.is_in_step
-
-    def _start_over(self, pool: Pool) -> None:
-        pool.start_over()
-
-    def _top_up(self, pool: Pool) -> None:
-        pool.top_up(self._planner)
 
     def _running_pool(self) -> Pool:
         pool = self._pool
@@ -323,8 +311,6 @@ class MultiprocessIterator(PlannedIterator):
         shutdown.block_if_exiting(self._lock)
         # Not started yet, or the last start failed and said why.
         self._planner.rewind()
-        if self._device_prefetch is not None:
-            self._device_prefetch.clear()
         most = {} if self._tuner is None else self._tuner.most
         workers, n_prefetch = self.n_processes, self.n_prefetch
         pool = self._pool = Pool(
@@ -382,17 +368,16 @@ class MultiprocessIterator(PlannedIterator):
     def _most_held(self) -> int:
         """Slots that the consumer has while the loop goes on."""
         if self._source.is_on_gpu:
-            return self._n_device_prefetch + 3  # see DevicePrefetch.fetch, and one to be copied
+            # Those of DevicePrefetch.fetch, and one to be copied.
+            return self._n_device_prefetch + 3
         return 2  # a loop that keeps its batch while it calls next()
 
-    def _discard_ahead(self, state: State) -> None:
-        if self._device_prefetch is not None:
-            self._device_prefetch.clear()
+    def _drop_works(self, works: list[Any]) -> None:
         pool = self._pool
         if pool is None or not pool.is_own:
             return
         pool.reset()
-        if not pool.closed and pool.rows < self._most_rows(state):
+        if not pool.closed and pool.rows < self._most_rows(self._planner.state):
             pool.close()  # the dataset has grown: the next one has room for its batches
 
     def _most_rows(self, state: State) -> int:

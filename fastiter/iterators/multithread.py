@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
+import itertools
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ from fastiter.iterators._arguments import (
 )
 from fastiter.iterators._base import PlannedIterator
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
-from fastiter.iterators._state import Plan, State
+from fastiter.iterators._state import Plan
 
 if TYPE_CHECKING:
     from fastiter._ring.trace import Event
@@ -103,9 +102,6 @@ class MultithreadIterator(PlannedIterator):
 
     _RUNTIME: ClassVar[frozenset[str]] = PlannedIterator._RUNTIME | {
         "_threads",
-        "_started",
-        "_unsubmitted",
-        "_unsettled",
         "_work",
         "_assembler",
         "_all_counters",
@@ -151,9 +147,6 @@ class MultithreadIterator(PlannedIterator):
     def _init_runtime(self) -> None:
         super()._init_runtime()
         self._threads: Threads | None = None
-        self._started: deque[tuple[Plan, BatchTask]] = deque()  # the oldest one first
-        self._unsubmitted: Plan | None = None  # planned, but there was no memory for it yet
-        self._unsettled = False  # what is started may differ from what the planner handed out
         self._all_counters = [ThreadCounters() for _ in range(self._n_threads)]
         self._calls = self._ready_sum = 0
         self._tuner: Tuner | None = None
@@ -169,8 +162,15 @@ class MultithreadIterator(PlannedIterator):
             self._assembler = Assembler(*self._source.concat, self._batch_size, self.n_prefetch + 1)
         elif self._source.converter is not None and not self._converts_itself:
             convert = _without_device(self._source.converter)
-        tolerates = self._skips is not None
-        self._work = Work(self._source, self._n_threads, RowCost(), CallCost(), convert, tolerates)
+        self._work = Work(
+            self._source,
+            self._batch_size,
+            self._n_threads,
+            RowCost(),
+            CallCost(),
+            convert,
+            tolerates=self._skips is not None,
+        )
 
     @property
     def n_threads(self) -> int:
@@ -209,19 +209,21 @@ class MultithreadIterator(PlannedIterator):
         if self._source.is_on_gpu and self._assembler is not None:
             prefetch = self._prefetch_to_gpu(self._n_device_prefetch)
             return prefetch.fetch(self, threads, plan)
-        if self._started and self._started[0][0] is not plan:
-            self._unsettled = True  # Ctrl-C came between the end of _fetch and the delivery
         self._top_up(threads)
+        task = plan.work
         batch = self._wait_for(threads, plan)
         if self._device is not None and not isinstance(batch, Failure):
             finish = self._source.convert if self._converts_itself else self._source.sent
             batch = capture(finish, batch)
-        self._taken_over(threads)
+        plan.outcome = batch
+        task.forget()
         return batch
 
     def _wait_for(self, pool: Threads, plan: Plan) -> Any:
         """Block until the oldest batch is there, and decide about rows that have failed."""
-        task = self._started[0][1]
+        task = plan.work
+        if task is None:
+            raise RuntimeError("the iterator was finalized or reset while next() was at work")
         self._timer.block()
         batch = self._batch_of(task)
         self._timer.unblock()
@@ -235,12 +237,10 @@ class MultithreadIterator(PlannedIterator):
         return capture(task.rebuild, replaced) if replaced else batch
 
     def _take_ready(self, pool: Threads) -> tuple[Plan, Any] | None:
-        if not self._started:
-            return None
-        plan, task = self._started[0]
-        if not task.is_ready or (self._skips is not None and not task.is_clean):
-            return None
-        return plan, self._batch_of(task)
+        for task in self._tasks[:1]:
+            if task.is_ready if self._skips is None else task.is_clean:
+                return task.plan, self._batch_of(task)
+        return None
 
     def _batch_of(self, task: BatchTask) -> Any:
         batch = task.wait()
@@ -248,24 +248,17 @@ class MultithreadIterator(PlannedIterator):
             self._lookahead.note(batch)
         return batch
 
-    def _taken_over(self, pool: Threads) -> None:
-        self._started.popleft()[1].forget()
+    def _forget(self, work: BatchTask) -> None:
+        work.forget()
 
-    def _is_in_step(self, pool: Threads) -> bool:
-        return not self._unsettled
-
-    def _start_over(self, pool: Threads) -> None:
-        self._unsettled = True
+    @property
+    def _tasks(self) -> list[BatchTask]:
+        """The batches that threads work on or have completed, oldest first."""
+        return [work for work in self._planner.works() if isinstance(work, BatchTask)]
 
     def _count_ready(self) -> int:
         """Complete batches, from the oldest one on."""
-        count = 0
-        with contextlib.suppress(RuntimeError):  # another thread has just changed it
-            for _, job in self._started:
-                if not job.is_ready:
-                    break
-                count += 1
-        return count
+        return sum(1 for _ in itertools.takewhile(lambda task: task.is_ready, self._tasks))
 
     @property
     def _has_workers(self) -> bool:
@@ -305,44 +298,36 @@ class MultithreadIterator(PlannedIterator):
 
     def _running_threads(self) -> Threads:
         threads = self._threads
-        if threads is None or threads.pid != os.getpid():
-            self._forget_started()
+        if threads is None:
             threads = self._threads = Threads(self._all_counters, self._lock)
             self._timer.open(functools.partial(_note_start, self._all_counters))
         return threads
 
     def _top_up(self, threads: Threads) -> None:
         """Have the threads work on as many batches as are wanted."""
-        if self._unsettled:
-            # Ctrl-C, or another signal handler's exception, came at a moment that left jobs and
-            # planner apart: all batches from the next one on are fetched again.
-            self._discard_ahead(self._planner.state)
-            self._planner.rewind()
-        self._unsettled = True
-        while len(self._started) <= self._lookahead.n_batches:
-            plan = self._unsubmitted or self._planner.ahead()
+        n_tasks = len(self._tasks)
+        while n_tasks <= self._lookahead.n_batches:
+            plan = self._planner.ahead()
             if plan.indices is None:
                 break
-            self._unsubmitted = plan
             try:
-                job = self._job(plan)
+                task = self._task(plan)
             except MemoryError:
-                if not self._started:
-                    self._unsettled = False
+                if not self._planner.works():
                     raise
                 break  # with fewer batches ahead it may do
-            self._started.append((plan, job))
-            threads.submit(job)
-            self._unsubmitted = None
-        self._unsettled = False
+            # An interrupt in between has this batch fetched twice, and delivered once.
+            threads.submit(task)
+            plan.work = task
+            n_tasks += 1
         if self._finalized:  # by another thread, which may have missed what was just started
             self._close()
         threads.wake()
         self._calls += 1
         self._ready_sum += self._count_ready()
 
-    def _job(self, plan: Plan) -> BatchTask:
-        work, place, origin = self._work, self._place(plan), (self._seed, plan)
+    def _task(self, plan: Plan) -> BatchTask:
+        work, origin = self._work, (self._seed, plan)
         assert plan.indices is not None
         source, concat = self._source, self._source.concat
         plain = source.plain() if concat is not None else None
@@ -350,39 +335,27 @@ class MultithreadIterator(PlannedIterator):
             outputs = plain.reader.outputs(len(plan.indices))
             if outputs is not None:
                 n_batches = self.n_prefetch + 1
-                return ColumnsTask(work, origin, place, plain.reader, outputs, concat, n_batches)
+                return ColumnsTask(work, origin, plain.reader, outputs, concat, n_batches)
         elif concat is not None and plain is None:
             getter = column_getter(self._dataset)
             if getter is not None:
-                return PartsTask(work, origin, place, getter, concat)
-        return RowsTask(work, origin, place, self._assembler)
+                return PartsTask(work, origin, getter, concat)
+        return RowsTask(work, origin, self._assembler)
 
-    def _discard_ahead(self, state: State) -> None:
-        self._unsettled = True  # until the planner has started over, too
-        if self._device_prefetch is not None:
-            self._device_prefetch.clear()
-        self._unsubmitted = None
-        while self._started:
-            self._started.popleft()[1].abort()
+    def _drop_works(self, works: list[Any]) -> None:
+        for work in works:
+            if isinstance(work, BatchTask):
+                work.abort()
 
     def _close(self) -> None:
         threads, self._threads = self._threads, None
         if threads is not None:
             threads.close()
-        for _, job in items_of(self._started):
-            job.abort()
-
-    def _forget_started(self) -> None:
-        """Start over with the batch to be delivered next."""
-        self._discard_ahead(self._planner.state)
-        self._planner.rewind()
-        self._unsettled = False
+        self._drop_works(self._planner.works())
 
     def _after_fork(self) -> None:
         super()._after_fork()
         self._threads = None  # the child has none of them
-        self._device_prefetch = None  # what was under way is the parent's
-        self._forget_started()
 
 
 def _note_start(all_counters: Sequence[ThreadCounters]) -> None:

@@ -53,7 +53,7 @@ def test_the_next_batch_is_under_way_before_it_is_asked_for(world, build, kind):
     loop.step()
     wait_for_ready(iterator)
     x, _ = loop.step()
-    assert len(iterator._device_prefetch._pending) == 1  # batch 2
+    assert iterator._device_prefetch.n_copies == 1  # batch 2
     world.machine.go_on()
     world.machine.fail = lambda operation: pytest.fail(operation) if operation == "set" else None
     iterator._device_prefetch._depth = 0  # so that no further one is begun
@@ -70,7 +70,7 @@ def test_none_ahead(world, build, kind):
     for _ in range(5):
         loop.step()
         wait_for_ready(iterator)
-        assert not iterator._device_prefetch._pending
+        assert not iterator._device_prefetch.n_copies
     loop.check(in_order(5))
 
 

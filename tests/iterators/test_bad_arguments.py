@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-import fastiter
 from fastiter import (
     MultiprocessIterator,
     MultithreadIterator,
@@ -19,6 +18,7 @@ from fastiter import (
     datasets,
 )
 from fastiter._cli.profile import profile
+from fastiter.iterators._state import Planner
 from fastiter.random import example_rng, permutation, virtual_permutation
 from fastiter.reader import (
     batch,
@@ -170,8 +170,16 @@ def test_a_batch_beyond_counting(kind):
 def test_no_memory_for_the_indices_of_a_batch():
     """Nothing is lost by it: the same batch is tried again, and a smaller one is there at once."""
     iterator = SerialIterator([1, 2, 3], 2, shuffle=False)
-    with pytest.raises(MemoryError):
-        fastiter.iterators._state.advance(iterator._planner.state, 1 << 58, True, None, lambda: 3)
+    large = Planner(
+        iterator._planner.state,
+        batch_size=1 << 58,
+        repeat=True,
+        order_sampler=None,
+        dataset_len=lambda: 3,
+    )
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            large.deliver()
     assert next(iterator) == [1, 2] and next(iterator) == [3, 1]
 
 

@@ -141,7 +141,7 @@ def test_a_child_forked_by_the_dataset_is_still_in_next():
             return index
 
     def refuses() -> bool:
-        with pytest.raises(RuntimeError, match="amid another call"):
+        with pytest.raises(RuntimeError, match="inside another call"):
             next(iterator)
         return iterator.current_position == 0
 

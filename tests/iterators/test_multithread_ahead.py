@@ -211,11 +211,7 @@ class InterruptAt:
         self._left = n
 
     def __call__(self, frame: Any, event: str, argument: Any) -> Any:
-        # A trace function, unlike a signal, can raise where a with block is being left: that would
-        # leave the threads' lock locked.
-        if "fastiter/iterators" not in frame.f_code.co_filename or (
-            frame.f_code.co_name == "submit" and frame.f_back.f_code.co_name == "submit"
-        ):
+        if "fastiter/iterators" not in frame.f_code.co_filename:
             return None
         if event == "line":
             self._left -= 1

@@ -1,4 +1,4 @@
-"""The epoch rule by itself, and the planner that runs it ahead."""
+"""The planner: the rule of epochs, and batches planned ahead."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from epochs import steps
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastiter._order.plan import PlanQueue, counted
-from fastiter.iterators._state import Planner, State, advance, checked_order, initial_state
+from fastiter._order.plan import Plan, counted
+from fastiter.iterators._state import Planner, State, checked_order, initial_state
 
 sizes = st.integers(1, 12)
 
@@ -34,10 +34,12 @@ def length(size: int) -> int:
     return size
 
 
-def make_planner(size: int, batch_size: int, *, repeat: bool = True, sampler: Any = None):
+def make_planner(
+    size: int, batch_size: int, *, repeat: bool = True, sampler: Any = None, state: Any = None
+):
     dataset_len = functools.partial(length, size)
     return Planner(
-        initial_state(sampler, dataset_len),
+        initial_state(sampler, dataset_len) if state is None else state,
         batch_size=batch_size,
         repeat=repeat,
         order_sampler=sampler,
@@ -45,31 +47,43 @@ def make_planner(size: int, batch_size: int, *, repeat: bool = True, sampler: An
     )
 
 
+def begin(planner: Planner) -> Plan:
+    """Begins some work for the next batch."""
+    plan = planner.ahead()
+    if plan.indices is not None:
+        plan.work = object()
+    return plan
+
+
 @given(size=sizes, batch_size=st.integers(1, 30), repeat=st.booleans(), shuffled=st.booleans())
-def test_advance_follows_the_rule(size, batch_size, repeat, shuffled):
-    sampler = Reversing() if shuffled else None
-    state = initial_state(sampler, lambda: size)
+def test_the_rule_of_epochs(size, batch_size, repeat, shuffled):
+    planner = make_planner(
+        size, batch_size, repeat=repeat, sampler=Reversing() if shuffled else None
+    )
     first = range(size)[::-1] if shuffled else range(size)
     orders = itertools.cycle([first, range(size)] if shuffled else [first])
     for step in itertools.islice(steps(orders, batch_size, repeat), 10):
-        state, indices = advance(state, batch_size, repeat, sampler, lambda: size)
+        indices, state = planner.deliver().indices, planner.state
+        assert type(state) is State
+        assert [type(item) for item in state[:3]] == [int, int, bool]
         assert indices.dtype == np.int64
         assert indices.flags.c_contiguous and indices.flags.writeable
+        assert state.order is None or not np.shares_memory(indices, state.order)
         assert indices.tolist() == step.indices
         assert (state.position, state.epoch, state.is_new_epoch) == step[1:4]
         assert state.epoch_detail == pytest.approx(step.detail)
         assert state.previous_epoch_detail == pytest.approx(step.previous_detail)
-    if not repeat and state.epoch:
-        ended, indices = advance(state, batch_size, repeat, sampler, lambda: size)
-        assert indices is None
-        assert ended == state._replace(previous_epoch_detail=1.0)
+    if not repeat and planner.state.epoch:
+        before = planner.state
+        with pytest.raises(StopIteration):
+            planner.deliver()
+        assert planner.state == before._replace(previous_epoch_detail=1.0)
 
 
-def test_advance_changes_nothing_that_it_is_given():
+def test_a_plan_changes_nothing_that_it_is_made_of():
     order = np.arange(5)[::-1].copy()
     state = State(3, 0, False, order, 5, 0.2)
-    sampler = Reversing()
-    advance(state, 4, True, sampler, lambda: 5)
+    make_planner(5, 4, sampler=Reversing(), state=state).deliver()
     assert order.tolist() == [4, 3, 2, 1, 0]
     assert state.order is order
 
@@ -83,7 +97,7 @@ def test_sampler_may_change_the_order_it_is_given_in_place():
     planner = make_planner(3, 2, sampler=shuffle_in_place)
     delivered = planner.deliver()
     for _ in range(5):
-        planner.ahead()
+        begin(planner)
     assert delivered.state.order.tolist() == planner.state.order.tolist() == [2, 0, 1]
     batches = [planner.deliver().indices.tolist() for _ in range(3)]
     assert batches == [[1, 1], [2, 0], [0, 1]]
@@ -105,7 +119,7 @@ def test_sampler_may_keep_the_order_that_it_gives():
     planner.deliver()
     order = planner.state.order.tolist()
     for _ in range(4):
-        planner.ahead()
+        begin(planner)
     assert planner.state.order.tolist() == order
 
 
@@ -163,65 +177,30 @@ def test_counting():
         assert counted(start, stop).tolist() == list(range(start, stop))
 
 
-class Refusing(PlanQueue):
-    """A queue that plans what lies within an epoch, and says of the rest that it is asked for."""
-
-    def _advance(self, state):
-        raise LookupError("beyond")
-
-
 huge = st.integers(0, 1 << 62)
 
 
-@st.composite
-def states(draw):
-    size = draw(sizes | huge.map(lambda n: n + 1))
-    order = None
-    if size <= 12:
-        kinds = [
-            lambda: None,
-            lambda: np.arange(size)[::-1].copy(),
-            lambda: np.arange(2 * size)[::-2],
-            lambda: np.arange(size, dtype=">i8"),
-            lambda: Virtual(size),
-        ]
-        order = draw(st.sampled_from(kinds))()
-    position = draw(st.integers(0, size - 1))
-    epoch = draw(st.integers(0, 3) | huge)
-    detail = draw(st.none() | st.floats(0, 9))
-    return State(position, epoch, draw(st.booleans()), order, size, detail, draw(sizes))
+@given(size=huge.map(lambda n: n + 31), batch_size=st.integers(1, 30), data=st.data())
+def test_positions_beyond_what_a_float_holds(size, batch_size, data):
+    position = data.draw(st.integers(0, size - 1))
+    state = State(position, data.draw(huge), False, None, size, None)
+    plan = make_planner(size, batch_size, state=state).deliver()
+    rows = [(position + row) % size for row in range(batch_size)]
+    assert plan.indices.tolist() == rows
+    ends = position + batch_size >= size
+    assert plan.state[:3] == ((position + batch_size) % size, state.epoch + ends, ends)
+    assert plan.state.previous_epoch_detail == state.epoch_detail
 
 
-@given(state=states(), batch_size=st.integers(1, 30), repeat=st.booleans())
-def test_the_step_within_an_epoch_is_that_of_advance(state, batch_size, repeat):
-    plan = Refusing(state, batch_size, repeat).peek()
-    if plan.error is not None:
-        # Left to `advance`: the end of an epoch or of the iteration, and orders that are no arrays.
-        plain = state.order is None or (
-            isinstance(state.order, np.ndarray)
-            and state.order.flags.c_contiguous
-            and state.order.dtype == np.int64
-        )
-        ends = state.epoch_size - state.position <= batch_size or (not repeat and state.epoch > 0)
-        assert ends or not plain or state.epoch_size > 1 << 53
-        return
-    expected, indices = advance(state, batch_size, repeat, Reversing(), lambda: state.epoch_size)
-    assert type(plan.state) is State
-    assert plan.state[:3] == expected[:3]
-    assert plan.state.order is expected.order
-    assert plan.state[4:] == expected[4:]
-    assert [type(item) for item in plan.state] == [type(item) for item in expected]
-    assert plan.indices.dtype == np.int64
-    assert plan.indices.flags.c_contiguous and plan.indices.flags.writeable
-    assert plan.indices.tolist() == indices.tolist()
-    assert state.order is None or not np.shares_memory(plan.indices, state.order)
-
-
-def test_most_steps_are_within_an_epoch():
-    queue = Refusing(State(0, 0, False, np.arange(1000), 1000, None), 7, True)
-    plans = [queue.ahead() for _ in range(142)]
-    assert all(plan.is_batch for plan in plans)
-    assert isinstance(queue.ahead().error, LookupError)
+@pytest.mark.parametrize(
+    "order", [np.arange(8)[::-2], np.arange(4, dtype=">i8"), Virtual(4)], ids=["steps", "big", "v"]
+)
+def test_orders_that_are_no_plain_arrays(order):
+    state = State(1, 0, False, order, 4, None)
+    plan = make_planner(8, 2, sampler=Reversing(), state=state).deliver()
+    assert plan.indices.tolist() == np.asarray(order[0:4])[1:3].tolist()
+    assert plan.indices.dtype == np.dtype(np.int64)
+    assert plan.state.order is order
 
 
 @given(
@@ -249,8 +228,8 @@ def test_whatever_is_planned_ahead_the_same_is_delivered(size, batch_size, repea
             assert plan.indices.tolist() == due.indices
             assert planner.state is plan.state
         elif action == "ahead":
-            plan = planner.ahead()
-            if plan.is_batch:
+            plan = begin(planner)
+            if plan.indices is not None:
                 handed_out.append(plan)
         elif action == "peek":
             assert not handed_out or planner.peek() is handed_out[0]
@@ -262,8 +241,8 @@ def test_whatever_is_planned_ahead_the_same_is_delivered(size, batch_size, repea
 def test_end_is_planned_once():
     sampler = Reversing()
     planner = make_planner(3, 2, repeat=False, sampler=sampler)
-    plans = [planner.ahead() for _ in range(5)]
-    assert [plan.is_batch for plan in plans] == [True, True, False, False, False]
+    plans = [begin(planner) for _ in range(5)]
+    assert [plan.indices is not None for plan in plans] == [True, True, False, False, False]
     assert plans[2] is plans[3] is plans[4]
     assert sampler.positions == [0, 2]
     planner.deliver()
@@ -288,7 +267,7 @@ class FailsOnce:
 def test_error_is_kept_until_its_batch_is_due():
     sampler = FailsOnce()
     planner = make_planner(3, 2, sampler=sampler)
-    plans = [planner.ahead() for _ in range(4)]
+    plans = [begin(planner) for _ in range(4)]
     assert plans[1] is plans[2] is plans[3]
     assert isinstance(plans[1].error, LookupError)
     assert sampler.n_calls == 2
@@ -308,18 +287,19 @@ def test_interrupt_of_the_sampler_is_not_kept():
         return np.arange(2)
 
     planner = make_planner(2, 1, sampler=interrupt)
-    planner.ahead()
+    begin(planner)
     with pytest.raises(KeyboardInterrupt):
-        planner.ahead()
+        begin(planner)
     assert planner.deliver().indices.tolist() == [0]
 
 
-def test_discard_forgets_plans_and_restart_sets_the_state():
+def test_restart_forgets_plans_and_sets_the_state():
     sampler = Reversing()
     planner = make_planner(4, 4, sampler=sampler)
-    old = planner.ahead()
-    planner.discard()
-    again = planner.ahead()
+    old = begin(planner)
+    planner.restart(planner.state)
+    assert old.work is None
+    again = begin(planner)
     assert again is not old
     assert again.indices.tolist() == old.indices.tolist()
     assert sampler.positions == [0, 0, 0]
@@ -327,9 +307,19 @@ def test_discard_forgets_plans_and_restart_sets_the_state():
     assert planner.deliver().indices.tolist() == [2, 3, 0, 1]
 
 
-def test_rewind_hands_the_same_plans_out_again():
+def test_rewind_has_the_same_plans_begun_again():
     planner = make_planner(4, 3)
-    plans = [planner.ahead() for _ in range(3)]
+    plans = [begin(planner) for _ in range(3)]
+    assert planner.works() == [plan.work for plan in plans]
     planner.rewind()
-    again = [planner.ahead() for _ in range(3)]
+    assert planner.works() == []
+    again = [begin(planner) for _ in range(3)]
     assert all(a is b for a, b in zip(plans, again, strict=True))
+
+
+def test_a_delivered_plan_leaves_its_work_and_outcome():
+    planner = make_planner(4, 3)
+    plan = begin(planner)
+    plan.outcome = ("batch", None)
+    assert planner.deliver() is plan
+    assert (plan.work, plan.outcome) == (None, None)

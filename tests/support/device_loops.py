@@ -109,7 +109,7 @@ def wait_for_ready(iterator):
     """Until the batches that were not taken over, of threads the oldest one, are complete on the
     host."""
     if isinstance(iterator, MultithreadIterator):
-        iterator._started[0][1].wait()
+        iterator._tasks[0].wait()
         return
     pool = iterator._pool
     pool.wait()

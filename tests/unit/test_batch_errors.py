@@ -43,7 +43,7 @@ def test_what_would_move_the_iterator_amid_next_is_refused(make, save, load, mov
 
     def decide(index, error):
         asked.append((index, iterator.current_position))
-        with pytest.raises(RuntimeError, match="amid another call"):
+        with pytest.raises(RuntimeError, match="inside another call"):
             load(iterator, save(iterator)) if move == "serialize" else MOVES[move](iterator)
         return "skip"
 
