@@ -245,5 +245,5 @@ def test_a_handler_amid_next_may_look_save_and_no_more(make, tmp_path):
             assert next(iterator) == [0, 1, 2, 3]
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert len(refused) == 3 and all("amid another call" in text for text in refused)
+    assert len(refused) == 3 and all("inside another call" in text for text in refused)
     assert next(iterator) == [4, 5, 6, 7]
