@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastiter.dataset.mixin import DatasetMixin
 
-Getitems = Callable[[list[int]], list[Any]]
 
+class BatchedWrapper(DatasetMixin):
+    """A dataset over others, which has ``__getitems__`` if all of them have it.
 
-def offered(wrapper: DatasetMixin, cls: type[DatasetMixin], bases: Iterable[Any]) -> bool:
-    """Whether ``wrapper`` may be asked for several examples at once.
-
-    All of its ``bases`` can be, and its examples are still those that ``cls`` gives: a subclass
-    with a ``get_example`` or ``__getitem__`` of its own must be asked through these.
+    A subclass defines ``get_example``, ``_bases`` and ``_getitems``.
     """
-    return (
-        getattr(wrapper.get_example, "__func__", None) is cls.get_example
-        and type(wrapper).__getitem__ is DatasetMixin.__getitem__
-        and all(hasattr(base, "__getitems__") for base in bases)
-    )
 
+    def _bases(self) -> Sequence[Any]:
+        """Return the wrapped datasets."""
+        raise NotImplementedError
 
-def refused(wrapper: object) -> AttributeError:
-    """The error by which ``hasattr`` and ``getattr`` see that there is no ``__getitems__``."""
-    return AttributeError(
-        f"this {type(wrapper).__name__} has no __getitems__, since what it wraps has none"
-    )
+    def _getitems(self, indices: list[int]) -> list[Any]:
+        raise NotImplementedError
+
+    @property
+    def __getitems__(self) -> Callable[[list[int]], list[Any]]:
+        """Get the examples at a list of indices, with one call of each wrapped dataset.
+
+        Not an attribute if a subclass has its own ``get_example`` or ``__getitem__``, which must
+        be called for each example then.
+        """
+        kind = next(kind for kind in type(self).__mro__ if "_getitems" in vars(kind))
+        if (
+            getattr(self.get_example, "__func__", None) is not vars(kind)["get_example"]
+            or type(self).__getitem__ is not DatasetMixin.__getitem__
+            or not all(hasattr(base, "__getitems__") for base in self._bases())
+        ):
+            raise AttributeError(
+                f"this {type(self).__name__} has no __getitems__, because its dataset has none"
+            )
+        return self._getitems
 
 
 def fetch(base: Any, indices: list[int]) -> list[Any]:
-    """``base.__getitems__(indices)``, checked to give as many examples as were asked for."""
+    """Call ``base.__getitems__(indices)``, and check the number of examples."""
     examples = list(base.__getitems__(indices))
     if len(examples) != len(indices):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Files that many threads and processes read from at once."""
+"""Files that many threads and processes read at the same time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from fastiter._util.arguments import checked_path
 
 
 class _Handle:
-    """An open descriptor that is closed when nobody uses it any more.
+    """An open descriptor, which closes when the last reference is gone.
 
-    A thread in the middle of a read keeps it open, so that its number cannot come to mean
-    another file meanwhile.
+    A thread that reads has a reference, so that the number cannot be reused for another file.
     """
 
     def __init__(self, fd: int) -> None:
@@ -26,26 +25,16 @@ class _Handle:
         with io.FileIO(path) as file:  # which refuses directories
             return cls(os.dup(file.fileno()))
 
-    # Of its own, since a module's globals may be None while the interpreter is taken down.
+    # An argument, because module globals may be None while the interpreter exits.
     def __del__(self, _close: Callable[[int], None] = os.close) -> None:
         _close(self.fd)
 
 
 class SharedFile:
-    """A file to read from at given offsets.
+    """A file that is read at given offsets; OSError if it cannot be opened.
 
-    There is no position that one reader could move under another: threads read at the same
-    time without a lock, and a forked process goes on with the descriptor it inherits. Pickles as
-    the absolute path, and opens it again when first read.
-
-    Parameters
-    ----------
-    path : str or path-like
-
-    Raises
-    ------
-    OSError
-        If it cannot be opened.
+    It has no position: threads read at the same time without a lock, and a forked process uses the
+    descriptor that it inherits. It is pickled as its absolute path, and opened at the first read.
     """
 
     def __init__(self, path: Any) -> None:
@@ -54,9 +43,9 @@ class SharedFile:
 
     @classmethod
     def adopted(cls, reader: Any) -> SharedFile | None:
-        """The same file as a plain binary file object has open; None for any other object.
+        """Return the file that a plain binary file object has open; None for other objects.
 
-        Independent of that object from then on. It pickles if it can be found under its name.
+        The result is independent of the object. It can be pickled if its name leads to the file.
         """
         raw = getattr(reader, "raw", reader)
         plain = type(reader) in (io.BufferedReader, io.BufferedRandom, io.FileIO)
@@ -74,20 +63,15 @@ class SharedFile:
         return self
 
     def _start(self, path: Any, handle: _Handle) -> None:
-        self.path = path  #: None if it is not known
+        self.path = path  #: None if it is unknown
         self.size = os.fstat(handle.fd).st_size  #: bytes
         self._is_closed = False
         self._handle: _Handle | None = handle
 
     def read(self, offset: int, size: int) -> bytes:
-        """Read ``size`` bytes from ``offset`` on; from any thread.
+        """Read ``size`` bytes at ``offset``, in any thread.
 
-        Raises
-        ------
-        ValueError
-            If this file has been closed.
-        OSError
-            If it cannot be read, or has become too short.
+        Raises ValueError if the file has been closed, OSError if it has become shorter.
         """
         handle = self._handle or self._open_again()
         data = os.pread(handle.fd, size, offset)
@@ -95,23 +79,23 @@ class SharedFile:
             more = os.pread(handle.fd, size - len(data), offset + len(data))
             if not more:
                 raise OSError(
-                    f"{self.name} ends at byte {offset + len(data)}, where {size} bytes from "
-                    f"{offset} on are expected: it has become shorter since it was opened"
+                    f"{self.name} ends at byte {offset + len(data)}, expected {size} bytes at "
+                    f"byte {offset}: it has become shorter since it was opened"
                 )
             data += more
         return data
 
     def stream(self, buffer_bytes: int = 8192) -> io.BufferedReader:
-        """An ordinary file object with a position of its own; it needs not be closed."""
+        """Return a file object with its own position, which need not be closed."""
         return io.BufferedReader(Cursor(self), buffer_bytes)
 
     @property
     def name(self) -> str:
-        """The path, for texts."""
+        """The path, for messages."""
         return "a file without a name" if self.path is None else os.fsdecode(self.path)
 
     def close(self) -> None:
-        """Close the file in this process, as soon as reads under way in other threads end."""
+        """Close the file in this process, after the reads of other threads."""
         self._is_closed = True
         self._handle = None
 
@@ -123,7 +107,7 @@ class SharedFile:
         if size < self.size:
             raise OSError(
                 f"{self.name} has {size} bytes, but had {self.size} when the dataset was made: "
-                "it is not the same file any more; make the dataset anew"
+                "make the dataset again"
             )
         self._handle = handle
         return handle
@@ -131,19 +115,16 @@ class SharedFile:
     def __getstate__(self) -> dict[str, Any]:
         if self.path is None:
             raise TypeError(
-                "cannot pickle a dataset whose file has no name to open it again by: open it by "
-                "its path"
+                "cannot pickle a dataset whose file has no name: open the file by its path"
             )
         return {"path": self.path, "size": self.size}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._is_closed = False
-        self._handle = None
+        self.__dict__.update(state, _is_closed=False, _handle=None)
 
 
 class Cursor(io.RawIOBase):
-    """A position in a `SharedFile`, which makes it a file object."""
+    """A file object: a `SharedFile` and a position."""
 
     def __init__(self, file: SharedFile) -> None:
         self.file = file

@@ -1,4 +1,4 @@
-"""Images as arrays, by Pillow, and lists of them in text files."""
+"""Images as arrays, decoded by Pillow, and lists of images in text files."""
 
 from __future__ import annotations
 
@@ -10,17 +10,11 @@ import numpy as np
 from fastiter.datasets._packed import Column, pack
 from fastiter.datasets._parts import iterated
 
-_FILE = "the name of a text file that has one in a line"
+_FILE = "the name of a text file with one in each line"
 
 
 def pillow() -> Any:
-    """The module ``PIL.Image``, imported when it is first needed.
-
-    Raises
-    ------
-    ImportError
-        If Pillow is not installed.
-    """
+    """Import the module ``PIL.Image``; the ImportError says what to install."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -32,46 +26,60 @@ def pillow() -> Any:
 
 
 def read_image(source: Any, name: str, dtype: Any) -> np.ndarray[Any, Any]:
-    """Decode an image into an array of its own, (channels, height, width).
+    """Decode an image into a new array (channels, height, width).
 
-    Raises
-    ------
-    OSError
-        If it cannot be read, or is no image that Pillow knows.
+    Raises OSError if the image cannot be read, or Pillow does not know its format.
     """
     opened = pillow().open
     try:
         with opened(source) as image:
-            image.load()  # here an error is raised as what it is
+            image.load()  # np.asarray would hide errors
             pixels = np.asarray(image)
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # of a damaged image, nearly any
+    except Exception as error:  # damaged bytes may cause nearly any error
         raise OSError(
             f"{name} cannot be decoded as an image: {type(error).__name__}: {error}"
         ) from error
     if pixels.ndim == 2:
         pixels = pixels[..., None]
-    pixels = pixels.transpose(2, 0, 1)
-    # Channels move to the front and numbers change their type in one pass.
-    return pixels.astype(dtype, order="C", copy=True)
+    # One pass moves the channels to the front and converts the numbers.
+    return pixels.transpose(2, 0, 1).astype(dtype, order="C", copy=True)
 
 
 def checked_dtype(dtype: Any) -> np.dtype[Any]:
-    """The dtype of images; float32 by default."""
+    """Return the dtype of images, by default float32."""
     return np.dtype(np.float32 if dtype is None else dtype)
 
 
 def listed_paths(paths: Any) -> Column:
-    """A list of paths, packed; read from a text file, one in a line, if its name is given."""
+    """Pack a list of paths, or the lines of a text file if its name is given."""
     if not isinstance(paths, (str, os.PathLike)):
         return pack(list(iterated("paths", f"a list of paths, or {_FILE}", paths)))
     with open(paths) as file:
         lines = [line.strip() for line in file]
-    for number, line in enumerate(lines, 1):
-        if not line:
-            raise ValueError(f"line {number} of {os.fspath(paths)} is empty: it must be a path")
+    if "" in lines:
+        raise ValueError(f"line {lines.index('') + 1} of {os.fspath(paths)} is empty, not a path")
     return pack(lines)
+
+
+def listed_pairs(pairs: Any) -> Column:
+    """Pack a list of (path, label), or the lines of a text file if its name is given."""
+    if not isinstance(pairs, (str, os.PathLike)):
+        listed = iterated("pairs", f"a list of (path, label), or {_FILE}", pairs)
+        return pack([_pair(number, pair) for number, pair in enumerate(listed)])
+    found = []
+    with open(pairs) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                path, label = line.split()
+                found.append((path, int(label)))
+            except ValueError:
+                raise ValueError(
+                    f"line {number} of {os.fspath(pairs)} must be a path and an integer, "
+                    f"separated by a space, not {line.rstrip()!r}"
+                ) from None
+    return pack(found)
 
 
 def _pair(number: int, pair: Any) -> tuple[Any, Any]:
@@ -80,39 +88,3 @@ def _pair(number: int, pair: Any) -> tuple[Any, Any]:
     except (TypeError, ValueError):
         raise ValueError(f"entry {number} of pairs must be (path, label), not {pair!r}") from None
     return path, label
-
-
-def listed_pairs(pairs: Any) -> Column:
-    """A list of (path, label), packed; read from a text file if its name is given."""
-    if not isinstance(pairs, (str, os.PathLike)):
-        listed = iterated("pairs", f"a list of (path, label), or {_FILE}", pairs)
-        return pack([_pair(number, pair) for number, pair in enumerate(listed)])
-    found = []
-    with open(pairs) as file:
-        for number, line in enumerate(file, 1):
-            words = line.split()
-            try:
-                path, label = words[0], int(words[1])
-                if len(words) != 2:
-                    raise ValueError
-            except (IndexError, ValueError):
-                raise ValueError(
-                    f"line {number} of {os.fspath(pairs)} must be a path and an integer, "
-                    f"parted by a blank, not {line.rstrip()!r}"
-                ) from None
-            found.append((path, label))
-    return pack(found)
-
-
-def place(column: Any, i: int) -> int:
-    """``i`` as a place in ``column``, with negative indices counted from its end.
-
-    Raises
-    ------
-    IndexError
-        If there is no such place.
-    """
-    size = len(column)
-    if not -size <= i < size:
-        raise IndexError(f"index {i} is outside of a dataset of {size} examples")
-    return int(i) % size

@@ -1,7 +1,7 @@
-"""Values of Python packed into few arrays, which processes can share.
+"""Python values packed into a few arrays, which processes can share.
 
 A list of a million strings is a million objects, each with a reference count that every reader
-writes to. A column here is a handful of arrays that reading leaves alone.
+changes. A column is a few arrays, which readers do not change.
 """
 
 from __future__ import annotations
@@ -14,18 +14,15 @@ import numpy as np
 
 from fastiter._ring.serialization import dumps
 
-_MOST_KINDS = 64  # of values in one column; beyond, they are pickled one by one
-_MOST_FIELDS = 64  # of tuples, and lists of unlike items, that are packed field by field
+_MAX_KINDS = 64  # of values in one column; with more, each value is pickled
+_MAX_FIELDS = 64  # of tuples, and of lists of unlike items, that have a column for each field
 _INT64 = range(-(2**63), 2**63)
 
 Array = np.ndarray[Any, Any]
 
 
 class Column:
-    """``len(column)`` values; ``column[i]`` makes value i, ``0 <= i < len(column)``.
-
-    ``column.part(start, stop)`` makes a list of them.
-    """
+    """A sequence of values: ``column[i]`` makes value i, ``0 <= i < len(column)``."""
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -37,10 +34,11 @@ class Column:
         return (self[i] for i in range(len(self)))
 
     def part(self, start: int, stop: int) -> list[Any]:
+        """Make the values from `start` to `stop`."""
         return [self[i] for i in range(start, stop)]
 
     def arrays(self) -> list[Array]:
-        """All arrays that the column consists of."""
+        """Return all arrays of the column."""
         found: list[Array] = []
         for value in self.__dict__.values():
             for part in value if isinstance(value, list) else [value]:
@@ -51,8 +49,10 @@ class Column:
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        """Arrays of foreign byte order go as their bytes in native order, with their dtype: before
-        protocol 5 pickles load them in native order."""
+        """Return the state, in which arrays of foreign byte order are in native order.
+
+        Pickle protocols before 5 load them in native order, without their dtype.
+        """
         state = self.__dict__.copy()
         for name, value in state.items():
             if isinstance(value, np.ndarray) and not value.dtype.isnative:
@@ -62,19 +62,19 @@ class Column:
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             array = value.array.view(value.dtype) if isinstance(value, _Foreign) else value
-            # Pickles forget that an array is read-only.
+            # A pickle does not hold that an array is read-only.
             self.__dict__[name] = _frozen(array) if isinstance(array, np.ndarray) else array
 
 
 class _Foreign(NamedTuple):
-    """An array of another byte order, in a pickle."""
+    """An array of foreign byte order in a pickle."""
 
     array: Array  # the same bytes in native order
     dtype: np.dtype[Any]
 
 
 class Constants(Column):
-    """The same value all over, as None; or no value at all."""
+    """One value many times, such as None, or no value at all."""
 
     def __init__(self, length: int, value: Any = None) -> None:
         self._length = length
@@ -85,23 +85,6 @@ class Constants(Column):
 
     def __getitem__(self, i: int) -> Any:
         return self._value
-
-
-class Numbers(Column):
-    """Python's numbers of one type: bool, int within int64, float or complex."""
-
-    def __init__(self, values: Sequence[Any]) -> None:
-        self._data = _frozen(np.array(values))
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __getitem__(self, i: int) -> Any:
-        return self._data.item(i)
-
-    def part(self, start: int, stop: int) -> list[Any]:
-        values: list[Any] = self._data[start:stop].tolist()
-        return values
 
 
 class Rows(Column):
@@ -118,21 +101,44 @@ class Rows(Column):
 
 
 class Places(Rows):
-    """Arrays without a dimension."""
+    """Arrays without dimensions."""
 
     def __getitem__(self, i: int) -> Any:
         return self._data[i, ...]
 
 
-class Blobs(Column):
-    """Runs of bytes, one after another: bytes."""
+class Numbers(Rows):
+    """Python numbers of one type: bool, int within int64, float or complex."""
 
-    def __init__(self, values: Sequence[bytes]) -> None:
-        self._ends = _ends([len(value) for value in values])
-        self._data = _frozen(np.frombuffer(b"".join(values), np.uint8))
+    def __init__(self, values: Sequence[Any]) -> None:
+        super().__init__(np.array(values))
+
+    def __getitem__(self, i: int) -> Any:
+        return self._data.item(i)
+
+    def part(self, start: int, stop: int) -> list[Any]:
+        values: list[Any] = self._data[start:stop].tolist()
+        return values
+
+
+class _Spans(Column):
+    """Values of different lengths: value i lies between two of the offsets `_ends`."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        ends = np.zeros(len(sizes) + 1, np.int64)
+        np.cumsum(sizes, out=ends[1:])
+        self._ends = _frozen(ends)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
+
+
+class Blobs(_Spans):
+    """Values of type bytes."""
+
+    def __init__(self, values: Sequence[bytes]) -> None:
+        super().__init__([len(value) for value in values])
+        self._data = _frozen(np.frombuffer(b"".join(values), np.uint8))
 
     def __getitem__(self, i: int) -> Any:
         return self._blob(i).tobytes()
@@ -155,79 +161,77 @@ class Pickles(Blobs):
     """Any other objects, each as a pickle."""
 
     def __init__(self, values: Sequence[Any]) -> None:
-        super().__init__([dumps(value, 5, None) for value in values])
+        super().__init__([_pickle(value) for value in values])
 
     def __getitem__(self, i: int) -> Any:
         return pickle.loads(self._blob(i).data)
 
 
-class Ragged(Column):
+class Ragged(_Spans):
     """Arrays of one dtype and number of dimensions, but different shapes."""
 
     def __init__(self, values: Sequence[Array]) -> None:
+        super().__init__([value.size for value in values])
         self._shapes = _frozen(np.array([value.shape for value in values], np.int64))
-        self._ends = _ends([value.size for value in values])
-        self._data = np.empty(self._ends[-1], values[0].dtype)
+        data = np.empty(self._ends[-1], values[0].dtype)
         for i, value in enumerate(values):
-            self._data[self._ends[i] : self._ends[i + 1]] = value.ravel()
-        _frozen(self._data)
-
-    def __len__(self) -> int:
-        return len(self._shapes)
+            data[self._ends[i] : self._ends[i + 1]] = value.ravel()
+        self._data = _frozen(data)
 
     def __getitem__(self, i: int) -> Array:
         flat = self._data[self._ends.item(i) : self._ends.item(i + 1)]
         return flat.reshape(self._shapes[i].tolist())
 
 
-class Runs(Column):
-    """Tuples or lists of any length: their items, one after another."""
+class Runs(_Spans):
+    """Tuples or lists of different lengths: one column of all their items."""
 
     def __init__(self, kind: type, values: Sequence[Any], items: Column) -> None:
+        super().__init__([len(value) for value in values])
         self._kind = kind
-        self._ends = _ends([len(value) for value in values])
         self._items = items
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
 
     def __getitem__(self, i: int) -> Any:
         items = self._items.part(self._ends.item(i), self._ends.item(i + 1))
         return items if self._kind is list else tuple(items)
 
 
-class Records(Column):
-    """Tuples or lists of one length: a column for each place."""
+class _Fields(Column):
+    """Values with the same fields: a column for each field."""
 
-    def __init__(self, kind: type, values: Sequence[Any]) -> None:
-        self._kind = kind
-        self._length = len(values)
-        self._fields = [pack([value[j] for value in values]) for j in range(len(values[0]))]
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, i: int) -> Any:
-        return self._kind([field[i] for field in self._fields])
-
-
-class Dicts(Column):
-    """Dicts of one sequence of keys: a column for each of them."""
-
-    def __init__(self, keys: tuple[Any, ...], fields: list[Column], length: int) -> None:
-        self._keys = keys
+    def __init__(self, fields: list[Column], length: int) -> None:
         self._fields = fields
         self._length = length
 
     def __len__(self) -> int:
         return self._length
 
+
+class Records(_Fields):
+    """Tuples or lists of one length."""
+
+    def __init__(self, kind: type, values: Sequence[Any]) -> None:
+        fields = [pack([value[j] for value in values]) for j in range(len(values[0]))]
+        super().__init__(fields, len(values))
+        self._kind = kind
+
+    def __getitem__(self, i: int) -> Any:
+        return self._kind([field[i] for field in self._fields])
+
+
+class Dicts(_Fields):
+    """Dicts with the same keys in the same order."""
+
+    def __init__(self, keys: tuple[Any, ...], fields: list[Column], length: int) -> None:
+        super().__init__(fields, length)
+        self._keys = keys
+
     def __getitem__(self, i: int) -> dict[Any, Any]:
         return {key: field[i] for key, field in zip(self._keys, self._fields, strict=True)}
 
 
 class Mixed(Column):
-    """Values of several kinds: for each, which column it is in, and where."""
+    """Values of several kinds: the column of each value, and its place there."""
 
     def __init__(self, numbers: Array, places: Array, columns: list[Column]) -> None:
         self._numbers = _frozen(numbers)
@@ -242,13 +246,7 @@ class Mixed(Column):
 
 
 def pack(values: Sequence[Any]) -> Column:
-    """Pack values of any kinds.
-
-    Raises
-    ------
-    TypeError
-        If a value can neither be packed nor pickled.
-    """
+    """Pack values of any kinds; TypeError if one can be neither packed nor pickled."""
     groups: dict[Any, list[Any]] = {}
     kinds = [_kind(value) for value in values]
     for kind, value in zip(kinds, values, strict=True):
@@ -257,8 +255,8 @@ def pack(values: Sequence[Any]) -> Column:
         return Constants(0)
     if len(groups) == 1:
         return _column(kinds[0], values)
-    if len(groups) > _MOST_KINDS:
-        return _pickled(values)
+    if len(groups) > _MAX_KINDS:
+        return Pickles(values)
     order = {kind: number for number, kind in enumerate(groups)}
     numbers = np.array([order[kind] for kind in kinds], np.uint8)
     places = np.empty(len(kinds), np.int64)
@@ -268,7 +266,7 @@ def pack(values: Sequence[Any]) -> Column:
 
 
 def pack_array(data: Array) -> Column:
-    """The rows of an array, which is not copied if they are contiguous and no objects."""
+    """Pack the rows of an array, without a copy if it is contiguous and holds no objects."""
     if type(data) not in (np.ndarray, np.memmap) or data.dtype.hasobject:
         return pack(list(data))
     data = data.view(np.ndarray)
@@ -276,7 +274,7 @@ def pack_array(data: Array) -> Column:
 
 
 def _kind(value: Any) -> Any:
-    """What values must have in common to be packed into one column; hashable."""
+    """Return a hashable key that values of one column have in common."""
     kind = type(value)
     if kind is int:
         return int if value in _INT64 else object
@@ -292,8 +290,7 @@ def _kind(value: Any) -> Any:
 
 
 def _key_kind(key: Any) -> Any:
-    """Equal for keys of the same value and types; hashable. Keys can be equal and differ, as 1 and
-    True, or 0.0 and -0.0."""
+    """Return a hashable key of a dict's key, which equal keys may not share: 1 and True differ."""
     kind = type(key)
     if kind in (str, int, bool, bytes, type(None)):
         return kind, key
@@ -307,12 +304,12 @@ def _key_kind(key: Any) -> Any:
 
 
 def _dtype_key(dtype: np.dtype[Any]) -> Any:
-    # Equal dtypes can differ in alignment and metadata, which must come back as they were.
+    # Equal dtypes can differ in alignment and metadata, which examples must keep.
     return dtype, dtype.str, dtype.isalignedstruct, repr(dtype.metadata)
 
 
 def _column(kind: Any, values: Sequence[Any]) -> Column:
-    """Pack values that are all of one kind."""
+    """Pack values of one kind."""
     if kind in _PLAIN:
         return _PLAIN[kind](values)
     if kind in (tuple, list):
@@ -338,7 +335,7 @@ def _sequences(kind: type, values: Sequence[Any]) -> Column:
     items = [item for value in values for item in value]
     length = len(values[0])
     if (
-        0 < length <= _MOST_FIELDS
+        0 < length <= _MAX_FIELDS
         and all(len(value) == length for value in values)
         and (kind is tuple or len({_kind(item) for item in items}) > 1)
     ):
@@ -346,30 +343,18 @@ def _sequences(kind: type, values: Sequence[Any]) -> Column:
     return Runs(kind, values, pack(items))
 
 
-def _pickled(values: Sequence[Any]) -> Column:
+def _pickle(value: Any) -> bytes:
     try:
-        return Pickles(values)
+        return dumps(value, 5, None)
     except Exception as error:
-        for value in values:
-            try:
-                pickle.dumps(value)
-            except Exception:
-                raise TypeError(
-                    f"a value of type {type(value).__qualname__} can neither be packed nor "
-                    f"pickled: {error}"
-                ) from error
-        raise
+        raise TypeError(
+            f"a value of type {type(value).__qualname__} can be neither packed nor pickled: {error}"
+        ) from error
 
 
 def _frozen(data: Array) -> Array:
     data.flags.writeable = False
     return data
-
-
-def _ends(sizes: list[int]) -> Array:
-    ends = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=ends[1:])
-    return _frozen(ends)
 
 
 _PLAIN: dict[type, Callable[[Sequence[Any]], Column]] = {
@@ -380,5 +365,5 @@ _PLAIN: dict[type, Callable[[Sequence[Any]], Column]] = {
     float: Numbers,
     complex: Numbers,
     type(None): lambda values: Constants(len(values)),
-    object: _pickled,
+    object: Pickles,
 }

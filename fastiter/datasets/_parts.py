@@ -1,19 +1,37 @@
-"""What datasets are made of: others, and lists. How long they are, and what if they are none."""
+"""Checks of indices and arguments that several datasets share, and their ``close``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from fastiter._util.context import Managed
+
+
+class Closing(Managed):
+    """A context manager that returns itself, and calls `close` at the end."""
+
+    def close(self) -> None:
+        """Close the files."""
+        raise NotImplementedError
+
+    def _let_go(self) -> None:
+        self.close()
+
+
+def row_at(i: Any, size: int, first: int | None = None) -> int:
+    """Return index ``i`` of ``size`` examples as a row; negative indices count from the end.
+
+    Raises IndexError if there is no such example, or ``i`` is below ``first``.
+    """
+    if not (-size if first is None else first) <= i < size:
+        raise IndexError(f"index {i} is outside of a dataset of {size} examples")
+    return operator.index(i) % size
 
 
 def length_of(name: Any, dataset: Any) -> int:
-    """Length of one of several datasets.
-
-    Raises
-    ------
-    TypeError
-        If it has none.
-    """
+    """Return the length of one of several datasets; TypeError if it has none."""
     if not hasattr(type(dataset), "__len__"):
         raise TypeError(
             f"dataset {name!r} must be a sequence with a length, not {type(dataset).__qualname__}"
@@ -21,37 +39,25 @@ def length_of(name: Any, dataset: Any) -> int:
     return len(dataset)
 
 
-def common_length(datasets: Mapping[Any, Any]) -> int:
-    """Length of all of the datasets, which have names or numbers.
+def common_length(lengths: Iterable[tuple[Any, int]], what: str) -> int:
+    """Return the length of several named parts; ValueError if they differ."""
+    lengths = list(lengths)
+    if len({length for _, length in lengths}) > 1:
+        each = ", ".join(f"{name!r}: {length}" for name, length in lengths)
+        raise ValueError(f"{what} must be equally long, but their lengths are {each}")
+    return lengths[0][1]
 
-    Raises
-    ------
-    TypeError
-        If one of them has none.
-    ValueError
-        If there are no datasets, or one of them is longer or shorter than the first.
-    """
+
+def columns_length(datasets: Mapping[Any, Any]) -> int:
+    """Return the length of datasets that stand side by side; ValueError if there is none."""
     if not datasets:
         raise ValueError("no datasets are given: pass at least one")
-    lengths = {name: length_of(name, dataset) for name, dataset in datasets.items()}
-    first, length = next(iter(lengths.items()))
-    for name, other in lengths.items():
-        if other != length:
-            raise ValueError(
-                f"dataset {name!r} has {other} examples where {first!r} has {length}: all datasets "
-                "must be equally long"
-            )
-    return length
+    lengths = [(name, length_of(name, dataset)) for name, dataset in datasets.items()]
+    return common_length(lengths, "all datasets")
 
 
 def iterated(name: str, expected: str, value: Any) -> Iterator[Any]:
-    """An iterator over ``value``, an argument of that name.
-
-    Raises
-    ------
-    TypeError
-        If nothing iterates over it.
-    """
+    """Return an iterator over an argument of that name; TypeError if it is not iterable."""
     try:
         return iter(value)
     except TypeError:

@@ -1,4 +1,4 @@
-"""The lines of one text file, at random access."""
+"""Random access to the lines of one text file."""
 
 from __future__ import annotations
 
@@ -14,26 +14,16 @@ from fastiter.datasets._files import SharedFile
 _CHUNK_BYTES = 4 << 20
 _CR, _LF = 13, 10
 
-# Each byte is one character, or (UTF-8) no part of a longer one if it is below 128: the bytes
-# \r and \n are these characters, wherever they stand, and a line can be decoded by itself.
+# Encodings in which the bytes \r and \n are always these characters, and each line can be decoded by
+# itself: one byte is one character, or (UTF-8) longer characters have bytes above 127 only.
 _SELF_CONTAINED = re.compile(r"utf-8|ascii|iso8859-\d+|cp125\d|koi8-[ru]")
 
-# These neither make newlines, nor lose what stands between the two bytes of one, as "ignore" does.
+# Error handlers that make no newlines; "ignore" can drop the bytes between \r and \n.
 _KEEPS_NEWLINES = {"strict", "replace", "backslashreplace", "surrogateescape", "surrogatepass"}
 
 
 def open_lines(path: Any, encoding: Any, errors: Any, newline: Any) -> ByteLines | CookieLines:
-    """Index the lines of a file; the arguments are those of `open`.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be opened.
-    LookupError, ValueError
-        If there is no such encoding, or ``newline`` is none of those that `open` takes.
-    UnicodeDecodeError
-        If the file cannot be decoded and ``errors`` makes that an error.
-    """
+    """Index the lines of a file. Arguments and errors are those of `open` and of reading."""
     with open(path, encoding=encoding, errors=errors, newline=newline) as text:
         name = codecs.lookup(text.encoding).name
     errors = errors or "strict"
@@ -43,7 +33,7 @@ def open_lines(path: Any, encoding: Any, errors: Any, newline: Any) -> ByteLines
 
 
 class ByteLines:
-    """Lines between known bytes, each of which can be decoded by itself."""
+    """Lines in an encoding in which each line can be decoded by itself."""
 
     def __init__(self, file: SharedFile, encoding: str, errors: str, newline: str | None) -> None:
         self._file = file
@@ -58,7 +48,7 @@ class ByteLines:
         return len(self._bounds) - 1
 
     def line(self, number: int) -> str:
-        """Line ``number``, with its end."""
+        """Return a line with its newline."""
         start = self._bounds.item(number)
         data = self._file.read(start, self._bounds.item(number + 1) - start)
         line = data.decode(self._encoding, self._errors)
@@ -70,11 +60,11 @@ class ByteLines:
         self._file.close()
 
     def _line_ends(self) -> list[np.ndarray[Any, Any]]:
-        """Offsets behind the lines, by chunks of the file, which is decoded on the way."""
+        """Return the offsets after the lines, for each chunk; raise what decoding raises."""
         ends = []
         decoder = codecs.getincrementaldecoder(self._encoding)(self._errors)
         for start in range(0, self._file.size, _CHUNK_BYTES):
-            # One byte more on both sides, to see \r\n across the border.
+            # One byte more on both sides, to see a \r\n that two chunks share.
             first = max(0, start - 1)
             stop = min(start + _CHUNK_BYTES, self._file.size)
             data = self._file.read(first, min(stop + 1, self._file.size) - first)
@@ -82,7 +72,7 @@ class ByteLines:
             try:
                 decoder.decode(chunk, stop == self._file.size)
             except UnicodeDecodeError as error:
-                error.reason += f" (in {self._file.name}, at byte {start + error.start} or so)"
+                error.reason += f" (in {self._file.name}, near byte {start + error.start})"
                 raise
             found = _ends_in(np.frombuffer(data, np.uint8), self._newline)
             found = found[(found >= start - first) & (found < stop - first)]
@@ -91,7 +81,7 @@ class ByteLines:
 
 
 def _ends_in(data: np.ndarray[Any, Any], newline: str | None) -> np.ndarray[Any, Any]:
-    """Where in ``data`` (uint8) the last bytes of lines are."""
+    """Return the positions of the last bytes of lines in ``data`` (uint8)."""
     if newline == "\r":
         return np.flatnonzero(data == _CR)
     is_lf = data == _LF
@@ -107,9 +97,9 @@ def _ends_in(data: np.ndarray[Any, Any], newline: str | None) -> np.ndarray[Any,
 
 
 class CookieLines:
-    """Lines of any encoding, also of those whose decoder has a state: UTF-16, UTF-7, ISO-2022.
+    """Lines in any encoding, also if its decoder has a state: UTF-16, UTF-7, ISO-2022.
 
-    A line's place is what ``tell()`` of a text file gives, which holds the decoder's state.
+    The position of a line is the result of a text file's ``tell()``, which includes that state.
     """
 
     def __init__(self, file: SharedFile, encoding: str, errors: str, newline: str | None) -> None:
@@ -126,7 +116,7 @@ class CookieLines:
         return len(self._places) - 1
 
     def line(self, number: int) -> str:
-        """Line ``number``, with its end."""
+        """Return a line with its newline."""
         text = self._text()
         text.seek(self._places[number])
         return text.readline()

@@ -1,4 +1,4 @@
-"""Files in a zip archive that many threads and processes read from at once."""
+"""Zip archives whose files many threads and processes read at the same time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fastiter.datasets._files import SharedFile
 from fastiter.datasets._packed import pack
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
-_MOST_EXTRA = 128  # bytes beyond name and header that are read along with the data
+_EXTRA_BYTES = 128  # read with the data, for the name and the extra field before it
 _ENCRYPTED = 1
 
 
 class Entry(NamedTuple):
-    """A file in an archive; numbers as in the archive's directory."""
+    """A file in an archive, as its directory describes it."""
 
     header_offset: int
     compress_size: int
@@ -32,35 +32,21 @@ class Entry(NamedTuple):
 
     @classmethod
     def of(cls, info: zipfile.ZipInfo) -> Entry:
-        return cls(
-            info.header_offset,
-            info.compress_size,
-            info.file_size,
-            info.compress_type,
-            info.flag_bits,
-            info.CRC,
-        )
+        return cls(*(getattr(info, "CRC" if name == "crc" else name) for name in cls._fields))
 
 
 class ZipArchive:
-    """An archive whose directory is read once, into few arrays.
+    """An archive, whose directory is read once into a few arrays.
 
-    Threads need no lock, since files are read at offsets. Pickles as the archive's path and these
-    arrays, so that no other process reads the directory again.
-
-    Raises
-    ------
-    OSError
-        If the archive cannot be opened.
-    zipfile.BadZipFile
-        If it is none.
+    Threads need no lock, because files are read at offsets. It is pickled as its path and these
+    arrays, so that no other process reads the directory again. Raises what `directory` raises.
     """
 
     def __init__(self, path: Any) -> None:
         self.file = SharedFile(path)
         infos = [info for info in directory(self.file) if not info.filename.endswith("/")]
         names = [info.filename for info in infos]
-        # Of several files of one name the last one counts, as for zipfile.
+        # The last of several files of one name counts, as in zipfile.
         last = {info.filename: Entry.of(info) for info in infos}
         entries = [last[name] for name in names]
         self.names = pack(names)
@@ -71,24 +57,20 @@ class ZipArchive:
         return len(self.names)
 
     def numbers(self) -> dict[str, int]:
-        """The number of each file, by its name."""
+        """Return the number of each file by its name."""
         if self._numbers is None:
             self._numbers = {self.names[i]: i for i in range(len(self))}
         return self._numbers
 
-    def missing(self, name: str) -> KeyError:
-        """The error for a name that the archive has not."""
-        return KeyError(f"there is no file {name!r} in {self.file.name}")
-
     def read(self, number: int) -> bytes:
-        """The content of file ``number``; from any thread.
+        """Read a file, in any thread.
 
         Raises
         ------
         zipfile.BadZipFile
-            If it is damaged.
+            If the file is damaged.
         RuntimeError, NotImplementedError
-            If it is encrypted, or compressed by an unknown method.
+            If the file is encrypted, or compressed by an unknown method.
         ValueError, OSError
             If the archive has been closed, or cannot be read.
         """
@@ -110,7 +92,7 @@ class ZipArchive:
         return content
 
     def named(self, number: int) -> str:
-        """A file and its archive, for texts."""
+        """The name of a file and its archive, for messages."""
         return f"{self.names[number]} in {self.file.name}"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -118,40 +100,35 @@ class ZipArchive:
 
 
 def directory(file: SharedFile) -> list[zipfile.ZipInfo]:
-    """What the archive says of its files, in its order.
+    """Read the directory of an archive.
 
-    Raises
-    ------
-    OSError
-        If it cannot be read.
-    zipfile.BadZipFile
-        If it is no archive, or a damaged one.
+    Raises OSError if the file cannot be read, BadZipFile if it is not an archive, or is damaged.
     """
     try:
         with zipfile.ZipFile(file.stream(1 << 16)) as archive:
             infos = archive.infolist()
     except OSError:
         raise
-    except Exception as error:  # damaged bytes may cause nearly any
+    except Exception as error:  # damaged bytes may cause nearly any error
         raise zipfile.BadZipFile(f"{file.name} cannot be read as a zip archive: {error}") from error
     for info in infos:
         if max(Entry.of(info)) > sys.maxsize:
             raise zipfile.BadZipFile(
-                f"{info.filename} in {file.name} is damaged: the archive says that it has "
-                f"{info.file_size} bytes, compressed {info.compress_size}"
+                f"{info.filename} in {file.name} is damaged: it has {info.file_size} bytes, "
+                f"compressed {info.compress_size}, according to the archive"
             )
     return infos
 
 
 def data_start(file: SharedFile, entry: Entry) -> int:
-    """The offset of a file's data in the archive."""
+    """Return the offset of a file's data in the archive."""
     return entry.header_offset + _raw(file, entry._replace(compress_size=0))[0]
 
 
 def _raw(file: SharedFile, entry: Entry) -> tuple[int, memoryview]:
-    """Bytes from an entry's local header to the end of its data, and where in them that begins."""
+    """Read an entry from its local header on; return where its data starts, and the bytes."""
     at, header = entry.header_offset, _LOCAL_HEADER.size
-    guess = header + _MOST_EXTRA + entry.compress_size
+    guess = header + _EXTRA_BYTES + entry.compress_size
     data = file.read(at, min(guess, file.size - at)) if 0 <= at < file.size else b""
     if len(data) < header or data[:4] != b"PK\3\4":
         raise zipfile.BadZipFile(f"{file.name} has no file at byte {at}")
@@ -159,8 +136,8 @@ def _raw(file: SharedFile, entry: Entry) -> tuple[int, memoryview]:
     start = header + name_size + extra_size
     if at + start + entry.compress_size > file.size:
         raise zipfile.BadZipFile(
-            f"{file.name} ends after {file.size} bytes, amid the file at byte {at} of which "
-            f"{entry.compress_size} bytes are expected"
+            f"{file.name} ends after {file.size} bytes, within the {entry.compress_size} bytes of "
+            f"the file at byte {at}"
         )
     if start + entry.compress_size > len(data):
         data = file.read(at, start + entry.compress_size)
@@ -171,7 +148,7 @@ def _decompress(data: memoryview, entry: Entry) -> bytes | None:
     if entry.compress_type == zipfile.ZIP_STORED:
         return bytes(data)
     if entry.compress_type == zipfile.ZIP_DEFLATED:
-        # The size may be damaged, and is allocated first: Deflate makes 1032 bytes of one at most.
+        # A damaged size must not allocate much: Deflate makes 1032 bytes of one at most.
         size = min(entry.file_size, 1032 * len(data) + 1032)
         return zlib.decompress(data, -zlib.MAX_WBITS, size)
     if entry.compress_type == zipfile.ZIP_BZIP2:
@@ -182,12 +159,12 @@ def _decompress(data: memoryview, entry: Entry) -> bytes | None:
 
 
 def _lzma(data: bytes, size: int) -> bytes:
-    """LZMA as zip has it (APPNOTE 5.8.8): version, size of the properties, properties, stream."""
+    """Decompress LZMA (APPNOTE 5.8.8): version, size of the properties, properties, stream."""
     (n_properties,) = struct.unpack_from("<2xH", data)
     properties, dict_size = struct.unpack_from("<BI", data, 4)
     rest, lc = divmod(properties, 9)
     pb, lp = divmod(rest, 5)
-    dict_size = min(dict_size, max(size, 4096))  # it is allocated first, and may be damaged
+    dict_size = min(dict_size, max(size, 4096))  # a damaged one must not allocate much
     chain = [{"id": lzma.FILTER_LZMA1, "dict_size": dict_size, "lc": lc, "lp": lp, "pb": pb}]
     decompressor = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=chain)
     return decompressor.decompress(data[4 + n_properties :], size)

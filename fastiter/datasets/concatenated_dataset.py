@@ -1,4 +1,4 @@
-"""Datasets one after another."""
+"""The concatenation of datasets."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import Any
 
-from fastiter.dataset.mixin import DatasetMixin
-from fastiter.datasets import _batched
-from fastiter.datasets._parts import length_of
+from fastiter.datasets._batched import BatchedWrapper, fetch
+from fastiter.datasets._parts import length_of, row_at
 
 __all__ = ["ConcatenatedDataset"]
 
 
-class ConcatenatedDataset(DatasetMixin):
-    """Puts datasets one after another: the examples of the first one, of the second one, ...
+class ConcatenatedDataset(BatchedWrapper):
+    """Concatenates datasets: the examples of the first one, of the second one, ...
 
-    The dataset of an example is found by binary search among the lengths, which are those of
-    the moment when this dataset was made.
+    It uses the lengths that the datasets have when it is made.
 
     Parameters
     ----------
@@ -45,30 +43,24 @@ class ConcatenatedDataset(DatasetMixin):
         number, local = self._find(i)
         return self._datasets[number][local]
 
-    @property
-    def __getitems__(self) -> _batched.Getitems:
-        """Get the examples at a list of indices, with one call for each dataset concerned."""
-        if not _batched.offered(self, ConcatenatedDataset, self._datasets):
-            raise _batched.refused(self)
-        return self._getitems
-
     def _find(self, i: int) -> tuple[int, int]:
-        """The number of the dataset that holds example ``i``, and the example's index there."""
-        if not 0 <= i < len(self):
-            raise IndexError(f"index {i} is outside of a dataset of {len(self)} examples")
-        number = bisect_right(self._ends, i)
-        return number, i - (self._ends[number - 1] if number else 0)
+        """Return which dataset holds example ``i``, and the index of the example there."""
+        row = row_at(i, len(self), first=0)
+        number = bisect_right(self._ends, row)
+        return number, row - (self._ends[number - 1] if number else 0)
+
+    def _bases(self) -> tuple[Any, ...]:
+        return self._datasets
 
     def _getitems(self, indices: list[int]) -> list[Any]:
-        rows: dict[int, list[int]] = {}  # by number of the dataset
-        locals_: dict[int, list[int]] = {}
+        parts: dict[int, tuple[list[int], list[int]]] = {}  # rows of the result, indices below
         for row, index in enumerate(indices):
             number, local = self._find(index)
-            rows.setdefault(number, []).append(row)
-            locals_.setdefault(number, []).append(local)
+            rows, below = parts.setdefault(number, ([], []))
+            rows.append(row)
+            below.append(local)
         examples: list[Any] = [None] * len(indices)
-        for number, places in rows.items():
-            found = _batched.fetch(self._datasets[number], locals_[number])
-            for row, example in zip(places, found, strict=True):
+        for number, (rows, below) in parts.items():
+            for row, example in zip(rows, fetch(self._datasets[number], below), strict=True):
                 examples[row] = example
         return examples

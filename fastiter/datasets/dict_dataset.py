@@ -1,28 +1,28 @@
-"""Datasets side by side, as dicts."""
+"""Datasets side by side, with examples that are dicts."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fastiter._fetch.dataset_access import Column, Columns
-from fastiter.datasets._parts import common_length
+from fastiter.datasets._parts import columns_length
 
 __all__ = ["DictDataset"]
 
 
 class DictDataset:
-    """Puts datasets of equal length side by side: example i is the dict of their examples i.
+    """Puts datasets of one length side by side: example i is the dict of their examples i.
 
     Parameters
     ----------
     **datasets : sequence
-        At least one, all of the same length, each with ``__len__`` and ``__getitem__``. Their
-        names are the keys of the examples.
+        At least one, all of one length, each with ``__len__`` and ``__getitem__``. Their names
+        are the keys of the examples.
 
     Raises
     ------
     ValueError
-        If there is none, or their lengths differ.
+        If no dataset is given, or the lengths differ.
 
     Examples
     --------
@@ -31,14 +31,14 @@ class DictDataset:
     """
 
     def __init__(self, **datasets: Any) -> None:
-        self._length = common_length(datasets)
+        self._length = columns_length(datasets)
         self._datasets = datasets
 
     def __getitem__(self, index: Any) -> Any:
-        """Get an example, or the list of those in a slice.
+        """Get an example, or the list of the examples in a slice.
 
-        Any other index goes to each of the datasets, and the results make one dict: with arrays,
-        a list of integers gives a dict of arrays.
+        Each dataset gets any other index, and their results make one dict: a list of integers
+        gives a dict of arrays if the datasets are arrays.
         """
         parts = {key: dataset[index] for key, dataset in self._datasets.items()}
         if isinstance(index, slice):
@@ -47,7 +47,7 @@ class DictDataset:
         return parts
 
     def __len__(self) -> int:
-        """Get the number of examples, which was that of the first dataset in the constructor."""
+        """Get the number of examples, as it was when this dataset was made."""
         return self._length
 
     def __fastiter_columns__(self) -> Columns:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from fastiter.dataset.mixin import DatasetMixin
 from fastiter.datasets._packed import Column, Dicts, pack, pack_array
+from fastiter.datasets._parts import common_length, row_at
 
 __all__ = ["FrozenDataset"]
 
@@ -17,32 +17,32 @@ __all__ = ["FrozenDataset"]
 class FrozenDataset(DatasetMixin):
     """Examples packed once into a few arrays, which all worker processes share.
 
-    A list or dict of Python objects is copied bit by bit into each worker, even if that was
-    forked: whoever reads an object writes its reference count, and with it copies its page.
-    Here, memory stays the same however many workers read. Drop the original to save its memory.
+    A forked worker shares the objects of a list or dict with its parent only until it reads them:
+    reading an object changes its reference count, which copies its memory page. The arrays of this
+    dataset stay shared, however many workers read them. Delete the original to save its memory.
 
-    Examples are equal to the original ones and of the same types, and made anew each time. str,
-    bytes, None, Python's and NumPy's numbers, arrays, and tuples, lists and dicts of them, nested
-    at will, are packed; anything else is pickled one by one, which is slower to read.
-    Arrays are read-only views of the packed memory: copy one to change it.
+    Each fetch makes a new example, equal to the original and of the same types. Packed are str,
+    bytes, None, numbers of Python and NumPy, arrays, and nested tuples, lists and dicts of them;
+    any other object is pickled, which is slower to read. Arrays are read-only views of the packed
+    memory: copy one to change it.
 
     Parameters
     ----------
     data : sequence, array, dict or frame
-        - a list, or anything else with ``__len__`` and ``__getitem__``: its examples;
+        - a list, or any object with ``__len__`` and ``__getitem__``: its examples;
         - an array: its rows;
-        - a dict of sequences of one length: dicts, as `DictDataset` gives them;
-        - a frame (of pandas, Polars or alike, with ``columns``) or a table of Arrow: its rows, as
-          dicts.
+        - a dict of sequences of one length: dicts, like those of `DictDataset`;
+        - a frame (of pandas, Polars or another library, with ``columns``) or an Arrow table: its
+          rows, as dicts.
 
-        A contiguous array is not copied: it must not be changed from then on.
+        A contiguous array is not copied, and must not be changed afterwards.
 
     Raises
     ------
     TypeError
-        If it is none of these, or a value can be neither packed nor pickled.
+        If ``data`` is of another kind, or a value can be neither packed nor pickled.
     ValueError
-        If columns differ in length, two have one name, or there is none.
+        If there is no column, columns differ in length, or two columns have one name.
 
     Examples
     --------
@@ -58,15 +58,12 @@ class FrozenDataset(DatasetMixin):
         return len(self._column)
 
     def get_example(self, i: int) -> Any:
-        """Make example ``i``; negative indices count from the end, IndexError beyond them."""
-        size = len(self._column)
-        if not -size <= i < size:
-            raise IndexError(f"index {i} is outside of a dataset of {size} examples")
-        return self._column[operator.index(i) % size]
+        """Make example ``i``; IndexError unless ``-len(self) <= i < len(self)``."""
+        return self._column[row_at(i, len(self._column))]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the packed memory."""
+        """Size of the packed memory in bytes."""
         return sum(array.nbytes for array in self._column.arrays())
 
 
@@ -88,11 +85,8 @@ def _column_of(data: Any) -> Column:
 def _dicts(keys: list[Any], columns: list[Any]) -> Column:
     if not keys:
         raise ValueError("data has no columns: give at least one")
-    lengths = [len(column) for column in columns]
-    if len(set(lengths)) > 1:
-        each = ", ".join(f"{key!r}: {n}" for key, n in zip(keys, lengths, strict=True))
-        raise ValueError(f"columns must be equally long, but their lengths are {each}")
-    return Dicts(tuple(keys), [_packed(column) for column in columns], lengths[0])
+    length = common_length(zip(keys, map(len, columns), strict=True), "columns")
+    return Dicts(tuple(keys), [_packed(column) for column in columns], length)
 
 
 def _packed(values: Any) -> Column:
@@ -100,13 +94,10 @@ def _packed(values: Any) -> Column:
         values = values.to_numpy()
     if isinstance(values, np.ndarray):
         return pack_array(values)
-    if isinstance(values, (str, bytes)) or not (
-        hasattr(values, "__len__") and hasattr(values, "__getitem__")
-    ):
+    is_sequence = hasattr(values, "__len__") and hasattr(values, "__getitem__")
+    if not is_sequence or isinstance(values, (str, bytes)):
         raise TypeError(
             "data must be a sequence of examples, an array, a dict of columns or a frame, not "
             f"{type(values).__qualname__}"
         )
-    if not isinstance(values, list):
-        values = [values[i] for i in range(len(values))]
-    return pack(values)
+    return pack([values[i] for i in range(len(values))] if not isinstance(values, list) else values)

@@ -6,26 +6,27 @@ import os
 from typing import Any
 
 from fastiter.dataset.mixin import DatasetMixin
-from fastiter.datasets._images import checked_dtype, listed_paths, pillow, place, read_image
+from fastiter.datasets._images import checked_dtype, listed_paths, pillow, read_image
+from fastiter.datasets._parts import row_at
 
 __all__ = ["ImageDataset"]
 
 
 class ImageDataset(DatasetMixin):
-    """Images in files, decoded by Pillow when they are asked for.
+    """Images in files, decoded by Pillow when they are fetched.
 
-    An example is an array (channels, height, width) of its own. Channels are those of the file,
-    one for grey: images of different modes give different shapes. Needs the extra ``image``.
+    An example is a new array (channels, height, width). It has the channels of the file, a
+    grayscale image one: images of different modes have different shapes. Needs the extra ``image``.
 
     Parameters
     ----------
     paths : sequence of str, or str or path-like
-        The files, relative to ``root``; or the name of a text file with one of them in a line.
-        They are packed, so that worker processes share them.
+        The files, relative to ``root``; or the name of a text file with one path in each line.
+        The paths are packed, so that worker processes share them.
     root : str or path-like
-        Directory that paths are relative to; itself resolved at once.
+        The directory of the files; a relative one is resolved at once.
     dtype : dtype, optional
-        Of the arrays; by default float32. Values are not scaled.
+        The dtype of the arrays, by default float32. Values are not scaled.
 
     Raises
     ------
@@ -52,7 +53,7 @@ class ImageDataset(DatasetMixin):
         IndexError
             If there is no such image.
         OSError
-            If the file cannot be read, or is no image that Pillow knows.
+            If the file cannot be read, or is not an image that Pillow knows.
         """
-        path = os.path.join(self._root, self._paths[place(self._paths, i)])
+        path = os.path.join(self._root, self._paths[row_at(i, len(self._paths))])
         return read_image(path, path, self._dtype)

@@ -8,34 +8,35 @@ from typing import Any
 import numpy as np
 
 from fastiter.dataset.mixin import DatasetMixin
-from fastiter.datasets._images import checked_dtype, listed_pairs, pillow, place, read_image
+from fastiter.datasets._images import checked_dtype, listed_pairs, pillow, read_image
+from fastiter.datasets._parts import row_at
 
 __all__ = ["LabeledImageDataset"]
 
 
 class LabeledImageDataset(DatasetMixin):
-    """Images in files, with labels: tuples of an image as of `ImageDataset` and an array.
+    """Images in files, with labels.
 
-    Needs the extra ``image``.
+    An example is a tuple of an image, like those of `ImageDataset`, and an array. Needs the extra
+    ``image``.
 
     Parameters
     ----------
     pairs : sequence of (str, label), or str or path-like
-        Files, relative to ``root``, and their labels; or the name of a text file with a file, a
-        blank and an integer in each line. They are packed, so that worker processes share them.
-    root : str or path-like
-        Directory that paths are relative to; itself resolved at once.
-    dtype : dtype, optional
-        Of the images; by default float32. Values are not scaled.
+        The files, relative to ``root``, and their labels; or the name of a text file with a path
+        and an integer, separated by a space, in each line. The pairs are packed, so that worker
+        processes share them.
+    root, dtype
+        See `ImageDataset`.
     label_dtype : dtype
-        Of the labels.
+        The dtype of the labels.
 
     Raises
     ------
     ImportError
         If Pillow is not installed.
     OSError, ValueError
-        If the text file cannot be read, or a line is of another form.
+        If the text file cannot be read, or a line has another form.
     """
 
     def __init__(
@@ -58,9 +59,9 @@ class LabeledImageDataset(DatasetMixin):
         IndexError
             If there is no such image.
         OSError
-            If the file cannot be read, or is no image that Pillow knows.
+            If the file cannot be read, or is not an image that Pillow knows.
         """
-        path, label = self._pairs[place(self._pairs, i)]
+        path, label = self._pairs[row_at(i, len(self._pairs))]
         path = os.path.join(self._root, path)
         image = read_image(path, path, self._dtype)
         return image, np.array(label, dtype=self._label_dtype)

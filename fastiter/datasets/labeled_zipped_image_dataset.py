@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from fastiter.dataset.mixin import DatasetMixin
-from fastiter.datasets._closing import Closing
-from fastiter.datasets._images import listed_pairs, place
+from fastiter.datasets._images import listed_pairs
+from fastiter.datasets._parts import Closing, row_at
 from fastiter.datasets._zip import ZipArchive
 from fastiter.datasets.zipped_image_dataset import ZippedImageDataset
 
@@ -23,19 +23,19 @@ class LabeledZippedImageDataset(Closing, DatasetMixin):
     zipfilename : str or path-like
         The archive.
     labelfilename : str or path-like
-        A text file with the name of an image in the archive, a blank and an integer in each
-        line: the examples.
+        A text file with the name of an image in the archive and an integer, separated by a space,
+        in each line: the examples.
     dtype : dtype, optional
-        Of the images; by default float32. Values are not scaled.
+        The dtype of the images, by default float32. Values are not scaled.
     label_dtype : dtype
-        Of the labels.
+        The dtype of the labels.
 
     Raises
     ------
     ImportError
         If Pillow is not installed.
     OSError, zipfile.BadZipFile, ValueError
-        If a file cannot be read, is no archive, or has a line of another form.
+        If a file cannot be read, is not an archive, or has a line of another form.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class LabeledZippedImageDataset(Closing, DatasetMixin):
         self._pairs = listed_pairs(labelfilename)
         self._images = ZippedImageDataset(zipfilename, dtype)
         self._label_dtype = label_dtype
-        # Found here once, so that no worker needs a table of names.
+        # Looked up once, so that workers need no table of names.
         numbers = ZipArchive(zipfilename).numbers()
         self._numbers = np.array([numbers.get(name, -1) for name, _ in self._pairs], np.int64)
 
@@ -63,16 +63,14 @@ class LabeledZippedImageDataset(Closing, DatasetMixin):
         IndexError
             If there is no such example.
         KeyError
-            If the archive lacks its image.
-
-        Other errors are those of `ZippedImageDataset`.
+            If the archive lacks its image. Other errors are those of `ZippedImageDataset`.
         """
-        row = place(self._pairs, i)
+        row = row_at(i, len(self._pairs))
         name, label = self._pairs[row]
         number = self._numbers.item(row)
         image = self._images.get_example(name if number < 0 else number)
         return image, np.array(label, dtype=self._label_dtype)
 
     def close(self) -> None:
-        """Close the archive. What is fetched from then on is a ValueError."""
+        """Close the archive. Later fetches raise ValueError."""
         self._images.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastiter.dataset.mixin import DatasetMixin
-from fastiter.datasets._closing import Closing
+from fastiter.datasets._parts import Closing
 from fastiter.datasets.concatenated_dataset import ConcatenatedDataset
 from fastiter.datasets.zipped_image_dataset import ZippedImageDataset
 
@@ -13,21 +13,21 @@ __all__ = ["MultiZippedImageDataset"]
 
 
 class MultiZippedImageDataset(Closing, DatasetMixin):
-    """Images in several zip archives, one archive after another, as of `ZippedImageDataset`.
+    """Concatenates the images of several zip archives; see `ZippedImageDataset`.
 
     Parameters
     ----------
     zipfilenames : sequence of str or path-like
         The archives.
     dtype : dtype, optional
-        Of the images; by default float32. Values are not scaled.
+        The dtype of the images, by default float32. Values are not scaled.
 
     Raises
     ------
     ImportError
         If Pillow is not installed.
     OSError, zipfile.BadZipFile
-        If an archive cannot be read, or is none.
+        If a file cannot be read, or is not an archive.
     """
 
     def __init__(self, zipfilenames: Any, dtype: Any = None) -> None:
@@ -38,13 +38,10 @@ class MultiZippedImageDataset(Closing, DatasetMixin):
         return len(self._all)
 
     def get_example(self, i: int) -> Any:
-        """Read image ``i``; IndexError if it is negative, or not below the length.
-
-        Other errors are those of `ZippedImageDataset`.
-        """
+        """Read image ``i``; IndexError if it is negative, or not below the length."""
         return self._all[i]
 
     def close(self) -> None:
-        """Close the archives. What is fetched from then on is a ValueError."""
+        """Close the archives. Later fetches raise ValueError."""
         for archive in self._archives:
             archive.close()

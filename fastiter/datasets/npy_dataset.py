@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
 import mmap
 import os
@@ -15,9 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fastiter.dataset import TabularDataset
-from fastiter.datasets._closing import Closing
 from fastiter.datasets._files import SharedFile
-from fastiter.datasets._parts import iterated
+from fastiter.datasets._parts import Closing, common_length, iterated
 from fastiter.datasets._zip import Entry, data_start, directory
 
 if TYPE_CHECKING:
@@ -29,12 +29,11 @@ _MAGIC = b"\x93NUMPY"
 
 
 class NpyDataset(Closing, TabularDataset):
-    """Rows of arrays in ``.npy`` and ``.npz`` files, without loading them.
+    """Rows of arrays in ``.npy`` and ``.npz`` files, which are mapped into memory.
 
-    The files are mapped into memory: the system reads what is asked for, and all processes share
-    what it has read. A pickle holds the names and places of the arrays; the files are mapped
-    again where it is loaded. Examples are copies, which may be changed; iterators fetch whole
-    columns.
+    The system reads only the rows that are fetched, and all processes share the memory. A pickle
+    holds the names and positions of the arrays; the files are mapped again where it is loaded.
+    Examples are copies, which may be changed; iterators fetch whole columns.
 
     Parameters
     ----------
@@ -44,16 +43,15 @@ class NpyDataset(Closing, TabularDataset):
         - a sequence of ``.npy`` files: tuples of their rows;
         - a dict of names and ``.npy`` files: dicts.
 
-        Relative ones are resolved at once. The files must not be written to while they are
-        mapped.
+        Relative paths are resolved at once. The files must not change while they are mapped.
 
     Raises
     ------
     OSError
         If a file cannot be read.
     ValueError
-        If a file is not of this format, holds objects or an array without dimensions, or is
-        compressed; or if the arrays differ in length, or there is none.
+        If a file has another format, is compressed, or holds objects or an array without
+        dimensions; or if there is no array, or the arrays differ in length.
 
     Examples
     --------
@@ -81,12 +79,10 @@ class NpyDataset(Closing, TabularDataset):
             self._places = _in_npz(paths)
         else:
             self._places = {"0": _in_npy(paths)}
-        lengths = {key: place.shape[0] for key, place in self._places.items()}
+        lengths = [(key, place.shape[0]) for key, place in self._places.items()]
         if not lengths:
             raise ValueError(f"there is no array in {paths!r}")
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"the arrays must be equally long, but their lengths are {lengths}")
-        self._length = next(iter(lengths.values()))
+        self._length = common_length(lengths, "the arrays")
         self._is_closed = False
         self._columns: tuple[np.ndarray[Any, Any], ...] | None = None
 
@@ -95,7 +91,7 @@ class NpyDataset(Closing, TabularDataset):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The names of the arrays: those of the ``.npz`` or dict, or '0', '1', ..."""
+        """The names of the arrays, from the ``.npz`` file or the dict; else '0', '1', ..."""
         return tuple(self._places)
 
     @property
@@ -111,7 +107,7 @@ class NpyDataset(Closing, TabularDataset):
         IndexError
             If an index is beyond the arrays.
         ValueError
-            If the dataset has been closed, or a file is not the same any more.
+            If the dataset has been closed, or a file has changed.
         OSError
             If a file cannot be opened.
         """
@@ -124,7 +120,7 @@ class NpyDataset(Closing, TabularDataset):
         return tuple(column[rows] for column in columns)
 
     def close(self) -> None:
-        """Give the files back, as soon as the last view of them is gone."""
+        """Unmap the files, as soon as no view of them exists."""
         self._is_closed = True
         self._columns = None
 
@@ -140,7 +136,7 @@ class NpyDataset(Closing, TabularDataset):
 
 
 class _Place(NamedTuple):
-    """Where an array lies."""
+    """The position of an array in a file."""
 
     path: Any
     size: int  # of the file
@@ -151,89 +147,81 @@ class _Place(NamedTuple):
     is_fortran: bool
 
     def map(self, maps: dict[Any, mmap.mmap]) -> np.ndarray[Any, Any]:
-        """The array, in a mapping of its file, which `maps` keeps."""
+        """Return the array in the mapping of its file, which is kept in `maps`."""
         if self.path not in maps:
             with open(self.path, "rb") as file:
                 if os.fstat(file.fileno()).st_size != self.size:
-                    raise ValueError(_another(self.path))
+                    raise ValueError(_changed(self.path))
                 maps[self.path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         memory = maps[self.path]
         offset = self.start + len(self.header)
         if memory[self.start : offset] != self.header:
-            raise ValueError(_another(self.path))
+            raise ValueError(_changed(self.path))
         order: Any = "F" if self.is_fortran else "C"
         return np.ndarray(self.shape, self.dtype, memory, offset, order=order)
 
 
-def _another(path: Any) -> str:
-    return f"{os.fsdecode(path)} is not the file any more that it was when the dataset was made"
+def _changed(path: Any) -> str:
+    return f"{os.fsdecode(path)} has changed since the dataset was made: make the dataset again"
 
 
 def _is_npz(path: Any) -> bool:
     with open(path, "rb") as file:
-        # First how it begins: the rows of an array may end as an archive does, which is what
-        # `is_zipfile` looks for.
+        # The rows of an npy file may end like an archive, which is what `is_zipfile` looks for.
         return file.read(len(_MAGIC)) != _MAGIC and zipfile.is_zipfile(file)
 
 
 def _in_npy(path: Any) -> _Place:
-    file = SharedFile(path)
-    try:
+    with contextlib.closing(SharedFile(path)) as file:
         return _place(file, 0, file.size, file.name)
-    finally:
-        file.close()
 
 
 def _in_npz(path: Any) -> dict[str, _Place]:
-    file = SharedFile(path)
     places = {}
-    try:
-        for info in directory(file):
-            name = f"{info.filename} in {file.name}"
-            if info.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(
-                    f"{name} is compressed, which cannot be mapped: write it by numpy.savez"
-                )
-            start = data_start(file, Entry.of(info))
-            stop = min(start + info.file_size, file.size)
-            key = info.filename.removesuffix(".npy")
-            places[key] = _place(file, start, stop, name)
-    except zipfile.BadZipFile as error:
-        raise ValueError(str(error)) from error
-    finally:
-        file.close()
+    with contextlib.closing(SharedFile(path)) as file:
+        try:
+            for info in directory(file):
+                name = f"{info.filename} in {file.name}"
+                if info.compress_type != zipfile.ZIP_STORED:
+                    raise ValueError(
+                        f"{name} is compressed, which cannot be mapped: write it by numpy.savez"
+                    )
+                start = data_start(file, Entry.of(info))
+                stop = min(start + info.file_size, file.size)
+                places[info.filename.removesuffix(".npy")] = _place(file, start, stop, name)
+        except zipfile.BadZipFile as error:
+            raise ValueError(str(error)) from error
     return places
 
 
 def _place(file: SharedFile, start: int, stop: int, name: str) -> _Place:
-    """Read the header of the array that lies in ``file`` between ``start`` and ``stop``."""
+    """Read the header of the array that lies in a file between `start` and `stop`."""
     head = file.read(start, min(12, stop - start))
-    if head[:6] != _MAGIC or len(head) < 12 or head[6] not in (1, 2, 3):
-        raise ValueError(f"{name} is no array of NumPy's npy format 1, 2 or 3")
-    is_first = head[6] == 1
-    (length,) = struct.unpack_from("<H" if is_first else "<I", head, 8)
-    length += 10 if is_first else 12
+    if len(head) < 12 or head[:6] != _MAGIC or head[6] not in (1, 2, 3):
+        raise ValueError(f"{name} is not an array in NumPy's npy format 1, 2 or 3")
+    text_start, length_format = (10, "<H") if head[6] == 1 else (12, "<I")
+    length = text_start + struct.unpack_from(length_format, head, 8)[0]
     if length > stop - start:
-        raise ValueError(f"{name} ends amid its header")
+        raise ValueError(f"{name} ends within its header")
     header = file.read(start, length)
     try:
-        text = header[10 if is_first else 12 :].decode("utf-8" if head[6] == 3 else "latin-1")
+        text = header[text_start:].decode("utf-8" if head[6] == 3 else "latin-1")
         fields = ast.literal_eval(text.strip())
         shape, is_fortran = tuple(fields["shape"]), bool(fields["fortran_order"])
         dtype = np.lib.format.descr_to_dtype(fields["descr"])
         if not all(type(n) is int and n >= 0 for n in shape):
             raise ValueError(f"its shape is {shape}, expected integers of at least 0")
-        # NumPy limits empty arrays, too: as if no length were 0.
+        # NumPy limits empty arrays as if no length were 0.
         if math.prod(max(n, 1) for n in (*shape, dtype.itemsize)) > sys.maxsize:
             raise ValueError(f"an array of shape {shape} and dtype {dtype} is too large")
-        np.empty((0,) * len(shape))  # ValueError if there are too many
-    except Exception as error:  # damaged text may cause nearly any
+        np.empty((0,) * len(shape))  # ValueError if there are too many dimensions
+    except Exception as error:  # damaged text may cause nearly any error
         raise ValueError(f"{name} has a header that cannot be read: {error}") from error
     if dtype.hasobject:
         raise ValueError(f"{name} holds Python objects, which cannot be mapped")
     if not shape:
         raise ValueError(f"{name} is an array without dimensions, which has no rows")
-    size = dtype.itemsize * int(np.prod(shape, dtype=object))
-    if length + size > stop - start:
-        raise ValueError(f"{name} ends after {stop - start} bytes of {length + size}")
+    end = length + math.prod(shape) * dtype.itemsize
+    if end > stop - start:
+        raise ValueError(f"{name} ends after {stop - start} bytes, expected {end}")
     return _Place(file.path, file.size, start, header, shape, dtype, is_fortran)

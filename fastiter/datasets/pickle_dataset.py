@@ -1,8 +1,7 @@
-"""Examples from a file of pickles."""
+"""A dataset in a file of pickles."""
 
 from __future__ import annotations
 
-import operator
 import pickle
 import threading
 from typing import Any
@@ -11,8 +10,8 @@ import numpy as np
 
 from fastiter._util.concurrency import renew_in_child
 from fastiter.dataset.mixin import DatasetMixin
-from fastiter.datasets._closing import Closing
 from fastiter.datasets._files import Cursor, SharedFile
+from fastiter.datasets._parts import Closing, row_at
 
 __all__ = ["PickleDataset", "open_pickle_dataset"]
 
@@ -20,16 +19,15 @@ _BUFFER_BYTES = 16 << 10  # pickle looks at the whole buffer once for each examp
 
 
 class PickleDataset(Closing, DatasetMixin):
-    """Examples from a file of pickles, one after another, as `PickleDatasetWriter` writes it.
+    """The examples in a file of pickles, which `PickleDatasetWriter` writes.
 
-    The constructor loads each example once to see where it ends; from then on examples are read
-    from the file when they are asked for. As any pickle, the file must come from a source that
-    you trust.
+    The constructor loads each example once to see where it ends; later, a fetch reads the example
+    from the file. As with any pickle, the file must come from a source that you trust.
 
     A plain file (`open_pickle_dataset`, or ``open(path, "rb")``) is read at offsets: threads read
-    at the same time, and forked processes do not disturb each other. It pickles as its path. Of
-    any other reader, reads are made one by one under a lock; it must pickle if the dataset shall,
-    and if forked processes cannot share it, have a method ``after_fork``, which is called in each.
+    at the same time, and forked processes do not disturb each other. It is pickled as its path.
+    Any other reader is read under a lock. It must be picklable if the dataset is pickled. If forked
+    processes cannot share it, it needs a method ``after_fork``, which is called in each of them.
 
     Parameters
     ----------
@@ -39,12 +37,11 @@ class PickleDataset(Closing, DatasetMixin):
     Raises
     ------
     TypeError
-        If the reader is no file.
+        If the reader is not a file.
     ValueError
-        If it is not seekable.
+        If the reader is not seekable.
     pickle.UnpicklingError
-        If an example cannot be loaded: it is damaged, the file ends amid it, or a class of it
-        cannot be imported.
+        If an example cannot be loaded: it is damaged or incomplete, or a class cannot be imported.
     """
 
     def __init__(self, reader: Any) -> None:
@@ -74,17 +71,14 @@ class PickleDataset(Closing, DatasetMixin):
         ValueError
             If the dataset has been closed.
         OSError
-            If it cannot be read.
+            If the file cannot be read.
         """
-        size = len(self)
-        if not -size <= i < size:
-            raise IndexError(f"index {i} is outside of a dataset of {size} examples")
-        number = operator.index(i) % size
-        start = self._bounds.item(number)
-        return pickle.loads(self._source.read(start, self._bounds.item(number + 1) - start))
+        row = row_at(i, len(self))
+        start = self._bounds.item(row)
+        return pickle.loads(self._source.read(start, self._bounds.item(row + 1) - start))
 
     def close(self) -> None:
-        """Close the reader. What is fetched from then on is a ValueError."""
+        """Close the reader. Later fetches raise ValueError."""
         self._source.close()
         if isinstance(self._source, SharedFile) and self._reader is not None:
             self._reader.close()
@@ -92,35 +86,33 @@ class PickleDataset(Closing, DatasetMixin):
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         if isinstance(self._source, SharedFile):
-            state["_reader"] = None  # opened again by its path
+            state["_reader"] = None  # the path opens it again
         return state
 
 
 def open_pickle_dataset(path: Any) -> PickleDataset:
     """Open a file of pickles as a dataset.
 
-    Close it with ``close()``, or use it in a ``with`` statement; a dataset that is dropped closes
-    its file too.
+    Call its ``close()``, use it in a ``with`` statement, or drop it to close the file.
 
     Parameters
     ----------
     path : str or path-like
-        What `open_pickle_dataset_writer` wrote, fastiter's or Chainer's. A relative path is
-        resolved at once.
+        The file that `open_pickle_dataset_writer` wrote, fastiter's or Chainer's. A relative path
+        is resolved at once.
 
     Raises
     ------
     OSError
         If the file cannot be opened.
     pickle.UnpicklingError
-        If an example cannot be loaded: it is damaged, the file ends amid it, or a class of it
-        cannot be imported.
+        If an example cannot be loaded.
     """
     return PickleDataset(Cursor(SharedFile(path)))
 
 
 def _bounds(stream: Any, name: str) -> list[int]:
-    """Offsets of the pickles in ``stream``, and of its end."""
+    """Return the offsets of the pickles in a stream, and of its end."""
     bounds = [0]
     stream.seek(0)
     while True:
@@ -128,7 +120,7 @@ def _bounds(stream: Any, name: str) -> list[int]:
             pickle.load(stream)
         except OSError:
             raise
-        except Exception as error:  # damaged bytes may cause nearly any
+        except Exception as error:  # damaged bytes may cause nearly any error
             if isinstance(error, EOFError) and stream.tell() == bounds[-1]:
                 return bounds
             raise pickle.UnpicklingError(
@@ -139,12 +131,9 @@ def _bounds(stream: Any, name: str) -> list[int]:
 
 
 class _LockedReader:
-    """A reader with a position: one thread at a time, and one process."""
+    """A reader with a position, which one thread uses at a time."""
 
     def __init__(self, reader: Any) -> None:
-        self._start(reader)
-
-    def _start(self, reader: Any) -> None:
         self._reader = reader
         self._lock = threading.Lock()
         renew_in_child(self)
@@ -160,12 +149,12 @@ class _LockedReader:
             while len(data) < size:
                 more = self._reader.read(size - len(data))
                 if not more:
-                    raise OSError(f"{self.name} ends amid an example")
+                    raise OSError(f"{self.name} ends within an example")
                 data += more
         return data
 
     def close(self) -> None:
-        """Waits for a read under way."""
+        """Close the reader, after the read of another thread."""
         with self._lock:
             self._reader.close()
 
@@ -179,4 +168,4 @@ class _LockedReader:
         return self._reader
 
     def __setstate__(self, reader: Any) -> None:
-        self._start(reader)
+        _LockedReader.__init__(self, reader)

@@ -1,4 +1,4 @@
-"""Writing files of pickles."""
+"""A writer of datasets in files of pickles."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import threading
 from typing import Any
 
 from fastiter._util.concurrency import renew_in_child
-from fastiter.datasets._closing import Closing
+from fastiter.datasets._parts import Closing
 
 __all__ = ["PickleDatasetWriter", "open_pickle_dataset_writer"]
 
 
 class PickleDatasetWriter(Closing):
-    """Writes examples as pickles, one after another, for `PickleDataset`.
+    """Writes examples as pickles for `PickleDataset`.
 
-    Threads may write at the same time. An example that cannot be pickled leaves the file as it
-    was. Use it in a ``with`` statement, or close it.
+    Threads may write at the same time. An example that cannot be pickled leaves the file
+    unchanged. Use the writer in a ``with`` statement, or close it.
 
     Parameters
     ----------
     writer : binary file
-        Has ``write`` and ``close``, and possibly ``flush``.
+        Has ``write`` and ``close``, and optionally ``flush``.
     protocol : int
-        Of `pickle`.
+        The protocol of `pickle`.
     """
 
     def __init__(self, writer: Any, protocol: int = pickle.HIGHEST_PROTOCOL) -> None:
@@ -39,14 +39,14 @@ class PickleDatasetWriter(Closing):
         Raises
         ------
         pickle.PicklingError, TypeError, AttributeError
-            If it cannot be pickled.
+            If the example cannot be pickled.
         OSError, ValueError
-            If it cannot be written, or the writer has been closed.
+            If the file cannot be written, or the writer has been closed.
         """
         data = pickle.dumps(x, protocol=self._protocol)
         with self._lock:
             written = self._writer.write(data)
-            if isinstance(self._writer, io.RawIOBase):  # which may take a part
+            if isinstance(self._writer, io.RawIOBase):  # which may write a part only
                 while written < len(data):
                     written += self._writer.write(data[written:])
 
@@ -54,7 +54,7 @@ class PickleDatasetWriter(Closing):
         self._lock = threading.Lock()
 
     def flush(self) -> None:
-        """Flush the writer, if it can be flushed."""
+        """Flush the writer if it has ``flush``."""
         if hasattr(self._writer, "flush"):
             self._writer.flush()
 
@@ -66,17 +66,13 @@ class PickleDatasetWriter(Closing):
 def open_pickle_dataset_writer(
     path: Any, protocol: int = pickle.HIGHEST_PROTOCOL
 ) -> PickleDatasetWriter:
-    """Open a file to write a `PickleDataset` to. What it held is lost.
+    """Open a file for a `PickleDataset`; an existing file is overwritten.
 
     Parameters
     ----------
     path : str or path-like
+        The file; OSError if it cannot be opened.
     protocol : int
-        Of `pickle`.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be opened.
+        The protocol of `pickle`.
     """
     return PickleDatasetWriter(open(path, "wb"), protocol)

@@ -1,4 +1,4 @@
-"""Functions that split a dataset into parts, and into pairs of parts for cross-validation."""
+"""Functions that split a dataset into parts, also for cross-validation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastiter._util.arguments import checked_int
-from fastiter.datasets.sub_dataset import SubDataset, packed_order
+from fastiter.datasets.sub_dataset import SubDataset, check_order_length, packed_order
 
 __all__ = [
     "get_cross_validation_datasets",
@@ -40,7 +40,7 @@ def split_dataset(dataset: Any, split_at: int, order: Any = None) -> tuple[SubDa
     Raises
     ------
     TypeError
-        If ``split_at`` is no integer.
+        If ``split_at`` is not an integer.
     ValueError
         If ``split_at`` is negative or beyond the dataset, or the order has another length.
     """
@@ -64,18 +64,14 @@ def split_dataset_random(
     first_size : int
         Size of the first part, from 0 to ``len(dataset)``.
     seed : int, optional
-        As `numpy.random.RandomState` takes it. The same seed gives the same parts, which are
-        those of Chainer; None gives other parts each time.
+        Seed of `numpy.random.RandomState`. The same seed gives the same parts as before, and as
+        Chainer; None gives other parts each time.
 
     Returns
     -------
     tuple of SubDataset
-        ``first_size`` examples, and the rest, both in random order.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `split_dataset` does.
+        ``first_size`` examples, and the other examples, both in random order. Errors are those of
+        `split_dataset`.
     """
     return split_dataset(dataset, first_size, _permutation(dataset, seed))
 
@@ -88,22 +84,22 @@ def split_dataset_n(dataset: Any, n: int, order: Any = None) -> list[SubDataset]
     dataset : sequence
         Has ``__len__`` and ``__getitem__``.
     n : int
-        Number of parts, at least 1. Each has ``len(dataset) // n`` examples; the remainder is
-        in none of them.
+        Number of parts, at least 1.
     order : sequence of int, optional
         See `SubDataset`.
 
     Returns
     -------
     list of SubDataset
-        Part i has the examples ``order[i * size:(i + 1) * size]``.
+        Part i has the examples ``order[i * size:(i + 1) * size]``, where ``size`` is
+        ``len(dataset) // n``. The remainder is in no part.
 
     Raises
     ------
     TypeError
-        If ``n`` is no integer.
+        If ``n`` is not an integer.
     ValueError
-        If it is below 1, or the order has another length.
+        If ``n`` is below 1, or the order has another length.
     """
     size = len(dataset) // checked_int("n", n)
     order = packed_order(order)
@@ -118,19 +114,15 @@ def split_dataset_n_random(dataset: Any, n: int, seed: Any = None) -> list[SubDa
     dataset : sequence
         Has ``__len__`` and ``__getitem__``.
     n : int
-        Number of parts, as in `split_dataset_n`.
+        Number of parts, at least 1.
     seed : int, optional
-        As in `split_dataset_random`.
+        See `split_dataset_random`.
 
     Returns
     -------
     list of SubDataset
-        Parts of ``len(dataset) // n`` examples each, without any in common.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `split_dataset_n` does.
+        Parts of ``len(dataset) // n`` examples each, without common examples. Errors are those of
+        `split_dataset_n`.
     """
     return split_dataset_n(dataset, n, _permutation(dataset, seed))
 
@@ -149,31 +141,28 @@ def get_cross_validation_datasets(
     order : sequence of int, optional
         See `SubDataset`; it is copied.
     n_fold : int
-        An old name of ``n_folds``; warns.
+        Deprecated name of ``n_folds``.
 
     Returns
     -------
     list of tuple of SubDataset
-        ``(training, test)`` for each fold. Every example is in the test dataset of exactly one
-        fold; their sizes differ by 1 at most. The first fold tests the end of the order, the
-        second one what precedes it, and so on.
+        ``(training, test)`` for each fold. Each example is in the test dataset of exactly one
+        fold; the sizes of the test datasets differ by 1 at most. The first fold tests the end of
+        the order, the second fold the part before it, and so on.
 
     Raises
     ------
     TypeError
-        If ``n_folds`` is no integer, or is missing.
+        If ``n_folds`` is missing or is not an integer.
     ValueError
-        If it is below 1 or above the number of examples, or the order has another length.
+        If ``n_folds`` is below 1 or above the number of examples, or the order has another length.
     """
     folds, size = checked_int("n_folds", _folds(n_folds, n_fold)), len(dataset)
-    if folds > size > 0:  # of an empty dataset all folds are empty
+    if folds > size > 0:  # the folds of an empty dataset are empty
         raise ValueError(f"n_folds must be at most len(dataset) = {size}, not {folds}")
     order = np.arange(size) if order is None else np.array(order)
-    if len(order) != size:
-        raise ValueError(
-            f"order has {len(order)} indices and the dataset {size} examples: they must be as many"
-        )
-    # Each fold's order is the one before, turned by the size of its test part: a window of this.
+    check_order_length(order, size)
+    # The test part moves to the end of each fold's order, which makes the order a window of this.
     twice = np.concatenate([order, order])
     splits = []
     for fold in reversed(range(folds)):
@@ -189,24 +178,10 @@ def get_cross_validation_datasets_random(
 
     Parameters
     ----------
-    dataset : sequence
-        Has ``__len__`` and ``__getitem__``.
-    n_folds : int
-        Number of pairs, from 1 to ``len(dataset)``.
+    dataset, n_folds, n_fold
+        See `get_cross_validation_datasets`, also for the result and the errors.
     seed : int, optional
-        As in `split_dataset_random`.
-    n_fold : int
-        An old name of ``n_folds``; warns.
-
-    Returns
-    -------
-    list of tuple of SubDataset
-        As of `get_cross_validation_datasets`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `get_cross_validation_datasets` does.
+        See `split_dataset_random`.
     """
     folds = _folds(n_folds, n_fold)
     return get_cross_validation_datasets(dataset, folds, _permutation(dataset, seed))
@@ -225,5 +200,5 @@ def _permutation(dataset: Any, seed: Any) -> Any:
 def _folds(n_folds: Any, n_fold: Any) -> Any:
     if n_fold is None:
         return n_folds
-    warnings.warn("n_fold is an old name: pass n_folds", DeprecationWarning, stacklevel=3)
+    warnings.warn("n_fold is deprecated: pass n_folds", DeprecationWarning, stacklevel=3)
     return n_fold

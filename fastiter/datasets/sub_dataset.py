@@ -8,13 +8,14 @@ import numpy as np
 
 from fastiter._fetch.dataset_access import Columns, columns_of
 from fastiter._util.arguments import checked_int
-from fastiter.dataset.mixin import DatasetMixin, _python_int
-from fastiter.datasets import _batched
+from fastiter.dataset.mixin import _python_int
+from fastiter.datasets._batched import BatchedWrapper, fetch
+from fastiter.datasets._parts import row_at
 
 __all__ = ["SubDataset"]
 
 
-class SubDataset(DatasetMixin):
+class SubDataset(BatchedWrapper):
     """The examples ``order[start:finish]`` of a dataset, or ``start:finish`` without an order.
 
     Negative indices count from the end, as in a list.
@@ -24,17 +25,17 @@ class SubDataset(DatasetMixin):
     dataset : sequence
         Has ``__len__`` and ``__getitem__``. If it has ``__getitems__``, this one has it too.
     start, finish : int
-        The part's first position and the one after its last, ``0 <= start <= finish <=
+        First position of the part, and the position after its last, ``0 <= start <= finish <=
         len(dataset)``.
     order : sequence of int, optional
-        Indices into the dataset, as many as it has examples. Arrays are kept as they are, lists
-        and tuples of integers as arrays of their own (8 bytes per example, which worker
-        processes can share).
+        Indices into the dataset, one for each of its examples. An array is kept as it is; a list
+        or tuple of integers becomes an array, which worker processes can share (8 bytes per
+        example).
 
     Raises
     ------
     TypeError
-        If ``start`` or ``finish`` is no integer.
+        If ``start`` or ``finish`` is not an integer.
     ValueError
         If the part reaches beyond the dataset, or the order has another length.
 
@@ -51,14 +52,11 @@ class SubDataset(DatasetMixin):
         finish = checked_int("finish", finish, minimum=0)
         if not start <= finish <= size:
             raise ValueError(
-                f"start {start} and finish {finish} are no part of a dataset of {size} examples: "
-                "0 <= start <= finish <= len(dataset) must hold"
+                f"start is {start} and finish is {finish}, expected 0 <= start <= finish <= "
+                f"len(dataset) = {size}"
             )
-        if order is not None and len(order) != size:
-            raise ValueError(
-                f"order has {len(order)} indices and the dataset {size} examples: they must be "
-                "as many"
-            )
+        if order is not None:
+            check_order_length(order, size)
         self._dataset = dataset
         self._start = start
         self._finish = finish
@@ -70,13 +68,6 @@ class SubDataset(DatasetMixin):
     def get_example(self, i: int) -> Any:
         """Get example ``i`` of the part; IndexError unless ``-len(self) <= i < len(self)``."""
         return self._dataset[self._base_index(i)]
-
-    @property
-    def __getitems__(self) -> _batched.Getitems:
-        """Get the examples at a list of indices, with one call to the dataset below."""
-        if not _batched.offered(self, SubDataset, [self._dataset]):
-            raise _batched.refused(self)
-        return self._getitems
 
     def __fastiter_columns__(self) -> Columns | None:
         columns, order = columns_of(self._dataset), self._order
@@ -91,10 +82,7 @@ class SubDataset(DatasetMixin):
         return columns.at(rows) if is_plain else None
 
     def _base_index(self, i: int) -> Any:
-        size = self._finish - self._start
-        if not -size <= i < size:
-            raise IndexError(f"index {i} is outside of a dataset of {size} examples")
-        position = (self._start if i >= 0 else self._finish) + i
+        position = self._start + row_at(i, self._finish - self._start)
         order = self._order
         if order is None:
             return position
@@ -102,16 +90,27 @@ class SubDataset(DatasetMixin):
             return order.item(position)
         return _python_int(order[position])
 
+    def _bases(self) -> tuple[Any, ...]:
+        return (self._dataset,)
+
     def _getitems(self, indices: list[int]) -> list[Any]:
         base = [self._base_index(i) for i in indices]
         if all(type(index) is int and index >= 0 for index in base):
-            return _batched.fetch(self._dataset, base)
-        # What else an order may hold, __getitem__ alone is known to understand.
+            return fetch(self._dataset, base)
+        # An order may hold anything that __getitem__ accepts; __getitems__ accepts integers only.
         return [self._dataset[index] for index in base]
 
 
+def check_order_length(order: Any, size: int) -> None:
+    if len(order) != size:
+        raise ValueError(
+            f"order has {len(order)} indices for a dataset of {size} examples: it must have one "
+            "for each"
+        )
+
+
 def packed_order(order: Any) -> Any:
-    """``order``, as an int64 array where it is a list or tuple of integers."""
+    """Return an order as an int64 array if it is a list or tuple of integers."""
     if not isinstance(order, (list, tuple)) or not all(
         isinstance(index, (int, np.integer)) for index in order
     ):

@@ -1,4 +1,4 @@
-"""A dataset whose examples pass through a function."""
+"""A dataset with a function applied to its examples."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ from collections.abc import Callable
 from typing import Any
 
 from fastiter._order import example_context
-from fastiter.dataset.mixin import DatasetMixin
-from fastiter.datasets import _batched
+from fastiter.datasets._batched import BatchedWrapper, fetch
 
 __all__ = ["TransformDataset"]
 
 
-class TransformDataset(DatasetMixin):
-    """Passes each example of a dataset through a function, whenever it is fetched.
+class TransformDataset(BatchedWrapper):
+    """Applies a function to each example of a dataset, whenever the example is fetched.
 
-    An index, negative ones included, means what it means to the dataset below.
+    Indices, also negative ones, are passed on to the dataset.
 
     Parameters
     ----------
     dataset : sequence
         Has ``__len__`` and ``__getitem__``. If it has ``__getitems__``, this one has it too.
     transform : callable
-        Called with an example, in the process and thread that fetches it; returns the example
-        to give instead. It must not change the example in place: that may belong to the
-        dataset below.
+        Takes an example, and returns the example to give instead; called in the process and
+        thread that fetches. It must not change its argument in place, which may belong to the
+        dataset.
 
     Examples
     --------
@@ -42,16 +41,12 @@ class TransformDataset(DatasetMixin):
         return len(self._dataset)
 
     def get_example(self, i: int) -> Any:
-        """Get example ``i`` of the dataset below, transformed."""
+        """Get example ``i`` of the dataset, transformed."""
         return self._transform(self._dataset[i])
 
-    @property
-    def __getitems__(self) -> _batched.Getitems:
-        """Get the examples at a list of indices, with one call to the dataset below."""
-        if not _batched.offered(self, TransformDataset, [self._dataset]):
-            raise _batched.refused(self)
-        return self._getitems
+    def _bases(self) -> tuple[Any, ...]:
+        return (self._dataset,)
 
     def _getitems(self, indices: list[int]) -> list[Any]:
-        examples = example_context.each(_batched.fetch(self._dataset, indices))
+        examples = example_context.each(fetch(self._dataset, indices))
         return [self._transform(example) for example in examples]

@@ -1,27 +1,27 @@
-"""Datasets side by side, as tuples."""
+"""Datasets side by side, with examples that are tuples."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fastiter._fetch.dataset_access import Column, Columns
-from fastiter.datasets._parts import common_length
+from fastiter.datasets._parts import columns_length
 
 __all__ = ["TupleDataset"]
 
 
 class TupleDataset:
-    """Puts datasets of equal length side by side: example i is the tuple of their examples i.
+    """Puts datasets of one length side by side: example i is the tuple of their examples i.
 
     Parameters
     ----------
     *datasets : sequence
-        At least one, all of the same length, each with ``__len__`` and ``__getitem__``.
+        At least one, all of one length, each with ``__len__`` and ``__getitem__``.
 
     Raises
     ------
     ValueError
-        If there is none, or their lengths differ.
+        If no dataset is given, or the lengths differ.
 
     Examples
     --------
@@ -30,14 +30,14 @@ class TupleDataset:
     """
 
     def __init__(self, *datasets: Any) -> None:
-        self._length = common_length(dict(enumerate(datasets)))
+        self._length = columns_length(dict(enumerate(datasets)))
         self._datasets = datasets
 
     def __getitem__(self, index: Any) -> Any:
-        """Get an example, or the list of those in a slice.
+        """Get an example, or the list of the examples in a slice.
 
-        Any other index goes to each of the datasets, and the results make one tuple: with arrays,
-        a list of integers gives a tuple of arrays.
+        Each dataset gets any other index, and their results make one tuple: a list of integers
+        gives a tuple of arrays if the datasets are arrays.
         """
         parts = [dataset[index] for dataset in self._datasets]
         if isinstance(index, slice):
@@ -45,7 +45,7 @@ class TupleDataset:
         return tuple(parts)
 
     def __len__(self) -> int:
-        """Get the number of examples, which was that of the first dataset in the constructor."""
+        """Get the number of examples, as it was when this dataset was made."""
         return self._length
 
     def __fastiter_columns__(self) -> Columns:

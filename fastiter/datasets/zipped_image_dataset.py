@@ -6,32 +6,33 @@ import io
 from typing import Any
 
 from fastiter.dataset.mixin import DatasetMixin
-from fastiter.datasets._closing import Closing
-from fastiter.datasets._images import checked_dtype, pillow, place, read_image
+from fastiter.datasets._images import checked_dtype, pillow, read_image
+from fastiter.datasets._parts import Closing, row_at
 from fastiter.datasets._zip import ZipArchive
 
 __all__ = ["ZippedImageDataset"]
 
 
 class ZippedImageDataset(Closing, DatasetMixin):
-    """Images in a zip archive, which holds nothing else, in the archive's order.
+    """All files of a zip archive, which must be images, in the order of the archive.
 
-    Examples are as of `ImageDataset`. Threads read and decode at the same time; the archive's
-    directory is read once, and shared by worker processes. Needs the extra ``image``.
+    Examples are like those of `ImageDataset`. Threads read and decode at the same time. The
+    directory of the archive is read once, and shared by worker processes. Needs the extra
+    ``image``.
 
     Parameters
     ----------
     zipfilename : str or path-like
         The archive; a relative path is resolved at once.
     dtype : dtype, optional
-        Of the images; by default float32. Values are not scaled.
+        The dtype of the images, by default float32. Values are not scaled.
 
     Raises
     ------
     ImportError
         If Pillow is not installed.
     OSError, zipfile.BadZipFile
-        If the archive cannot be read, or is none.
+        If the file cannot be read, or is not an archive.
     """
 
     def __init__(self, zipfilename: Any, dtype: Any = None) -> None:
@@ -43,28 +44,28 @@ class ZippedImageDataset(Closing, DatasetMixin):
         return len(self._archive)
 
     def get_example(self, i: int | str) -> Any:
-        """Read image ``i``, or the one of that name; negative indices count from the end.
+        """Read an image by index or name; negative indices count from the end.
 
         Raises
         ------
         IndexError, KeyError
             If there is no such image.
         OSError, zipfile.BadZipFile
-            If it cannot be read, is no image that Pillow knows, or is damaged.
+            If it cannot be read, is damaged, or is not an image that Pillow knows.
         RuntimeError, NotImplementedError
             If it is encrypted, or compressed by an unknown method.
         ValueError
             If the dataset has been closed.
         """
         if isinstance(i, str):
-            number = self._archive.numbers().get(i)
-            if number is None:
-                raise self._archive.missing(i)
+            number = self._archive.numbers().get(i, -1)
+            if number < 0:
+                raise KeyError(f"there is no file {i!r} in {self._archive.file.name}")
         else:
-            number = place(self._archive, i)
+            number = row_at(i, len(self._archive))
         content = io.BytesIO(self._archive.read(number))
         return read_image(content, self._archive.named(number), self._dtype)
 
     def close(self) -> None:
-        """Close the archive. What is fetched from then on is a ValueError."""
+        """Close the archive. Later fetches raise ValueError."""
         self._archive.file.close()

@@ -260,7 +260,7 @@ def test_what_is_no_data():
     for data in (5, "abc", b"abc", iter([1]), np.array(1), {1, 2}, {"a": "abc"}):
         with pytest.raises(TypeError):
             FrozenDataset(data)
-    with pytest.raises(TypeError, match=r"function.* can neither be packed nor pickled"):
+    with pytest.raises(TypeError, match=r"function.* can be neither packed nor pickled"):
         FrozenDataset([1, lambda: None])
 
 

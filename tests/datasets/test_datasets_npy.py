@@ -114,11 +114,11 @@ def test_what_cannot_be_mapped(tmp_path):
 
     refused("objects", lambda p: np.save(p, np.array([None]), allow_pickle=True))
     refused("without dimensions", lambda p: np.save(p, np.float32(1)))
-    refused("no array", lambda p: p.write_bytes(b"something else"))
-    refused("no array", lambda p: p.write_bytes(b""))
+    refused("not an array", lambda p: p.write_bytes(b"something else"))
+    refused("not an array", lambda p: p.write_bytes(b""))
     np.save(path, Y)
     refused("ends after", lambda p: os.truncate(p, p.stat().st_size - 1))
-    refused("ends in its header", lambda p: os.truncate(p, 50))
+    refused("ends within its header", lambda p: os.truncate(p, 50))
     bad = b"\x93NUMPY\1\0\x10\0{'descr': 'f8', \n"
     refused("header that cannot be read", lambda p: p.write_bytes(bad))
     npz = tmp_path / "a.npz"
@@ -192,7 +192,7 @@ def test_file_that_is_another_one_by_now(files):
     image = pickle.dumps(NpyDataset(files["x"]))
     for other in (X[1:], X.reshape(40, 2, 3)):
         np.save(files["x"], other)
-        with pytest.raises(ValueError, match="is not the file any more"):
+        with pytest.raises(ValueError, match="has changed since"):
             pickle.loads(image)[0]
     files["x"].unlink()
     with pytest.raises(FileNotFoundError):

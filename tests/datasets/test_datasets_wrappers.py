@@ -152,7 +152,7 @@ def test_parts_that_are_none(any_library, start, finish, order):
 
 
 def test_part_that_ends_before_it_starts():
-    with pytest.raises(ValueError, match="start 2 and finish 1"):
+    with pytest.raises(ValueError, match="start is 2 and finish is 1"):
         datasets.SubDataset("abc", 2, 1)
     with pytest.raises(TypeError):
         datasets.SubDataset("abc", 0, 1.0)

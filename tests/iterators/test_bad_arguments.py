@@ -336,7 +336,7 @@ def test_a_seed_of_parts_that_numpy_does_not_take(seed, error):
     [
         (lambda: datasets.TupleDataset(), ValueError, "no datasets are given"),
         (lambda: datasets.TupleDataset([1], 5), TypeError, "dataset 1 must be a sequence with a"),
-        (lambda: datasets.TupleDataset([1, 2], [1]), ValueError, "dataset 1 has 1 examples where"),
+        (lambda: datasets.TupleDataset([1, 2], [1]), ValueError, "lengths are 0: 2, 1: 1"),
         (lambda: datasets.DictDataset(a=5), TypeError, "dataset 'a' must be a sequence with a"),
         (lambda: datasets.ConcatenatedDataset([1], None), TypeError, "dataset 1 must be a sequen"),
         (lambda: datasets.TransformDataset([1], None), TypeError, "transform must be callable"),
