@@ -14,7 +14,7 @@ from fastiter.datasets._files import SharedFile
 _CHUNK_BYTES = 4 << 20
 _CR, _LF = 13, 10
 
-# Encodings in which the bytes \r and \n are always these characters, and each line can be decoded by
+# Encodings in which the bytes \r and \n are always these characters, and a line can be decoded by
 # itself: one byte is one character, or (UTF-8) longer characters have bytes above 127 only.
 _SELF_CONTAINED = re.compile(r"utf-8|ascii|iso8859-\d+|cp125\d|koi8-[ru]")
 
