@@ -1,6 +1,6 @@
-"""Iterators and datasets for other libraries' eyes: Chainer's Trainer, and PyTorch.
+"""Adapters of iterators and datasets for PyTorch and Chainer.
 
-A library is imported when its function is first called.
+A function imports its library when it is first called.
 """
 
 from __future__ import annotations

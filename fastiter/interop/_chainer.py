@@ -1,4 +1,4 @@
-"""Iterators that Chainer takes for its own."""
+"""The adapter of iterators for Chainer: `as_chainer`."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ _REMEDY = "install chainer 7.8.1, which needs NumPy below 1.24: pip install chai
 
 
 def as_chainer(iterator: Iterator[Any]) -> Any:
-    """Wrap an iterator in one that Chainer's updaters and extensions know by its class.
+    """Wrap an iterator in an instance of Chainer's iterator class, which its updaters check for.
 
     ``StandardUpdater(as_chainer(iterator), optimizer)`` and ``Evaluator(as_chainer(iterator),
-    model)`` do what they do with a dict, ``{"main": iterator}``.
+    model)`` then work as with a dict, ``{"main": iterator}``.
 
     Parameters
     ----------
     iterator : iterator
-        One of fastiter, or any other with the interface of Chainer's.
+        An iterator of fastiter, or any other with the interface of Chainer's.
 
     Returns
     -------
     chainer.dataset.Iterator
-        Has all attributes and methods of ``iterator``. Its copies and pickles are those of
-        ``iterator``, wrapped; ``finalize()`` finalizes it. Chainer's own iterators are returned as
-        they are.
+        Has all attributes and methods of ``iterator``. Copies and pickles wrap those of
+        ``iterator``; ``finalize()`` finalizes it. Chainer's own iterators are returned unchanged.
 
     Raises
     ------
     ImportError
         If Chainer is not installed, or does not work with the installed NumPy.
     TypeError
-        If ``iterator`` is none.
+        If ``iterator`` is no iterator.
     """
     base = library("chainer", "as_chainer", _REMEDY).dataset.Iterator
     return iterator if isinstance(iterator, base) else _wrapper_of(base)(iterator)
@@ -42,7 +41,7 @@ def as_chainer(iterator: Iterator[Any]) -> Any:
 
 @functools.cache
 def _wrapper_of(base: type) -> Any:
-    """The class of wrappers, which cannot be made before Chainer is imported."""
+    """The class of wrappers, which needs Chainer's class."""
 
     class ChainerIterator(Wrapped, base):  # type: ignore[misc]
         """An iterator that is an instance of Chainer's class."""

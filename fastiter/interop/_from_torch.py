@@ -1,8 +1,7 @@
-"""Datasets of torch as datasets of arrays."""
+"""The adapter of PyTorch's datasets: `from_torch`."""
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,12 @@ import numpy.typing as npt
 from fastiter._fetch.dataset_access import Column, Columns
 from fastiter._util import torch_tensors
 from fastiter.dataset.mixin import DatasetMixin
-from fastiter.interop._torch import _REMEDY, _mapping_like, _tuple_like
-from fastiter.interop._wrapped import library
+from fastiter.interop._torch import _REMEDY
+from fastiter.interop._wrapped import library, map_leaves
 
 
 def from_torch(dataset: Any) -> Any:
-    """Make a dataset of arrays of a torch dataset.
+    """Make a dataset of arrays from a torch dataset.
 
     Parameters
     ----------
@@ -26,26 +25,26 @@ def from_torch(dataset: Any) -> Any:
     Returns
     -------
     dataset
-        Tensors in its examples, in tuples, lists, dicts and other mutable mappings of any
-        depth, are NumPy arrays that share their memory, 0-d tensors NumPy scalars; everything else
-        is as it was. It has ``__getitems__`` if ``dataset`` does. Of a ``TensorDataset``, and of a
-        ``Subset`` of one, it is nothing but columns, which are gathered without making examples.
+        Tensors in its examples, in tuples, lists, dicts and other mutable mappings at any depth,
+        become NumPy arrays that share their memory, 0-d tensors NumPy scalars; everything else is
+        unchanged. It has ``__getitems__`` if ``dataset`` does. A ``TensorDataset``, and a
+        ``Subset`` of one, become columns, which are gathered without making examples.
 
     Raises
     ------
     ImportError
         If torch is not installed.
     TypeError
-        If it is an ``IterableDataset``, or has no length or no indexing. Later, if an example holds
-        a tensor that NumPy has no array for, such as one of bfloat16.
+        If it is an ``IterableDataset``, or has no length or no indexing. Later, if NumPy has no
+        array for a tensor of an example, such as one of bfloat16.
     """
     data = library("torch.utils.data", "from_torch", _REMEDY)
     name = type(dataset).__qualname__
     if isinstance(dataset, data.IterableDataset):
         raise TypeError(
-            f"{name} is an IterableDataset, whose examples have no indices: let "
-            "fastiter.reader.multiprocess_reader run a function for each part of it that returns "
-            "an iterator, or read it into a list"
+            f"{name} is an IterableDataset, whose examples have no indices: write a function for "
+            "each part of it that returns an iterator, for fastiter.reader.multiprocess_reader, or "
+            "read the dataset into a list"
         )
     if not hasattr(dataset, "__len__") or not (
         hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
@@ -58,7 +57,7 @@ def from_torch(dataset: Any) -> Any:
 
 
 def _columns(dataset: Any, data: Any) -> _Tensors | None:
-    """The columns of a dataset that is nothing but tensors; None for any other."""
+    """The columns of a dataset of tensors; None for any other dataset."""
     if type(dataset) is data.TensorDataset:
         arrays = [torch_tensors.array_of(tensor.detach()) for tensor in dataset.tensors]
         found = [array for array in arrays if array is not None]
@@ -70,22 +69,14 @@ def _columns(dataset: Any, data: Any) -> _Tensors | None:
 
 
 def _gives_many(dataset: Any, data: Any) -> bool:
-    """Whether ``__getitems__`` is there, and does more than to ask for one after the other."""
+    """Whether ``__getitems__`` exists and does more than fetch one example after the other."""
     if type(dataset) is data.Subset:
         return _gives_many(dataset.dataset, data)
     return callable(getattr(dataset, "__getitems__", None))
 
 
 class _Tensors(DatasetMixin):
-    """A TensorDataset, as arrays.
-
-    Parameters
-    ----------
-    arrays : tuple of ndarray
-        Of the same length.
-    rows : int64[n], optional
-        Where the examples are in the arrays; None for all, in order.
-    """
+    """A TensorDataset as arrays of the same length; ``rows`` are its examples, None means all."""
 
     def __init__(
         self, arrays: tuple[npt.NDArray[Any], ...], rows: npt.NDArray[np.int64] | None = None
@@ -94,7 +85,7 @@ class _Tensors(DatasetMixin):
         self._rows = rows
 
     def part(self, indices: Any) -> _Tensors | None:
-        """Those examples; None if the indices are no integers within it."""
+        """The examples at ``indices``; None if these are not integers within its length."""
         rows = np.asarray(indices)
         if rows.ndim != 1 or rows.dtype.kind not in "iu" or len(rows) == 0:
             return None
@@ -119,12 +110,7 @@ class _Tensors(DatasetMixin):
 
 
 class _Single:
-    """A dataset of torch that gives one example at a time.
-
-    Parameters
-    ----------
-    dataset : torch.utils.data.Dataset
-    """
+    """A dataset of torch that returns one example per call."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -137,22 +123,20 @@ class _Single:
 
 
 class _Batched(_Single):
-    """One that gives many examples in one call."""
+    """A dataset of torch that returns many examples per call."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [_arrays(example) for example in self.dataset.__getitems__(indices)]
 
 
 def _arrays(value: Any) -> Any:
-    """An example, or a part of it, with arrays in the place of tensors."""
+    """An example, or a part of it, with arrays instead of tensors."""
+    return map_leaves(_array, value)
+
+
+def _array(value: Any) -> Any:
     kind = torch_tensors.tensor_type()
-    if kind is not None and isinstance(value, kind):
-        array = torch_tensors.as_array(value)
-        return array[()] if array.ndim == 0 else array
-    if isinstance(value, tuple):
-        return _tuple_like(value, [_arrays(part) for part in value])
-    if isinstance(value, list):
-        return [_arrays(part) for part in value]
-    if isinstance(value, MutableMapping):
-        return _mapping_like(value, {key: _arrays(part) for key, part in value.items()})
-    return value
+    if kind is None or not isinstance(value, kind):
+        return value
+    array = torch_tensors.as_array(value)
+    return array[()] if array.ndim == 0 else array

@@ -1,30 +1,30 @@
-"""Batches as tensors of torch."""
+"""The adapter of iterators for PyTorch: `as_torch`."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fastiter.dataset.convert import concat_examples
-from fastiter.interop._wrapped import Wrapped, library
+from fastiter.interop._wrapped import Wrapped, library, map_leaves, mapping_like, tuple_like
 
 _REMEDY = "install PyTorch, see https://pytorch.org/get-started (without a GPU: pip install torch)"
 
 
 def as_torch(iterator: Iterator[Any]) -> TorchIterator:
-    """Wrap an iterator in one that gives the same batches as tensors, without copying.
+    """Wrap an iterator in one that returns the same batches as tensors, without copying.
 
     ``for x, y in as_torch(MultiprocessIterator(dataset, 64, converter=concat_examples))``.
 
     Parameters
     ----------
     iterator : iterator
-        One of fastiter, with ``converter=concat_examples`` or another converter, or any iterator
-        over batches. Without a converter batches are lists of examples; these are joined field by
-        field first, nested tuples and dicts too, and lists whose parts differ in shape.
+        An iterator of fastiter, with ``converter=concat_examples`` or another converter, or any
+        iterator over batches. Without a converter batches are lists of examples; these are joined
+        field by field first, also in nested tuples and dicts, and in lists whose parts differ in
+        shape.
 
     Returns
     -------
@@ -35,29 +35,28 @@ def as_torch(iterator: Iterator[Any]) -> TorchIterator:
     ImportError
         If torch is not installed.
     TypeError
-        If ``iterator`` is none.
+        If ``iterator`` is no iterator.
     """
     return TorchIterator(iterator)
 
 
 class TorchIterator(Wrapped):
-    """Gives the batches of an iterator as tensors; `as_torch` makes one.
+    """Returns the batches of an iterator as tensors; `as_torch` creates it.
 
-    Arrays, in tuples, lists, dicts and other mutable mappings of any depth, become tensors that
-    share their memory. The storage of a tensor keeps that memory, so it may be held as long as the
-    array might be.
+    Arrays in tuples, lists, dicts and other mutable mappings, at any depth, become tensors that
+    share their memory. The storage of a tensor keeps that memory alive, as the array would.
 
-    - An array that torch cannot share is copied: one that is read-only, of a foreign byte order, or
-      with negative strides.
-    - An array that holds no numbers (strings, objects, times, structures), and whatever else is no
-      array, stays as it is.
-    - Arrays of other libraries, as CuPy's, go through DLPack, on their device.
+    - An array that torch cannot share is copied: a read-only one, one of a foreign byte order, or
+      one with negative strides.
+    - An array without numbers (strings, objects, times, structures), and everything that is no
+      array, stays unchanged.
+    - Arrays of other libraries, such as CuPy, go through DLPack, on their device.
 
     All attributes and methods are those of the wrapped iterator, ``iterator``. With
     ``repeat=False`` each ``for`` is an epoch, as with torch's DataLoader: it resets an iterator
-    that has ended, and one of fastiter's whose last loop was left early. After a state was loaded
-    (also in a copy, and after unpickling) the first ``for`` goes on from there, unless that is the
-    end.
+    that has ended, and an iterator of fastiter whose last loop was left early. After a state was
+    loaded (also in a copy, and after unpickling) the first ``for`` continues from there, unless
+    that is the end.
     """
 
     def __init__(self, iterator: Iterator[Any]) -> None:
@@ -70,10 +69,10 @@ class TorchIterator(Wrapped):
         return self._iterator
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin an epoch, or go on from a loaded state; with ``repeat`` go on in any case."""
+        """Begin an epoch, or continue from a loaded state; with ``repeat`` always continue."""
         inner = self._iterator
-        # Whoever gave out the last batch knows whether a state was loaded since. An iterator that
-        # is none of fastiter's tells only of its end, with the attributes of Chainer's.
+        # An iterator of fastiter knows whether a state was loaded since its last batch. Any other
+        # one only knows its end, by the attributes of Chainer's interface.
         has_ended = getattr(inner, "repeat", True) is False and getattr(inner, "epoch", 0) > 0
         if getattr(inner, "_is_past_start", has_ended):
             self.reset()
@@ -87,7 +86,7 @@ class TorchIterator(Wrapped):
         StopIteration
             At the end of the iteration.
         TypeError
-            If an array's dtype is one of numbers that torch lacks.
+            If torch lacks the dtype of an array of numbers.
         Exception
             What the wrapped iterator raises.
         """
@@ -108,11 +107,11 @@ class TorchIterator(Wrapped):
         first = examples[0]
         if isinstance(first, tuple):
             fields = [self._joined(values) for values in zip(*examples, strict=True)]
-            return _tuple_like(first, fields)
+            return tuple_like(first, fields)
         if isinstance(first, list) and _differ_in_shape(first):
             return [self._joined(values) for values in zip(*examples, strict=True)]
         if isinstance(first, MutableMapping):
-            return _mapping_like(
+            return mapping_like(
                 first, {key: self._joined([example[key] for example in examples]) for key in first}
             )
         if isinstance(first, self._torch.Tensor):
@@ -123,15 +122,12 @@ class TorchIterator(Wrapped):
         return list(examples)
 
     def _tensors(self, value: Any) -> Any:
-        """A batch, or a part of it, with tensors in the place of arrays."""
+        """A batch, or a part of it, with tensors instead of arrays."""
+        return map_leaves(self._leaf, value)
+
+    def _leaf(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
             return self._tensor(value)
-        if isinstance(value, tuple):
-            return _tuple_like(value, [self._tensors(part) for part in value])
-        if isinstance(value, list):
-            return [self._tensors(part) for part in value]
-        if isinstance(value, MutableMapping):
-            return _mapping_like(value, {key: self._tensors(part) for key, part in value.items()})
         if hasattr(value, "__dlpack__") and not isinstance(value, self._torch.Tensor):
             return self._torch.from_dlpack(value)
         return value
@@ -151,28 +147,14 @@ class TorchIterator(Wrapped):
         except TypeError as error:
             raise TypeError(
                 f"torch {self._torch.__version__} has no dtype for this array of shape "
-                f"{array.shape} and dtype {array.dtype}: let the dataset or the converter give "
-                "another, for example by array.astype(numpy.float32)"
+                f"{array.shape} and dtype {array.dtype}: let the dataset or the converter return "
+                "another dtype, for example by array.astype(numpy.float32)"
             ) from error
 
 
 class _Loop(Wrapped):
-    """What a ``for`` asks for batches: it begins no epoch when it is asked for an iterator again,
-    as ``for`` does after ``batches = iter(loader); first = next(batches)``."""
-
-
-def _tuple_like(value: tuple[Any, ...], parts: list[Any]) -> Any:
-    """A tuple of the same kind, if it is one with names."""
-    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-
-
-def _mapping_like(value: MutableMapping[Any, Any], parts: dict[Any, Any]) -> Any:
-    """A mapping of the same kind; what else it holds, as a default factory, goes along."""
-    if type(value) is dict:
-        return parts
-    other = copy.copy(value)
-    other.update(parts)
-    return other
+    """The iterator of one ``for``. Its own ``iter()`` begins no epoch, so that ``for`` can follow
+    ``batches = iter(loader); first = next(batches)``."""
 
 
 def _differ_in_shape(parts: list[Any]) -> bool:

@@ -1,9 +1,10 @@
-"""What iterators that stand for another one have in common."""
+"""What the adapters share: wrappers of iterators, nested structures, and optional imports."""
 
 from __future__ import annotations
 
 import copy
 import importlib
+from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from fastiter._util.context import Managed
@@ -15,32 +16,21 @@ if TYPE_CHECKING:
 
 
 class Wrapped(Managed):
-    """Stands for an iterator: what it does not do itself, that one does.
+    """Wraps an iterator, and delegates to it what the wrapper does not define.
 
-    The iterator stays usable, and is closed by its own end or by ``finalize()``, not when this
-    object goes.
-
-    Parameters
-    ----------
-    iterator : iterator
-        Gives batches.
-
-    Raises
-    ------
-    TypeError
-        If it is no iterator.
+    The iterator stays usable. Its own end or ``finalize()`` closes it, not the wrapper's deletion.
     """
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         if not hasattr(iterator, "__next__"):
             raise TypeError(
-                "an iterator over batches is needed, such as fastiter.MultiprocessIterator, not "
+                "expected an iterator over batches, such as fastiter.MultiprocessIterator, not "
                 f"{type(iterator).__qualname__}, which has no __next__"
             )
         self._iterator = iterator
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_iterator":  # not there yet, or no more
+        if name == "_iterator":  # not set yet, as while a copy is made
             raise AttributeError(name)
         return getattr(self._iterator, name)
 
@@ -55,7 +45,7 @@ class Wrapped(Managed):
         return self.__next__()
 
     def __bool__(self) -> bool:
-        return bool(self._iterator)  # a generator has no length to go by
+        return bool(self._iterator)  # __len__ would fail for a generator
 
     def __len__(self) -> int:
         return len(self._iterator)  # type: ignore[arg-type]
@@ -74,10 +64,10 @@ class Wrapped(Managed):
         self.finalize()
 
     def __del__(self) -> None:
-        """Leave the wrapped iterator alone: others may use it."""
+        """Leave the wrapped iterator open: it may be in use elsewhere."""
 
     def __copy__(self) -> Self:
-        """Stand for a copy of the wrapped iterator."""
+        """Wrap a copy of the wrapped iterator."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__, _iterator=copy.copy(self._iterator))
         return other
@@ -86,18 +76,39 @@ class Wrapped(Managed):
         return f"<{type(self).__name__} of {self._iterator!r}>"
 
 
-def library(name: str, function: str, remedy: str) -> Any:
-    """Import a library that is no requirement of ours.
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply ``function`` to everything in nested tuples, lists and mutable mappings."""
+    if isinstance(value, tuple):
+        return tuple_like(value, [map_leaves(function, part) for part in value])
+    if isinstance(value, list):
+        return [map_leaves(function, part) for part in value]
+    if isinstance(value, MutableMapping):
+        parts = {key: map_leaves(function, part) for key, part in value.items()}
+        return mapping_like(value, parts)
+    return function(value)
 
-    Raises
-    ------
-    ImportError
-        If it is missing, or does not work with what is installed; says what to install.
-    """
+
+def tuple_like(value: tuple[Any, ...], parts: list[Any]) -> Any:
+    """A tuple of ``parts``; a named one if ``value`` is."""
+    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+
+
+def mapping_like(value: MutableMapping[Any, Any], parts: dict[Any, Any]) -> Any:
+    """A mapping of the type of ``value`` with ``parts``; keeps attributes such as a default
+    factory."""
+    if type(value) is dict:
+        return parts
+    other = copy.copy(value)
+    other.update(parts)
+    return other
+
+
+def library(name: str, function: str, remedy: str) -> Any:
+    """Import an optional library; ImportError says what to install."""
     try:
         return importlib.import_module(name)
     except Exception as error:  # Chainer's import raises AttributeError on a newer NumPy
         raise ImportError(
-            f"fastiter.interop.{function} needs {name.partition('.')[0]}, whose import failed "
+            f"fastiter.interop.{function} needs {name.partition('.')[0]}, but importing it failed "
             f"({type(error).__name__}: {error}): {remedy}"
         ) from error
