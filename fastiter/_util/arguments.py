@@ -1,5 +1,4 @@
-"""Checks of arguments that are alike everywhere; each error names the parameter, what was seen and
-expected."""
+"""Checks of arguments. Each error names the parameter, what was seen, and what was expected."""
 
 from __future__ import annotations
 
@@ -12,15 +11,7 @@ import numpy as np
 
 
 def checked_int(name: str, value: Any, *, minimum: int = 1, maximum: int | None = None) -> int:
-    """``value`` as an int.
-
-    Raises
-    ------
-    TypeError
-        If it is no integer; a bool is none.
-    ValueError
-        If it is below ``minimum``, or above ``maximum``.
-    """
+    """``value`` as an int from ``minimum`` to ``maximum``; a bool is a TypeError."""
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be an integer, not the bool {value}")
     try:
@@ -37,20 +28,12 @@ def checked_int(name: str, value: Any, *, minimum: int = 1, maximum: int | None 
 
 
 def checked_optional_int(name: str, value: Any, *, minimum: int = 1) -> int | None:
-    """Like `checked_int`, but None stays None."""
+    """Like `checked_int`, or None."""
     return None if value is None else checked_int(name, value, minimum=minimum)
 
 
 def checked_seconds(name: str, value: Any) -> float | None:
-    """``value`` as a time in seconds above 0, or None.
-
-    Raises
-    ------
-    TypeError
-        If it is no number.
-    ValueError
-        If it is not above 0, or NaN. Infinity means no limit, as None does.
-    """
+    """``value`` as seconds above 0. None and infinity mean no limit, which is None."""
     if value is None:
         return None
     if isinstance(value, (bool, np.bool_, str, bytes)):
@@ -68,13 +51,7 @@ def checked_seconds(name: str, value: Any) -> float | None:
 
 
 def checked_flag(name: str, value: Any) -> bool:
-    """``value`` as a bool.
-
-    Raises
-    ------
-    TypeError
-        If it is neither a bool nor 0 or 1.
-    """
+    """``value``, a bool or 0 or 1, as a bool."""
     if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     raise TypeError(
@@ -83,26 +60,14 @@ def checked_flag(name: str, value: Any) -> bool:
 
 
 def checked_callable(name: str, value: Any) -> Any:
-    """``value`` itself, a callable or None.
-
-    Raises
-    ------
-    TypeError
-        If it is neither.
-    """
+    """``value`` itself, a callable or None."""
     if value is None or callable(value):
         return value
     raise TypeError(f"{name} must be callable or None, not {value!r}")
 
 
 def checked_path(name: str, value: Any) -> str:
-    """``value``, a path, as a str.
-
-    Raises
-    ------
-    TypeError
-        If it is none.
-    """
+    """``value``, a path, as a str."""
     try:
         return os.fsdecode(value)
     except TypeError:

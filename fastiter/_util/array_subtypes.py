@@ -1,7 +1,6 @@
-"""Arrays in the subtype of something else: torch's tensors, and NumPy's memory maps.
+"""Tensors of torch and memory maps of NumPy: stored as plain arrays, delivered as what they were.
 
-They lie in slots and columns as the plain arrays that they are made of, and are given their subtype
-again when they are handed out.
+In slots and columns they lie as the arrays that they share their memory with.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ NONE, TENSOR, MEMMAP = range(3)
 
 
 def arrays_of(values: Sequence[Any]) -> tuple[Sequence[Any], int]:
-    """The values as plain arrays that share their memory, and the subtype that they had; anything
-    else, or mixed, as it is."""
+    """The values as plain arrays that share their memory, and their subtype; other values, or mixed
+    ones, unchanged."""
     kind = type(values[0])
     if kind is np.memmap:
         if all(type(value) is np.memmap for value in values):
@@ -32,12 +31,9 @@ def arrays_of(values: Sequence[Any]) -> tuple[Sequence[Any], int]:
 
 
 def unwrap(values: Sequence[Any]) -> Sequence[Any]:
-    """The values to be joined: tensors, of whatever kind, and memory maps as plain arrays.
+    """The values, with tensors of any kind and memory maps as plain arrays.
 
-    Raises
-    ------
-    TypeError
-        If NumPy has no array for a tensor.
+    TypeError if NumPy has no array for a tensor.
     """
     arrays, subtype = arrays_of(values)
     tensor = torch_tensors.tensor_type()
@@ -47,8 +43,8 @@ def unwrap(values: Sequence[Any]) -> Sequence[Any]:
 
 
 def wrap(array: npt.NDArray[Any], subtype: int) -> Any:
-    """An array in its subtype, which shares its memory and keeps it alive.
+    """A tensor or memory map that shares the array's memory and keeps it alive.
 
-    A memory map becomes one as pickle would make it, of no file: what is written to it stays here.
+    The memory map has no file, as after unpickling: what is written to it stays in memory.
     """
     return torch_tensors.tensor_of(array) if subtype == TENSOR else array.view(np.memmap)

@@ -1,4 +1,4 @@
-"""What threads, and children that this process forks, need of the objects that they share."""
+"""Objects shared by threads, or inherited by forked children."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ T = TypeVar("T")
 
 
 class WeakObjects(Generic[T]):
-    """Objects, by identity, that are forgotten when they die.
+    """A set of objects, by identity, that does not keep them alive.
 
-    Neither a garbage collection nor another thread disturbs a loop over them, as both do with a
-    set of weak references, and threads with a `weakref.WeakSet`.
+    Unlike `weakref.WeakSet`, other threads and garbage collections may change it during a loop.
     """
 
     def __init__(self) -> None:
@@ -28,38 +27,38 @@ class WeakObjects(Generic[T]):
         references[key] = weakref.ref(item, lambda reference: references.pop(key, None))
 
     def __iter__(self) -> Iterator[T]:
-        # One step, in which no other thread runs and nothing is collected.
+        # A single step: no other thread runs and nothing is collected meanwhile.
         references = list(self._references.values())
         return (item for reference in references if (item := reference()) is not None)
 
 
 class Owner(Protocol):
-    """An object with locks, or other things that a thread may be amid the use of."""
+    """An object with locks, or other state that a thread may be changing during a fork."""
 
     def _after_fork(self) -> None:
-        """In a forked child, which has one thread only: make locks free that it does not hold."""
+        """In a forked child, which has only one thread: replace locks that it does not hold."""
 
 
 _owners: WeakObjects[Owner] = WeakObjects()
 
 
 def renew_in_child(owner: Owner) -> None:
-    """Has ``owner._after_fork()`` called in each child that this process forks.
+    """Call ``owner._after_fork()`` in each child that this process forks.
 
-    A lock that another thread holds at that moment would never be free there. The child finds the
-    object as an exception at that moment would have left it, for example Ctrl-C's.
+    A lock that another thread held during the fork would never be free there. The child finds the
+    object as an exception, such as that of Ctrl-C, would have left it at that moment.
     """
     _owners.add(owner)
 
 
 def lock_of_child(lock: Any) -> Any:
-    """What takes the place of a `threading.RLock` in a child: itself if the child's only thread
-    holds it, else a free one."""
+    """The `threading.RLock` to use in a child: the same if its only thread holds it, else a new
+    one."""
     return lock if lock._is_owned() else threading.RLock()
 
 
 def _after_fork_in_child() -> None:
-    with contextlib.ExitStack() as stack:  # if one raises, the others are called all the same
+    with contextlib.ExitStack() as stack:  # calls all of them, even if one raises
         for owner in _owners:
             stack.callback(owner._after_fork)
 
@@ -69,7 +68,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def items_of(items: deque[T]) -> list[T]:
-    """A copy of a deque that other threads change."""
+    """A copy of a deque that other threads may change meanwhile."""
     while True:
-        with contextlib.suppress(RuntimeError):  # it was changed amid the copy
+        with contextlib.suppress(RuntimeError):  # it was changed during the copy
             return list(items)

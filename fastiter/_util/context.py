@@ -1,17 +1,15 @@
-"""Objects that let go of what they hold where their ``with`` block ends."""
+"""Context managers that release what they hold at the end of their ``with`` block."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self
 
 
 class Managed:
-    """A context manager that gives itself. A subclass says in ``_let_go`` what the end does."""
+    """A context manager that returns itself. A subclass defines ``_let_go``, the end of a block."""
 
     def _let_go(self) -> None:
         raise NotImplementedError
@@ -19,10 +17,5 @@ class Managed:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._let_go()

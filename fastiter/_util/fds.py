@@ -10,31 +10,31 @@ import select
 import threading
 from collections.abc import Iterable, Iterator
 
-#: What all iterators of this process hold. A worker that a fork starts keeps its own and lets go of
-#: the rest: a pipe's end held open keeps others from noticing a death, an arena its memory alive.
+#: The descriptors of all iterators of this process. A forked worker keeps its own and closes the
+#: rest: an open end of a pipe would hide a death, and an open arena would keep its memory alive.
 held: set[int] = set()
 
 _lock = threading.RLock()
 
 
 def alone() -> contextlib.AbstractContextManager[bool]:
-    """The lock of who changes what is open and its record, and of who forks a worker. A garbage
-    collection may do the first amid the second, so it can be held twice."""
+    """The lock around changes of `held`, and around forks of workers. It is reentrant: a garbage
+    collection during a fork may close descriptors."""
     return _lock
 
 
-def _begin_anew() -> None:
+def _renew_lock() -> None:
     global _lock
-    _lock = threading.RLock()  # another thread, which a forked child does not have, may hold it
+    _lock = threading.RLock()  # a thread that does not exist in the forked child may hold it
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def above_stdio(fd: int) -> int:
-    """A descriptor that is none of the standard streams, which a program may have closed: what is
-    printed then must not look like a sign of life or death. Takes over `fd`."""
+    """Move ``fd`` above the standard streams, which a program may have closed: what it prints must
+    not reach a pipe between processes."""
     if fd > 2:
         return fd
     try:
@@ -44,18 +44,15 @@ def above_stdio(fd: int) -> int:
 
 
 def pipe() -> tuple[int, int]:
-    """The ends of a pipe, to read from and to write to."""
+    """The ends of a pipe: to read from and to write to."""
     read, write = os.pipe()
     return above_stdio(read), above_stdio(write)
 
 
 def require(count: int, some: int) -> None:
-    """Fails early where multiprocessing would fail half way and leave some open.
+    """Raise OSError unless ``some``, an open descriptor, can be duplicated ``count`` times.
 
-    Raises
-    ------
-    OSError
-        If `some`, an open descriptor, cannot be duplicated `count` times.
+    Otherwise multiprocessing would fail later and leave some descriptors open.
     """
     opened: list[int] = []
     try:
@@ -66,8 +63,8 @@ def require(count: int, some: int) -> None:
             raise closed_by_others() from error
         raise OSError(
             error.errno,
-            f"starting a worker takes up to {count} file descriptors, and {len(opened)} are left: "
-            f"{error.strerror}; raise RLIMIT_NOFILE or close some",
+            f"starting a worker needs up to {count} file descriptors, but only {len(opened)} are "
+            f"left: {error.strerror}; raise RLIMIT_NOFILE (ulimit -n) or close some files",
         ) from error
     finally:
         for fd in opened:
@@ -75,14 +72,14 @@ def require(count: int, some: int) -> None:
 
 
 def events(fd: int, seconds: float) -> int:
-    """What `poll` sees at a descriptor within `seconds`; `select` takes none above 1023."""
+    """The events of `poll` at a descriptor within ``seconds``; `select` allows none above 1023."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return sum(seen for _, seen in poll.poll(seconds * 1000))
 
 
 def close(fds: Iterable[int]) -> None:
-    """Closes those that are open: a program may have closed them all itself."""
+    """Close those that the program has not closed itself."""
     with alone():
         for fd in fds:
             held.discard(fd)
@@ -93,7 +90,7 @@ def close(fds: Iterable[int]) -> None:
 
 @contextlib.contextmanager
 def unless_closed() -> Iterator[None]:
-    """Leaves out what cannot be done with a descriptor that the program has closed."""
+    """Ignore the error of a descriptor that the program has closed."""
     try:
         yield
     except OSError as error:
@@ -105,6 +102,6 @@ def closed_by_others() -> OSError:
     """The error of an iterator whose descriptors the program has closed."""
     return OSError(
         errno.EBADF,
-        "other code of this program has closed file descriptors of this iterator: make a new one, "
-        "and let os.close() and os.closerange() leave alone what that code has not opened",
+        "other code of this program has closed file descriptors of this iterator: create a new "
+        "iterator, and call os.close() and os.closerange() only for descriptors that you opened",
     )

@@ -1,4 +1,4 @@
-"""What happens to workers, and to daemon threads, when the interpreter exits."""
+"""The end of workers and daemon threads when the interpreter exits."""
 
 from __future__ import annotations
 
@@ -14,34 +14,27 @@ _begun = False
 
 
 def begin() -> None:
-    """Called by the exit handlers of whatever has workers or threads."""
+    """Called by every exit handler that ends workers or threads."""
     global _begun
     _begun = True
 
 
-# Before multiprocessing's exit handler, which was registered first: it ends processes that a daemon
-# thread starts while it runs.
+# Runs before multiprocessing's exit handler, which was registered first and which ends processes
+# that a daemon thread starts meanwhile.
 atexit.register(begin)
 
 
 def block_if_exiting(lock: Any = None) -> None:
-    """Stops a daemon thread that calls `next()` while the interpreter exits: whatever it was given
-    or told now would end in a traceback on stderr.
+    """Block a daemon thread that calls `next()` while the interpreter exits: any result or error
+    would end in a traceback on stderr.
 
-    Parameters
-    ----------
-    lock : Lock or RLock, optional
-        Held by this thread. It becomes free, since the exit, or an exit handler, may wait for it.
-
-    Raises
-    ------
-    RuntimeError
-        In the main thread, which runs the exit handlers.
+    ``lock``, held by this thread, is released, since an exit handler may wait for it. RuntimeError
+    in the main thread, which runs the exit handlers.
     """
     if not _begun:
         return
     if threading.current_thread() is threading.main_thread():
-        raise RuntimeError("next() is possible no more while the interpreter exits")
+        raise RuntimeError("next() was called while the interpreter exits")
     condition = threading.Condition(lock)
     if lock is None:
         condition.acquire()
@@ -50,21 +43,24 @@ def block_if_exiting(lock: Any = None) -> None:
 
 
 class HasWorkers(Protocol):
-    """What has worker processes, and is used by one thread at a time, under a lock."""
+    """An object with worker processes that one thread at a time uses, under a lock."""
 
     def interrupt(self) -> None:
-        """Makes the thread that waits for workers give up. Called without the lock."""
+        """Make the thread that waits for workers return. Called without the lock."""
 
     def end_workers(self) -> None:
-        """Ends them. Called under the lock, unless a thread does not leave it in time."""
+        """End the workers. Called under the lock, unless a thread does not release it in time."""
 
 
 def end_at_exit(owner: HasWorkers, lock: Any) -> util.Finalize:
-    """Has the workers of `owner` ended when the interpreter exits, by the main thread, once no
-    daemon thread is amid their use or start. Called before they start, by who holds the lock."""
-    # Before multiprocessing ends daemonic children at exit: it would wait for a stopped one.
+    """End the workers of ``owner`` when the interpreter exits: in the main thread, after a daemon
+    thread that uses or starts them has released ``lock``.
+
+    Called under the lock, before the workers start.
+    """
+    # Runs before multiprocessing ends daemonic children at exit: it would wait for a stopped one.
     at_exit = util.Finalize(None, _end, (weakref.ref(owner), lock), exitpriority=10)
-    block_if_exiting(lock)  # nothing would end what begins later
+    block_if_exiting(lock)  # nothing would end workers that start later
     return at_exit
 
 

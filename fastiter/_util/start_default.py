@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def default_method_kept() -> Iterator[None]:
-    """Leaves it to the program to set the default start method: multiprocessing, which only asks
-    for it within the block, would set it."""
+    """Keep the default start method unset within the block, where multiprocessing would set it by
+    reading it."""
     before = multiprocessing.get_start_method(allow_none=True)
     try:
         yield

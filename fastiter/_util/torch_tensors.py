@@ -1,8 +1,7 @@
-"""Tensors of torch as examples: seen as the NumPy arrays that they share their memory with.
+"""Tensors of torch in examples, as NumPy arrays that share their memory.
 
-torch is never imported here to find out whether something is a tensor of it: where it is not
-loaded, nothing is. Only a process that is given a tensor by another one, and has not loaded torch
-itself, imports it then.
+torch is not imported here to recognise its tensors: without it there are none. Only a process that
+receives a pickled tensor imports it.
 """
 
 from __future__ import annotations
@@ -16,19 +15,16 @@ import numpy.typing as npt
 
 
 def tensor_type() -> Any:
-    """torch's Tensor; None where torch is not loaded, or not yet completely."""
+    """torch's Tensor; None if torch is not loaded, or not yet completely."""
     return getattr(sys.modules.get("torch"), "Tensor", None)
 
 
 def array_of(value: Any) -> npt.NDArray[Any] | None:
-    """A tensor as an array that shares its memory.
+    """An ordinary tensor as an array that shares its memory; None for everything else.
 
-    Returns
-    -------
-    array or None
-        None for everything but an ordinary tensor: for other types, subclasses (a Parameter),
-        tensors that require gradients or have attributes, are not dense, not in the host's memory,
-        lazily conjugated or of a dtype that NumPy lacks.
+    So for other types, subclasses (a Parameter), and tensors that require gradients or have
+    attributes, are not dense, not in the host's memory, lazily conjugated, or of a dtype that NumPy
+    lacks.
     """
     if type(value) is not tensor_type() or value.__dict__:
         return None
@@ -40,29 +36,25 @@ def array_of(value: Any) -> npt.NDArray[Any] | None:
 
 
 def as_array(tensor: Any) -> npt.NDArray[Any]:
-    """Any tensor that NumPy can have, as an array that shares its memory where it can.
+    """Any tensor as an array that shares its memory if possible.
 
-    Gradients are left behind, and what is lazily conjugated or negated becomes a copy.
-
-    Raises
-    ------
-    TypeError
-        If NumPy lacks the dtype, or the tensor is not dense or not in the host's memory.
+    Gradients are dropped; a lazily conjugated or negated tensor is copied. TypeError if NumPy lacks
+    the dtype, or the tensor is not dense or not in the host's memory.
     """
     try:
         array: npt.NDArray[Any] = tensor.detach().resolve_conj().resolve_neg().numpy()
     except (TypeError, RuntimeError) as error:
         raise TypeError(
-            f"no NumPy array can be made of a tensor with {tensor.dtype}, {tensor.layout} and "
-            f"device {str(tensor.device)!r}: convert it in the dataset, by .float(), .to_dense() "
-            "or .cpu(), or give the dataset itself to the iterator, without a converter, and let "
+            f"NumPy cannot represent a tensor with {tensor.dtype}, {tensor.layout} and device "
+            f"{str(tensor.device)!r}: convert it in the dataset by .float(), .to_dense() or "
+            ".cpu(), or pass the dataset itself to the iterator, without a converter, and let "
             f"fastiter.interop.as_torch join the tensors ({error})"
         ) from error
     return array
 
 
 def tensor_of(array: npt.NDArray[Any]) -> Any:
-    """An array as a tensor that shares its memory, and keeps it alive."""
+    """An array as a tensor that shares its memory and keeps it alive."""
     import torch
 
     return torch.from_numpy(array)
@@ -73,8 +65,7 @@ def _from_bytes(array: npt.NDArray[np.uint8], dtype: Any, shape: tuple[int, ...]
 
 
 def _reduce(tensor: Any) -> Any:
-    """How a tensor is pickled: as an array of its elements, whose memory may stay outside of the
-    pickle.
+    """Pickle a tensor as an array of its elements, whose memory may stay outside of the pickle.
 
     torch itself pickles the whole storage, of which a tensor like ``data[7]`` is a small part, and
     copies it twice more.
@@ -91,7 +82,7 @@ def _reduce(tensor: Any) -> Any:
 
 
 def _has_overlaps(tensor: Any) -> bool:
-    """Whether it has more elements than memory, as what ``expand`` makes."""
+    """Whether elements share memory, as after ``expand``."""
     if tensor.layout is not sys.modules["torch"].strided:
         return False
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
@@ -99,7 +90,7 @@ def _has_overlaps(tensor: Any) -> bool:
 
 
 def _is_nothing_but_floats(tensor: Any) -> bool:
-    """Whether NumPy lacks no more than the dtype, as with bfloat16."""
+    """Whether NumPy lacks only the dtype, as with bfloat16."""
     return bool(
         tensor.dtype.is_floating_point
         and tensor.device.type == "cpu"
@@ -109,6 +100,6 @@ def _is_nothing_but_floats(tensor: Any) -> bool:
 
 
 def reducers() -> dict[Any, Callable[[Any], Any]]:
-    """What a pickler's dispatch table shall have besides."""
+    """Entries for a pickler's dispatch table."""
     tensor = tensor_type()
     return {} if tensor is None else {tensor: _reduce}

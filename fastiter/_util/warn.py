@@ -7,9 +7,9 @@ import warnings
 
 
 def warn_caller(message: Warning | str, category: type[Warning] = UserWarning) -> None:
-    """``warnings.warn`` at the line that called into fastiter, however deep this call is.
+    """Call ``warnings.warn`` for the line that called fastiter, at any depth of calls.
 
-    `category` is for a message that is a text.
+    ``category`` is used if the message is a text.
     """
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):

@@ -1,4 +1,4 @@
-"""What a worker process can know about itself."""
+"""`get_worker_info`: facts about the worker process that code runs in."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ __all__ = ["WorkerInfo", "get_worker_info"]
 class WorkerInfo(NamedTuple):
     """A worker process, as `get_worker_info` describes it."""
 
-    id: int  #: its number, from 0 to ``num_workers - 1``; one that replaces another has the same
+    id: int  #: its number, from 0 to ``num_workers - 1``; a replacement has the same number
     num_workers: int  #: worker processes of the iterator; with n_processes='auto', at most
-    seed: int  #: 64 bits that no other start of a worker has; its generators are seeded likewise
-    dataset: Any  #: the dataset, as this process has it
+    seed: int  #: 64 bits, different for each start of a worker; its generators are seeded by them
+    dataset: Any  #: the dataset of this process
 
 
 _info: WorkerInfo | None = None
 
 
 def get_worker_info() -> WorkerInfo | None:
-    """Tell about the worker process of a `MultiprocessIterator` that this code runs in.
+    """Return facts about the worker process of a `MultiprocessIterator` that this code runs in.
 
-    For ``worker_init``, and for datasets that give each worker a part of something (a connection,
-    a directory, a core).
+    For ``worker_init``, and for datasets that assign each worker its own connection, directory or
+    CPU.
 
     Returns
     -------
     WorkerInfo or None
-        A named tuple of ``id``, ``num_workers``, ``seed`` and ``dataset``; None in every other
-        process: that of the iterator, which also fetches for `SerialIterator`,
+        A named tuple of ``id``, ``num_workers``, ``seed`` and ``dataset``. None in every other
+        process, such as that of the iterator, which fetches for `SerialIterator`,
         `MultithreadIterator` and ``n_processes=0``.
     """
     return _info
 
 
 def set_worker_info(info: WorkerInfo) -> None:
-    """Makes this process a worker."""
+    """Make this process a worker."""
     global _info
     _info = info
