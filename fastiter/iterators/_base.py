@@ -42,8 +42,8 @@ class PlannedIterator(Iterator):
         returns it. An exception that belongs to the batch is returned as a `Failure`: the
         state advances past it. Whatever is raised instead (KeyboardInterrupt, a
         TimeoutWarning) leaves the state alone, and the next call fetches the same plan again.
-        Rows that fail are settled by ``self._skips``, unless that is None; if none is left
-        of the batch, the failure is `AllSkipped`.
+        ``self._skips``, unless that is None, decides about rows that fail; if all of them are
+        skipped, the failure is `AllSkipped`.
         May call ``self._planner.ahead()`` to start on later batches; the first plan that gives
         is ``plan`` itself. Runs under the iterator's lock, in the caller's thread.
     ``_drop_works(works)``

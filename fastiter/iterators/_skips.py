@@ -1,8 +1,7 @@
-"""What becomes of examples that fail: the decision, its limit, and the list of those skipped.
+"""Examples that fail: the decision about each, the limit of skips, and the list of those skipped.
 
-All of it runs in the thread that calls ``next()``, for one batch after the other in the order of
-delivery, and row after row. So neither the number of workers nor what is fetched ahead has a part
-in it.
+All of it runs in the thread that calls ``next()``, batch by batch in the order of delivery, and row
+by row. So it does not depend on the number of workers, or on what is fetched ahead.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _MOST_TEXT = 200  # characters of an exception
 class Skipped(NamedTuple):
     """A dataset index whose example was skipped."""
 
-    index: int  # type: ignore[assignment]  # a method of tuples, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides a method of tuples
     epoch: int  #: in which it was skipped last
     times: int  #: how often it was skipped
     error: str  #: type and text of its last exception, at most 200 characters
@@ -52,18 +51,19 @@ def checked(on_error: Any, skip_limit: Any) -> tuple[Any, float | None]:
     Raises
     ------
     TypeError, ValueError
-        If one of them is none, or there is a limit for what cannot be skipped.
+        If one of them is not valid, or there is a limit but nothing is skipped.
     """
     on_error, limit = checked_on_error(on_error), checked_share("skip_limit", skip_limit)
     if on_error == "raise" and limit != DEFAULT_LIMIT:
         raise ValueError(
-            f"skip_limit={skip_limit!r} limits nothing: set on_error='skip' or a callable, too"
+            f"skip_limit={skip_limit!r} has no effect with on_error='raise': set on_error='skip' "
+            "or a callable, too"
         )
     return on_error, limit
 
 
 class Skips:
-    """Decides what becomes of examples that fail, and keeps account of those skipped.
+    """The `FailurePolicy` of an iterator; counts and lists the examples that it skips.
 
     Parameters
     ----------
@@ -73,6 +73,11 @@ class Skips:
         Examples that may be skipped in one epoch, or which share of them.
     """
 
+    # The batch resolved last, and epoch, count and records before it: if Ctrl-C comes before it is
+    # delivered, it is resolved again. (Here, since pickles of earlier versions lack it.)
+    _resolved: tuple[int, int] | None = None
+    _before: tuple[int, int, dict[int, Skipped]]
+
     def __init__(self, on_error: Any, limit: float | None) -> None:
         self._decide: Callable[[int, Exception], Any] | None = (
             None if on_error == "skip" else on_error
@@ -81,11 +86,7 @@ class Skips:
         self._records: dict[int, Skipped] = {}
         self._epoch = 0
         self._count = 0  # of examples skipped in that epoch
-        self.n_dropped = 0  #: rows of the batch settled last that are left out
-        # The batch settled last, and what was before it: if Ctrl-C comes before it is delivered,
-        # it is settled again.
-        self._settled: tuple[int, int] | None = None
-        self._undo: tuple[int, int, dict[int, Skipped | None]] = (0, 0, {})
+        self.n_dropped = 0  #: rows of the batch resolved last that are left out
 
     @property
     def records(self) -> list[Skipped]:
@@ -166,7 +167,7 @@ class Skips:
             excess = SkipLimitError(
                 f"{self._count} examples of epoch {epoch} have failed, more than {what} allows; "
                 f"the last one is dataset index {index}: {text}. The iterator's `skipped` lists "
-                "them: mend the dataset, or raise skip_limit"
+                "them: repair the dataset, or raise skip_limit"
             )
             excess.__cause__ = failure.error
             return Failure(excess)
@@ -174,7 +175,6 @@ class Skips:
         known = self._records.get(index)
         if known is None and len(self._records) >= _MOST_RECORDS:
             return None
-        self._undo[2].setdefault(index, known)
         times = 1 if known is None else known.times + 1
         self._records[index] = Skipped(index, epoch, times, text)
         if known is None:
@@ -190,22 +190,17 @@ class Skips:
         return max(1, int(self._limit * epoch_size + 1e-6)) if self._limit else 0
 
     def _begin(self, batch: tuple[int, int]) -> None:
-        if batch == self._settled:
-            self._epoch, self._count, records = self._undo
-            for index, record in records.items():
-                if record is None:
-                    self._records.pop(index, None)
-                else:
-                    self._records[index] = record
-        self._settled = batch
+        if batch == self._resolved:
+            self._epoch, self._count, self._records = self._before
+        self._resolved = batch
         self.n_dropped = 0
-        self._undo = (self._epoch, self._count, {})
+        self._before = self._epoch, self._count, self._records.copy()
 
     # ---- resets, copies, snapshots
 
     def reset(self) -> None:
-        """Start over with the first epoch: the limit counts anew, what is known stays."""
-        self._settled = None
+        """Start over with the first epoch: the limit counts anew, the records stay."""
+        self._resolved = None
         self._epoch = self._count = 0
 
     def copy(self) -> Skips:
@@ -215,7 +210,7 @@ class Skips:
         return other
 
     def saved(self) -> dict[str, Any]:
-        """What a snapshot holds: numbers and texts that JSON takes."""
+        """Return what a snapshot stores: numbers and texts that JSON can hold."""
         return {
             "epoch": self._epoch,
             "count": self._count,
@@ -223,13 +218,10 @@ class Skips:
         }
 
     def install(self, stored: SkipState) -> None:
-        """Go on from what a snapshot holds."""
+        """Continue from what a snapshot stores."""
         self.reset()
-        self._epoch, self._count, self._records = (
-            stored.epoch,
-            stored.n_skipped,
-            dict(stored.records),
-        )
+        self._epoch, self._count, records = stored
+        self._records = dict(records)
 
 
 def nothing_left(n_examples: int, last: AllSkipped) -> Failure:
@@ -244,7 +236,7 @@ def nothing_left(n_examples: int, last: AllSkipped) -> Failure:
 
 
 class SkipState(NamedTuple):
-    """What a snapshot tells of skipped examples."""
+    """What a snapshot stores of skipped examples."""
 
     epoch: int = 0
     n_skipped: int = 0
@@ -282,7 +274,7 @@ def exchange(
 
 
 def loaded(stored: Any) -> SkipState:
-    """What `Skips.saved` gave, or `exchange` saved; of a snapshot without it, an empty one.
+    """Read what `Skips.saved` returned, or `exchange` saved; None makes an empty state.
 
     Raises
     ------
@@ -328,7 +320,7 @@ def _text(value: Any) -> str:
 
 
 def _warn(text: str, *facts: Any) -> None:
-    import logging  # here, like json, since what nearly nobody needs is not to slow the import
+    import logging  # here, like json, so that importing fastiter stays fast
 
     logging.getLogger("fastiter").warning(text, *facts)
 
