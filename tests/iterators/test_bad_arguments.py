@@ -391,9 +391,9 @@ def test_a_trace_goes_to_a_path():
 @pytest.mark.parametrize(
     ("option", "value", "text"),
     [
-        ("--budget", "soon", "--budget: 'soon' is no number of seconds from 0 to 1,000,000"),
-        ("--batch-size", "0", "--batch-size: '0' is no integer of at least 1"),
-        ("--workers", "1,x", "--workers: 'x' is no integer of at least 1"),
+        ("--budget", "soon", "--budget: expected seconds from 0 to 1,000,000, not 'soon'"),
+        ("--batch-size", "0", "--batch-size: expected an integer of at least 1, not '0'"),
+        ("--workers", "1,x", "--workers: expected an integer of at least 1, not 'x'"),
     ],
 )
 def test_a_number_of_the_command_line(capsys, option, value, text):
