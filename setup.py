@@ -136,6 +136,11 @@ class BuildClib(build_clib):
         super().finalize_options()
         self.build_clib = self.build_temp = str(generated / f"csrc-{tag}")
 
+    def build_libraries(self, libraries) -> None:
+        for archive in Path(self.build_clib).glob("*.a"):
+            archive.unlink()  # it would keep members whose sources are gone
+        super().build_libraries(libraries)
+
 
 class BuildExt(build_ext):
     """Uses all processors, and builds the archive first, also where only the extensions are asked

@@ -63,9 +63,9 @@ def permutation(
     Notes
     -----
     Up to 65,536 and up to 1,048,576 indices by Fisher and Yates's shuffle (Durstenfeld, CACM
-    7(7), 1964) of 16-bit and 32-bit cells. Above by a deal: blocks of positions take random numbers
-    of values from shuffled piles and are shuffled themselves, which gives the law of the scatter
-    shuffle of Rao (1961) and Sandelius (1962), and all of which fits into the cache. Random words
+    7(7), 1964) of 16-bit and 32-bit cells. Above by a scatter: blocks of positions take random
+    numbers of values from shuffled buckets and are shuffled themselves, which gives the law of the
+    scatter shuffle of Rao (1961) and Sandelius (1962); all of it fits into the cache. Random words
     are of xoshiro256++ in eight lanes (Blackman and Vigna, 2021), bounded as Lemire (2019) does.
 
     Examples

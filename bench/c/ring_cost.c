@@ -1,6 +1,6 @@
 /* What the ring's protocol costs by itself: forked workers, rows of 8 bytes, no dataset work.
  *
- *     cc -std=c11 -O3 -pthread -Icsrc bench/c/ring_cost.c csrc/*/*.c \
+ *     cc -std=c11 -O3 -pthread -Icsrc bench/c/ring_cost.c $(find csrc -name "*.c") \
  *        -o build/ring_cost && build/ring_cost [WORKERS [SECONDS]]
  *
  * The parent keeps the ring full, checks every row word, compares every row with what it must hold
@@ -14,7 +14,8 @@
 #include <unistd.h>
 
 #include "os/fi_platform.h"
-#include "ring/fi_ring.h"
+#include "ring/fi_ring_parent.h"
+#include "ring/fi_ring_worker.h"
 
 enum { SLOTS = 6, MOST_ROWS = 256, ROUNDS = 15 };
 
@@ -46,7 +47,7 @@ static void work(fi_ring *ring, uint32_t number)
             }
             since = fi_now_ns() - since;
             fi_worker_pace(&worker, turn.count, since);
-            fi_cell_busy(ring->cells + number, since);
+            fi_worker_stat_busy(ring->worker_stats + number, since);
             break;
         }
         case FI_TURN_FINISH:
@@ -74,10 +75,10 @@ static void take(fi_parent *parent, const int event[2], uint32_t n)
     uint64_t word;
     uint8_t rung;
     while (fi_parent_ready(parent, &slot, &flags) != FI_OK) {
-        fi_parent_doze(parent, parent->head);
+        fi_parent_announce_sleep(parent, parent->head);
         if (fi_parent_ready(parent, &slot, &flags) != FI_OK)
             require(fi_wait(event, 1, 60 * INT64_C(1000000000), &rung) == FI_OK && rung, "stalled");
-        fi_parent_wake(parent);
+        fi_parent_cancel_sleep(parent);
         fi_event_drain(event[0]);
     }
     require(fi_parent_check(parent, slot, &odd, &row, &word) == FI_OK && odd == 0, "row words");
@@ -95,7 +96,7 @@ static uint64_t claims(const fi_ring *ring)
     uint64_t sum = 0;
     for (uint32_t w = 0; w < ring->geometry.workers; w++) {
         fi_report report;
-        fi_cell_read(ring->cells + w, &report);
+        fi_worker_stat_read(ring->worker_stats + w, &report);
         sum += report.claims;
     }
     return sum;

@@ -1,7 +1,7 @@
-/* Words that every file of this floor shares: status codes, alignment, atomics.
+/* What every file of the C library uses: status codes, sizes, atomic loads and stores, fences.
  *
- * The floor is plain C11. It knows neither Python nor NumPy, takes no locks, and logs nothing.
- * A function that can fail returns an int status, results come last among its parameters.
+ * The library is plain C11. It knows neither Python nor NumPy, takes no locks and logs nothing.
+ * A function that can fail returns an int status; its results are its last parameters.
  */
 #ifndef FI_BASE_H
 #define FI_BASE_H
@@ -17,9 +17,16 @@ enum {
     FI_E_MEMORY = -1, /* the commit was refused before it could harm: too little memory */
     FI_E_FULL = -2,   /* no free slot, or the slot's reservation is used up */
     FI_E_RANGE = -3,  /* a number read from shared memory, or an argument, is out of bounds */
-    FI_E_BROKEN = -4, /* a word in shared memory holds a value that the protocol never writes */
+    FI_E_CORRUPT = -4, /* a word in shared memory holds a value that the protocol never writes */
     FI_E_BUSY = -5    /* not yet: look again later */
 };
+
+/* The memory orders that the library uses, each under one name. */
+#define fi_load_relaxed(place) atomic_load_explicit(place, memory_order_relaxed)
+#define fi_load_acquire(place) atomic_load_explicit(place, memory_order_acquire)
+#define fi_store_relaxed(place, value) atomic_store_explicit(place, value, memory_order_relaxed)
+#define fi_store_release(place, value) atomic_store_explicit(place, value, memory_order_release)
+#define fi_add_relaxed(place, value) atomic_fetch_add_explicit(place, value, memory_order_relaxed)
 
 #define FI_CACHE_LINE 64
 #define FI_PAGE 4096

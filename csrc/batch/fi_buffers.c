@@ -55,7 +55,7 @@ static void enter(fi_buffers *pool)
 
 static void leave(fi_buffers *pool)
 {
-    atomic_store_explicit(&pool->holder, 0, memory_order_release);
+    fi_store_release(&pool->holder, 0);
 }
 
 void fi_buffers_init(fi_buffers *pool, size_t limit, int64_t patience)

@@ -269,7 +269,7 @@ def graphs(events: list[tuple[int, Step]], start: dict[str, int]) -> Iterator[An
 # ---- the pairs of ../README.md --------------------------------------------------------------
 
 FREE, TODO, OWNED, DONE = range(4)
-FILLING, VOID, READY = range(10, 13)
+FILLING, CANCELLED, READY = range(10, 13)
 
 
 def a1(notes: dict[str, int]) -> Any:
@@ -361,7 +361,7 @@ def make_ready(notes: dict[str, int]) -> Any:
     notes["pwait"] = yield read("pwait")
 
 
-def doze(notes: dict[str, int]) -> Any:
+def announce_sleep(notes: dict[str, int]) -> Any:
     yield write("pwait", 1)
     yield fence("F5")
     notes["state"] = yield read("state", ACQUIRE)
@@ -371,12 +371,12 @@ def leave_draining(notes: dict[str, int]) -> Any:
     yield write("row", DONE, RELEASE)
     yield fence("F1")
     notes["rings"] = 0
-    if (yield read("state")) == VOID:
+    if (yield read("state")) == CANCELLED:
         notes["rings"] = yield read("pwait")
 
 
-def reset_and_doze(notes: dict[str, int]) -> Any:
-    yield write("state", VOID)
+def reset_and_sleep(notes: dict[str, int]) -> Any:
+    yield write("state", CANCELLED)
     yield write("pwait", 1)
     yield fence("F5")
     notes["row"] = yield read("row", ACQUIRE)
@@ -394,11 +394,11 @@ def find_block(notes: dict[str, int]) -> Any:
 
 def read_and_hand_back(notes: dict[str, int]) -> Any:
     notes["used"] = yield read("bytes")
-    yield write("state", VOID, RELEASE, "G2 state")
+    yield write("state", CANCELLED, RELEASE, "G2 state")
 
 
 def fill_free_slot(notes: dict[str, int]) -> Any:
-    if (yield read("state", ACQUIRE, "G2 look")) == VOID:
+    if (yield read("state", ACQUIRE, "G2 look")) == CANCELLED:
         yield write("bytes", 2)
 
 
@@ -468,7 +468,7 @@ PAIRS: dict[str, tuple[Litmus, list[str]]] = {
     ),
     "D3": (
         Litmus(
-            (make_ready, doze),
+            (make_ready, announce_sleep),
             {"state": FILLING, "pwait": 0},
             lambda notes, _: notes["pwait"] == 0 and notes["state"] == FILLING,
         ),
@@ -476,7 +476,7 @@ PAIRS: dict[str, tuple[Litmus, list[str]]] = {
     ),
     "D4": (
         Litmus(
-            (leave_draining, reset_and_doze),
+            (leave_draining, reset_and_sleep),
             {"row": OWNED, "state": FILLING, "pwait": 0},
             lambda notes, _: notes["rings"] == 0 and notes["row"] == OWNED,
         ),

@@ -1,4 +1,4 @@
-/* The slot ring as fi_ring.c and fi_parent.c build it, for the model checker Spin.
+/* The slot ring as fi_ring_worker.c and fi_ring_parent.c build it, for the model checker Spin.
  *
  * One parent, W workers that may be killed between any two of their steps, S slots of up to B rows.
  * Step names (W1, S3, ...) are those of ../README.md and of the comments in the code; README.md
@@ -42,7 +42,7 @@
 #define ANY 255                 /* pwait: the parent sleeps for any event */
 #define NOBODY 15
 
-mtype = { TODO, OWNED, DONE, VOID, FILLING, FINISHING, READY, JUNK };
+mtype = { TODO, OWNED, DONE, CANCELLED, FILLING, FINISHING, READY, JUNK };
 mtype:phase = { FREE, FILL, DRAIN, LEASED };
 
 /* ---- shared segment: one struct field per atomic word's part; q 0 is no sequence ---- */
@@ -177,7 +177,7 @@ turn:   atomic {            /* W1 to W3: one look at the board */
             :: else
             fi;
             if
-            :: current >= board_tail -> goto doze
+            :: current >= board_tail -> goto sleep
             :: else -> s = map[NQ(current)]
             fi
         }
@@ -266,13 +266,13 @@ check:  r = n;              /* W6, after F1 */
 after_check:
 #ifndef MISTAKE_NO_DRAIN_RING
         if
-        :: state_is(s, q, VOID) -> ring_parent(q)                  /* W7 */
+        :: state_is(s, q, CANCELLED) -> ring_parent(q)                  /* W7 */
         :: else
         fi;
 #endif
 next_slot:atomic { current++; s = 0; q = 0; n = 0; next = 0; stop_at = 0; r = 0 } /* W8 */
         goto turn;
-doze:
+sleep:
 #ifdef MISTAKE_RECHECK_BEFORE_BELL
         if
         :: redo != seen || board_tail > current || stop -> goto turn
@@ -420,8 +420,8 @@ inline make_free(s) { phase[s] = FREE; free_stack[n_free] = s; n_free++ }
 
 /* A corrupt word may belong to a worker that still writes: the slot drains until all sleep. */
 #ifndef MISTAKE_CORRUPT_IS_DRAINED
-#define row_drained (row_is(s, r, q_of[s], DONE) || row_is(s, r, q_of[s], VOID))
-#define state_drained (state_is(s, q_of[s], VOID) || state_is(s, q_of[s], READY))
+#define row_drained (row_is(s, r, q_of[s], DONE) || row_is(s, r, q_of[s], CANCELLED))
+#define state_drained (state_is(s, q_of[s], CANCELLED) || state_is(s, q_of[s], READY))
 #else
 #define row_drained !row_is(s, r, q_of[s], OWNED)
 #define state_drained !state_is(s, q_of[s], FINISHING)
@@ -553,7 +553,7 @@ inline recover(w)
                     if
                     :: row_is(s, r, q_of[s], OWNED) && row[AT(s, r)].owner == w ->
                         row[AT(s, r)].owner = NOBODY;
-                        row[AT(s, r)].code = (phase[s] == FILL -> TODO : VOID)
+                        row[AT(s, r)].code = (phase[s] == FILL -> TODO : CANCELLED)
                     :: else
                     fi;
                     r++
@@ -563,7 +563,7 @@ inline recover(w)
                 if
                 :: state_is(s, q_of[s], FINISHING) && state[s].owner == w ->
                     state[s].owner = NOBODY;
-                    state[s].code = (phase[s] == FILL -> FILLING : VOID)
+                    state[s].code = (phase[s] == FILL -> FILLING : CANCELLED)
                 :: else
                 fi
             :: else
@@ -586,10 +586,10 @@ inline recover(w)
 
 inline start_drain()            /* of slot s */
 {
-#ifndef MISTAKE_NO_VOID_STATE
+#ifndef MISTAKE_STATE_NOT_CANCELLED
     atomic {                                                           /* X1 */
         if
-        :: state_is(s, q_of[s], FILLING) -> set_word(state[s], q_of[s], NOBODY, VOID)
+        :: state_is(s, q_of[s], FILLING) -> set_word(state[s], q_of[s], NOBODY, CANCELLED)
         :: else
         fi
     }
@@ -599,7 +599,7 @@ inline start_drain()            /* of slot s */
     :: r < n_of[s] ->
         atomic {
             if
-            :: row_is(s, r, q_of[s], TODO) -> set_word(row[AT(s, r)], q_of[s], NOBODY, VOID)
+            :: row_is(s, r, q_of[s], TODO) -> set_word(row[AT(s, r)], q_of[s], NOBODY, CANCELLED)
             :: else
             fi;
             r++
@@ -685,7 +685,7 @@ inline check()
         :: r < n_of[s] && row_good -> r++
         :: else -> break
         od;
-        is_broken = r < n_of[s] || rows_of[s] != n_of[s] || corrupt[s];
+        is_corrupt = r < n_of[s] || rows_of[s] != n_of[s] || corrupt[s];
         r = 0
     }
 }
@@ -721,7 +721,7 @@ inline drop()
     :: corrupt[s] -> d_step { make_free(s) }
     :: else ->
         start_drain();
-        set_word(state[s], q_of[s], NOBODY, VOID)
+        set_word(state[s], q_of[s], NOBODY, CANCELLED)
     fi;
     d_step { head++; show_board(); taken++; s = 0 }
 #else
@@ -782,7 +782,7 @@ end:
 active proctype Parent()
 {
     byte s, r, u, v, rung, planned, taken, offered, n_resets;
-    bool is_broken;
+    bool is_corrupt;
 #ifdef SPOILS
     byte n_silences;
     bool is_silent, is_stalled, restored;
@@ -794,11 +794,11 @@ active proctype Parent()
     atomic {
         s = S;
         do
-        :: s > 0 -> s--; make_free(s); state[s].code = VOID
+        :: s > 0 -> s--; make_free(s); state[s].code = CANCELLED
         :: else -> break
         od;
         do
-        :: r < S * B -> row[r].code = VOID; r++
+        :: r < S * B -> row[r].code = CANCELLED; r++
         :: else -> break
         od;
         r = 0;
@@ -822,8 +822,8 @@ look:   if
             s = slot_of[NQ(head)];
             check();
             if
-            :: !is_broken -> take()
-            :: is_broken -> is_broken = false; drop()
+            :: !is_corrupt -> take()
+            :: is_corrupt -> is_corrupt = false; drop()
             fi;
             FORGET
         :: else ->

@@ -35,7 +35,7 @@
 #define NO_SLOT 255
 #define SAMPLES_OF(r) (r == 0 -> SAMPLES : OTHERS)
 
-mtype = { VOID, FILLING, READY };
+mtype = { CANCELLED, FILLING, READY };
 mtype:phase = { AT_READER, IN_HAND, LENT };
 
 /* ---- shared segment; q 0 is no sequence ---- */
@@ -316,7 +316,7 @@ inline collect()                /* fi_stream_collect */
                 returned[u] = false; left[u] = false;
                 away[u / E]--; phase[u] = AT_READER
             }
-            hand_back(u, VOID)
+            hand_back(u, CANCELLED)
         :: else
         fi;
         u++
@@ -406,15 +406,15 @@ inline take_of(r)
             if
             :: phase[x] == IN_HAND ->
 #ifdef MISTAKE_PHASE_LATE
-                hand_back(x, VOID);
+                hand_back(x, CANCELLED);
                 phase[x] = AT_READER
 #else
                 phase[x] = AT_READER;
-                hand_back(x, VOID)
+                hand_back(x, CANCELLED)
 #endif
             :: else ->
 #ifdef MISTAKE_LENT_IS_FREE
-                hand_back(x, VOID);
+                hand_back(x, CANCELLED);
 #else
                 hand_back(x, READY);
 #endif
@@ -503,7 +503,7 @@ active proctype Parent()
 
     atomic {
         do
-        :: u < R * E -> code[u] = VOID; phase[u] = AT_READER; map[u] = NO_SLOT; u++
+        :: u < R * E -> code[u] = CANCELLED; phase[u] = AT_READER; map[u] = NO_SLOT; u++
         :: else -> break
         od;
         u = 0;

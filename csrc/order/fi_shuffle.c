@@ -7,7 +7,7 @@
 enum {
     CELLS16_MAX = 1 << 16,
     CELLS32_MAX = 1 << 20,
-    PILE_SIZE = 49152, /* at most so many on average: a pile of 16-bit cells fits into the L2 cache */
+    BUCKET_SIZE = 49152, /* at most so many on average: a bucket of 16-bit cells fits into the L2 cache */
     BLOCK_BITS = 16
 };
 
@@ -96,10 +96,10 @@ fi_shuffle_plan fi_shuffle_plan_of(uint64_t n)
     fi_shuffle_plan plan = {.method = FI_SHUFFLE_CELLS16};
 
     if (n > CELLS32_MAX) {
-        plan.method = FI_SHUFFLE_DEAL;
+        plan.method = FI_SHUFFLE_SCATTER;
         plan.block_bits = BLOCK_BITS;
-        while (plan.pile_bits < FI_PILE_BITS_MAX && n >> plan.pile_bits > PILE_SIZE) {
-            plan.pile_bits++;
+        while (plan.bucket_bits < FI_BUCKET_BITS_MAX && n >> plan.bucket_bits > BUCKET_SIZE) {
+            plan.bucket_bits++;
         }
     } else if (n > CELLS16_MAX) {
         plan.method = FI_SHUFFLE_CELLS32;
@@ -120,8 +120,8 @@ static bool plan_fits(const fi_shuffle_plan *plan, uint64_t n)
         return n <= CELLS16_MAX;
     case FI_SHUFFLE_CELLS32:
         return n <= FI_SHUFFLE_MAX;
-    case FI_SHUFFLE_DEAL:
-        return n <= FI_SHUFFLE_MAX && plan->pile_bits <= FI_PILE_BITS_MAX &&
+    case FI_SHUFFLE_SCATTER:
+        return n <= FI_SHUFFLE_MAX && plan->bucket_bits <= FI_BUCKET_BITS_MAX &&
                plan->block_bits < 32;
     default:
         return false;
@@ -139,8 +139,8 @@ int fi_shuffle_by(const fi_shuffle_plan *plan, int isa, int64_t *order, uint64_t
         return FI_E_RANGE;
     }
     key = fi_seed_mixed(&key, stream);
-    if (plan->method == FI_SHUFFLE_DEAL) {
-        return fi_shuffle_deal(plan, loops, order, (uint32_t)n, &key, threads);
+    if (plan->method == FI_SHUFFLE_SCATTER) {
+        return fi_shuffle_scatter(plan, loops, order, (uint32_t)n, &key, threads);
     }
     fi_unit_init(&unit, &key, FI_UNIT_ORDER, 0);
     if (plan->method == FI_SHUFFLE_CELLS16) {

@@ -91,17 +91,17 @@ FI_TARGET static void order32(fi_unit *unit, int64_t *order, uint32_t n)
     run32_out_far(unit, cells, order, n);
 }
 
-/* Halves each count in turn: of m positions, as many take the left half of the piles as there are
+/* Halves each count in turn: of m positions, as many take the left half of the buckets as there are
  * ones among m random bits. A count takes the least number of words that hold its bits. */
-FI_TARGET static void split(fi_unit *unit, unsigned pile_bits, uint32_t n, uint32_t *counts)
+FI_TARGET static void split(fi_unit *unit, unsigned bucket_bits, uint32_t n, uint32_t *counts)
 {
     _Alignas(FI_CACHE_LINE) uint64_t words[FI_LANES];
     fi_vector vector = fi_vector_load(unit);
     unsigned used = FI_LANES;
 
     counts[0] = n;
-    for (uint32_t step = (uint32_t)1 << pile_bits; step > 1; step /= 2) {
-        for (uint32_t b = 0; b < (uint32_t)1 << pile_bits; b += step) {
+    for (uint32_t step = (uint32_t)1 << bucket_bits; step > 1; step /= 2) {
+        for (uint32_t b = 0; b < (uint32_t)1 << bucket_bits; b += step) {
             uint32_t left = 0;
             for (uint32_t bits = counts[b]; bits > 0;) {
                 const uint32_t some = bits < 64 ? bits : 64;
@@ -119,17 +119,17 @@ FI_TARGET static void split(fi_unit *unit, unsigned pile_bits, uint32_t n, uint3
 }
 
 /* Puts the share's values into the lower part of order itself, then shuffles them. Where there are
- * many piles each part is in another page, and a short one: it is fetched some piles ahead. */
-#define FI_DEAL(NAME, CELL)                                                                         \
-    FI_TARGET static void NAME(fi_unit *unit, const fi_share *share, const CELL *piles,             \
+ * many buckets each part is in another page, and a short one: it is fetched some buckets ahead. */
+#define FI_SCATTER(NAME, CELL)                                                                         \
+    FI_TARGET static void NAME(fi_unit *unit, const fi_share *share, const CELL *buckets,             \
                                int64_t *order)                                                      \
     {                                                                                               \
         uint32_t *values = (uint32_t *)order;                                                       \
                                                                                                     \
-        for (uint32_t b = 0; b < share->piles; b++) {                                               \
-            const CELL *const cells = piles + share->begins[b];                                     \
+        for (uint32_t b = 0; b < share->buckets; b++) {                                               \
+            const CELL *const cells = buckets + share->begins[b];                                     \
             const uint32_t first = share->firsts[b], count = share->ends[b] - share->begins[b];     \
-            const CELL *const later = piles + share->begins[b + 8 < share->piles ? b + 8 : b];      \
+            const CELL *const later = buckets + share->begins[b + 8 < share->buckets ? b + 8 : b];      \
             __builtin_prefetch(later);                                                              \
             __builtin_prefetch((const char *)later + FI_CACHE_LINE);                                \
             for (uint32_t i = 0; i < count; i++) {                                                  \
@@ -140,11 +140,11 @@ FI_TARGET static void split(fi_unit *unit, unsigned pile_bits, uint32_t n, uint3
         run32_out(unit, (uint32_t *)order, order, (uint32_t)(values - (uint32_t *)order));          \
     }
 
-FI_DEAL(deal16, uint16_t)
-FI_DEAL(deal32, uint32_t)
+FI_SCATTER(scatter16, uint16_t)
+FI_SCATTER(scatter32, uint32_t)
 
 #undef FI_FISHER_YATES
 #undef FI_COUNT_UP
-#undef FI_DEAL
+#undef FI_SCATTER
 
-#define FI_SHUFFLE_LOOPS {order16, order32, shuffle16, shuffle32, split, deal16, deal32}
+#define FI_SHUFFLE_LOOPS {order16, order32, shuffle16, shuffle32, split, scatter16, scatter32}

@@ -13,10 +13,10 @@ typedef struct {
     uint64_t spare[4]; /* lane that replaces rejected draws */
 } fi_unit;
 
-/* What a block of positions gets of each pile: its cells from begins to ends, to which the pile's
+/* What a block of positions gets of each bucket: its cells from begins to ends, to which the bucket's
  * first value is added. */
 typedef struct {
-    uint32_t piles;
+    uint32_t buckets;
     const uint32_t *firsts, *begins, *ends;
 } fi_share;
 
@@ -28,11 +28,11 @@ typedef struct {
     /* cells: a random order of 0 .. n-1; 16-bit cells for n up to 65,536 */
     void (*shuffle16)(fi_unit *unit, uint16_t *cells, uint32_t n);
     void (*shuffle32)(fi_unit *unit, uint32_t *cells, uint32_t n);
-    /* counts[b]: how many of n positions get pile b, of 2^pile_bits that are equally likely */
-    void (*split)(fi_unit *unit, unsigned pile_bits, uint32_t n, uint32_t *counts);
-    /* order: what the share takes from the piles, in random order */
-    void (*deal16)(fi_unit *unit, const fi_share *share, const uint16_t *piles, int64_t *order);
-    void (*deal32)(fi_unit *unit, const fi_share *share, const uint32_t *piles, int64_t *order);
+    /* counts[b]: how many of n positions get bucket b, of 2^bucket_bits that are equally likely */
+    void (*split)(fi_unit *unit, unsigned bucket_bits, uint32_t n, uint32_t *counts);
+    /* order: what the share takes from the buckets, in random order */
+    void (*scatter16)(fi_unit *unit, const fi_share *share, const uint16_t *buckets, int64_t *order);
+    void (*scatter32)(fi_unit *unit, const fi_share *share, const uint32_t *buckets, int64_t *order);
 } fi_shuffle_loops;
 
 extern const fi_shuffle_loops fi_shuffle_generic;
@@ -45,14 +45,14 @@ extern const fi_shuffle_loops fi_shuffle_avx2, fi_shuffle_avx512;
 void fi_shuffle_redraw(fi_unit *unit, const uint64_t *words, uint32_t bound, uint32_t count,
                        uint32_t *draws);
 
-/* The deal of fi_shuffle_by; `key` is the seed with n and stream mixed in. */
-int fi_shuffle_deal(const fi_shuffle_plan *plan, const fi_shuffle_loops *loops, int64_t *order,
+/* The scatter of fi_shuffle_by; `key` is the seed with n and stream mixed in. */
+int fi_shuffle_scatter(const fi_shuffle_plan *plan, const fi_shuffle_loops *loops, int64_t *order,
                     uint32_t n, const fi_seed *key, unsigned threads);
 
 enum {
     FI_UNIT_ORDER, /* a whole order */
-    FI_UNIT_SPLIT, /* of a block's positions into piles */
-    FI_UNIT_PILE,
+    FI_UNIT_SPLIT, /* of a block's positions into buckets */
+    FI_UNIT_BUCKET,
     FI_UNIT_BLOCK
 };
 

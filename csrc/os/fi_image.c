@@ -24,7 +24,7 @@ static uint32_t count_of(uint64_t state)
 
 static void change_settling(uint32_t change)
 {
-    uint64_t state = atomic_load_explicit(&settling, memory_order_relaxed);
+    uint64_t state = fi_load_relaxed(&settling);
     uint64_t pid = (uint32_t)getpid();
     /* Release: who reads zero in fi_image_settle finds the memory free. */
     while (!atomic_compare_exchange_weak_explicit(&settling, &state,
@@ -107,6 +107,6 @@ void fi_image_close(int fd, uint64_t bytes)
 void fi_image_settle(void)
 {
     const struct timespec moment = {.tv_nsec = 1000000};
-    while (count_of(atomic_load_explicit(&settling, memory_order_acquire)) > 0)
+    while (count_of(fi_load_acquire(&settling)) > 0)
         nanosleep(&moment, NULL);
 }

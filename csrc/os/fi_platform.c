@@ -28,7 +28,7 @@
 
 /* 0 to 2 are the standard streams, even where the program has closed them: what somebody prints
  * must not land in shared memory or ring a bell. Returns the descriptor to use, or -1 and errno. */
-static int beyond_streams(int fd)
+static int above_stdio(int fd)
 {
     if (fd < 0 || fd > 2)
         return fd;
@@ -44,13 +44,13 @@ static int open_named_and_unlink(int *fd)
     static atomic_uint serial;
     char name[64];
     for (int attempt = 0; attempt < 1000; attempt++) {
-        unsigned number = atomic_fetch_add_explicit(&serial, 1, memory_order_relaxed);
+        unsigned number = fi_add_relaxed(&serial, 1);
         snprintf(name, sizeof name, "/fastiter-%ld-%x-%llx", (long)getpid(), number,
                  (unsigned long long)fi_now_ns());
         *fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
         if (*fd >= 0) {
             shm_unlink(name);
-            *fd = beyond_streams(*fd);
+            *fd = above_stdio(*fd);
             return *fd >= 0 ? FI_OK : errno;
         }
         if (errno != EEXIST)
@@ -72,7 +72,7 @@ static int open_memfd(void)
     int fd = memfd_create("fastiter", MFD_CLOEXEC | MFD_NOEXEC_SEAL);
     if (fd < 0 && errno == EINVAL)
         fd = memfd_create("fastiter", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    return beyond_streams(fd);
+    return above_stdio(fd);
 }
 #endif
 
@@ -297,10 +297,10 @@ static uint64_t largest_cache(void)
 uint64_t fi_cache_bytes(void)
 {
     static _Atomic uint64_t known;
-    uint64_t bytes = atomic_load_explicit(&known, memory_order_relaxed); /* all find the same */
+    uint64_t bytes = fi_load_relaxed(&known); /* all find the same */
     if (bytes == 0) {
         bytes = largest_cache();
-        atomic_store_explicit(&known, bytes, memory_order_relaxed);
+        fi_store_relaxed(&known, bytes);
     }
     return bytes;
 }
@@ -362,10 +362,10 @@ void fi_bell_sleep(_Atomic uint32_t *bell, int pipe)
         read_one_byte(pipe);
 #ifdef FI_LINUX
     /* Not FUTEX_PRIVATE: the ringer is another process. Any return is a reason to look again. */
-    else if (atomic_load_explicit(bell, memory_order_relaxed) == 1)
+    else if (fi_load_relaxed(bell) == 1)
         (void)syscall(SYS_futex, bell, FUTEX_WAIT, 1, NULL, NULL, 0);
 #endif
-    atomic_store_explicit(bell, 0, memory_order_relaxed);
+    fi_store_relaxed(bell, 0);
 }
 
 void fi_bell_cancel(_Atomic uint32_t *bell, int pipe)
@@ -391,7 +391,7 @@ static void wake_sleeper(_Atomic uint32_t *bell, int pipe)
 bool fi_bell_ring(_Atomic uint32_t *bell, int pipe)
 {
     uint32_t asleep = 1;
-    if (atomic_load_explicit(bell, memory_order_relaxed) != 1 ||
+    if (fi_load_relaxed(bell) != 1 ||
         !atomic_compare_exchange_strong_explicit(bell, &asleep, 0, memory_order_acq_rel,
                                                  memory_order_relaxed))
         return false;
@@ -418,8 +418,8 @@ int fi_pipe_open(int ends[2])
 {
     if (pipe(ends) != 0)
         return errno;
-    ends[0] = beyond_streams(ends[0]);
-    ends[1] = beyond_streams(ends[1]);
+    ends[0] = above_stdio(ends[0]);
+    ends[1] = above_stdio(ends[1]);
     if (ends[0] < 0 || ends[1] < 0) {
         int rc = errno;
         for (int end = 0; end < 2; end++) {
@@ -439,7 +439,7 @@ int fi_pipe_open(int ends[2])
 int fi_event_open(int ends[2])
 {
 #ifdef FI_LINUX
-    ends[0] = ends[1] = beyond_streams(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    ends[0] = ends[1] = above_stdio(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (ends[0] >= 0)
         return FI_OK;
     if (!is_missing(errno))

@@ -2,32 +2,32 @@
 #include "os/fi_process.h"
 
 #include <pthread.h>
-#include <stdatomic.h>
-#include <stdbool.h>
 #include <unistd.h>
 
+#include "base/fi_base.h"
+
 static _Atomic int known; /* 0: not asked yet in this process */
-static bool forks_are_seen;
+static bool forks_are_noticed;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void forget(void)
 {
-    atomic_store_explicit(&known, 0, memory_order_relaxed);
+    fi_store_relaxed(&known, 0);
 }
 
-static void look_out(void)
+static void notice_forks(void)
 {
-    forks_are_seen = pthread_atfork(NULL, NULL, forget) == 0;
+    forks_are_noticed = pthread_atfork(NULL, NULL, forget) == 0;
 }
 
 int fi_process_id(void)
 {
-    int id = atomic_load_explicit(&known, memory_order_relaxed);
+    int id = fi_load_relaxed(&known);
     if (id != 0)
         return id;
-    pthread_once(&once, look_out);
+    pthread_once(&once, notice_forks);
     id = (int)getpid();
-    if (forks_are_seen)
-        atomic_store_explicit(&known, id, memory_order_relaxed);
+    if (forks_are_noticed)
+        fi_store_relaxed(&known, id);
     return id;
 }

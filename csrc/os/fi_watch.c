@@ -31,14 +31,14 @@ static void *watch_parent(void *argument)
     }
 }
 
-int fi_watch_parent(int parent_pidfd, int life_pipe)
+int fi_watch_parent(int parent_pidfd, int parent_death_pipe)
 {
     struct watch *watch = malloc(sizeof *watch);
     if (!watch)
         return ENOMEM;
     /* poll ignores a negative descriptor. */
     watch->entries[0] = (struct pollfd){.fd = parent_pidfd, .events = POLLIN};
-    watch->entries[1] = (struct pollfd){.fd = life_pipe, .events = POLLIN};
+    watch->entries[1] = (struct pollfd){.fd = parent_death_pipe, .events = POLLIN};
     int rc = fi_thread_start(watch_parent, watch);
     if (rc != FI_OK)
         free(watch);

@@ -7,7 +7,7 @@
 /* Starts a thread that ends this process at once when the parent is gone: it polls the parent's
  * pidfd (or -1) and the read end of a pipe whose write end only the parent holds. The thread
  * needs no interpreter, so it works while a native call holds Python's lock. */
-int fi_watch_parent(int parent_pidfd, int life_pipe);
+int fi_watch_parent(int parent_pidfd, int parent_death_pipe);
 
 /* Asks the kernel to kill this process when the *thread* that forked it ends; only right where
  * that thread is the parent's main one. `parent` closes the race with a parent already dead. */

@@ -21,7 +21,7 @@ static bool is_spread(const fi_call_cost *cost)
     return cost->weight * cost->rows - square > LEAST_SPREAD * square;
 }
 
-void fi_call_cost_note(fi_call_cost *cost, uint32_t rows, int64_t nanoseconds)
+void fi_call_cost_add(fi_call_cost *cost, uint32_t rows, int64_t nanoseconds)
 {
     double k = rows, time = nanoseconds > 0 ? (double)nanoseconds : 1;
     double expected = cost->call_ns + cost->row_ns * k;

@@ -18,7 +18,7 @@ typedef struct fi_call_cost {
 } fi_call_cost;
 
 /* Notes that a call has fetched so many rows, at least one, in so many nanoseconds. */
-void fi_call_cost_note(fi_call_cost *cost, uint32_t rows, int64_t nanoseconds);
+void fi_call_cost_add(fi_call_cost *cost, uint32_t rows, int64_t nanoseconds);
 
 /* How many of the `left` unclaimed rows of a batch of n the next call should fetch: 1 to left.
  * share: the rows to claim if calls had no fixed cost, at least 1.

@@ -14,12 +14,6 @@
 
 #include "os/fi_platform.h"
 
-/* Names of the protocol's orders. Each use says which step it pairs with (table in README.md). */
-#define load_acquire(place) atomic_load_explicit(place, memory_order_acquire)
-#define load_relaxed(place) atomic_load_explicit(place, memory_order_relaxed)
-#define store_release(place, value) atomic_store_explicit(place, value, memory_order_release)
-#define store_relaxed(place, value) atomic_store_explicit(place, value, memory_order_relaxed)
-
 #define NO_SLOT UINT32_MAX
 
 static _Atomic uint32_t *map_entry(const fi_ring *ring, uint32_t reader, uint32_t each, uint64_t q)
@@ -29,8 +23,7 @@ static _Atomic uint32_t *map_entry(const fi_ring *ring, uint32_t reader, uint32_
 
 /* ---- reader --------------------------------------------------------------------------------- */
 
-void fi_reader_init(fi_reader *reader, fi_ring *ring, uint32_t number, int bell_pipe,
-                    uint64_t most)
+void fi_reader_init(fi_reader *reader, fi_ring *ring, uint32_t number, int bell_pipe, uint64_t most)
 {
     *reader = (fi_reader){.ring = ring,
                           .number = number,
@@ -49,7 +42,7 @@ static uint32_t free_slot(const fi_reader *reader)
     uint64_t bytes = 0;
     for (uint32_t slot = first; slot < first + reader->each; slot++) {
         /* G2, pairs with the parent's store in hand_back: old bytes may be overwritten. */
-        uint32_t code = fi_word_code(load_acquire(&ring->slots[slot].state));
+        uint32_t code = fi_word_code(fi_load_acquire(&ring->slots[slot].state));
         if (code == FI_FILLING) {
             busy++;
             bytes += fi_slot_committed(ring, slot);
@@ -77,7 +70,7 @@ bool fi_reader_find_slot(fi_reader *reader)
 static bool take_credit(fi_reader *reader)
 {
     _Atomic uint64_t *credit = &reader->ring->board->credit;
-    uint64_t left = load_relaxed(credit), share;
+    uint64_t left = fi_load_relaxed(credit), share;
     do {
         if (left == 0)
             return false;
@@ -91,18 +84,18 @@ static bool take_credit(fi_reader *reader)
 static bool may_go_on(const fi_reader *reader)
 {
     fi_board *board = reader->ring->board;
-    if (load_relaxed(&board->stop))
+    if (fi_load_relaxed(&board->stop))
         return true;
-    return reader->has_slot ? load_relaxed(&board->credit) > 0 : free_slot(reader) != NO_SLOT;
+    return reader->has_slot ? fi_load_relaxed(&board->credit) > 0 : free_slot(reader) != NO_SLOT;
 }
 
 /* B1 to B4, as in the ring. */
 static void sleep_for_room(fi_reader *reader)
 {
     _Atomic uint32_t *bell = reader->ring->bells + reader->number;
-    store_relaxed(bell, 1);      /* B1 */
-    fi_fence(3);                 /* F3, pairs with F4: bell before the look at credit and slots */
-    if (may_go_on(reader))       /* B3 */
+    fi_store_relaxed(bell, 1); /* B1 */
+    fi_fence(3);               /* F3, pairs with F4: bell before the look at credit and slots */
+    if (may_go_on(reader))     /* B3 */
         fi_bell_cancel(bell, reader->bell_pipe);
     else
         fi_bell_sleep(bell, reader->bell_pipe); /* B4 */
@@ -111,7 +104,7 @@ static void sleep_for_room(fi_reader *reader)
 bool fi_reader_begin(fi_reader *reader)
 {
     for (;;) {
-        if (load_relaxed(&reader->ring->board->stop))
+        if (fi_load_relaxed(&reader->ring->board->stop))
             return false;
         /* The slot first: who waits for one must not hold credit that others could use. */
         if ((reader->has_slot || fi_reader_find_slot(reader)) &&
@@ -128,35 +121,33 @@ void fi_reader_open(fi_reader *reader, uint64_t heap, uint32_t schema)
     uint64_t q = ++reader->q;
     reader->rows = 0;
     reader->is_open = true;
-    store_relaxed(&s->state, fi_word(q, reader->number, FI_FILLING, 0));
-    store_relaxed(&s->heap, fi_heap_word(heap));
-    store_relaxed(&s->limit, ring->geometry.slot_bytes);
-    store_relaxed(&s->schema, schema);
+    fi_store_relaxed(&s->state, fi_word(q, reader->number, FI_FILLING, 0));
+    fi_store_relaxed(&s->heap, fi_heap_word(heap));
+    fi_store_relaxed(&s->limit, ring->geometry.slot_bytes);
+    fi_store_relaxed(&s->schema, schema);
     /* G1, pairs with find_block: whoever finds the slot, by a new map or by chance by an old one,
      * sees its words. */
-    store_release(&s->filled, fi_filled_word(q, 0, 0));
-    store_release(map_entry(ring, reader->number, reader->each, q), reader->slot);
+    fi_store_release(&s->filled, fi_filled_word(q, 0, 0));
+    fi_store_release(map_entry(ring, reader->number, reader->each, q), reader->slot);
 }
 
-static void ring_parent(const fi_ring *ring)
+static void wake_parent(const fi_ring *ring)
 {
     fi_fence(2); /* F2, pairs with F5: `filled` before the look at pwait */
-    if (load_relaxed(ring->pwait) != 0 &&
-        atomic_exchange_explicit(ring->pwait, 0, memory_order_relaxed) != 0)
-        fi_event_ring(ring->event);
+    fi_wake_parent(ring, FI_ANY);
 }
 
 void fi_reader_publish(fi_reader *reader, uint32_t code)
 {
     fi_ring *ring = reader->ring;
     fi_slot *s = ring->slots + reader->slot;
-    store_relaxed(fi_row_word(ring, reader->slot, reader->rows),
-                  fi_word(reader->q, reader->number, code, 0));
+    fi_store_relaxed(fi_row_word(ring, reader->slot, reader->rows),
+                     fi_word(reader->q, reader->number, code, 0));
     reader->rows++;
     reader->credit--;
     /* G3, pairs with fi_stream_ready: word, entry and bytes of the row, and of those before. */
-    store_release(&s->filled, fi_filled_word(reader->q, reader->rows, 0));
-    ring_parent(ring);
+    fi_store_release(&s->filled, fi_filled_word(reader->q, reader->rows, 0));
+    wake_parent(ring);
 }
 
 void fi_reader_close(fi_reader *reader, bool last)
@@ -164,13 +155,13 @@ void fi_reader_close(fi_reader *reader, bool last)
     fi_ring *ring = reader->ring;
     uint32_t flags = last ? FI_CLOSED | FI_LAST : FI_CLOSED;
     if (last) { /* what is left of the credit is the others'; the parent wakes them */
-        atomic_fetch_add_explicit(&ring->board->credit, reader->credit, memory_order_relaxed);
+        fi_add_relaxed(&ring->board->credit, reader->credit);
         reader->credit = 0;
     }
-    store_release(&ring->slots[reader->slot].filled, /* G3 */
-                  fi_filled_word(reader->q, reader->rows, flags));
+    fi_store_release(&ring->slots[reader->slot].filled, /* G3 */
+                     fi_filled_word(reader->q, reader->rows, flags));
     reader->has_slot = reader->is_open = false;
-    ring_parent(ring);
+    wake_parent(ring);
 }
 
 /* ---- parent --------------------------------------------------------------------------------- */
@@ -185,14 +176,14 @@ int fi_stream_init(fi_stream *stream, fi_ring *ring, uint64_t credit, uint64_t m
         return FI_E_RANGE;
     stream->source = calloc(g->workers, sizeof *stream->source);
     stream->phase = calloc(g->slots, sizeof *stream->phase);
-    stream->returned_next = calloc(g->slots, sizeof *stream->returned_next);
-    if (!stream->source || !stream->phase || !stream->returned_next) {
+    stream->returned.next = calloc(g->slots, sizeof *stream->returned.next);
+    if (!stream->source || !stream->phase || !stream->returned.next) {
         fi_stream_clear(stream);
         return ENOMEM;
     }
     for (uint32_t reader = 0; reader < g->workers; reader++)
         stream->source[reader].q = 1;
-    store_relaxed(&ring->board->credit, credit);
+    fi_store_relaxed(&ring->board->credit, credit);
     return FI_OK;
 }
 
@@ -200,10 +191,10 @@ void fi_stream_clear(fi_stream *stream)
 {
     free(stream->source);
     free(stream->phase);
-    free(stream->returned_next);
+    free(stream->returned.next);
     stream->source = NULL;
     stream->phase = NULL;
-    stream->returned_next = NULL;
+    stream->returned.next = NULL;
 }
 
 /* Finds the next block of the reader, if it has begun one. */
@@ -212,10 +203,10 @@ static bool find_block(fi_stream *stream, uint32_t reader)
     fi_ring *ring = stream->ring;
     fi_source *source = stream->source + reader;
     /* G1, pairs with fi_reader_open. */
-    uint32_t slot = load_acquire(map_entry(ring, reader, stream->each, source->q));
+    uint32_t slot = fi_load_acquire(map_entry(ring, reader, stream->each, source->q));
     if (slot / stream->each != reader || stream->phase[slot] != FI_AT_READER)
         return false; /* not yet, or a broken hint: then the stream ends with the reader's death */
-    uint64_t filled = load_acquire(&ring->slots[slot].filled);
+    uint64_t filled = fi_load_acquire(&ring->slots[slot].filled);
     if (filled >> 32 != (source->q & UINT32_MAX))
         return false;
     source->slot = slot;
@@ -231,11 +222,11 @@ int fi_stream_ready(fi_stream *stream, uint32_t reader, fi_part *part)
     if (source->ended || (!source->in_hand && !find_block(stream, reader)))
         return FI_E_BUSY;
     /* G3, pairs with fi_reader_publish and fi_reader_close. */
-    uint64_t filled = load_acquire(&stream->ring->slots[source->slot].filled);
+    uint64_t filled = fi_load_acquire(&stream->ring->slots[source->slot].filled);
     uint32_t rows = (uint32_t)(filled >> 8) & FI_MOST_BLOCK_ROWS, flags = filled & 0xff;
     if (filled >> 32 != (source->q & UINT32_MAX) || rows < source->taken ||
         rows > stream->ring->geometry.rows || flags > (FI_CLOSED | FI_LAST))
-        return FI_E_BROKEN;
+        return FI_E_CORRUPT;
     *part = (fi_part){source->q, source->slot, source->taken, rows - source->taken, flags};
     return FI_OK;
 }
@@ -243,7 +234,7 @@ int fi_stream_ready(fi_stream *stream, uint32_t reader, fi_part *part)
 uint32_t fi_stream_row_code(const fi_stream *stream, uint32_t reader, uint32_t row)
 {
     const fi_source *source = stream->source + reader;
-    uint64_t word = load_relaxed(fi_row_word(stream->ring, source->slot, row)); /* after G3 */
+    uint64_t word = fi_load_relaxed(fi_row_word(stream->ring, source->slot, row)); /* after G3 */
     uint32_t code = fi_word_code(word);
     return word == fi_word(source->q, reader, code, 0) ? code : 0;
 }
@@ -266,12 +257,12 @@ static void wake_all(const fi_stream *stream)
         wake_reader(stream, reader);
 }
 
-/* Tells the reader what has become of its slot: FI_VOID, it may write there again; FI_READY, it is
+/* Tells the reader what has become of its slot: FI_CANCELLED, it may write there again; FI_READY, it is
  * lent. */
 static void hand_back(const fi_stream *stream, uint32_t slot, uint32_t code)
 {
     /* G2, pairs with free_slot: all that this process has read of the slot. */
-    store_release(&stream->ring->slots[slot].state, fi_word(0, 0, code, 0));
+    fi_store_release(&stream->ring->slots[slot].state, fi_word(0, 0, code, 0));
     fi_fence(4); /* F4, pairs with F3: the slot before the look at the bell */
     wake_reader(stream, slot / stream->each);
 }
@@ -279,7 +270,7 @@ static void hand_back(const fi_stream *stream, uint32_t slot, uint32_t code)
 static void give_back(fi_stream *stream, uint32_t slot)
 {
     stream->phase[slot] = FI_AT_READER;
-    hand_back(stream, slot, FI_VOID);
+    hand_back(stream, slot, FI_CANCELLED);
 }
 
 bool fi_stream_lend(fi_stream *stream, uint32_t reader)
@@ -312,39 +303,22 @@ void fi_stream_leave(fi_stream *stream, uint32_t reader, uint32_t flags)
         wake_all(stream);
 }
 
-/* In an entry of the stack of released slots, beside the slot. */
-#define WITHDRAW (UINT32_C(1) << 31)
-
-static void push_returned(fi_stream *stream, uint32_t slot, uint32_t mark)
-{
-    uint32_t top = load_relaxed(&stream->returned);
-    do
-        stream->returned_next[slot] = top;
-    /* Release, pairs with the exchange in collect: the last accesses to the slot's bytes. */
-    while (!atomic_compare_exchange_weak_explicit(&stream->returned, &top, (slot + 1) | mark,
-                                                  memory_order_release, memory_order_relaxed));
-}
-
 void fi_stream_release(fi_stream *stream, uint32_t slot)
 {
-    push_returned(stream, slot, 0);
+    fi_returned_push(&stream->returned, slot, 0);
 }
 
 void fi_stream_withdraw(fi_stream *stream, uint32_t slot)
 {
-    push_returned(stream, slot, WITHDRAW);
+    fi_returned_push(&stream->returned, slot, FI_NOT_AGAIN);
 }
 
 void fi_stream_collect(fi_stream *stream)
 {
-    if (load_relaxed(&stream->returned) == 0)
-        return;
-    uint32_t top = atomic_exchange_explicit(&stream->returned, 0, memory_order_acquire);
-    while (top != 0) {
-        uint32_t slot = (top & ~WITHDRAW) - 1;
-        bool is_withdrawn = (top & WITHDRAW) != 0;
-        top = stream->returned_next[slot];
-        if (is_withdrawn) {
+    uint32_t stack = fi_returned_take(&stream->returned), slot;
+    bool not_again;
+    while (fi_returned_next(&stream->returned, &stack, &slot, &not_again)) {
+        if (not_again) {
             stream->phase[slot] = FI_WITHDRAWN; /* and away, for ever */
             continue;
         }
@@ -355,6 +329,6 @@ void fi_stream_collect(fi_stream *stream)
 
 void fi_stream_grant(fi_stream *stream, uint64_t samples)
 {
-    atomic_fetch_add_explicit(&stream->ring->board->credit, samples, memory_order_relaxed);
+    fi_add_relaxed(&stream->ring->board->credit, samples);
     wake_all(stream);
 }

@@ -12,6 +12,7 @@
 #define FI_STREAM_H
 
 #include "ring/fi_ring.h"
+#include "ring/fi_views.h"
 
 /* The word `filled` of a slot: {sequence:32 | rows:24 | flags:8}. */
 #define FI_MOST_BLOCK_ROWS ((1u << 24) - 1)
@@ -51,7 +52,7 @@ bool fi_reader_begin(fi_reader *reader);
 static inline bool fi_reader_is_ready(const fi_reader *reader)
 {
     return reader->is_open && reader->credit > 0 &&
-           !atomic_load_explicit(&reader->ring->board->stop, memory_order_relaxed);
+           !fi_load_relaxed(&reader->ring->board->stop);
 }
 
 /* Takes a slot without waiting, for the end of a stream without samples; false if none is free. */
@@ -88,8 +89,7 @@ typedef struct fi_stream {
     uint64_t most;         /* as fi_reader's, for what is lent */
     fi_source *source;     /* W */
     uint8_t *phase;        /* S, of enum fi_stream_phase */
-    uint32_t *returned_next;
-    _Atomic uint32_t returned; /* lock-free stack of released slots: slot + 1 and a mark, 0 = empty */
+    fi_returned returned;  /* slots that were lent and released */
     const int *bell_pipes;
 } fi_stream;
 
@@ -107,7 +107,7 @@ int fi_stream_init(fi_stream *stream, fi_ring *ring, uint64_t credit, uint64_t m
                    const int *bell_pipes);
 void fi_stream_clear(fi_stream *stream);
 
-/* FI_E_BUSY: no block of this reader is there, or it has ended; FI_E_BROKEN: a word holds what no
+/* FI_E_BUSY: no block of this reader is there, or it has ended; FI_E_CORRUPT: a word holds what no
  * reader writes. */
 int fi_stream_ready(fi_stream *stream, uint32_t reader, fi_part *part);
 /* Code of a published row of the block in hand; 0 if its word is none of that block's. */

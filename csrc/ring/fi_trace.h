@@ -2,7 +2,7 @@
  *
  * Each worker has a record of its own behind the payload of the segment, whose pages nobody
  * allocates before they are wanted. The last FI_TRACE_EVENTS events of each worker are kept. The
- * parent reads them when it has turned recording off. As cells do, events serve people alone.
+ * parent reads them when it has turned recording off. Like fi_worker_stat, events serve messages alone.
  */
 #ifndef FI_TRACE_H
 #define FI_TRACE_H
@@ -32,7 +32,7 @@ _Static_assert(sizeof(fi_trace) == FI_TRACE_BYTES, "the byte map says so");
 /* Worker. Asked for each range; the line it looks at is that of the board, which it reads anyway. */
 static inline bool fi_traces(const fi_ring *ring)
 {
-    return atomic_load_explicit(&ring->board->trace, memory_order_acquire) != 0;
+    return fi_load_acquire(&ring->board->trace) != 0;
 }
 void fi_trace_put(const fi_ring *ring, uint32_t worker, enum fi_event_kind kind,
                   const fi_event *event, uint32_t rows);

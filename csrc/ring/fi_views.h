@@ -1,5 +1,5 @@
-/* What has to be known of the views of slots on any thread, without a lock: how many there are of one
- * ring, and whether the program has forked while one was alive, so that the child may have it too.
+/* What any thread may change without a lock: how many views of slots are alive, whether the program
+ * has forked meanwhile, and which slots have come back.
  */
 #ifndef FI_VIEWS_H
 #define FI_VIEWS_H
@@ -27,16 +27,16 @@ static inline void fi_fork_ended(fi_forks *forks)
 {
     atomic_fetch_add(&forks->state, FI_FORK_STEP - 1);
 }
-/* In the child, where none is under way: threads that were about to fork are not there. */
+/* In the child no fork is under way: the threads that were about to fork are not there. */
 static inline void fi_forks_begin_anew(fi_forks *forks)
 {
     atomic_store(&forks->state, 0);
 }
 
-/* A view begins; what is returned is for its end. */
+/* A view begins; the result is for its end. */
 static inline uint64_t fi_view_begins(fi_views *views, const fi_forks *forks)
 {
-    atomic_fetch_add_explicit(&views->count, 1, memory_order_relaxed);
+    fi_add_relaxed(&views->count, 1);
     return atomic_load(&forks->state);
 }
 /* True if there was, or may have been, a fork since it began: the memory must not be used again.
@@ -49,7 +49,45 @@ static inline bool fi_view_ends(fi_views *views, const fi_forks *forks, uint64_t
 }
 static inline uint32_t fi_views_count(const fi_views *views)
 {
-    return atomic_load_explicit(&views->count, memory_order_relaxed);
+    return fi_load_relaxed(&views->count);
+}
+
+/* Slots whose last view has ended: a lock-free stack. Any thread pushes, the parent takes the whole
+ * of it, so a slot pushed again cannot be confused with its past. */
+typedef struct fi_returned {
+    _Atomic uint32_t top; /* slot + 1, and the mark; 0: empty */
+    uint32_t *next;       /* of each slot: what lies below it */
+} fi_returned;
+
+/* Beside a slot on the stack: a forked child may have views of it. */
+#define FI_NOT_AGAIN (UINT32_C(1) << 31)
+
+static inline void fi_returned_push(fi_returned *returned, uint32_t slot, uint32_t mark)
+{
+    uint32_t top = fi_load_relaxed(&returned->top);
+    do
+        returned->next[slot] = top;
+    /* Release, pairs with the exchange below: the last accesses to the slot's bytes, and the link. */
+    while (!atomic_compare_exchange_weak_explicit(&returned->top, &top, (slot + 1) | mark,
+                                                  memory_order_release, memory_order_relaxed));
+}
+/* The whole stack, which is then empty; walked by fi_returned_next. */
+static inline uint32_t fi_returned_take(fi_returned *returned)
+{
+    if (fi_load_relaxed(&returned->top) == 0)
+        return 0;
+    return atomic_exchange_explicit(&returned->top, 0, memory_order_acquire);
+}
+/* Takes the next slot of a stack that was taken; false at its end. */
+static inline bool fi_returned_next(const fi_returned *returned, uint32_t *stack, uint32_t *slot,
+                                    bool *not_again)
+{
+    if (*stack == 0)
+        return false;
+    *slot = (*stack & ~FI_NOT_AGAIN) - 1;
+    *not_again = (*stack & FI_NOT_AGAIN) != 0;
+    *stack = returned->next[*slot];
+    return true;
 }
 
 #endif

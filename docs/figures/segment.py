@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
-SOURCES = ["ring/fi_ring.c", "ring/fi_cell.c", "ring/fi_call_cost.c", "ring/fi_trace.c"]
+SOURCES = ["ring/fi_ring.c", "ring/fi_worker_stat.c", "ring/fi_trace.c"]
 SOURCES += ["batch/fi_copy.c", "os/fi_platform.c", "os/fi_process.c"]
 
 # The segment drawn: two workers, batches of 64, n_prefetch=1, without spares for forks.
@@ -29,20 +29,20 @@ AREAS = {
     "map": "slot of each sequence number",
     "pwait": "what the parent sleeps for",
     "bells": "1 while that worker sleeps",
-    "cells": "what each worker tells of itself",
+    "worker_stats": "what each worker reports of itself",
     "slots": "a header for each slot",
     "words": "the truth about each row",
     "indices": "dataset index of each row",
     "entries": "offset and length of packed rows",
     "schemas": "dtype and shape of the columns",
-    "notes": "why a worker could not start",
+    "start_errors": "why a worker could not start",
     "payload": "the batches: columns, then the heap",
 }
-STRUCTS = {"board": "fi_board", "slots": "fi_slot", "cells": "fi_cell"}
+STRUCTS = {"board": "fi_board", "slots": "fi_slot", "worker_stats": "fi_worker_stat"}
 TITLES = {
     "board": "board",
     "slots": "header of one slot: who takes rows, then who fills them",
-    "cells": "cell of one worker",
+    "worker_stats": "fi_worker_stat of one worker",
 }
 
 PROGRAM = """

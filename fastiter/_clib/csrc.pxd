@@ -10,7 +10,7 @@ cdef extern from "base/fi_base.h" nogil:
         FI_E_MEMORY
         FI_E_FULL
         FI_E_RANGE
-        FI_E_BROKEN
+        FI_E_CORRUPT
         FI_E_BUSY
         FI_PAGE
     uint64_t fi_align_up(uint64_t value, uint64_t alignment)
@@ -41,7 +41,6 @@ cdef extern from "os/fi_platform.h" nogil:
     int fi_shm_dont_fork(void *base, uint64_t bytes)
     int fi_shm_do_fork(void *base, uint64_t bytes)
     uint64_t fi_shm_limit(uint64_t parts)
-    int fi_shm_commit(int fd, uint64_t offset, uint64_t bytes, uint64_t *need, uint64_t *have)
     uint64_t fi_memory_available()
     bint fi_bells_need_pipes()
     int fi_pipe_open(int *ends)
@@ -55,7 +54,7 @@ cdef extern from "os/fi_platform.h" nogil:
 
 
 cdef extern from "os/fi_watch.h" nogil:
-    int fi_watch_parent(int parent_pidfd, int life_pipe)
+    int fi_watch_parent(int parent_pidfd, int parent_death_pipe)
     int fi_die_with_parent(int parent)
     int fi_exit_within(int64_t ns, int status)
 
@@ -66,8 +65,8 @@ cdef extern from "os/fi_image.h" nogil:
     void fi_image_close(int fd, uint64_t bytes)
 
 
-cdef extern from "ring/fi_cell.h" nogil:
-    ctypedef struct fi_cell:
+cdef extern from "ring/fi_worker_stat.h" nogil:
+    ctypedef struct fi_worker_stat:
         pass
     ctypedef struct fi_report:
         int64_t since
@@ -86,23 +85,23 @@ cdef extern from "ring/fi_cell.h" nogil:
         uint64_t delay_ns
         uint32_t ready
         uint32_t pid
-        uint32_t note_bytes
-    void fi_cell_fetch_begins(fi_cell *cell, int64_t index)
-    void fi_cell_fetch_ends(fi_cell *cell)
-    void fi_cell_count(fi_cell *cell, uint64_t rows, uint64_t bytes, uint64_t spills)
-    void fi_cell_busy(fi_cell *cell, int64_t nanoseconds)
-    void fi_cell_begins(fi_cell *cell, int64_t now_ns)
-    void fi_cell_finished(fi_cell *cell, int64_t nanoseconds)
-    void fi_cell_sampled(fi_cell *cell, int64_t fetch_ns, int64_t write_ns)
-    void fi_cell_let_in(fi_cell *cell, uint32_t start)
-    bint fi_cell_enter(fi_cell *cell, uint32_t start, uint32_t pid)
-    void fi_cell_loaded(fi_cell *cell, uint32_t start, uint32_t note_bytes)
-    void fi_cell_clear(fi_cell *cell)
-    void fi_cell_read(const fi_cell *cell, fi_report *report)
+        uint32_t start_error_bytes
+    void fi_worker_stat_fetch_begins(fi_worker_stat *stat, int64_t index)
+    void fi_worker_stat_fetch_ends(fi_worker_stat *stat)
+    void fi_worker_stat_count(fi_worker_stat *stat, uint64_t rows, uint64_t bytes, uint64_t spills)
+    void fi_worker_stat_busy(fi_worker_stat *stat, int64_t nanoseconds)
+    void fi_worker_stat_begins(fi_worker_stat *stat, int64_t now_ns)
+    void fi_worker_stat_finished(fi_worker_stat *stat, int64_t nanoseconds)
+    void fi_worker_stat_sampled(fi_worker_stat *stat, int64_t fetch_ns, int64_t write_ns)
+    void fi_worker_stat_allow_start(fi_worker_stat *stat, uint32_t start)
+    bint fi_worker_stat_wait_for_start(fi_worker_stat *stat, uint32_t start, uint32_t pid)
+    void fi_worker_stat_loaded(fi_worker_stat *stat, uint32_t start, uint32_t start_error_bytes)
+    void fi_worker_stat_clear(fi_worker_stat *stat)
+    void fi_worker_stat_read(const fi_worker_stat *stat, fi_report *report)
     ctypedef struct fi_cpu_meter:
         pass
     void fi_cpu_meter_start(fi_cpu_meter *meter)
-    void fi_cpu_meter_look(fi_cpu_meter *meter, fi_cell *cell, int64_t now_ns)
+    void fi_cpu_meter_look(fi_cpu_meter *meter, fi_worker_stat *stat, int64_t now_ns)
 
 
 cdef extern from "base/fi_checksum.h" nogil:
@@ -113,7 +112,7 @@ cdef extern from "base/fi_checksum.h" nogil:
 cdef extern from "ring/fi_call_cost.h" nogil:
     ctypedef struct fi_call_cost:
         pass
-    void fi_call_cost_note(fi_call_cost *cost, uint32_t rows, int64_t nanoseconds)
+    void fi_call_cost_add(fi_call_cost *cost, uint32_t rows, int64_t nanoseconds)
     uint32_t fi_call_cost_claim(const fi_call_cost *cost, uint32_t n, uint32_t left,
                                 uint32_t share, uint32_t even)
 
@@ -127,12 +126,8 @@ cdef extern from "ring/fi_ring.h" nogil:
         FI_CONVERTED_OBJECT
         FI_CONVERTER_ERROR
         FI_FINISH_POISON
-        FI_TURN_STOP
-        FI_TURN_ROWS
-        FI_TURN_FINISH
         FI_SCHEMA_BYTES
-        FI_NOTE_BYTES
-        FI_LOSS_FINISH
+        FI_START_ERROR_BYTES
     const uint64_t FI_ANY
     ctypedef struct fi_geometry:
         uint32_t slots
@@ -145,9 +140,9 @@ cdef extern from "ring/fi_ring.h" nogil:
         char *base
         int fd
         int event
-        fi_cell *cells
+        fi_worker_stat *worker_stats
         char *schemas
-        char *notes
+        char *start_errors
     int fi_ring_size(const fi_geometry *geometry, uint64_t *control, uint64_t *total)
     int fi_ring_attach(fi_ring *ring, const fi_geometry *geometry, void *base, int fd, int event)
     char *fi_slot_payload(const fi_ring *ring, uint32_t slot)
@@ -169,12 +164,16 @@ cdef extern from "ring/fi_ring.h" nogil:
     void fi_result_set(const fi_ring *ring, uint32_t slot, uint64_t offset, uint64_t bytes)
     void fi_result_get(const fi_ring *ring, uint32_t slot, uint64_t *offset, uint64_t *bytes)
     uint32_t fi_row_code(const fi_ring *ring, uint32_t slot, uint32_t row, uint64_t q)
-    void fi_board_set_spin(const fi_ring *ring, uint32_t pauses)
     int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t committed, uint64_t bytes,
                        uint64_t *need, uint64_t *have)
     int fi_heap_take(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *offset,
                      uint64_t *need, uint64_t *have)
 
+
+cdef extern from "ring/fi_ring_worker.h" nogil:
+    enum:
+        FI_TURN_ROWS
+        FI_TURN_FINISH
     ctypedef struct fi_worker:
         fi_ring *ring
         uint32_t number
@@ -195,13 +194,17 @@ cdef extern from "ring/fi_ring.h" nogil:
     void fi_worker_ready(const fi_worker *worker, const fi_turn *turn, uint32_t flags)
     bint fi_worker_outruns_cache(const fi_worker *worker, uint64_t batch_bytes)
 
-    ctypedef struct fi_private:
+
+cdef extern from "ring/fi_ring_parent.h" nogil:
+    enum:
+        FI_LOSS_FINISH
+    ctypedef struct fi_slot_record:
         uint64_t q
         uint32_t n
         uint32_t schema
     ctypedef struct fi_parent:
         fi_ring *ring
-        fi_private *slot
+        fi_slot_record *slot
         uint32_t *free_stack
         uint32_t free_count
         uint32_t spares
@@ -229,8 +232,8 @@ cdef extern from "ring/fi_ring.h" nogil:
     void fi_parent_collect(fi_parent *parent)
     int fi_parent_ready(const fi_parent *parent, uint32_t *slot, uint32_t *flags)
     uint32_t fi_parent_count_ready(const fi_parent *parent)
-    void fi_parent_doze(fi_parent *parent, uint64_t q)
-    void fi_parent_wake(fi_parent *parent)
+    void fi_parent_announce_sleep(fi_parent *parent, uint64_t q)
+    void fi_parent_cancel_sleep(fi_parent *parent)
     int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *irregular, uint32_t *row,
                         uint64_t *word)
     void fi_parent_take(fi_parent *parent, bint copied)
@@ -247,9 +250,9 @@ cdef extern from "ring/fi_ring.h" nogil:
     void fi_parent_offer_singly(fi_parent *parent)
     bint fi_parent_stalled(const fi_parent *parent)
     void fi_parent_give_up(fi_parent *parent)
-    void fi_parent_set_crew(fi_parent *parent, uint32_t count)
+    void fi_parent_set_worker_count(fi_parent *parent, uint32_t count)
+    void fi_parent_set_spin(fi_parent *parent, uint32_t pauses)
     void fi_parent_stop(fi_parent *parent)
-
 
 
 cdef extern from "ring/fi_trace.h" nogil:
@@ -277,7 +280,6 @@ cdef extern from "ring/fi_trace.h" nogil:
 cdef extern from "ring/fi_stream.h" nogil:
     enum:
         FI_CLOSED
-        FI_LAST
     ctypedef struct fi_reader:
         fi_ring *ring
         uint32_t number
@@ -375,10 +377,9 @@ cdef extern from "order/fi_shuffle.h" nogil:
         uint64_t words[2]
     ctypedef struct fi_shuffle_plan:
         int method
-        unsigned int pile_bits
+        unsigned int bucket_bits
         unsigned int block_bits
         bint cells32
-    fi_shuffle_plan fi_shuffle_plan_of(uint64_t n)
     int fi_shuffle_isa()
     unsigned int fi_shuffle_threads(uint64_t n)
     int fi_shuffle(int64_t *order, uint64_t n, const fi_seed *seed, uint64_t stream,

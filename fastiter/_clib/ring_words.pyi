@@ -1,6 +1,6 @@
 from typing_extensions import Buffer
 
-NOTE_BYTES: int
+START_ERROR_BYTES: int
 LOADING: int
 STARTING: int
 FINISHING: int

@@ -6,9 +6,9 @@ from libc.stdint cimport uint64_t
 
 from fastiter._clib.csrc cimport (
     FI_CONVERTED_FIELDS, FI_CONVERTED_OBJECT, FI_CONVERTER_ERROR, FI_ERROR, FI_FINISH_POISON,
-    FI_NOTE_BYTES, FI_POISON, fi_checksum)
+    FI_START_ERROR_BYTES, FI_POISON, fi_checksum)
 
-NOTE_BYTES = FI_NOTE_BYTES
+START_ERROR_BYTES = FI_START_ERROR_BYTES
 
 # In the place of the index in hand.
 LOADING = -1

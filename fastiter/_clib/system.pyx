@@ -4,7 +4,7 @@ from libc.errno cimport ENOMEM
 from libc.stdint cimport int64_t, uint64_t
 
 from fastiter._clib.csrc cimport (
-    FI_E_BROKEN, FI_E_FULL, FI_E_MEMORY, FI_E_RANGE, fi_coarse_ns, fi_die_with_parent,
+    FI_E_CORRUPT, FI_E_FULL, FI_E_MEMORY, FI_E_RANGE, fi_coarse_ns, fi_die_with_parent,
     fi_exit_within, fi_memory_available, fi_watch_parent)
 
 import os
@@ -25,7 +25,7 @@ cdef int refuse(int rc, str what, uint64_t need, uint64_t have) except -1:
         )
     if rc == FI_E_RANGE:
         raise ValueError(f"{what}: a number is out of range")
-    if rc == FI_E_BROKEN:
+    if rc == FI_E_CORRUPT:
         raise OverwrittenError(f"{what}: shared memory was overwritten")
     if rc < 0:
         raise RuntimeError(f"{what}: the ring answered {rc}")

@@ -31,7 +31,7 @@ def fast_permutation_by(
     threads: int,
     isa: int,
     method: int,
-    pile_bits: int,
+    bucket_bits: int,
     block_bits: int,
     cells32: bool,
 ) -> npt.NDArray[np.int64]: ...

@@ -223,7 +223,7 @@ def isa_levels():
     return list(range(fi_shuffle_isa() + 1))
 
 
-def fast_permutation_by(n, words, stream, threads, isa, method, pile_bits, block_bits, cells32):
+def fast_permutation_by(n, words, stream, threads, isa, method, bucket_bits, block_bits, cells32):
     """An order by a chosen instruction set and method, for tests and benchmarks."""
     cdef Py_ssize_t length = order_length(n)
     cdef cnp.ndarray order = empty_order(length)
@@ -235,7 +235,7 @@ def fast_permutation_by(n, words, stream, threads, isa, method, pile_bits, block
     cdef fi_seed seed = seed_of(words)
 
     plan.method, plan.cells32 = method, cells32
-    plan.pile_bits, plan.block_bits = pile_bits, block_bits
+    plan.bucket_bits, plan.block_bits = bucket_bits, block_bits
     with nogil:
         rc = fi_shuffle_by(&plan, level, data, length, &seed, number, count)
     if rc != FI_OK:

@@ -139,12 +139,12 @@ cdef class ParentRing:
             return None
         return slot, flags
 
-    def doze(self, bint any_event):
+    def announce_sleep(self, bint any_event):
         """Announces that the parent is about to sleep; look again before `wait`."""
-        fi_parent_doze(&self.parent, FI_ANY if any_event else self.parent.head)
+        fi_parent_announce_sleep(&self.parent, FI_ANY if any_event else self.parent.head)
 
-    def wake(self):
-        fi_parent_wake(&self.parent)
+    def cancel_sleep(self):
+        fi_parent_cancel_sleep(&self.parent)
         fi_event_drain(self.arena.event_ends[0])
 
     def wait(self, list descriptors, double seconds):
@@ -279,26 +279,26 @@ cdef class ParentRing:
         fi_parent_stop(&self.parent)
 
     def set_spin(self, uint32_t pauses):
-        fi_board_set_spin(&self.arena.ring, pauses)
+        fi_parent_set_spin(&self.parent, pauses)
 
     # ---- cells
 
     def allow_start(self, uint32_t worker, uint32_t start):
-        fi_cell_let_in(self.arena.ring.cells + worker, start)
+        fi_worker_stat_allow_start(self.arena.ring.worker_stats + worker, start)
 
-    def clear_cell(self, uint32_t worker):
-        fi_cell_clear(self.arena.ring.cells + worker)
+    def clear_stat(self, uint32_t worker):
+        fi_worker_stat_clear(self.arena.ring.worker_stats + worker)
 
     def report(self, uint32_t worker):
         """What the worker's cell says, as a dict of ints."""
         cdef fi_report report
-        fi_cell_read(self.arena.ring.cells + worker, &report)
+        fi_worker_stat_read(self.arena.ring.worker_stats + worker, &report)
         return report
 
-    def note(self, uint32_t worker):
+    def start_error(self, uint32_t worker):
         """The bytes that a worker left when it could not start."""
         cdef fi_report report
-        fi_cell_read(self.arena.ring.cells + worker, &report)
-        cdef uint32_t length = min(report.note_bytes, <uint32_t>FI_NOTE_BYTES)
+        fi_worker_stat_read(self.arena.ring.worker_stats + worker, &report)
+        cdef uint32_t length = min(report.start_error_bytes, <uint32_t>FI_START_ERROR_BYTES)
         return PyBytes_FromStringAndSize(
-            self.arena.ring.notes + <uint64_t>worker * FI_NOTE_BYTES, length)
+            self.arena.ring.start_errors + <uint64_t>worker * FI_START_ERROR_BYTES, length)

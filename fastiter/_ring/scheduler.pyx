@@ -54,7 +54,7 @@ cdef class BatchScheduler:
         return self._ring.is_own()
 
     def set_worker_count(self, uint32_t count):
-        fi_parent_set_crew(&self._ring.parent, count)
+        fi_parent_set_worker_count(&self._ring.parent, count)
 
     @property
     def count_ready(self):

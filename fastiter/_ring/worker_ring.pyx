@@ -27,24 +27,24 @@ cdef class WorkerRing:
         """
         cdef bint entered
         cdef uint32_t pid = fi_process_id()
-        cdef fi_cell *cell = self.worker.ring.cells + self.worker.number
+        cdef fi_worker_stat *stat = self.worker.ring.worker_stats + self.worker.number
         with nogil:
-            entered = fi_cell_enter(cell, start, pid)
+            entered = fi_worker_stat_wait_for_start(stat, start, pid)
         if entered:
-            fi_cell_fetch_begins(cell, STARTING)
+            fi_worker_stat_fetch_begins(stat, STARTING)
         return entered
 
     def load(self):
         """Tells the parent that code of the user runs from here on, until `loaded`."""
-        fi_cell_fetch_begins(self.worker.ring.cells + self.worker.number, LOADING)
+        fi_worker_stat_fetch_begins(self.worker.ring.worker_stats + self.worker.number, LOADING)
 
     def loaded(self, uint32_t start, bytes note=b""):
         """Tells the parent that work can begin, or leaves it the reason why not."""
-        cdef uint32_t length = min(<uint32_t>len(note), <uint32_t>FI_NOTE_BYTES)
-        memcpy(self.arena.ring.notes + <uint64_t>self.worker.number * FI_NOTE_BYTES,
+        cdef uint32_t length = min(<uint32_t>len(note), <uint32_t>FI_START_ERROR_BYTES)
+        memcpy(self.arena.ring.start_errors + <uint64_t>self.worker.number * FI_START_ERROR_BYTES,
                <char *>note, length)
-        fi_cell_fetch_ends(self.worker.ring.cells + self.worker.number)
-        fi_cell_loaded(self.worker.ring.cells + self.worker.number, start, length)
+        fi_worker_stat_fetch_ends(self.worker.ring.worker_stats + self.worker.number)
+        fi_worker_stat_loaded(self.worker.ring.worker_stats + self.worker.number, start, length)
 
     def leave(self):
         """Makes `next` answer "stop" once no slot is in hand."""
@@ -56,7 +56,7 @@ cdef class WorkerRing:
         cdef int rc
         rc = fi_heap_take(self.worker.ring, self.turn.slot, bytes, &offset, &need, &have)
         check(rc, "memory for an example", need, have)
-        fi_cell_count(self.worker.ring.cells + self.worker.number, 0, bytes, 0)
+        fi_worker_stat_count(self.worker.ring.worker_stats + self.worker.number, 0, bytes, 0)
         return offset
 
     cdef uint64_t seed(self, uint32_t row, uint32_t kind) noexcept:

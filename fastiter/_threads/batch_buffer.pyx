@@ -16,7 +16,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastiter._collate.buffers cimport empty_array
 from fastiter._clib.csrc cimport (
-    PyArray_Descr, fi_call_cost, fi_call_cost_claim, fi_call_cost_note, fi_copy, fi_outruns_cache)
+    PyArray_Descr, fi_call_cost, fi_call_cost_claim, fi_call_cost_add, fi_copy, fi_outruns_cache)
 from fastiter._clib.numpy_api cimport PyArray_Type, bytes_of, dims_of, is_contiguous, ndim_of
 from fastiter._ring.column_writer cimport ColumnWriter
 from fastiter._ring.row_reader cimport (
@@ -130,7 +130,7 @@ cdef class CallCost:
 
     def note(self, uint32_t rows, int64_t nanoseconds):
         with cython.critical_section(self):
-            fi_call_cost_note(&self.cost, rows, nanoseconds)
+            fi_call_cost_add(&self.cost, rows, nanoseconds)
 
     def claim(self, uint32_t n, uint32_t left, uint32_t share, uint32_t even):
         with cython.critical_section(self):

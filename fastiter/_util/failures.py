@@ -226,7 +226,7 @@ def dump_start_error(error: BaseException) -> bytes:
     """As `dump`, as bytes that fit into the place for a worker's start error."""
     dumped = dump(error)
     packed = pickle.dumps(dumped)
-    if len(packed) > ring_words.NOTE_BYTES - _SUM.size:
+    if len(packed) > ring_words.START_ERROR_BYTES - _SUM.size:
         _, summary, text, *rest = dumped
         packed = pickle.dumps((None, summary[:4000], text[-8000:], *rest))  # 4 bytes a character
     return _SUM.pack(ring_words.checksum(packed, 0, len(packed), 0)) + packed

@@ -275,7 +275,7 @@ class Pool(BatchScheduler):
             self._start_missing()
             woken: list[int] = []
             try:
-                ring.doze(any_event)
+                ring.announce_sleep(any_event)
                 if any_event:
                     ring.collect()
                 if done():
@@ -285,7 +285,7 @@ class Pool(BatchScheduler):
                 if not self.closed:  # by a signal handler that came before the wait
                     raise
             finally:
-                ring.wake()
+                ring.cancel_sleep()
             if any_event:
                 ring.collect()
             if done() or self.closed:
@@ -433,7 +433,7 @@ class Pool(BatchScheduler):
         self._fast_path_ok = False
         ring = self._ring
         report = ring.report(member.number)
-        note = ring.note(member.number) if report["ready"] == member.start else b""
+        note = ring.start_error(member.number) if report["ready"] == member.start else b""
         end = member.exit_reason()
         losses = ring.losses(member.number)
         suspects = [loss for loss in losses if loss[1] >= 0]

@@ -262,7 +262,7 @@ class WorkerGroup:
             job=self._job if self._image is None else self._image,
             seed=self._seed,
         )
-        self._ring.clear_cell(number)
+        self._ring.clear_stat(number)
         if not forks:
             _require_directory(self._method)
         _descriptors.require(_DESCRIPTORS_OF_A_START, self._life[0])

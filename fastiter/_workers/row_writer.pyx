@@ -121,21 +121,21 @@ cdef class RowWriter(ColumnWriter):
     def fill(self):
         """Fetches and writes the rows of the turn that nobody else owns."""
         cdef WorkerRing end = self.end
-        cdef fi_cell *cell = end.worker.ring.cells + end.worker.number
+        cdef fi_worker_stat *stat = end.worker.ring.worker_stats + end.worker.number
         cdef int64_t since = fi_now_ns(), now
         cdef uint32_t together = 0
-        fi_cell_begins(cell, since)
+        fi_worker_stat_begins(stat, since)
         self.traces = fi_traces(end.worker.ring)
         # By the schema of the turn before: a slot's own is read with its first row.
         self.uncached = fi_worker_outruns_cache(&end.worker, self.row_bytes * end.turn.n)
         if self.plain is not None and self.are_columns_fitting():
-            self.fill_columns(cell)
-            self.timed(cell, since, since, self.index_of(end.turn.first), end.turn.count, 1)
+            self.fill_columns(stat)
+            self.timed(stat, since, since, self.index_of(end.turn.first), end.turn.count, 1)
         elif self.getitems is not None:
-            together = self.fill_together(cell)
+            together = self.fill_together(stat)
         else:
             self.choose_timed_row()
-            self.fill_singly(cell, end.turn.first, end.turn.count, False)
+            self.fill_singly(stat, end.turn.first, end.turn.count, False)
         if self.traces:
             self.put_traced()
         now = fi_now_ns()
@@ -143,8 +143,8 @@ cdef class RowWriter(ColumnWriter):
             fi_worker_called(&end.worker, together, now - since)
         elif self.getitems is None:
             fi_worker_pace(&end.worker, end.turn.count, now - since)
-        fi_cell_busy(cell, now - since)
-        fi_cpu_meter_look(&self.cpu, cell, now)
+        fi_worker_stat_busy(stat, now - since)
+        fi_cpu_meter_look(&self.cpu, stat, now)
 
     cdef void choose_timed_row(self) noexcept:
         cdef fi_turn *turn = &self.end.turn
@@ -162,7 +162,7 @@ cdef class RowWriter(ColumnWriter):
         self.dice = self.dice * 1664525 + 1013904223
         self.timed_row = turn.first + (self.dice >> 8) % turn.count
 
-    cdef int fill_singly(self, fi_cell *cell, uint32_t row, uint32_t count, bint owned) except -1:
+    cdef int fill_singly(self, fi_worker_stat *stat, uint32_t row, uint32_t count, bint owned) except -1:
         """Owns, unless that is done, fetches and marks row after row: a death has one suspect."""
         cdef WorkerRing end = self.end
         cdef uint32_t stop = row + count, code
@@ -173,7 +173,7 @@ cdef class RowWriter(ColumnWriter):
                 while row < stop:
                     if owned or fi_row_own(&end.worker, &end.turn, row):
                         index = fi_row_index(end.worker.ring, end.turn.slot, row)[0]
-                        fi_cell_fetch_begins(cell, index)
+                        fi_worker_stat_fetch_begins(stat, index)
                         self.row = row
                         if row == self.timed_row or self.traces:
                             since = fi_now_ns()
@@ -181,26 +181,26 @@ cdef class RowWriter(ColumnWriter):
                             fetched = fi_now_ns()
                             code = self.store(row, example)
                             example = None
-                            self.timed(cell, since, fetched, index, 1, self.weight)
-                            self.mark(cell, row, code)
+                            self.timed(stat, since, fetched, index, 1, self.weight)
+                            self.mark(stat, row, code)
                         else:
                             code = self.store(
                                 row, PyObject_GetItem(self.dataset, PyLong_FromLongLong(index)))
-                            self.mark(cell, row, code)
+                            self.mark(stat, row, code)
                     row += 1
             except BaseException as error:
                 example = None
-                self.mark(cell, row, self.store_failure(row, error))
+                self.mark(stat, row, self.store_failure(row, error))
                 row += 1
         self.row = -1
         self.timed_row = NO_ROW
         return 0
 
-    cdef void timed(self, fi_cell *cell, int64_t since, int64_t fetched, int64_t index,
+    cdef void timed(self, fi_worker_stat *stat, int64_t since, int64_t fetched, int64_t index,
                     uint32_t rows, uint32_t weight) noexcept:
         """Rows were fetched from `since` to `fetched`, and written from then until now."""
         cdef int64_t wrote = fi_now_ns() - fetched
-        fi_cell_sampled(cell, weight * (fetched - since), weight * wrote)
+        fi_worker_stat_sampled(stat, weight * (fetched - since), weight * wrote)
         if not self.traces:
             return
         if self.traced_rows == 0:
@@ -229,13 +229,13 @@ cdef class RowWriter(ColumnWriter):
     cdef int64_t index_of(self, uint32_t row) noexcept:
         return fi_row_index(self.end.worker.ring, self.end.turn.slot, row)[0]
 
-    cdef void mark(self, fi_cell *cell, uint32_t row, uint32_t code) noexcept:
-        fi_cell_fetch_ends(cell)
-        self.count(cell, code)
+    cdef void mark(self, fi_worker_stat *stat, uint32_t row, uint32_t code) noexcept:
+        fi_worker_stat_fetch_ends(stat)
+        self.count(stat, code)
         fi_row_done(&self.end.worker, &self.end.turn, row, code)
 
-    cdef void count(self, fi_cell *cell, uint32_t code) noexcept:
-        fi_cell_count(cell, 1, self.row_bytes if code == FI_ROW_OK else 0, code == FI_SPILL)
+    cdef void count(self, fi_worker_stat *stat, uint32_t code) noexcept:
+        fi_worker_stat_count(stat, 1, self.row_bytes if code == FI_ROW_OK else 0, code == FI_SPILL)
 
     cdef bint are_columns_fitting(self) except -1:
         """Whether the slot's columns hold what the dataset's columns do."""
@@ -246,7 +246,7 @@ cdef class RowWriter(ColumnWriter):
         return self.schema is not None and self.plain.is_current and (
             <ColumnReader>self.plain.reader).fits(self.schema)
 
-    cdef int fill_columns(self, fi_cell *cell) except -1:
+    cdef int fill_columns(self, fi_worker_stat *stat) except -1:
         """A dataset of arrays: owns the rows first, gathers those it won, no example is made."""
         cdef WorkerRing end = self.end
         cdef uint32_t row = end.turn.first, first
@@ -256,28 +256,28 @@ cdef class RowWriter(ColumnWriter):
             while row < stop and fi_row_own(&end.worker, &end.turn, row):
                 row += 1
             if row > first:
-                self.gather_rows(cell, first, row - first)
+                self.gather_rows(stat, first, row - first)
             if row < stop:  # that one is somebody else's
                 row += 1
         return 0
 
-    cdef int gather_rows(self, fi_cell *cell, uint32_t first, uint32_t count) except -1:
+    cdef int gather_rows(self, fi_worker_stat *stat, uint32_t first, uint32_t count) except -1:
         cdef WorkerRing end = self.end
         cdef uint32_t row
         cdef bint done
-        fi_cell_fetch_begins(cell, fi_row_index(end.worker.ring, end.turn.slot, first)[0])
+        fi_worker_stat_fetch_begins(stat, fi_row_index(end.worker.ring, end.turn.slot, first)[0])
         done = (<ColumnReader>self.plain.reader).into_slot(
             self.schema, fi_slot_payload(end.worker.ring, end.turn.slot), first,
             fi_row_index(end.worker.ring, end.turn.slot, first), count, self.uncached)
-        fi_cell_fetch_ends(cell)
+        fi_worker_stat_fetch_ends(stat)
         if not done:  # an index is out of range: the dataset says so itself
-            return self.fill_singly(cell, first, count, True)
+            return self.fill_singly(stat, first, count, True)
         for row in range(first, first + count):
             fi_row_done(&end.worker, &end.turn, row, FI_ROW_OK)
-        fi_cell_count(cell, count, count * self.row_bytes, 0)
+        fi_worker_stat_count(stat, count, count * self.row_bytes, 0)
         return 0
 
-    cdef Py_ssize_t fill_together(self, fi_cell *cell) except -1:
+    cdef Py_ssize_t fill_together(self, fi_worker_stat *stat) except -1:
         """Many rows in one call: owns them first, fetches those it won, marks each. If the call fails,
         each row is fetched by itself, so that the error is that of the row that has it. Returns how
         many rows one call has fetched, 0 if it failed."""
@@ -291,7 +291,7 @@ cdef class RowWriter(ColumnWriter):
                 indices.append(fi_row_index(end.worker.ring, end.turn.slot, row)[0])
         if not rows:
             return 0
-        fi_cell_fetch_begins(cell, indices[0])
+        fi_worker_stat_fetch_begins(stat, indices[0])
         examples = failure = None
         self.rows = rows
         try:
@@ -306,7 +306,7 @@ cdef class RowWriter(ColumnWriter):
                 if failure is not None:
                     raise failure
                 if examples is None:
-                    fi_cell_fetch_begins(cell, indices[position])
+                    fi_worker_stat_fetch_begins(stat, indices[position])
                     self.rows = [row]
                     self.counter = None
                     code = self.store(row, self.getitems([indices[position]])[0])
@@ -314,10 +314,10 @@ cdef class RowWriter(ColumnWriter):
                     code = self.store(row, examples[position])
             except BaseException as error:
                 code = self.store_failure(row, error)
-            self.count(cell, code)
+            self.count(stat, code)
             fi_row_done(&end.worker, &end.turn, row, code)
-        fi_cell_fetch_ends(cell)
-        self.timed(cell, since, fetched, indices[0], <uint32_t>len(rows), 1)
+        fi_worker_stat_fetch_ends(stat)
+        self.timed(stat, since, fetched, indices[0], <uint32_t>len(rows), 1)
         self.rows = self.counter = None
         return 0 if examples is None else len(rows)
 
@@ -420,7 +420,7 @@ cdef class RowWriter(ColumnWriter):
     def finish(self, batch_converter):
         """Has the slot in hand finished, by a `BatchConverter` if there is one, and publishes it."""
         cdef WorkerRing end = self.end
-        cdef fi_cell *cell = end.worker.ring.cells + end.worker.number
+        cdef fi_worker_stat *stat = end.worker.ring.worker_stats + end.worker.number
         cdef fi_event event
         cdef int64_t since, took
         cdef uint32_t flags
@@ -428,12 +428,12 @@ cdef class RowWriter(ColumnWriter):
             fi_worker_ready(&end.worker, &end.turn, 0)
             return
         since = fi_now_ns()
-        fi_cell_begins(cell, since)
-        fi_cell_fetch_begins(cell, FINISHING)
+        fi_worker_stat_begins(stat, since)
+        fi_worker_stat_fetch_begins(stat, FINISHING)
         flags = batch_converter.finish(self)
-        fi_cell_fetch_ends(cell)
+        fi_worker_stat_fetch_ends(stat)
         took = fi_now_ns() - since
-        fi_cell_finished(cell, took)
+        fi_worker_stat_finished(stat, took)
         if fi_traces(end.worker.ring):
             event.began_ns, event.took_ns, event.batch = since, took, <uint32_t>end.turn.q
             event.index = 0

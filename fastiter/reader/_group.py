@@ -146,11 +146,11 @@ class ReaderGroup:
         ring = self._ring
         woken: list[int] = []
         try:
-            ring.doze(True)
+            ring.announce_sleep(True)
             if not ring.is_ready():
                 woken = ring.wait(self._group.descriptors(), _SLICE)
         finally:
-            ring.wake()
+            ring.cancel_sleep()
         # After a timeout too, as in `Pool`: without pidfds a pipe may be held open.
         if not woken or any(position >= 0 for position in woken):
             self._check_processes()
@@ -167,7 +167,7 @@ class ReaderGroup:
     def _note_death(self, process: WorkerProcess) -> None:
         """Note why a process died; all that it published is delivered before that is raised."""
         number, report = process.number, self._ring.report(process.number)
-        note = self._ring.note(number) if report["ready"] == process.start else b""
+        note = self._ring.start_error(number) if report["ready"] == process.start else b""
         failure = load_start_error(note, f"loading {self._label(number)}")
         reason = f"(pid {process.pid}) {process.exit_reason()}"
         self._group.dismiss(process)

@@ -10,9 +10,11 @@
 
 static void fall_asleep(_Atomic uint32_t *bell);
 
-/* fi_ring.c with a sleep that returns, for nobody could wake the only thread. */
+/* fi_ring_worker.c with a sleep that returns, for no other thread could wake this one. */
 #define fi_bell_sleep(bell, pipe) fall_asleep(bell)
-#include "../../csrc/ring/fi_ring.c"
+#include "../../csrc/ring/fi_ring_worker.c"
+
+#include "ring/fi_ring_parent.h"
 
 enum { SLOTS = 4, WORKERS = 3, ROWS = 64, SLOT_BYTES = 1 << 16, HEAP = 256, TURN_SLEEP = 99 };
 
@@ -29,9 +31,9 @@ static bool asleep;
 
 static void fall_asleep(_Atomic uint32_t *bell)
 {
-    CHECK_EQ(load_relaxed(bell), 1);
+    CHECK_EQ(fi_load_relaxed(bell), 1);
     asleep = true;
-    store_relaxed(&now->ring.board->stop, 1); /* makes the turn end */
+    fi_store_relaxed(&now->ring.board->stop, 1); /* makes the turn end */
 }
 
 static inline void set_up(fixture *f, uint32_t spares)
@@ -103,7 +105,7 @@ static inline int next_turn(fixture *f, uint32_t w, fi_turn *turn)
     int kind = fi_worker_next(f->workers + w, turn);
     if (asleep) {
         CHECK_EQ(kind, FI_TURN_STOP);
-        store_relaxed(&f->ring.board->stop, 0);
+        fi_store_relaxed(&f->ring.board->stop, 0);
         return TURN_SLEEP;
     }
     return kind;

@@ -186,7 +186,7 @@ static void dump(const stress *t)
         fprintf(stderr, "worker %u: %s, bell %u\n", w, t->alive[w] ? "alive" : "dead",
                 atomic_load(ring->bells + w));
     for (uint32_t s = 0; s < ring->geometry.slots; s++) {
-        const fi_private *record = parent->slot + s;
+        const fi_slot_record *record = parent->slot + s;
         fprintf(stderr, "slot %u: phase %d q %" PRIx64 " claim %" PRIx64 " state %" PRIx64 ":", s,
                 (int)record->phase, record->q, atomic_load(&ring->slots[s].claim),
                 atomic_load(&ring->slots[s].state));
@@ -208,7 +208,7 @@ static void wait_for_event(stress *t)
     int64_t limit = (int64_t)(t->corrupt ? 2 : 20000) * 1000000, before = fi_now_ns();
     int rc = fi_wait(descriptors, count, limit, ready);
     CHECK(rc == FI_OK || rc == EINTR);
-    fi_parent_wake(&t->parent);
+    fi_parent_cancel_sleep(&t->parent);
     fi_event_drain(t->event[0]);
     if (!t->corrupt || fi_now_ns() - before < limit)
         return;
@@ -239,12 +239,12 @@ static uint32_t wait_for_head(stress *t, uint32_t *flags)
         if (fi_parent_ready(parent, &slot, flags) == FI_OK)
             return slot;
         bool any = parent->head == parent->tail;
-        fi_parent_doze(parent, any ? FI_ANY : parent->head);
+        fi_parent_announce_sleep(parent, any ? FI_ANY : parent->head);
         if (any)
             fi_parent_collect(parent);
         if (fi_parent_ready(parent, &slot, flags) != FI_OK && !(any && parent->free_count > 0))
             wait_for_event(t);
-        fi_parent_wake(parent);
+        fi_parent_cancel_sleep(parent);
         recover_dead(t);
     }
 }

@@ -5,7 +5,8 @@
 #include <sched.h>
 
 #include "check.h"
-#include "ring/fi_ring.h"
+#include "ring/fi_ring_parent.h"
+#include "ring/fi_ring_worker.h"
 
 enum {
     MOST_WORKERS = 12,

@@ -16,7 +16,8 @@
 
 #include "check.h"
 #include "os/fi_platform.h"
-#include "ring/fi_ring.h"
+#include "ring/fi_ring_parent.h"
+#include "ring/fi_ring_worker.h"
 
 enum { SLOTS = 64, MOST_WORKERS = 2, ROWS = 2, STALL_S = 2, STALLED = 3 };
 
@@ -95,7 +96,7 @@ static void take(trial *t, uint32_t spins)
             spins--;
             continue;
         }
-        fi_parent_doze(parent, parent->head);
+        fi_parent_announce_sleep(parent, parent->head);
         uint8_t rung = 1;
         if (fi_parent_ready(parent, &slot, &flags) != FI_OK)
             CHECK_EQ(fi_wait(t->event, 1, STALL_S * INT64_C(1000000000), &rung), FI_OK);
@@ -104,7 +105,7 @@ static void take(trial *t, uint32_t spins)
             fflush(stdout);
             _exit(STALLED); /* the workers sleep for ever */
         }
-        fi_parent_wake(parent);
+        fi_parent_cancel_sleep(parent);
         fi_event_drain(t->event[0]);
     }
     fi_parent_take(parent, true);
@@ -156,7 +157,7 @@ static void try_for(int64_t nanoseconds, uint32_t workers, bool meet, void (*att
     CHECK_EQ(fi_event_open(t.event), FI_OK);
     CHECK_EQ(fi_ring_attach(&t.ring, &geometry, base, fd, t.event[1]), FI_OK);
     CHECK_EQ(fi_parent_init(&t.parent, &t.ring, 0, NULL), FI_OK);
-    fi_board_set_spin(&t.ring, attempt == try_sleeping_worker ? 16 : 0);
+    fi_parent_set_spin(&t.parent, attempt == try_sleeping_worker ? 16 : 0);
     for (uint32_t w = 0; w < workers; w++) {
         jobs[w] = (struct job){&t, w};
         CHECK_EQ(pthread_create(t.threads + w, NULL, work, jobs + w), 0);

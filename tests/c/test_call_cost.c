@@ -19,7 +19,7 @@ static uint32_t fetch_batch(calls *c, uint32_t n)
         uint32_t share = left / (2 * c->workers);
         rows = fi_call_cost_claim(&c->cost, n, left, share > 1 ? share : 1, n);
         CHECK(rows >= 1 && rows <= left);
-        fi_call_cost_note(&c->cost, rows, c->call_ns + rows * c->row_ns);
+        fi_call_cost_add(&c->cost, rows, c->call_ns + rows * c->row_ns);
     }
     return count;
 }
@@ -87,17 +87,17 @@ static void test_workers_without_a_batch_get_their_part(void)
 static void test_outliers_and_slow_starts(void)
 {
     calls c = {.call_ns = 2 * MS, .workers = 2};
-    fi_call_cost_note(&c.cost, 16, INT64_C(300) * MS); /* it has opened a connection */
+    fi_call_cost_add(&c.cost, 16, INT64_C(300) * MS); /* it has opened a connection */
     fetch(&c, 64, 4);
     for (int batch = 0; batch < 40; batch++) {
         uint32_t count = fetch_batch(&c, 64);
         CHECK(count <= 2);
         if (batch % 8 == 0)
-            fi_call_cost_note(&c.cost, 64, INT64_C(2000) * MS);
+            fi_call_cost_add(&c.cost, 64, INT64_C(2000) * MS);
     }
     calls images = {.row_ns = 10 * MS, .workers = 2};
     fetch(&images, 64, 4);
-    fi_call_cost_note(&images.cost, 1, INT64_C(2000) * MS);
+    fi_call_cost_add(&images.cost, 1, INT64_C(2000) * MS);
     fetch(&images, 64, 20);
     CHECK(fetch_batch(&images, 64) >= 6);
 }
@@ -127,7 +127,7 @@ static void test_any_numbers(void)
         uint32_t even = 1 + (uint32_t)((x >> 50) % n);
         uint32_t rows = fi_call_cost_claim(&cost, n, left, share, even);
         CHECK(rows >= 1 && rows <= left);
-        fi_call_cost_note(&cost, rows, times[(x >> 60) % 6]);
+        fi_call_cost_add(&cost, rows, times[(x >> 60) % 6]);
         CHECK(cost.call_ns >= 0 && cost.row_ns >= 0);
         if ((x >> 44) % 300 == 0)
             cost = (fi_call_cost){0};

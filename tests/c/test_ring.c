@@ -92,13 +92,13 @@ static void test_layout(void)
         {r->map, SLOTS * sizeof *r->map, FI_CACHE_LINE},
         {r->pwait, sizeof *r->pwait, FI_CACHE_LINE},
         {r->bells, WORKERS * sizeof *r->bells, FI_CACHE_LINE},
-        {r->cells, WORKERS * sizeof *r->cells, FI_CACHE_LINE},
+        {r->worker_stats, WORKERS * sizeof *r->worker_stats, FI_CACHE_LINE},
         {r->slots, SLOTS * sizeof *r->slots, FI_CACHE_LINE},
         {r->words, SLOTS * ROWS * sizeof *r->words, FI_CACHE_LINE},
         {r->indices, SLOTS * ROWS * sizeof *r->indices, FI_CACHE_LINE},
         {r->entries, SLOTS * ROWS * sizeof *r->entries, FI_CACHE_LINE},
         {r->schemas, (size_t)2 * FI_SCHEMA_BYTES, FI_PAGE},
-        {r->notes, (size_t)WORKERS * FI_NOTE_BYTES, FI_PAGE},
+        {r->start_errors, (size_t)WORKERS * FI_START_ERROR_BYTES, FI_PAGE},
         {r->payload, (size_t)SLOTS * SLOT_BYTES, FI_PAGE},
         {r->traces, (size_t)WORKERS * FI_TRACE_BYTES, FI_PAGE},
     };
@@ -407,7 +407,7 @@ static void test_parent_bell(void)
     set_up(&f, 0);
     uint64_t q = schedule(&f, 1);
     schedule(&f, 1);
-    fi_parent_doze(&f.parent, q + 1); /* waits for the second batch only */
+    fi_parent_announce_sleep(&f.parent, q + 1); /* waits for the second batch only */
     for (int batch = 0; batch < 2; batch++) {
         CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
         own_all(&f, 0, &turn, FI_ROW_OK);
@@ -424,11 +424,11 @@ static void test_parent_bell(void)
     work_all(&f, 0);
     CHECK(!parent_was_rung(&f));
     schedule(&f, 1);
-    fi_parent_doze(&f.parent, FI_ANY);
+    fi_parent_announce_sleep(&f.parent, FI_ANY);
     work_all(&f, 0);
     CHECK(parent_was_rung(&f));
-    fi_parent_doze(&f.parent, 12345);
-    fi_parent_wake(&f.parent);
+    fi_parent_announce_sleep(&f.parent, 12345);
+    fi_parent_cancel_sleep(&f.parent);
     CHECK_EQ(atomic_load(f.ring.pwait), 0);
     tear_down(&f);
 }
@@ -457,25 +457,25 @@ static void test_reset_states(void)
     CHECK(f.parent.head == f.parent.tail);
     CHECK(state_word(&f, finishing.slot) == fi_word(finishing.q, 0, FI_FINISHING, 0));
     CHECK(state_word(&f, slot_of(&f, ready)) == fi_ready_word(ready, 0));
-    CHECK(state_word(&f, owned.slot) == fi_word(owned.q, 0, FI_VOID, 0));
-    CHECK(state_word(&f, slot_of(&f, todo)) == fi_word(todo, 0, FI_VOID, 0));
+    CHECK(state_word(&f, owned.slot) == fi_word(owned.q, 0, FI_CANCELLED, 0));
+    CHECK(state_word(&f, slot_of(&f, todo)) == fi_word(todo, 0, FI_CANCELLED, 0));
     CHECK(row_word(&f, owned.slot, 0) == fi_word(owned.q, 1, FI_OWNED, 0));
-    CHECK(row_word(&f, owned.slot, 1) == fi_word(owned.q, 0, FI_VOID, 0));
+    CHECK(row_word(&f, owned.slot, 1) == fi_word(owned.q, 0, FI_CANCELLED, 0));
     CHECK(!fi_row_own(f.workers + 1, &owned, 1));
     for (uint32_t row = 0; row < 2; row++)
-        CHECK(row_word(&f, slot_of(&f, todo), row) == fi_word(todo, 0, FI_VOID, 0));
+        CHECK(row_word(&f, slot_of(&f, todo), row) == fi_word(todo, 0, FI_CANCELLED, 0));
 
-    fi_parent_collect(&f.parent); /* READY and VOID slots are free, the other two are in use */
+    fi_parent_collect(&f.parent); /* READY and CANCELLED slots are free, the other two are in use */
     CHECK_EQ(f.parent.draining, 2);
     CHECK_EQ(f.parent.slot[finishing.slot].phase, FI_DRAIN);
     CHECK_EQ(f.parent.slot[owned.slot].phase, FI_DRAIN);
-    fi_parent_doze(&f.parent, FI_ANY);
+    fi_parent_announce_sleep(&f.parent, FI_ANY);
     fi_row_done(f.workers + 1, &owned, 0, FI_ROW_OK);
     CHECK_EQ(next_turn(&f, 1, &owned), TURN_SLEEP);
     CHECK(parent_was_rung(&f)); /* W7 */
     fi_parent_collect(&f.parent);
     CHECK_EQ(f.parent.draining, 1);
-    fi_parent_doze(&f.parent, FI_ANY);
+    fi_parent_announce_sleep(&f.parent, FI_ANY);
     fi_worker_ready(f.workers, &finishing, 0);
     CHECK(parent_was_rung(&f));
     fi_parent_collect(&f.parent);
@@ -484,8 +484,8 @@ static void test_reset_states(void)
     tear_down(&f);
 }
 
-/* Workers beyond the crew's number leave between slots; the others share the rows among them. */
-static void test_crew(void)
+/* Workers beyond the count's number leave between slots; the others share the rows among them. */
+static void test_worker_count(void)
 {
     fixture f;
     fi_turn turn;
@@ -493,7 +493,7 @@ static void test_crew(void)
     schedule(&f, 40);
     CHECK_EQ(next_turn(&f, 2, &turn), FI_TURN_ROWS);
     CHECK_EQ(turn.count, 40 / (2 * WORKERS));
-    fi_parent_set_crew(&f.parent, 1);
+    fi_parent_set_worker_count(&f.parent, 1);
     CHECK_EQ(next_turn(&f, 2, &turn), FI_TURN_ROWS); /* not amid a slot */
     CHECK_EQ(turn.count, (40 - 6) / 2); /* half of what is left: it would be alone */
     CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
@@ -502,11 +502,11 @@ static void test_crew(void)
     CHECK_EQ(next_turn(&f, 2, &turn), FI_TURN_STOP);
     CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_STOP);
     CHECK_EQ(next_turn(&f, 0, &turn), TURN_SLEEP);
-    atomic_store(&f.ring.board->crew, 2); /* corrupt, and restored */
+    atomic_store(&f.ring.board->worker_count, 2); /* corrupt, and restored */
     fi_parent_restore_hints(&f.parent);
-    CHECK_EQ(atomic_load(&f.ring.board->crew), 1);
-    fi_parent_set_crew(&f.parent, WORKERS);
-    CHECK_EQ(atomic_load(&f.ring.board->crew), 0);
+    CHECK_EQ(atomic_load(&f.ring.board->worker_count), 1);
+    fi_parent_set_worker_count(&f.parent, WORKERS);
+    CHECK_EQ(atomic_load(&f.ring.board->worker_count), 0);
     CHECK_EQ(next_turn(&f, 2, &turn), FI_TURN_ROWS);
     tear_down(&f);
 }
@@ -550,6 +550,6 @@ int main(void)
     test_parent_bell();
     test_reset_states();
     test_late_worker();
-    test_crew();
+    test_worker_count();
     return 0;
 }

@@ -25,8 +25,8 @@ static void test_losses(void)
     CHECK(row_word(&f, turn.slot, 2) == fi_word(q, 0, FI_POISON, 0));
     fi_parent_reset(&f.parent);
     CHECK_EQ(recover(&f, 2, false), 2);
-    CHECK(row_word(&f, turn.slot, 3) == fi_word(q, 0, FI_VOID, 0));
-    CHECK(row_word(&f, turn.slot, 4) == fi_word(q, 0, FI_VOID, 0));
+    CHECK(row_word(&f, turn.slot, 3) == fi_word(q, 0, FI_CANCELLED, 0));
+    CHECK(row_word(&f, turn.slot, 4) == fi_word(q, 0, FI_CANCELLED, 0));
     fi_parent_collect(&f.parent);
     CHECK_EQ(f.parent.free_count, SLOTS);
     tear_down(&f);
@@ -48,7 +48,7 @@ static void test_lost_finish(void)
             fi_parent_reset(&f.parent);
         CHECK_EQ(recover(&f, 0, kind == 1), 1);
         if (kind == 2) {
-            CHECK(state_word(&f, turn.slot) == fi_word(q, 0, FI_VOID, 0));
+            CHECK(state_word(&f, turn.slot) == fi_word(q, 0, FI_CANCELLED, 0));
             fi_parent_collect(&f.parent);
             CHECK_EQ(f.parent.free_count, SLOTS);
         } else if (kind == 1) {
@@ -87,7 +87,7 @@ static void test_survivor_completes(void)
         if (last >= IN_FINISH)
             CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_FINISH);
         if (last >= AFTER_READY)
-            store_release(&f.ring.slots[turn.slot].state, fi_ready_word(turn.q, 0));
+            fi_store_release(&f.ring.slots[turn.slot].state, fi_ready_word(turn.q, 0));
         CHECK_EQ(recover(&f, 0, false), last == AFTER_OWN || last == IN_FINISH);
         CHECK_EQ(atomic_load(&f.ring.board->redo), redo + 1);
         CHECK_EQ(atomic_load(f.ring.bells + 1), 0); /* woken */
@@ -257,12 +257,12 @@ static void test_heap(void)
     CHECK_EQ(fi_heap_take(&f.ring, slot, SLOT_BYTES - 1024 + 1, &offset, &need, &have), FI_E_FULL);
     for (uint64_t bit = 1; bit; bit <<= 1) { /* any flipped bit is noticed */
         atomic_store(heap, right ^ bit);
-        CHECK_EQ(fi_heap_take(&f.ring, slot, 64, &offset, &need, &have), FI_E_BROKEN);
+        CHECK_EQ(fi_heap_take(&f.ring, slot, 64, &offset, &need, &have), FI_E_CORRUPT);
         CHECK_EQ(fi_slot_used(&f.ring, slot), 0);
     }
     for (int ones = 0; ones < 2; ones++) {
         atomic_store(heap, ones ? UINT64_MAX : 0);
-        CHECK_EQ(fi_heap_take(&f.ring, slot, 64, &offset, &need, &have), FI_E_BROKEN);
+        CHECK_EQ(fi_heap_take(&f.ring, slot, 64, &offset, &need, &have), FI_E_CORRUPT);
     }
     atomic_store(heap, fi_heap_word(UINT64_C(1) << 44)); /* a right word of another geometry */
     CHECK_EQ(fi_heap_take(&f.ring, slot, 64, &offset, &need, &have), FI_E_FULL);

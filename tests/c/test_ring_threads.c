@@ -9,10 +9,10 @@
 
 static void step(void);
 
-/* fi_ring.c with a death at its fences F1 to F3, and between the bell's word and the sleep. */
+/* fi_ring_worker.c with a death at its fences F1 to F3, and between the bell's word and the sleep. */
 #define fi_fence(number) (step(), (fi_fence)(number))
 #define fi_bell_sleep(bell, pipe) (step(), (fi_bell_sleep)(bell, pipe))
-#include "../../csrc/ring/fi_ring.c"
+#include "../../csrc/ring/fi_ring_worker.c"
 #undef load_acquire
 #undef load_relaxed
 #undef store_release

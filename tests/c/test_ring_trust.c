@@ -23,7 +23,7 @@ static void test_check(void)
         UINT64_MAX,
         fi_word(q, 0, FI_TODO, 0),
         fi_word(q, 0, FI_OWNED, 0),
-        fi_word(q, 0, FI_VOID, 0),
+        fi_word(q, 0, FI_CANCELLED, 0),
         fi_word(q, 0, FI_READY, 0),
         fi_word(q, 1, FI_ROW_OK, 0),
         fi_word(q, 0, FI_ROW_OK, 1),
@@ -33,14 +33,14 @@ static void test_check(void)
     };
     for (size_t i = 0; i < sizeof impossible / sizeof *impossible; i++) {
         atomic_store(second, impossible[i]);
-        CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_BROKEN);
+        CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_CORRUPT);
         CHECK(row == 1 && word == impossible[i]);
     }
     tear_down(&f);
 }
 
 /* A number of rows that was too small makes a slot READY while somebody still writes there. */
-static void test_broken_head_drains(void)
+static void test_corrupt_head_drains(void)
 {
     fixture f;
     fi_turn owned, turn;
@@ -56,13 +56,13 @@ static void test_broken_head_drains(void)
     CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_FINISH);
     fi_worker_ready(f.workers + 1, &turn, 0);
     CHECK_EQ(fi_parent_ready(&f.parent, &slot, &flags), FI_OK);
-    CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_BROKEN);
+    CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_CORRUPT);
     CHECK(row == 2 && word == fi_word(q, 0, FI_OWNED, 0));
     fi_parent_drop(&f.parent);
     CHECK_EQ(f.parent.head, q + 1);
     fi_parent_collect(&f.parent);
     CHECK_EQ(f.parent.slot[slot].phase, FI_DRAIN);
-    fi_parent_doze(&f.parent, FI_ANY);
+    fi_parent_announce_sleep(&f.parent, FI_ANY);
     fi_row_done(f.workers, &owned, 2, FI_ROW_OK);
     CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS); /* of the next batch */
     CHECK(turn.q == q + 1 && parent_was_rung(&f));
@@ -130,7 +130,7 @@ static void test_given_up(void)
         case 1: atomic_store(second, fi_word(q, 2, FI_OWNED, 0)); break; /* that worker sleeps */
         case 2: atomic_store(second, fi_word(q, WORKERS, FI_OWNED, 0)); break; /* there is none */
         case 3: atomic_store(second, fi_word(q - 1, 0, FI_ROW_OK, 0)); break;
-        case 4: atomic_store(second, fi_word(q, 0, FI_VOID, 0)); break;
+        case 4: atomic_store(second, fi_word(q, 0, FI_CANCELLED, 0)); break;
         case 5: atomic_store(state, fi_word(q, 1, FI_FINISHING, 0)); break;
         case 6: atomic_store(state, fi_word(q, 0, FI_READY, 1)); break; /* no such flags */
         case 7: atomic_store(&f.ring.slots[given_up].n, 5); break;
@@ -143,7 +143,7 @@ static void test_given_up(void)
         CHECK(!fi_parent_stalled(&f.parent));
         CHECK_EQ(fi_parent_ready(&f.parent, &slot, &flags), FI_OK);
         CHECK_EQ(slot, given_up);
-        CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_BROKEN);
+        CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_CORRUPT);
         fi_parent_drop(&f.parent);
         CHECK_EQ(f.parent.slot[slot].phase, FI_FREE);
         take_ready(&f, true);
@@ -213,7 +213,7 @@ static void test_corrupt_words_keep_their_slot(void)
 /* No flipped bit, nor two, turns a word of the protocol into another one. */
 static void test_codes(void)
 {
-    const uint32_t codes[] = {0,        FI_TODO,  FI_OWNED,  FI_VOID,    FI_ROW_OK,   FI_SPILL,
+    const uint32_t codes[] = {0,        FI_TODO,  FI_OWNED,  FI_CANCELLED,    FI_ROW_OK,   FI_SPILL,
                               FI_ERROR, FI_POISON, FI_FILLING, FI_FINISHING, FI_READY};
     for (size_t one = 0; one < sizeof codes / sizeof *codes; one++)
         for (size_t other = 0; other < one; other++) {
@@ -241,16 +241,16 @@ static void test_task_is_checked(void)
     for (uint32_t corrupt = 0; corrupt < 3; corrupt++) {
         int64_t right = *fi_row_index(&f.ring, slot, corrupt);
         *fi_row_index(&f.ring, slot, corrupt) = -7;
-        CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_BROKEN);
+        CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_CORRUPT);
         CHECK(row == corrupt && word == (uint64_t)-7);
         *fi_row_index(&f.ring, slot, corrupt) = right;
     }
     atomic_store(&f.ring.slots[slot].n, 2);
-    CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_BROKEN);
+    CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_CORRUPT);
     CHECK(word == (UINT64_C(1) << 32 | 2));
     atomic_store(&f.ring.slots[slot].n, 3);
     atomic_store(&f.ring.slots[slot].schema, 0);
-    CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_BROKEN);
+    CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_CORRUPT);
     tear_down(&f);
 }
 
@@ -277,7 +277,7 @@ static void test_origin_is_checked(void)
             else
                 *halves[corrupt - 3] ^= 8;
             CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word),
-                     times == 0 ? FI_E_BROKEN : FI_OK);
+                     times == 0 ? FI_E_CORRUPT : FI_OK);
         }
     }
     tear_down(&f);
@@ -362,7 +362,7 @@ static void test_corrupt_hints(void)
 int main(void)
 {
     test_check();
-    test_broken_head_drains();
+    test_corrupt_head_drains();
     test_stalled_by_a_hint();
     test_given_up();
     test_given_up_while_it_drains();

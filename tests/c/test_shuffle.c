@@ -72,16 +72,16 @@ static void naive_shuffle(const fi_seed *key, unsigned kind, uint32_t number, in
     }
 }
 
-/* Splits n positions among piles first .. first + size - 1, breadth first as the halves go. */
-static void naive_split(const fi_seed *key, uint32_t block, unsigned pile_bits, uint32_t n,
+/* Splits n positions among buckets first .. first + size - 1, breadth first as the halves go. */
+static void naive_split(const fi_seed *key, uint32_t block, unsigned bucket_bits, uint32_t n,
                         uint32_t *counts)
 {
     naive state = {.used = 0};
 
     fi_unit_init(&state.unit, key, FI_UNIT_SPLIT, block);
     counts[0] = n;
-    for (uint32_t size = (uint32_t)1 << pile_bits; size > 1; size /= 2) {
-        for (uint32_t first = 0; first < (uint32_t)1 << pile_bits; first += size) {
+    for (uint32_t size = (uint32_t)1 << bucket_bits; size > 1; size /= 2) {
+        for (uint32_t first = 0; first < (uint32_t)1 << bucket_bits; first += size) {
             uint32_t left = 0;
             for (uint32_t bit = 0; bit < counts[first]; bit += 64) {
                 const uint64_t low = next_half(&state);
@@ -96,39 +96,39 @@ static void naive_split(const fi_seed *key, uint32_t block, unsigned pile_bits, 
     }
 }
 
-static void naive_deal(const fi_seed *key, const fi_shuffle_plan *plan, int64_t *order, uint32_t n)
+static void naive_scatter(const fi_seed *key, const fi_shuffle_plan *plan, int64_t *order, uint32_t n)
 {
-    const uint32_t piles = (uint32_t)1 << plan->pile_bits;
+    const uint32_t buckets = (uint32_t)1 << plan->bucket_bits;
     const uint64_t size = (uint64_t)1 << plan->block_bits;
     const uint32_t blocks = (uint32_t)((n + size - 1) / size);
-    uint32_t *counts = malloc(((size_t)blocks * piles + 1) * sizeof *counts);
-    int64_t *values = malloc(((size_t)n + 1) * sizeof *values), **top = malloc(piles * sizeof *top);
+    uint32_t *counts = malloc(((size_t)blocks * buckets + 1) * sizeof *counts);
+    int64_t *values = malloc(((size_t)n + 1) * sizeof *values), **top = malloc(buckets * sizeof *top);
     uint32_t first = 0;
 
     CHECK(counts != NULL && values != NULL && top != NULL);
     for (uint32_t c = 0; c < blocks; c++) {
         const uint64_t rest = n - c * size;
-        naive_split(key, c, plan->pile_bits, (uint32_t)(rest < size ? rest : size),
-                    counts + (size_t)c * piles);
+        naive_split(key, c, plan->bucket_bits, (uint32_t)(rest < size ? rest : size),
+                    counts + (size_t)c * buckets);
     }
-    for (uint32_t b = 0; b < piles; b++) {
+    for (uint32_t b = 0; b < buckets; b++) {
         uint32_t sum = 0;
         for (uint32_t c = 0; c < blocks; c++) {
-            sum += counts[(size_t)c * piles + b];
+            sum += counts[(size_t)c * buckets + b];
         }
         for (uint32_t i = 0; i < sum; i++) {
             values[first + i] = first + i;
         }
         top[b] = values + first;
-        naive_shuffle(key, FI_UNIT_PILE, b, top[b], sum);
+        naive_shuffle(key, FI_UNIT_BUCKET, b, top[b], sum);
         first += sum;
     }
     CHECK_EQ(first, n);
     for (uint32_t c = 0; c < blocks; c++) {
         int64_t *const block = order + c * size;
         uint32_t taken = 0;
-        for (uint32_t b = 0; b < piles; b++) {
-            for (uint32_t i = 0; i < counts[(size_t)c * piles + b]; i++) {
+        for (uint32_t b = 0; b < buckets; b++) {
+            for (uint32_t i = 0; i < counts[(size_t)c * buckets + b]; i++) {
                 block[taken++] = *top[b]++;
             }
         }
@@ -152,8 +152,8 @@ static void naive_order(const fi_shuffle_plan *plan, int64_t *order, uint32_t n,
 {
     const fi_seed key = key_of(n, stream);
 
-    if (plan->method == FI_SHUFFLE_DEAL) {
-        naive_deal(&key, plan, order, n);
+    if (plan->method == FI_SHUFFLE_SCATTER) {
+        naive_scatter(&key, plan, order, n);
         return;
     }
     for (uint32_t i = 0; i < n; i++) {
@@ -179,7 +179,7 @@ static void check_plan(const fi_shuffle_plan *plan, uint32_t n, uint64_t stream,
     free(order);
 }
 
-static void test_cells(void)
+static void test_worker_stats(void)
 {
     const fi_shuffle_plan cells16 = {.method = FI_SHUFFLE_CELLS16};
     const fi_shuffle_plan cells32 = {.method = FI_SHUFFLE_CELLS32};
@@ -195,7 +195,7 @@ static void test_cells(void)
     check_plan(&cells32, 300000, 0, 1); /* some draws are rejected at this size */
 }
 
-static void test_deals(void)
+static void test_scatters(void)
 {
     static const uint32_t sizes[] = {0, 1, 2, 31, 32, 33, 100, 1000, 4097};
     static const unsigned shapes[][2] = {{0, 0}, {0, 5}, {1, 6}, {3, 5}, {6, 9}, {12, 16}};
@@ -203,14 +203,14 @@ static void test_deals(void)
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++) {
             for (int wide = 0; wide < 2; wide++) {
-                const fi_shuffle_plan plan = {FI_SHUFFLE_DEAL, shapes[k][0], shapes[k][1], wide};
+                const fi_shuffle_plan plan = {FI_SHUFFLE_SCATTER, shapes[k][0], shapes[k][1], wide};
                 check_plan(&plan, sizes[s], 7, 1);
                 check_plan(&plan, sizes[s], 7, 3);
             }
         }
     }
-    /* Piles of some 70,000, for which 16 bits do not suffice, though the plan does not say so. */
-    check_plan(&(fi_shuffle_plan){FI_SHUFFLE_DEAL, 1, 16, false}, 140000, 0, 2);
+    /* Buckets of some 70,000, for which 16 bits do not suffice, though the plan does not say so. */
+    check_plan(&(fi_shuffle_plan){FI_SHUFFLE_SCATTER, 1, 16, false}, 140000, 0, 2);
 }
 
 /* Orders of the plan that fi_shuffle itself makes, with more threads than parts too. */
@@ -237,14 +237,14 @@ static void test_own_plans(void)
 static void test_refusals(void)
 {
     const fi_shuffle_plan cells16 = {.method = FI_SHUFFLE_CELLS16};
-    const fi_shuffle_plan deal = {FI_SHUFFLE_DEAL, FI_PILE_BITS_MAX + 1, 10, false};
+    const fi_shuffle_plan scatter = {FI_SHUFFLE_SCATTER, FI_BUCKET_BITS_MAX + 1, 10, false};
     int64_t order[4];
 
     CHECK_EQ(fi_shuffle(order, (uint64_t)UINT32_MAX + 1, &SEED, 0, 1), FI_E_RANGE);
     CHECK_EQ(fi_shuffle(order, 4, &SEED, 0, 0), FI_E_RANGE);
     CHECK_EQ(fi_shuffle_by(&cells16, FI_ISA_COUNT, order, 4, &SEED, 0, 1), FI_E_RANGE);
     CHECK_EQ(fi_shuffle_by(&cells16, 0, order, 65537, &SEED, 0, 1), FI_E_RANGE);
-    CHECK_EQ(fi_shuffle_by(&deal, 0, order, 4, &SEED, 0, 1), FI_E_RANGE);
+    CHECK_EQ(fi_shuffle_by(&scatter, 0, order, 4, &SEED, 0, 1), FI_E_RANGE);
 }
 
 /* A bound at which every other word is rejected, against a draw at a time. */
@@ -301,8 +301,8 @@ static void test_seeds(void)
 
 int main(void)
 {
-    test_cells();
-    test_deals();
+    test_worker_stats();
+    test_scatters();
     test_own_plans();
     test_refusals();
     test_rejection();

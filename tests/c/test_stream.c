@@ -199,7 +199,7 @@ static void test_bytes_in_flight_are_bounded_beyond_two_blocks(void)
     channel_close(&c);
 }
 
-static void test_broken_words_are_noticed(void)
+static void test_corrupt_words_are_noticed(void)
 {
     channel c;
     fi_reader r;
@@ -215,7 +215,7 @@ static void test_broken_words_are_noticed(void)
                               fi_filled_word(1, BLOCK_ROWS + 1, 0), fi_filled_word(1, 2, 4)};
     for (uint32_t i = 0; i < 4; i++) {
         atomic_store(filled, wrong[i]);
-        CHECK_EQ(fi_stream_ready(&c.stream, 0, &part), FI_E_BROKEN);
+        CHECK_EQ(fi_stream_ready(&c.stream, 0, &part), FI_E_CORRUPT);
     }
     atomic_store(filled, fi_filled_word(1, 2, 0));
     CHECK_EQ(fi_stream_ready(&c.stream, 0, &part), FI_OK);
@@ -246,7 +246,7 @@ int main(void)
     test_credit_is_shared_and_bounds_what_is_in_flight();
     test_two_slots_are_never_lent();
     test_bytes_in_flight_are_bounded_beyond_two_blocks();
-    test_broken_words_are_noticed();
+    test_corrupt_words_are_noticed();
     test_wrong_geometries_are_refused();
     return 0;
 }

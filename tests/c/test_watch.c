@@ -11,7 +11,7 @@
 #include "os/fi_watch.h"
 #include "processes.h"
 
-enum watch_kind { BY_LIFE_PIPE, BY_CLOSED_PIPE, BY_PIDFD, BY_KERNEL };
+enum watch_kind { BY_DEATH_PIPE, BY_CLOSED_PIPE, BY_PIDFD, BY_KERNEL };
 
 static int open_pidfd(pid_t pid)
 {
@@ -104,7 +104,7 @@ static void ask_to_die_with_somebody_else(void)
 
 static void test_watch(void)
 {
-    check_watch(BY_LIFE_PIPE);
+    check_watch(BY_DEATH_PIPE);
     check_watch(BY_CLOSED_PIPE);
     int descriptor = open_pidfd(getpid());
     if (descriptor >= 0) { /* where the kernel has no pidfd, there is none to watch */

@@ -19,7 +19,7 @@ import numpy as np
 M64 = 2**64 - 1
 M32 = 2**32 - 1
 GOLDEN = 0x9E3779B97F4A7C15
-ORDER, SPLIT, PILE, BLOCK = range(4)
+ORDER, SPLIT, BUCKET, BLOCK = range(4)
 BLOCK_SIZE = 2**16
 FIRST = 8
 CASES = [
@@ -96,9 +96,9 @@ class Unit:
             j = self.draw(i + 1)
             values[i], values[j] = values[j], values[i]
 
-    def split(self, size: int, piles: int) -> list[int]:
+    def split(self, size: int, buckets: int) -> list[int]:
         counts = [size]
-        while len(counts) < piles:
+        while len(counts) < buckets:
             halves = []
             for count in counts:
                 left = 0
@@ -116,21 +116,21 @@ def order_of(seed: list[int], stream: int, n: int) -> list[int]:
         order = list(range(n))
         Unit(key, ORDER, 0).shuffle(order)
         return order
-    piles = 1
-    while n // piles > 49152:
-        piles *= 2
+    buckets = 1
+    while n // buckets > 49152:
+        buckets *= 2
     sizes = [min(BLOCK_SIZE, n - start) for start in range(0, n, BLOCK_SIZE)]
-    counts = [Unit(key, SPLIT, c).split(size, piles) for c, size in enumerate(sizes)]
+    counts = [Unit(key, SPLIT, c).split(size, buckets) for c, size in enumerate(sizes)]
     tops, start = [], 0
-    for b in range(piles):
+    for b in range(buckets):
         size = sum(row[b] for row in counts)
-        pile = list(range(start, start + size))
-        Unit(key, PILE, b).shuffle(pile)
-        tops.append(iter(pile))
+        bucket = list(range(start, start + size))
+        Unit(key, BUCKET, b).shuffle(bucket)
+        tops.append(iter(bucket))
         start += size
     order = []
     for c, row in enumerate(counts):
-        block = [next(tops[b]) for b in range(piles) for _ in range(row[b])]
+        block = [next(tops[b]) for b in range(buckets) for _ in range(row[b])]
         Unit(key, BLOCK, c).shuffle(block)
         order += block
     return order

@@ -14,7 +14,7 @@ from outside import OUR_FILES
 
 _PAGE = 4096
 _LINE = 64
-_SCHEMA_BYTES = _NOTE_BYTES = 64 << 10
+_SCHEMA_BYTES = _START_ERROR_BYTES = 64 << 10
 _HUGE = 2 << 20
 
 
@@ -34,13 +34,13 @@ def regions(geometry: tuple[int, int, int, int, int]) -> dict[str, Region]:
         ("map", slots, 4, _LINE),
         ("pwait", 1, 8, _LINE),
         ("bells", workers, 4, _LINE),
-        ("cells", workers, 128, _LINE),
+        ("worker_stats", workers, 128, _LINE),
         ("slots", slots, 128, _LINE),
         ("words", slots * rows, 8, _LINE),
         ("indices", slots * rows, 8, _LINE),
         ("entries", slots * rows, 16, _LINE),
         ("schemas", schemas, _SCHEMA_BYTES, _PAGE),
-        ("notes", workers, _NOTE_BYTES, _PAGE),
+        ("start_errors", workers, _START_ERROR_BYTES, _PAGE),
     ]
     found = {}
     end = 0
@@ -53,7 +53,7 @@ def regions(geometry: tuple[int, int, int, int, int]) -> dict[str, Region]:
 
 def payload_start(geometry: tuple[int, int, int, int, int]) -> int:
     """Where the first slot's payload begins."""
-    last = regions(geometry)["notes"]
+    last = regions(geometry)["start_errors"]
     return -(-(last.start + last.bytes) // _HUGE) * _HUGE
 
 

@@ -15,7 +15,7 @@ from fastiter import random
 from fastiter._order import permutation
 
 GOLDEN = Path(__file__).parents[1] / "data" / "shuffles.csv"
-CELLS16, CELLS32, DEAL = range(3)
+CELLS16, CELLS32, SCATTER = range(3)
 BEST = permutation.isa_levels()[-1]
 WORDS = permutation.seed_words(20261)
 
@@ -47,22 +47,22 @@ def test_cells_of_both_widths_and_all_instruction_sets_agree(method, isa):
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (1, 6), (3, 5), (6, 9), (12, 16)], ids=str)
-def test_deals_agree_for_all_instruction_sets_and_numbers_of_threads(shape):
+def test_scatters_agree_for_all_instruction_sets_and_numbers_of_threads(shape):
     for n in [0, 1, 2, 31, 32, 33, 100, 1000, 5000]:
-        order = made_by(n, DEAL, isa=0, shape=shape)
+        order = made_by(n, SCATTER, isa=0, shape=shape)
         assert np.array_equal(np.sort(order), np.arange(n))
         for isa, threads, cells32 in itertools.product(
             permutation.isa_levels(), (1, 3), (False, True)
         ):
-            other = made_by(n, DEAL, isa=isa, threads=threads, shape=shape, cells32=cells32)
+            other = made_by(n, SCATTER, isa=isa, threads=threads, shape=shape, cells32=cells32)
             assert np.array_equal(other, order), (n, isa, threads, cells32)
 
 
 @pytest.mark.parametrize("isa", permutation.isa_levels())
-def test_a_pile_that_16_bits_do_not_suffice_for(isa):
-    order = made_by(200_000, DEAL, isa=isa, shape=(1, 16))  # piles of about 100,000
+def test_a_bucket_that_16_bits_do_not_suffice_for(isa):
+    order = made_by(200_000, SCATTER, isa=isa, shape=(1, 16))  # buckets of about 100,000
     assert np.array_equal(np.sort(order), np.arange(200_000))
-    assert np.array_equal(order, made_by(200_000, DEAL, shape=(1, 16), cells32=True))
+    assert np.array_equal(order, made_by(200_000, SCATTER, shape=(1, 16), cells32=True))
 
 
 def test_threads_do_not_change_an_order():
@@ -173,10 +173,10 @@ def test_a_plan_that_cannot_be_is_an_error():
 METHODS = [
     pytest.param(CELLS16, (0, 0), id="cells16"),
     pytest.param(CELLS32, (0, 0), id="cells32"),
-    pytest.param(DEAL, (1, 1), id="deal-2-piles-blocks-of-2"),
-    pytest.param(DEAL, (2, 0), id="deal-4-piles-blocks-of-1"),
-    pytest.param(DEAL, (0, 2), id="deal-1-pile-blocks-of-4"),
-    pytest.param(DEAL, (3, 4), id="deal-8-piles-blocks-of-16"),
+    pytest.param(SCATTER, (1, 1), id="scatter-2-buckets-blocks-of-2"),
+    pytest.param(SCATTER, (2, 0), id="scatter-4-buckets-blocks-of-1"),
+    pytest.param(SCATTER, (0, 2), id="scatter-1-bucket-blocks-of-4"),
+    pytest.param(SCATTER, (3, 4), id="scatter-8-buckets-blocks-of-16"),
 ]
 
 
@@ -209,7 +209,7 @@ def test_each_value_is_equally_likely_in_each_position(method, shape):
     assert abs(z_of(counts, (n - 1) ** 2)) < 4
 
 
-@pytest.mark.parametrize(("method", "shape"), [*METHODS[:2], (DEAL, (1, 4))])
+@pytest.mark.parametrize(("method", "shape"), [*METHODS[:2], (SCATTER, (1, 4))])
 def test_each_pair_is_equally_likely_in_the_first_two_positions(method, shape):
     n = 40
     orders = orders_of(n, 12_000, method, shape)

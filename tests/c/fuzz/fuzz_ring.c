@@ -132,7 +132,7 @@ static void scribble(game *g, fuzz_input *in)
 static void lie(game *g, fuzz_input *in)
 {
     static const uint32_t codes[16] = {
-        0,        FI_TODO,   FI_OWNED,   FI_VOID,      FI_ROW_OK, FI_SPILL,
+        0,        FI_TODO,   FI_OWNED,   FI_CANCELLED,      FI_ROW_OK, FI_SPILL,
         FI_ERROR, FI_POISON, FI_FILLING, FI_FINISHING, FI_READY};
     uint32_t slot = fuzz_u8(in) % SLOTS, row = fuzz_u8(in) % ROWS, kind = fuzz_u8(in);
     uint64_t q = g->f.parent.slot[slot].q + fuzz_u8(in) % 3 - 1;

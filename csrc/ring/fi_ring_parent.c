@@ -1,15 +1,11 @@
-/* The parent's half of the ring: it alone schedules, takes, frees, resets and recovers. */
+/* The parent's half of the ring. */
+#include "ring/fi_ring_parent.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "os/fi_platform.h"
-#include "ring/fi_ring.h"
-
-#define load_acquire(place) atomic_load_explicit(place, memory_order_acquire)
-#define load_relaxed(place) atomic_load_explicit(place, memory_order_relaxed)
-#define store_release(place, value) atomic_store_explicit(place, value, memory_order_release)
-#define store_relaxed(place, value) atomic_store_explicit(place, value, memory_order_relaxed)
 
 static inline bool swap_relaxed(_Atomic uint64_t *place, uint64_t from, uint64_t to)
 {
@@ -17,10 +13,7 @@ static inline bool swap_relaxed(_Atomic uint64_t *place, uint64_t from, uint64_t
                                                    memory_order_relaxed);
 }
 
-/* In an entry of the stack of released leases, beside the slot. */
-#define RETIRE (UINT32_C(1) << 31)
-
-static inline bool scheduled(const fi_private *record)
+static inline bool scheduled(const fi_slot_record *record)
 {
     return record->phase == FI_FILL || record->phase == FI_DRAIN;
 }
@@ -36,16 +29,16 @@ int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int 
     if (spares >= slots)
         return FI_E_RANGE;
     /* Sequences begin at 1: in pwait, 0 says that the parent is awake. */
-    *parent = (fi_parent){
-        .ring = ring, .bell_pipes = bell_pipes, .spares = spares, .head = 1, .tail = 1};
+    *parent =
+        (fi_parent){.ring = ring, .bell_pipes = bell_pipes, .spares = spares, .head = 1, .tail = 1};
     parent->slot = calloc(slots, sizeof *parent->slot);
     parent->slot_of = calloc(slots, sizeof *parent->slot_of);
     parent->free_stack = calloc(slots, sizeof *parent->free_stack);
-    parent->returned_next = calloc(slots, sizeof *parent->returned_next);
+    parent->returned.next = calloc(slots, sizeof *parent->returned.next);
     parent->committed = calloc(slots, sizeof *parent->committed);
     parent->indices = calloc((size_t)slots * ring->geometry.rows, sizeof *parent->indices);
     parent->origins = calloc(slots, sizeof *parent->origins);
-    if (!parent->slot || !parent->slot_of || !parent->free_stack || !parent->returned_next ||
+    if (!parent->slot || !parent->slot_of || !parent->free_stack || !parent->returned.next ||
         !parent->committed || !parent->indices || !parent->origins) {
         fi_parent_clear(parent);
         return ENOMEM;
@@ -56,8 +49,8 @@ int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int 
         if (!spare)
             parent->free_stack[parent->free_count++] = slot;
     }
-    store_release(&ring->board->head, parent->head);
-    store_release(&ring->board->tail, parent->tail);
+    fi_store_release(&ring->board->head, parent->head);
+    fi_store_release(&ring->board->tail, parent->tail);
     return FI_OK;
 }
 
@@ -66,15 +59,49 @@ void fi_parent_clear(fi_parent *parent)
     free(parent->slot);
     free(parent->slot_of);
     free(parent->free_stack);
-    free(parent->returned_next);
+    free(parent->returned.next);
     free(parent->committed);
     free(parent->indices);
     free(parent->origins);
     parent->slot = NULL;
-    parent->slot_of = parent->free_stack = parent->returned_next = NULL;
+    parent->slot_of = parent->free_stack = parent->returned.next = NULL;
     parent->committed = NULL;
     parent->indices = NULL;
     parent->origins = NULL;
+}
+
+/* ---- pages ----------------------------------------------------------------------------------- */
+
+uint64_t fi_parent_committed(fi_parent *parent, uint32_t slot)
+{
+    uint64_t shared = fi_slot_committed(parent->ring, slot);
+    /* Workers commit pages for what they pack; only then, a system call now and then. */
+    if (shared > parent->committed[slot] && shared <= fi_shm_allocated(parent->ring->fd))
+        parent->committed[slot] = shared;
+    return parent->committed[slot];
+}
+
+int fi_parent_commit(fi_parent *parent, uint32_t slot, uint64_t bytes, uint64_t *need,
+                     uint64_t *have)
+{
+    uint64_t committed = fi_parent_committed(parent, slot);
+    int rc = fi_slot_commit(parent->ring, slot, committed, bytes, need, have);
+    if (rc == FI_OK)
+        parent->committed[slot] = fi_max_u64(committed, fi_align_up(bytes, FI_PAGE));
+    return rc;
+}
+
+void fi_parent_decommit(fi_parent *parent, uint32_t slot, uint64_t bytes)
+{
+    fi_ring *ring = parent->ring;
+    uint64_t committed = fi_parent_committed(parent, slot), keep = fi_align_up(bytes, FI_PAGE);
+    if (parent->slot[slot].phase != FI_FREE || keep >= committed)
+        return;
+    /* First the numbers: they must never count pages that are gone. Nobody else uses the slot. */
+    parent->committed[slot] = keep;
+    fi_store_relaxed(&ring->slots[slot].committed, keep);
+    fi_shm_decommit(ring->fd, (uint64_t)(fi_slot_payload(ring, slot) - ring->base) + keep,
+                    committed - keep);
 }
 
 /* ---- schedule ------------------------------------------------------------------------------ */
@@ -116,11 +143,11 @@ void fi_parent_origin(fi_parent *parent, uint32_t slot, const fi_origin *origin)
     own->position = fi_min_u64(origin->position, UINT32_MAX);
     own->epoch_size = fi_min_u64(origin->epoch_size, UINT32_MAX);
     /* S2: no worker owns a row of a free slot */
-    store_relaxed(&s->seed[0], own->seed[0]);
-    store_relaxed(&s->seed[1], own->seed[1]);
-    store_relaxed(&s->epoch, own->epoch);
-    store_relaxed(&s->position, (uint32_t)own->position);
-    store_relaxed(&s->epoch_size, (uint32_t)own->epoch_size);
+    fi_store_relaxed(&s->seed[0], own->seed[0]);
+    fi_store_relaxed(&s->seed[1], own->seed[1]);
+    fi_store_relaxed(&s->epoch, own->epoch);
+    fi_store_relaxed(&s->position, (uint32_t)own->position);
+    fi_store_relaxed(&s->epoch_size, (uint32_t)own->epoch_size);
 }
 
 int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices, uint32_t n,
@@ -133,25 +160,26 @@ int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices,
     if (take_free(parent, slot) != FI_OK)
         return FI_E_FULL;
     *q = parent->tail;
-    parent->slot[slot] = (fi_private){.q = *q, .n = n, .schema = schema, .phase = FI_FILL}; /* S1 */
+    parent->slot[slot] =
+        (fi_slot_record){.q = *q, .n = n, .schema = schema, .phase = FI_FILL}; /* S1 */
     parent->slot_of[*q % ring->geometry.slots] = slot;
     fi_slot *s = ring->slots + slot; /* S2 */
-    store_relaxed(&s->n, n);
-    store_relaxed(&s->schema, schema);
-    store_relaxed(&s->single, single);
-    store_relaxed(&s->heap, fi_heap_word(heap));
-    store_relaxed(&s->limit, limit);
-    store_relaxed(&s->result_offset, 0);
-    store_relaxed(&s->result_bytes, 0);
+    fi_store_relaxed(&s->n, n);
+    fi_store_relaxed(&s->schema, schema);
+    fi_store_relaxed(&s->single, single);
+    fi_store_relaxed(&s->heap, fi_heap_word(heap));
+    fi_store_relaxed(&s->limit, limit);
+    fi_store_relaxed(&s->result_offset, 0);
+    fi_store_relaxed(&s->result_bytes, 0);
     memcpy(own_indices(parent, slot), indices, n * sizeof *indices);
     memcpy(fi_row_index(ring, slot, 0), indices, n * sizeof *indices);
     for (uint32_t row = 0; row < n; row++) /* S3, pairs with W5 (A1) */
-        store_release(fi_row_word(ring, slot, row), fi_word(*q, 0, FI_TODO, 0));
-    store_release(&s->state, fi_word(*q, 0, FI_FILLING, 0));           /* S4 */
-    store_release(&s->claim, (*q & UINT32_MAX) << 32);                 /* S5, pairs with W4 */
-    store_relaxed(ring->map + *q % ring->geometry.slots, slot);        /* S6 */
+        fi_store_release(fi_row_word(ring, slot, row), fi_word(*q, 0, FI_TODO, 0));
+    fi_store_release(&s->state, fi_word(*q, 0, FI_FILLING, 0));    /* S4 */
+    fi_store_release(&s->claim, fi_claim_word(*q, 0));             /* S5, pairs with W4 */
+    fi_store_relaxed(ring->map + *q % ring->geometry.slots, slot); /* S6 */
     parent->tail = *q + 1;
-    store_release(&ring->board->tail, parent->tail); /* S7, pairs with W2: the map is readable */
+    fi_store_release(&ring->board->tail, parent->tail); /* S7, pairs with W2: the map is readable */
     parent->offered += n;
     return FI_OK;
 }
@@ -197,16 +225,13 @@ static void retire(fi_parent *parent, uint32_t slot)
 
 static void collect_returned(fi_parent *parent)
 {
-    /* Takes the whole stack at once, so a slot pushed again cannot be confused with its past. */
-    uint32_t next = atomic_exchange_explicit(&parent->returned, 0, memory_order_acquire);
-    while (next) {
-        uint32_t slot = (next & ~RETIRE) - 1;
-        bool is_retired = (next & RETIRE) != 0;
-        next = parent->returned_next[slot];
+    uint32_t stack = fi_returned_take(&parent->returned), slot;
+    bool not_again;
+    while (fi_returned_next(&parent->returned, &stack, &slot, &not_again)) {
         if (parent->slot[slot].phase != FI_LEASED)
-            continue; /* let go of before it was taken */
+            continue; /* released before it was taken */
         parent->leased--;
-        (is_retired ? retire : make_free)(parent, slot);
+        (not_again ? retire : make_free)(parent, slot);
     }
 }
 
@@ -215,21 +240,21 @@ static void collect_returned(fi_parent *parent)
 static bool is_settled_row(uint64_t word, uint64_t q)
 {
     uint32_t code = fi_word_code(word);
-    return (fi_code_done(code) || code == FI_VOID) && word == fi_word(q, 0, code, 0);
+    return (fi_code_done(code) || code == FI_CANCELLED) && word == fi_word(q, 0, code, 0);
 }
 
 static bool is_settled_state(uint64_t word, uint64_t q)
 {
-    return word == fi_word(q, 0, FI_VOID, 0) || word == fi_ready_word(q, fi_word_flags(word));
+    return word == fi_word(q, 0, FI_CANCELLED, 0) || word == fi_ready_word(q, fi_word_flags(word));
 }
 
-static bool drained(const fi_ring *ring, uint32_t slot, const fi_private *record)
+static bool drained(const fi_ring *ring, uint32_t slot, const fi_slot_record *record)
 {
-    if (!is_settled_state(load_acquire(&ring->slots[slot].state), record->q))
+    if (!is_settled_state(fi_load_acquire(&ring->slots[slot].state), record->q))
         return false;
     for (uint32_t row = 0; row < record->n; row++) {
         /* A5, pairs with W5 done */
-        if (!is_settled_row(load_acquire(fi_row_word(ring, slot, row)), record->q))
+        if (!is_settled_row(fi_load_acquire(fi_row_word(ring, slot, row)), record->q))
             return false;
     }
     return true;
@@ -238,8 +263,7 @@ static bool drained(const fi_ring *ring, uint32_t slot, const fi_private *record
 void fi_parent_collect(fi_parent *parent)
 {
     fi_ring *ring = parent->ring;
-    if (atomic_load_explicit(&parent->returned, memory_order_relaxed))
-        collect_returned(parent);
+    collect_returned(parent);
     for (uint32_t slot = 0; parent->draining > 0 && slot < ring->geometry.slots; slot++) {
         if (parent->slot[slot].phase == FI_DRAIN && drained(ring, slot, &parent->slot[slot])) {
             parent->draining--;
@@ -248,25 +272,14 @@ void fi_parent_collect(fi_parent *parent)
     }
 }
 
-static void push_returned(fi_parent *parent, uint32_t slot, uint32_t mark)
-{
-    /* The release makes the last reader's accesses happen before the next writer's (section
-     * "leases" of README.md); the slot's own link is written before it is reachable. */
-    uint32_t top = load_relaxed(&parent->returned);
-    do
-        parent->returned_next[slot] = top;
-    while (!atomic_compare_exchange_weak_explicit(&parent->returned, &top, (slot + 1) | mark,
-                                                  memory_order_release, memory_order_relaxed));
-}
-
 void fi_parent_release(fi_parent *parent, uint32_t slot)
 {
-    push_returned(parent, slot, 0);
+    fi_returned_push(&parent->returned, slot, 0);
 }
 
 void fi_parent_retire(fi_parent *parent, uint32_t slot)
 {
-    push_returned(parent, slot, RETIRE);
+    fi_returned_push(&parent->returned, slot, FI_NOT_AGAIN);
 }
 
 uint32_t fi_parent_usable(const fi_parent *parent)
@@ -285,7 +298,7 @@ static uint32_t head_slot(const fi_parent *parent)
 
 static bool is_ready(const fi_parent *parent, uint32_t slot, uint32_t *flags)
 {
-    uint64_t state = load_acquire(&parent->ring->slots[slot].state); /* A3, pairs with W6 */
+    uint64_t state = fi_load_acquire(&parent->ring->slots[slot].state); /* A3, pairs with W6 */
     *flags = fi_word_flags(state) & 15;
     return state == fi_ready_word(parent->slot[slot].q, *flags);
 }
@@ -303,76 +316,78 @@ uint32_t fi_parent_count_ready(const fi_parent *parent)
     uint32_t slots = parent->ring->geometry.slots;
     uint64_t q = parent->head;
     for (; q < parent->tail; q++) {
-        uint64_t state = load_relaxed(&parent->ring->slots[parent->slot_of[q % slots]].state);
+        uint64_t state = fi_load_relaxed(&parent->ring->slots[parent->slot_of[q % slots]].state);
         if (fi_word_q(state) != (uint32_t)q || fi_word_code(state) != FI_READY)
             break;
     }
     return (uint32_t)(q - parent->head);
 }
 
-void fi_parent_doze(fi_parent *parent, uint64_t q)
+void fi_parent_announce_sleep(fi_parent *parent, uint64_t q)
 {
-    store_relaxed(parent->ring->pwait, q);
+    fi_store_relaxed(parent->ring->pwait, q);
     fi_fence(5); /* F5 (D3, D4), pairs with F2 and F1: pwait before the look at the states */
 }
 
-void fi_parent_wake(fi_parent *parent)
+void fi_parent_cancel_sleep(fi_parent *parent)
 {
-    store_relaxed(parent->ring->pwait, 0);
+    fi_store_relaxed(parent->ring->pwait, 0);
 }
 
 static bool has_origin(const fi_slot *s, const fi_origin *own)
 {
-    return load_relaxed(&s->seed[0]) == own->seed[0] && load_relaxed(&s->seed[1]) == own->seed[1] &&
-           load_relaxed(&s->epoch) == own->epoch && load_relaxed(&s->position) == own->position &&
-           load_relaxed(&s->epoch_size) == own->epoch_size;
+    return fi_load_relaxed(&s->seed[0]) == own->seed[0] &&
+           fi_load_relaxed(&s->seed[1]) == own->seed[1] &&
+           fi_load_relaxed(&s->epoch) == own->epoch &&
+           fi_load_relaxed(&s->position) == own->position &&
+           fi_load_relaxed(&s->epoch_size) == own->epoch_size;
 }
 
 /* What a worker was told wrongly, it has done wrongly: another example, or columns elsewhere, or
  * random numbers of another. */
 static int check_task(const fi_parent *parent, uint32_t slot, uint32_t *row, uint64_t *word)
 {
-    const fi_private *record = parent->slot + slot;
+    const fi_slot_record *record = parent->slot + slot;
     const fi_slot *s = parent->ring->slots + slot;
     const int64_t *own = own_indices(parent, slot);
     const int64_t *shared = fi_row_index(parent->ring, slot, 0);
-    uint32_t n = load_relaxed(&s->n), schema = load_relaxed(&s->schema);
+    uint32_t n = fi_load_relaxed(&s->n), schema = fi_load_relaxed(&s->schema);
     *row = 0;
     *word = (uint64_t)schema << 32 | n;
     if (n != record->n || schema != record->schema)
-        return FI_E_BROKEN;
-    *word = load_relaxed(&s->epoch);
+        return FI_E_CORRUPT;
+    *word = fi_load_relaxed(&s->epoch);
     if (!has_origin(s, parent->origins + slot))
-        return FI_E_BROKEN;
+        return FI_E_CORRUPT;
     if (memcmp(own, shared, n * sizeof *own) == 0)
         return FI_OK;
     while (*row + 1 < n && own[*row] == shared[*row])
         ++*row;
     *word = (uint64_t)shared[*row];
-    return FI_E_BROKEN;
+    return FI_E_CORRUPT;
 }
 
-int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *odd, uint32_t *row,
+int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *irregular, uint32_t *row,
                     uint64_t *word)
 {
-    const fi_private *record = parent->slot + slot;
-    *odd = 0;
+    const fi_slot_record *record = parent->slot + slot;
+    *irregular = 0;
     for (uint32_t r = 0; r < record->n; r++) {
         /* Acquire, for the READY of a poisoned finish is the parent's own and publishes nothing. */
-        uint64_t found = load_acquire(fi_row_word(parent->ring, slot, r));
+        uint64_t found = fi_load_acquire(fi_row_word(parent->ring, slot, r));
         if (found == fi_word(record->q, 0, FI_ROW_OK, 0))
             continue;
         *row = r;
         *word = found;
         uint32_t code = fi_word_code(found);
         if (!fi_code_done(code) || found != fi_word(record->q, 0, code, 0))
-            return FI_E_BROKEN;
-        ++*odd;
+            return FI_E_CORRUPT;
+        ++*irregular;
     }
     if (record->corrupt) {
         *row = 0;
-        *word = load_relaxed(&parent->ring->slots[slot].state);
-        return FI_E_BROKEN;
+        *word = fi_load_relaxed(&parent->ring->slots[slot].state);
+        return FI_E_CORRUPT;
     }
     return check_task(parent, slot, row, word);
 }
@@ -381,7 +396,7 @@ void fi_parent_take(fi_parent *parent, bool copied)
 {
     uint32_t slot = head_slot(parent);
     parent->head++;
-    store_release(&parent->ring->board->head, parent->head); /* pairs with W2 */
+    fi_store_release(&parent->ring->board->head, parent->head); /* pairs with W2 */
     if (copied) {
         make_free(parent, slot);
     } else {
@@ -395,16 +410,16 @@ void fi_parent_take(fi_parent *parent, bool copied)
 /* X1 to X4 for one slot. */
 static void start_drain(fi_parent *parent, uint32_t slot)
 {
-    fi_private *record = parent->slot + slot;
+    fi_slot_record *record = parent->slot + slot;
     fi_slot *s = parent->ring->slots + slot;
     /* X1: even if all rows are done, for a finisher may stand between its scan and its swap. */
     swap_relaxed(&s->state, fi_word(record->q, 0, FI_FILLING, 0),
-                 fi_word(record->q, 0, FI_VOID, 0));
+                 fi_word(record->q, 0, FI_CANCELLED, 0));
     for (uint32_t row = 0; row < record->n; row++) /* X2 */
         swap_relaxed(fi_row_word(parent->ring, slot, row), fi_word(record->q, 0, FI_TODO, 0),
-                     fi_word(record->q, 0, FI_VOID, 0));
-    store_release(&s->claim, (record->q & UINT32_MAX) << 32 | record->n); /* X3 */
-    record->phase = FI_DRAIN;                                             /* X4 */
+                     fi_word(record->q, 0, FI_CANCELLED, 0));
+    fi_store_release(&s->claim, fi_claim_word(record->q, record->n)); /* X3 */
+    record->phase = FI_DRAIN;                                         /* X4 */
     parent->draining++;
 }
 
@@ -415,7 +430,7 @@ void fi_parent_reset(fi_parent *parent)
             start_drain(parent, slot);
     parent->head = parent->tail;
     parent->offered = 0;
-    store_release(&parent->ring->board->head, parent->head);
+    fi_store_release(&parent->ring->board->head, parent->head);
 }
 
 void fi_parent_drop(fi_parent *parent)
@@ -425,12 +440,12 @@ void fi_parent_drop(fi_parent *parent)
         make_free(parent, slot);
     } else {
         start_drain(parent, slot);
-        /* READY was not true: a worker that still writes a row must find VOID when it leaves (W7). */
-        store_release(&parent->ring->slots[slot].state,
-                      fi_word(parent->slot[slot].q, 0, FI_VOID, 0));
+        /* READY was not true: a worker that still writes a row must find CANCELLED when it leaves (W7). */
+        fi_store_release(&parent->ring->slots[slot].state,
+                         fi_word(parent->slot[slot].q, 0, FI_CANCELLED, 0));
     }
     parent->head++;
-    store_release(&parent->ring->board->head, parent->head);
+    fi_store_release(&parent->ring->board->head, parent->head);
 }
 
 /* ---- recovery -------------------------------------------------------------------------------- */
@@ -446,15 +461,15 @@ uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *los
     const fi_ring *ring = parent->ring;
     uint32_t found = 0;
     for (uint32_t slot = 0; slot < ring->geometry.slots; slot++) {
-        const fi_private *record = parent->slot + slot;
+        const fi_slot_record *record = parent->slot + slot;
         if (!scheduled(record))
             continue;
         for (uint32_t row = 0; row < record->n && found < most; row++) {
-            if (is_of(load_acquire(fi_row_word(ring, slot, row)), record->q, worker, FI_OWNED))
+            if (is_of(fi_load_acquire(fi_row_word(ring, slot, row)), record->q, worker, FI_OWNED))
                 losses[found++] = (fi_loss){slot, row, record->q};
         }
         if (found < most &&
-            is_of(load_acquire(&ring->slots[slot].state), record->q, worker, FI_FINISHING))
+            is_of(fi_load_acquire(&ring->slots[slot].state), record->q, worker, FI_FINISHING))
             losses[found++] = (fi_loss){slot, FI_LOSS_FINISH, record->q};
     }
     return found;
@@ -465,15 +480,15 @@ void fi_parent_return(fi_parent *parent, const fi_loss *loss, bool poison)
     fi_ring *ring = parent->ring;
     bool filling = parent->slot[loss->slot].phase == FI_FILL;
     if (loss->row == FI_LOSS_FINISH) {
-        uint64_t back = !filling ? fi_word(loss->q, 0, FI_VOID, 0)
+        uint64_t back = !filling ? fi_word(loss->q, 0, FI_CANCELLED, 0)
                         : poison ? fi_ready_word(loss->q, FI_FINISH_POISON)
                                  : fi_word(loss->q, 0, FI_FILLING, 0);
-        store_release(&ring->slots[loss->slot].state, back);
+        fi_store_release(&ring->slots[loss->slot].state, back);
         return;
     }
-    uint32_t code = !filling ? FI_VOID : poison ? FI_POISON : FI_TODO;
+    uint32_t code = !filling ? FI_CANCELLED : poison ? FI_POISON : FI_TODO;
     /* A1, pairs with W5: the next owner may overwrite what the dead one left. */
-    store_release(fi_row_word(ring, loss->slot, loss->row), fi_word(loss->q, 0, code, 0));
+    fi_store_release(fi_row_word(ring, loss->slot, loss->row), fi_word(loss->q, 0, code, 0));
 }
 
 /* R3 and R4: every hint back to the start, then tell the workers to sweep again from the head. */
@@ -481,23 +496,23 @@ static void rewind_hints(fi_parent *parent)
 {
     fi_ring *ring = parent->ring;
     for (uint32_t slot = 0; slot < ring->geometry.slots; slot++) {
-        const fi_private *record = parent->slot + slot;
+        const fi_slot_record *record = parent->slot + slot;
         if (record->phase != FI_FILL)
             continue;
-        store_release(&ring->slots[slot].claim, (record->q & UINT32_MAX) << 32); /* R3 */
-        store_relaxed(ring->map + record->q % ring->geometry.slots, slot);
+        fi_store_release(&ring->slots[slot].claim, fi_claim_word(record->q, 0)); /* R3 */
+        fi_store_relaxed(ring->map + record->q % ring->geometry.slots, slot);
     }
-    store_release(&ring->board->head, parent->head);
-    store_release(&ring->board->tail, parent->tail);
-    store_relaxed(&ring->board->stop, parent->stopping);
-    store_relaxed(&ring->board->crew, parent->crew);
+    fi_store_release(&ring->board->head, parent->head);
+    fi_store_release(&ring->board->tail, parent->tail);
+    fi_store_relaxed(&ring->board->stop, parent->stopping);
+    fi_store_relaxed(&ring->board->worker_count, parent->worker_count);
     atomic_fetch_add_explicit(&ring->board->redo, 1, memory_order_release); /* R4, pairs with W1 */
 }
 
 void fi_parent_rewind(fi_parent *parent, uint32_t worker, int bell_pipe)
 {
     rewind_hints(parent);
-    store_relaxed(parent->ring->bells + worker, 0); /* R5 */
+    fi_store_relaxed(parent->ring->bells + worker, 0); /* R5 */
     if (bell_pipe >= 0)
         fi_event_drain(bell_pipe);
 }
@@ -514,7 +529,7 @@ void fi_parent_offer_singly(fi_parent *parent)
 {
     for (uint32_t slot = 0; slot < parent->ring->geometry.slots; slot++)
         if (parent->slot[slot].phase == FI_FILL)
-            store_relaxed(&parent->ring->slots[slot].single, 1);
+            fi_store_relaxed(&parent->ring->slots[slot].single, 1);
 }
 
 bool fi_parent_stalled(const fi_parent *parent)
@@ -524,9 +539,9 @@ bool fi_parent_stalled(const fi_parent *parent)
     if (parent->head == parent->tail && parent->draining == 0)
         return false;
     /* Acquire, and the state after the bells: a READY was stored before its worker's bell (F2). */
-    uint32_t workers = parent->crew > 0 ? parent->crew : ring->geometry.workers;
+    uint32_t workers = parent->worker_count > 0 ? parent->worker_count : ring->geometry.workers;
     for (uint32_t w = 0; w < workers; w++)
-        if (load_acquire(ring->bells + w) != 1)
+        if (fi_load_acquire(ring->bells + w) != 1)
             return false;
     return fi_parent_ready(parent, &slot, &flags) != FI_OK;
 }
@@ -535,7 +550,7 @@ void fi_parent_give_up(fi_parent *parent)
 {
     uint32_t flags;
     for (uint32_t slot = 0; slot < parent->ring->geometry.slots; slot++) {
-        fi_private *record = parent->slot + slot;
+        fi_slot_record *record = parent->slot + slot;
         if (record->phase == FI_FILL) {
             record->corrupt = !is_ready(parent, slot, &flags);
         } else if (record->phase == FI_DRAIN) {
@@ -545,16 +560,21 @@ void fi_parent_give_up(fi_parent *parent)
     }
 }
 
-void fi_parent_set_crew(fi_parent *parent, uint32_t count)
+void fi_parent_set_spin(fi_parent *parent, uint32_t pauses)
 {
-    parent->crew = count < parent->ring->geometry.workers ? count : 0;
-    store_release(&parent->ring->board->crew, parent->crew);
+    fi_store_relaxed(&parent->ring->board->spin, pauses);
+}
+
+void fi_parent_set_worker_count(fi_parent *parent, uint32_t count)
+{
+    parent->worker_count = count < parent->ring->geometry.workers ? count : 0;
+    fi_store_release(&parent->ring->board->worker_count, parent->worker_count);
     fi_parent_ring_all(parent); /* F4 (D2): whoever sleeps looks at it */
 }
 
 void fi_parent_stop(fi_parent *parent)
 {
     parent->stopping = true;
-    store_release(&parent->ring->board->stop, 1);
+    fi_store_release(&parent->ring->board->stop, 1);
     fi_parent_ring_all(parent);
 }

@@ -1,0 +1,138 @@
+/* The parent's half of the ring: it alone schedules, takes, frees, resets and recovers.
+ *
+ * All functions but fi_parent_release and fi_parent_retire are called under one lock of the caller.
+ */
+#ifndef FI_RING_PARENT_H
+#define FI_RING_PARENT_H
+
+#include "ring/fi_ring.h"
+#include "ring/fi_views.h"
+
+enum fi_phase { FI_FREE, FI_FILL, FI_DRAIN, FI_LEASED, FI_SPARE, FI_RETIRED };
+
+/* The parent's own copy of what a slot holds. */
+typedef struct fi_slot_record {
+    uint64_t q;
+    uint32_t n;
+    uint32_t schema;
+    enum fi_phase phase;
+    bool corrupt; /* given up: its words can no longer become those of a complete batch */
+} fi_slot_record;
+
+typedef struct fi_parent {
+    fi_ring *ring;
+    fi_slot_record *slot;  /* S */
+    uint32_t *slot_of;     /* sequence modulo S -> slot: the parent never trusts the map */
+    uint32_t *free_stack;  /* last in, first out: the newest is still in cache */
+    uint64_t *committed;   /* S: bytes that certainly have pages */
+    int64_t *indices;      /* S x B: what the workers were told */
+    fi_origin *origins;    /* S: likewise */
+    const int *bell_pipes; /* write ends, or NULL for futexes */
+    fi_returned returned;  /* slots of leases that have ended */
+    uint32_t free_count;
+    uint32_t spares; /* slots never used yet, kept to replace retired ones */
+    uint64_t head, tail;
+    uint32_t offered; /* rows scheduled since the last publish */
+    uint32_t leased, draining, retired;
+    uint32_t worker_count; /* what the board should say */
+    bool stopping;
+} fi_parent;
+
+/* `spares` of the geometry's slots stay aside. Allocates; ENOMEM. */
+int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int *bell_pipes);
+void fi_parent_clear(fi_parent *parent);
+
+/* A free slot: of those with pages for `bytes` the one used last, or, if none has them, the one used
+ * last. FI_E_FULL if none is free. It stays free until it is scheduled. */
+int fi_parent_next_slot(fi_parent *parent, uint64_t bytes, uint32_t *slot);
+/* Sets the origin of the batch that the next schedule puts into this slot. */
+void fi_parent_origin(fi_parent *parent, uint32_t slot, const fi_origin *origin);
+/* S1 to S7, in a free slot; FI_E_FULL if it is not free. `heap` is where the slot's bump allocation
+ * starts, `limit` where it ends. `single` offers the rows one by one. */
+int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices, uint32_t n,
+                       uint32_t schema, uint64_t heap, uint64_t limit, bool single, uint64_t *q);
+/* S8: wakes sleeping workers for what was scheduled since the last call. */
+void fi_parent_publish(fi_parent *parent);
+void fi_parent_ring_all(fi_parent *parent);
+
+/* Bytes of the slot that have pages: never more than the file has of them, whatever the shared
+ * number says. */
+uint64_t fi_parent_committed(fi_parent *parent, uint32_t slot);
+/* Commits pages up to `bytes`. As fi_slot_commit. */
+int fi_parent_commit(fi_parent *parent, uint32_t slot, uint64_t bytes, uint64_t *need,
+                     uint64_t *have);
+/* Gives the pages of a free slot beyond `bytes` back to the system, where that can take them. */
+void fi_parent_decommit(fi_parent *parent, uint32_t slot, uint64_t bytes);
+
+/* Takes back slots whose leases have ended and slots that a reset has drained. */
+void fi_parent_collect(fi_parent *parent);
+
+/* T1: is the batch at the head READY? The slot's number and flags, or FI_E_BUSY. */
+int fi_parent_ready(const fi_parent *parent, uint32_t *slot, uint32_t *flags);
+/* How many batches from the head on are READY, for statistics. */
+uint32_t fi_parent_count_ready(const fi_parent *parent);
+/* T2: announces the sleep; the caller must look again (T3) before it sleeps. */
+void fi_parent_announce_sleep(fi_parent *parent, uint64_t q);
+void fi_parent_cancel_sleep(fi_parent *parent);
+/* T5: checks every row word of the ready head; `irregular` counts rows other than FI_ROW_OK.
+ * FI_E_CORRUPT if a word is impossible, the batch was given up, or the workers were told something
+ * else than the parent had said (n, schema, indices, origin): `row` and `word` say where and what.
+ * Takes nothing. */
+int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *irregular, uint32_t *row,
+                    uint64_t *word);
+/* The head leaves the ring: its slot is leased, or free again at once when `copied`. */
+void fi_parent_take(fi_parent *parent, bool copied);
+/* The head leaves the ring undelivered, because `check` found it corrupt. Its slot drains as after
+ * a reset, since a worker may still be writing there; it is free at once if it was given up. */
+void fi_parent_drop(fi_parent *parent);
+/* The last view of a leased slot has ended: called once for each take that was not copied. Any
+ * thread; takes no lock, calls nothing. */
+void fi_parent_release(fi_parent *parent, uint32_t slot);
+/* Called instead where the program has forked while there were views, so that the child may have
+ * some: the slot is never written again, and a spare takes its place. */
+void fi_parent_retire(fi_parent *parent, uint32_t slot);
+/* Slots that could be filled if the head were leased now. */
+uint32_t fi_parent_usable(const fi_parent *parent);
+
+/* X1 to X4: forgets all that is scheduled. Waits for nothing. */
+void fi_parent_reset(fi_parent *parent);
+
+/* What a dead worker owned. */
+typedef struct fi_loss {
+    uint32_t slot;
+    uint32_t row; /* FI_LOSS_FINISH: it was finishing the slot */
+    uint64_t q;
+} fi_loss;
+#define FI_LOSS_FINISH UINT32_MAX
+
+/* R2, first half: lists up to `most` losses of a worker whose death is known; returns how many. */
+uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *losses,
+                          uint32_t most);
+/* R2, second half: gives one lost row or finish back; `poison` gives it up instead. */
+void fi_parent_return(fi_parent *parent, const fi_loss *loss, bool poison);
+/* R3 to R5, for all slots and the dead worker's bell (`bell_pipe`: the non-blocking read end, or
+ * -1). Afterwards its number may be used again; R6 is fi_parent_ring_all. */
+void fi_parent_rewind(fi_parent *parent, uint32_t worker, int bell_pipe);
+/* From now on the rows of every scheduled slot are offered one by one. */
+void fi_parent_offer_singly(fi_parent *parent);
+
+/* R3, R4, R6 for the stall timer: restores every hint, and wakes all workers whatever their bells
+ * say. Harmless at any time. */
+void fi_parent_restore_hints(fi_parent *parent);
+/* True if no worker will ever make the head READY, or settle a slot that drains: every worker
+ * sleeps, and a worker that sleeps owns nothing. Only a corrupt word can cause it. A bell may itself
+ * be the corrupt word: the answer is sure only if fi_parent_restore_hints was called before, in time
+ * for all workers to fall asleep again. */
+bool fi_parent_stalled(const fi_parent *parent);
+/* For a ring that is stalled: gives up every scheduled batch that is not READY, and frees the slots
+ * that drain. fi_parent_ready then offers these batches, and fi_parent_check says FI_E_CORRUPT. */
+void fi_parent_give_up(fi_parent *parent);
+
+/* Pauses of a worker before it sleeps. */
+void fi_parent_set_spin(fi_parent *parent, uint32_t pauses);
+/* From now on so many workers are wanted: those of a higher number leave when they are through with
+ * their slot, as if told to stop. They may be started again after fi_parent_rewind. */
+void fi_parent_set_worker_count(fi_parent *parent, uint32_t count);
+void fi_parent_stop(fi_parent *parent);
+
+#endif

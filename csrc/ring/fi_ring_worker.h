@@ -1,0 +1,56 @@
+/* The worker's half of the ring: finds rows to fill, owns them, finishes slots.
+ *
+ * One fi_worker per worker process, used by one thread at a time.
+ */
+#ifndef FI_RING_WORKER_H
+#define FI_RING_WORKER_H
+
+#include "ring/fi_call_cost.h"
+#include "ring/fi_ring.h"
+
+typedef struct fi_worker {
+    fi_ring *ring;
+    uint32_t number;
+    int bell_pipe;     /* read end, or -1 for a futex */
+    uint32_t seen;     /* last value of board->redo acted upon */
+    uint32_t least;    /* rows that a range has at least, where so many are left */
+    int64_t row_ns;    /* what one row takes, no less than it lately took */
+    fi_call_cost call; /* if the dataset fetches several rows in one call */
+    bool in_slot;      /* between W3 and W8 */
+    bool leave;        /* set by the caller: exit at the next W1 */
+    uint32_t slot;     /* valid in a slot */
+    uint64_t current;  /* own position: sequence worked on, or the next one */
+} fi_worker;
+
+enum fi_turn_kind { FI_TURN_STOP, FI_TURN_ROWS, FI_TURN_FINISH };
+
+typedef struct fi_turn {
+    uint64_t q;
+    uint32_t slot;
+    uint32_t n;
+    uint32_t first; /* FI_TURN_ROWS: the range [first, first + count) */
+    uint32_t count;
+} fi_turn;
+
+void fi_worker_init(fi_worker *worker, fi_ring *ring, uint32_t number, int bell_pipe);
+
+/* Blocks until there is something to do and says what: leave, fill rows, or finish a slot whose
+ * rows are all done and whose FINISHING now belongs to this worker. */
+enum fi_turn_kind fi_worker_next(fi_worker *worker, fi_turn *turn);
+
+/* W5. True if this worker owns the row from here on; only then may it read the row's index. */
+bool fi_row_own(const fi_worker *worker, const fi_turn *turn, uint32_t row);
+void fi_row_done(const fi_worker *worker, const fi_turn *turn, uint32_t row, uint32_t code);
+/* Says how long the range of the last turn took, so that the next ones of cheap rows are not so
+ * short that taking them costs more than filling them. */
+void fi_worker_pace(fi_worker *worker, uint32_t rows, int64_t nanoseconds);
+/* Called instead where one call of the dataset fetched the rows of the range. */
+void fi_worker_called(fi_worker *worker, uint32_t rows, int64_t nanoseconds);
+/* W6, second half. Publishes the batch and rings the parent if it sleeps for it. */
+void fi_worker_ready(const fi_worker *worker, const fi_turn *turn, uint32_t flags);
+
+/* Whether batches of so many bytes, as many as are under way now, outrun the caches (fi_copy.h):
+ * their rows are then copied past them. */
+bool fi_worker_outruns_cache(const fi_worker *worker, uint64_t batch_bytes);
+
+#endif
