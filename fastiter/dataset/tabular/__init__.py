@@ -1,4 +1,4 @@
-"""Datasets of columns: made of arrays, lists and functions, and wrapped by classes of one's own."""
+"""Datasets of columns, made from arrays, lists and functions."""
 
 from __future__ import annotations
 

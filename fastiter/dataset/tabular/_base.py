@@ -1,4 +1,4 @@
-"""The interface of datasets of columns, and what follows from it."""
+"""The interface of datasets of columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TabularDataset"]
 
-#: What an example is: a tuple, a dict, or (None) the bare value of the only column.
+#: Kind of the examples: a tuple, a dict, or None for the bare value of the first column.
 Mode = type[tuple[Any, ...]] | type[dict[str, Any]] | None
 #: Rows: all of them, a slice, or a list of integers.
 Rows = builtins.slice | Sequence[int] | None
@@ -25,9 +25,8 @@ Rows = builtins.slice | Sequence[int] | None
 class TabularDataset(DatasetMixin):
     """A dataset whose examples all have the same fields, and which can be read by columns.
 
-    A subclass gives ``__len__``, `keys`, `mode` and `get_examples`. Iterators, and
-    `concat_examples`, fetch many rows in one call of `get_examples`, unless a subclass has its
-    own ``get_example`` or ``__getitem__``.
+    A subclass defines ``__len__``, `keys`, `mode` and `get_examples`. Iterators fetch many rows in
+    one call of `get_examples`, unless a subclass defines ``get_example`` or ``__getitem__``.
 
     Examples
     --------
@@ -38,8 +37,8 @@ class TabularDataset(DatasetMixin):
     (['d', 'b'], array([30, 10]))
     """
 
-    #: `get_example` follows from `get_examples` alone: what iterators ask of the class that
-    #: defines indexing before they call `get_examples` in its place.
+    #: Tells iterators that the `get_example` of this class calls `get_examples` only, so that they
+    #: may call `get_examples` instead.
     _examples_come_from_columns: ClassVar[bool] = True
 
     def __len__(self) -> int:
@@ -48,12 +47,12 @@ class TabularDataset(DatasetMixin):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The columns' names."""
+        """The names of the columns."""
         raise NotImplementedError
 
     @property
     def mode(self) -> Mode:
-        """What an example is: ``tuple``, ``dict``, or None for the value of the first column."""
+        """The kind of the examples: ``tuple``, ``dict``, or None for the first column's values."""
         raise NotImplementedError
 
     def get_examples(
@@ -64,9 +63,9 @@ class TabularDataset(DatasetMixin):
         Parameters
         ----------
         indices : list of int, slice or None
-            Which rows; None for all.
+            The rows; None for all.
         key_indices : tuple of int or None
-            Which columns, by their places in `keys`; None for all.
+            The columns, as positions in `keys`; None for all.
 
         Returns
         -------
@@ -79,9 +78,9 @@ class TabularDataset(DatasetMixin):
     def slice(self) -> Slicer:
         """Views of some rows and columns: ``dataset.slice[rows]``, ``dataset.slice[rows, keys]``.
 
-        ``rows`` is a slice, or a list or array of integers (negative ones count from the end) or
-        of as many bools as there are rows. ``keys`` is a tuple of names and numbers of columns, or
-        a single one, of which the view's examples are bare values (mode None).
+        ``rows`` is a slice, a list or array of integers (negative ones count from the end), or one
+        bool for each row. ``keys`` is a tuple of names and numbers of columns, or a single one: the
+        examples are bare values (mode None) then.
         """
         from fastiter.dataset.tabular._slice import Slicer
 
@@ -93,30 +92,15 @@ class TabularDataset(DatasetMixin):
         Returns
         -------
         tuple, dict, or list or array
-            The columns as they are, in a tuple or a dict as `mode` says, or the first one.
+            The columns, in a tuple or a dict according to `mode`, or the first column.
         """
-        columns = self.get_examples(None, None)
-        if self.mode is tuple:
-            return columns
-        if self.mode is dict:
-            return dict(zip(self.keys, columns, strict=False))
-        if self.mode is None:
-            return columns[0]
-        return None
+        return self._in_mode(self.get_examples(None, None))
 
     def convert(self, data: Any) -> Any:
-        """Make arrays of what `fetch` gave: a list becomes an array, an array stays as it is.
+        """Convert the lists in a result of `fetch` to arrays.
 
-        `with_converter` puts another function in this place. Datasets made by `concat` and `join`
-        convert as the first of theirs does. Iterators do not call it: they have ``converter=``.
-
-        Parameters
-        ----------
-        data : tuple, dict, or list or array
-
-        Returns
-        -------
-        tuple, dict or array
+        `with_converter` replaces this function. Datasets made by `concat` and `join` convert like
+        their first dataset. Iterators do not call it: they have ``converter=``.
         """
         if isinstance(data, tuple):
             return tuple(_as_array(column) for column in data)
@@ -125,36 +109,27 @@ class TabularDataset(DatasetMixin):
         return _as_array(data)
 
     def astuple(self) -> TabularDataset:
-        """Make a view whose examples are tuples."""
+        """Make a view with tuples as examples."""
         from fastiter.dataset.tabular._views import AsTuple
 
         return AsTuple(self)
 
     def asdict(self) -> TabularDataset:
-        """Make a view whose examples are dicts."""
+        """Make a view with dicts as examples."""
         from fastiter.dataset.tabular._views import AsDict
 
         return AsDict(self)
 
     def concat(self, *datasets: TabularDataset) -> TabularDataset:
-        """Put the rows of other datasets behind those of this one.
-
-        Raises
-        ------
-        ValueError
-            If not all have the same keys.
-        """
+        """Append the rows of other datasets; ValueError if not all have the same keys."""
         from fastiter.dataset.tabular._concat import Concat
 
         return Concat(self, *datasets)
 
     def join(self, *datasets: TabularDataset) -> TabularDataset:
-        """Put the columns of other datasets beside those of this one.
+        """Append the columns of other datasets.
 
-        Raises
-        ------
-        ValueError
-            If lengths differ, or two columns have one name.
+        Raises ValueError if lengths differ, or two columns have one name.
         """
         from fastiter.dataset.tabular._join import Join
 
@@ -163,15 +138,15 @@ class TabularDataset(DatasetMixin):
     def transform(
         self, keys: str | tuple[str, ...], transform: Callable[..., Any]
     ) -> TabularDataset:
-        """Make a view with ``transform`` applied to each example, when it is fetched.
+        """Make a view that applies ``transform`` to each example that is fetched.
 
         Parameters
         ----------
         keys : str or tuple of str
             The names of the new columns.
         transform : callable
-            Takes an example's fields, by name if the mode is dict, and gives a tuple, a dict or,
-            for a single column, a bare value: the view's `mode`.
+            Takes the fields of an example, by name if the mode is dict. Returns a tuple, a dict or,
+            for a single column, a bare value: this is the `mode` of the view.
         """
         from fastiter.dataset.tabular._transform import Transform
 
@@ -180,40 +155,41 @@ class TabularDataset(DatasetMixin):
     def transform_batch(
         self, keys: str | tuple[str, ...], transform_batch: Callable[..., Any]
     ) -> TabularDataset:
-        """Make a view with ``transform_batch`` applied to columns, when they are fetched.
+        """Make a view that applies ``transform_batch`` to the columns that are fetched.
 
         Parameters
         ----------
         keys : str or tuple of str
             The names of the new columns.
         transform_batch : callable
-            Takes columns of any number of rows, by name if the mode is dict, and gives columns of
-            as many rows: a tuple, a dict or, for a single column, itself. How many rows come at a
-            time is up to the iterator: it must treat each row alike.
+            Takes columns, by name if the mode is dict. Returns a tuple or dict of columns, or a
+            single column, with the same number of rows. The iterator chooses this number, so each
+            row must be treated alike.
         """
         from fastiter.dataset.tabular._transform import TransformBatch
 
         return TransformBatch(self, keys, transform_batch)
 
     def with_converter(self, converter: Callable[..., Any]) -> TabularDataset:
-        """Make a view whose `convert` calls ``converter`` with the columns, by name for a dict."""
+        """Make a view whose `convert` calls ``converter`` with the columns, by name if a dict."""
         from fastiter.dataset.tabular._views import WithConverter
 
         return WithConverter(self, converter)
 
     def get_example(self, i: int) -> Any:
-        """Get the example at index ``i``, by `get_examples` of that single row."""
-        example = tuple(column[0] for column in self.get_examples([i], None))
-        if self.mode is tuple:
-            return example
-        if self.mode is dict:
-            return dict(zip(self.keys, example, strict=False))
-        if self.mode is None:
-            return example[0]
-        return None
+        """Get the example at index ``i`` by `get_examples`."""
+        return self._in_mode(tuple(column[0] for column in self.get_examples([i], None)))
+
+    def _in_mode(self, values: tuple[Any, ...]) -> Any:
+        mode = self.mode
+        if mode is tuple:
+            return values
+        if mode is dict:
+            return dict(zip(self.keys, values, strict=False))
+        return values[0] if mode is None else None
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over the examples, one at a time."""
+        """Iterate over the examples."""
         return (self.get_example(i) for i in range(len(self)))
 
 
@@ -226,5 +202,5 @@ def _as_array(column: Any) -> Any:
 
 
 def is_array(data: Any) -> bool:
-    """Whether it is an array of NumPy or of CuPy."""
+    """Return whether it is an array of NumPy or CuPy."""
     return isinstance(data, np.ndarray) or _device.is_cupy_array(data)

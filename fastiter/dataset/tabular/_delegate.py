@@ -1,4 +1,4 @@
-"""A dataset of columns that is another one: the base of classes of one's own."""
+"""A dataset of columns that delegates to another one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["DelegateDataset"]
 
 
 class DelegateDataset(TabularDataset):
-    """Has the columns of ``dataset``. Subclasses make one in their constructor.
+    """Has the columns of ``dataset``, which a subclass makes in its constructor.
 
-    `convert` is the default one, whatever that of ``dataset`` is.
+    `convert` is that of `TabularDataset`, not that of ``dataset``.
 
     Parameters
     ----------
@@ -56,5 +56,5 @@ class DelegateDataset(TabularDataset):
 
     def __fastiter_columns__(self) -> Columns | None:
         columns = columns_of(self.dataset)
-        # The attribute is public: whoever keeps the columns has to look whether it has changed.
+        # A reader that keeps the columns checks whether the public attribute has changed.
         return columns and columns._replace(delegates=((self, self.dataset), *columns.delegates))

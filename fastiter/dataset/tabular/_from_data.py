@@ -1,4 +1,4 @@
-"""Datasets of columns made of arrays, lists and functions."""
+"""Datasets of columns made from arrays, lists and functions."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ def from_data(data: Any, *, size: int | None = None) -> TabularDataset:
     """Make a dataset of columns.
 
     A column is an array, a list, or a function of the index. A function needs a name, or a tuple
-    of names if its result has several fields; other columns may have one.
+    of names if its result has several fields; for other columns a name is optional.
 
     Parameters
     ----------
     data : column, tuple or dict
         - a column: examples are its values;
         - ``(name, column)``: the same, with a name;
-        - a tuple of columns and of such pairs: examples are tuples;
-        - a dict of names (or tuples of them) and columns: examples are dicts.
+        - a tuple of columns and such pairs: examples are tuples;
+        - a dict of names (or tuples of names) and columns: examples are dicts.
     size : int, optional
-        The number of rows, needed if there are only functions.
+        The number of rows, required if all columns are functions.
 
     Returns
     -------
@@ -34,10 +34,10 @@ def from_data(data: Any, *, size: int | None = None) -> TabularDataset:
     Raises
     ------
     ValueError
-        If there is no column, their lengths differ, two have one name, or a function has no name
-        or nothing says how many rows there are.
+        If there is no column, lengths differ, two columns have one name, a function has no name,
+        or the number of rows is unknown.
     TypeError
-        If a column is neither array, list nor callable.
+        If a column is not an array, a list or a callable.
 
     Examples
     --------
@@ -81,12 +81,12 @@ def _column(key: Any, data: Any, size: int | None) -> TabularDataset:
     if key is None:
         raise ValueError("a callable needs a name: give (name, callable), or a dict")
     if size is None:
-        raise ValueError("size is needed, since no array or list says how many rows there are")
+        raise ValueError("size is required if there is neither an array nor a list")
     return IndexColumn(size).transform(key, data)
 
 
 class _Single(TabularDataset):
-    """A dataset of one column, whose examples are its values."""
+    """A dataset of one column, with its values as examples."""
 
     def __init__(self, key: str, data: Any) -> None:
         self._key = key
@@ -114,7 +114,7 @@ class _Single(TabularDataset):
 
 
 class ArrayColumn(_Single):
-    """An array."""
+    """A column in an array."""
 
     def _get(self, indices: Rows) -> Any:
         return self._data if indices is None else self._data[indices]
@@ -124,7 +124,7 @@ class ArrayColumn(_Single):
 
 
 class ListColumn(_Single):
-    """A list."""
+    """A column in a list."""
 
     def _get(self, indices: Rows) -> Any:
         if indices is None:
@@ -135,7 +135,7 @@ class ListColumn(_Single):
 
 
 class IndexColumn(_Single):
-    """The indices themselves."""
+    """A column of the indices."""
 
     def __init__(self, size: int) -> None:
         super().__init__("index", range(size))

@@ -1,4 +1,4 @@
-"""Columns beside columns."""
+"""Datasets of the same rows, side by side."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
 
 
 class Join(TabularDataset):
-    """Datasets of the same rows side by side; see `TabularDataset.join`."""
+    """The result of `TabularDataset.join`."""
 
     def __init__(self, *datasets: TabularDataset) -> None:
         keys = set(datasets[0].keys)
@@ -38,8 +38,7 @@ class Join(TabularDataset):
     @property
     def mode(self) -> Mode:
         for dataset in self._datasets:
-            mode = dataset.mode
-            if mode:
+            if mode := dataset.mode:
                 return mode
         return tuple
 
@@ -56,7 +55,7 @@ class Join(TabularDataset):
         offset = 0
         for dataset in self._datasets:
             stop = offset + len(dataset.keys)
-            # Each column once, however often it is asked for.
+            # Fetch a column once, even if it is requested several times.
             wanted = tuple(dict.fromkeys(k for k in key_indices if offset <= k < stop))
             if wanted:
                 below = tuple(k - offset for k in wanted)

@@ -10,10 +10,11 @@ import numpy as np
 
 from fastiter._fetch.dataset_access import Columns, columns_of
 from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
+from fastiter.dataset.tabular._views import View
 
 
 class Slicer:
-    """What ``dataset.slice`` is: an index makes a view of the dataset."""
+    """The value of ``dataset.slice``: indexing it makes a view."""
 
     def __init__(self, dataset: TabularDataset) -> None:
         self._dataset = dataset
@@ -23,8 +24,8 @@ class Slicer:
         return Slice(self._dataset, rows, keys)
 
 
-class Slice(TabularDataset):
-    """Some rows and columns of a dataset; see `TabularDataset.slice`.
+class Slice(View):
+    """A view of some rows and columns; see `TabularDataset.slice`.
 
     Raises
     ------
@@ -33,11 +34,11 @@ class Slice(TabularDataset):
     KeyError
         If there is no column of such a name.
     ValueError
-        If there are not as many bools as rows.
+        If the number of bools is not the number of rows.
     """
 
     def __init__(self, dataset: TabularDataset, rows: Any, keys: Any) -> None:
-        self._dataset = dataset
+        super().__init__(dataset)
         self._is_bare = None if keys is None else not isinstance(keys, tuple)
         if self._is_bare:
             keys = (keys,)
@@ -72,23 +73,16 @@ class Slice(TabularDataset):
         return self._dataset.get_examples(self._rows_below(indices), key_indices)
 
     def _rows_below(self, indices: Rows) -> Rows:
-        """Where rows of this view are in the dataset below."""
+        """Return the rows of the dataset that are these rows of the view."""
         rows: Any = self._rows
         if indices is None:
-            whole: Rows = rows
-            return whole
+            return rows  # type: ignore[no-any-return]
         if isinstance(rows, slice):
-            below = range(*rows.indices(len(self._dataset)))
-            if isinstance(indices, slice):
-                return slice_of(below[indices])
-            return [below[_checked_row(index, len(below))] for index in indices]
+            rows = range(*rows.indices(len(self._dataset)))
         if isinstance(indices, slice):
-            taken: list[int] = rows[indices]
-            return taken
+            taken = rows[indices]
+            return _slice_of(taken) if isinstance(taken, range) else taken
         return [rows[_checked_row(index, len(rows))] for index in indices]
-
-    def convert(self, data: Any) -> Any:
-        return self._dataset.convert(data)
 
     def __fastiter_columns__(self) -> Columns | None:
         columns = columns_of(self._dataset)
@@ -105,8 +99,8 @@ class Slice(TabularDataset):
         return columns._replace(keys=self.keys, columns=chosen)
 
 
-def slice_of(rows: range) -> slice:
-    """The slice that takes ``rows``, which are not negative, out of a sequence."""
+def _slice_of(rows: range) -> slice:
+    """Return the slice of a sequence that has these rows, which are not negative."""
     if len(rows) == 0:
         return slice(0, 0)
     stop = rows[-1] + rows.step
@@ -114,14 +108,14 @@ def slice_of(rows: range) -> slice:
 
 
 def _checked_rows(rows: Any, length: int) -> Any:
-    """A slice as it is; else the rows' numbers as a list."""
+    """Return a slice unchanged, other rows as a list of their numbers."""
     if isinstance(rows, slice):
         return rows
     if len(rows) == 0:
         return []
     if all(isinstance(row, (bool, np.bool_)) for row in rows):
         if len(rows) != length:
-            raise ValueError(f"{len(rows)} bools are given for {length} rows: give one for each")
+            raise ValueError(f"{len(rows)} bools are given for {length} rows: give one per row")
         return [number for number, is_wanted in enumerate(rows) if is_wanted]
     return [_checked_row(int(row), length) for row in rows]
 
@@ -133,7 +127,7 @@ def _checked_row(row: int, length: int) -> int:
 
 
 def _places(keys: tuple[Any, ...], names: tuple[str, ...]) -> tuple[int, ...]:
-    """Places of columns that are given by name or number."""
+    """Return the positions of columns that are given by name or number."""
     places = []
     for key in keys:
         if isinstance(key, numbers.Integral):

@@ -1,4 +1,4 @@
-"""Views with a function applied to examples, or to columns."""
+"""Views that apply a function to examples or columns."""
 
 from __future__ import annotations
 
@@ -6,34 +6,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
+from fastiter.dataset.tabular._views import View
 
 
-class _Transformed(TabularDataset):
-    """What both kinds of transform share.
-
-    Parameters
-    ----------
-    dataset : TabularDataset
-    keys : str or tuple of str
-        The names of the new columns.
-    transform : callable
-        See `TabularDataset.transform` and `TabularDataset.transform_batch`.
-    """
+class _Transformed(View):
+    """The base of both kinds of transform; see `TabularDataset.transform` for the arguments."""
 
     _WHAT = ""
 
     def __init__(
-        self,
-        dataset: TabularDataset,
-        keys: str | tuple[str, ...],
-        transform: Callable[..., Any],
+        self, dataset: TabularDataset, keys: str | tuple[str, ...], transform: Callable[..., Any]
     ) -> None:
-        self._dataset = dataset
+        super().__init__(dataset)
         self._keys = keys if isinstance(keys, tuple) else (keys,)
         self._transform = transform
-
-    def __len__(self) -> int:
-        return len(self._dataset)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -41,16 +27,13 @@ class _Transformed(TabularDataset):
 
     @property
     def mode(self) -> Mode:
-        """What the function gives; the first row is fetched to see, if none has been before."""
+        """The mode of the function's results; fetches the first row if no row has been fetched."""
         if not hasattr(self, "_mode"):
             self.get_examples([0], None)
         return self._mode
 
-    def convert(self, data: Any) -> Any:
-        return self._dataset.convert(data)
-
     def _call(self, fields: Sequence[Any]) -> Any:
-        """Call the function with fields or columns; a bare value comes back as a tuple of one."""
+        """Call the function with fields or columns; return a bare value as a tuple."""
         if self._dataset.mode is dict:
             names = dict(zip(self._dataset.keys, fields, strict=False))
             result = self._transform(**names)
@@ -65,19 +48,19 @@ class _Transformed(TabularDataset):
             result = (result,)
         if getattr(self, "_mode", mode) is not mode:
             raise ValueError(
-                f"{self._WHAT} must not change its return type: it gave {_name(mode)} after "
+                f"{self._WHAT} must not change its return type: it returned {_name(mode)} after "
                 f"{_name(self._mode)}"
             )
         self._mode: Mode = mode
         return result
 
     def _pick(self, result: Any, key_index: int) -> Any:
-        """One of the fields or columns that the function gave."""
+        """Return one of the fields or columns that the function returned."""
         return result[self._keys[key_index] if isinstance(result, dict) else key_index]
 
 
 class Transform(_Transformed):
-    """A view with a function applied to each example."""
+    """The result of `TabularDataset.transform`."""
 
     _WHAT = "transform"
 
@@ -95,7 +78,7 @@ class Transform(_Transformed):
 
 
 class TransformBatch(_Transformed):
-    """A view with a function applied to columns."""
+    """The result of `TabularDataset.transform_batch`."""
 
     _WHAT = "transform_batch"
 
@@ -113,8 +96,8 @@ class TransformBatch(_Transformed):
         for column in result.values() if isinstance(result, dict) else result:
             if len(column) != n_rows:
                 raise ValueError(
-                    f"transform_batch must not change the number of rows: it gave a column of "
-                    f"{len(column)} for {n_rows} rows"
+                    f"transform_batch must not change the number of rows: it returned a column "
+                    f"of {len(column)} for {n_rows} rows"
                 )
         return tuple(self._pick(result, key_index) for key_index in wanted)
 

@@ -10,7 +10,7 @@ from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
 
 
 class View(TabularDataset):
-    """The same rows and columns as ``dataset``, converted as there."""
+    """A view with the rows, columns and `convert` of ``dataset``."""
 
     def __init__(self, dataset: TabularDataset) -> None:
         self._dataset = dataset
@@ -40,7 +40,7 @@ class View(TabularDataset):
 
 
 class AsTuple(View):
-    """A view whose examples are tuples."""
+    """A view with tuples as examples."""
 
     @property
     def mode(self) -> Mode:
@@ -50,7 +50,7 @@ class AsTuple(View):
 
 
 class AsDict(View):
-    """A view whose examples are dicts."""
+    """A view with dicts as examples."""
 
     @property
     def mode(self) -> Mode:
@@ -60,7 +60,7 @@ class AsDict(View):
 
 
 class WithConverter(View):
-    """A view that is converted by ``converter``."""
+    """A view whose `convert` calls ``converter``."""
 
     def __init__(self, dataset: TabularDataset, converter: Callable[..., Any]) -> None:
         super().__init__(dataset)
