@@ -1,4 +1,4 @@
-"""Converters: from a batch of examples to what a training step takes."""
+"""Converters of batches of examples to the arrays of a training step."""
 
 from __future__ import annotations
 
@@ -32,42 +32,41 @@ def concat_examples(
     pad_to_multiple: Any = None,
     return_lengths: Any = False,
 ) -> Any:
-    """Make arrays of a batch: one for each field of its examples.
+    """Convert a batch to arrays, one for each field of its examples.
 
-    Examples are arrays, tuples of arrays or dicts of arrays; numbers and (nested) lists of
-    numbers count as arrays. Each field becomes one array with a new first axis, as long as the
-    batch. A list is never split into fields: it is one array. All examples have the same fields.
+    Examples are arrays, tuples of arrays or dicts of arrays, all with the same fields; numbers and
+    (nested) lists of numbers count as arrays. Each field becomes one array with a new first axis of
+    the length of the batch. A list is one array: it is never split into fields.
 
-    Of a batch that an iterator delivered from shared memory, a field whose examples are as
-    they were delivered is handed over without copying: the result and the examples then share
-    memory. ``copy=True`` always copies.
+    In a batch that an iterator has delivered from shared memory, a field that has not been changed
+    is returned without a copy: the result and the examples then share memory.
 
     Parameters
     ----------
     batch : sequence
-        Examples, at least one.
+        At least one example.
     device : device, optional
-        Where the arrays go; see `to_device`. None leaves them where the examples are.
+        Where to send the arrays; see `to_device`. None leaves them where the examples are.
     padding : object, tuple or dict, optional
-        Fill value for what lies outside of an example's shape, if shapes differ; for tuples
-        and dicts also one per field, as a tuple or a dict; None, or a key left out, for a field
-        that is not padded. The dtype of a padded field is that of the first example, of lists
-        the promoted one. Without padding shapes must be equal, and dtypes are promoted.
+        Fill value for examples that are smaller than the largest one. A tuple or dict has a value
+        for each field; None, or a missing key, means a field that is not padded. A padded field has
+        the dtype of the first example, a padded field of lists the promoted one. Without padding,
+        shapes must be equal, and dtypes are promoted.
     copy : bool
-        Whether the result must never share memory with the examples.
+        Whether to copy always, so that the result never shares memory with the examples.
     max_length : int, tuple or dict, optional
-        Most entries of an example's first axis; those behind are cut off, before padding. An int
-        counts for every field that has an axis, so labels that are numbers are left alone. A
-        tuple or dict has one per field, None or a key left out being no limit.
+        Maximal length of an example's first axis; the rest is cut off, before padding. An int
+        applies to each field that has an axis. A tuple or dict has a value for each field; None, or
+        a missing key, sets no limit.
     pad_to_multiple : int, tuple or dict, optional
-        Round the first axis of padded fields up to a multiple of this, with the fill value. An
-        int counts for every field that has an axis and a fill value. It comes last: with
-        ``max_length=100, pad_to_multiple=64`` the axis is 64 or 128 long.
+        Pads the first axis of padded fields to a multiple of this, after ``max_length``: with
+        ``max_length=100, pad_to_multiple=64`` it has length 64 or 128. An int applies to each field
+        that has an axis and a fill value.
     return_lengths : bool, tuple or dict
-        Also return how long the first axis of each example was, after ``max_length`` and before
-        padding: int64 (len(batch),), on the device of the field. True counts for every field
-        that has an axis. Behind a tuple's fields the lengths follow in their order; a dict gets
-        them as ``name_lengths``; of plain arrays a pair (array, lengths) is made.
+        Whether to return the lengths of the examples' first axes, too, after ``max_length`` and
+        before padding: int64 (len(batch),), on the device of the field. True applies to each field
+        that has an axis. They follow the fields of a tuple, have the keys ``name_lengths`` in a
+        dict, and make a pair (array, lengths) of a single array.
 
     Returns
     -------
@@ -77,15 +76,15 @@ def concat_examples(
     Raises
     ------
     ValueError
-        If the batch is empty, shapes do not fit, an example has a field that the first one lacks,
-        the padding is NaN, infinite or out of range for
-        an integer dtype, or an option is given for a field that it cannot apply to.
+        If the batch is empty, shapes differ without padding, an example has a field that the first
+        one lacks, the padding does not fit an integer dtype, or an option is given for a field to
+        which it cannot apply.
     IndexError, KeyError
-        If an example, or a tuple of paddings, lacks a field that the first example has, or a dict
-        of paddings has a key that is none of them.
+        If an example or a tuple of paddings lacks a field of the first example, or a dict of
+        paddings has an unknown key.
     TypeError
-        If a field cannot be made an array, as strings or None; or ``device`` is none; or an
-        option is of a wrong type.
+        If a field cannot become an array (strings, None), ``device`` is not a device, or an option
+        has a wrong type.
     RuntimeError
         If ``device`` is a GPU and CuPy is not installed.
 
@@ -122,20 +121,19 @@ def to_device(device: Any, x: Any) -> Any:
     ----------
     device : None, int, str, cupy.cuda.Device or device object
         None leaves ``x`` where it is. The host: a negative integer, ``'cpu'``, ``'@numpy'``. A
-        GPU: its number, ``'cuda'`` (the current one), ``'cuda:1'``, ``'@cupy:1'``. Objects with
-        ``xp`` and ``send``, like those of `converter` and of Chainer, do it themselves.
+        GPU: its number, ``'cuda'`` (the current one), ``'cuda:1'``, ``'@cupy:1'``. The ``send`` of
+        an object with ``xp`` and ``send`` is called, such as those of `converter` and Chainer.
     x : array, number, None, or list or tuple of these
-        What to send.
 
     Returns
     -------
     array, None, or list or tuple of these
-        ``x`` itself where it is on the device already.
+        ``x`` itself if it is on the device already.
 
     Raises
     ------
     TypeError, ValueError
-        If ``device`` names no device, or ``x`` is no array.
+        If ``device`` is not a device, or ``x`` is not an array.
     RuntimeError
         If ``device`` is a GPU and CuPy is not installed.
     """
@@ -143,7 +141,7 @@ def to_device(device: Any, x: Any) -> Any:
 
 
 class Converter(ABC):
-    """Base class of converters: callables that make of a batch what a training step takes."""
+    """Base class of converters, which make the input of a training step from a batch."""
 
     @abstractmethod
     def __call__(self, batch: Any, device: Any) -> Any:
@@ -152,41 +150,41 @@ class Converter(ABC):
         Parameters
         ----------
         batch : object
-            What an iterator gives, usually a list of examples.
+            The batch of an iterator, usually a list of examples.
         device : device or None
-            Where the result belongs; None leaves it where it is.
+            The device of the result; None leaves it where it is.
         """
 
 
 class ConcatWithAsyncTransfer(Converter):
-    """`concat_examples` that does not wait for the GPU: a converter for updaters.
+    """A converter like `concat_examples` that does not wait for the copy to a GPU.
 
-    A batch of the host is joined, put into pinned memory, and copied to the GPU on a stream of its
-    own, while the GPU goes on with the batch before. The stream that uses the arrays waits for the
-    copy, so they can be used at once; neither the host nor the rest of the device waits. Each call
-    returns new arrays, whose memory is used again only when they are gone and the work that was
-    given to the compute stream until the next call has ended.
+    It joins a batch in pinned memory, and copies it to the GPU on a stream of its own, while the
+    GPU works on the batch before. The stream that uses the arrays waits for the copy, so they can
+    be used at once; neither the host nor the rest of the device waits. Each call returns new
+    arrays. Their memory is reused when they are gone, and the work that the compute stream was
+    given until the next call has ended.
 
-    It keeps at most three pinned buffers, each the size of a batch, for each GPU; a caller that
-    is so far ahead of the GPU that copies out of all three are still to come waits for the oldest.
-    On the GPU, besides the arrays that you hold, the memory of about two batches is in use. When
-    the object goes, it waits for its last copies and gives all of that back to CuPy.
+    It keeps at most three pinned buffers of the size of a batch for each GPU. A call waits for the
+    oldest copy if none of the three has ended. On the GPU, it uses the memory of about two
+    batches, besides the arrays that you hold. When the object is deleted, it waits for its last
+    copies and returns the memory to CuPy.
 
-    It may be called for several GPUs, and from several threads. Where they use CUDA's per-thread
-    default streams, each thread needs an object of its own.
+    It may be called for several GPUs, and from several threads. With CUDA's per-thread default
+    streams, each thread needs its own object.
 
     Parameters
     ----------
     stream : cupy.cuda.Stream, optional
-        Where copies run. By default on a non-blocking stream, one for each GPU.
+        The stream of the copies. By default a non-blocking stream for each GPU.
     compute_stream : cupy.cuda.Stream, optional
-        Where the arrays are used. By default the stream that is current at the call. A kernel on
-        any other stream has to be ordered by you, before the arrays are dropped too.
+        The stream that uses the arrays. By default the stream that is current at the call. You have
+        to order kernels on any other stream, also before you drop the arrays.
 
     Attributes
     ----------
     compute_stream : cupy.cuda.Stream or None
-        As above; counts from the next call on when set.
+        As above; a new value applies from the next call on.
     """
 
     def __init__(self, stream: Any = None, compute_stream: Any = None) -> None:
@@ -196,14 +194,14 @@ class ConcatWithAsyncTransfer(Converter):
         weakref.finalize(self, _close_all, self._transfers)
 
     def __call__(self, batch: Sequence[Any], device: Any = None, padding: Any = None) -> Any:
-        """Join a batch, and begin to copy it if it goes to a GPU.
+        """Join a batch, and start its copy if the device is a GPU.
 
         Parameters
         ----------
         batch, padding
             See `concat_examples`.
         device : device, optional
-            See `to_device`. With None, the host, or a device object of another library this is
+            See `to_device`. With None, the host, or a device object of another library, this is
             `concat_examples`.
 
         Returns
@@ -214,10 +212,10 @@ class ConcatWithAsyncTransfer(Converter):
         Raises
         ------
         RuntimeError
-            If ``device`` is a GPU, and CuPy or the GPU is missing, or this process was forked from
-            one in which the object has used a GPU.
+            If ``device`` is a GPU, and CuPy or the GPU is missing, or the object has used a GPU in
+            the parent from which this process was forked.
         ValueError
-            If a stream belongs to another device; else as `concat_examples`.
+            If a stream belongs to another device. Other errors are those of `concat_examples`.
         """
         target = None if device is None else _device.resolve(device)
         if not isinstance(target, _device.GpuDevice):
@@ -240,7 +238,7 @@ def _close_all(transfers: dict[int, AsyncTransfer]) -> None:
 
 
 class _FunctionConverter(Converter):
-    """A function with its device argument, the second one, made a device object."""
+    """Calls a function with a device object as its second argument, ``device``."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         if not callable(function):
@@ -256,28 +254,28 @@ class _FunctionConverter(Converter):
         return self._function(*args, **kwargs)
 
     def __reduce__(self) -> str:
-        # The decorator has put this object in the place of the function: pickle it by that name.
+        # The decorator has replaced the function by this object: pickle it by the name.
         module, name = self.__dict__.get("__module__"), self.__dict__.get("__qualname__")
         found: Any = sys.modules.get(module) if module else None
         for part in (name or "").split("."):
             found = getattr(found, part, None)
         if name is None or found is not self:
             raise pickle.PicklingError(
-                f"the converter {name or self._function!r} cannot be pickled, since it is not "
-                "found under its name: decorate a function at module level or derive from Converter"
+                f"the converter {name or self._function!r} cannot be pickled, because its name "
+                "does not lead to it: decorate a function at module level or derive from Converter"
             )
         return str(name)
 
 
 def converter() -> Callable[[Callable[..., Any]], Converter]:
-    """Make a converter of a function ``(batch, device)``; use it as ``@converter()``.
+    """Make a converter from a function ``(batch, device)``; use it as ``@converter()``.
 
-    The function gets its device as None or as an object with ``xp`` (the module of the arrays
-    there) and ``send(arrays)``, whatever a caller passes: an integer, a string, and so on.
+    The function receives None or an object with ``xp`` (the module of the arrays there) and
+    ``send(arrays)``, even if the caller passes an integer or a string.
 
     Returns
     -------
     callable
-        Turns a function into a `Converter`; raises TypeError for what is not callable.
+        Makes a `Converter` from a function; raises TypeError for an object that is not callable.
     """
     return _FunctionConverter

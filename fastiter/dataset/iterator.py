@@ -13,22 +13,22 @@ __all__ = ["Iterator"]
 
 
 class Iterator(Managed):
-    """Base class of dataset iterators: Python's iterator protocol, giving one batch at a time.
+    """Base class of dataset iterators, which return one batch at a time.
 
-    A subclass implements ``__next__`` and offers these attributes, which need not be writable.
+    A subclass defines ``__next__`` and these attributes, which need not be writable.
 
     Attributes
     ----------
     batch_size : int
-        Examples in a batch. A batch may be shorter, as the last one of a sweep.
+        Examples in a batch. A batch may be shorter, such as the last batch of an epoch.
     epoch : int
-        Completed sweeps over the dataset.
+        Number of completed epochs.
     epoch_detail : float
-        The same with the fraction of the sweep under way: 2.5 in the middle of the third.
+        The same with a fraction: 2.5 in the middle of the third epoch.
     previous_epoch_detail : float or None
         ``epoch_detail`` one batch before; None before the first batch.
     is_new_epoch : bool
-        Whether the last batch completed a sweep.
+        Whether the last batch completed an epoch.
     """
 
     def __iter__(self) -> Self:
@@ -36,13 +36,7 @@ class Iterator(Managed):
         return self
 
     def __next__(self) -> Any:
-        """Return the next batch.
-
-        Raises
-        ------
-        StopIteration
-            At the end of the iteration.
-        """
+        """Return the next batch; StopIteration at the end."""
         raise NotImplementedError
 
     def next(self) -> Any:
@@ -50,7 +44,7 @@ class Iterator(Managed):
         return self.__next__()
 
     def finalize(self) -> None:
-        """Release what the iterator holds. Does nothing here; may be called any number of times."""
+        """Release resources; may be called any number of times. Does nothing here."""
 
     def _let_go(self) -> None:
         self.finalize()
@@ -59,12 +53,11 @@ class Iterator(Managed):
         self.finalize()
 
     def serialize(self, serializer: Any) -> None:
-        """Save the iteration's state to, or load it from, a serializer of Chainer's protocol.
-
-        Does nothing here. What a user sets, as the batch size, is no part of the state.
+        """Save or load the state of the iteration by Chainer's protocol. Does nothing here.
 
         Parameters
         ----------
         serializer : callable
-            Called as ``serializer(key, value)``; returns the value to go on with.
+            Called as ``serializer(key, value)``; returns the value to use. Settings such as the
+            batch size are not part of the state.
         """

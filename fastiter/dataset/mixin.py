@@ -1,4 +1,4 @@
-"""Indexing for datasets that give one example at a time."""
+"""Indexing for datasets that define single examples."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ __all__ = ["DatasetMixin"]
 
 
 class DatasetMixin:
-    """Adds indexing by integers, slices, lists and arrays to a dataset.
-
-    A subclass gives ``__len__`` and ``get_example``.
-    """
+    """Adds indexing to a dataset; a subclass defines ``__len__`` and ``get_example``."""
 
     def __getitem__(self, index: Any) -> Any:
         """Get one example, or a list of them.
@@ -22,13 +19,13 @@ class DatasetMixin:
         Parameters
         ----------
         index : int, slice, list of int or int[n]
-            A slice may have any step. What an integer means (negative ones included) is up to
-            ``get_example``.
+            A slice may have any step. ``get_example`` defines the meaning of an integer, also of a
+            negative one.
 
         Returns
         -------
         object or list
-            What ``get_example`` gives for an integer; else the list of what it gives for each.
+            The result of ``get_example`` for an integer, else the list of the results.
         """
         if type(index) is int:  # as iterators ask
             return self.get_example(index)
@@ -43,16 +40,10 @@ class DatasetMixin:
         raise NotImplementedError
 
     def get_example(self, i: int) -> Any:
-        """Get the example at index ``i``.
-
-        Raises
-        ------
-        IndexError
-            If there is no such example; raised by the subclass.
-        """
+        """Get the example at index ``i``; a subclass raises IndexError if there is none."""
         raise NotImplementedError
 
 
 def _python_int(index: Any) -> Any:
-    """``index`` as a Python int where it is a NumPy integer; anything else as it is."""
+    """Return a NumPy integer as a Python int, any other index unchanged."""
     return operator.index(index) if isinstance(index, np.integer) else index
