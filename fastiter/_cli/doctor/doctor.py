@@ -132,11 +132,11 @@ def _processors() -> Iterator[Finding]:
     if math.isinf(quota):
         yield Finding("quota", "no control group limits CPU time")
     elif quota >= usable:
-        yield Finding("quota", f"the control group grants {quota:g} CPUs, enough for all")
+        yield Finding("quota", f"a control group limits CPU time to {quota:g} CPUs, enough for all")
     else:
         yield Finding(
             "quota",
-            f"the control group grants the time of {quota:g} CPUs, the affinity mask {usable}",
+            f"a control group limits CPU time to {quota:g} of these CPUs",
             "note",
             f"more than {workers} workers are only throttled; raise the container's CPU limit",
         )

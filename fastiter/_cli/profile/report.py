@@ -80,11 +80,13 @@ def show_result(measured: Measured) -> None:
         mark = "best" if trials is best else "fastest" if trials is fastest else ""
         print(line + (f"  <- {mark}" if mark else ""))
         _show_error(trials)
+    print("  of limit: of what this machine allows; busy: time that workers spend working")
     if fastest is not best:
         print(f"  Best is the simplest of those within {SIMPLER:.0%} of the fastest.")
     if measured.starts:
         workers = next(iter(measured.starts.values())).settings.workers
-        print(f"\n  Time to the first batch of MultiprocessIterator, {workers} workers")
+        plural = "" if workers == 1 else "s"
+        print(f"\n  Time to the first batch of MultiprocessIterator with {workers} worker{plural}")
     for method, trials in measured.starts.items():
         print(f"    {method:19}{as_seconds(trials.first) if trials.firsts else '-':>8}")
         _show_error(trials)
