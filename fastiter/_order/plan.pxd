@@ -7,6 +7,8 @@ cdef class Plan:
     cdef readonly object error
     cdef public object work
     cdef public object outcome
+    cdef readonly object skip_state
+    cdef readonly Py_ssize_t n_dropped
 
 
 cdef class PlanQueue:
@@ -14,6 +16,7 @@ cdef class PlanQueue:
     cdef readonly object batch_size
     cdef readonly bint repeat
     cdef readonly bint is_begun
+    cdef public object skip_state
     cdef list plans  # planned and not delivered, oldest first
     cdef bint is_passing  # the batch of the state was passed over
     cdef void put_state(self, object state) noexcept

@@ -70,6 +70,8 @@ cdef class Plan:
     state : the state after this batch
     error : what the order sampler or ``len(dataset)`` raised, or None
     work : what is being done for the batch, or None; any object, which the plan owns
+    skip_state : what was skipped up to this batch; before it is resolved, up to the one before it
+    n_dropped : how many rows of the batch were skipped
     outcome : the batch, or its `Failure`, from when it is made until it is delivered; else None
     """
 
@@ -77,6 +79,11 @@ cdef class Plan:
         self.indices = indices
         self.state = state
         self.error = error
+
+    def set_skips(self, skip_state, n_dropped):
+        """Note what was skipped, when failed rows of the batch have been decided about."""
+        self.skip_state = skip_state
+        self.n_dropped = n_dropped
 
     def label(self, batch_size):
         """The epoch in which the batch begins and its number there, both from 0, for messages."""
@@ -127,10 +134,13 @@ cdef class PlanQueue:
         Examples in a batch, at least 1.
     repeat : bool
         Whether another epoch follows the first.
+    skip_state : object, optional
+        What was skipped up to that batch.
     """
 
-    def __init__(self, state, batch_size, bint repeat):
+    def __init__(self, state, batch_size, bint repeat, skip_state=None):
         self.current = state
+        self.skip_state = skip_state
         self.batch_size = batch_size
         self.repeat = repeat
         self.plans = []
@@ -154,7 +164,10 @@ cdef class PlanQueue:
 
     def peek(self):
         """The plan that `deliver` takes next. Raises nothing that belongs to the batch."""
-        return self.first()
+        cdef Plan plan = self.first()
+        if plan.outcome is None:
+            plan.set_skips(self.skip_state, 0)
+        return plan
 
     cdef Plan first(self):
         return <Plan>self.plans[0] if self.plans else self.plan_one()
@@ -203,6 +216,7 @@ cdef class PlanQueue:
             self.is_begun = True
             self.is_passing = False
             self.put_state(state)
+            self.skip_state = plan.skip_state
         del self.plans[0]
         if plan.indices is not None:
             return plan
@@ -224,7 +238,7 @@ cdef class PlanQueue:
         for plan in self.plans:
             (<Plan>plan).work = (<Plan>plan).outcome = None
 
-    def restart(self, state):
+    def restart(self, state, skip_state=None):
         """Go on from ``state``. All plans are dropped, and lose their work."""
         self._note(state)
         self.rewind()
@@ -232,6 +246,7 @@ cdef class PlanQueue:
         self.plans = []
         self.is_passing = self.is_begun = False
         self.put_state(state)
+        self.skip_state = skip_state
 
     def copy(self):
         """A queue with the same future, which shares sampler and dataset with this one."""
@@ -251,14 +266,15 @@ cdef class PlanQueue:
             "batch_size": self.batch_size,
             "repeat": self.repeat,
             "is_passing": bool(self.is_passing),
+            "skip_state": self.skip_state,
         }
 
     def __setstate__(self, dict given):
         given = dict(given)
         plans = given.pop("plans")
         is_passing = given.pop("is_passing")
-        PlanQueue.__init__(
-            self, given.pop("state"), given.pop("batch_size"), given.pop("repeat"))
+        PlanQueue.__init__(self, given.pop("state"), given.pop("batch_size"),
+                           given.pop("repeat"), given.pop("skip_state", None))
         self.plans = [Plan(indices, state) for indices, state in plans]
         self.is_passing = is_passing
         self.__dict__.update(given)

@@ -15,10 +15,12 @@ from fastiter._util.concurrency import renew_in_child
 from fastiter._util.cpus import usable_cpus
 from fastiter._util.failures import AllSkipped, Failure, reraise
 from fastiter.dataset.iterator import Iterator
-from fastiter.iterators import _arguments, _seed, _skips, _snapshot
+from fastiter.iterators import _arguments, _seed
 from fastiter.iterators._device_prefetch import DevicePrefetch
 from fastiter.iterators._fetch import Source
-from fastiter.iterators._state import Plan, Planner, State, dataset_length, initial_state
+from fastiter.iterators._skips import SkipPolicy, SkipState, checked, nothing_left
+from fastiter.iterators._snapshot import Context, Snapshot, as_dict, exchange, from_dict
+from fastiter.iterators._state import Plan, Planner, dataset_length, initial_state
 from fastiter.iterators.order import ShuffleOrderSampler
 
 if TYPE_CHECKING:
@@ -27,9 +29,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from fastiter._order.example_context import Seed
     from fastiter._stats.trace import Trace, WorkerTrace
-    from fastiter.iterators._skips import Skipped, SkipState
+    from fastiter.iterators._skips import Skipped
 
 
 class PlannedIterator(Iterator):
@@ -98,8 +99,8 @@ class PlannedIterator(Iterator):
             self._order_sampler = ShuffleOrderSampler()
         self._converter = _arguments.checked_converter(converter, device)
         self._device = device
-        self._on_error, self._skip_limit = _skips.checked(on_error, skip_limit)
-        self._skips = None if on_error == "raise" else _skips.Skips(on_error, self._skip_limit)
+        self._on_error, self._skip_limit = checked(on_error, skip_limit)
+        self._skips = None if on_error == "raise" else SkipPolicy(on_error, self._skip_limit)
         self._seed = _seed.seed_of(self._order_sampler)
         dataset_len = functools.partial(dataset_length, dataset)
         self._dataset_len = dataset_len
@@ -212,19 +213,17 @@ class PlannedIterator(Iterator):
                 + ("call reset(), or " if self._REOPENABLE else "")
                 + "make a new one, or a copy, which goes on from here: copy.copy(iterator)"
             )
-        timer, planner, skips = self._timer, self._planner, self._skips
+        timer, planner = self._timer, self._planner
         plan, n_passed = planner.peek(), 0
         while plan.indices is not None:
             batch = plan.outcome
             if batch is None:
-                if skips is not None:
-                    skips.n_dropped = 0
                 batch = plan.outcome = self._fetch(plan)
             if type(batch) is not AllSkipped:
                 break
             n_passed += len(plan.indices)
             if n_passed >= self._epoch_size:
-                batch = _skips.nothing_left(n_passed, batch)
+                batch = nothing_left(n_passed, batch)
                 break
             timer.skipped += len(plan.indices)
             planner.pass_over()
@@ -234,12 +233,11 @@ class PlannedIterator(Iterator):
             timer.rows = ENDED
         planner.deliver()  # raises if there is no batch
         assert plan.indices is not None
-        n_dropped = 0 if skips is None else skips.n_dropped
-        timer.skipped += n_dropped
+        timer.skipped += plan.n_dropped
         if type(batch) is Failure:
             timer.errors += 1
             reraise(batch)
-        timer.rows = len(plan.indices) - n_dropped
+        timer.rows = len(plan.indices) - plan.n_dropped
         return batch
 
     def _refuse_inside_next(self, action: str) -> None:
@@ -281,9 +279,10 @@ class PlannedIterator(Iterator):
             # The number that follows, not those of orders drawn ahead.
             number = self._planner.state.n_drawn
             state = initial_state(self._order_sampler, self._dataset_len, number)
-            if self._skips is not None:
-                self._skips.reset()
-            self._go_on_from(state, _seed.seed_after_reset(self._seed))
+            skips = self._snapshot().skips
+            if skips is not None:  # the limit counts anew, the list stays
+                skips = skips._replace(epoch=0, n_skipped=0)
+            self._go_on_from(Snapshot(state, _seed.seed_after_reset(self._seed), skips))
 
     def finalize(self) -> None:
         """End the iteration and release threads, processes and memory, in bounded time.
@@ -433,7 +432,8 @@ class PlannedIterator(Iterator):
 
         In the order in which they were skipped first. `reset` leaves them, snapshots hold them.
         """
-        return [] if self._skips is None else self._skips.records
+        skips = self._planner.skip_state
+        return [] if skips is None else list(skips.records.values())
 
     @property
     def current_position(self) -> int:
@@ -489,12 +489,11 @@ class PlannedIterator(Iterator):
             On loading, if the iterator is finalized and of a kind that cannot be reopened.
         """
         with self._lock:
-            state = _snapshot.exchange(serializer, self._planner.state, self._snapshot_context())
-            seed = _seed.exchange(serializer, self._seed, state is None)
-            skip_state = _skips.exchange(serializer, self._skips, state is None)
-            if state is not None:
+            loaded = exchange(serializer, self._snapshot(), self._snapshot_context())
+            if loaded is not None:
                 self._refuse_inside_next("loading a snapshot")
-                self._install(state, seed, skip_state)
+                self._check_reopenable("loading a snapshot")
+                self._go_on_from(loaded)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the iteration's state as a dict, for `load_state_dict`.
@@ -504,11 +503,7 @@ class PlannedIterator(Iterator):
         an int64 array.
         """
         with self._lock:
-            stored = _snapshot.as_dict(self._planner.state, self._snapshot_context())
-            stored[_seed.KEY] = _seed.saved(self._seed)
-            if self._skips is not None:
-                stored[_skips.KEY] = self._skips.saved()
-            return stored
+            return as_dict(self._snapshot(), self._snapshot_context())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go back to a state that `state_dict` has returned, or `serialize` saved.
@@ -522,29 +517,26 @@ class PlannedIterator(Iterator):
         """
         self._refuse_inside_next("load_state_dict()")
         with self._lock:
-            context = self._snapshot_context()
-            state = _snapshot.from_dict(state_dict, self._planner.state, context)
-            seed = state_dict.get(_seed.KEY)
-            seed = self._seed if seed is None else _seed.loaded(seed)
-            skip_state = None if self._skips is None else _skips.loaded(state_dict.get(_skips.KEY))
-            self._install(state, seed, skip_state)
+            loaded = from_dict(state_dict, self._snapshot(), self._snapshot_context())
+            self._check_reopenable("loading a snapshot")
+            self._go_on_from(loaded)
 
-    def _snapshot_context(self) -> _snapshot.Context:
-        return _snapshot.Context(self._batch_size, self._order_sampler, self._dataset_len)
+    def _snapshot(self) -> Snapshot:
+        skips = None
+        if self._skips is not None:
+            skips = self._planner.skip_state or SkipState()
+        return Snapshot(self._planner.state, self._seed, skips)
 
-    def _install(self, state: State, seed: Seed, skip_state: SkipState | None) -> None:
-        self._check_reopenable("loading a snapshot")
-        if self._skips is not None and skip_state is not None:
-            self._skips.install(skip_state)
-        self._go_on_from(state, seed)
+    def _snapshot_context(self) -> Context:
+        return Context(self._batch_size, self._order_sampler, self._dataset_len)
 
-    def _go_on_from(self, state: State, seed: Seed) -> None:
+    def _go_on_from(self, snapshot: Snapshot) -> None:
         works = self._planner.works()
-        self._planner.restart(state)
+        self._planner.restart(snapshot.state, snapshot.skips)
         self._drop_works(works)
         self._loops.clear()
         self._timer.pause()
-        self._seed = seed
+        self._seed = snapshot.seed
         self._finalized = False
 
     def __copy__(self) -> Self:
@@ -558,12 +550,12 @@ class PlannedIterator(Iterator):
             state = {k: v for k, v in self.__dict__.items() if k not in self._RUNTIME}
             # Taken now: what is pickled later must not see batches delivered in between.
             state["_planner"] = self._planner.copy()
-            if self._skips is not None:
-                state["_skips"] = self._skips.copy()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        if hasattr(self._skips, "former_state"):  # a pickle of version 0.1.0
+            self._planner.skip_state = self._skips.former_state
         self._init_runtime()
         renew_in_child(self)
 

@@ -1,16 +1,14 @@
-"""The seed of an iteration's examples: where it comes from, and how a snapshot keeps it."""
+"""The seed of an iteration's examples, from which `fastiter.random.example_rng` derives numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from fastiter._order.example_context import Seed
 from fastiter.iterators._seeded_sampler import is_seeded
-
-KEY = "example_seed"
 
 
 def seed_of(order_sampler: Any) -> Seed:
@@ -50,35 +48,3 @@ def _digest(purpose: str, state: Mapping[str, Any]) -> Seed:
     add(state)
     words = np.frombuffer(digest.digest(), "<u8")
     return int(words[0]), int(words[1])
-
-
-def saved(seed: Seed) -> list[int]:
-    """As two signed words of 64 bits."""
-    return np.array(seed, dtype=np.uint64).view(np.int64).tolist()  # type: ignore[no-any-return]
-
-
-def exchange(serializer: Callable[[str, Any], Any], seed: Seed, is_saving: bool) -> Seed:
-    """Save a seed to a serializer, or load one; of a snapshot that has none, ``seed`` stays."""
-    if is_saving:
-        serializer(KEY, np.array(saved(seed)))
-        return seed
-    try:
-        stored = serializer(KEY, None)
-    except KeyError:
-        return seed
-    return seed if stored is None else loaded(stored)
-
-
-def loaded(stored: Any) -> Seed:
-    """The seed that a snapshot has.
-
-    Raises
-    ------
-    ValueError
-        If that is none.
-    """
-    words = np.asarray(stored)
-    if words.shape != (2,) or words.dtype != np.int64:
-        raise ValueError(f"the snapshot's {KEY} is {stored!r}, not two integers of 64 bits")
-    first, second = words.view(np.uint64).tolist()
-    return first, second

@@ -15,11 +15,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fastiter.iterators._seeded_sampler import RECORD_SIZE, Record, is_seeded
+from fastiter.iterators._skips import KEY as SKIPS_KEY
+from fastiter.iterators._skips import SkipState
 from fastiter.iterators._state import (
     Order,
     OrderSamplerFunction,
@@ -30,8 +32,13 @@ from fastiter.iterators._state import (
 )
 from fastiter.iterators.order import gives_permutations
 
-_RECORD_KEY = "order_sampler"
+if TYPE_CHECKING:
+    from fastiter._order.example_context import Seed
+
+_KEYS = ("current_position", "epoch", "is_new_epoch", "previous_epoch_detail")
 _ORDER_KEYS = ("order", "_order")  # the second is that of older files
+_RECORD_KEY = "order_sampler"
+_SEED_KEY = "example_seed"
 _UNTOUCHED = -2  # in no order that was ever stored
 
 
@@ -42,71 +49,85 @@ class _Absent:
 _ABSENT = _Absent()
 
 
+class Snapshot(NamedTuple):
+    """What a snapshot holds."""
+
+    state: State
+    seed: Seed
+    skips: SkipState | None  #: None if examples are not skipped
+
+
 class Context(NamedTuple):
-    """The iteration that is saved or loaded, apart from its state."""
+    """The iteration that is saved or loaded, apart from its snapshot."""
 
     batch_size: int
     order_sampler: OrderSamplerFunction | None
     dataset_len: Callable[[], int]
 
 
-def exchange(serializer: Callable[[str, Any], Any], state: State, context: Context) -> State | None:
-    """Save ``state`` to a serializer, or load another one from it.
+def exchange(
+    serializer: Callable[[str, Any], Any], current: Snapshot, context: Context
+) -> Snapshot | None:
+    """Save ``current`` to a serializer, or load another snapshot from it.
 
     Keys: current_position, epoch, is_new_epoch, order (int64[n], or -1 where the iteration has
-    no order), previous_epoch_detail (-1 before the first batch) and, where orders have numbers,
-    order_sampler (int64[10]).
+    no order), previous_epoch_detail (-1 before the first batch), example_seed (int64[2]); where
+    orders have numbers also order_sampler (int64[10]), with ``on_error`` skipped (JSON, uint8[n]).
 
     Returns
     -------
-    State or None
-        The state loaded, complete and checked; None if the serializer saves.
+    Snapshot or None
+        What was loaded, complete and checked; None if the serializer saves.
 
     Raises
     ------
     ValueError
         If what is loaded lacks a key or cannot be a state of this iteration.
     """
+    state = current.state
     # A float made here, so that identity tells whether it was stored or replaced.
-    detail = _stored_detail(state) * 1.0
+    detail = -1.0 if state.previous_epoch_detail is None else state.previous_epoch_detail * 1.0
     stored = {"previous_epoch_detail": _ask(serializer, "previous_epoch_detail", detail)}
-    current = {
+    given = {
         "current_position": state.position,
         "epoch": state.epoch,
         "is_new_epoch": state.is_new_epoch,
     }
-    for key, value in current.items():
+    for key, value in given.items():
         stored[key] = _ask(serializer, key, value)
-    if _is_saving(serializer, stored, {**current, "previous_epoch_detail": detail}):
+    if _is_saving(serializer, stored, {**given, "previous_epoch_detail": detail}):
         for key, value in _saved_order(state, context).items():
             serializer(key, value)
+        serializer(_SEED_KEY, np.array(_signed(current.seed)))
+        if current.skips is not None:
+            import json
+
+            text = json.dumps(current.skips.saved(), separators=(",", ":"))
+            serializer(SKIPS_KEY, np.frombuffer(text.encode(), dtype=np.uint8))
         return None
     for key, value in stored.items():
         # Once more, as it was stored: int() has made 3 of a 3.7, and bool() True of a NaN.
         raw = None if value is _ABSENT else _ask(serializer, key, None)
         stored[key] = value if raw is None or raw is _ABSENT else raw
-    return _loaded(serializer, stored, state, context)
+    return _loaded(serializer, stored, current, context)
 
 
-def as_dict(state: State, context: Context) -> dict[str, Any]:
-    """What a snapshot of ``state`` holds, in plain numbers as far as it goes.
+def as_dict(current: Snapshot, context: Context) -> dict[str, Any]:
+    """What `exchange` saves, in plain numbers as far as it goes.
 
     An order is an array; where orders have numbers, the record alone says all.
     """
+    state = current.state
     order = _saved_order(state, context)
     if (record := _record_of(state, context)) is not None:
         order = {_RECORD_KEY: record.array().tolist()}
-    return {
-        "current_position": state.position,
-        "epoch": state.epoch,
-        "is_new_epoch": state.is_new_epoch,
-        "previous_epoch_detail": state.previous_epoch_detail,
-        **order,
-    }
+    values = state.position, state.epoch, state.is_new_epoch, state.previous_epoch_detail
+    saved = {**dict(zip(_KEYS, values, strict=True)), **order, _SEED_KEY: _signed(current.seed)}
+    return saved if current.skips is None else {**saved, SKIPS_KEY: current.skips.saved()}
 
 
-def from_dict(stored: Mapping[str, Any], state: State, context: Context) -> State:
-    """The state that `as_dict` has saved, or any snapshot in a mapping.
+def from_dict(stored: Mapping[str, Any], current: Snapshot, context: Context) -> Snapshot:
+    """The snapshot that `as_dict` has saved, or any snapshot in a mapping.
 
     Raises
     ------
@@ -120,9 +141,21 @@ def from_dict(stored: Mapping[str, Any], state: State, context: Context) -> Stat
             f"state_dict must be a dict, as state_dict() returns it, not {stored!r} of type "
             f"{type(stored).__qualname__}"
         )
-    keys = ("current_position", "epoch", "is_new_epoch", "previous_epoch_detail")
-    numbers = {key: stored.get(key, _ABSENT) for key in keys}
-    return _loaded(lambda key, value: stored[key], numbers, state, context)
+    numbers = {key: stored.get(key, _ABSENT) for key in _KEYS}
+    return _loaded(lambda key, value: stored[key], numbers, current, context)
+
+
+def _signed(seed: Seed) -> list[int]:
+    """A seed as two signed words of 64 bits."""
+    return np.array(seed, dtype=np.uint64).view(np.int64).tolist()  # type: ignore[no-any-return]
+
+
+def _loaded_seed(stored: Any) -> Seed:
+    words = np.asarray(stored)
+    if words.shape != (2,) or words.dtype != np.int64:
+        raise ValueError(f"the snapshot's {_SEED_KEY} is {stored!r}, not two integers of 64 bits")
+    first, second = words.view(np.uint64).tolist()
+    return first, second
 
 
 def _record_of(state: State, context: Context) -> Record | None:
@@ -145,10 +178,6 @@ def _saved_order(state: State, context: Context) -> dict[str, Any]:
     return {"order": order} if record is None else {"order": order, _RECORD_KEY: record.array()}
 
 
-def _stored_detail(state: State) -> float:
-    return -1.0 if state.previous_epoch_detail is None else state.previous_epoch_detail
-
-
 def _is_saving(serializer: Any, stored: dict[str, Any], given: dict[str, Any]) -> bool:
     loads, saves = hasattr(serializer, "load"), hasattr(serializer, "save")
     if loads != saves:  # Chainer's own, and those derived from its base classes
@@ -159,7 +188,10 @@ def _is_saving(serializer: Any, stored: dict[str, Any], given: dict[str, Any]) -
     return same and all(stored[key] is value for key, value in given.items())
 
 
-def _loaded(serializer: Any, stored: dict[str, Any], state: State, context: Context) -> State:
+def _loaded(
+    serializer: Any, stored: dict[str, Any], current: Snapshot, context: Context
+) -> Snapshot:
+    state = current.state
     dataset_size = context.dataset_len()
     position = _loaded_int(stored, "current_position")
     epoch = _loaded_int(stored, "epoch")
@@ -190,7 +222,14 @@ def _loaded(serializer: Any, stored: dict[str, Any], state: State, context: Cont
         raise ValueError(f"the snapshot's is_new_epoch is {is_new_epoch}, neither True nor False")
     loaded = State(position, epoch, bool(is_new_epoch), order, size, None, n_drawn)
     detail = _loaded_detail(stored["previous_epoch_detail"], loaded, context.batch_size)
-    return loaded._replace(previous_epoch_detail=detail)
+    loaded = loaded._replace(previous_epoch_detail=detail)
+    seed = _ask(serializer, _SEED_KEY, None)
+    seed = current.seed if seed is None or seed is _ABSENT else _loaded_seed(seed)
+    skips = None
+    if current.skips is not None:
+        stored_skips = _ask(serializer, SKIPS_KEY, None)
+        skips = SkipState.loaded(None if stored_skips is _ABSENT else stored_skips)
+    return Snapshot(loaded, seed, skips)
 
 
 def _loaded_record(serializer: Callable[[str, Any], Any], order: Any) -> Record | None:
