@@ -449,3 +449,11 @@ cdef extern from "numpy/arrayscalars.h" nogil:
     enum:
         # Where the value of a number stands in its object: the same place for every type.
         FI_SCALAR_OFFSET "offsetof(PyDoubleScalarObject, obval)"
+
+
+cdef extern from "<pthread.h>":
+    ctypedef unsigned long pthread_t
+    pthread_t pthread_self()
+    bint pthread_equal(pthread_t one, pthread_t other)
+    int pthread_atfork(void (*before)() noexcept, void (*in_parent)() noexcept,
+                       void (*in_child)() noexcept)

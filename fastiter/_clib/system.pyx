@@ -2,14 +2,21 @@
 
 from libc.errno cimport ENOMEM
 from libc.stdint cimport int64_t, uint64_t
+from posix.unistd cimport usleep
 
 from fastiter._clib.csrc cimport (
     FI_E_CORRUPT, FI_E_FULL, FI_E_MEMORY, FI_E_RANGE, fi_coarse_ns, fi_die_with_parent,
-    fi_exit_within, fi_memory_available, fi_watch_parent)
+    fi_exit_within, fi_memory_available, fi_now_ns, fi_watch_parent, pthread_atfork, pthread_equal,
+    pthread_self, pthread_t)
 
 import os
 
 from fastiter.errors import OverwrittenError
+
+cdef enum:
+    FREE_NS = 200_000  # a lock was free if to take it and give it back took less
+    QUEUE_US = 2000  # until a thread that waited for the lock has it
+    MOST_FORK_NS = 500_000_000  # for all calls; one that has begun is waited for
 
 
 cdef int refuse(int rc, str what, uint64_t need, uint64_t have) except -1:
@@ -55,3 +62,50 @@ def die_with_parent(int parent):
 def exit_within(double seconds, int status):
     """Starts a native thread that ends this process after so long, unless it has ended by then."""
     check(fi_exit_within(<int64_t>(seconds * 1e9), status), "starting the clock of the last moments")
+
+
+# ---- the lock of another library at a fork -------------------------------------------------------
+
+cdef object lock_user = None
+cdef pthread_t forking_thread
+cdef bint is_armed = False
+
+
+def free_lock_at_fork(take_lock):
+    """Has the next fork of this thread find a lock free that other threads take.
+
+    A forked process inherits a lock that another thread holds, and waits for it for ever. Here the
+    forking thread calls `take_lock` before the fork, as long as that has to wait. It keeps the GIL
+    from then on, since no Python code runs in between, and threads that come back to Python wait
+    for the GIL, without the lock.
+
+    Parameters
+    ----------
+    take_lock : builtin callable
+        Takes the lock and gives it back, and keeps the GIL meanwhile.
+    """
+    global lock_user, forking_thread, is_armed
+    lock_user, forking_thread, is_armed = take_lock, pthread_self(), True
+
+
+cdef void before_fork() noexcept:
+    # A thread of a native library may fork, too; it has no GIL.
+    if not is_armed or not pthread_equal(forking_thread, pthread_self()):
+        return
+    cdef int64_t began = fi_now_ns(), since = began
+    try:
+        lock_user()
+        while fi_now_ns() - since > FREE_NS and since - began < MOST_FORK_NS:
+            usleep(QUEUE_US)  # others may have waited for it, too
+            since = fi_now_ns()
+            lock_user()
+    except BaseException:
+        pass  # as if there were no such lock
+
+
+cdef void after_fork() noexcept:
+    global is_armed
+    is_armed = False
+
+
+check(pthread_atfork(before_fork, after_fork, after_fork), "preparing forks")

@@ -270,5 +270,5 @@ def _seed_torch(digest: bytes) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "manual_seed"):  # else amid its import, in a thread
         # In a forked worker this may wait for ever, as for NumPy. The lock of torch's generator
-        # cannot be replaced: `WorkerGroup.end_hung_starts` replaces the worker then.
+        # cannot be replaced: `WorkerGroup.watch_starts` replaces the worker then.
         torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -401,7 +401,7 @@ class Pool(BatchScheduler):
             spills=self.spilled_rows,
             copied_out=self.copied_out,
             retired=ring.slots["retired"],
-            deaths=self.restarts,
+            deaths=self.restarts + self._group.hung_starts,
             replacements=self.replacements,
             workers=tuple(workers),
         )
@@ -421,7 +421,7 @@ class Pool(BatchScheduler):
         if now < self._next_look:
             return
         self._next_look = now + _SLICE
-        self.is_starting = self._group.end_hung_starts()
+        self.is_starting = self._group.watch_starts()
         for member in self._group.dead():
             self._recover(member)
         self._start_missing()
@@ -456,7 +456,7 @@ class Pool(BatchScheduler):
         planned = leaves and (end == LEFT or (end == UNKNOWN_END and was_ready))
         self.restarts += not planned
         self.replacements += planned and member.number < self._group.wanted
-        if not losses and not planned and not member.has_hung:
+        if not losses and not planned:
             self._count_idle_death(member, was_ready, end)
 
     def _is_poison(self, row: int, q: int, end: str, suspects: int) -> bool:

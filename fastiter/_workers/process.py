@@ -39,12 +39,11 @@ class WorkerProcess:
         # False: the pipe that tells of its end was closed before; it is no news any more.
         self.has_sentinel = True
         self.has_begun = False  # its own start is over, and code of the user runs
-        self.has_hung = False  # in its own start, for good
         self.is_late = False  # the log has told of it
         self.leaves = False  # it was told to
         self.warned_since = 0.0
         self.warnings = 0
-        self.born = _system.now()
+        self.born = self.allowed = _system.now()  # `allowed`: when it was let into its start
 
     def is_dead(self) -> bool:
         """Whether all its threads have ended."""

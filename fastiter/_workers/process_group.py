@@ -42,13 +42,14 @@ from fastiter.errors import WorkerDiedError
 
 logger = logging.getLogger("fastiter")
 
-#: Seconds that a forked worker may wait in its own start, before any code of the user runs. It
-#: imports nothing there, and takes some milliseconds; only a lock that nobody holds any more makes
-#: it wait. Time that it runs, or is ready to, or waits for a disk or memory, is no waiting.
-START_SECONDS = 5.0
+#: Seconds that a forked worker may wait in its own start, before any code of the user runs, twice
+#: as long in each further attempt. The start imports nothing and takes some milliseconds. A worker
+#: waits there only for a lock that another thread of the program held at the fork. Time in which it
+#: runs, is ready to run, or waits for a disk or for memory does not count.
+HUNG_SECONDS = 0.1
+_MOST_FORKS = 4  # starts in a row of one worker that may hang before the fork server takes over
 #: Seconds of the start of any other worker, with all that it imports, until the log tells of it.
 IMPORT_SECONDS = 60.0
-_MOST_HUNG = 3  # starts in a row of each worker that may hang
 
 # A real-time signal that neither Python nor common libraries use, for workers only.
 _STACK_SIGNAL = signal.SIGRTMIN + 7
@@ -130,8 +131,8 @@ class WorkerGroup:
         self._job = job
         self._start = start
         self._may_change = True  # from a fork to the fork server
-        self._last_hung = 0  # the last start that has hung; 0: none
-        self._hung = 0  # how many have, and none of a later start has begun
+        self.hung_starts = 0
+        self._hung = [0] * count  # of each worker, how many in a row
         self._starts = 0
         self._image: Shared[Job] | None = None
         self._seed = _generator_digest()
@@ -170,7 +171,7 @@ class WorkerGroup:
         if self._method == "spawn":
             self._write_image()
         for member in members:
-            self._ring.allow_start(member.number, member.start)
+            self._allow_start(member)
 
     def _open_shared(self) -> None:
         self._life = _descriptors.pipe()
@@ -207,7 +208,8 @@ class WorkerGroup:
     def _change_method(self) -> None:
         """Workers that come later are not forked any more where that has become unsafe: by
         threads, or CUDA, that the program has begun to use since."""
-        start = self._start.without_fork() if self._last_hung else self._start.now()
+        is_hung = max(self._hung) >= _MOST_FORKS
+        start = self._start.without_fork() if is_hung else self._start.now()
         if start.method == self._method:
             return
         image = None
@@ -226,12 +228,31 @@ class WorkerGroup:
             self._image, self._start = image, start
 
     def start(self, number: int) -> None:
-        """Starts the worker `number` anew: nobody holds it now."""
+        """Starts a worker with this number, which no process has now.
+
+        Raises
+        ------
+        WorkerDiedError
+            If the starts of this worker hung again and again, and there is no fork server.
+        """
         if self._may_change:
             self._change_method()
+        if self._hung[number] >= _MOST_FORKS and self._method == "fork":
+            self._hung[number] = 0
+            raise WorkerDiedError(
+                f"{_MOST_FORKS} worker processes in a row were forked and then waited for a lock "
+                "that another thread of this program held at that moment. In a forked process no "
+                "thread releases it. Pass context='forkserver' (the dataset has to pickle, the "
+                "main module needs an if __name__ == '__main__' guard), or start the workers "
+                "before there are other threads, by iterator.start()"
+            )
         with self._ready():
             member = self._launch(number)
-        self._ring.allow_start(number, member.start)
+        self._allow_start(member)
+
+    def _allow_start(self, member: WorkerProcess) -> None:
+        self._ring.allow_start(member.number, member.start)
+        member.allowed = _system.now()
 
     def _ready(self) -> contextlib.AbstractContextManager[None]:
         return thread_limits.ready_to_fork() if self._method == "fork" else contextlib.nullcontext()
@@ -311,6 +332,9 @@ class WorkerGroup:
                 stack.enter_context(_forkserver.interrupts_blocked(not forks))
             if forks:
                 stack.enter_context(_descriptors.alone())
+                torch = sys.modules.get("torch")
+                if hasattr(torch, "default_generator"):  # not yet, if a thread imports torch now
+                    _system.free_lock_at_fork(torch.default_generator.get_state)
             yield
 
     def _unused_arenas(self) -> tuple[_arena.Arena, ...]:
@@ -353,34 +377,23 @@ class WorkerGroup:
         # descriptor may be that of a stranger.
         return self._ring.report(member.number)["ready"] != member.start
 
-    def end_hung_starts(self) -> bool:
-        """Ends forked workers that wait in their own start; who calls replaces them, by the fork
-        server if possible. Returns whether there are workers whose start is still to be watched.
+    def watch_starts(self) -> bool:
+        """Replaces forked workers that wait in their own start: by other forks, and after some
+        attempts by workers of a fork server. Returns whether there are workers left to watch.
 
         Raises
         ------
         WorkerDiedError
-            If too many in a row have hung.
+            As `start`.
         """
-        starting = False
+        starting, hung = False, []
         for member in self.members:
-            if member is None or member.has_begun:
+            if member is None or self._has_begun(member):
                 continue
-            report = self._ring.report(member.number)
-            is_in = report["pid"] == member.pid and report["since"] != 0
-            if report["ready"] == member.start or (
-                is_in and report["index"] != ring_words.STARTING
-            ):
-                member.has_begun = True
-                if member.start > self._last_hung:
-                    self._hung = 0
-                continue
-            starting = True
-            seconds = _system.now() - member.born
-            if member.is_forked:
-                waits = seconds > START_SECONDS and member.state() == WAITS
-                if waits and not member.is_dead():
-                    self._end_hung_start(member, seconds)
+            seconds = _system.now() - member.allowed
+            if member.is_forked and seconds > HUNG_SECONDS * 2 ** self._hung[member.number]:
+                if member.state() == WAITS and not member.is_dead():
+                    hung.append(member)
             elif seconds > IMPORT_SECONDS and not member.is_late:
                 member.is_late = True
                 logger.warning(
@@ -388,29 +401,40 @@ class WorkerGroup:
                     member.pid,
                     seconds,
                 )
-        if self._hung >= _MOST_HUNG * max(1, self.wanted):
-            count, self._hung = self._hung, 0
-            raise WorkerDiedError(
-                f"{count} worker processes in a row were forked and then waited for a lock that a "
-                "thread of this program held at that moment, and that nobody releases in a forked "
-                "process. Pass context='forkserver' (the dataset has to pickle, the main module "
-                "needs an if __name__ == '__main__' guard), or start the workers before there are "
-                "other threads, by iterator.start()"
-            )
+            starting = True
+        self._end_hung(hung)
+        for member in hung:
+            if self.members[member.number] is None:
+                self.start(member.number)
         return starting
 
-    def _end_hung_start(self, member: WorkerProcess, seconds: float) -> None:
-        self._hung += 1
-        self._last_hung = member.start
-        member.has_hung = True
-        logger.warning(
-            "worker process %d has waited in its start for %.0f s: a thread of this program held a "
-            "lock when the worker was forked. It is ended, and another takes its place",
-            member.pid,
-            seconds,
-        )
-        member.send(signal.SIGKILL)
-        wait_for([member], _KILL_SECONDS)
+    def _has_begun(self, member: WorkerProcess) -> bool:
+        """Whether the worker's own start is over, and code of the user runs."""
+        if not member.has_begun:
+            report = self._ring.report(member.number)
+            is_in = report["pid"] == member.pid and report["since"] != 0
+            member.has_begun = report["ready"] == member.start or (
+                is_in and report["index"] != ring_words.STARTING
+            )
+            if member.has_begun:
+                self._hung[member.number] = 0
+        return member.has_begun
+
+    def _end_hung(self, hung: list[WorkerProcess]) -> None:
+        for member in hung:
+            member.send(signal.SIGKILL)
+        wait_for(hung, _KILL_SECONDS)
+        for member in hung:
+            if self._has_begun(member):
+                continue  # at the last moment: its death is one like any other
+            self.dismiss(member)
+            self.hung_starts += 1
+            self._hung[member.number] += 1
+            logger.info(
+                "worker process %d waited in its start: another thread of this program held a lock "
+                "when the worker was forked. It was ended, and another takes its place",
+                member.pid,
+            )
 
     def stack_of(self, member: WorkerProcess) -> str:
         """The worker's Python stacks at this moment; it need not take part."""

@@ -156,13 +156,9 @@ class ReaderGroup:
             self._check_processes()
 
     def _check_processes(self) -> None:
-        self._group.end_hung_starts()
+        self._group.watch_starts()
         for process in self._group.dead():
-            if process.has_hung:  # it has read nothing
-                self._group.dismiss(process)
-                self._group.start(process.number)
-            else:
-                self._note_death(process)
+            self._note_death(process)
 
     def _note_death(self, process: WorkerProcess) -> None:
         """Note why a process died; all that it published is delivered before that is raised."""
