@@ -5,14 +5,14 @@ from __future__ import annotations
 import codecs
 import io
 import re
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from fastiter.datasets._files import SharedFile
 
-_CHUNK_BYTES = 4 << 20
-_CR, _LF = 13, 10
+_CHUNK_BYTES = 1 << 20
 
 # Encodings in which the bytes \r and \n are always these characters, and a line can be decoded by
 # itself: one byte is one character, or (UTF-8) longer characters have bytes above 127 only.
@@ -32,17 +32,30 @@ def open_lines(path: Any, encoding: Any, errors: Any, newline: Any) -> ByteLines
     return CookieLines(SharedFile(path), name, errors, newline)
 
 
-class ByteLines:
-    """Lines in an encoding in which each line can be decoded by itself."""
-
+class _Lines:
     def __init__(self, file: SharedFile, encoding: str, errors: str, newline: str | None) -> None:
         self._file = file
         self._encoding = encoding
         self._errors = errors
         self._newline = newline
-        self._bounds = np.concatenate([np.zeros(1, np.int64), *self._line_ends()])
-        if self._bounds[-1] != file.size:  # the last line does not end in a newline
-            self._bounds = np.append(self._bounds, file.size)
+        self._find_lines()
+
+    def _find_lines(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class ByteLines(_Lines):
+    """Lines in an encoding in which each line can be decoded by itself."""
+
+    def _find_lines(self) -> None:
+        self._check_decodes()
+        # In Latin-1 each byte is a character: the lengths of the lines are in bytes.
+        stream = self._file.stream(_CHUNK_BYTES)
+        lines = io.TextIOWrapper(stream, "latin-1", newline=self._newline or "")
+        self._bounds = np.fromiter(accumulate(map(len, lines), initial=0), np.int64)
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
@@ -56,57 +69,24 @@ class ByteLines:
             line = line.rstrip("\r\n") + "\n"
         return line
 
-    def close(self) -> None:
-        self._file.close()
-
-    def _line_ends(self) -> list[np.ndarray[Any, Any]]:
-        """Return the offsets after the lines, for each chunk; raise what decoding raises."""
-        ends = []
+    def _check_decodes(self) -> None:
         decoder = codecs.getincrementaldecoder(self._encoding)(self._errors)
         for start in range(0, self._file.size, _CHUNK_BYTES):
-            # One byte more on both sides, to see a \r\n that two chunks share.
-            first = max(0, start - 1)
             stop = min(start + _CHUNK_BYTES, self._file.size)
-            data = self._file.read(first, min(stop + 1, self._file.size) - first)
-            chunk = data[start - first : stop - first]
             try:
-                decoder.decode(chunk, stop == self._file.size)
+                decoder.decode(self._file.read(start, stop - start), stop == self._file.size)
             except UnicodeDecodeError as error:
                 error.reason += f" (in {self._file.name}, near byte {start + error.start})"
                 raise
-            found = _ends_in(np.frombuffer(data, np.uint8), self._newline)
-            found = found[(found >= start - first) & (found < stop - first)]
-            ends.append(found + (first + 1))
-        return ends
 
 
-def _ends_in(data: np.ndarray[Any, Any], newline: str | None) -> np.ndarray[Any, Any]:
-    """Return the positions of the last bytes of lines in ``data`` (uint8)."""
-    if newline == "\r":
-        return np.flatnonzero(data == _CR)
-    is_lf = data == _LF
-    if newline == "\n":
-        return np.flatnonzero(is_lf)
-    is_cr = data == _CR
-    if newline == "\r\n":
-        return np.flatnonzero(is_cr[:-1] & is_lf[1:]) + 1
-    is_end = is_lf.copy()
-    is_end[:-1] |= is_cr[:-1] & ~is_lf[1:]
-    is_end[-1:] |= is_cr[-1:]
-    return np.flatnonzero(is_end)
-
-
-class CookieLines:
+class CookieLines(_Lines):
     """Lines in any encoding, also if its decoder has a state: UTF-16, UTF-7, ISO-2022.
 
     The position of a line is the result of a text file's ``tell()``, which includes that state.
     """
 
-    def __init__(self, file: SharedFile, encoding: str, errors: str, newline: str | None) -> None:
-        self._file = file
-        self._encoding = encoding
-        self._errors = errors
-        self._newline = newline
+    def _find_lines(self) -> None:
         text = self._text()
         self._places = [text.tell()]
         while text.readline():
@@ -120,9 +100,6 @@ class CookieLines:
         text = self._text()
         text.seek(self._places[number])
         return text.readline()
-
-    def close(self) -> None:
-        self._file.close()
 
     def _text(self) -> io.TextIOWrapper:
         return io.TextIOWrapper(

@@ -63,17 +63,7 @@ class ZipArchive:
         return self._numbers
 
     def read(self, number: int) -> bytes:
-        """Read a file, in any thread.
-
-        Raises
-        ------
-        zipfile.BadZipFile
-            If the file is damaged.
-        RuntimeError, NotImplementedError
-            If the file is encrypted, or compressed by an unknown method.
-        ValueError, OSError
-            If the archive has been closed, or cannot be read.
-        """
+        """Read a file, in any thread. The errors are those of `ZippedImageDataset`."""
         entry = Entry(*self._entries[number].tolist())
         if entry.flag_bits & _ENCRYPTED:
             raise RuntimeError(f"{self.named(number)} is encrypted, which is not supported")

@@ -48,12 +48,8 @@ class ImageDataset(DatasetMixin):
     def get_example(self, i: int) -> Any:
         """Read image ``i``; negative indices count from the end.
 
-        Raises
-        ------
-        IndexError
-            If there is no such image.
-        OSError
-            If the file cannot be read, or is not an image that Pillow knows.
+        Raises IndexError if there is no such image, OSError if the file cannot be read or is not an
+        image that Pillow knows.
         """
         path = os.path.join(self._root, self._paths[row_at(i, len(self._paths))])
         return read_image(path, path, self._dtype)

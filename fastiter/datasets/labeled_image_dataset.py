@@ -54,12 +54,8 @@ class LabeledImageDataset(DatasetMixin):
     def get_example(self, i: int) -> Any:
         """Read image ``i`` and its label; negative indices count from the end.
 
-        Raises
-        ------
-        IndexError
-            If there is no such image.
-        OSError
-            If the file cannot be read, or is not an image that Pillow knows.
+        Raises IndexError if there is no such image, OSError if the file cannot be read or is not an
+        image that Pillow knows.
         """
         path, label = self._pairs[row_at(i, len(self._pairs))]
         path = os.path.join(self._root, path)

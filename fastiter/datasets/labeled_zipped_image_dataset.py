@@ -58,12 +58,8 @@ class LabeledZippedImageDataset(Closing, DatasetMixin):
     def get_example(self, i: int) -> Any:
         """Read image ``i`` and its label; negative indices count from the end.
 
-        Raises
-        ------
-        IndexError
-            If there is no such example.
-        KeyError
-            If the archive lacks its image. Other errors are those of `ZippedImageDataset`.
+        Raises IndexError if there is no such example, KeyError if the archive lacks its image, and
+        the errors of `ZippedImageDataset`.
         """
         row = row_at(i, len(self._pairs))
         name, label = self._pairs[row]

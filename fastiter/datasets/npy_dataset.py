@@ -102,14 +102,8 @@ class NpyDataset(Closing, TabularDataset):
     def get_examples(self, indices: Rows, key_indices: tuple[int, ...] | None) -> tuple[Any, ...]:
         """Get some rows of some arrays: copies for a list of indices, else views.
 
-        Raises
-        ------
-        IndexError
-            If an index is beyond the arrays.
-        ValueError
-            If the dataset has been closed, or a file has changed.
-        OSError
-            If a file cannot be opened.
+        Raises IndexError if an index is beyond the arrays, ValueError if the dataset has been
+        closed or a file has changed, OSError if a file cannot be opened.
         """
         columns = self._columns or self._map()
         if key_indices is not None:

@@ -64,14 +64,8 @@ class PickleDataset(Closing, DatasetMixin):
     def get_example(self, i: int) -> Any:
         """Load example ``i``; negative indices count from the end.
 
-        Raises
-        ------
-        IndexError
-            If there is no such example.
-        ValueError
-            If the dataset has been closed.
-        OSError
-            If the file cannot be read.
+        Raises IndexError if there is no such example, ValueError if the dataset has been closed,
+        OSError if the file cannot be read.
         """
         row = row_at(i, len(self))
         start = self._bounds.item(row)

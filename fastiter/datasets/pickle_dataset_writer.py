@@ -36,12 +36,8 @@ class PickleDatasetWriter(Closing):
     def write(self, x: Any) -> None:
         """Append an example.
 
-        Raises
-        ------
-        pickle.PicklingError, TypeError, AttributeError
-            If the example cannot be pickled.
-        OSError, ValueError
-            If the file cannot be written, or the writer has been closed.
+        Raises the errors of `pickle.dumps` if the example cannot be pickled, OSError if the file
+        cannot be written, ValueError if the writer has been closed.
         """
         data = pickle.dumps(x, protocol=self._protocol)
         with self._lock:

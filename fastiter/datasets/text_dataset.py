@@ -78,14 +78,8 @@ class TextDataset(Closing, DatasetMixin):
     def get_example(self, i: int) -> Any:
         """Read the line, or tuple of lines, of index ``i``.
 
-        Raises
-        ------
-        IndexError
-            If the index is negative, or not below the length.
-        ValueError
-            If the dataset has been closed.
-        OSError
-            If a file cannot be read, or has become shorter.
+        Raises IndexError if ``i`` is negative or not below the length, ValueError if the dataset
+        has been closed, OSError if a file cannot be read or has become shorter.
         """
         row = row_at(i, self._length, first=0)
         texts = self._texts(row if self._lines is None else self._lines.item(row))

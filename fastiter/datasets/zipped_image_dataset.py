@@ -46,16 +46,10 @@ class ZippedImageDataset(Closing, DatasetMixin):
     def get_example(self, i: int | str) -> Any:
         """Read an image by index or name; negative indices count from the end.
 
-        Raises
-        ------
-        IndexError, KeyError
-            If there is no such image.
-        OSError, zipfile.BadZipFile
-            If it cannot be read, is damaged, or is not an image that Pillow knows.
-        RuntimeError, NotImplementedError
-            If it is encrypted, or compressed by an unknown method.
-        ValueError
-            If the dataset has been closed.
+        Raises IndexError or KeyError if there is no such image; OSError or BadZipFile if it cannot
+        be read, is damaged, or is not an image that Pillow knows; RuntimeError if it is encrypted;
+        NotImplementedError if the method of compression is unknown; ValueError if the dataset has
+        been closed.
         """
         if isinstance(i, str):
             number = self._archive.numbers().get(i, -1)
