@@ -1,7 +1,7 @@
 """Batches that several threads fetch together.
 
-What is called a task here is one batch. Threads take ranges of its rows, ever smaller ones, so that
-a slow example delays its own range only; who completes the last rows finishes the batch.
+A task is one batch. Threads take ranges of its rows, ever smaller ones, so that a slow example
+delays its own range only. The thread that completes the last rows finishes the batch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fastiter._fetch.gather import ColumnReader
     from fastiter._order.example_context import Seed
     from fastiter._threads.collator import Assembler
-    from fastiter.iterators._fetch import Concat, Source
+    from fastiter.iterators._fetch import Source
     from fastiter.iterators._state import Plan
 
     Origin = tuple[Seed, Plan]
@@ -73,12 +73,11 @@ class Work(NamedTuple):
 
 
 class BatchTask:
-    """One batch.
+    """One batch, whose rows threads fetch.
 
-    A subclass gives ``_fill(start, stop)``, which fetches these rows and returns the first
-    `Failure` that ``_fail`` gives for them; ``_make()``, which returns the
-    batch, made of the rows that have not failed; and ``_examples()``, which returns these rows'
-    examples.
+    A subclass defines ``_fill(start, stop)``, which fetches rows and returns the first `Failure`
+    that ``_fail`` returns for them; ``_make()``, which makes the batch of the rows that have not
+    failed; and ``_examples()``, which returns the examples of these rows.
 
     Parameters
     ----------
@@ -86,6 +85,8 @@ class BatchTask:
     origin : Seed and Plan
         The iteration's seed, and the plan of the batch.
     """
+
+    _in_one_call = False  #: whether one call of the dataset fetches all rows that a thread takes
 
     def __init__(self, work: Work, origin: Origin) -> None:
         indices = origin[1].indices
@@ -102,7 +103,7 @@ class BatchTask:
         self._batch: Any = None  # or its failure
         self.is_ready = False  #: whether the batch, or its failure, is there
         self._is_aborted = False
-        # Locked until the batch is there. Whoever comes through lets the next one through.
+        # Locked until the batch is there. A thread that acquires it releases it for the next one.
         self._gate = threading.Lock()
         self._gate.acquire()
 
@@ -111,25 +112,19 @@ class BatchTask:
     def take(self, n_jobs: int, n_takers: int) -> tuple[int, int] | None:
         """Take a range of rows: start and stop; None if there is none left.
 
-        So many threads look for work, in so many tasks that have rows left.
+        ``n_takers`` threads look for work, in ``n_jobs`` tasks that have rows left.
         """
         start = self._n_taken
         rest = self._n_rows - start
         if rest <= 0 or self._is_aborted:
             return None
-        even = -(-len(self._indices) * n_jobs // n_takers)
-        self._n_taken = stop = start + min(rest, self._share(rest, even))
-        return start, stop
-
-    def _share(self, rest: int, even: int) -> int:
-        """How many of the rows that are left a thread takes at a time; ``even`` leaves as many for
-        each that looks for work."""
-        return max(self._work.row_cost.least, rest // (2 * self._work.n_threads))
-
-    def _share_in_one_call(self, rest: int, even: int) -> int:
-        """The same, where one call of the dataset fetches all of them."""
-        share = min(rest, BatchTask._share(self, rest, even))
-        return self._work.call_cost.claim(len(self._indices), rest, share, even)
+        share = min(rest, max(self._work.row_cost.least, rest // (2 * self._work.n_threads)))
+        if self._in_one_call:
+            size = len(self._indices)
+            even = -(-size * n_jobs // n_takers)  # leaves as many for each thread
+            share = min(rest, self._work.call_cost.claim(size, rest, share, even))
+        self._n_taken = start + share
+        return start, self._n_taken
 
     @property
     def size(self) -> int:
@@ -142,7 +137,7 @@ class BatchTask:
         """Note that a range is done; True if that was the last one.
 
         After an error no more rows are taken. Those taken before are fetched, so the error kept is
-        that of the first failing row, however the threads run.
+        that of the first failing row, whatever the order of the threads.
         """
         if failure is not None:
             self._n_rows = self._n_taken
@@ -179,20 +174,38 @@ class BatchTask:
     def _fill(self, start: int, stop: int) -> Failure | None:
         raise NotImplementedError
 
+    def _fetch(self, start: int, stop: int) -> None:
+        """Fetch rows by one call of the dataset."""
+        raise NotImplementedError
+
     def _make(self) -> Any:
         raise NotImplementedError
 
     def _examples(self) -> list[Any]:
         raise NotImplementedError
 
+    def _fill_in_one_call(self, start: int, stop: int) -> Failure | None:
+        """Fetch rows by one call; if that fails, one by one, to find the row that fails."""
+        since = now()
+        try:
+            self._fetch(start, stop)
+            self._work.call_cost.note(stop - start, now() - since)
+            return None
+        except BaseException as error:
+            if stop - start == 1:
+                return self._fail(start, error)
+            if isinstance(error, RowCountError):
+                raise
+        for row in range(start, stop):
+            if (failure := self._fill_in_one_call(row, row + 1)) is not None:
+                return failure
+        return None
+
     def _failed(self, row: int, error: BaseException) -> Failure:
         return Failure.of(error, f"dataset index {self._indices[row]}, {self._facts()}", row)
 
     def _fail(self, row: int, error: BaseException) -> Failure | None:
-        """The failure of a row; None where it is kept for the iterator to decide.
-
-        Called by several threads.
-        """
+        """Return the failure of a row, or keep it for the iterator to decide; in any thread."""
         failure = self._failed(row, error)
         if not self._work.tolerates:
             return failure
@@ -204,14 +217,14 @@ class BatchTask:
         return f"{label}, worker thread {threading.current_thread().name}"
 
     def open(self) -> None:
-        """Let go on who waits for the batch."""
+        """Wake up the thread that waits for the batch."""
         with contextlib.suppress(RuntimeError):  # it is open
             self._gate.release()
 
     # -- by the iterator -----------------------------------------------------------------------
 
     def abort(self) -> None:
-        """Have no more rows fetched, and wake up who waits.
+        """Have no more rows fetched, and wake up the thread that waits.
 
         Takes no lock: a garbage collection may call it while this very thread holds one.
         """
@@ -235,14 +248,12 @@ class BatchTask:
         failed = {failure.row for failure in self._tolerated}
         rows = [row for row in range(len(self._indices)) if row not in failed]
         found = {**dict(zip(rows, self._examples() if rows else [], strict=True)), **replaced}
-        examples = [found[row] for row in sorted(found)]
-        if self._work.source.concat is not None:
-            return self._collated(examples)
-        return examples if self._work.convert is None else self._work.convert(examples)
+        return self._convert([found[row] for row in sorted(found)])
 
-    def _collated(self, examples: list[Any]) -> Any:
+    def _convert(self, examples: list[Any]) -> Any:
         concat = self._work.source.concat
-        assert concat is not None
+        if concat is None:
+            return examples if self._work.convert is None else self._work.convert(examples)
         indices = self._indices if len(examples) == len(self._indices) else None
         return collate(examples, concat.padding, copy=concat.copy, indices=indices)
 
@@ -275,48 +286,24 @@ class BatchTask:
 
 
 class RowsTask(BatchTask):
-    """The rows of any dataset.
-
-    Parameters
-    ----------
-    work, origin
-        As in `BatchTask`.
-    assembler : Assembler or None
-        Makes concat_examples' arrays; None leaves the examples as they are.
-    """
+    """The rows of any dataset. ``assembler`` makes concat_examples' arrays of them."""
 
     def __init__(self, work: Work, origin: Origin, assembler: Assembler | None) -> None:
         super().__init__(work, origin)
         self._assembler = assembler
         self._started = None if assembler is None else assembler.start(self._n_rows)
         self._rows = BatchBuffer(self._n_rows) if self._started is None else self._started.rows
-        self._gives_many = work.source.gives_many
-
-    def _share(self, rest: int, even: int) -> int:
-        if self._gives_many:
-            return self._share_in_one_call(rest, even)
-        return super()._share(rest, even)
+        self._in_one_call = work.source.gives_many
 
     def _fill(self, start: int, stop: int) -> Failure | None:
-        source = self._work.source
-        if self._gives_many:
-            try:
-                since = now()
-                indices = self._indices[start:stop]
-                self._rows.put(start, source.examples(indices, self._origin, start))
-                self._work.call_cost.note(stop - start, now() - since)
-                return None
-            except RowCountError:
-                raise
-            except BaseException as error:
-                if stop - start == 1:
-                    return self._fail(start, error)
-            return self._fill_singly(start, stop)
+        if self._in_one_call:
+            return self._fill_in_one_call(start, stop)
         at = Position()
         before = example_context.begin(example_context.ExampleContext(*self._origin, at))
         try:
+            dataset = self._work.source.dataset
             while start < stop:
-                failed = self._rows.fetch(source.dataset, self._indices, start, stop, at)
+                failed = self._rows.fetch(dataset, self._indices, start, stop, at)
                 if failed is None:
                     break
                 start, failure = failed[0] + 1, self._fail(*failed)
@@ -327,16 +314,9 @@ class RowsTask(BatchTask):
         finally:
             example_context.end(before)
 
-    def _fill_singly(self, start: int, stop: int) -> Failure | None:
-        """One by one, so that the error is that of the row that has it."""
-        for row in range(start, stop):
-            try:
-                indices = self._indices[row : row + 1]
-                self._rows.put(row, self._work.source.examples(indices, self._origin, row))
-            except BaseException as error:
-                if (failure := self._fail(row, error)) is not None:
-                    return failure
-        return None
+    def _fetch(self, start: int, stop: int) -> None:
+        indices = self._indices[start:stop]
+        self._rows.put(start, self._work.source.examples(indices, self._origin, start))
 
     def abort(self) -> None:
         self._rows.stopped = True
@@ -345,69 +325,46 @@ class RowsTask(BatchTask):
     def _make(self) -> Any:
         if self._assembler is not None and self._started is not None:
             return self._assembler.finish(self._started, self._indices)
-        examples = self._rows.examples()
-        return examples if self._work.convert is None else self._work.convert(examples)
+        return self._convert(self._rows.examples())
 
     def _examples(self) -> list[Any]:
         return self._rows.examples()
 
 
 class PartsTask(BatchTask):
-    """The columns of a dataset that has ``get_examples``, one part of the rows after the other.
+    """The columns of a dataset that has ``get_examples``, for one part of the rows after the other.
 
-    Parameters
-    ----------
-    work, origin
-        As in `BatchTask`.
-    getter : callable
-        ``getter(indices)`` gives all columns of some rows.
-    concat : Concat
-        The arguments of concat_examples.
+    ``getter(indices)`` returns all columns of some rows. The converter is concat_examples.
     """
 
+    _in_one_call = True
+
     def __init__(
-        self,
-        work: Work,
-        origin: Origin,
-        getter: Callable[[list[int]], tuple[Any, ...]],
-        concat: Concat,
+        self, work: Work, origin: Origin, getter: Callable[[list[int]], tuple[Any, ...]]
     ) -> None:
         super().__init__(work, origin)
         self._getter = getter
-        self._concat = concat
         self._parts: dict[int, tuple[int, tuple[Any, ...]]] = {}  # rows, by the first of them
 
-    def _share(self, rest: int, even: int) -> int:
-        return self._share_in_one_call(rest, even)
-
     def _fill(self, start: int, stop: int) -> Failure | None:
-        try:
-            since = now()
-            indices = self._indices[start:stop].tolist()
-            self._parts[start] = (stop - start, self._getter(indices))
-            self._work.call_cost.note(stop - start, now() - since)
-            return None
-        except RowCountError:
-            raise
-        except BaseException as error:
-            if stop - start == 1 or not self._work.tolerates:
-                return self._fail(start, error)
-        for row in range(start, stop):
-            self._fill(row, row + 1)
-        return None
+        return self._fill_in_one_call(start, stop)
+
+    def _fetch(self, start: int, stop: int) -> None:
+        self._parts[start] = (stop - start, self._getter(self._indices[start:stop].tolist()))
 
     def _make(self) -> Any:
         parts = [self._parts[start] for start in sorted(self._parts)]
         arrays = [columns for _, columns in parts]
         columns = arrays[0] if len(parts) == 1 else _joined(arrays)
-        if columns is not None:
-            own, n_rows = len(parts) > 1, sum(n for n, _ in parts)
-            dataset = self._work.source.dataset
-            indices = self._indices if n_rows == len(self._indices) else None
-            return collate_columns(
-                dataset, columns, n_rows, *self._concat, own=own, indices=indices
-            )
-        return self._collated(self._examples())
+        if columns is None:
+            return self._convert(self._examples())
+        source, n_rows = self._work.source, sum(n for n, _ in parts)
+        assert source.concat is not None
+        indices = self._indices if n_rows == len(self._indices) else None
+        own = len(parts) > 1
+        return collate_columns(
+            source.dataset, columns, n_rows, *source.concat, own=own, indices=indices
+        )
 
     def _examples(self) -> list[Any]:
         examples: list[Any] = []
@@ -439,6 +396,8 @@ def _joined(parts: list[tuple[Any, ...]]) -> tuple[Any, ...] | None:
 class ColumnsTask(BatchTask):
     """The columns of a batch, gathered from a dataset of arrays without making examples.
 
+    The converter is concat_examples.
+
     Parameters
     ----------
     work, origin
@@ -447,8 +406,6 @@ class ColumnsTask(BatchTask):
         Whose columns can be gathered.
     outputs : list of array
         From ``reader.outputs(len(indices))``.
-    concat : Concat
-        The arguments of concat_examples.
     n_batches : int
         How many batches are filled ahead of their use.
     """
@@ -459,16 +416,14 @@ class ColumnsTask(BatchTask):
         origin: Origin,
         reader: ColumnReader,
         outputs: list[npt.NDArray[Any]],
-        concat: Concat,
         n_batches: int,
     ) -> None:
         super().__init__(work, origin)
-        self._concat = concat
         self._reader = reader
         self._outputs = outputs
         self._n_batches = n_batches
         self._is_complete = True
-        self._found: list[Any] | None = None  # examples, where columns would not do
+        self._found: list[Any] | None = None  # examples, if the columns cannot be gathered
 
     def _fill(self, start: int, stop: int) -> Failure | None:
         rows = self._indices[start:stop]
@@ -480,19 +435,16 @@ class ColumnsTask(BatchTask):
         if self._is_complete:
             return self._reader.assembled(self._outputs)
         # An array has changed, so that it cannot be gathered any more.
-        return self._collated(self._examples())
+        return self._convert(self._examples())
 
     def _examples(self) -> list[Any]:
-        if self._found is None:
-            self._found = self._fetched()
-        return self._found
-
-    def _fetched(self) -> list[Any]:
         source = self._work.source
-        if not self._work.tolerates:
-            return source.examples(self._indices, self._origin)
-        found, failures = source.each(self._indices, self._origin)
-        for failure in failures:
-            failure.facts = f"dataset index {self._indices[failure.row]}, {self._facts()}"
-        self._tolerated += failures
-        return list(found.values())
+        if self._found is None and not self._work.tolerates:
+            self._found = source.examples(self._indices, self._origin)
+        elif self._found is None:
+            found, failures = source.each(self._indices, self._origin)
+            for failure in failures:
+                failure.facts = f"dataset index {self._indices[failure.row]}, {self._facts()}"
+            self._tolerated += failures
+            self._found = list(found.values())
+        return self._found

@@ -335,11 +335,11 @@ class MultithreadIterator(PlannedIterator):
             outputs = plain.reader.outputs(len(plan.indices))
             if outputs is not None:
                 n_batches = self.n_prefetch + 1
-                return ColumnsTask(work, origin, plain.reader, outputs, concat, n_batches)
+                return ColumnsTask(work, origin, plain.reader, outputs, n_batches)
         elif concat is not None and plain is None:
             getter = column_getter(self._dataset)
             if getter is not None:
-                return PartsTask(work, origin, getter, concat)
+                return PartsTask(work, origin, getter)
         return RowsTask(work, origin, self._assembler)
 
     def _drop_works(self, works: list[Any]) -> None:
