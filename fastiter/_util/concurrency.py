@@ -52,9 +52,11 @@ def renew_in_child(owner: Owner) -> None:
 
 
 def lock_of_child(lock: Any) -> Any:
-    """The `threading.RLock` to use in a child: the same if its only thread holds it, else a new
-    one."""
-    return lock if lock._is_owned() else threading.RLock()
+    """The `threading.RLock` to use in a child: a new one if a thread holds it that is not there."""
+    if not lock.acquire(blocking=False):
+        return threading.RLock()
+    lock.release()  # free, or held by the child's only thread
+    return lock
 
 
 def _after_fork_in_child() -> None:

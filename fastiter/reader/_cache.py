@@ -76,10 +76,10 @@ class Cache:
 
     def _after_fork(self) -> None:
         """In a forked child: a thread that was in the source does not exist here."""
-        if self._is_reading and not self._lock._is_owned():  # type: ignore[attr-defined]
+        lock, self._lock = self._lock, lock_of_child(self._lock)
+        if self._is_reading and lock is not self._lock:
             self._begin_anew()
             self._is_reading = False
-        self._lock = lock_of_child(self._lock)
 
 
 def cache(reader: Reader) -> Reader:
