@@ -114,7 +114,7 @@ def _parent(as_list: bool = False, concat: bool = False) -> Iterator[Callable[[A
     from fastiter import concat_examples
 
     with _iterating(Tuples, 2, DEPTH, as_list) as batches:
-        ring = batches._pool._ring
+        ring = batches._pool.ring
         workers = [member.pid for member in batches._pool._group.members]
 
         def run(_: Any) -> Measured:
@@ -152,11 +152,11 @@ def _stopped(pids: list[int]) -> Iterator[None]:
 @contextlib.contextmanager
 def _examples() -> Iterator[Callable[[Any], Any]]:
     """The examples of one batch, made again and again."""
-    from fastiter._ring import views
+    from fastiter._ring import row_reader
 
     with _iterating(Tuples, 1, 2, as_list=True) as batches:
         lease = next(batches)[0][0].base
-        yield lambda _: views.read(lease.schema, lease, False, None)
+        yield lambda _: row_reader.read(lease, False, None)
 
 
 def _loop() -> Callable[[Any], Any]:

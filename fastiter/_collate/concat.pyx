@@ -30,7 +30,7 @@ from fastiter._clib.csrc cimport (
 )
 from fastiter._clib.objects cimport *
 from fastiter._clib.numbers cimport *
-from fastiter._ring.lease cimport Lease
+from fastiter._ring.parent cimport Lease
 from fastiter._clib.borrowed cimport *
 
 import numpy

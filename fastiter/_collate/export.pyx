@@ -12,9 +12,9 @@ from libc.stdint cimport uint64_t
 from fastiter._collate.concat cimport is_delivered, stack_field
 from fastiter._clib.numpy_api cimport (
     PyArray_Type, base_of, bytes_of, descr_of, dims_of, equivalent, is_contiguous, ndim_of)
-from fastiter._ring.lease cimport Lease
-from fastiter._ring.views cimport column
-from fastiter._ring.row_reader cimport FIELD_LIMIT, MOST_NDIM, Field, Schema, _ARRAY
+from fastiter._ring.parent cimport Lease
+from fastiter._ring.row_reader cimport column
+from fastiter._ring.schema cimport MOST_FIELDS, MOST_NDIM, Field, Schema, ARRAY
 from fastiter._clib.borrowed cimport (
     AHEAD, FI_LISTS_CHANGE, Table, drop, fi_prefetch, rows_of, table_of_fields, table_of_one)
 from fastiter._clib.tuples cimport fi_is_tuple
@@ -76,7 +76,7 @@ def join_delivered(batch):
     """
     cdef Table table
     cdef Py_ssize_t field
-    cdef Py_ssize_t numbers[FIELD_LIMIT]
+    cdef Py_ssize_t numbers[MOST_FIELDS]
     cdef tuple names = None
     cdef list results
     if not PyList_CheckExact(batch) or not batch:
@@ -90,7 +90,7 @@ def join_delivered(batch):
     elif isinstance(first, tuple):
         names = tuple(range(len(first)))
     results = [None] * (1 if names is None else len(names))
-    if len(results) > FIELD_LIMIT:
+    if len(results) > MOST_FIELDS:
         return None
     if names is None:
         table_of_one(&table, rows)
@@ -172,13 +172,13 @@ cdef Py_ssize_t field_of(Table *table, Py_ssize_t column) except -2:
     schema = lease.schema
     start = bytes_of(<cnp.PyArrayObject *>values[0])
     for number in range(schema.count):
-        if schema.fields[number].kind == _ARRAY and schema.fields[number].handable and (
+        if schema.fields[number].kind == ARRAY and schema.fields[number].handable and (
                 lease.payload + schema.fields[number].offset == start):
             f = &schema.fields[number]
             # Empty columns share their start with a neighbour: the dtype tells.
             if equivalent(descr_of(<cnp.PyArrayObject *>values[0]), f.descr):
                 break
-    if f == NULL or lease.handed >> number & 1 or f.stride == 0 or f.ndim == MOST_NDIM:
+    if f == NULL or lease.exported >> number & 1 or f.stride == 0 or f.ndim == MOST_NDIM:
         return -1
     for row in range(table.n):
         if row + AHEAD < table.n:
@@ -203,8 +203,8 @@ cdef bint claim(PyObject *first, Py_ssize_t number):
     cdef uint64_t bit = <uint64_t>1 << number
     cdef bint is_free
     with cython.critical_section(lease):
-        is_free = not lease.handed & bit
-        lease.handed |= bit
+        is_free = not lease.exported & bit
+        lease.exported |= bit
     return is_free
 
 
@@ -219,7 +219,7 @@ cdef bint claim_all(Table *table, const Py_ssize_t *numbers):
                 if is_delivered(table.items[earlier * table.n]):
                     lease = <Lease>base_of(<cnp.PyArrayObject *>table.items[earlier * table.n])
                     with cython.critical_section(lease):
-                        lease.handed &= ~(<uint64_t>1 << numbers[earlier])
+                        lease.exported &= ~(<uint64_t>1 << numbers[earlier])
             return False
     return True
 
@@ -227,5 +227,4 @@ cdef bint claim_all(Table *table, const Py_ssize_t *numbers):
 cdef object give(PyObject *first, Py_ssize_t number):
     """The column of a claimed field, by the array of its first row."""
     cdef Lease lease = <Lease>base_of(<cnp.PyArrayObject *>first)
-    cdef Schema schema = lease.schema
-    return column(schema, lease, &schema.fields[number], False, False)
+    return column(lease, &lease.schema.fields[number], False)

@@ -2,7 +2,7 @@ cimport numpy as cnp
 from libc.stdint cimport int64_t
 
 from fastiter._clib.csrc cimport PyArray_Descr, PyArrayObject
-from fastiter._ring.row_reader cimport Schema
+from fastiter._ring.schema cimport Schema
 
 cdef struct Source:
     PyArrayObject *array  # kept alive by ColumnReader.arrays

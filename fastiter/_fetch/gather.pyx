@@ -32,9 +32,8 @@ from fastiter._clib.csrc cimport (
     fi_rows_lie_within,
     fi_rows_translate,
 )
-from fastiter._ring.row_reader cimport Field, Schema
+from fastiter._ring.schema cimport ARRAY, BARE, DICT, SCALAR, TUPLE, Field, Schema
 
-from fastiter._ring import row_reader
 
 import numpy
 
@@ -51,8 +50,6 @@ cdef enum:
     # Releasing the GIL and taking it back costs more than copying less than this.
     NOGIL_BYTES = 65536
 
-cdef int BARE = row_reader.BARE, TUPLE = row_reader.TUPLE, DICT = row_reader.DICT
-cdef int ARRAY_FIELD = row_reader.ARRAY, SCALAR_FIELD = row_reader.SCALAR
 
 
 cdef bint _is_plain(PyArray_Descr *descr):
@@ -302,12 +299,12 @@ cdef class ColumnReader:
             if not 1 <= PyArray_NDIM(array) <= MOST_NDIM or (
                     PyArray_DESCR(array) != self.sources[number].plain):
                 return False
-            if field.kind != (ARRAY_FIELD if PyArray_NDIM(array) > 1 else SCALAR_FIELD):
+            if field.kind != (ARRAY if PyArray_NDIM(array) > 1 else SCALAR):
                 return False
             if not PyArray_EquivTypes(<PyArray_Descr *>field.descr, PyArray_DESCR(array)) or (
                     _row_bytes(array) != field.stride):
                 return False
-            if field.kind == ARRAY_FIELD:
+            if field.kind == ARRAY:
                 if field.ndim != PyArray_NDIM(array) - 1:
                     return False
                 for axis in range(field.ndim):

@@ -1,6 +1,6 @@
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
-from fastiter._clib.csrc cimport fi_geometry, fi_ring
+from fastiter._clib.csrc cimport fi_geometry, fi_ring, fi_turn, fi_worker, fi_worker_stat
 
 
 cdef class Arena:
@@ -10,3 +10,13 @@ cdef class Arena:
     cdef public bint keeps_pages  # something else than the mapping refers to the pages of slots
     cdef int event_ends[2]
     cdef int _map(self, fi_geometry *geometry, uint64_t *control)
+
+
+cdef class WorkerRing:
+    cdef readonly Arena arena
+    cdef fi_worker worker
+    cdef fi_turn turn
+    cdef fi_worker_stat *stat
+    cdef uint64_t heap_take(self, uint64_t bytes) except? 0xFFFFFFFFFFFFFFFF
+    cdef uint64_t pack(self, object packed, uint32_t row, uint32_t kind) except? 0xFFFFFFFFFFFFFFFF
+    cdef int pack_row(self, object packed, uint32_t row, uint32_t kind) except -1

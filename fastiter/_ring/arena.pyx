@@ -1,7 +1,9 @@
-"""Binding of the arena: the shared memory that the ring and its slots lie in."""
+"""The arena (the shared memory of a ring and its slots), and a worker's side of the ring."""
 
 cimport cython
+from cpython.buffer cimport PyBUF_WRITE
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.errno cimport EFBIG, EINVAL, ENOMEM
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -10,10 +12,13 @@ from posix.unistd cimport close
 from fastiter._clib.csrc cimport *
 from fastiter._clib.system cimport check
 
+from fastiter._clib.ring_words import LOADING as _LOADING, STARTING as _STARTING
 from fastiter.errors import OverwrittenError
 
 cdef enum:
     SCHEMA_HEAD = 12  # length and checksum
+
+cdef int LOADING = _LOADING, STARTING = _STARTING
 
 
 cdef class Arena:
@@ -55,8 +60,9 @@ cdef class Arena:
             if rc != ENOMEM and rc != EFBIG and rc != EINVAL:
                 check(rc, f"mapping an arena of {slots} slots")
             if geometry.slot_bytes <= FI_PAGE:
-                raise MemoryError("mapping an arena of the smallest slots: too little address space "
-                                  "or file size; raise RLIMIT_AS and RLIMIT_FSIZE, or reduce batch_size")
+                raise MemoryError(
+                    "mapping an arena of the smallest slots: too little address space or file "
+                    "size; raise RLIMIT_AS and RLIMIT_FSIZE, or reduce batch_size")
             geometry.slot_bytes >>= 1
         check(fi_event_open(arena.event_ends), "opening the parent's doorbell")
         check(fi_ring_attach(&arena.ring, &geometry, arena.ring.base, arena.fd,
@@ -165,3 +171,66 @@ cdef class Arena:
         memcpy(place + sizeof(length), &checksum, sizeof(checksum))
         memcpy(place + SCHEMA_HEAD, <char *>record, length)
         return True
+
+
+cdef class WorkerRing:
+    """The side of the ring that one worker process has: its start, and memory for what it packs."""
+
+    def __cinit__(self, Arena arena, uint32_t number, int bell_pipe):
+        if number >= arena.ring.geometry.workers:
+            raise ValueError(f"worker {number} of {arena.ring.geometry.workers}")
+        self.arena = arena
+        self.stat = arena.ring.worker_stats + number
+        fi_worker_init(&self.worker, &arena.ring, number, bell_pipe)
+
+    def enter(self, uint32_t start):
+        """Waits until the parent allows the start; False if it has given this start up meanwhile.
+
+        From here on the parent reads that the worker starts: until `load`.
+        """
+        cdef bint entered
+        cdef uint32_t pid = fi_process_id()
+        with nogil:
+            entered = fi_worker_stat_wait_for_start(self.stat, start, pid)
+        if entered:
+            fi_worker_stat_fetch_begins(self.stat, STARTING)
+        return entered
+
+    def load(self):
+        """Tells the parent that code of the user runs from here on, until `loaded`."""
+        fi_worker_stat_fetch_begins(self.stat, LOADING)
+
+    def loaded(self, uint32_t start, bytes start_error=b""):
+        """Tells the parent that work can begin, or leaves it the reason why not."""
+        cdef uint32_t length = min(<uint32_t>len(start_error), <uint32_t>FI_START_ERROR_BYTES)
+        memcpy(self.arena.ring.start_errors + <uint64_t>self.worker.number * FI_START_ERROR_BYTES,
+               <char *>start_error, length)
+        fi_worker_stat_fetch_ends(self.stat)
+        fi_worker_stat_loaded(self.stat, start, length)
+
+    def leave(self):
+        """Makes `next` answer "stop" once the worker has no slot."""
+        self.worker.leave = True
+
+    cdef uint64_t heap_take(self, uint64_t bytes) except? 0xFFFFFFFFFFFFFFFF:
+        """Offset of `bytes` fresh bytes in the current slot."""
+        cdef uint64_t offset = 0, need = 0, have = 0
+        cdef int rc
+        rc = fi_heap_take(self.worker.ring, self.turn.slot, bytes, &offset, &need, &have)
+        check(rc, "memory for an example", need, have)
+        fi_worker_stat_count(self.stat, 0, bytes, 0)
+        return offset
+
+    cdef uint64_t pack(self, object packed, uint32_t row, uint32_t kind) except? 0xFFFFFFFFFFFFFFFF:
+        """Writes a `Packed` object into the heap of the current slot; returns its offset there."""
+        cdef uint64_t size = packed.size, offset = self.heap_take(size)
+        packed.write_into(PyMemoryView_FromMemory(
+            fi_slot_payload(self.worker.ring, self.turn.slot) + offset, size, PyBUF_WRITE),
+            fi_place_seed(self.turn.q, row, kind))
+        return offset
+
+    cdef int pack_row(self, object packed, uint32_t row, uint32_t kind) except -1:
+        """Writes a `Packed` object into the heap, in the place of a row."""
+        cdef uint64_t offset = self.pack(packed, row, kind)
+        fi_entry_set(self.worker.ring, self.turn.slot, row, offset, packed.size)
+        return 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastiter._ring.row_reader import (
+from fastiter._ring.schema import (
     ARRAY,
     BARE,
     BOOL,

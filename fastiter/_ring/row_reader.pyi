@@ -1,59 +1,17 @@
-import builtins
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from typing_extensions import Self, disjoint_base
+from numpy.typing import NDArray
 
-BARE: int
-TUPLE: int
-LIST: int
-DICT: int
-NAMED: int
+from fastiter._ring.parent import Lease
 
-MOST_FIELDS: int
+__pyx_capi__: dict[str, object]  # what other compiled modules call
 
-ARRAY: int
-RAGGED: int
-INT: int
-FLOAT: int
-BOOL: int
-SCALAR: int
-OBJECT: int
-
-# Kind, dtype, and the shape (ARRAY) or the number of dimensions (RAGGED).
-_Spec: TypeAlias = tuple[int, np.dtype[Any] | None, tuple[int, ...] | int | None]
-
-@disjoint_base
-class Schema:
-    def __new__(
-        cls,
-        container: int,
-        keys: Iterable[str | int] | builtins.type[tuple[Any, ...]] | None,
-        specs: Iterable[_Spec],
-        rows: int,
-        subtypes: Mapping[int, int] | None = None,
-    ) -> Self: ...
-    @property
-    def container(self) -> int: ...
-    @property
-    def keys(self) -> tuple[str | int, ...] | None: ...
-    @property
-    def type(self) -> builtins.type[tuple[Any, ...]] | None: ...
-    @property
-    def specs(self) -> tuple[_Spec, ...]: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def row_bytes(self) -> int: ...
-    @property
-    def has_ragged_fields(self) -> bool: ...
-    @property
-    def subtypes(self) -> dict[int, int]: ...
-    def record(self) -> builtins.bytes: ...
-    @staticmethod
-    def load(record: builtins.bytes, rows: int) -> Schema: ...
-    def of_rows(self, rows: int) -> Schema: ...
-    def same_as(self, other: Schema) -> bool: ...
+def read(
+    lease: Lease, copy: bool, irregular: dict[int, Any] | None, without: set[int] | None = None
+) -> list[Any]: ...
+def compact_rows(lease: Lease, rows: list[int]) -> None: ...
+def columns(
+    lease: Lease, copy: bool
+) -> NDArray[Any] | tuple[NDArray[Any], ...] | dict[str | int, NDArray[Any]] | None: ...
+def lengths(lease: Lease, number: int, max_length: int) -> NDArray[np.int64]: ...

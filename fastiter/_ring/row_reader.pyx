@@ -1,145 +1,219 @@
-"""Schemas: what the examples of a dataset have in common, and how a slot stores them.
+"""Reading the rows of a leased slot: examples, and whole columns.
 
-A `Schema` holds the examples' container, and each field's kind, dtype and shape. Fields of equal
-shape are stored in columns; ragged arrays in the slot's heap, with a column of offsets and shapes;
-other objects are packed into the heap, with a column of offsets and lengths. An example that does
-not fit is spilled: packed as a whole. `fastiter._ring.column_writer` writes columns, and
-`fastiter._ring.views` reads them.
+The arrays are views whose base is the slot's `Lease`. Numbers that come from shared memory are
+checked before they are used; the schema's own are trusted.
 """
 
-import pickle
-import sys
-
-import numpy
-
 cimport numpy as cnp
-from cpython.mem cimport PyMem_Calloc, PyMem_Free
-from libc.stdint cimport int64_t, uint64_t
+from cpython.long cimport PyLong_FromLongLong
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_New, PyTuple_SET_ITEM
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memmove
 
-from fastiter._clib.csrc cimport fi_align_up
+from fastiter._clib.csrc cimport FI_CONVERTED_FIELDS, fi_array_bytes
+from fastiter._clib.numpy_api cimport PyArray_Type, bytes_of, new_array, scalar_of, set_base
+from fastiter._clib.tuples cimport fi_new_tuple
+from fastiter._ring.parent cimport Lease
+from fastiter._ring.schema cimport (
+    MOST_NDIM, Field, Schema, ARRAY, BARE, BOOL, DICT, FLOAT, INT, LIST, NAMED,
+    OBJECT, RAGGED, SCALAR, TUPLE, entry_of)
+
+from fastiter._clib.ring_words import PACKED_FIELD as _PACKED_FIELD
+from fastiter._util.array_subtypes import wrap
+from fastiter.errors import OverwrittenError
 
 cnp.import_array()
 
-# Containers of an example.
-BARE, TUPLE, LIST, DICT, NAMED = range(5)
-# Kinds of field.
-ARRAY, RAGGED, INT, FLOAT, BOOL, SCALAR, OBJECT = range(7)
-
-MOST_FIELDS = FIELD_LIMIT
-
-cdef enum:
-    ALIGNMENT = 64
-
-cdef tuple NUMBERS = (numpy.dtype(numpy.int64), numpy.dtype(numpy.float64), numpy.dtype(numpy.bool_))
+cdef uint32_t PACKED_FIELD = _PACKED_FIELD
 
 
-def _handable(dtype):
-    """True if numpy.concatenate keeps this dtype: it makes byte order native and repacks
-    structures."""
-    return dtype.isnative and dtype.kind != "V"
+cdef inline object view(Lease lease, Field *f, int ndim, const cnp.npy_intp *dims, uint64_t offset,
+                        bint copy):
+    """An array over the slot's bytes at `offset`, which lie there."""
+    Py_INCREF(<object>f.descr)
+    array = new_array(&PyArray_Type, f.descr, ndim, dims, NULL, lease.payload + offset,
+                      cnp.NPY_ARRAY_CARRAY, NULL)
+    if copy:
+        return array.copy()
+    Py_INCREF(lease)
+    set_base(<cnp.PyArrayObject *>array, <PyObject *>lease)
+    return array
 
 
-cdef class Schema:
-    """What the rows of a slot hold, and where.
+cdef object checked_view(Lease lease, Field *f, int ndim, const cnp.npy_intp *dims,
+                         uint64_t offset, bint copy):
+    """The same, for dimensions and an offset that come from shared memory."""
+    cdef uint64_t size = fi_array_bytes(<const int64_t *>dims, ndim, f.itemsize)
+    if size == <uint64_t>-1:
+        shape = [dims[axis] for axis in range(ndim)]
+        raise OverwrittenError(f"shared memory was overwritten: an array of shape {shape}")
+    lease.check(offset, size)
+    return view(lease, f, ndim, dims, offset, copy)
+
+
+# ---- examples ------------------------------------------------------------------------------------
+
+
+def read(Lease lease, bint copy, dict irregular, set without=None):
+    """The examples of a slot, as a list.
 
     Parameters
     ----------
-    container : BARE, TUPLE, LIST, DICT or NAMED, a tuple of a type with names for its items.
-    keys : the keys of a DICT, in order; the type of a NAMED; else None.
-    specs : per field (kind, dtype or None, shape or number of dimensions).
-    rows : rows that a slot has room for.
-    subtypes : what the values of ARRAY and RAGGED fields are if not plain arrays, by the numbers of
-        the fields. They lie in the slot as arrays do.
-
-    Attributes
-    ----------
-    bytes : int
-        Size of all columns; the slot's heap starts there.
-    row_bytes : int
-        Of one row in all columns.
-    type : type or None
-        Of the examples, if they are named tuples.
+    copy : give arrays memory of their own, instead of views of the slot.
+    irregular : examples of the rows that are not in the columns.
+    without : rows to be left out.
     """
+    cdef Py_ssize_t row
+    cdef list batch = []
+    lease.check(0, lease.schema.bytes)
+    for row in range(lease.rows):
+        if irregular and row in irregular:
+            batch.append(irregular[row])
+        elif not without or row not in without:
+            batch.append(example_of(lease, row, copy))
+    return batch
 
-    def __cinit__(self, int container, keys, specs, Py_ssize_t rows, subtypes=None):
-        cdef Field *f
-        cdef uint64_t end = 0
-        self.container = container
-        self.type = keys if container == _NAMED else None
-        self.keys = None if container != _DICT else tuple(
-            sys.intern(key) if type(key) is str else key for key in keys)
-        self.specs = tuple(specs)
-        self.subtypes = dict(subtypes or {})
-        self.rows = rows
-        self.count = len(self.specs)
-        if self.count > FIELD_LIMIT:
-            raise ValueError(f"an example of {self.count} fields; at most {FIELD_LIMIT} have columns")
-        self.dtypes = []
-        self.fields = <Field *>PyMem_Calloc(self.count, sizeof(Field))
-        if self.fields == NULL:
-            raise MemoryError()
-        for number, (kind, dtype, shape) in enumerate(self.specs):
-            f = &self.fields[number]
-            f.kind = kind
-            f.subtype = self.subtypes.get(number, 0)
-            f.array_type = <void *>(numpy.memmap if f.subtype == _MEMMAP else numpy.ndarray)
-            if kind in (_INT, _FLOAT, _BOOL):
-                dtype = NUMBERS[kind - _INT]
-            elif dtype is not None and dtype.kind != "V":
-                # What pickle makes is equal to NumPy's own, which arrays have; identity is faster.
-                dtype = numpy.dtype(dtype.str)
-            self.dtypes.append(dtype)
-            if dtype is not None:
-                f.descr = <cnp.PyArray_Descr *>dtype
-                f.itemsize = dtype.itemsize
-                f.handable = _handable(dtype)
-                f.timed = dtype.kind in "mM"
-                f.scalar = <cnp.PyTypeObject *>dtype.type
-            f.stride = f.itemsize
-            if kind == _ARRAY:
-                f.ndim = len(shape)
-                for axis in range(f.ndim):
-                    f.dims[axis] = shape[axis]
-                    f.stride *= f.dims[axis]
-            elif kind == _RAGGED:
-                f.ndim = shape
-                f.stride = (1 + f.ndim) * sizeof(int64_t)
-            elif kind == _OBJECT:
-                f.stride = 2 * sizeof(int64_t)
-            self.row_bytes += f.stride
-            f.offset = end
-            # One row more than the batch: the batch converter's entry for the field as a whole.
-            end = fi_align_up(end + <uint64_t>f.stride * (rows + 1), ALIGNMENT)
-        self.bytes = end
 
-    def __dealloc__(self):
-        PyMem_Free(self.fields)
+cdef inline object example_of(Lease lease, Py_ssize_t row, bint copy):
+    """One example. The caller has checked that the columns lie in the slot."""
+    cdef Schema schema = lease.schema
+    cdef Py_ssize_t number, count = schema.count
+    cdef int container = schema.container
+    cdef Field *fields = schema.fields
+    cdef dict named
+    if container == TUPLE or container == NAMED:
+        example = PyTuple_New(count) if container == TUPLE else (
+            fi_new_tuple(schema.type, count))
+        for number in range(count):
+            value = read_field(lease, row, &fields[number], copy)
+            Py_INCREF(value)
+            PyTuple_SET_ITEM(example, number, value)
+        return example
+    if container == BARE:
+        return read_field(lease, row, &fields[0], copy)
+    if container == LIST:
+        return [read_field(lease, row, &fields[number], copy) for number in range(count)]
+    named = {}
+    for number in range(count):
+        named[<object>PyTuple_GET_ITEM(schema.keys, number)] = read_field(
+            lease, row, &fields[number], copy)
+    return named
 
-    def record(self):
-        """What `load` makes an equal schema of."""
-        return pickle.dumps(
-            (self.container, self.type or self.keys, self.specs, self.subtypes), protocol=5)
 
-    @staticmethod
-    def load(record, rows):
-        container, keys, specs, subtypes = pickle.loads(record)
-        return Schema(container, keys, specs, rows, subtypes)
+cdef object read_example(Lease lease, Py_ssize_t row, bint copy):
+    """The same, for other modules."""
+    return example_of(lease, row, copy)
 
-    def of_rows(self, rows):
-        """The same for slots of so many rows."""
-        return Schema(self.container, self.type or self.keys, self.specs, rows, self.subtypes)
 
-    def same_as(self, Schema other):
-        return (self.container, self.type, self.keys, self.specs, self.subtypes) == (
-            other.container, other.type, other.keys, other.specs, other.subtypes)
+cdef inline object read_field(Lease lease, Py_ssize_t row, Field *f, bint copy):
+    cdef uint64_t offset = f.offset + <uint64_t>f.stride * row
+    cdef char *place = lease.payload + offset
+    cdef int64_t *entry = <int64_t *>place
+    cdef cnp.npy_intp dims[MOST_NDIM]
+    cdef int axis
+    if f.kind == ARRAY:
+        array = view(lease, f, f.ndim, f.dims, offset, copy)
+        return wrap(array, f.subtype) if f.subtype else array
+    if f.kind == INT:
+        return PyLong_FromLongLong(entry[0])
+    if f.kind == FLOAT:
+        return (<double *>place)[0]
+    if f.kind == BOOL:
+        return (<uint8_t *>place)[0] != 0
+    if f.kind == SCALAR:
+        return scalar_of(place, f.descr, NULL)
+    if f.kind == RAGGED:
+        for axis in range(f.ndim):
+            dims[axis] = entry[1 + axis]
+        array = checked_view(lease, f, f.ndim, dims, entry[0], copy)
+        return wrap(array, f.subtype) if f.subtype else array
+    return lease.load_at(
+        <uint64_t>entry[0], <uint64_t>entry[1],
+        <uint32_t>(row if lease.places is None else lease.places[row]), PACKED_FIELD, copy)
 
-    @property
-    def has_ragged_fields(self):
-        """True if every field can be put together, and a ragged one needs the batch converter for it."""
-        kinds = [spec[0] for spec in self.specs]
-        return (
-            _RAGGED in kinds
-            and _OBJECT not in kinds
-            and self.container != _LIST
-            and all(self.fields[number].handable for number in range(self.count))
-        )
+
+def compact_rows(Lease lease, list rows):
+    """Makes a taken batch one of fewer rows: moves `rows`, ascending, together at the slot's start.
+
+    What lies in the heap stays where it is.
+    """
+    cdef Schema schema = lease.schema
+    cdef Py_ssize_t number, place = 0, start, stop, count = len(rows)
+    cdef Field *f
+    cdef char *column
+    if schema is not None:
+        lease.check(0, schema.bytes)
+        while place < count:
+            start = rows[place]
+            stop = start + 1
+            while place + stop - start < count and rows[place + stop - start] == stop:
+                stop += 1
+            for number in range(schema.count if start > place else 0):
+                f = &schema.fields[number]
+                column = lease.payload + f.offset
+                with nogil:
+                    memmove(column + place * f.stride, column + start * f.stride,
+                            (stop - start) * f.stride)
+            place += stop - start
+    lease.rows = count
+    lease.places = rows
+
+
+# ---- columns -------------------------------------------------------------------------------------
+
+
+def columns(Lease lease, bint copy):
+    """The batch as concat_examples would give it, or None if the columns do not hold that."""
+    cdef Schema schema = lease.schema
+    cdef Py_ssize_t number
+    if schema.container == LIST:
+        return None
+    outputs = []
+    for number in range(schema.count):
+        array = column(lease, &schema.fields[number], copy)
+        if array is None:
+            return None
+        outputs.append(array)
+    if schema.container == BARE:
+        return outputs[0]
+    return dict(zip(schema.keys, outputs)) if schema.container == DICT else tuple(outputs)
+
+
+cdef object column(Lease lease, Field *f, bint copy):
+    cdef cnp.npy_intp dims[MOST_NDIM + 1]
+    cdef int64_t *entry
+    cdef int axis
+    if f.kind == OBJECT or not f.handable or f.ndim == MOST_NDIM:
+        return None
+    dims[0] = lease.rows
+    if f.kind != RAGGED:
+        for axis in range(f.ndim):
+            dims[1 + axis] = f.dims[axis]
+        return checked_view(lease, f, 1 + f.ndim, dims, f.offset, copy)
+    if not lease.flags & FI_CONVERTED_FIELDS:
+        return None
+    # The entry of the converted field follows those of the rows.
+    entry = entry_of(f, lease.payload, lease.schema.rows)
+    for axis in range(f.ndim):
+        dims[1 + axis] = entry[1 + axis]
+    return checked_view(lease, f, 1 + f.ndim, dims, entry[0], copy)
+
+
+def lengths(Lease lease, Py_ssize_t number, int64_t max_length):
+    """Length of the first axis of each row of a field of arrays, `max_length` (if not negative) at
+    most: int64 (rows,), with memory of its own."""
+    cdef Field *f = &lease.schema.fields[number]
+    cdef cnp.npy_intp rows = lease.rows
+    cdef int64_t *target
+    cdef Py_ssize_t row
+    lease.check(0, lease.schema.bytes)
+    found = cnp.PyArray_EMPTY(1, &rows, cnp.NPY_INT64, 0)
+    target = <int64_t *>bytes_of(<cnp.PyArrayObject *>found)
+    for row in range(rows):
+        target[row] = f.dims[0] if f.kind == ARRAY else (
+            entry_of(f, lease.payload, row)[1])
+        if 0 <= max_length < target[row]:
+            target[row] = max_length
+    return found

@@ -2,19 +2,17 @@ from typing import Any
 
 from typing_extensions import Self, disjoint_base
 
-from fastiter._ring.arena import Arena
-from fastiter._ring.lease import Lease
-from fastiter._ring.parent_ring import ParentRing
-from fastiter._ring.worker_ring import WorkerRing
+from fastiter._ring.arena import Arena, WorkerRing
+from fastiter._ring.parent import Lease, ParentRing
+from fastiter._ring.schema import SlotWriter
 
 @disjoint_base
-class SampleWriter:
+class SampleWriter(SlotWriter):
     def __new__(cls, end: WorkerRing, bell_pipe: int) -> Self: ...
     def put(self, sample: object) -> bool: ...
     def fail(self, error: BaseException) -> None: ...
     def finish(self) -> None: ...
 
-@disjoint_base
 class StreamLease(Lease): ...
 
 @disjoint_base

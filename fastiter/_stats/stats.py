@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from fastiter._ring.parent_ring import Report
+    from fastiter._ring.parent import Report
     from fastiter._stats.bottleneck import Diagnosis
 
 WorkerKind = Literal["processes", "threads", "none"]

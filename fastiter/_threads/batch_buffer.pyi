@@ -5,8 +5,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self, disjoint_base
 
-from fastiter._ring.column_writer import ColumnWriter
-from fastiter._ring.row_reader import Schema
+from fastiter._ring.schema import ColumnWriter, Schema
 
 @disjoint_base
 class RangeWriter(ColumnWriter): ...

@@ -18,9 +18,8 @@ from fastiter._collate.buffers cimport empty_array
 from fastiter._clib.csrc cimport (
     PyArray_Descr, fi_call_cost, fi_call_cost_claim, fi_call_cost_add, fi_copy, fi_outruns_cache)
 from fastiter._clib.numpy_api cimport PyArray_Type, bytes_of, dims_of, is_contiguous, ndim_of
-from fastiter._ring.column_writer cimport ColumnWriter
-from fastiter._ring.row_reader cimport (
-    FIELD_LIMIT, MOST_NDIM, _ARRAY, _BARE, _BOOL, _DICT, _FLOAT, _INT, _LIST, Field, Schema)
+from fastiter._ring.schema cimport (
+    ColumnWriter, MOST_FIELDS, MOST_NDIM, ARRAY, BARE, BOOL, DICT, FLOAT, INT, LIST, Field, Schema)
 
 cnp.import_array()
 
@@ -103,7 +102,7 @@ cdef class RangeWriter(ColumnWriter):
 
     cdef int write_other(self, Py_ssize_t number, Py_ssize_t row, PyObject *value) except -1:
         """Keeps the value itself."""
-        if self.schema.container == _BARE and isinstance(<object>value, (tuple, dict)):
+        if self.schema.container == BARE and isinstance(<object>value, (tuple, dict)):
             return 0  # an example with fields of its own
         (<list>PyList_GET_ITEM(self.buffer.fields_, number))[row] = <object>value
         return 1
@@ -161,7 +160,7 @@ cdef class BatchBuffer:
     cdef Py_ssize_t rows
     cdef list kept
     cdef list fields_
-    cdef char *columns[FIELD_LIMIT]  # of the fields that are copied into an array; else NULL
+    cdef char *columns[MOST_FIELDS]  # of the fields that are copied into an array; else NULL
     cdef char *states
     cdef bint uncached
     cdef public bint stopped
@@ -181,7 +180,7 @@ cdef class BatchBuffer:
         if schema is None:
             return
         self.uncached = fi_outruns_cache(rows * schema.row_bytes, n_batches)
-        if len(in_place) != schema.count or schema.container == _LIST:
+        if len(in_place) != schema.count or schema.container == LIST:
             raise ValueError(f"no schema for an assembly: {schema.specs!r}, {in_place!r}")
         for number in range(schema.count):
             f = &schema.fields[number]
@@ -189,7 +188,7 @@ cdef class BatchBuffer:
             if not in_place[number]:
                 self.fields_.append([None] * rows)
                 continue
-            if f.descr == NULL or f.kind != _ARRAY and f.ndim or f.ndim >= MOST_NDIM - 1:
+            if f.descr == NULL or f.kind != ARRAY and f.ndim or f.ndim >= MOST_NDIM - 1:
                 raise ValueError(f"field {number} has no rows of one size: {schema.specs[number]!r}")
             shape[0] = rows
             for axis in range(f.ndim):
@@ -274,16 +273,16 @@ cdef class BatchBuffer:
             self.read_field(&schema.fields[number], self.fields_[number], row)
             for number in range(schema.count)
         ]
-        if schema.container == _BARE:
+        if schema.container == BARE:
             return values[0]
-        return dict(zip(schema.keys, values)) if schema.container == _DICT else tuple(values)
+        return dict(zip(schema.keys, values)) if schema.container == DICT else tuple(values)
 
     cdef object read_field(self, Field *f, object field, Py_ssize_t row):
         if type(field) is list:
             return field[row]
-        if f.kind == _ARRAY:
+        if f.kind == ARRAY:
             return field[row, ...]
-        return field.item(row) if f.kind in (_INT, _FLOAT, _BOOL) else field[row]
+        return field.item(row) if f.kind in (INT, FLOAT, BOOL) else field[row]
 
 
 cdef const int64_t *indices_of(object indices, Py_ssize_t rows) except NULL:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fastiter._collate import collate as _collate
-from fastiter._ring import row_reader
 from fastiter._ring.infer_schema import derive_schema, merge_schemas
+from fastiter._ring.schema import ARRAY, BARE, BOOL, DICT, FLOAT, INT, LIST, OBJECT, RAGGED
 from fastiter._threads.batch_buffer import BatchBuffer
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from fastiter._collate.numpy_fallback import Indices
     from fastiter._collate.padding import FieldRule, Padding
-    from fastiter._ring.row_reader import Schema
+    from fastiter._ring.schema import Schema
 
-_NUMBERS = {row_reader.INT: np.int64, row_reader.FLOAT: np.float64, row_reader.BOOL: np.bool_}
+_NUMBERS = {INT: np.int64, FLOAT: np.float64, BOOL: np.bool_}
 _MOST_NDIM = 30  # of a row; the batch has one more, and NumPy 1 allows 32
 
 
@@ -101,7 +101,7 @@ class Assembler:
         schema = field_plan.schema
         assert schema is not None
         names: Sequence[Any] = schema.keys or range(len(fields))
-        if schema.container == row_reader.BARE:
+        if schema.container == BARE:
             names = [None]
         for name, field, rule in zip(names, fields, field_plan.rules, strict=True):
             array, n = field, None
@@ -113,7 +113,7 @@ class Assembler:
             lengths.append(n)
         if schema.keys is not None:
             return _collate.with_lengths(dict(zip(names, arrays, strict=True)), names, lengths)
-        joined = arrays[0] if schema.container == row_reader.BARE else tuple(arrays)
+        joined = arrays[0] if schema.container == BARE else tuple(arrays)
         return _collate.with_lengths(joined, names, lengths)
 
     def _learn(self, field_plan: _FieldPlan, examples: list[Any]) -> None:
@@ -128,14 +128,12 @@ class Assembler:
 
     def _plan_fields(self, schema: Schema) -> _FieldPlan:
         rules: tuple[FieldRule, ...]
-        if schema.container == row_reader.LIST or (
-            schema.container == row_reader.BARE and schema.specs[0][0] == row_reader.OBJECT
-        ):
+        if schema.container == LIST or (schema.container == BARE and schema.specs[0][0] == OBJECT):
             return _FieldPlan(is_final=True)
         try:
-            if schema.container == row_reader.DICT:
+            if schema.container == DICT:
                 rules = self._padding.for_dict(list(schema.keys or ()))
-            elif schema.container == row_reader.BARE:
+            elif schema.container == BARE:
                 rules = (self._padding.for_array(),)
             else:
                 rules = self._padding.for_tuple(len(schema.specs))
@@ -157,14 +155,14 @@ class Batch(NamedTuple):
 def _is_in_place(spec: Any, rule: FieldRule) -> bool:
     """Whether the field's array is its rows, one after the other."""
     kind, dtype, shape = spec
-    if kind in (row_reader.RAGGED, row_reader.OBJECT):
+    if kind in (RAGGED, OBJECT):
         return False
     dtype = np.dtype(_NUMBERS.get(kind, dtype))
     if not dtype.isnative or dtype.kind == "V" or dtype.itemsize == 0:
         return False
     if not _casts_quietly(rule.fill, dtype):
         return False
-    if kind != row_reader.ARRAY or not shape:
+    if kind != ARRAY or not shape:
         return rule.named is None
     return len(shape) < _MOST_NDIM and rule.takes_whole(shape[0])
 

@@ -29,7 +29,7 @@ from fastiter._util import shutdown
 from fastiter._util.concurrency import WeakObjects
 
 if TYPE_CHECKING:
-    from fastiter._ring.trace import Event
+    from fastiter._ring.parent import Event
     from fastiter._threads.tasks import BatchTask
     from fastiter._util.failures import Failure
 

@@ -17,13 +17,14 @@ from fastiter._clib import ring_words
 from fastiter._collate import collate, numpy_fallback
 from fastiter._collate.numpy_fallback import Indices
 from fastiter._collate.padding import FieldRule, Padding
-from fastiter._ring import lease as _lease
-from fastiter._ring import row_reader, views
+from fastiter._ring import row_reader
+from fastiter._ring.parent import Lease
+from fastiter._ring.schema import ARRAY, BOOL, FLOAT, INT, NAMED, RAGGED, TUPLE, Schema
 from fastiter._ring.serialization import Packed
 from fastiter._util.failures import dump
 from fastiter._workers import row_writer
 
-_NUMBERS = {row_reader.INT: np.int64, row_reader.FLOAT: np.float64, row_reader.BOOL: np.bool_}
+_NUMBERS = {INT: np.int64, FLOAT: np.float64, BOOL: np.bool_}
 
 
 class ConcatConverter:
@@ -65,38 +66,40 @@ class ConcatConverter:
             pass  # the parent tries on its heap, and raises if that fails too
         return 0
 
-    def matches(self, schema: row_reader.Schema) -> bool:
+    def matches(self, schema: Schema) -> bool:
         """Whether the columns of this schema are what concat_examples would give. Its errors about
         the padding are raised by itself, in `convert`."""
         return self._steps_for(schema) is not None
 
-    def add_lengths(self, columns: Any, schema: row_reader.Schema, lease: _lease.Lease) -> Any:
+    def add_lengths(self, columns: Any, lease: Lease) -> Any:
         """What concat_examples returns: the columns of a batch, and the lengths it was asked for.
 
         Runs in the parent.
         """
         if self.padding.only_fills:
             return columns
+        schema = lease.schema
+        assert schema is not None
         steps = self._steps_for(schema)
         assert steps is not None
         names = range(len(steps)) if schema.keys is None else schema.keys
         lengths = [
-            views.lengths(schema, lease, number, step.max_length) if step.lengths else None
+            row_reader.lengths(lease, number, step.max_length) if step.lengths else None
             for number, step in enumerate(steps)
         ]
         return collate.with_lengths(columns, names, lengths)
 
-    def _steps_for(self, schema: row_reader.Schema) -> list[_Step] | None:
+    def _steps_for(self, schema: Schema) -> list[_Step] | None:
         if self._field_plan[0] is not schema:
             self._field_plan = (schema, self._plan_fields(schema))
         return self._field_plan[1]
 
-    def _plan_fields(self, schema: row_reader.Schema) -> list[_Step] | None:
+    def _plan_fields(self, schema: Schema) -> list[_Step] | None:
         """What is done with each field; None if that is not what columns are made for, or a fill
         value cannot be cast without a word from NumPy, which the parent shall say."""
         rules: tuple[FieldRule, ...]
         try:
-            if schema.container in (row_reader.TUPLE, row_reader.NAMED):
+            if schema.container in (TUPLE, NAMED):
                 rules = self.padding.for_tuple(len(schema.specs))
             elif schema.keys is not None:
                 rules = self.padding.for_dict(schema.keys)
@@ -128,7 +131,7 @@ class _Step(NamedTuple):
 def _step(spec: Any, rule: FieldRule) -> _Step:
     """Raises where columns are not what concat_examples makes of this field."""
     kind, dtype, shape = spec
-    ndim = shape if kind == row_reader.RAGGED else len(shape or ())  # of a number: None
+    ndim = shape if kind == RAGGED else len(shape or ())  # of a number: None
     fill = None
     if rule.fill is not None:
         fill = numpy_fallback.cast_fill(rule.fill, np.dtype(_NUMBERS.get(kind, dtype)), ndim)
@@ -136,7 +139,7 @@ def _step(spec: Any, rule: FieldRule) -> _Step:
         if rule.named is not None:
             raise ValueError(f"{rule.named} is set for a field without an axis")
         return _Step(fill, -1, 1, False)
-    if kind == row_reader.ARRAY and not rule.takes_whole(shape[0]):
+    if kind == ARRAY and not rule.takes_whole(shape[0]):
         raise ValueError("the column is no row's length")
     return _Step(fill, rule.max_length, rule.multiple, rule.lengths)
 

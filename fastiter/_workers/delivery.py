@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 
 from fastiter._clib import ring_words
 from fastiter._collate.numpy_fallback import Indices
-from fastiter._ring import lease as _lease
-from fastiter._ring import parent_ring, views
-from fastiter._ring.scheduler import Scheduled
-from fastiter._ring.serialization import unpack
+from fastiter._ring import row_reader
+from fastiter._ring.parent import Lease, ScheduledBatch
 from fastiter._util.failures import Failure, load
 from fastiter._workers.batch_converter import BatchConverter, ConcatConverter
 from fastiter._workers.crash_counts import CrashCounts
@@ -25,13 +23,10 @@ class Irregular(NamedTuple):
 
 
 def read_irregular(
-    ring: parent_ring.ParentRing,
-    lease: _lease.Lease,
-    slot: int,
-    record: Scheduled,
+    lease: Lease,
+    record: ScheduledBatch,
     codes: Sequence[tuple[int, int]],
     deaths: CrashCounts,
-    copied: bool,
     tolerates: bool,
 ) -> Irregular:
     """Loads what lies beside the columns.
@@ -40,7 +35,6 @@ def read_irregular(
     ----------
     codes : (row, code) of the irregular rows, ascending.
     deaths : how the workers ended that rows have killed.
-    copied : load private copies, since the slot will be free at once.
     tolerates : False: the first failure is enough.
     """
     examples: dict[int, Any] = {}
@@ -53,15 +47,11 @@ def read_irregular(
                 end = deaths.end_of_row(record.q, row)
                 died = crash_error(what, end, record.label)
                 failures.append(Failure(died, facts, row, is_skippable=True))
+            elif code == ring_words.ROW_ERROR:
+                dumped = lease.load(row, ring_words.PACKED_ERROR, True) or ()
+                failures.append(load(dumped, facts, row))
             else:
-                part = lease.part(*ring.entry(slot, row))
-                if code == ring_words.ROW_ERROR:
-                    seed = lease.seed(row, ring_words.PACKED_ERROR)
-                    dumped = unpack(memoryview(bytearray(part)), seed) if part.nbytes else ()
-                    failures.append(load(dumped, facts, row))
-                else:
-                    seed = lease.seed(row, ring_words.PACKED_EXAMPLE)
-                    examples[row] = unpack(memoryview(bytearray(part)) if copied else part, seed)
+                examples[row] = lease.load(row, ring_words.PACKED_EXAMPLE, lease.is_copied)
         except OverwrittenError as error:
             failures.append(Failure(error, facts, row))
         except Exception as error:
@@ -74,7 +64,7 @@ def read_irregular(
 
 
 def drop_failed(
-    lease: _lease.Lease,
+    lease: Lease,
     irregular: Irregular,
     replaced: dict[int, Any],
     codes: Sequence[tuple[int, int]],
@@ -92,7 +82,7 @@ def drop_failed(
     rows = [row for row in range(lease.rows) if row not in dropped]
     without = {row for row, code in codes if code in (ring_words.ROW_ERROR, ring_words.ROW_POISON)}
     is_finished = dropped == without
-    views.compact_rows(lease.schema, lease, rows)
+    row_reader.compact_rows(lease, rows)
     beside = {**irregular.examples, **replaced}
     examples = {place: beside[row] for place, row in enumerate(rows) if row in beside}
     return examples, is_finished
@@ -107,30 +97,25 @@ def crash_error(what: str, end: str, label: str) -> WorkerDiedError:
 
 
 def assemble(
-    lease: _lease.Lease,
-    record: Scheduled,
-    flags: int,
-    result: memoryview | None,
+    lease: Lease,
+    record: ScheduledBatch,
     irregular: dict[int, Any],
     batch_converter: BatchConverter | None,
-    copied: bool,
 ) -> Any:
     """Return the batch (the converter's result, or the list of examples), or its `Failure`."""
-    if flags & ring_words.CONVERTER_ERROR and result is not None:
-        seed = lease.seed(ring_words.WHOLE_BATCH, ring_words.PACKED_FAILURE)
-        return load(unpack(memoryview(bytearray(result)), seed), f"converter, {record.label}")
-    if flags & ring_words.CONVERTED_OBJECT and result is not None:
-        seed = lease.seed(ring_words.WHOLE_BATCH, ring_words.PACKED_RESULT)
-        return unpack(memoryview(bytearray(result)) if copied else result, seed)
-    return from_rows(lease, record.indices, irregular, batch_converter, copied)
+    if lease.flags & ring_words.CONVERTER_ERROR:
+        dumped = lease.load(ring_words.WHOLE_BATCH, ring_words.PACKED_FAILURE, True)
+        return load(dumped, f"converter, {record.label}")
+    if lease.flags & ring_words.CONVERTED_OBJECT:
+        return lease.load(ring_words.WHOLE_BATCH, ring_words.PACKED_RESULT, lease.is_copied)
+    return from_rows(lease, record.indices, irregular, batch_converter)
 
 
 def from_rows(
-    lease: _lease.Lease,
+    lease: Lease,
     indices: Indices,
     irregular: dict[int, Any],
     batch_converter: BatchConverter | None,
-    copied: bool,
 ) -> Any:
     """The batch, made of its rows, whose dataset indices messages tell."""
     schema = lease.schema
@@ -140,13 +125,13 @@ def from_rows(
         and not irregular
         and batch_converter.matches(schema)
     ):
-        columns = views.columns(schema, lease, lease.converted, copied or batch_converter.copy)
+        columns = row_reader.columns(lease, lease.is_copied or batch_converter.copy)
         if columns is not None:
-            return batch_converter.add_lengths(columns, schema, lease)
+            return batch_converter.add_lengths(columns, lease)
     if schema is None:
         examples = [irregular[row] for row in range(lease.rows)]
     else:
-        examples = views.read(schema, lease, copied, irregular)
+        examples = row_reader.read(lease, lease.is_copied, irregular)
     if batch_converter is None:
         return examples
     if lease.places is not None:  # rows were dropped

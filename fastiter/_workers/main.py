@@ -21,8 +21,7 @@ import numpy as np
 
 from fastiter._clib import system
 from fastiter._order import example_context
-from fastiter._ring import arena as _arena
-from fastiter._ring import worker_ring
+from fastiter._ring.arena import Arena, WorkerRing
 from fastiter._util.failures import dump_start_error
 from fastiter._util.worker_info import WorkerInfo, set_worker_info
 from fastiter._workers import row_writer, thread_limits
@@ -86,9 +85,7 @@ class Job(Protocol):
     def names(self) -> dict[str, Any]:
         """Its parts by the names that messages give them, the smallest first."""
 
-    def prepare(
-        self, end: worker_ring.WorkerRing, arguments: WorkerArguments, seed: int
-    ) -> Callable[[], None]:
+    def prepare(self, end: WorkerRing, arguments: WorkerArguments, seed: int) -> Callable[[], None]:
         """In the worker: gets ready, and gives the function that does the work. `seed` is this
         start's own."""
 
@@ -130,9 +127,7 @@ class BatchJob:
             "the dataset": self.dataset,
         }
 
-    def prepare(
-        self, end: worker_ring.WorkerRing, arguments: WorkerArguments, seed: int
-    ) -> Callable[[], None]:
+    def prepare(self, end: WorkerRing, arguments: WorkerArguments, seed: int) -> Callable[[], None]:
         set_worker_info(WorkerInfo(arguments.number, arguments.workers, seed, self.dataset))
         if self.worker_init is not None:
             self.worker_init(arguments.number)
@@ -147,7 +142,7 @@ class WorkerArguments(NamedTuple):
     number: int
     workers: int  # how many there are
     start: int  # counts the starts of this pool; the cell's gate compares it
-    arena: _arena.Arena | None  # inherited by a fork, else attached
+    arena: Arena | None  # inherited by a fork, else attached
     geometry: tuple[int, ...]
     memory: Descriptor
     event: Descriptor
@@ -159,7 +154,7 @@ class WorkerArguments(NamedTuple):
     parent: int  # pid to die with, 0 if the parent's starting thread may end before it
     inherited: set[int]  # what all iterators hold open, as it is when a fork inherits it
     own: set[int]  # descriptors of them that are this worker's
-    others: tuple[_arena.Arena, ...]  # arenas of other iterators, inherited likewise
+    others: tuple[Arena, ...]  # arenas of other iterators, inherited likewise
     job: Job | Shared[Job]  # inherited, or an image of it
     seed: bytes
 
@@ -192,9 +187,9 @@ def _run(arguments: WorkerArguments) -> int:
     thread_limits.limit_threads()
     arena = arguments.arena
     if arena is None:
-        arena = _arena.Arena.attach(arguments.memory.fd, arguments.event.fd, arguments.geometry)
+        arena = Arena.attach(arguments.memory.fd, arguments.event.fd, arguments.geometry)
     arena.dont_fork()
-    end = worker_ring.WorkerRing(arena, arguments.number, arguments.bell_pipe.fd)
+    end = WorkerRing(arena, arguments.number, arguments.bell_pipe.fd)
     if not end.enter(arguments.start):
         return 0
     digest = _digest(arguments)
@@ -218,7 +213,7 @@ def _run(arguments: WorkerArguments) -> int:
 
 def _work(
     rows: row_writer.RowWriter,
-    end: worker_ring.WorkerRing,
+    end: WorkerRing,
     batch_converter: BatchConverter | None,
     claims: int | None,
 ) -> None:

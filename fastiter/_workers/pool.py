@@ -8,17 +8,15 @@ iterator, under the iterator's lock; there is no thread beside it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fastiter._clib import ring_words
 from fastiter._clib import system as _system
 from fastiter._order.plan import Plan
-from fastiter._ring import arena as _arena
-from fastiter._ring import lease as _lease
-from fastiter._ring import parent_ring
+from fastiter._ring.arena import Arena
 from fastiter._ring.infer_schema import derive_schema, merge_schemas
-from fastiter._ring.scheduler import BatchScheduler, Scheduled
+from fastiter._ring.parent import BatchScheduler, Lease, ScheduledBatch
 from fastiter._stats.autotune import Setting, private_bytes
 from fastiter._stats.stats import LoaderStats, worker_stats
 from fastiter._util import shutdown
@@ -32,10 +30,10 @@ from fastiter._workers.process import LEFT, UNKNOWN_END, WorkerProcess
 from fastiter._workers.process_group import WorkerGroup
 from fastiter._workers.start_method import Start
 from fastiter._workers.timeouts import Timeouts
-from fastiter.errors import OverwrittenError, WorkerDiedError
+from fastiter.errors import WorkerDiedError
 
 if TYPE_CHECKING:
-    from fastiter._ring.parent_ring import Report
+    from fastiter._ring.parent import Report
 
 _SPARES = 32  # slots that replace those retired by forks of the program
 _SCHEMAS = 16
@@ -43,10 +41,11 @@ _SLICE = 0.5  # seconds; the longest sleep before a look at clocks and hints
 _SPIN = 100  # pauses, about 2 us
 
 
-class Pool(BatchScheduler):
+class Pool:
     """Workers, the ring between them and the caller, and the arena that holds it.
 
-    `BatchScheduler` does what each batch needs while nothing unusual happens.
+    The iterator uses the pool's `ring` itself for what it does for each batch while nothing special
+    happens: topping up, and taking batches.
 
     Parameters
     ----------
@@ -110,14 +109,14 @@ class Pool(BatchScheduler):
         most = max(workers, most_workers)
         slots = max(n_prefetch, most_prefetch) + 1 + n_held + most + _SPARES
         self.rows = rows
-        arena = _arena.Arena.create(slots, most, rows, _SCHEMAS)
-        super().__init__(parent_ring.ParentRing(arena, _SPARES), batch_size, n_prefetch)
-        self._least_bytes = (shared_mem or 0) * rows
+        arena = Arena.create(slots, most, rows, _SCHEMAS)
+        self.ring = BatchScheduler(arena, _SPARES, batch_size, n_prefetch)
+        self.ring.least_bytes = (shared_mem or 0) * rows
         self._engage(workers)
         self._calls_init = worker_init is not None
         job = BatchJob(dataset, batch_converter, worker_init, maxtasksperchild)
-        self._group = WorkerGroup(self._ring, most, job, start, workers)
-        self._timeouts = Timeouts(dataset_timeout, self._ring, self._group)
+        self._group = WorkerGroup(self.ring, most, job, start, workers)
+        self._timeouts = Timeouts(dataset_timeout, self.ring, self._group)
         self._at_exit = shutdown.end_at_exit(self, lock)
         try:
             self._group.open()
@@ -129,18 +128,18 @@ class Pool(BatchScheduler):
     # ---- take
 
     @property
-    def arena(self) -> _arena.Arena:
-        """The memory that batches lie in."""
-        return self._ring.arena
+    def is_own(self) -> bool:
+        """Whether this is the process that made the pool, not a forked child."""
+        return os.getpid() == self.pid
 
     @property
     def ready_plan(self) -> Plan | None:
         """The plan of the oldest batch if that is complete, else None."""
-        is_ready = self._scheduled and self._ring.ready() is not None
-        return self._scheduled[0].plan if is_ready else None
+        is_ready = self.ring.scheduled and self.ring.ready()
+        return self.ring.scheduled[0].plan if is_ready else None
 
-    def wait(self) -> tuple[int, int]:
-        """Blocks until the oldest batch is complete; returns what `deliver` takes.
+    def wait(self) -> None:
+        """Blocks until the oldest batch is complete.
 
         Raises
         ------
@@ -149,17 +148,14 @@ class Pool(BatchScheduler):
         Exception
             The dataset cannot be loaded in the workers, or they die before they work.
         """
-        ready: tuple[int, int] | None = self._ring.ready()
-        while ready is None:  # a word that was right may be overwritten before it is read again
-            self._sleep(self._ring.ready, any_event=False)
-            ready = self._ring.ready()
-        return ready
+        while not self.ring.ready():  # an overwritten word may take it back
+            self._sleep(self.ring.ready, any_event=False)
 
     def wait_for_slot(self) -> None:
         """Blocks until a slot that drains may have come back."""
-        self._sleep(lambda: self._ring.slots["free"] > 0, any_event=True)
+        self._sleep(self.ring.has_free_slot, any_event=True)
 
-    def deliver_fast(self, plan: Plan, lease: _lease.Lease) -> Any:
+    def deliver_fast(self, plan: Plan, lease: Lease) -> Any:
         """The batch of `plan`, of which `take` gave the lease.
 
         Raises
@@ -168,9 +164,9 @@ class Pool(BatchScheduler):
             A field cannot be loaded, or the converter's exception.
         """
         assert plan.indices is not None
-        return from_rows(lease, plan.indices, {}, self._batch_converter, False)
+        return from_rows(lease, plan.indices, {}, self._batch_converter)
 
-    def deliver(self, plan: Plan, slot: int, flags: int, policy: FailurePolicy | None) -> Any:
+    def deliver(self, plan: Plan, policy: FailurePolicy | None) -> Any:
         """Take the oldest batch, that of `plan`, out of the ring, and return it or its `Failure`.
 
         `policy` decides about rows that have failed; without one the first is the batch's failure.
@@ -180,29 +176,12 @@ class Pool(BatchScheduler):
         Exception
             What belongs to the batch too: a field cannot be loaded, or the converter's exception.
         """
-        ring = self._ring
-        record = self._scheduled[0]
-        # Holding batches costs memory, never progress.
-        copied = ring.usable < self._n_prefetch + 1
-        codes: Sequence[tuple[int, int]] = ()
+        record = self.ring.scheduled[0]
+        lease = None
         try:
-            codes = ring.irregular_rows(slot)
-        except OverwrittenError:
-            self.drop_head()
-            self._forget(record)
-            raise
-        offset, size = ring.result(slot)
-        used = ring.used(slot)
-        fields = bool(flags & ring_words.CONVERTED_FIELDS)
-        if copied:
-            lease = _lease.view(ring, slot, record.schema, False, fields)
-        else:
-            lease = self.lease_head(slot, fields)
-            self._forget(record)
-        try:
-            tolerates = policy is not None
+            lease, codes = self.ring.take_irregular()
             irregular = read_irregular(
-                ring, lease, slot, record, codes, self._crash_counts, copied, tolerates
+                lease, record, codes, self._crash_counts, tolerates=policy is not None
             )
             poison = (row for row, code in codes if code == ring_words.ROW_POISON)
             self._crash_counts.clear(record.indices, poison)
@@ -215,38 +194,28 @@ class Pool(BatchScheduler):
                     return replaced
                 examples, is_finished = drop_failed(lease, irregular, replaced, codes)
                 if not is_finished:
-                    flags, size, lease.converted = flags & ring_words.FINISH_POISON, 0, False
-            if flags & ring_words.FINISH_POISON:
-                raise crash_error(
-                    "the converter", self._crash_counts.end_of_finish(record.q), record.label
-                )
-            self._learn(lease, record, used, irregular.examples)
-            result = lease.part(offset, size) if size else None
-            return assemble(lease, record, flags, result, examples, self._batch_converter, copied)
+                    lease.flags &= ring_words.FINISH_POISON
+            if lease.flags & ring_words.FINISH_POISON:
+                end = self._crash_counts.end_of_finish(record.q)
+                raise crash_error("the converter", end, record.label)
+            self._learn(record, irregular.examples)
+            return assemble(lease, record, examples, self._batch_converter)
         finally:
+            self.copied_out += lease is not None and lease.is_copied
             del lease  # or it lives as long as the traceback of what is raised
-            if copied:
-                self.copied_out += 1
-                self.free_head()
-                self._forget(record)
+            self._crash_counts.delivered(record.q)
+            self._hints_restored = False
+            if record.q >= self.ring.single_until:
+                self.ring.single_until = -1
+            self.ring.fast_path_ok = not self._crash_counts and self.ring.single_until < 0
 
-    def _forget(self, record: Scheduled) -> None:
-        self._crash_counts.delivered(record.q)
-        self._hints_restored = False
-        if record.q >= self._single_until:
-            self._single_until = -1
-        self._fast_path_ok = not self._crash_counts and self._single_until < 0
-
-    def _learn(
-        self, lease: _lease.Lease, record: Scheduled, used: int, irregular: dict[int, Any]
-    ) -> None:
+    def _learn(self, record: ScheduledBatch, irregular: dict[int, Any]) -> None:
         """Lets later batches have the columns that this one would have needed."""
-        self.note_used(used)
+        ring = self.ring
         self.spilled_rows += len(irregular) if record.schema is not None else 0
-        number = self._schema_number + 1
-        if len(irregular) * 8 < len(record.indices) or number >= _SCHEMAS:
+        if len(irregular) * 8 < len(record.indices) or ring.schema_number + 1 >= _SCHEMAS:
             return
-        known = self._schema
+        known = ring.schema
         if known is not record.schema:
             return  # this batch was scheduled before what has been learnt since
         examples = [irregular[row] for row in sorted(irregular)]
@@ -255,14 +224,13 @@ class Pool(BatchScheduler):
             schema = merge_schemas(known, schema)
             if schema.same_as(known):
                 return
-        if self._ring.arena.put_schema_record(number, schema.record()):
-            self.use_schema(schema)
+        ring.use_schema(schema)
 
     # ---- wait
 
     def _sleep(self, done: Any, any_event: bool) -> None:
         """Sleeps until `done`, for the doorbell, deaths, timeouts and signals at once."""
-        ring = self._ring
+        ring = self.ring
         self._timeouts.begin()
         while True:
             if self.closed:
@@ -273,29 +241,22 @@ class Pool(BatchScheduler):
             if self.is_starting:
                 self.look_at_starts()
             self._start_missing()
-            woken: list[int] = []
             try:
-                ring.announce_sleep(any_event)
-                if any_event:
-                    ring.collect()
-                if done():
-                    return
-                woken = ring.wait(self._group.descriptors(), self._timeouts.slice(_SLICE))
+                woken = ring.wait(
+                    done, any_event, self._group.descriptors(), self._timeouts.slice(_SLICE)
+                )
             except OSError:
                 if not self.closed:  # by a signal handler that came before the wait
                     raise
-            finally:
-                ring.cancel_sleep()
-            if any_event:
-                ring.collect()
-            if done() or self.closed:
+                continue
+            if woken is None or done() or self.closed:
                 continue
             # After a silence too: where the system has no pidfds, a pipe's end tells of a death,
             # and what the dataset has forked may hold that open.
             if not woken or any(position >= 0 for position in woken):
                 for member in self._group.dead():
                     self._recover(member)
-            label = self._scheduled[0].label if self._scheduled else "a free slot"
+            label = ring.scheduled[0].label if ring.scheduled else "a free slot"
             self._timeouts.look(label)
             if not woken:
                 self._look_at_hints()
@@ -305,20 +266,19 @@ class Pool(BatchScheduler):
         their start. First all hints are restored: if all is well, the workers have looked for work
         once in vain. If they all sleep again, the batches that are not complete are given up, and
         each ends in an OverwrittenError."""
-        self._fast_path_ok = False  # until a batch has been delivered
+        self.ring.fast_path_ok = False  # until a batch has been delivered
         self._group.open_gates()
-        if self._hints_restored and self._ring.stalled:
-            self._ring.give_up()
+        if self._hints_restored and self.ring.stalled:
+            self.ring.give_up()
         else:
             self._hints_restored = True
-            self._ring.restore_hints()
+            self.ring.restore_hints()
 
     # ---- settings that change
 
     def _engage(self, count: int) -> None:
         """Tells the workers how many of them there shall be."""
-        self.set_worker_count(count)
-        self._ring.set_spin(_SPIN if count < allowed_cpus() else 0)
+        self.ring.set_worker_count(count, _SPIN if count < allowed_cpus() else 0)
 
     def set_workers(self, count: int) -> None:
         """Has so many workers from now on. Those that are too many leave when they are through with
@@ -326,7 +286,7 @@ class Pool(BatchScheduler):
         for member in self._group.dead():  # who has left before, maybe
             self._recover(member)
         for number in range(self._group.wanted, count):
-            if not self._ring.report(number)["ready"]:  # nobody has had that number yet
+            if not self.ring.report(number)["ready"]:  # nobody has had that number yet
                 self._joined[number] = _system.now()
         self._group.wanted = count
         for surplus in self._group.members[count:]:
@@ -337,7 +297,7 @@ class Pool(BatchScheduler):
 
     def set_prefetch(self, count: int) -> None:
         """Keeps so many batches ahead from the next top-up on."""
-        self._n_prefetch = count
+        self.ring.n_prefetch = count
 
     def settings(self) -> dict[str, Setting]:
         """What may change while the pool runs."""
@@ -349,7 +309,7 @@ class Pool(BatchScheduler):
     def is_steady(self) -> bool:
         """Whether all workers that are wanted have loaded the dataset."""
         return all(
-            member is not None and self._ring.report(member.number)["ready"] == member.start
+            member is not None and self.ring.report(member.number)["ready"] == member.start
             for member in self._group.members[: self._group.wanted]
         )
 
@@ -359,7 +319,8 @@ class Pool(BatchScheduler):
 
     def batch_bytes(self) -> int:
         """Memory that a slot takes."""
-        return max(self._recent_bytes, 0 if self._schema is None else self._schema.bytes)
+        schema = self.ring.schema
+        return max(self.ring.recent_bytes, 0 if schema is None else schema.bytes)
 
     def memory_available(self) -> int:
         return _system.memory_available()
@@ -369,7 +330,7 @@ class Pool(BatchScheduler):
     def note_start(self) -> None:
         """The first batch was delivered: what the workers did for it, they did in the start."""
         for number in range(self._group.count):
-            self._at_start[number] = self._ring.report(number)
+            self._at_start[number] = self.ring.report(number)
 
     @property
     def n_workers(self) -> int:
@@ -379,7 +340,7 @@ class Pool(BatchScheduler):
     def statistics(self, seconds: float) -> LoaderStats:
         """What the workers have done in so many seconds. Takes no lock: any thread may ask, also
         while another one waits for a batch, and after the end."""
-        ring, living = self._ring, not self.closed
+        ring, living = self.ring, not self.closed
         now = _system.now()
         workers = []
         for number, member in enumerate(self._group.members):
@@ -392,12 +353,12 @@ class Pool(BatchScheduler):
         return LoaderStats(
             workers_are="processes",
             n_workers=self._group.wanted,
-            n_prefetch=self._n_prefetch,
+            n_prefetch=ring.n_prefetch,
             bytes_written=sum(worker.bytes_written for worker in workers),
-            ready=self.count_ready if living else 0,
+            ready=ring.count_ready if living else 0,
             slots=ring.arena.geometry[0] - _SPARES,
-            calls=self.calls,
-            ready_sum=self.ready_sum,
+            calls=ring.calls,
+            ready_sum=ring.ready_sum,
             spills=self.spilled_rows,
             copied_out=self.copied_out,
             retired=ring.slots["retired"],
@@ -430,8 +391,8 @@ class Pool(BatchScheduler):
         """Gives back what a dead worker had in hand, and starts another in its place."""
         # One that a thread starts after the end of the main module may die for want of that.
         shutdown.block_if_exiting(self._lock)
-        self._fast_path_ok = False
-        ring = self._ring
+        self.ring.fast_path_ok = False
+        ring = self.ring
         report = ring.report(member.number)
         note = ring.start_error(member.number) if report["ready"] == member.start else b""
         end = member.exit_reason()
@@ -443,7 +404,6 @@ class Pool(BatchScheduler):
         ring.rewind(member.number)
         if len(suspects) > 1:
             ring.offer_singly()
-            self._single_until = self._scheduled[-1].q if self._scheduled else -1
         self._group.dismiss(member)
         ring.ring_all()
         steps = "loading the dataset" + (" or worker_init" if self._calls_init else "")
@@ -461,7 +421,7 @@ class Pool(BatchScheduler):
 
     def _is_poison(self, row: int, q: int, end: str, suspects: int) -> bool:
         """Counts a death for the one index, or finish, that must have caused it."""
-        record = next((s for s in self._scheduled if s.q == q), None)
+        record = next((s for s in self.ring.scheduled if s.q == q), None)
         if record is None:
             return False  # of a batch that was reset
         if row < 0:
@@ -484,7 +444,7 @@ class Pool(BatchScheduler):
     def interrupt(self) -> None:
         """Makes a `wait` in another thread give up."""
         self.closed = True
-        self._ring.interrupt()
+        self.ring.interrupt()
 
     def close(self) -> None:
         """Ends the workers and closes the descriptors. The memory stays while a batch lives."""
@@ -493,7 +453,7 @@ class Pool(BatchScheduler):
         if self._released or os.getpid() != self.pid:
             return
         self._group.close()
-        self._ring.close_descriptors()
+        self.ring.close_descriptors()
         self._at_exit.cancel()
         self._released = True
 

@@ -25,8 +25,8 @@ import numpy as np
 
 from fastiter._clib import ring_words
 from fastiter._clib import system as _system
-from fastiter._ring import arena as _arena
-from fastiter._ring import lease, parent_ring
+from fastiter._ring.arena import Arena
+from fastiter._ring.parent import ParentRing, begin_anew, fork_begins, fork_ended
 from fastiter._ring.serialization import dumps
 from fastiter._util import fds as _descriptors
 from fastiter._util.concurrency import WeakObjects
@@ -57,7 +57,7 @@ _TERM_GRACE_SECONDS = 0.5  # for a worker to end by itself, then by SIGTERM
 _DESCRIPTORS_OF_A_START = 16  # more than multiprocessing opens on the way, in any start method
 _KILL_SECONDS = 3.0  # for the kernel to end what was killed
 
-_rings: WeakObjects[parent_ring.ParentRing] = WeakObjects()
+_rings: WeakObjects[ParentRing] = WeakObjects()
 _processes: weakref.WeakSet[Any] = weakref.WeakSet()
 _this_thread = threading.local()
 
@@ -74,18 +74,18 @@ def _is_of_program() -> bool:
 
 def _before_fork() -> None:
     if _is_of_program():
-        lease.fork_begins()
+        fork_begins()
 
 
 def _after_fork_in_parent() -> None:
     if _is_of_program():
-        lease.fork_ended()
+        fork_ended()
 
 
 def _after_fork_in_child() -> None:
     """multiprocessing would end and join the parent's workers when the child exits, for it takes
     them for the child's own."""
-    lease.begin_anew()
+    begin_anew()
     known = getattr(multiprocessing.process, "_children", None)
     if known is not None:
         known.difference_update(_processes)
@@ -118,7 +118,7 @@ class WorkerGroup:
 
     def __init__(
         self,
-        ring: parent_ring.ParentRing,
+        ring: ParentRing,
         count: int,
         job: Job,
         start: Start,
@@ -337,7 +337,7 @@ class WorkerGroup:
                     _system.free_lock_at_fork(torch.default_generator.get_state)
             yield
 
-    def _unused_arenas(self) -> tuple[_arena.Arena, ...]:
+    def _unused_arenas(self) -> tuple[Arena, ...]:
         """Arenas of other iterators that a forked worker has no use for. A dataset may well be
         made of another iterator's batches: those arenas stay."""
         return tuple(ring.arena for ring in _rings if ring is not self._ring and not ring.has_views)

@@ -3,14 +3,13 @@ from typing import Any, Literal
 
 from typing_extensions import Self, disjoint_base
 
-from fastiter._ring.column_writer import ColumnWriter
-from fastiter._ring.row_reader import Schema
+from fastiter._ring.arena import WorkerRing
+from fastiter._ring.schema import Schema, SlotWriter
 from fastiter._ring.serialization import Packed
-from fastiter._ring.worker_ring import WorkerRing
 from fastiter._workers.batch_converter import BatchConverter
 
 @disjoint_base
-class RowWriter(ColumnWriter):
+class RowWriter(SlotWriter):
     def __new__(cls, end: WorkerRing, dataset: Any) -> Self: ...
     @property
     def end(self) -> WorkerRing: ...

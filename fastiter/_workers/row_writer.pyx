@@ -6,37 +6,27 @@ This is the inner loop of a worker.
 cimport numpy as cnp
 from cpython.long cimport PyLong_FromLongLong
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from cpython.memoryview cimport PyMemoryView_FromMemory
-from cpython.object cimport PyObject, PyObject_GetItem
+from cpython.object cimport PyObject_GetItem
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastiter._fetch.dataset_access import plain_columns, rows_getter
 from fastiter._fetch.gather cimport ColumnReader
 from fastiter._clib.csrc cimport *
-from fastiter._ring.lease cimport Lease
-from fastiter._ring.worker_ring cimport WorkerRing
-from fastiter._clib.numpy_api cimport bytes_of, dims_of, nbytes_of
-from fastiter._ring.column_writer cimport ColumnWriter
-from fastiter._ring.row_reader cimport (
-    FIELD_LIMIT, MOST_NDIM, _OBJECT, _RAGGED, _TENSOR, Field, Schema)
+from fastiter._clib.numpy_api cimport bytes_of
+from fastiter._ring.arena cimport WorkerRing
+from fastiter._ring.parent cimport Lease
+from fastiter._ring.schema cimport MOST_NDIM, RAGGED, Field, Schema, SlotWriter, entry_of
 from fastiter._clib import ring_words
-from fastiter._ring import views
+from fastiter._ring import row_reader
 from fastiter._util.failures import RowCountError, dump
-from fastiter._util.torch_tensors import array_of
 from fastiter._clib.ring_words import FINISHING as _FINISHING
-from fastiter._ring.serialization import Packed, unpack
+from fastiter._ring.serialization import Packed
 
 cdef int FINISHING = _FINISHING
-
-cdef extern from "Python.h":
-    int PyBUF_WRITE
-
 
 cnp.import_array()
 
 cdef enum:
-    # Below it, giving up and taking back Python's lock costs more than the copy.
-    NOGIL_BYTES = 65536
     # To time a row takes some 60 ns. Of ranges that take long each has one row timed, of others
     # one in so many.
     LONG_RANGE_NS = 50000
@@ -44,7 +34,6 @@ cdef enum:
     TRACED_NS = 10000  # of cheap rows so many as take so long are one event
     NO_ROW = 0xFFFFFFFF
 
-cdef uint32_t PACKED_FIELD = ring_words.PACKED_FIELD
 cdef uint32_t PACKED_EXAMPLE = ring_words.PACKED_EXAMPLE
 cdef uint32_t PACKED_ERROR = ring_words.PACKED_ERROR
 cdef uint32_t PACKED_RESULT = ring_words.PACKED_RESULT
@@ -52,20 +41,17 @@ cdef uint32_t PACKED_FAILURE = ring_words.PACKED_FAILURE
 cdef uint32_t WHOLE_BATCH = ring_words.WHOLE_BATCH
 
 
-cdef class RowWriter(ColumnWriter):
+cdef class RowWriter(SlotWriter):
     """Fetches the examples of the turns that a `WorkerRing` gets and writes them into their rows.
 
     Used by one thread of one worker process. What the dataset raises ends the row, not the
     worker.
     """
 
-    cdef readonly WorkerRing end
     cdef object dataset
     cdef object getitems
     cdef object plain
     cdef int64_t schema_number
-    cdef char *payload  # of the slot in which `places` lie
-    cdef char *places[FIELD_LIMIT]
     cdef int64_t row  # that is fetched by itself, or -1
     cdef public object rows  # those that are fetched by one call, or None
     cdef public object counter  # tells which of them is meant, or None
@@ -81,13 +67,10 @@ cdef class RowWriter(ColumnWriter):
     cdef uint32_t traced_rows
 
     def __cinit__(self, WorkerRing end, dataset):
-        self.end = end
         self.dataset = dataset
         self.plain = plain_columns(dataset)
         self.getitems = rows_getter(dataset) if self.plain is None else None
         self.schema_number = -1
-        self.columns = self.places
-        self.least_large = FI_UNCACHED_LEAST
         self.row = -1
         self.timed_row = NO_ROW
         fi_cpu_meter_start(&self.cpu)
@@ -121,7 +104,7 @@ cdef class RowWriter(ColumnWriter):
     def fill(self):
         """Fetches and writes the rows of the turn that nobody else owns."""
         cdef WorkerRing end = self.end
-        cdef fi_worker_stat *stat = end.worker.ring.worker_stats + end.worker.number
+        cdef fi_worker_stat *stat = end.stat
         cdef int64_t since = fi_now_ns(), now
         cdef uint32_t together = 0
         fi_worker_stat_begins(stat, since)
@@ -324,20 +307,16 @@ cdef class RowWriter(ColumnWriter):
     cdef uint32_t store(self, uint32_t row, object example) except 0:
         cdef WorkerRing end = self.end
         cdef uint32_t number = fi_slot_schema(end.worker.ring, end.turn.slot)
-        cdef char *payload = fi_slot_payload(end.worker.ring, end.turn.slot)
         if number != self.schema_number:
             self.load_schema(number)
-        if payload != self.payload:
-            self.find_columns(payload)
-        if self.schema is not None and self.write(row, example):
+        if self.write_into_slot(row, example):
             return FI_ROW_OK
-        self.put(row, PACKED_EXAMPLE, Packed(example))
+        self.end.pack_row(Packed(example), row, PACKED_EXAMPLE)
         return FI_SPILL
 
     cdef int load_schema(self, uint32_t number) except -1:
         rows = self.end.worker.ring.geometry.rows
         self.use_schema(None)
-        self.payload = NULL
         self.row_bytes = 0
         try:
             record = self.end.arena.schema_record(number)
@@ -349,68 +328,16 @@ cdef class RowWriter(ColumnWriter):
         self.schema_number = number
         return 0
 
-    cdef void find_columns(self, char *payload) noexcept:
-        cdef Py_ssize_t number
-        cdef Field *f
-        self.payload = payload
-        for number in range(0 if self.schema is None else self.schema.count):
-            f = &self.schema.fields[number]
-            self.places[number] = NULL if f.kind in (_RAGGED, _OBJECT) else payload + f.offset
-
-    cdef int copy_large(self, char *place, PyObject *array, Py_ssize_t size,
-                        bint uncached) except -1:
-        cdef const char *source = bytes_of(<cnp.PyArrayObject *>array)
-        if size < NOGIL_BYTES:
-            fi_copy(place, source, size, uncached)
-        else:
-            with nogil:
-                fi_copy(place, source, size, uncached)
-        return 0
-
-    cdef int write_other(self, Py_ssize_t number, Py_ssize_t row, PyObject *value) except -1:
-        """Puts a ragged array, or an object that is packed, into the slot's heap."""
-        cdef Field *f = &self.schema.fields[number]
-        cdef int64_t *entry = entry_of(f, self.payload, row)
-        cdef Py_ssize_t size
-        cdef int axis
-        if f.kind == _OBJECT:
-            packed = Packed(<object>value)
-            entry[1] = packed.size
-            entry[0] = self.put_packed(packed, <uint32_t>row, PACKED_FIELD)
-            return 1
-        if f.subtype == _TENSOR:
-            array = array_of(<object>value)  # keeps it alive during the copy
-            value = <PyObject *>array
-        if not self.is_array_of(number, value):
-            return 0
-        size = nbytes_of(<cnp.PyArrayObject *>value)
-        entry[0] = <int64_t>self.end.heap_take(size)
-        for axis in range(f.ndim):
-            entry[1 + axis] = dims_of(<cnp.PyArrayObject *>value)[axis]
-        return self.copy_array(f, self.payload + entry[0], value, size, False)
-
-    cdef int put(self, uint32_t row, uint32_t kind, object packed) except -1:
-        cdef uint64_t offset = self.put_packed(packed, row, kind)
-        fi_entry_set(self.end.worker.ring, self.end.turn.slot, row, offset, packed.size)
-        return 0
-
-    cdef uint64_t put_packed(self, object packed, uint32_t row, uint32_t kind) except? 0:
-        """Writes a packed object into the heap of the slot; returns its offset."""
-        cdef WorkerRing end = self.end
-        cdef uint64_t size = packed.size, offset = end.heap_take(size)
-        packed.write_into(PyMemoryView_FromMemory(
-            fi_slot_payload(end.worker.ring, end.turn.slot) + offset, size, PyBUF_WRITE),
-            end.seed(row, kind))
-        return offset
-
     cdef uint32_t store_failure(self, uint32_t row, object error) except 0:
         fi_entry_set(self.end.worker.ring, self.end.turn.slot, row, 0, 0)
         try:
             pickled, summary, text, pid, skippable = dump(error)
             try:
-                self.put(row, PACKED_ERROR, Packed((pickled, summary, text, pid, skippable)))
+                self.end.pack_row(
+                    Packed((pickled, summary, text, pid, skippable)), row, PACKED_ERROR)
             except MemoryError:  # the traceback is the most of it
-                self.put(row, PACKED_ERROR, Packed((pickled, summary, summary, pid, skippable)))
+                self.end.pack_row(
+                    Packed((pickled, summary, summary, pid, skippable)), row, PACKED_ERROR)
         except BaseException:  # no memory even for that, or it has no text: the fact has to do
             pass
         return FI_ERROR
@@ -420,7 +347,7 @@ cdef class RowWriter(ColumnWriter):
     def finish(self, batch_converter):
         """Has the slot in hand finished, by a `BatchConverter` if there is one, and publishes it."""
         cdef WorkerRing end = self.end
-        cdef fi_worker_stat *stat = end.worker.ring.worker_stats + end.worker.number
+        cdef fi_worker_stat *stat = end.stat
         cdef fi_event event
         cdef int64_t since, took
         cdef uint32_t flags
@@ -461,7 +388,7 @@ cdef class RowWriter(ColumnWriter):
         cdef Schema schema = self.schema
         cdef Py_ssize_t number
         for number in range(schema.count):
-            if schema.fields[number].kind == _RAGGED:
+            if schema.fields[number].kind == RAGGED:
                 fill, max_length, multiple = steps[number][:3]
                 if not self.pad_field(&schema.fields[number], rows, fill, max_length, multiple):
                     return False
@@ -561,22 +488,17 @@ cdef class RowWriter(ColumnWriter):
         tolerated, a row has failed."""
         cdef WorkerRing end = self.end
         cdef Lease lease = Lease.__new__(Lease)
-        cdef uint64_t offset, size
         cdef uint32_t row, code
         cdef dict irregular = {}
         cdef set failed = set()
-        lease.arena = end.arena
-        lease.payload = fi_slot_payload(end.worker.ring, end.turn.slot)
-        lease.bytes = fi_slot_committed(end.worker.ring, end.turn.slot)
+        lease.point_at(end.arena, end.turn.slot, end.turn.q,
+                       fi_slot_committed(end.worker.ring, end.turn.slot))
         lease.rows = end.turn.n
-        lease.q = end.turn.q
         if not self.columns_complete:
             for row in range(end.turn.n):
                 code = fi_row_code(end.worker.ring, end.turn.slot, row, end.turn.q)
                 if code == FI_SPILL:
-                    fi_entry_get(end.worker.ring, end.turn.slot, row, &offset, &size)
-                    irregular[row] = unpack(memoryview(bytearray(lease.part(offset, size))),
-                                      end.seed(row, PACKED_EXAMPLE))
+                    irregular[row] = lease.load(row, PACKED_EXAMPLE, True)
                 elif code != FI_ROW_OK:
                     if not tolerates:
                         return None
@@ -585,15 +507,11 @@ cdef class RowWriter(ColumnWriter):
             return None
         if self.schema is None:
             return [irregular[row] for row in range(end.turn.n) if row not in failed]
-        return views.read(self.schema, lease, True, irregular, failed)
+        lease.schema = self.schema
+        return row_reader.read(lease, True, irregular, failed)
 
     def put_result(self, packed, bint failed):
         """Leaves the converter's result, or its exception, in the slot in hand."""
-        cdef uint64_t offset = self.put_packed(
+        cdef uint64_t offset = self.end.pack(
             packed, WHOLE_BATCH, PACKED_FAILURE if failed else PACKED_RESULT)
         fi_result_set(self.end.worker.ring, self.end.turn.slot, offset, packed.size)
-
-
-cdef int64_t *entry_of(Field *f, char *payload, Py_ssize_t row) noexcept:
-    """A row's entry in the column of a field whose values lie in the heap."""
-    return <int64_t *>(payload + f.offset + <uint64_t>f.stride * row)

@@ -9,7 +9,7 @@ from fastiter._util.warn import warn_caller
 from fastiter.errors import TimeoutWarning
 
 if TYPE_CHECKING:
-    from fastiter._ring.parent_ring import ParentRing, Report
+    from fastiter._ring.parent import ParentRing, Report
     from fastiter._workers.process import WorkerProcess
     from fastiter._workers.process_group import WorkerGroup
 

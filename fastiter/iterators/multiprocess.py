@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from fastiter._ring import trace
 from fastiter._stats.autotune import (
     FIRST_PREFETCH,
     MOST_PREFETCH,
@@ -196,7 +195,7 @@ class MultiprocessIterator(PlannedIterator):
         if self._n_prefetch == "auto":
             pool, remains = self._pool, self._remains
             if pool is not None:
-                return pool._n_prefetch
+                return pool.ring.n_prefetch
             return FIRST_PREFETCH if remains is None else remains.stats.n_prefetch
         return self._n_prefetch
 
@@ -245,7 +244,7 @@ class MultiprocessIterator(PlannedIterator):
             if self.n_processes > 0:
                 if self._source.is_on_gpu:
                     self._prefetch_to_gpu(self._n_device_prefetch)
-                self._running_pool().top_up(self._planner)
+                self._running_pool().ring.top_up(self._planner)
 
     def _fetch(self, plan: Plan) -> Any:
         if self._n_processes == 0:
@@ -254,7 +253,7 @@ class MultiprocessIterator(PlannedIterator):
             # The GPU first: how workers are started depends on whether CUDA is initialised.
             prefetch = self._prefetch_to_gpu(self._n_device_prefetch)
             pool = self._tuned_pool()
-            prefetch.transfer.use_arena(pool.arena)
+            prefetch.transfer.use_arena(pool.ring.arena)
             return prefetch.fetch(self, pool, plan)
         pool = self._tuned_pool()
         self._top_up(pool)
@@ -270,36 +269,37 @@ class MultiprocessIterator(PlannedIterator):
         return pool
 
     def _top_up(self, pool: Pool) -> None:
-        pool.top_up(self._planner)
+        pool.ring.top_up(self._planner)
 
     def _wait_for(self, pool: Pool, plan: Plan) -> Any:
         """The oldest batch in the ring, that of ``plan``, as the workers have left it."""
-        lease = pool.take()
+        lease = pool.ring.take()
         if lease is not None:
             return capture(pool.deliver_fast, plan, lease)
         self._timer.block()
-        while pool.is_empty:
+        while pool.ring.is_empty:
             pool.wait_for_slot()
-            pool.top_up(self._planner)
-        slot, flags = pool.wait()
+            pool.ring.top_up(self._planner)
+        pool.wait()
         self._timer.unblock()
-        return capture(pool.deliver, plan, slot, flags, self._skips)
+        return capture(pool.deliver, plan, self._skips)
 
     def _take_ready(self, pool: Pool) -> tuple[Plan, Any] | None:
         plan = pool.ready_plan
         if plan is None:
             return None
-        lease = pool.take()
+        lease = pool.ring.take()
         if lease is not None:
             return plan, capture(pool.deliver_fast, plan, lease)
         if self._skips is not None:
             return None
-        return plan, capture(pool.deliver, plan, *pool.wait(), None)
+        pool.wait()  # an overwritten word may have taken it back
+        return plan, capture(pool.deliver, plan, None)
 
     def _running_pool(self) -> Pool:
         pool = self._pool
         if pool is not None and pool.is_own and not pool.closed:
-            pool.seed = self._seed
+            pool.ring.seed = self._seed
             if pool.is_starting:
                 pool.look_at_starts()
             return pool
@@ -330,10 +330,10 @@ class MultiprocessIterator(PlannedIterator):
             start=choose(self._context),
             lock=self._lock,
         )
-        pool.seed = self._seed
+        pool.ring.seed = self._seed
         self._timer.open(pool.note_start)
         if self._timer.trace is not None:
-            trace.start(pool._ring)
+            pool.ring.start_trace()
         return pool
 
     @property
@@ -354,13 +354,14 @@ class MultiprocessIterator(PlannedIterator):
 
     def _trace_workers(self, on: bool) -> None:
         if self._pool is not None and not self._pool.closed:  # one whose start failed is closed
-            (trace.start if on else trace.stop)(self._pool._ring)
+            ring = self._pool.ring
+            (ring.start_trace if on else ring.stop_trace)()
 
     def _worker_traces(self) -> list[WorkerTrace]:
         pool, remains = self._pool, self._remains
         if pool is not None:
             return [
-                WorkerTrace(f"worker {number}", trace.events(pool._ring, number))
+                WorkerTrace(f"worker {number}", pool.ring.trace_events(number))
                 for number in range(pool.n_workers)
             ]
         return [] if remains is None else remains.traces
@@ -376,7 +377,7 @@ class MultiprocessIterator(PlannedIterator):
         pool = self._pool
         if pool is None or not pool.is_own:
             return
-        pool.reset()
+        pool.ring.reset()
         if not pool.closed and pool.rows < self._most_rows(self._planner.state):
             pool.close()  # the dataset has grown: the next one has room for its batches
 

@@ -31,7 +31,7 @@ from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._state import Plan
 
 if TYPE_CHECKING:
-    from fastiter._ring.trace import Event
+    from fastiter._ring.parent import Event
 
 __all__ = ["MultithreadIterator"]
 

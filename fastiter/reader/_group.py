@@ -144,13 +144,7 @@ class ReaderGroup:
     def _sleep(self) -> None:
         """Sleep until a reader rings, a process dies, a signal arrives, or a slice is over."""
         ring = self._ring
-        woken: list[int] = []
-        try:
-            ring.announce_sleep(True)
-            if not ring.is_ready():
-                woken = ring.wait(self._group.descriptors(), _SLICE)
-        finally:
-            ring.cancel_sleep()
+        woken = ring.wait(ring.is_ready, True, self._group.descriptors(), _SLICE)
         # After a timeout too, as in `Pool`: without pidfds a pipe may be held open.
         if not woken or any(position >= 0 for position in woken):
             self._check_processes()

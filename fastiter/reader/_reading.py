@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from fastiter._ring.arena import WorkerRing
 from fastiter._ring.stream import SampleWriter
-from fastiter._ring.worker_ring import WorkerRing
 from fastiter._workers.main import WorkerArguments
 from fastiter.reader._opening import Reader, close_samples, name_of, open_reader
 

@@ -221,7 +221,7 @@ def test_a_registered_slot_keeps_its_pages(world, build):
         x, _ = next(iterator)
         assert x.shape == (4, 1 << 23 if number == 2 else 11)
         world.machine.finish()
-        allocated.append(os.fstat(iterator._pool.arena.fd).st_blocks)
+        allocated.append(os.fstat(iterator._pool.ring.arena.fd).st_blocks)
     assert allocated == sorted(allocated)
 
 

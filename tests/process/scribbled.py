@@ -99,7 +99,7 @@ def watch(directory: Path, number: int) -> dict[str, Any]:
     )
     next(iterator)
     first = BATCH
-    geometry = iterator._pool._ring.arena.geometry
+    geometry = iterator._pool.ring.arena.geometry
     place = directory / f"{number}.ready"
     place.with_suffix(".part").write_text(json.dumps([os.getpid(), geometry]))
     place.with_suffix(".part").rename(place)

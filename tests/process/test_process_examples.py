@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from fastiter import MultiprocessIterator, SerialIterator, concat_examples
 from fastiter._ring.infer_schema import derive_schema
-from fastiter._ring.row_reader import BARE, NAMED
+from fastiter._ring.schema import BARE, NAMED
 
 POINT = np.dtype([("x", "<f4"), ("y", ">i2")])
 NESTED = np.dtype([("p", POINT, (2,)), ("t", "M8[s]"), ("s", "S3")])

@@ -50,8 +50,8 @@ def is_intact(batch, dataset, first):
 
 def slots(iterator):
     """Counts of slots by owner, what has come back included."""
-    iterator._pool._ring.collect()
-    return iterator._pool._ring.slots
+    iterator._pool.ring.has_free_slot()
+    return iterator._pool.ring.slots
 
 
 def test_l1_a_slot_has_one_owner(make):
@@ -60,8 +60,8 @@ def test_l1_a_slot_has_one_owner(make):
     counts = slots(iterator)
     assert counts["leased"] == 2
     owned = counts["free"] + counts["leased"] + counts["draining"] + counts["retired"]
-    in_ring = iterator._pool._ring.pending
-    assert owned + in_ring + _SPARES == iterator._pool._ring.arena.geometry[0]
+    in_ring = iterator._pool.ring.pending
+    assert owned + in_ring + _SPARES == iterator._pool.ring.arena.geometry[0]
     places = {example.__array_interface__["data"][0] for batch in held for example in batch}
     assert len(places) == 8
     del held
@@ -198,7 +198,7 @@ def test_l4_many_resets_while_workers_are_busy(make, tmp_path):
     wait_until(tmp_path.joinpath("gate.0").exists, "a worker fetches index 0")
     for _ in range(20):
         iterator.reset()
-        iterator._pool.top_up(iterator._planner)
+        iterator._pool.ring.top_up(iterator._planner)
     assert slots(iterator)["draining"] <= 2
     gate.touch()
     assert next(iterator) == [0, 1]
@@ -240,7 +240,7 @@ def test_l5_one_example_of_each_of_a_thousand_batches(make, kind):
     kept = [next(iterator)[number % 8] for number in range(1000)]
     grown = resident() - before
     size = elements * 8
-    all_slots = iterator._pool._ring.arena.geometry[0] * 8 * size * 2
+    all_slots = iterator._pool.ring.arena.geometry[0] * 8 * size * 2
     assert grown <= 3 * 1000 * size + all_slots
     if kind == "columns":
         for number, example in enumerate(kept):
@@ -510,7 +510,7 @@ def test_l6_finalized_iterators_in_cycles_do_not_use_up_the_address_space():
         for _ in range(40):
             iterator = MultiprocessIterator(range(8), 2, n_processes=1)
             next(iterator)
-            rooms.append(iterator._pool._ring.arena.geometry[-1])
+            rooms.append(iterator._pool.ring.arena.geometry[-1])
             iterator.finalize()
             iterator.itself = iterator
     finally:

@@ -31,7 +31,7 @@ def test_a_skipped_index_that_kills_slows_no_later_batch(make):
     iterator = make(Misfits(12, {5}, "SIGKILL"), 4, repeat=False, on_error="skip", skip_limit=1)
     assert [indices(batch) for batch in iterator] == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
     assert iterator._pool.restarts == 3
-    assert iterator._pool._fast_path_ok
+    assert iterator._pool.ring.fast_path_ok
     assert set(pids_of(iterator)) <= children()
 
 

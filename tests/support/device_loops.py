@@ -101,8 +101,8 @@ def in_order(n_batches, size=64, batch_size=4):
 
 
 def slots(iterator):
-    iterator._pool._ring.collect()
-    return iterator._pool._ring.slots
+    iterator._pool.ring.has_free_slot()
+    return iterator._pool.ring.slots
 
 
 def wait_for_ready(iterator):
@@ -113,5 +113,5 @@ def wait_for_ready(iterator):
         return
     pool = iterator._pool
     pool.wait()
-    while pool.count_ready < len(pool._scheduled):
+    while pool.ring.count_ready < pool.ring.pending:
         time.sleep(0.001)

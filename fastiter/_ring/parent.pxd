@@ -1,0 +1,66 @@
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from fastiter._clib.csrc cimport fi_parent, fi_views
+from fastiter._order.plan cimport Plan, PlanQueue
+from fastiter._ring.arena cimport Arena
+from fastiter._ring.schema cimport Schema
+
+
+cdef class ParentRing:
+    cdef object __weakref__
+    cdef readonly Arena arena
+    cdef fi_parent parent
+    cdef fi_views views
+    cdef int pid
+    cdef int *bell_writers
+    cdef list bell_pipes
+    cdef _close_bells(self)
+    cdef bint is_own(self) noexcept
+    cdef void release(self, uint32_t slot, bint may_be_forked) noexcept
+
+
+cdef class Lease:
+    cdef readonly Arena arena
+    cdef ParentRing ring  # None: the lease owns nothing, what it shows is copied
+    cdef readonly Schema schema  # None: nothing is in columns
+    cdef readonly Py_ssize_t rows
+    cdef readonly list places  # number of each row in the ring, once rows were dropped
+    cdef public uint32_t flags  # what a converter has left in the slot
+    cdef uint32_t slot
+    cdef uint64_t q
+    cdef char *payload
+    cdef Py_ssize_t bytes
+    cdef uint64_t began  # see fi_view_begins
+    cdef uint64_t exported  # columns that were exported: a bit for each field
+    cdef void point_at(self, Arena arena, uint32_t slot, uint64_t q, uint64_t bytes) noexcept
+    cdef void own(self, ParentRing ring) noexcept
+    cdef int check(self, uint64_t offset, uint64_t size) except -1
+    cdef object load_at(self, uint64_t offset, uint64_t size, uint32_t row, uint32_t kind,
+                        bint copy)
+
+
+cdef class ScheduledBatch:
+    cdef readonly uint64_t q
+    cdef readonly Plan plan
+    cdef readonly Schema schema
+    cdef Py_ssize_t batch_size
+
+
+cdef class BatchScheduler(ParentRing):
+    cdef readonly list scheduled
+    cdef readonly Schema schema
+    cdef readonly uint32_t schema_number
+    cdef readonly Py_ssize_t batch_size
+    cdef public Py_ssize_t n_prefetch
+    cdef public uint64_t least_bytes
+    cdef readonly uint64_t recent_bytes
+    cdef public int64_t single_until
+    cdef public bint fast_path_ok
+    cdef public tuple seed
+    cdef readonly uint64_t calls
+    cdef readonly uint64_t ready_sum
+    cdef int64_t free_slot(self, uint64_t commit) except -2
+    cdef void trim(self, uint32_t slot, uint64_t bytes) noexcept
+    cdef bint schedule(self, Plan plan) except -1
+    cdef Lease take_oldest(self, uint32_t slot, uint32_t flags, bint copied)
+    cdef bint agrees(self, PlanQueue plans)

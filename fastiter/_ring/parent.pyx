@@ -1,0 +1,676 @@
+"""The parent's side of the ring: the ring itself, leases of taken slots, and the batch scheduler.
+
+`ParentRing` is what batches and reader streams have in common: doorbells, waiting, the workers'
+reports and traces. `BatchScheduler` keeps the ring full of batches and takes them in order. A
+`Lease` keeps a taken slot alive for its arrays. README.md tells the life of a slot.
+"""
+
+import pickle
+
+cimport cython
+cimport numpy as cnp
+from cpython.buffer cimport PyBUF_READ, PyBuffer_FillInfo
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from libc.errno cimport EBADF, EINTR
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from posix.fcntl cimport F_GETFD, fcntl
+from posix.unistd cimport close
+
+from fastiter._clib.csrc cimport *
+from fastiter._clib.system cimport check
+from fastiter._order.plan cimport Plan, PlanQueue
+from fastiter._ring.arena cimport Arena
+from fastiter._ring.schema cimport Schema
+
+from fastiter._clib.ring_words import PACKED_ERROR as _PACKED_ERROR, WHOLE_BATCH as _WHOLE_BATCH
+from fastiter._ring.serialization import unpack
+from fastiter._util.fds import closed_by_others
+from fastiter.errors import OverwrittenError
+
+cnp.import_array()
+
+cdef enum:
+    MOST_LOSSES = 256  # read at a time: they lie on the stack
+    # A free slot that has this many times the memory of recent batches, and this many bytes more,
+    # gives the rest back.
+    TRIM_FACTOR = 4
+    TRIM_SLACK = 4 << 20
+    RECENT = 16  # batches
+    HEAD_BYTES = 24  # of a packed object: checksum, number of buffers, bytes of the pickle
+    SUM_BYTES = 8
+
+cdef uint32_t PACKED_ERROR = _PACKED_ERROR, WHOLE_BATCH = _WHOLE_BATCH
+cdef object loads = pickle.loads
+cdef fi_forks forks  # of this process
+cdef dict EVENT_KINDS = {
+    FI_EVENT_FETCH: "fetch", FI_EVENT_WRITE: "write", FI_EVENT_FINISH: "finish",
+    FI_EVENT_WAIT: "wait",
+}
+
+
+def fork_begins():
+    """Any view that exists between here and `fork_ended` may exist in the child too."""
+    fi_fork_begins(&forks)
+
+
+def fork_ended():
+    fi_fork_ended(&forks)
+
+
+def begin_anew():
+    """Called in a child: no fork is under way there."""
+    fi_forks_begin_anew(&forks)
+
+
+# ---- the ring ------------------------------------------------------------------------------------
+
+
+@cython.no_gc_clear  # __dealloc__ closes the pipes of the doorbells
+cdef class ParentRing:
+    """The parent's side of an arena, of batches or of reader streams.
+
+    All methods are called in the process that made it, under the iterator's lock unless they say
+    otherwise. In a forked child, leases do not give their slots back.
+
+    Parameters
+    ----------
+    arena : Arena
+    spares : slots that are used only in place of retired ones.
+    """
+
+    def __cinit__(self, Arena arena, uint32_t spares, *_):
+        self.arena = arena
+        self.pid = fi_process_id()
+        self.bell_pipes = []
+        cdef uint32_t workers = arena.ring.geometry.workers
+        cdef int ends[2]
+        if fi_bells_need_pipes():
+            self.bell_writers = <int *>calloc(workers, sizeof(int))
+            if self.bell_writers == NULL:
+                raise MemoryError()
+            for w in range(workers):
+                check(fi_pipe_open(ends), "opening a worker's doorbell")
+                self.bell_pipes.append((ends[0], ends[1]))
+                self.bell_writers[w] = ends[1]
+        check(fi_parent_init(&self.parent, &arena.ring, spares, self.bell_writers),
+              f"preparing a ring for batches of {arena.ring.geometry.rows} examples")
+
+    def __dealloc__(self):
+        fi_parent_clear(&self.parent)
+        self._close_bells()
+        free(self.bell_writers)
+
+    def close_descriptors(self):
+        """Closes its own descriptors and the arena's. The workers have ended."""
+        self.arena.close_descriptors()
+        self._close_bells()
+
+    cdef _close_bells(self):
+        pipes, self.bell_pipes = self.bell_pipes or (), []
+        for w, ends in enumerate(pipes):
+            self.bell_writers[w] = -1
+            close(ends[0])
+            close(ends[1])
+
+    cdef bint is_own(self) noexcept:
+        return self.pid == fi_process_id()
+
+    cdef void release(self, uint32_t slot, bint may_be_forked) noexcept:
+        """Takes a leased slot back; if a child may have views of it, it is never used again.
+
+        Called on any thread, without the lock.
+        """
+        if may_be_forked:
+            fi_parent_retire(&self.parent, slot)
+        else:
+            fi_parent_release(&self.parent, slot)
+
+    def bell_pipe(self, uint32_t worker):
+        """The descriptor that worker `worker` sleeps on, or -1 where doorbells are futexes."""
+        return self.bell_pipes[worker][0] if self.bell_pipes else -1
+
+    def wait(self, done, bint any_event, list descriptors, double seconds):
+        """Sleeps until the doorbell rings or one of `descriptors` is readable, at most `seconds`.
+
+        Parameters
+        ----------
+        done : callable; it is asked after the workers were told of the sleep. If it returns true,
+            `wait` does not sleep.
+        any_event : bool
+            Whether workers ring for every slot, or for the oldest batch only.
+
+        Returns
+        -------
+        list of int or None
+            Positions of the readable descriptors, and -1 for the doorbell; None if `done`.
+            Python's signal handlers run, and may raise.
+        """
+        cdef uint32_t count = <uint32_t>len(descriptors) + 1
+        cdef int *fds = <int *>calloc(count, sizeof(int) + 1)
+        cdef uint8_t *ready = <uint8_t *>(fds + count)
+        cdef int64_t timeout = <int64_t>(seconds * 1e9)
+        cdef int rc
+        if fds == NULL:
+            raise MemoryError()
+        try:
+            fi_parent_announce_sleep(&self.parent, FI_ANY if any_event else self.parent.head)
+            if done():
+                return None
+            fds[0] = self.arena.event_ends[0]
+            for i in range(1, count):
+                fds[i] = descriptors[i - 1]
+            with nogil:
+                rc = fi_wait(fds, count, timeout, ready)
+            PyErr_CheckSignals()
+            if rc == EBADF:
+                raise closed_by_others()
+            if rc != EINTR:
+                check(rc, "waiting for a batch")
+            return [i - 1 for i in range(count) if ready[i]]
+        finally:
+            fi_parent_cancel_sleep(&self.parent)
+            fi_event_drain(self.arena.event_ends[0])
+            free(fds)
+
+    def interrupt(self):
+        """Ends a `wait` of another thread. Called without the lock."""
+        with cython.critical_section(self.arena):  # else another thread may close the descriptor
+            fi_event_ring(self.arena.event_ends[1])
+
+    def ring_all(self):
+        """Wakes all workers."""
+        fi_parent_ring_all(&self.parent)
+
+    def stop(self):
+        """Tells all workers to end."""
+        fi_parent_stop(&self.parent)
+
+    @property
+    def has_views(self):
+        """Whether an array in shared memory is alive. Any thread may ask."""
+        return fi_views_count(&self.views) > 0
+
+    # ---- the workers' starts, reports and traces
+
+    def allow_start(self, uint32_t worker, uint32_t start):
+        fi_worker_stat_allow_start(self.arena.ring.worker_stats + worker, start)
+
+    def clear_stat(self, uint32_t worker):
+        fi_worker_stat_clear(self.arena.ring.worker_stats + worker)
+
+    def report(self, uint32_t worker):
+        """What a worker says of itself, as a dict of ints."""
+        cdef fi_report report
+        fi_worker_stat_read(self.arena.ring.worker_stats + worker, &report)
+        return report
+
+    def start_error(self, uint32_t worker):
+        """The bytes that a worker left when it could not start."""
+        cdef fi_report report
+        fi_worker_stat_read(self.arena.ring.worker_stats + worker, &report)
+        return PyBytes_FromStringAndSize(
+            self.arena.ring.start_errors + <uint64_t>worker * FI_START_ERROR_BYTES,
+            min(report.start_error_bytes, <uint32_t>FI_START_ERROR_BYTES))
+
+    def start_trace(self):
+        """Has the workers record what they do from their next claim on, from an empty record.
+
+        Raises
+        ------
+        MemoryError
+            If there is no memory for the records, 1 MiB for each worker.
+        """
+        cdef uint64_t need = 0, have = 0
+        cdef int rc
+        with nogil:
+            rc = fi_trace_start(&self.arena.ring, &need, &have)
+        if rc != FI_OK:
+            raise MemoryError(
+                f"no memory to record a trace: {need} bytes needed, {have} available (status {rc})")
+
+    def stop_trace(self):
+        fi_trace_stop(&self.arena.ring)
+
+    def trace_events(self, uint32_t worker):
+        """What a worker has recorded, the last 32,765 events of it, the oldest first.
+
+        Cheap rows that follow one another are one event. An event is its kind (fetch, write,
+        finish or wait), begin and length in ns, dataset index of the first row, rows, and number
+        of the batch.
+        """
+        cdef fi_event *found
+        cdef uint32_t count, i
+        if worker >= self.arena.ring.geometry.workers:
+            raise ValueError(f"worker {worker} of {self.arena.ring.geometry.workers}")
+        found = <fi_event *>malloc(FI_TRACE_EVENTS * sizeof(fi_event))
+        if found == NULL:
+            raise MemoryError()
+        try:
+            with nogil:
+                count = fi_trace_read(&self.arena.ring, worker, found)
+            return [
+                (EVENT_KINDS.get(found[i].rows_kind & 255, "overwritten"), found[i].began_ns,
+                 found[i].took_ns, found[i].index, found[i].rows_kind >> 8, found[i].batch)
+                for i in range(count)
+            ]
+        finally:
+            free(found)
+
+
+# ---- leases --------------------------------------------------------------------------------------
+
+
+@cython.no_gc_clear  # __dealloc__ gives the slot back to the ring
+cdef class Lease:
+    """Owner of a taken slot: arrays in it are alive through this object, and it through them.
+
+    It exports the slot's committed bytes, writable. When the last view dies, the slot goes back to
+    the ring, by one lock-free push that calls no Python, so garbage collection may do it anywhere.
+    If the program has forked meanwhile, the child may have a view: then the slot is never used
+    again. A lease without a ring owns nothing: its batch is copied out.
+    """
+
+    cdef void point_at(self, Arena arena, uint32_t slot, uint64_t q, uint64_t bytes) noexcept:
+        self.arena = arena
+        self.slot = slot
+        self.q = q
+        self.payload = fi_slot_payload(&arena.ring, slot)
+        self.bytes = bytes
+
+    cdef void own(self, ParentRing ring) noexcept:
+        self.ring = ring
+        self.began = fi_view_begins(&ring.views, &forks)
+
+    def __dealloc__(self):
+        cdef bint may_be_forked
+        if self.ring is not None and self.ring.is_own():
+            may_be_forked = fi_view_ends(&self.ring.views, &forks, self.began)
+            self.ring.release(self.slot, may_be_forked)
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.payload, self.bytes, 0, flags)
+
+    cdef int check(self, uint64_t offset, uint64_t size) except -1:
+        """Raises OverwrittenError if a part does not lie in the slot."""
+        if offset <= <uint64_t>self.bytes and size <= <uint64_t>self.bytes - offset:
+            return 0
+        if fcntl(self.arena.fd, F_GETFD) < 0:  # it tells how much memory the slots have
+            raise closed_by_others()
+        raise OverwrittenError(
+            f"shared memory was overwritten: {size} bytes at {offset} do not lie in a slot of "
+            f"{self.bytes} bytes"
+        )
+
+    @property
+    def is_copied(self):
+        """Whether it owns nothing, so that what is made of it must be copied."""
+        return self.ring is None
+
+    def load(self, uint32_t row, uint32_t kind, bint copy):
+        """The object that was packed as a whole for a row, or for `WHOLE_BATCH`.
+
+        Parameters
+        ----------
+        kind : what was packed: PACKED_EXAMPLE and its like.
+        copy : give arrays memory of their own, instead of views of the slot.
+
+        Returns
+        -------
+        object : None for an error of which the worker could not leave even the text.
+
+        Raises
+        ------
+        Exception
+            OverwrittenError if it is not what was packed there, or what its class raises.
+        """
+        cdef uint64_t offset, size
+        if row == WHOLE_BATCH:
+            fi_result_get(&self.arena.ring, self.slot, &offset, &size)
+        else:
+            fi_entry_get(&self.arena.ring, self.slot, row, &offset, &size)
+        if size == 0 and kind == PACKED_ERROR:
+            return None
+        return self.load_at(offset, size, row, kind, copy)
+
+    cdef object load_at(self, uint64_t offset, uint64_t size, uint32_t row, uint32_t kind,
+                        bint copy):
+        cdef uint64_t seed = fi_place_seed(self.q, row, kind)
+        cdef uint64_t *head = <uint64_t *>(self.payload + offset)
+        self.check(offset, size)
+        # Most objects are a pickle without buffers: there is nothing to be viewed.
+        if size >= HEAD_BYTES and offset % sizeof(uint64_t) == 0 and head[1] == 0 and (
+                head[2] == size - HEAD_BYTES
+                and head[0] == fi_checksum(head + 1, size - SUM_BYTES, seed)):
+            return loads(PyMemoryView_FromMemory(<char *>(head + 3), size - HEAD_BYTES, PyBUF_READ))
+        part = memoryview(self)[offset:offset + size]
+        return unpack(memoryview(bytearray(part)) if copy else part, seed)
+
+
+# ---- batches -------------------------------------------------------------------------------------
+
+
+cdef class ScheduledBatch:
+    """The parent's own record of a batch in the ring. Shared memory is never asked for these."""
+
+    @property
+    def indices(self):
+        return self.plan.indices
+
+    @property
+    def label(self):
+        """Epoch in which the batch begins, and its number there, both from 0, for messages."""
+        return self.plan.label(self.batch_size)
+
+
+cdef class BatchScheduler(ParentRing):
+    """The ring of a MultiprocessIterator: batches are scheduled in the order of plans and taken in
+    the same order.
+
+    `top_up` schedules the batches that follow by the plans; a plan owns the record of its batch
+    (`Plan.work`). `take` or `take_irregular` leases the slot of the oldest batch, which leaves the
+    ring in the same step: signal handlers run between Python's bytecodes only, so none runs in the
+    middle. If Ctrl-C comes between that and the delivery, ring and plans do not agree any more, and
+    the next `top_up` has that batch fetched again, and all after it.
+
+    Parameters
+    ----------
+    arena, spares
+        As of `ParentRing`.
+    batch_size : int
+    n_prefetch : int
+        Batches ahead of the one that the caller waits for.
+    """
+
+    def __init__(self, Arena arena, uint32_t spares, Py_ssize_t batch_size, Py_ssize_t n_prefetch):
+        self.batch_size = batch_size
+        self.n_prefetch = n_prefetch
+        self.scheduled = []
+        self.single_until = -1
+        self.fast_path_ok = True
+        self.seed = (0, 0)
+
+    # ---- schedule
+
+    def top_up(self, PlanQueue plans):
+        """Schedules as many batches as are wanted and have room, and wakes workers for them.
+
+        Raises
+        ------
+        MemoryError
+            If a slot cannot be given the memory that it needs, and no batch is in the ring.
+        Exception
+            KeyboardInterrupt from the order sampler, for one. The next call goes on.
+        """
+        cdef Plan plan
+        if not self.agrees(plans):
+            self.reset()
+            for plan in plans.plans:
+                if type(plan.work) is ScheduledBatch:
+                    plan.work = None
+        fi_parent_collect(&self.parent)
+        while len(self.scheduled) <= self.n_prefetch:
+            plan = plans.next_ahead()
+            if plan.indices is None:
+                break
+            try:
+                if not self.schedule(plan):
+                    break
+            except MemoryError:
+                if self.scheduled:
+                    break  # with fewer batches ahead there may be enough
+                raise
+        fi_parent_publish(&self.parent)
+
+    cdef bint agrees(self, PlanQueue plans):
+        """Whether the oldest batch in the ring is the first one that the plans have there.
+
+        It is not after an interrupt between `take` and the delivery, and after a restart.
+        """
+        cdef Plan plan
+        for plan in plans.plans:
+            if type(plan.work) is ScheduledBatch and plan.outcome is None:
+                return bool(self.scheduled) and plan.work is self.scheduled[0]
+        return not self.scheduled
+
+    cdef bint schedule(self, Plan plan) except -1:
+        """Puts a batch into the ring; False if no slot is free yet."""
+        cdef int64_t slot
+        cdef uint64_t columns = 0, commit = self.least_bytes, q = 0
+        cdef cnp.ndarray indices = plan.indices
+        cdef tuple state = <tuple>plan.state  # a named tuple, which is no exact one
+        cdef fi_origin origin  # of the random numbers of the batch's examples
+        cdef ScheduledBatch record = ScheduledBatch.__new__(ScheduledBatch)
+        if cnp.PyArray_TYPE(indices) != cnp.NPY_INT64 or not cnp.PyArray_ISCARRAY_RO(indices):
+            raise TypeError(f"indices must be a contiguous int64 array, not {indices!r}")
+        origin.seed[0], origin.seed[1] = self.seed
+        origin.position, origin.epoch, origin.epoch_size = state[0], state[1], state[4]
+        record.plan = plan
+        record.schema = self.schema
+        record.batch_size = self.batch_size
+        if self.schema is not None:
+            columns = commit = self.schema.bytes
+        # Workers commit what the heap takes themselves, but for some room for an error's text: that
+        # there is no memory has to be told, too.
+        slot = self.free_slot(commit + FI_PAGE)
+        if slot < 0:
+            return False
+        fi_parent_origin(&self.parent, <uint32_t>slot, &origin)
+        check(fi_parent_schedule(
+            &self.parent, <uint32_t>slot, <const int64_t *>cnp.PyArray_DATA(indices),
+            <uint32_t>cnp.PyArray_SIZE(indices), self.schema_number, columns,
+            self.arena.ring.geometry.slot_bytes, self.single_until >= 0, &q),
+            "scheduling a batch")
+        record.q = q
+        self.scheduled.append(record)
+        plan.work = record
+        return True
+
+    cdef int64_t free_slot(self, uint64_t commit) except -2:
+        """A free slot with memory for `commit` bytes, or -1 if none is free."""
+        cdef uint64_t need = 0, have = 0, bytes = max(commit, self.recent_bytes)
+        cdef uint32_t slot
+        cdef int rc
+        if fi_parent_next_slot(&self.parent, commit, &slot) != FI_OK:
+            return -1
+        if not self.arena.keeps_pages:
+            self.trim(slot, bytes)
+            # That one is used now and then; others may lie deep in the stack for ever.
+            self.trim(self.parent.free_stack[<uint32_t>self.parent.tail % self.parent.free_count],
+                      bytes)
+        if commit > fi_parent_committed(&self.parent, slot):
+            with nogil:
+                rc = fi_parent_commit(&self.parent, slot, commit, &need, &have)
+            PyErr_CheckSignals()  # it may have taken long
+            if self.arena.fd < 0:
+                raise RuntimeError("the iterator was finalized while next() waited")
+            if rc == EBADF:
+                raise closed_by_others()
+            check(rc, "memory for a batch", need, have)
+        return slot
+
+    cdef void trim(self, uint32_t slot, uint64_t bytes) noexcept:
+        """Gives back what a free slot has left of a far larger batch."""
+        if fi_parent_committed(&self.parent, slot) // TRIM_FACTOR > bytes + TRIM_SLACK:
+            with nogil:
+                fi_parent_decommit(&self.parent, slot, bytes)
+
+    def use_schema(self, Schema schema):
+        """Has the workers fill the batches scheduled from now on by this schema, if it can be
+        published."""
+        if self.arena.put_schema_record(self.schema_number + 1, schema.record()):
+            self.schema = schema
+            self.schema_number += 1
+
+    def offer_singly(self):
+        """Offers the rows of all scheduled batches one by one, until these are delivered."""
+        fi_parent_offer_singly(&self.parent)
+        self.single_until = self.parent.tail - 1 if self.scheduled else -1
+
+    def reset(self):
+        """Forgets all that is scheduled. Does not wait for the workers."""
+        cdef ScheduledBatch record
+        for record in self.scheduled:
+            record.plan.work = None
+        fi_parent_reset(&self.parent)
+        self.scheduled.clear()
+
+    # ---- take
+
+    def ready(self):
+        """Whether the oldest batch is complete."""
+        cdef uint32_t slot, flags
+        return fi_parent_ready(&self.parent, &slot, &flags) == FI_OK
+
+    def take(self):
+        """Takes the oldest batch if it is complete and the columns hold all of it.
+
+        Returns
+        -------
+        Lease or None
+            None if it is not complete, has rows beside its columns, holds what a converter has
+            made; or too few slots would be left to keep prefetching. Nothing has changed then.
+        """
+        cdef uint32_t slot = 0, flags = 0, irregular = 0, row = 0
+        cdef uint64_t word = 0
+        cdef fi_parent *parent = &self.parent
+        self.calls += 1
+        self.ready_sum += fi_parent_count_ready(parent)
+        if not self.fast_path_ok or not self.scheduled or (
+                fi_parent_ready(parent, &slot, &flags) != FI_OK):
+            return None
+        if flags & ~FI_CONVERTED_FIELDS or (<ScheduledBatch>self.scheduled[0]).schema is None or (
+                fi_parent_usable(parent) < self.n_prefetch + 1):
+            return None
+        if fi_parent_check(parent, slot, &irregular, &row, &word) != FI_OK or irregular > 0:
+            return None
+        return self.take_oldest(slot, flags, False)
+
+    def take_irregular(self):
+        """Takes the oldest batch, which is complete, whatever it holds.
+
+        If too few slots would be left to keep prefetching, the lease owns nothing, and the slot is
+        free at once: holding batches costs memory, never progress. The batch is to be copied out
+        before the next `top_up`.
+
+        Returns
+        -------
+        lease : Lease
+        codes : list of (row, code) of the rows that are not in the columns, ascending.
+
+        Raises
+        ------
+        OverwrittenError
+            If a row word holds what no worker writes. The batch is dropped, and its slot drains.
+        """
+        cdef uint32_t slot = 0, flags = 0, irregular = 0, row = 0
+        cdef uint64_t word = 0, q = self.parent.head
+        cdef fi_ring *ring = &self.arena.ring
+        if fi_parent_ready(&self.parent, &slot, &flags) != FI_OK:
+            raise RuntimeError("the oldest batch is not complete")
+        if fi_parent_check(&self.parent, slot, &irregular, &row, &word) != FI_OK:
+            fi_parent_drop(&self.parent)
+            del self.scheduled[0]
+            raise OverwrittenError(
+                f"shared memory was overwritten: {word:#x} was found at row {row} of a batch")
+        codes = []
+        if irregular:
+            codes = [(r, fi_row_code(ring, slot, r, q)) for r in range(self.parent.slot[slot].n)]
+            codes = [(r, code) for r, code in codes if code != FI_ROW_OK]
+        copied = fi_parent_usable(&self.parent) < self.n_prefetch + 1
+        return self.take_oldest(slot, flags, copied), codes
+
+    cdef Lease take_oldest(self, uint32_t slot, uint32_t flags, bint copied):
+        cdef ScheduledBatch record = self.scheduled[0]
+        cdef Lease lease = Lease.__new__(Lease)
+        cdef uint64_t used
+        lease.point_at(self.arena, slot, self.parent.slot[slot].q,
+                       fi_parent_committed(&self.parent, slot))
+        lease.schema = record.schema
+        lease.rows = self.parent.slot[slot].n
+        lease.flags = flags
+        if not copied:
+            lease.own(self)
+        fi_parent_take(&self.parent, copied)
+        del self.scheduled[0]
+        used = min(fi_slot_used(&self.arena.ring, slot), <uint64_t>lease.bytes)
+        # The most that a batch has taken; an old one counts for less with each that follows.
+        self.recent_bytes = max(used, self.recent_bytes - self.recent_bytes // RECENT)
+        return lease
+
+    @property
+    def is_empty(self):
+        """Whether no batch is in the ring."""
+        return not self.scheduled
+
+    @property
+    def pending(self):
+        """Batches scheduled and not yet taken."""
+        return self.parent.tail - self.parent.head
+
+    @property
+    def count_ready(self):
+        """Complete batches from the oldest one on, not taken yet. Any thread may ask."""
+        return fi_parent_count_ready(&self.parent)
+
+    @property
+    def slots(self):
+        """Counts by phase: a dict with free, leased, draining, retired, usable."""
+        return {
+            "free": self.parent.free_count,
+            "leased": self.parent.leased,
+            "draining": self.parent.draining,
+            "retired": self.parent.retired,
+            "usable": fi_parent_usable(&self.parent),
+        }
+
+    def has_free_slot(self):
+        """Collects the slots that came back; whether there is one now."""
+        fi_parent_collect(&self.parent)
+        return self.parent.free_count > 0
+
+    # ---- workers that change, die, or sleep when they should not
+
+    def set_worker_count(self, uint32_t count, uint32_t spin):
+        """Has workers from number `count` on leave when they have finished their slots.
+
+        `spin`: pauses that a worker waits before it sleeps.
+        """
+        fi_parent_set_worker_count(&self.parent, count)
+        fi_parent_set_spin(&self.parent, spin)
+
+    def losses(self, uint32_t worker):
+        """[(slot, row or -1 for a finish, sequence)] that a dead worker has left unfinished, or the
+        first of them: ask again when these were given back."""
+        cdef fi_loss found[MOST_LOSSES]
+        cdef uint32_t count = fi_parent_losses(&self.parent, worker, found, MOST_LOSSES)
+        return [(found[i].slot, -1 if found[i].row == FI_LOSS_FINISH else <int64_t>found[i].row,
+                 found[i].q) for i in range(count)]
+
+    def give_back(self, uint32_t slot, int64_t row, uint64_t q, bint poison):
+        """Returns one loss to the ring, or marks it as poisoned."""
+        cdef fi_loss loss
+        loss.slot = slot
+        loss.row = FI_LOSS_FINISH if row < 0 else <uint32_t>row
+        loss.q = q
+        fi_parent_return(&self.parent, &loss, poison)
+
+    def rewind(self, uint32_t worker):
+        """Sends all workers over the scheduled slots again; `worker` may be started anew."""
+        fi_parent_rewind(&self.parent, worker, self.bell_pipe(worker))
+
+    def restore_hints(self):
+        """Writes all hints anew and wakes all workers, whatever their doorbells say."""
+        fi_parent_restore_hints(&self.parent)
+
+    @property
+    def stalled(self):
+        """Whether all workers sleep although the oldest batch is not complete."""
+        return fi_parent_stalled(&self.parent)
+
+    def give_up(self):
+        """For a stalled ring: gives up the batches that are not complete. `take_irregular` raises
+        OverwrittenError for each."""
+        fi_parent_give_up(&self.parent)

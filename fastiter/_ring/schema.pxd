@@ -1,0 +1,86 @@
+cimport numpy as cnp
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint64_t
+
+from fastiter._ring.arena cimport WorkerRing
+
+cdef enum:
+    MOST_NDIM = 32
+    # Array subtypes, as `_util.array_subtypes` numbers them.
+    TENSOR = 1
+    MEMMAP = 2
+
+cpdef enum:
+    MOST_FIELDS = 64  # a lease marks the columns that were exported in 64 bits
+    # Containers of an example: none, or one of these; NAMED is a tuple with names for its items.
+    BARE = 0
+    TUPLE = 1
+    LIST = 2
+    DICT = 3
+    NAMED = 4
+    # Kinds of field.
+    ARRAY = 0
+    RAGGED = 1
+    INT = 2
+    FLOAT = 3
+    BOOL = 4
+    SCALAR = 5
+    OBJECT = 6
+
+cdef struct Field:
+    int kind
+    int ndim
+    bint handable  # its column is what NumPy's concatenate would give
+    int subtype  # what the examples hold if not plain arrays
+    void *array_type  # of the arrays that are written
+    bint timed  # datetime64 or timedelta64: the scalar's type does not tell its unit
+    cnp.PyArray_Descr *descr  # of the elements; kept alive by Schema.dtypes
+    cnp.PyTypeObject *scalar
+    cnp.npy_intp dims[MOST_NDIM]
+    cnp.npy_intp itemsize
+    cnp.npy_intp stride  # bytes from row to row
+    uint64_t offset  # of the column in the slot
+
+
+cdef class Schema:
+    cdef readonly int container
+    cdef readonly tuple keys
+    cdef readonly tuple specs
+    cdef readonly Py_ssize_t rows
+    cdef readonly uint64_t bytes
+    cdef readonly uint64_t row_bytes
+    cdef list dtypes
+    cdef Field *fields
+    cdef Py_ssize_t count
+    cdef readonly object type
+    cdef readonly dict subtypes
+
+
+cdef class ColumnWriter:
+    cdef Schema schema
+    cdef char **columns  # the first row of each column; NULL for a field that `write_other` writes
+    cdef Py_ssize_t least_large  # bytes from which on an array is copied by `copy_large`
+    cdef bint uncached  # columns are written past the caches
+    cdef cnp.PyArray_Descr *last_dtypes[MOST_FIELDS]  # seen last, equal to the fields'; or NULL
+    cdef void use_schema(self, Schema schema) noexcept
+    cdef int write(self, Py_ssize_t row, object example) except -1
+    cdef int hold(self, object example, PyObject **values) except -1
+    cdef int write_fields(self, Py_ssize_t row, PyObject **values) except -1
+    cdef bint is_array_of(self, Py_ssize_t number, PyObject *value)
+    cdef int copy_array(self, Field *f, char *place, PyObject *array, Py_ssize_t size,
+                        bint uncached) except -1
+    cdef int copy_large(self, char *place, PyObject *array, Py_ssize_t size,
+                        bint uncached) except -1
+    cdef int write_other(self, Py_ssize_t number, Py_ssize_t row, PyObject *value) except -1
+
+
+cdef class SlotWriter(ColumnWriter):
+    cdef readonly WorkerRing end
+    cdef char *payload  # of the slot in which `places` lie
+    cdef char *places[MOST_FIELDS]
+    cdef int write_into_slot(self, Py_ssize_t row, object example) except -1
+
+
+cdef inline int64_t *entry_of(Field *f, char *payload, Py_ssize_t row) noexcept:
+    """A row's entry in the column of a field whose values lie in the heap."""
+    return <int64_t *>(payload + f.offset + <uint64_t>f.stride * row)

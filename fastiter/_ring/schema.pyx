@@ -1,0 +1,408 @@
+"""The layout of rows in a slot, and the writers that put examples into it.
+
+A `Schema` holds the examples' container, and each field's kind, dtype and shape. Fields of equal
+shape are stored in columns; ragged arrays in the slot's heap, with a column of offsets and shapes;
+other objects are packed into the heap, with a column of offsets and lengths. An example that does
+not fit is spilled: packed as a whole. `fastiter._ring.row_reader` reads the rows again.
+"""
+
+import pickle
+import sys
+
+import numpy
+
+cimport cython
+cimport numpy as cnp
+from cpython.dict cimport PyDict_CheckExact, PyDict_Next, PyDict_Size
+from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
+from cpython.list cimport PyList_CheckExact, PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
+from cpython.mem cimport PyMem_Calloc, PyMem_Free
+from cpython.object cimport PyObject, PyObject_RichCompareBool, Py_EQ
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_TYPE, Py_XDECREF, Py_XINCREF
+from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from fastiter._clib.csrc cimport *
+from fastiter._clib.numpy_api cimport (
+    PyArray_Type, bytes_of, copy_into, descr_of, dims_of, equivalent, is_contiguous, nbytes_of,
+    ndim_of, new_array, scalar_into)
+from fastiter._ring.arena cimport WorkerRing
+
+from fastiter._clib.ring_words import PACKED_FIELD as _PACKED_FIELD
+from fastiter._ring.serialization import Packed
+from fastiter._util.torch_tensors import array_of
+
+cnp.import_array()
+
+cdef extern from "Python.h":
+    PyObject **items_of "&PyTuple_GET_ITEM"(object example, int first)
+    void *type_of "Py_TYPE"(PyObject *value)
+
+cdef enum:
+    ALIGNMENT = 64
+    # Below it, giving up and taking back Python's lock costs more than the copy.
+    NOGIL_BYTES = 65536
+
+cdef uint32_t PACKED_FIELD = _PACKED_FIELD
+cdef tuple NUMBERS = tuple(map(numpy.dtype, (numpy.int64, numpy.float64, numpy.bool_)))
+
+
+def _handable(dtype):
+    """True if numpy.concatenate keeps this dtype: it makes byte order native and repacks
+    structures."""
+    return dtype.isnative and dtype.kind != "V"
+
+
+cdef class Schema:
+    """What the rows of a slot hold, and where.
+
+    Parameters
+    ----------
+    container : BARE, TUPLE, LIST, DICT or NAMED, a tuple of a type with names for its items.
+    keys : the keys of a DICT, in order; the type of a NAMED; else None.
+    specs : per field (kind, dtype or None, shape or number of dimensions).
+    rows : rows that a slot has room for.
+    subtypes : what the values of ARRAY and RAGGED fields are if not plain arrays, by the numbers of
+        the fields. They lie in the slot as arrays do.
+
+    Attributes
+    ----------
+    bytes : int
+        Size of all columns; the slot's heap starts there.
+    row_bytes : int
+        Of one row in all columns.
+    type : type or None
+        Of the examples, if they are named tuples.
+    """
+
+    def __cinit__(self, int container, keys, specs, Py_ssize_t rows, subtypes=None):
+        cdef Field *f
+        cdef uint64_t end = 0
+        self.container = container
+        self.type = keys if container == NAMED else None
+        self.keys = None if container != DICT else tuple(
+            sys.intern(key) if type(key) is str else key for key in keys)
+        self.specs = tuple(specs)
+        self.subtypes = dict(subtypes or {})
+        self.rows = rows
+        self.count = len(self.specs)
+        if self.count > MOST_FIELDS:
+            raise ValueError(f"{self.count} fields in an example; {MOST_FIELDS} can be columns")
+        self.dtypes = []
+        self.fields = <Field *>PyMem_Calloc(self.count, sizeof(Field))
+        if self.fields == NULL:
+            raise MemoryError()
+        for number, (kind, dtype, shape) in enumerate(self.specs):
+            f = &self.fields[number]
+            f.kind = kind
+            f.subtype = self.subtypes.get(number, 0)
+            f.array_type = <void *>(numpy.memmap if f.subtype == MEMMAP else numpy.ndarray)
+            if kind in (INT, FLOAT, BOOL):
+                dtype = NUMBERS[kind - INT]
+            elif dtype is not None and dtype.kind != "V":
+                # What pickle makes is equal to NumPy's own, which arrays have; identity is faster.
+                dtype = numpy.dtype(dtype.str)
+            self.dtypes.append(dtype)
+            if dtype is not None:
+                f.descr = <cnp.PyArray_Descr *>dtype
+                f.itemsize = dtype.itemsize
+                f.handable = _handable(dtype)
+                f.timed = dtype.kind in "mM"
+                f.scalar = <cnp.PyTypeObject *>dtype.type
+            f.stride = f.itemsize
+            if kind == ARRAY:
+                f.ndim = len(shape)
+                for axis in range(f.ndim):
+                    f.dims[axis] = shape[axis]
+                    f.stride *= f.dims[axis]
+            elif kind == RAGGED:
+                f.ndim = shape
+                f.stride = (1 + f.ndim) * sizeof(int64_t)
+            elif kind == OBJECT:
+                f.stride = 2 * sizeof(int64_t)
+            self.row_bytes += f.stride
+            f.offset = end
+            # One row more than the batch: the batch converter's entry for the field as a whole.
+            end = fi_align_up(end + <uint64_t>f.stride * (rows + 1), ALIGNMENT)
+        self.bytes = end
+
+    def __dealloc__(self):
+        PyMem_Free(self.fields)
+
+    def record(self):
+        """What `load` makes an equal schema of."""
+        return pickle.dumps(
+            (self.container, self.type or self.keys, self.specs, self.subtypes), protocol=5)
+
+    @staticmethod
+    def load(record, rows):
+        container, keys, specs, subtypes = pickle.loads(record)
+        return Schema(container, keys, specs, rows, subtypes)
+
+    def of_rows(self, rows):
+        """The same for slots of so many rows."""
+        return Schema(self.container, self.type or self.keys, self.specs, rows, self.subtypes)
+
+    def same_as(self, Schema other):
+        return (self.container, self.type, self.keys, self.specs, self.subtypes) == (
+            other.container, other.type, other.keys, other.specs, other.subtypes)
+
+    @property
+    def has_ragged_fields(self):
+        """Whether every field can become a column, and a ragged one has to be padded for it."""
+        kinds = [spec[0] for spec in self.specs]
+        return (
+            RAGGED in kinds
+            and OBJECT not in kinds
+            and self.container != LIST
+            and all(self.fields[number].handable for number in range(self.count))
+        )
+
+
+# ---- writers -------------------------------------------------------------------------------------
+
+
+cdef class ColumnWriter:
+    """Writes examples into rows of columns; used by one thread at a time.
+
+    A subclass sets `columns`, and defines how large arrays are copied (`copy_large`), and where
+    values go that are not stored in a column (`write_other`).
+    """
+
+    def __dealloc__(self):
+        cdef Py_ssize_t number
+        for number in range(MOST_FIELDS):
+            Py_XDECREF(<PyObject *>self.last_dtypes[number])
+
+    cdef void use_schema(self, Schema schema) noexcept:
+        """Writes examples of another schema from now on."""
+        cdef Py_ssize_t number
+        for number in range(MOST_FIELDS):
+            Py_XDECREF(<PyObject *>self.last_dtypes[number])
+            self.last_dtypes[number] = NULL
+        self.schema = schema
+
+    @cython.final
+    cdef int write(self, Py_ssize_t row, object example) except -1:
+        """1: the example is in its row. 0: it does not fit the schema."""
+        cdef PyObject *values[MOST_FIELDS]
+        cdef Schema schema = self.schema
+        cdef Py_ssize_t number
+        if schema.container == TUPLE or schema.container == NAMED:
+            if schema.container == TUPLE:
+                if not PyTuple_CheckExact(example):
+                    return 0
+            elif <PyObject *>Py_TYPE(example) != <PyObject *>schema.type:
+                return 0
+            if PyTuple_GET_SIZE(example) != schema.count:
+                return 0
+            return self.write_fields(row, items_of(example, 0))
+        if schema.container == BARE:
+            values[0] = <PyObject *>example
+            return self.write_fields(row, values)
+        # Code that pickles a field, or another thread, may change a list or a dict meanwhile.
+        if not self.hold(example, values):
+            return 0
+        try:
+            return self.write_fields(row, values)
+        finally:
+            for number in range(schema.count):
+                Py_DECREF(<object>values[number])
+
+    @cython.final
+    cdef int hold(self, object example, PyObject **values) except -1:
+        """Takes references to the values of a list or a dict; 0, and none, if they do not fit."""
+        cdef Py_ssize_t number
+        cdef int fits
+        with cython.critical_section(example):  # another thread may change it
+            fits = find_values(self.schema, example, values)
+            for number in range(self.schema.count if fits else 0):
+                Py_XINCREF(values[number])
+        return fits
+
+    @cython.final
+    cdef int write_fields(self, Py_ssize_t row, PyObject **values) except -1:
+        cdef Py_ssize_t number
+        cdef PyObject *value
+        cdef char *place
+        cdef Field *f
+        for number in range(self.schema.count):
+            f = &self.schema.fields[number]
+            value = values[number]
+            if self.columns[number] == NULL:
+                if not self.write_other(number, row, value):
+                    return 0
+                continue
+            place = self.columns[number] + f.stride * row
+            if f.kind != ARRAY:
+                if not write_number(f, place, value):
+                    return 0
+                continue
+            if f.subtype == TENSOR:
+                array = array_of(<object>value)  # keeps it alive during the copy
+                value = <PyObject *>array
+            if not self.is_array_of(number, value) or not has_shape(value, f):
+                return 0
+            self.copy_array(f, place, value, f.stride, self.uncached)
+        return 1
+
+    @cython.final
+    cdef bint is_array_of(self, Py_ssize_t number, PyObject *value):
+        """Whether the value is an array of exactly the field's type, its dtype and its number of
+        dimensions."""
+        cdef Field *f = &self.schema.fields[number]
+        cdef cnp.PyArray_Descr *descr
+        if type_of(value) != f.array_type or ndim_of(<cnp.PyArrayObject *>value) != f.ndim:
+            return False
+        descr = descr_of(<cnp.PyArrayObject *>value)
+        if descr == f.descr or descr == self.last_dtypes[number]:
+            return True
+        if not equivalent(descr, f.descr):
+            return False
+        Py_XINCREF(<PyObject *>descr)
+        Py_XDECREF(<PyObject *>self.last_dtypes[number])
+        self.last_dtypes[number] = descr
+        return True
+
+    @cython.final
+    cdef int copy_array(self, Field *f, char *place, PyObject *array, Py_ssize_t size,
+                        bint uncached) except -1:
+        """Copies an array of the field's dtype, C-contiguous or not, of `size` bytes."""
+        cdef cnp.PyArrayObject *source = <cnp.PyArrayObject *>array
+        if not is_contiguous(source):
+            Py_INCREF(<object>f.descr)  # the constructor takes it over
+            target = new_array(&PyArray_Type, f.descr, f.ndim, dims_of(source), NULL, place,
+                               cnp.NPY_ARRAY_CARRAY, NULL)
+            copy_into(<cnp.PyArrayObject *>target, source)
+        elif size < self.least_large:
+            memcpy(place, bytes_of(source), size)
+        else:
+            self.copy_large(place, array, size, uncached)
+        return 1
+
+    cdef int copy_large(self, char *place, PyObject *array, Py_ssize_t size,
+                        bint uncached) except -1:
+        """Copies a C-contiguous array of at least `least_large` bytes."""
+        raise NotImplementedError
+
+    cdef int write_other(self, Py_ssize_t number, Py_ssize_t row, PyObject *value) except -1:
+        """Stores the value of a field that has no column here; 0 if it does not fit the schema."""
+        raise NotImplementedError
+
+
+cdef class SlotWriter(ColumnWriter):
+    """Writes examples into the slot that a worker process has, those that need it into the heap."""
+
+    def __cinit__(self, WorkerRing end, *_):
+        self.end = end
+        self.columns = self.places
+        self.least_large = FI_UNCACHED_LEAST
+
+    cdef void use_schema(self, Schema schema) noexcept:
+        ColumnWriter.use_schema(self, schema)
+        self.payload = NULL
+
+    cdef int write_into_slot(self, Py_ssize_t row, object example) except -1:
+        """As `write`, into the current slot. 0 also if there is no schema."""
+        cdef Py_ssize_t number
+        cdef Field *f
+        cdef char *payload = fi_slot_payload(self.end.worker.ring, self.end.turn.slot)
+        if self.schema is None:
+            return 0
+        if payload != self.payload:
+            self.payload = payload
+            for number in range(self.schema.count):
+                f = &self.schema.fields[number]
+                self.places[number] = NULL if f.kind in (RAGGED, OBJECT) else payload + f.offset
+        return self.write(row, example)
+
+    cdef int copy_large(self, char *place, PyObject *array, Py_ssize_t size,
+                        bint uncached) except -1:
+        cdef const char *source = bytes_of(<cnp.PyArrayObject *>array)
+        if size < NOGIL_BYTES:
+            fi_copy(place, source, size, uncached)
+        else:
+            with nogil:
+                fi_copy(place, source, size, uncached)
+        return 0
+
+    cdef int write_other(self, Py_ssize_t number, Py_ssize_t row, PyObject *value) except -1:
+        """Puts a ragged array, or an object that is packed, into the slot's heap."""
+        cdef Field *f = &self.schema.fields[number]
+        cdef int64_t *entry = entry_of(f, self.payload, row)
+        cdef Py_ssize_t size
+        cdef int axis
+        if f.kind == OBJECT:
+            packed = Packed(<object>value)
+            entry[1] = packed.size
+            entry[0] = self.end.pack(packed, <uint32_t>row, PACKED_FIELD)
+            return 1
+        if f.subtype == TENSOR:
+            array = array_of(<object>value)  # keeps it alive during the copy
+            value = <PyObject *>array
+        if not self.is_array_of(number, value):
+            return 0
+        size = nbytes_of(<cnp.PyArrayObject *>value)
+        entry[0] = <int64_t>self.end.heap_take(size)
+        for axis in range(f.ndim):
+            entry[1 + axis] = dims_of(<cnp.PyArrayObject *>value)[axis]
+        return self.copy_array(f, self.payload + entry[0], value, size, False)
+
+
+cdef int find_values(Schema schema, object example, PyObject **values) except -1:
+    """Borrowed references to the values of a list or a dict; 0 if they do not fit the schema."""
+    cdef Py_ssize_t number, place = 0
+    cdef PyObject *key
+    cdef PyObject *known
+    if schema.container == LIST:
+        if not PyList_CheckExact(example) or PyList_GET_SIZE(example) != schema.count:
+            return 0
+        for number in range(schema.count):
+            values[number] = <PyObject *>PyList_GET_ITEM(example, number)
+        return 1
+    if not PyDict_CheckExact(example) or PyDict_Size(example) != schema.count:
+        return 0
+    for number in range(schema.count):
+        if not PyDict_Next(example, &place, &key, &values[number]):
+            return 0
+        known = <PyObject *>PyTuple_GET_ITEM(schema.keys, number)
+        # Keys are strings and integers: to compare two of one type runs no code of the user's.
+        if key != known and not (type_of(key) == type_of(known) and
+                PyObject_RichCompareBool(<object>key, <object>known, Py_EQ)):
+            return 0
+    return 1
+
+
+cdef bint has_shape(PyObject *array, Field *f) noexcept:
+    cdef int axis
+    for axis in range(f.ndim):
+        if dims_of(<cnp.PyArrayObject *>array)[axis] != f.dims[axis]:
+            return False
+    return True
+
+
+cdef int write_number(Field *f, char *place, PyObject *value) except -1:
+    """Writes a number of exactly the field's type; 0 if the value is not one."""
+    cdef int overflow = 0
+    if f.kind == INT:
+        if not PyLong_CheckExact(<object>value):
+            return 0
+        (<int64_t *>place)[0] = PyLong_AsLongLongAndOverflow(<object>value, &overflow)
+        return overflow == 0
+    if f.kind == FLOAT:
+        if not PyFloat_CheckExact(<object>value):
+            return 0
+        (<double *>place)[0] = PyFloat_AS_DOUBLE(<object>value)
+        return 1
+    if f.kind == BOOL:
+        if <object>value is not True and <object>value is not False:
+            return 0
+        (<uint8_t *>place)[0] = <object>value is True
+        return 1
+    if type_of(value) != <void *>f.scalar or (
+            f.timed and (<object>value).dtype != <object>f.descr):
+        return 0
+    scalar_into(value, place)
+    return 1
