@@ -156,54 +156,6 @@ def test_converter_runs_in_the_threads_and_several_at_a_time():
 # -- waiting, stopping ----------------------------------------------------------------------------
 
 
-def test_interrupts_again_and_again_lose_nothing():
-    size = 240
-    main = threading.main_thread().ident
-    dataset = Noting(size)
-    batches: list[list[int]] = []
-    done = threading.Event()
-    choices = random.Random(3)
-
-    def interrupt() -> None:
-        while not done.wait(choices.random() * 0.003):
-            signal.pthread_kill(main, signal.SIGINT)
-
-    iterator = MultithreadIterator(
-        dataset, 4, repeat=False, shuffle=False, n_threads=2, n_prefetch=3
-    )
-    interrupting = threading.Thread(target=interrupt)
-    n_interrupts = 0
-    old = signal.getsignal(signal.SIGINT)
-    armed = False
-
-    def handler(number, frame):
-        if armed:
-            raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, handler)
-    interrupting.start()
-    try:
-        while iterator.epoch == 0:
-            position = iterator.current_position
-            try:
-                armed = True
-                batch = next(iterator)
-                armed = False
-                batches.append(batch)
-            except KeyboardInterrupt:
-                armed = False
-                n_interrupts += 1
-                # It may have come when the batch was delivered, but not yet bound to its name.
-                if iterator.current_position != position:
-                    batches.append(list(range(position, iterator.current_position or size)))
-    finally:
-        done.set()
-        interrupting.join()
-        signal.signal(signal.SIGINT, old)
-        iterator.finalize()
-    assert [*chain(*batches)] == list(range(size))
-
-
 class InterruptAt:
     """Raises KeyboardInterrupt at the n-th line that this thread runs in our modules."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import signal
 import threading
@@ -247,49 +246,6 @@ def test_ctrl_c_while_waiting(make, tmp_path, how):
     assert next(iterator) == [0, 1, 2, 3]
     assert next(iterator) == [4, 5, 6, 7]
     assert pids_of(iterator) == pids
-
-
-def test_interrupts_at_any_moment(make):
-    """Whatever they hit, each batch that arrives is the one that the state names."""
-    iterator = make(Numbered(30), 3, n_prefetch=2)
-    next(iterator)  # imports of compiled modules swallow what a handler raises
-    generator = random.Random(2)
-
-    def handler(number, frame):
-        raise KeyboardInterrupt
-
-    def is_enough():
-        assert time.monotonic() < end + HANG, f"{interrupts} interrupts, {arrived} batches"
-        return time.monotonic() > end and interrupts > 20 and arrived > 20
-
-    def iterate():
-        nonlocal arrived
-        signal.setitimer(signal.ITIMER_VIRTUAL, generator.uniform(1e-5, 2e-3))
-        while not is_enough():
-            batch = next(iterator)
-            position = iterator.current_position
-            got = [index for _, index in batch]
-            batch = None
-            assert got == [(position - 3 + row) % 30 for row in range(3)]
-            arrived += 1
-
-    before = signal.signal(signal.SIGVTALRM, handler)
-    interrupts = arrived = 0
-    end = time.monotonic() + 2
-    try:
-        while not is_enough():
-            # CPython 3.13 leaves the jump back of a loop that ends a try outside of the try.
-            try:
-                iterate()
-                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            except KeyboardInterrupt:
-                interrupts += 1
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
-    for _ in range(40):
-        got = [index for _, index in next(iterator)]
-        assert got == [(iterator.current_position - 3 + row) % 30 for row in range(3)]
 
 
 def test_ctrl_c_to_the_whole_group(tmp_path):
