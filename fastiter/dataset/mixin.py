@@ -47,3 +47,13 @@ class DatasetMixin:
 def _python_int(index: Any) -> Any:
     """Return a NumPy integer as a Python int, any other index unchanged."""
     return operator.index(index) if isinstance(index, np.integer) else index
+
+
+def row_at(i: Any, size: int, first: int | None = None) -> int:
+    """Return index ``i`` of ``size`` examples as a row; negative indices count from the end.
+
+    Raises IndexError if there is no such example, or ``i`` is below ``first``.
+    """
+    if not (-size if first is None else first) <= i < size:
+        raise IndexError(f"index {i} is outside of a dataset of {size} examples")
+    return operator.index(i) % size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -18,16 +17,6 @@ class Closing(Managed):
 
     def _let_go(self) -> None:
         self.close()
-
-
-def row_at(i: Any, size: int, first: int | None = None) -> int:
-    """Return index ``i`` of ``size`` examples as a row; negative indices count from the end.
-
-    Raises IndexError if there is no such example, or ``i`` is below ``first``.
-    """
-    if not (-size if first is None else first) <= i < size:
-        raise IndexError(f"index {i} is outside of a dataset of {size} examples")
-    return operator.index(i) % size
 
 
 def length_of(name: Any, dataset: Any) -> int:

@@ -6,8 +6,9 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import Any
 
+from fastiter.dataset.mixin import row_at
 from fastiter.datasets._batched import BatchedWrapper, fetch
-from fastiter.datasets._parts import length_of, row_at
+from fastiter.datasets._parts import length_of
 
 __all__ = ["ConcatenatedDataset"]
 

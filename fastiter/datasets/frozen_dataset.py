@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fastiter.dataset.mixin import DatasetMixin
+from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.datasets._packed import Column, Dicts, pack, pack_array
-from fastiter.datasets._parts import common_length, row_at
+from fastiter.datasets._parts import common_length
 
 __all__ = ["FrozenDataset"]
 

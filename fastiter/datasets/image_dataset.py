@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fastiter.dataset.mixin import DatasetMixin
+from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.datasets._images import checked_dtype, listed_paths, pillow, read_image
-from fastiter.datasets._parts import row_at
 
 __all__ = ["ImageDataset"]
 

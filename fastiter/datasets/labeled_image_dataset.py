@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fastiter.dataset.mixin import DatasetMixin
+from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.datasets._images import checked_dtype, listed_pairs, pillow, read_image
-from fastiter.datasets._parts import row_at
 
 __all__ = ["LabeledImageDataset"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fastiter.dataset.mixin import DatasetMixin
+from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.datasets._images import listed_pairs
-from fastiter.datasets._parts import Closing, row_at
+from fastiter.datasets._parts import Closing
 from fastiter.datasets._zip import ZipArchive
 from fastiter.datasets.zipped_image_dataset import ZippedImageDataset
 
@@ -26,24 +26,18 @@ class LabeledZippedImageDataset(Closing, DatasetMixin):
         A text file with the name of an image in the archive and an integer, separated by a space,
         in each line: the examples.
     dtype : dtype, optional
-        The dtype of the images, by default float32. Values are not scaled.
+        See `ZippedImageDataset`, also for the errors.
     label_dtype : dtype
         The dtype of the labels.
 
     Raises
     ------
-    ImportError
-        If Pillow is not installed.
-    OSError, zipfile.BadZipFile, ValueError
-        If a file cannot be read, is not an archive, or has a line of another form.
+    ValueError
+        If a line of the text file has another form.
     """
 
     def __init__(
-        self,
-        zipfilename: Any,
-        labelfilename: Any,
-        dtype: Any = None,
-        label_dtype: Any = np.int32,
+        self, zipfilename: Any, labelfilename: Any, dtype: Any = None, label_dtype: Any = np.int32
     ) -> None:
         self._pairs = listed_pairs(labelfilename)
         self._images = ZippedImageDataset(zipfilename, dtype)

@@ -20,14 +20,7 @@ class MultiZippedImageDataset(Closing, DatasetMixin):
     zipfilenames : sequence of str or path-like
         The archives.
     dtype : dtype, optional
-        The dtype of the images, by default float32. Values are not scaled.
-
-    Raises
-    ------
-    ImportError
-        If Pillow is not installed.
-    OSError, zipfile.BadZipFile
-        If a file cannot be read, or is not an archive.
+        See `ZippedImageDataset`, also for the errors.
     """
 
     def __init__(self, zipfilenames: Any, dtype: Any = None) -> None:

@@ -39,10 +39,8 @@ def split_dataset(dataset: Any, split_at: int, order: Any = None) -> tuple[SubDa
 
     Raises
     ------
-    TypeError
-        If ``split_at`` is not an integer.
-    ValueError
-        If ``split_at`` is negative or beyond the dataset, or the order has another length.
+    TypeError, ValueError
+        If ``split_at`` is not an integer in this range, or the order has another length.
     """
     size = len(dataset)
     split_at = checked_int("split_at", split_at, minimum=0)
@@ -60,7 +58,6 @@ def split_dataset_random(
     Parameters
     ----------
     dataset : sequence
-        Has ``__len__`` and ``__getitem__``.
     first_size : int
         Size of the first part, from 0 to ``len(dataset)``.
     seed : int, optional
@@ -82,7 +79,6 @@ def split_dataset_n(dataset: Any, n: int, order: Any = None) -> list[SubDataset]
     Parameters
     ----------
     dataset : sequence
-        Has ``__len__`` and ``__getitem__``.
     n : int
         Number of parts, at least 1.
     order : sequence of int, optional
@@ -96,10 +92,8 @@ def split_dataset_n(dataset: Any, n: int, order: Any = None) -> list[SubDataset]
 
     Raises
     ------
-    TypeError
-        If ``n`` is not an integer.
-    ValueError
-        If ``n`` is below 1, or the order has another length.
+    TypeError, ValueError
+        If ``n`` is not an integer in this range, or the order has another length.
     """
     size = len(dataset) // checked_int("n", n)
     order = packed_order(order)
@@ -111,18 +105,10 @@ def split_dataset_n_random(dataset: Any, n: int, seed: Any = None) -> list[SubDa
 
     Parameters
     ----------
-    dataset : sequence
-        Has ``__len__`` and ``__getitem__``.
-    n : int
-        Number of parts, at least 1.
+    dataset, n
+        See `split_dataset_n`, also for the result and the errors.
     seed : int, optional
         See `split_dataset_random`.
-
-    Returns
-    -------
-    list of SubDataset
-        Parts of ``len(dataset) // n`` examples each, without common examples. Errors are those of
-        `split_dataset_n`.
     """
     return split_dataset_n(dataset, n, _permutation(dataset, seed))
 
@@ -135,7 +121,6 @@ def get_cross_validation_datasets(
     Parameters
     ----------
     dataset : sequence
-        Has ``__len__`` and ``__getitem__``.
     n_folds : int
         Number of pairs, from 1 to ``len(dataset)``.
     order : sequence of int, optional
@@ -152,10 +137,8 @@ def get_cross_validation_datasets(
 
     Raises
     ------
-    TypeError
-        If ``n_folds`` is missing or is not an integer.
-    ValueError
-        If ``n_folds`` is below 1 or above the number of examples, or the order has another length.
+    TypeError, ValueError
+        If ``n_folds`` is not an integer in this range, or the order has another length.
     """
     folds, size = checked_int("n_folds", _folds(n_folds, n_fold)), len(dataset)
     if folds > size > 0:  # the folds of an empty dataset are empty

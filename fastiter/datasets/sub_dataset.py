@@ -8,9 +8,8 @@ import numpy as np
 
 from fastiter._fetch.dataset_access import Columns, columns_of
 from fastiter._util.arguments import checked_int
-from fastiter.dataset.mixin import _python_int
+from fastiter.dataset.mixin import _python_int, row_at
 from fastiter.datasets._batched import BatchedWrapper, fetch
-from fastiter.datasets._parts import row_at
 
 __all__ = ["SubDataset"]
 
@@ -34,10 +33,8 @@ class SubDataset(BatchedWrapper):
 
     Raises
     ------
-    TypeError
-        If ``start`` or ``finish`` is not an integer.
-    ValueError
-        If the part reaches beyond the dataset, or the order has another length.
+    TypeError, ValueError
+        If ``start`` or ``finish`` is not an integer in this range, or the order has another length.
 
     Examples
     --------

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fastiter.dataset.mixin import DatasetMixin
-from fastiter.datasets._parts import Closing, common_length, iterated, row_at
+from fastiter.dataset.mixin import DatasetMixin, row_at
+from fastiter.datasets._parts import Closing, common_length, iterated
 from fastiter.datasets._text_lines import open_lines
 
 __all__ = ["TextDataset"]
@@ -37,15 +37,11 @@ class TextDataset(Closing, DatasetMixin):
 
     Raises
     ------
-    OSError
-        If a file cannot be read.
-    TypeError
-        If ``paths`` is neither a path nor a sequence.
-    ValueError
-        If no file is given, the numbers of files, lines or other arguments differ, or `open` does
-        not accept ``newline``.
-    UnicodeDecodeError, LookupError
-        If a file cannot be decoded, or the encoding is unknown.
+    OSError, UnicodeDecodeError, LookupError
+        If a file cannot be read or decoded, or the encoding is unknown.
+    TypeError, ValueError
+        If an argument is of a wrong type, no file is given, the numbers of files, lines or options
+        differ, or `open` does not accept ``newline``.
     """
 
     def __init__(

@@ -84,7 +84,7 @@ def test_from_data_refuses(data, size, error, text):
 
 def test_wrong_views_name_what_is_wrong():
     for rows, error, text in (
-        ([0, 10], IndexError, "row 10"),
+        ([0, 10], IndexError, "index 10"),
         ([-11], IndexError, "row -11"),
         ([True] * 9, ValueError, "9 bools are given for 10 rows"),
     ):

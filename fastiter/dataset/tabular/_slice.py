@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fastiter._fetch.dataset_access import Columns, columns_of
+from fastiter.dataset.mixin import row_at
 from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
 from fastiter.dataset.tabular._views import View
 
@@ -82,7 +83,7 @@ class Slice(View):
         if isinstance(indices, slice):
             taken = rows[indices]
             return _slice_of(taken) if isinstance(taken, range) else taken
-        return [rows[_checked_row(index, len(rows))] for index in indices]
+        return [rows[row_at(index, len(rows))] for index in indices]
 
     def __fastiter_columns__(self) -> Columns | None:
         columns = columns_of(self._dataset)
@@ -117,13 +118,7 @@ def _checked_rows(rows: Any, length: int) -> Any:
         if len(rows) != length:
             raise ValueError(f"{len(rows)} bools are given for {length} rows: give one per row")
         return [number for number, is_wanted in enumerate(rows) if is_wanted]
-    return [_checked_row(int(row), length) for row in rows]
-
-
-def _checked_row(row: int, length: int) -> int:
-    if not -length <= row < length:
-        raise IndexError(f"row {row} is out of bounds for a dataset of {length} rows")
-    return row % length
+    return [row_at(int(row), length) for row in rows]
 
 
 def _places(keys: tuple[Any, ...], names: tuple[str, ...]) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from fastiter._fetch.dataset_access import Columns, columns_of
 from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
@@ -11,6 +11,8 @@ from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
 
 class View(TabularDataset):
     """A view with the rows, columns and `convert` of ``dataset``."""
+
+    _MODE: ClassVar[Mode] = None  # None: the mode of ``dataset``
 
     def __init__(self, dataset: TabularDataset) -> None:
         self._dataset = dataset
@@ -24,7 +26,7 @@ class View(TabularDataset):
 
     @property
     def mode(self) -> Mode:
-        return self._dataset.mode
+        return self._MODE or self._dataset.mode
 
     def get_examples(
         self, indices: Rows, key_indices: tuple[int, ...] | None
@@ -42,21 +44,13 @@ class View(TabularDataset):
 class AsTuple(View):
     """A view with tuples as examples."""
 
-    @property
-    def mode(self) -> Mode:
-        return tuple
-
-    __fastiter_columns__ = View.__fastiter_columns__
+    _MODE: ClassVar[Mode] = tuple
 
 
 class AsDict(View):
     """A view with dicts as examples."""
 
-    @property
-    def mode(self) -> Mode:
-        return dict
-
-    __fastiter_columns__ = View.__fastiter_columns__
+    _MODE: ClassVar[Mode] = dict
 
 
 class WithConverter(View):
