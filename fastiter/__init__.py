@@ -1,7 +1,7 @@
-"""fastiter: batches from worker processes, written once into shared memory.
+"""fastiter: a compiled data loader. Worker processes write batches once into shared memory.
 
-A dataset and a batch size go in; batches come out in order, as arrays that are already there.
-The iterators, datasets and converters speak the interface of Chainer's.
+Iterators take a dataset and a batch size, and return batches in order. Iterators, datasets and
+converters have the interface of Chainer's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 try:
-    import fastiter._collate.concat  # noqa: F401  (whether it is there)
+    import fastiter._collate.concat  # noqa: F401  (checks that it is built)
 except ModuleNotFoundError as error:
     if error.name != "fastiter._collate.concat":
         raise
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        """Imports on first use what programs without it need not wait for."""
+        """Import on first use what not every program needs."""
         if name in _MODULES:
             return importlib.import_module(f"fastiter.{name}")
         if name != "MultiprocessIterator":

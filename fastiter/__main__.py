@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from fastiter import __version__
 
-# Each command's module has `add_options(parser)` and `run(options)`; only the one that is asked for
-# is imported.
+# Each command's module has `add_options(parser)` and `run(options)`. Only the requested one is
+# imported.
 _COMMANDS = {
     "demo": (
         "fastiter._cli.demo.digits",
@@ -20,11 +20,11 @@ _COMMANDS = {
     ),
     "doctor": (
         "fastiter._cli.doctor.doctor",
-        "tell what this machine offers a data loader, and what would help",
+        "report what this machine offers a data loader, and what would help",
     ),
     "profile": (
         "fastiter._cli.profile.profile",
-        "measure a dataset, alone and through the iterators, and find the best settings",
+        "measure a dataset, by itself and with the iterators, and find the best settings",
     ),
 }
 
@@ -57,13 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130  # what a shell reports for a program ended by SIGINT
-    except BrokenPipeError:  # whoever reads, as head does, has seen enough
+    except BrokenPipeError:  # the reader, such as head, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # likewise, by SIGPIPE
+        return 141  # likewise by SIGPIPE
     return status
 
 
 if __name__ == "__main__":
     if sys.stderr is not None:
-        faulthandler.enable()  # the stack of a dataset that crashes, in workers too
+        faulthandler.enable()  # prints the stack of a dataset that crashes, in workers too
     sys.exit(main())

@@ -1,7 +1,7 @@
 """Exceptions and warnings of fastiter.
 
-All of them carry their text as the only argument, so that they pickle, copy and travel
-between processes unchanged.
+Their text is their only argument, so that they can be pickled, copied and sent between processes
+unchanged.
 """
 
 from __future__ import annotations
@@ -17,55 +17,55 @@ __all__ = [
 
 
 class DatasetError(RuntimeError):
-    """A dataset failed in a worker with something that cannot be raised again as itself.
+    """A dataset raised an exception in a worker that cannot be raised again with its own type.
 
-    Subclasses of ``Exception`` arrive as their own type. This one stands for the rest:
-    ``SystemExit``, ``KeyboardInterrupt``, ``GeneratorExit`` and other ``BaseException`` types,
-    and exceptions or examples that cannot be pickled or loaded again. The text names the
-    original type, the dataset index, the worker, the epoch and the batch, and holds the
-    worker's traceback. The iterator stays usable: the next call goes on after the failed batch.
+    Subclasses of ``Exception`` keep their type. This one replaces the others: ``SystemExit``,
+    ``KeyboardInterrupt``, ``GeneratorExit`` and other ``BaseException`` types, and exceptions or
+    examples that cannot be pickled or unpickled. The text names the original type, the dataset
+    index, the worker, the epoch and the batch, and contains the worker's traceback. The iterator
+    stays usable: the next call continues after the failed batch.
     """
 
 
 class OverwrittenError(RuntimeError):
-    """Shared memory holds what fastiter has never written there.
+    """Shared memory contains data that fastiter has not written.
 
-    Somebody, most likely native code in a worker with a wild pointer, has overwritten the
-    bookkeeping of the iterator or what an example was packed into. The batch is given up; the
-    iterator stays usable: the next call goes on after it.
+    Other code, most likely native code in a worker with a wild pointer, has overwritten control
+    data of the iterator or a packed example. The batch is lost; the iterator stays usable: the next
+    call continues after it.
     """
 
 
 class SkipLimitError(RuntimeError):
     """More examples have failed in an epoch than ``skip_limit`` allows, or all of an epoch.
 
-    Its cause is the exception of the last of them. The iterator stays usable: the next call goes
-    on after the batch, and the next failure in the same epoch raises again.
+    Its cause is the exception of the last example that failed. The iterator stays usable: the next
+    call continues after the batch, and the next failure in the same epoch raises this error again.
     """
 
 
 class WorkerDiedError(RuntimeError):
-    """Worker processes died again and again on the same dataset index or converter call.
+    """Worker processes died repeatedly on the same dataset index or converter call.
 
     The text names the index, the signal or exit code, and likely causes. A single death is no
-    error: another worker does the dead one's rows.
+    error: another worker makes the rows.
     """
 
 
 class TimeoutWarning(RuntimeWarning):
-    """A worker has been busy with one thing for longer than ``dataset_timeout`` seconds.
+    """A worker has spent more than ``dataset_timeout`` seconds on one example or step.
 
-    With an example, the converter, loading the dataset or its own start; or none has done anything
-    for so long, as when they are stopped.
+    The step is the converter, loading the dataset, or the worker's start. The warning also says if
+    no worker has done anything for this time, for example because they are stopped.
 
-    Raised as an exception under ``warnings.simplefilter('error')``; the batch is not lost then:
-    the next call waits for it again.
+    Under ``warnings.simplefilter('error')`` it is raised as an exception. The batch is not lost
+    then: the next call waits for it again.
     """
 
 
 class WorkerTraceback(Exception):
-    """The cause of an exception that came from a worker: which row, and the traceback there.
+    """The cause of an exception of a worker: which row failed, and the traceback there.
 
-    Never raised by itself. It stands as ``__cause__`` of the dataset's own exception, so that a
-    printed traceback shows the worker's part first.
+    It is never raised by itself. As ``__cause__`` of the dataset's exception it makes a printed
+    traceback show the worker's part first.
     """

@@ -1,4 +1,4 @@
-"""What `concat_examples` and the iterators are built on, for use without them."""
+"""Building blocks of `concat_examples` and the iterators, for direct use."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,7 +36,8 @@ class WorkerTrace(NamedTuple):
     """What one worker has recorded."""
 
     name: str
-    events: Iterable[tuple[str, int, int, int, int, int]]  #: as of ``_trace.events``
+    events: Iterable[tuple[str, int, int, int, int, int]]
+    """Kind, beginning and duration in ns, dataset index, rows, number of the batch."""
 
 
 class Trace:
@@ -84,51 +85,42 @@ class Trace:
         left out.
         """
         pid = os.getpid()
-        found = [
-            _metadata(pid, _LOOP, "process_name", name=f"fastiter {pid}"),
-            *_thread(pid, _LOOP, "loop"),
-        ]
-        found += self._loop(pid)
-        for tid, worker in enumerate(self._workers, _LOOP + 1):
-            found += _thread(pid, tid, worker.name)
-            for kind, began, took, index, rows, batch in worker.events:
-                args: dict[str, int] = {"rows": rows, "batch": batch} if rows else {}
-                if kind in ("fetch", "write"):
-                    args["index"] = index
-                found.append(self._span(pid, tid, kind, began, took, args))
-        # Viewers leave out what lies before time 0, or draw it in the wrong place.
-        earliest = min(event["ts"] for event in found)
-        return [{**event, "ts": round(event["ts"] - earliest, 3)} for event in found]
+        found: list[dict[str, Any]] = []
 
-    def _loop(self, pid: int) -> list[dict[str, Any]]:
-        found = []
+        def label(tid: int, what: str, **args: Any) -> None:
+            found.append({"name": what, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": args})
+
+        def span(tid: int, name: str, began: int, took: int, **args: int) -> None:
+            category = "loop" if tid == _LOOP else "worker"
+            ts, duration = (began - self._began) / 1000, max(took, 0) / 1000
+            event = {"name": name, "cat": category, "ph": "X", "ts": ts, "dur": duration}
+            found.append({**event, "pid": pid, "tid": tid, "args": args})
+
+        label(_LOOP, "process_name", name=f"fastiter {pid}")
+        threads = ["loop", *(worker.name for worker in self._workers)]
+        for tid, thread in enumerate(threads, _LOOP):
+            label(tid, "thread_name", name=thread)
+            label(tid, "thread_sort_index", sort_index=tid)
         left = 0
         for call in items_of(self._calls):
             if left:
-                found.append(self._span(pid, _LOOP, "loop", left, call.began - left, {}))
+                span(_LOOP, "loop", left, call.began - left)
             args = {"rows": call.rows} if call.rows > 0 else {}
-            found.append(self._span(pid, _LOOP, "next()", call.began, call.took, args))
+            span(_LOOP, "next()", call.began, call.took, **args)
             if call.waited:
                 # It may have waited more than once; the time in between is short.
                 began = max(call.began, min(call.blocked, call.began + call.took - call.waited))
-                found.append(self._span(pid, _LOOP, "wait", began, call.waited, {}))
+                span(_LOOP, "wait", began, call.waited)
             left = 0 if call.rows == timer.ENDED else call.began + call.took
-        return found
-
-    def _span(
-        self, pid: int, tid: int, name: str, began: int, took: int, args: Mapping[str, int]
-    ) -> dict[str, Any]:
-        """A complete event."""
-        return {
-            "name": name,
-            "cat": "loop" if tid == _LOOP else "worker",
-            "ph": "X",
-            "ts": (began - self._began) / 1000,
-            "dur": max(took, 0) / 1000,
-            "pid": pid,
-            "tid": tid,
-            "args": dict(args),
-        }
+        for tid, worker in enumerate(self._workers, _LOOP + 1):
+            for kind, began, took, index, rows, batch in worker.events:
+                args = {"rows": rows, "batch": batch} if rows else {}
+                if kind in ("fetch", "write"):
+                    args["index"] = index
+                span(tid, kind, began, took, **args)
+        # Viewers leave out what lies before time 0, or draw it in the wrong place.
+        earliest = min(event["ts"] for event in found)
+        return [{**event, "ts": round(event["ts"] - earliest, 3)} for event in found]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace as JSON, which https://ui.perfetto.dev opens.
@@ -139,14 +131,3 @@ class Trace:
         """
         content = {"traceEvents": self.events(), "displayTimeUnit": "ms"}
         Path(path).write_text(json.dumps(content), encoding="utf-8")
-
-
-def _metadata(pid: int, tid: int, what: str, **args: Any) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": args}
-
-
-def _thread(pid: int, tid: int, name: str) -> list[dict[str, Any]]:
-    return [
-        _metadata(pid, tid, "thread_name", name=name),
-        _metadata(pid, tid, "thread_sort_index", sort_index=tid),
-    ]
