@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastiter import _device
@@ -154,8 +154,8 @@ class Source:
                 replaced = policy.resolve(plan, failures)
                 if isinstance(replaced, Failure):
                     return replaced
-                found.update(replaced)
-            examples = [found[row] for row in sorted(found)]
+                found = dict(sorted({**found, **replaced}.items()))
+            examples = list(found.values())
         if self.converter is None:
             return examples
         if self.concat is not None:
@@ -345,6 +345,8 @@ def _fetch_each(
                 failures.append(failure)
     finally:
         example_context.end(before)
-    failed = {failure.row for failure in failures}
-    rows = (row for row in range(first, first + len(indices)) if row not in failed)
+    rows: Sequence[int] = range(first, first + len(indices))
+    if failures:
+        failed = {failure.row for failure in failures}
+        rows = [row for row in rows if row not in failed]
     return dict(zip(rows, examples, strict=True)), failures
