@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fastiter._fetch.gather import ColumnReader
     from fastiter._order.example_context import Seed
     from fastiter._threads.collator import Assembler
-    from fastiter.iterators._fetch import Source
+    from fastiter.iterators._source import Source
     from fastiter.iterators._state import Plan
 
     Origin = tuple[Seed, Plan]

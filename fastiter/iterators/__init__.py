@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from fastiter.iterators._skips import Replacement, Skipped
 from fastiter.iterators.multithread import MultithreadIterator
-from fastiter.iterators.order import OrderSampler, ShuffleOrderSampler
-from fastiter.iterators.order_block import BlockShuffleOrderSampler
-from fastiter.iterators.order_sharded import ShardedOrderSampler
-from fastiter.iterators.order_virtual import VirtualShuffleOrderSampler
-from fastiter.iterators.order_weighted import WeightedOrderSampler
+from fastiter.iterators.samplers import _seeded, block, sharded, shuffle, virtual, weighted
+from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
+from fastiter.iterators.samplers.sharded import ShardedOrderSampler
+from fastiter.iterators.samplers.shuffle import OrderSampler, ShuffleOrderSampler
+from fastiter.iterators.samplers.virtual import VirtualShuffleOrderSampler
+from fastiter.iterators.samplers.weighted import WeightedOrderSampler
 from fastiter.iterators.serial import SerialIterator
 
 if TYPE_CHECKING:
@@ -40,6 +42,17 @@ __all__ = [
     "VirtualShuffleOrderSampler",
     "WeightedOrderSampler",
 ]
+
+# The modules that pickles of version 0.1.0 name.
+_FORMER = {
+    "_numbered": _seeded,
+    "order": shuffle,
+    "order_block": block,
+    "order_sharded": sharded,
+    "order_virtual": virtual,
+    "order_weighted": weighted,
+}
+sys.modules.update({f"{__name__}.{name}": module for name, module in _FORMER.items()})
 
 
 def __dir__() -> list[str]:

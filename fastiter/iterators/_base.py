@@ -17,11 +17,11 @@ from fastiter._util.failures import AllSkipped, Failure, reraise
 from fastiter.dataset.iterator import Iterator
 from fastiter.iterators import _arguments, _seed
 from fastiter.iterators._device_prefetch import DevicePrefetch
-from fastiter.iterators._fetch import Source
 from fastiter.iterators._skips import SkipPolicy, SkipState, checked, nothing_left
 from fastiter.iterators._snapshot import Context, Snapshot, as_dict, exchange, from_dict
+from fastiter.iterators._source import Source
 from fastiter.iterators._state import Plan, Planner, dataset_length, initial_state
-from fastiter.iterators.order import ShuffleOrderSampler
+from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
 
 if TYPE_CHECKING:
     import os

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastiter._order.example_context import Seed
-from fastiter.iterators._seeded_sampler import is_seeded
+from fastiter.iterators.samplers._seeded import is_seeded
 
 
 def seed_of(order_sampler: Any) -> Seed:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fastiter.iterators._seeded_sampler import RECORD_SIZE, Record, is_seeded
 from fastiter.iterators._skips import KEY as SKIPS_KEY
 from fastiter.iterators._skips import SkipState
 from fastiter.iterators._state import (
@@ -30,7 +29,8 @@ from fastiter.iterators._state import (
     is_virtual,
     seeded_order,
 )
-from fastiter.iterators.order import gives_permutations
+from fastiter.iterators.samplers._seeded import RECORD_SIZE, Record, is_seeded
+from fastiter.iterators.samplers.shuffle import gives_permutations
 
 if TYPE_CHECKING:
     from fastiter._order.example_context import Seed

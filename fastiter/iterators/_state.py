@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from fastiter._order.plan import Plan, PlanQueue
-from fastiter.iterators._seeded_sampler import is_seeded
+from fastiter.iterators.samplers._seeded import is_seeded
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from fastiter.iterators._seeded_sampler import SeededSampler
+    from fastiter.iterators.samplers._seeded import SeededSampler
 
 __all__ = ["Plan", "Planner", "State", "initial_state"]
 

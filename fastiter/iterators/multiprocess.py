@@ -31,8 +31,8 @@ from fastiter.iterators._arguments import (
     names_counterparts,
 )
 from fastiter.iterators._base import PlannedIterator
-from fastiter.iterators._fetch import Source
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
+from fastiter.iterators._source import Source
 from fastiter.iterators._state import Plan, State
 
 __all__ = ["MultiprocessIterator"]

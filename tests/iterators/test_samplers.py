@@ -22,7 +22,7 @@ from fastiter import (
     WeightedOrderSampler,
     random,
 )
-from fastiter.iterators._seeded_sampler import Record
+from fastiter.iterators.samplers._seeded import Record
 
 N = 23
 WEIGHTS = np.arange(1.0, N + 1)

@@ -29,7 +29,7 @@ from fastiter._util import cpus
 from fastiter._util.units import as_bytes
 from fastiter._workers import start_method
 from fastiter.dataset.download import get_dataset_root
-from fastiter.iterators.order_sharded import ShardedOrderSampler
+from fastiter.iterators.samplers.sharded import ShardedOrderSampler
 
 EPILOG = """\
 Each line states a fact and rates it: "ok", "note" (worth knowing), or "problem" (something does not

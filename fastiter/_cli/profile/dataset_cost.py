@@ -19,7 +19,7 @@ from fastiter._cli.profile.loading import RAISED, UsageError
 from fastiter._fetch.dataset_access import plain_columns, rows_getter
 from fastiter._util.failures import summary_of
 from fastiter._util.units import nbytes_of
-from fastiter.iterators._fetch import fetch_examples
+from fastiter.iterators._source import fetch_examples
 
 _GROUP_SECONDS = 100e-6  # examples that take less are timed in groups
 _MOST_GROUP = 1024

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fastiter.iterators._seeded_sampler import OrderBuffers, SeededSampler
+from fastiter.iterators.samplers._seeded import OrderBuffers, SeededSampler
 
 if TYPE_CHECKING:
     import numpy.typing as npt

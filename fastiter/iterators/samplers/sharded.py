@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fastiter._util.arguments import checked_callable, checked_int, checked_optional_int
-from fastiter.iterators._seeded_sampler import Record, SeededSampler, Share, is_seeded
-from fastiter.iterators.order import OrderSampler, ShuffleOrderSampler
+from fastiter.iterators.samplers._seeded import Record, SeededSampler, Share, is_seeded
+from fastiter.iterators.samplers.shuffle import OrderSampler, ShuffleOrderSampler
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from fastiter.iterators._seeded_sampler import SeededSampler
-from fastiter.iterators.order import OrderSampler
+from fastiter.iterators.samplers._seeded import SeededSampler
+from fastiter.iterators.samplers.shuffle import OrderSampler
 
 if TYPE_CHECKING:
     from fastiter._order.permutation import VirtualOrder

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fastiter._util.arguments import checked_flag, checked_optional_int
-from fastiter.iterators._seeded_sampler import SeededSampler
-from fastiter.iterators.order import OrderSampler
+from fastiter.iterators.samplers._seeded import SeededSampler
+from fastiter.iterators.samplers.shuffle import OrderSampler
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from fastiter.iterators._seeded_sampler import Seed
+    from fastiter.iterators.samplers._seeded import Seed
 
 __all__ = ["WeightedOrderSampler"]
 

@@ -1,0 +1,1 @@
+"""Order samplers: callables that give each epoch its order."""
