@@ -71,10 +71,11 @@ class TorchIterator(Wrapped):
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch, or continue from a loaded state; with ``repeat`` always continue."""
         inner = self._iterator
-        # An iterator of fastiter knows whether a state was loaded since its last batch. Any other
-        # one only knows its end, by the attributes of Chainer's interface.
-        has_ended = getattr(inner, "repeat", True) is False and getattr(inner, "epoch", 0) > 0
-        if getattr(inner, "_is_past_start", has_ended):
+        begin_loop = getattr(inner, "_begin_loop", None)  # of an iterator of fastiter
+        if begin_loop is not None:
+            begin_loop(each_is_an_epoch=True)
+        # Any other one only knows its end, by the attributes of Chainer's interface.
+        elif getattr(inner, "repeat", True) is False and getattr(inner, "epoch", 0) > 0:
             self.reset()
         return _Loop(self)
 

@@ -172,14 +172,23 @@ class PlannedIterator(Iterator):
         after a state was loaded, takes what is left, if only the end: threads may share an epoch.
         What asks for an iterator counts as a ``for``: `list`, `zip`, `itertools.islice`.
         """
-        if not self._repeat:
-            thread = threading.get_ident()
-            if thread in self._loops and not self._finalized:
-                with self._lock:
-                    if self._planner.has_ended:
-                        self.reset()
-            self._loops.add(thread)
+        self._begin_loop()
         return self
+
+    def _begin_loop(self, *, each_is_an_epoch: bool = False) -> None:
+        """Reset the iteration if the ``for`` that begins now has to begin an epoch.
+
+        ``each_is_an_epoch`` is the rule of `as_torch`: any batch delivered since the start, a reset
+        or a load is enough for that, also if the loop that took it was left early.
+        """
+        if self._repeat or self._finalized:
+            return
+        thread = threading.get_ident()
+        if each_is_an_epoch or thread in self._loops:
+            with self._lock:
+                if self._planner.state.epoch > 0 or (each_is_an_epoch and self._planner.is_begun):
+                    self.reset()
+        self._loops.add(thread)
 
     def __next__(self) -> Any:
         """Return the next batch.
@@ -256,10 +265,6 @@ class PlannedIterator(Iterator):
     def __len__(self) -> int:
         """Batches in an epoch, the short one at its end included."""
         return -(-self._epoch_size // self._batch_size)
-
-    @property
-    def _is_past_start(self) -> bool:
-        return not self._finalized and self._planner.is_past_start
 
     def reset(self) -> None:
         """Go back to the start of the first epoch, with a new order.

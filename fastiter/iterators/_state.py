@@ -258,20 +258,6 @@ class Planner(PlanQueue):
         @property
         def state(self) -> State: ...
 
-    @property
-    def is_past_start(self) -> bool:
-        """Whether an iteration that begins now has to be reset first, to be a whole epoch.
-
-        Without ``repeat`` that is so after the end, and after a loop that was left early. A loaded
-        state, a copy and an unpickled iterator go on from where they are, unless that is the end.
-        """
-        return not self.repeat and (self.is_begun or self.state.epoch > 0)
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether no batch follows the one delivered last."""
-        return not self.repeat and self.state.epoch > 0
-
     def _next_epoch(
         self, order: Order | None, position: int, size: int, n_drawn: int
     ) -> tuple[Order | None, int, int]:
