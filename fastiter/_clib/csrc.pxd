@@ -426,31 +426,6 @@ cdef extern from "order/fi_weighted.h" nogil:
     double fi_minus_log(double x)
 
 
-# NumPy's arrays by borrowed pointer: Cython's own declarations count a reference for each mention.
-cdef extern from "numpy/arrayobject.h" nogil:
-    ctypedef struct PyArrayObject:
-        pass
-    ctypedef struct PyArray_Descr:
-        char byteorder
-        int type_num
-    bint PyArray_CheckExact(PyArrayObject *array)
-    PyObject *PyArray_BASE(PyArrayObject *array)
-    bint PyArray_EquivTypes(PyArray_Descr *one, PyArray_Descr *other)
-    bint PyArray_IS_C_CONTIGUOUS(PyArrayObject *array)
-    int PyArray_NDIM(PyArrayObject *array)
-    Py_ssize_t *PyArray_DIMS(PyArrayObject *array)
-    void *PyArray_DATA(PyArrayObject *array)
-    PyArray_Descr *PyArray_DESCR(PyArrayObject *array)
-    # Takes over the reference to dtype.
-    object PyArray_Empty(int ndim, const Py_ssize_t *shape, PyArray_Descr *dtype, int fortran)
-
-
-cdef extern from "numpy/arrayscalars.h" nogil:
-    enum:
-        # Where the value of a number stands in its object: the same place for every type.
-        FI_SCALAR_OFFSET "offsetof(PyDoubleScalarObject, obval)"
-
-
 cdef extern from "<pthread.h>":
     ctypedef unsigned long pthread_t
     pthread_t pthread_self()

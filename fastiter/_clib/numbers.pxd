@@ -6,9 +6,15 @@ from libc.math cimport fabs, isinf, isnan
 from libc.stdint cimport int64_t, uint8_t
 cimport numpy as cnp
 
-from fastiter._clib.csrc cimport FI_SCALAR_OFFSET, fi_gather
+from fastiter._clib.csrc cimport fi_gather
 from fastiter._clib.objects cimport *
 from fastiter._clib.borrowed cimport STACK_ROWS, drop_room, scratch_alloc
+
+cdef extern from "numpy/arrayscalars.h" nogil:
+    enum:
+        # Where the value of a number stands in its object: the same place for every type.
+        FI_SCALAR_OFFSET "offsetof(PyDoubleScalarObject, obval)"
+
 
 cdef inline bint store_ints(PyObject **rows, Py_ssize_t n, cnp.ndarray result) except -1:
     cdef int64_t *target = <int64_t *>cnp.PyArray_DATA(result)

@@ -3,6 +3,7 @@
 
 cimport numpy as cnp
 from cpython.object cimport PyObject
+from libc.stdint cimport int64_t
 
 
 cdef extern from "numpy/arrayobject.h":
@@ -14,6 +15,8 @@ cdef extern from "numpy/arrayobject.h":
     object scalar_of "PyArray_Scalar"(void *data, cnp.PyArray_Descr *descr, PyObject *base)
     void scalar_into "PyArray_ScalarAsCtype"(PyObject *scalar, void *place)
     int copy_into "PyArray_CopyInto"(cnp.PyArrayObject *to, cnp.PyArrayObject *source) except -1
+    object new_empty "PyArray_Empty"(
+        int ndim, const cnp.npy_intp *dims, cnp.PyArray_Descr *descr, int fortran)
     bint equivalent "PyArray_EquivTypes"(cnp.PyArray_Descr *a, cnp.PyArray_Descr *b)
     cnp.PyArray_Descr *descr_of "PyArray_DESCR"(const cnp.PyArrayObject *array)
     cnp.npy_intp *dims_of "PyArray_DIMS"(const cnp.PyArrayObject *array)
@@ -22,3 +25,19 @@ cdef extern from "numpy/arrayobject.h":
     bint is_contiguous "PyArray_IS_C_CONTIGUOUS"(const cnp.PyArrayObject *array)
     PyObject *base_of "PyArray_BASE"(const cnp.PyArrayObject *array)
     cnp.npy_intp nbytes_of "PyArray_NBYTES"(const cnp.PyArrayObject *array)
+    cnp.npy_intp *strides_of "PyArray_STRIDES"(const cnp.PyArrayObject *array)
+    cnp.npy_intp itemsize_of "PyArray_ITEMSIZE"(const cnp.PyArrayObject *array)
+    int type_num_of "PyArray_TYPE"(const cnp.PyArrayObject *array)
+    bint is_native "PyArray_ISNOTSWAPPED"(const cnp.PyArrayObject *array)
+    bint is_exact_array "PyArray_CheckExact"(PyObject *value)
+
+
+cdef inline int64_t *int64_items(object value, Py_ssize_t *n) noexcept:
+    """The items of a C-contiguous int64 array with one axis, and how many they are; NULL for
+    anything else."""
+    cdef cnp.PyArrayObject *array = <cnp.PyArrayObject *>value
+    if not is_exact_array(<PyObject *>value) or ndim_of(array) != 1 or (
+            not is_contiguous(array) or type_num_of(array) != cnp.NPY_INT64 or not is_native(array)):
+        return NULL
+    n[0] = dims_of(array)[0]
+    return <int64_t *>bytes_of(array)

@@ -14,18 +14,9 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint32_t
 
 from fastiter._clib.csrc cimport (
-    FI_OK,
-    PyArray_Descr,
-    PyArray_Empty,
-    fi_buffers,
-    fi_buffers_count,
-    fi_buffers_give,
-    fi_buffers_init,
-    fi_buffers_take,
-    fi_buffers_trim,
-    fi_coarse_ns,
-)
-from fastiter._clib.numpy_api cimport PyArray_Type, new_array, set_base
+    FI_OK, fi_buffers, fi_buffers_count, fi_buffers_give, fi_buffers_init, fi_buffers_take,
+    fi_buffers_trim, fi_coarse_ns)
+from fastiter._clib.numpy_api cimport PyArray_Type, new_array, new_empty, set_base
 
 cnp.import_array()
 
@@ -53,20 +44,20 @@ cdef class Buffer:
         return self.capacity
 
 
-cdef object empty_array(int ndim, const Py_ssize_t *shape, PyArray_Descr *dtype, size_t nbytes):
+cdef object empty_array(int ndim, const cnp.npy_intp *shape, cnp.PyArray_Descr *dtype,
+                        size_t nbytes):
     """A new C-contiguous array of undefined content. `nbytes`: the product of what precedes it;
     anything too large raises NumPy's error."""
     cdef Buffer owner
     Py_INCREF(<object>dtype)  # either constructor takes it over
     if not enabled or nbytes < POOLED_BYTES:
-        return PyArray_Empty(ndim, shape, dtype, 0)
+        return new_empty(ndim, shape, dtype, 0)
     owner = Buffer.__new__(Buffer)
     if fi_buffers_take(&pool, nbytes, fi_coarse_ns(), &owner.data, &owner.capacity) != FI_OK:
         owner.data = NULL
-        return PyArray_Empty(ndim, shape, dtype, 0)
+        return new_empty(ndim, shape, dtype, 0)
     array = new_array(
-        &PyArray_Type, <cnp.PyArray_Descr *>dtype, ndim, <const cnp.npy_intp *>shape, NULL, owner.data,
-        cnp.NPY_ARRAY_CARRAY, NULL)
+        &PyArray_Type, dtype, ndim, shape, NULL, owner.data, cnp.NPY_ARRAY_CARRAY, NULL)
     Py_INCREF(owner)  # the base takes it over
     set_base(<cnp.PyArrayObject *>array, <PyObject *>owner)
     return array

@@ -1,4 +1,4 @@
-"""From a batch of examples to arrays: the converter's core, on whatever device the arrays are."""
+"""Joins the examples of a batch into arrays, on the device that the examples' arrays are on."""
 
 from __future__ import annotations
 
@@ -60,24 +60,33 @@ def collate(
             arrays = concat.join_batch(batch, copy)
         if arrays is not None:
             return arrays
-    if isinstance(batch, Mapping):
-        raise TypeError(f"batch must be a list of examples, not a {type(batch).__qualname__}")
-    if batch is not None and not hasattr(type(batch), "__len__"):
+    if isinstance(batch, Mapping) or (batch is not None and not hasattr(type(batch), "__len__")):
         raise TypeError(f"batch must be a list of examples, not {type(batch).__qualname__}")
     if batch is None or len(batch) == 0:
         raise ValueError("batch is empty: at least one example is needed to make an array of")
     first = batch[0]
     if isinstance(first, tuple):
-        names: Sequence[Any] = range(len(first))
-        fields = _join_fields(batch, tuple(names), padding.for_tuple(len(first)), copy, indices)
-        return with_lengths(tuple([array for array, _ in fields]), names, [n for _, n in fields])
+        names: tuple[Any, ...] = tuple(range(len(first)))
+        fields = _join_fields(batch, names, padding.for_tuple(len(first)), copy, indices)
+        return batch_of(tuple, names, fields)
     if isinstance(first, dict):
-        names = list(first)
-        fields = _join_fields(batch, tuple(names), padding.for_dict(names), copy, indices)
-        arrays = {name: array for name, (array, _) in zip(names, fields, strict=True)}
-        return with_lengths(arrays, names, [n for _, n in fields])
-    ((array, lengths),) = _join_fields(batch, None, (padding.for_array(),), copy, indices)
-    return with_lengths(array, [None], [lengths])
+        names = tuple(first)
+        return batch_of(
+            dict, names, _join_fields(batch, names, padding.for_dict(names), copy, indices)
+        )
+    field = join_field(batch, padding.for_array(), copy=copy, indices=indices)
+    return batch_of(None, (None,), [field])
+
+
+def batch_of(container: type | None, names: Sequence[Any], fields: Sequence[Joined]) -> Any:
+    """The batch of its joined fields: a tuple, a dict, or the array of the only field, followed by
+    the lengths."""
+    arrays: Any = [array for array, _ in fields]
+    if container is None:
+        arrays = arrays[0]
+    else:
+        arrays = tuple(arrays) if container is tuple else dict(zip(names, arrays, strict=True))
+    return with_lengths(arrays, names, [lengths for _, lengths in fields])
 
 
 def with_lengths(arrays: Any, names: Sequence[Any], lengths: Sequence[Any]) -> Any:
@@ -125,13 +134,11 @@ def join_field(
 
 def _join_fields(
     batch: Sequence[Any],
-    names: tuple[Any, ...] | None,
+    names: tuple[Any, ...],
     rules: tuple[FieldRule, ...],
     copy: bool,
     indices: numpy_fallback.Indices | None,
 ) -> list[Joined]:
-    if names is None:
-        return [join_field(batch, rules[0], copy=copy, indices=indices)]
     results = concat.join_fields(batch, names, rules, copy)
     if any(found is None for found in results):
         _refuse_more_fields(batch, names, indices)
@@ -271,27 +278,20 @@ def _refuse_numbers(field: Sequence[Any], rule: FieldRule) -> None:
 
 
 def _join_plain(field: Sequence[Any], fill: Any, copy: bool) -> Any:
-    if not copy and isinstance(field, list) and is_fill(fill, field[0]):
+    first = field[0]
+    if (
+        not copy
+        and isinstance(field, list)
+        and isinstance(first, np.ndarray)
+        # A fill value that does not cast is an error even if nothing is to be filled.
+        and numpy_fallback.fill_casts(fill, first.dtype, first.ndim)
+    ):
         column = export.export_column(field)
         if column is not None:
             return column
     if fill is None:
         return concat.stack(field)
     return concat.pad_stack(field, fill)
-
-
-def is_fill(fill: Any, first: Any) -> bool:
-    """Whether a column may be handed over although it leaves nothing to fill: a fill value that
-    does not cast is an error all the same."""
-    if fill is None:
-        return True
-    if not isinstance(first, np.ndarray):
-        return False
-    try:
-        numpy_fallback.cast_fill(fill, first.dtype, first.ndim)
-    except numpy_fallback.CAST_ERRORS:
-        return False
-    return True
 
 
 def _join_cupy(field: Sequence[Any], rule: FieldRule) -> Any:

@@ -1,41 +1,31 @@
-"""Batch assembly: one array from the examples of a batch.
+"""Compiled joining of the examples of a batch into one array for each field.
 
-The fast ways take exact arrays of one plain dtype, and numbers of one exact type, and answer None
-to everything else. What they leave goes to `numpy_fallback`, which gives NumPy's result by definition.
+The functions take exact arrays of one plain dtype, and numbers of one exact type, and return None for
+anything else, which `numpy_fallback` then joins with NumPy's own operations.
 
-The fast ways hold no references to what they read (see _table.pxd), so they run no Python code,
-unless after `hold`.
+They hold no references to what they read (see borrowed.pxd), so they run no Python code before
+`hold`.
 """
 
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
 cimport numpy as cnp
 
 from fastiter._collate.buffers cimport empty_array
 from fastiter._clib.csrc cimport (
-    FI_PAD_MAX_NDIM,
-    PyArray_BASE,
-    PyArray_DATA,
-    PyArray_Descr,
-    PyArray_DESCR,
-    PyArray_DIMS,
-    PyArray_EquivTypes,
-    PyArray_IS_C_CONTIGUOUS,
-    PyArray_NDIM,
-    PyArrayObject,
-    fi_gather,
-    fi_pad,
-    fi_pad_shape,
-)
+    FI_PAD_MAX_NDIM, fi_array_bytes, fi_gather, fi_pad, fi_pad_shape)
+from fastiter._clib.numpy_api cimport (
+    base_of, bytes_of, descr_of, dims_of, equivalent, is_contiguous, ndim_of)
 from fastiter._clib.objects cimport *
 from fastiter._clib.numbers cimport *
 from fastiter._ring.parent cimport Lease
+from fastiter._ring.schema cimport NUMBER, STACKABLE, dtype_traits
 from fastiter._clib.borrowed cimport *
 
 import numpy
 
-from fastiter._collate.numpy_fallback import cast_fill, pad as _pad_by_numpy, stack as _stack_by_numpy, stored
+from fastiter._collate import numpy_fallback
 
 cnp.import_array()
 
@@ -69,37 +59,96 @@ cdef struct Rule:
 
 
 def stack(examples, out=None):
-    cdef Table table
-    rows = rows_of(examples)
-    table_of_one(&table, rows)
-    try:
-        if out is not None:
-            hold(&table)
-        result = stack_field(&table, 0, out)
-        if result is None:
-            result = stored(_stack_by_numpy(column_of(&table, 0)), out)
-        return result
-    finally:
-        drop(&table)
+    """Join the examples of a batch, or one field of all its examples, into one array.
+
+    Takes any examples, and gives what ``concat_examples`` without padding gives for NumPy arrays
+    and numbers. If the first example is an array (a subclass counts), that is
+    ``numpy.concatenate([e[None] for e in examples])``, so mixed dtypes are promoted; otherwise it
+    is ``numpy.asarray(examples)``, its rows joined in the same way. A list example is one array
+    and not a sequence of fields.
+
+    Exact, C-contiguous arrays of one plain dtype (bool, numbers, datetime64, timedelta64, bytes,
+    str) and one shape are copied once each, and the GIL is released if they are 64 KiB or more in
+    all; `int`, `float`, `bool` and NumPy scalars of one exact type are read without being boxed.
+
+    Parameters
+    ----------
+    examples : iterable
+        At least one; read once, before any of its methods is called.
+    out : array, optional
+        C-contiguous or not, but of exactly the shape and dtype of the result; written and returned
+        instead of a new array. Its content after an error is undefined.
+
+    Raises
+    ------
+    ValueError
+        `examples` is empty; the shapes differ; `out` does not fit.
+    TypeError
+        `out` is not an array; the examples cannot be joined, such as str or None.
+    """
+    return _join_values(examples, False, None, out)
 
 
 def pad_stack(arrays, fill, out=None):
+    """Join arrays of different shapes into one, the rest of each row being the fill value.
+
+    Takes any examples, and gives what ``concat_examples`` with padding gives for NumPy arrays and
+    numbers. The dtype is the first array's; later ones are cast to it as by an assignment; `fill`
+    is cast as by ``numpy.full`` of the NumPy that runs, but a float that an integer dtype has no
+    value near to (NaN, infinite, out of range) is an error. If the first example is not an array, the
+    examples are those of ``numpy.asarray(arrays)``.
+
+    Exact, C-contiguous arrays of one bool or number dtype, in any byte order, with one number of
+    dimensions, and a number as `fill`, are written in one pass, each output byte once, and with
+    the GIL released if the result is 64 KiB or more.
+
+    Parameters
+    ----------
+    arrays : iterable of array
+        At least one, of the same number of dimensions.
+    fill : scalar
+        Usually a number; what ``numpy.full`` takes.
+    out : array, optional
+        Of exactly the shape and dtype of the result; as for `stack`.
+
+    Returns
+    -------
+    array
+        C-contiguous, of shape (number of arrays, elementwise maximum of their shapes).
+
+    Raises
+    ------
+    ValueError
+        `arrays` is empty; the numbers of dimensions differ; `out` does not fit; `fill` has no
+        value in the dtype.
+    """
+    return _join_values(arrays, True, fill, out)
+
+
+cdef object _join_values(object values, bint pads, object fill, object out):
     cdef Table table
     cdef Rule rule = [-1, 1, False, False]
-    rows = rows_of(arrays)
+    rows = rows_of(values)
     table_of_one(&table, rows)
     try:
         if out is not None:
             hold(&table)
-        result = _pad(&table, 0, fill, &rule, out)
+        result = _pad(&table, 0, fill, &rule, out) if pads else stack_field(&table, 0, out)
         if result is None:
-            result = stored(_pad_by_numpy(column_of(&table, 0), fill), out)
+            rows = column_of(&table, 0)
+            result = numpy_fallback.pad(rows, fill) if pads else numpy_fallback.stack(rows)
+            result = numpy_fallback.stored(result, out)
         return result
     finally:
         drop(&table)
 
 
 def join_batch(batch, bint copy):
+    """Join a list or tuple of plain examples, field by field, without padding.
+
+    Returns an array, or a tuple or dict of arrays; None if any field has to be joined in another way:
+    see `join_fields`. Without `copy`, fields that lie in shared memory are left to `export`.
+    """
     kind = type(batch)
     if kind is not list and kind is not tuple or not batch:
         return None
@@ -120,6 +169,26 @@ def join_batch(batch, bint copy):
 
 
 def join_fields(batch, tuple names, tuple rules, bint copy):
+    """Join each field of a batch of plain examples, as far as the compiled code can.
+
+    Parameters
+    ----------
+    batch : list or tuple
+        At least one example: tuples that have these fields, or dicts that have these keys in this
+        order; anything else is not joined here.
+    names : tuple or None
+        The keys of dicts, the numbers of a tuple's fields; None if each example is one field.
+    rules : tuple of FieldRule
+        One for each field.
+    copy : bool
+        Whether fields in a batch's shared memory are joined, too, instead of being left to `export`.
+
+    Returns
+    -------
+    list
+        For each field an array; a pair of array and lengths if the rule asks for these; None if the
+        field is not joined here, for whatever reason.
+    """
     if type(batch) is not list and type(batch) is not tuple:
         return [None] * (1 if names is None else len(names))
     return _join_fields(batch, names, rules, False, copy)
@@ -177,33 +246,17 @@ cdef bint is_delivered(PyObject *value) noexcept:
     cdef PyObject *base
     if fi_type(value) != NDARRAY:
         return False
-    base = PyArray_BASE(<PyArrayObject *>value)
+    base = base_of(<cnp.PyArrayObject *>value)
     return base != NULL and fi_type(base) == LEASE
 
 
 # ---- what the fast ways take ----
 
 
-cdef bint _is_number(PyArray_Descr *descr):
-    cdef int num = descr.type_num
-    return (num <= cnp.NPY_CLONGDOUBLE or num == cnp.NPY_FLOAT16) and (
-        (<object>descr).metadata is None
-    )
-
-
-cdef bint _is_plain(PyArray_Descr *descr):
-    """Whether elements are copied by their bytes, and arrays of this dtype keep it when joined."""
-    if descr.type_num in (
-        cnp.NPY_STRING, cnp.NPY_UNICODE, cnp.NPY_DATETIME, cnp.NPY_TIMEDELTA
-    ):
-        return (<object>descr).metadata is None and (<object>descr).itemsize != 0
-    return _is_number(descr)
-
-
-cdef bint _is_same(PyArray_Descr *descr, PyArray_Descr *other):
+cdef bint _is_same(cnp.PyArray_Descr *descr, cnp.PyArray_Descr *other):
     return (
-        descr.type_num == other.type_num
-        and PyArray_EquivTypes(descr, other)
+        (<cnp.dtype>descr).type_num == (<cnp.dtype>other).type_num
+        and equivalent(descr, other)
         and (<object>descr).metadata is None
     )
 
@@ -214,27 +267,27 @@ cdef bint _scan(PyObject **rows, Py_ssize_t n, const void **data, int64_t *shape
     Returns False unless all rows are exact, C-contiguous arrays with the dtype and the number of
     dimensions of the first one (which is an array). With `shapes` NULL they have its shape, too.
     """
-    cdef PyArrayObject *first = <PyArrayObject *>rows[0]
-    cdef PyArray_Descr *descr = PyArray_DESCR(first)
+    cdef cnp.PyArrayObject *first = <cnp.PyArrayObject *>rows[0]
+    cdef cnp.PyArray_Descr *descr = descr_of(first)
     cdef PyObject *kind = NDARRAY
-    cdef int ndim = PyArray_NDIM(first)
-    cdef const Py_ssize_t *shape = PyArray_DIMS(first)
-    cdef const Py_ssize_t *lengths
-    cdef PyArrayObject *row
+    cdef int ndim = ndim_of(first)
+    cdef const cnp.npy_intp *shape = dims_of(first)
+    cdef const cnp.npy_intp *lengths
+    cdef cnp.PyArrayObject *row
     cdef Py_ssize_t i
     cdef int d
 
     for i in range(n):
         if i + AHEAD < n:
             fi_prefetch(rows[i + AHEAD])
-        row = <PyArrayObject *>rows[i]
+        row = <cnp.PyArrayObject *>rows[i]
         if fi_type(rows[i]) != kind:
             return False
-        if PyArray_DESCR(row) != descr and not _is_same(PyArray_DESCR(row), descr):
+        if descr_of(row) != descr and not _is_same(descr_of(row), descr):
             return False
-        if PyArray_NDIM(row) != ndim or not PyArray_IS_C_CONTIGUOUS(row):
+        if ndim_of(row) != ndim or not is_contiguous(row):
             return False
-        lengths = PyArray_DIMS(row)
+        lengths = dims_of(row)
         if shapes != NULL:
             for d in range(ndim):
                 shapes[d] = lengths[d]
@@ -243,7 +296,7 @@ cdef bint _scan(PyObject **rows, Py_ssize_t n, const void **data, int64_t *shape
             for d in range(ndim):
                 if lengths[d] != shape[d]:
                     return False
-        data[i] = PyArray_DATA(row)
+        data[i] = bytes_of(row)
         fi_prefetch(data[i])
     return True
 
@@ -251,10 +304,10 @@ cdef bint _scan(PyObject **rows, Py_ssize_t n, const void **data, int64_t *shape
 # ---- where the result goes ----
 
 
-cdef object _result(object out, object dtype, int ndim, const Py_ssize_t *shape, size_t nbytes):
+cdef object _result(object out, object dtype, int ndim, const cnp.npy_intp *shape, size_t nbytes):
     """A new array, or `out` where the fast ways can write to it; else None."""
     if out is None:
-        return empty_array(ndim, shape, <PyArray_Descr *>dtype, nbytes)
+        return empty_array(ndim, shape, <cnp.PyArray_Descr *>dtype, nbytes)
     if type(out) is not numpy.ndarray or out.dtype != dtype or out.dtype.metadata is not None:
         return None
     if not (out.flags.c_contiguous and out.flags.writeable) or out.ndim != ndim:
@@ -288,15 +341,14 @@ cdef object stack_field(Table *table, Py_ssize_t field, object out):
 
 
 cdef object _stack_arrays(Table *table, PyObject **rows, object out):
-    cdef PyArrayObject *first = <PyArrayObject *>rows[0]
-    cdef PyArray_Descr *descr = PyArray_DESCR(first)
-    cdef int ndim = PyArray_NDIM(first), axis
-    # NumPy makes the result's byte order native.
-    if ndim >= FI_PAD_MAX_NDIM or not cnp.PyArray_ISNBO(descr.byteorder) or not _is_plain(descr):
+    cdef cnp.PyArrayObject *first = <cnp.PyArrayObject *>rows[0]
+    cdef cnp.PyArray_Descr *descr = descr_of(first)
+    cdef int ndim = ndim_of(first), axis
+    if ndim >= FI_PAD_MAX_NDIM or not dtype_traits(<cnp.dtype>descr) & STACKABLE:
         return None
 
     cdef Py_ssize_t n = table.n
-    cdef Py_ssize_t shape[FI_PAD_MAX_NDIM]
+    cdef cnp.npy_intp shape[FI_PAD_MAX_NDIM]
     cdef const void *local[STACK_ROWS]
     cdef const void **data = <const void **>scratch_alloc(n, sizeof(void *), local, STACK_ROWS)
     cdef size_t row_nbytes = cnp.PyArray_NBYTES(<cnp.ndarray>rows[0])
@@ -307,11 +359,11 @@ cdef object _stack_arrays(Table *table, PyObject **rows, object out):
             return None
         shape[0] = n
         for axis in range(ndim):
-            shape[1 + axis] = PyArray_DIMS(first)[axis]
+            shape[1 + axis] = dims_of(first)[axis]
         result = _result(out, <object>descr, ndim + 1, shape, nbytes)
         if result is None:
             return None
-        target = cnp.PyArray_DATA(<cnp.ndarray>result)
+        target = bytes_of(<cnp.PyArrayObject *>result)
         if out is not None and _overlap(target, nbytes, data, n, row_nbytes):
             return None
         if nbytes < NOGIL_BYTES:
@@ -331,7 +383,7 @@ cdef object _number_dtype(PyObject *kind):
     return NUMBER_DTYPES.get(<object>kind)
 
 
-cdef object _stack_numbers(PyObject **rows, Py_ssize_t n, object out):
+cdef object _stack_numbers(PyObject **rows, cnp.npy_intp n, object out):
     cdef PyObject *kind = fi_type(rows[0])
     cdef size_t nbytes
     cdef bint done
@@ -361,11 +413,11 @@ cdef object _stack_numbers(PyObject **rows, Py_ssize_t n, object out):
 cdef object _pad(Table *table, Py_ssize_t field, object fill, Rule *rule, object out):
     """The padded array, or None; with lengths asked for, and an axis to have them, a pair."""
     cdef PyObject **rows = table.items + field * table.n
-    cdef PyArrayObject *first = <PyArrayObject *>rows[0]
+    cdef cnp.PyArrayObject *first = <cnp.PyArrayObject *>rows[0]
     if fi_type(rows[0]) != NDARRAY:
         return None if rule.explicit else _pad_numbers(table, rows, fill, out)
-    cdef int ndim = PyArray_NDIM(first)
-    if ndim >= FI_PAD_MAX_NDIM or not _is_number(PyArray_DESCR(first)):
+    cdef int ndim = ndim_of(first)
+    if ndim >= FI_PAD_MAX_NDIM or not dtype_traits(<cnp.dtype>descr_of(first)) & NUMBER:
         return None
 
     cdef Py_ssize_t n = table.n
@@ -407,35 +459,35 @@ cdef object _first_lengths(const int64_t *shapes, Py_ssize_t n, int ndim):
     return lengths
 
 
-cdef object _pad_scanned(Table *table, PyArrayObject *first, const void **data,
+cdef object _pad_scanned(Table *table, cnp.PyArrayObject *first, const void **data,
                          const int64_t *shapes, object fill, Py_ssize_t multiple, object out):
-    cdef PyArray_Descr *descr = PyArray_DESCR(first)
+    cdef cnp.PyArray_Descr *descr = descr_of(first)
     cdef Py_ssize_t n = table.n
-    cdef int ndim = PyArray_NDIM(first)
+    cdef int ndim = ndim_of(first)
     cdef size_t itemsize = cnp.PyArray_ITEMSIZE(<cnp.ndarray>first)
     cdef int64_t row_shape[FI_PAD_MAX_NDIM]
-    cdef Py_ssize_t shape[FI_PAD_MAX_NDIM]
+    cdef cnp.npy_intp shape[FI_PAD_MAX_NDIM]
     cdef int64_t fill_item[NUMBER_WORDS]
-    cdef size_t nbytes = n * itemsize
+    cdef uint64_t nbytes
     cdef void *target
     cdef int d
 
     fi_pad_shape(row_shape, ndim, shapes, n)
-    if ndim > 0 and row_shape[0] % multiple != 0:
-        row_shape[0] += multiple - row_shape[0] % multiple
+    if ndim > 0:
+        row_shape[0] = (row_shape[0] + multiple - 1) // multiple * multiple
     shape[0] = n
     for d in range(ndim):
         shape[d + 1] = row_shape[d]
-        if row_shape[d] == 0 or nbytes >= MOST_BYTES // <size_t>row_shape[d]:
-            return None
-        nbytes *= row_shape[d]
+    nbytes = fi_array_bytes(row_shape, ndim, n * itemsize)
+    if nbytes == 0 or nbytes == <uint64_t>-1:  # empty, or too large: NumPy's own result or error
+        return None
     hold(table)  # casting the fill value may run NumPy's Python code
     if not _cast_fill(fill, <object>descr, ndim, fill_item):
         return None
     result = _result(out, <object>descr, ndim + 1, shape, nbytes)
     if result is None:
         return None
-    target = cnp.PyArray_DATA(<cnp.ndarray>result)
+    target = bytes_of(<cnp.PyArrayObject *>result)
     # No row is larger than a padded one.
     if out is not None and _overlap(target, nbytes, data, n, nbytes // n):
         return None
@@ -462,16 +514,16 @@ cdef bint _cast_fill(object fill, object dtype, int ndim, void *item) except -1:
 
     `ndim`: of the examples; those without an axis need no fill value. `item`: aligned for any number.
     """
-    cdef int num = (<PyArray_Descr *>dtype).type_num
+    cdef int num = (<cnp.dtype>dtype).type_num
     cdef cnp.ndarray element
 
-    if cnp.PyArray_ISNBO((<PyArray_Descr *>dtype).byteorder):
+    if cnp.PyArray_ISNBO((<cnp.dtype>dtype).byteorder):
         if type(fill) is int and cast_int(fill, num, item):
             return True
         if type(fill) is float and cast_float(fill, num, item):
             return True
     if type(fill) is not complex and type(fill) not in NUMBER_DTYPES:
         return False
-    element = cast_fill(fill, dtype, ndim)
+    element = numpy_fallback.cast_fill(fill, dtype, ndim)
     memcpy(item, cnp.PyArray_DATA(element), cnp.PyArray_ITEMSIZE(element))
     return True

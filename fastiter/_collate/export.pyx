@@ -172,7 +172,7 @@ cdef Py_ssize_t field_of(Table *table, Py_ssize_t column) except -2:
     schema = lease.schema
     start = bytes_of(<cnp.PyArrayObject *>values[0])
     for number in range(schema.count):
-        if schema.fields[number].kind == ARRAY and schema.fields[number].handable and (
+        if schema.fields[number].kind == ARRAY and schema.fields[number].is_stackable and (
                 lease.payload + schema.fields[number].offset == start):
             f = &schema.fields[number]
             # Empty columns share their start with a neighbour: the dtype tells.

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fastiter._ring.schema import is_plain_number
+
 Array = npt.NDArray[Any]
 #: The dataset's index of each example of a batch.
 Indices: TypeAlias = Sequence[int] | npt.NDArray[np.int64]
@@ -23,8 +25,8 @@ def stack(rows: Sequence[Any]) -> Any:
     try:
         if not isinstance(rows[0], np.ndarray):
             rows = as_arrays(rows)
-            if isinstance(rows, np.ndarray) and rows.dtype.kind in "biufc" and rows.dtype.isnative:
-                return rows  # what taking it apart and joining it again would give
+            if isinstance(rows, np.ndarray) and is_plain_number(rows.dtype):
+                return rows
             rows = tuple(rows)
         return np.concatenate([row[np.newaxis] for row in rows])
     except MISFITS as error:
@@ -220,6 +222,14 @@ def checked_fill(fill: Any, dtype: np.dtype[Any], ndim: int) -> Any:
 def cast_fill(fill: Any, dtype: np.dtype[Any], ndim: int) -> Array:
     """`fill` as a 0-d array of `dtype`, by NumPy's rules and those of `checked_fill`."""
     return _filled((), checked_fill(fill, dtype, ndim), dtype)
+
+
+def fill_casts(fill: Any, dtype: np.dtype[Any], ndim: int = 0) -> bool:
+    """Whether there is no fill value, or `cast_fill` casts it."""
+    try:
+        return fill is None or cast_fill(fill, dtype, ndim) is not None
+    except CAST_ERRORS:
+        return False
 
 
 def _filled(shape: tuple[int, ...], fill: Any, dtype: np.dtype[Any]) -> Array:

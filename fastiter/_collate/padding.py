@@ -7,6 +7,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from fastiter._ring.schema import BARE, Schema
+
 
 class FieldRule(NamedTuple):
     """What is done with one field. The compiled join reads the first five by position."""
@@ -113,6 +115,14 @@ class Padding:
             if isinstance(given, tuple):
                 raise ValueError(f"{name} is a tuple, but the examples are dicts: {given!r}")
         return tuple([self._rule(key, fills.get(key), dict) for key in keys])
+
+    def for_schema(self, schema: Schema) -> tuple[FieldRule, ...]:
+        """The rules of the fields of a schema; raises what the other methods raise."""
+        if schema.keys is not None:
+            return self.for_dict(schema.keys)
+        if schema.container == BARE:
+            return (self.for_array(),)
+        return self.for_tuple(len(schema.specs))
 
     def for_array(self) -> FieldRule:
         """The rule of examples that are no tuples and no dicts.

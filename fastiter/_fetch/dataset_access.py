@@ -10,15 +10,13 @@ own way to make an example.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fastiter._collate import collate
-from fastiter._collate.numpy_fallback import Indices
-from fastiter._collate.padding import FieldRule, Padding
+from fastiter._collate.columns import examples_of
 from fastiter._fetch.gather import ColumnReader
 from fastiter._util.failures import RowCountError
 
@@ -173,87 +171,3 @@ def get_columns(dataset: Any, indices: list[int]) -> tuple[Any, ...]:
                 f"{len(indices)} indices"
             )
     return columns
-
-
-def examples_of(dataset: Any, columns: tuple[Any, ...], n_rows: int) -> list[Any]:
-    """Examples as the dataset's mode has them, made of columns."""
-    mode = dataset.mode
-    if mode is None:
-        return _values(columns[0], n_rows)
-    if not columns:
-        rows: list[tuple[Any, ...]] = [()] * n_rows
-    else:
-        rows = list(zip(*(_values(column, n_rows) for column in columns), strict=True))
-    if mode is tuple:
-        return rows
-    if mode is dict:
-        keys = dataset.keys
-        return [dict(zip(keys, row, strict=False)) for row in rows]
-    return [None] * n_rows
-
-
-def _values(column: Any, n_rows: int) -> list[Any]:
-    if isinstance(column, (list, tuple, np.ndarray)):
-        return list(column)
-    return [column[row] for row in range(n_rows)]
-
-
-def collate_columns(
-    dataset: Any,
-    columns: tuple[Any, ...],
-    n_rows: int,
-    padding: Padding,
-    copy: bool,
-    *,
-    own: bool = False,
-    indices: Indices | None = None,
-) -> Any:
-    """What `collate.collate` gives for the examples that `examples_of` makes, without making them
-    where the columns are arrays. `own`: nobody else has the columns. `indices`: of the rows in the
-    dataset, for messages."""
-    mode, given = dataset.mode, padding.padding
-    fills: Sequence[Any]
-    if not padding.only_fills:
-        pass
-    elif mode is tuple and columns:
-        fills = given if isinstance(given, tuple) else (given,) * len(columns)
-        if len(fills) >= len(columns):
-            return tuple(
-                _joined(*pair, own, name, indices)
-                for name, pair in enumerate(zip(columns, fills, strict=False))
-            )
-    elif mode is dict and not isinstance(given, dict):
-        keys = dataset.keys
-        if len(keys) == len(columns):
-            return {
-                key: _joined(column, given, own, key, indices)
-                for key, column in zip(keys, columns, strict=True)
-            }
-    elif mode is None and columns and _is_joined(columns[0], given):
-        return _joined(columns[0], given, own, None, indices)
-    examples = examples_of(dataset, columns, n_rows)
-    return collate.collate(examples, padding, copy=copy, indices=indices)
-
-
-def _joined(column: Any, fill: Any, own: bool, name: Any, indices: Indices | None) -> Any:
-    """One column as an array of its own."""
-    if _is_joined(column, fill):
-        return column if own else column.copy()
-    values = _values(column, len(column))
-    return collate.join_field(values, FieldRule(fill), name, indices=indices)[0]
-
-
-def _is_joined(column: Any, fill: Any) -> bool:
-    """Whether joining the values of a column gives it as it is."""
-    return (
-        type(column) is np.ndarray
-        and column.dtype.kind in "biufc"
-        and column.dtype.isnative
-        and column.dtype.metadata is None
-        and suits(column.dtype, fill)
-    )
-
-
-def suits(dtype: np.dtype[Any], fill: Any) -> bool:
-    """Whether a fill value is one that NumPy casts to ``dtype``."""
-    return fill is None or collate.is_fill(fill, np.empty((), dtype))

@@ -1,12 +1,11 @@
 cimport numpy as cnp
 from libc.stdint cimport int64_t
 
-from fastiter._clib.csrc cimport PyArray_Descr, PyArrayObject
 from fastiter._ring.schema cimport Schema
 
 cdef struct Source:
-    PyArrayObject *array  # kept alive by ColumnReader.arrays
-    PyArray_Descr *plain  # its dtype, found to be plain; kept alive by ColumnReader.dtypes
+    cnp.PyArrayObject *array  # kept alive by ColumnReader.arrays
+    cnp.PyArray_Descr *plain  # its dtype, found to be plain; kept alive by ColumnReader.dtypes
     const int64_t *table  # where rows are; kept alive by ColumnReader.tables; NULL: in order
     Py_ssize_t table_rows
 
@@ -24,8 +23,6 @@ cdef class ColumnReader:
     cdef bint fits(self, Schema schema) except -1
     cdef bint into_slot(self, Schema schema, char *payload, Py_ssize_t row, const int64_t *rows,
                         Py_ssize_t n, bint uncached) except -1
-    cdef object outputs_for(self, Py_ssize_t n)
     cdef bint gather_column(self, Py_ssize_t number, char *target, Py_ssize_t row_bytes,
                             const int64_t *rows, Py_ssize_t n, bint uncached) except -1
-    cdef object batch(self, list outputs)
     cdef object example(self, Py_ssize_t position, const int64_t *rows)

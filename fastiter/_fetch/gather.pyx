@@ -1,9 +1,8 @@
-"""Rows of columns: gathered from the arrays of a dataset, without making examples.
+"""Gathers rows of a dataset's arrays into the columns of a batch, without making examples.
 
-What a reader gives is exactly what the dataset's examples would give, joined by concat_examples.
-Where it cannot promise that (dtypes that are no plain numbers, rows that are not contiguous,
-indices out of range) it answers None or False, and whoever asked takes the way by examples,
-which gives NumPy's result or its error.
+The result is exactly what concat_examples makes of the dataset's examples. Where a reader cannot
+promise that (dtypes other than plain numbers, rows that are not contiguous, indices out of range) it
+returns None or False, and its caller fetches examples, which gives NumPy's result or its error.
 """
 
 from cpython.list cimport PyList_GET_ITEM
@@ -16,32 +15,17 @@ from libc.stdint cimport int64_t, uint64_t
 cimport numpy as cnp
 
 from fastiter._clib.csrc cimport (
-    FI_RESULT_BATCHES,
-    PyArray_DATA,
-    PyArray_CheckExact,
-    PyArray_Descr,
-    PyArray_DESCR,
-    PyArray_DIMS,
-    PyArray_Empty,
-    PyArray_EquivTypes,
-    PyArray_IS_C_CONTIGUOUS,
-    PyArray_NDIM,
-    PyArrayObject,
-    fi_gather_rows,
-    fi_outruns_cache,
-    fi_rows_lie_within,
-    fi_rows_translate,
-)
-from fastiter._ring.schema cimport ARRAY, BARE, DICT, SCALAR, TUPLE, Field, Schema
+    FI_RESULT_BATCHES, fi_gather_rows, fi_outruns_cache, fi_rows_lie_within, fi_rows_translate)
+from fastiter._clib.numpy_api cimport (
+    bytes_of, descr_of, dims_of, equivalent, int64_items, itemsize_of, ndim_of, new_empty,
+    strides_of)
+from fastiter._ring.schema cimport (
+    ARRAY, BARE, DICT, SCALAR, TUPLE, Field, Schema, is_plain_number)
 
 
 import numpy
 
 cnp.import_array()
-
-cdef extern from "numpy/arrayobject.h" nogil:
-    Py_ssize_t *PyArray_STRIDES(PyArrayObject *array)
-    Py_ssize_t PyArray_ITEMSIZE(PyArrayObject *array)
 
 cdef enum:
     MOST_NDIM = 31  # a batch has no more dimensions than its column
@@ -52,39 +36,26 @@ cdef enum:
 
 
 
-cdef bint _is_plain(PyArray_Descr *descr):
-    """Whether elements are numbers that NumPy joins by copying their bytes."""
-    cdef int num = descr.type_num
-    return (
-        (num <= cnp.NPY_CLONGDOUBLE or num == cnp.NPY_FLOAT16)
-        and cnp.PyArray_ISNBO(descr.byteorder)
-        and (<object>descr).metadata is None
-    )
-
-
-cdef Py_ssize_t _row_bytes(PyArrayObject *array) noexcept:
+cdef Py_ssize_t _row_bytes(cnp.PyArrayObject *array) noexcept:
     """Bytes of one row; -1 if there are no rows, or their elements do not lie side by side."""
-    cdef Py_ssize_t nbytes = PyArray_ITEMSIZE(array)
+    cdef Py_ssize_t nbytes = itemsize_of(array)
     cdef bint is_packed = True
     cdef int axis
-    if PyArray_NDIM(array) == 0:
+    if ndim_of(array) == 0:
         return -1
-    for axis in range(PyArray_NDIM(array) - 1, 0, -1):
-        if PyArray_DIMS(array)[axis] != 1 and PyArray_STRIDES(array)[axis] != nbytes:
+    for axis in range(ndim_of(array) - 1, 0, -1):
+        if dims_of(array)[axis] != 1 and strides_of(array)[axis] != nbytes:
             is_packed = False
-        nbytes *= PyArray_DIMS(array)[axis]
+        nbytes *= dims_of(array)[axis]
     # The strides of an array without elements tell nothing.
-    return nbytes if is_packed or nbytes == 0 or PyArray_DIMS(array)[0] == 0 else -1
+    return nbytes if is_packed or nbytes == 0 or dims_of(array)[0] == 0 else -1
 
 
 cdef const int64_t *_indices(object indices, Py_ssize_t *n) except NULL:
-    cdef PyArrayObject *array = <PyArrayObject *>indices
-    if not PyArray_CheckExact(array) or PyArray_NDIM(array) != 1 or (
-            not PyArray_IS_C_CONTIGUOUS(array) or PyArray_DESCR(array).type_num != cnp.NPY_INT64
-            or not cnp.PyArray_ISNBO(PyArray_DESCR(array).byteorder)):
+    cdef const int64_t *items = int64_items(indices, n)
+    if items == NULL:
         raise TypeError(f"indices must be a contiguous int64 array, not {indices!r}")
-    n[0] = PyArray_DIMS(array)[0]
-    return <const int64_t *>PyArray_DATA(array)
+    return items
 
 
 cdef uint64_t _nbytes(list arrays) except? 0:
@@ -95,26 +66,26 @@ cdef uint64_t _nbytes(list arrays) except? 0:
 
 
 cdef class ColumnReader:
-    """Gathers rows of the columns of a dataset.
+    """Gathers rows of a dataset's columns, as concat_examples would join its examples.
 
-    Safe to use in several threads at a time.
+    Safe to use in several threads at a time. Releases the GIL while it copies large columns.
 
     Parameters
     ----------
     mode : tuple, dict or None
-        What an example is.
+        What an example is; None for the value of the first column.
     keys : tuple of str
         The columns' names.
     columns : list of (array, rows)
-        ``array``: a numpy.ndarray whose first axis counts rows. ``rows``: int64 array that says
-        for each row of the dataset where it is in the array, or None if they are the same.
+        ``array``: a numpy.ndarray whose first axis counts rows. ``rows``: int64 array with the
+        place of each row of the dataset in the array, or None if they are the same.
     views : bool
         Whether examples are views of the arrays, or copies.
     """
 
     def __cinit__(self, mode, tuple keys, list columns, bint views):
         cdef Source *source
-        cdef PyArrayObject *array
+        cdef cnp.PyArrayObject *array
         self.mode = mode
         self.keys = keys
         self.views = views
@@ -127,11 +98,11 @@ cdef class ColumnReader:
         for number, (data, rows) in enumerate(columns):
             if type(data) is not numpy.ndarray:
                 raise TypeError(f"a column must be a numpy.ndarray, not {type(data).__name__}")
-            array = <PyArrayObject *>data
+            array = <cnp.PyArrayObject *>data
             source = &self.sources[number]
             source.array = array
-            if _is_plain(PyArray_DESCR(array)):
-                source.plain = PyArray_DESCR(array)
+            if is_plain_number(data.dtype):
+                source.plain = descr_of(array)
             if rows is not None:
                 rows = numpy.ascontiguousarray(rows, dtype=numpy.int64)
                 source.table = _indices(rows, &source.table_rows)
@@ -144,59 +115,64 @@ cdef class ColumnReader:
 
     @property
     def array_dtypes(self):
+        """The dtypes that the columns had at first."""
         return tuple(self.dtypes)
 
     def gather(self, indices):
+        """Gather a batch: an array for each column, in a tuple or a dict as the mode says.
+
+        Returns None if a column holds other than plain numbers in contiguous rows, or lacks an index.
+        """
         cdef Py_ssize_t n, number
         cdef const int64_t *rows = _indices(indices, &n)
-        cdef list outputs = self.outputs_for(n)
-        cdef PyArrayObject *output
+        cdef list outputs = self.outputs(n)
+        cdef cnp.PyArrayObject *output
         cdef bint uncached
         if outputs is None:
             return None
         uncached = fi_outruns_cache(_nbytes(outputs), FI_RESULT_BATCHES)
         for number in range(self.count):
-            output = <PyArrayObject *>PyList_GET_ITEM(outputs, number)
-            if not self.gather_column(number, <char *>PyArray_DATA(output), _row_bytes(output),
+            output = <cnp.PyArrayObject *>PyList_GET_ITEM(outputs, number)
+            if not self.gather_column(number, <char *>bytes_of(output), _row_bytes(output),
                                       rows, n, uncached):
                 return None
         return self.batch(outputs)
 
-    def outputs(self, Py_ssize_t n):
-        return self.outputs_for(n)
-
     def gather_part(self, list outputs, Py_ssize_t start, indices, uint64_t n_batches=1):
+        """Gather rows into `outputs`, from row `start` on; False if a column lacks an index.
+
+        n_batches: how many such outputs are filled ahead of their use. If the caches do not hold so
+        many, rows are written past them.
+        """
         cdef Py_ssize_t n, number
         cdef const int64_t *rows = _indices(indices, &n)
-        cdef PyArrayObject *output
+        cdef cnp.PyArrayObject *output
         cdef bint uncached = fi_outruns_cache(_nbytes(outputs), n_batches)
         if len(outputs) != self.count:
             raise ValueError(f"{len(outputs)} outputs are given for {self.count} columns")
         for number in range(self.count):
-            output = <PyArrayObject *>outputs[number]
-            if start < 0 or n > PyArray_DIMS(output)[0] - start:
+            output = <cnp.PyArrayObject *>outputs[number]
+            if start < 0 or n > dims_of(output)[0] - start:
                 raise ValueError(
                     f"rows {start} .. {start + n} do not lie in outputs of "
-                    f"{PyArray_DIMS(output)[0]} rows"
+                    f"{dims_of(output)[0]} rows"
                 )
             if not self.gather_column(
-                    number, <char *>PyArray_DATA(output) + start * _row_bytes(output),
+                    number, <char *>bytes_of(output) + start * _row_bytes(output),
                     _row_bytes(output), rows, n, uncached):
                 return False
         return True
 
-    def assembled(self, list outputs):
-        return self.batch(outputs)
-
     def examples(self, indices):
+        """Make the examples themselves; None if a column lacks an index."""
         cdef Py_ssize_t n, position, number
         cdef const int64_t *rows = _indices(indices, &n)
         cdef Source *source
         for number in range(self.count):
             source = &self.sources[number]
             # Rows are taken by NumPy's own indexing, which checks them against the array.
-            if PyArray_NDIM(source.array) == 0 or not fi_rows_lie_within(
-                    rows, n, PyArray_DIMS(source.array)[0] if source.table == NULL
+            if ndim_of(source.array) == 0 or not fi_rows_lie_within(
+                    rows, n, dims_of(source.array)[0] if source.table == NULL
                     else source.table_rows):
                 return None
         return [self.example(position, rows) for position in range(n)]
@@ -218,48 +194,49 @@ cdef class ColumnReader:
             return values
         return values[0] if self.container == BARE else dict(zip(self.keys, values))
 
-    cdef object batch(self, list outputs):
+    def batch(self, list outputs):
+        """The batch of outputs that are complete."""
         if self.container == TUPLE:
             return tuple(outputs)
         return outputs[0] if self.container == BARE else dict(zip(self.keys, outputs))
 
     # ---- one column
 
-    cdef object outputs_for(self, Py_ssize_t n):
-        """Arrays for n rows of each column, or None if a column cannot be gathered."""
+    def outputs(self, Py_ssize_t n):
+        """New arrays for n rows of each column; None if a column cannot be gathered."""
         cdef Source *source
-        cdef Py_ssize_t shape[MOST_NDIM]
+        cdef cnp.npy_intp shape[MOST_NDIM]
         cdef Py_ssize_t number
         cdef int axis, ndim
         cdef list outputs = []
         for number in range(self.count):
             source = &self.sources[number]
-            ndim = PyArray_NDIM(source.array)
-            if not 1 <= ndim <= MOST_NDIM or PyArray_DESCR(source.array) != source.plain or (
+            ndim = ndim_of(source.array)
+            if not 1 <= ndim <= MOST_NDIM or descr_of(source.array) != source.plain or (
                     _row_bytes(source.array) < 0):
                 return None
             shape[0] = n
             for axis in range(1, ndim):
-                shape[axis] = PyArray_DIMS(source.array)[axis]
+                shape[axis] = dims_of(source.array)[axis]
             Py_INCREF(<object>source.plain)  # the constructor takes it over
-            outputs.append(PyArray_Empty(ndim, shape, source.plain, 0))
+            outputs.append(new_empty(ndim, shape, source.plain, 0))
         return outputs
 
     cdef bint gather_column(self, Py_ssize_t number, char *target, Py_ssize_t row_bytes,
                             const int64_t *rows, Py_ssize_t n, bint uncached) except -1:
         """Copies rows of a column to the target, or returns False, with nothing written.
 
-        row_bytes: room for a row there. While another column was copied without the GIL, somebody
-        may have changed this one's shape.
+        row_bytes: room for a row there. Another thread may have changed this column's shape while
+        the GIL was released for another one.
         """
         cdef Source *source = &self.sources[number]
-        cdef const char *base = <const char *>PyArray_DATA(source.array)
+        cdef const char *base = <const char *>bytes_of(source.array)
         cdef Py_ssize_t stride, length
         cdef int64_t local[STACK_ROWS]
         cdef int64_t *translated = local
         if row_bytes < 0 or _row_bytes(source.array) != row_bytes:
             return False
-        stride, length = PyArray_STRIDES(source.array)[0], PyArray_DIMS(source.array)[0]
+        stride, length = strides_of(source.array)[0], dims_of(source.array)[0]
         try:
             if source.table != NULL:
                 if not fi_rows_lie_within(rows, n, source.table_rows):
@@ -286,7 +263,7 @@ cdef class ColumnReader:
 
     cdef bint fits(self, Schema schema) except -1:
         """Whether the rows of a slot of this schema are what the columns hold."""
-        cdef PyArrayObject *array
+        cdef cnp.PyArrayObject *array
         cdef Field *field
         cdef Py_ssize_t number
         cdef int axis
@@ -296,19 +273,19 @@ cdef class ColumnReader:
         for number in range(self.count):
             array = self.sources[number].array
             field = &schema.fields[number]
-            if not 1 <= PyArray_NDIM(array) <= MOST_NDIM or (
-                    PyArray_DESCR(array) != self.sources[number].plain):
+            if not 1 <= ndim_of(array) <= MOST_NDIM or (
+                    descr_of(array) != self.sources[number].plain):
                 return False
-            if field.kind != (ARRAY if PyArray_NDIM(array) > 1 else SCALAR):
+            if field.kind != (ARRAY if ndim_of(array) > 1 else SCALAR):
                 return False
-            if not PyArray_EquivTypes(<PyArray_Descr *>field.descr, PyArray_DESCR(array)) or (
+            if not equivalent(field.descr, descr_of(array)) or (
                     _row_bytes(array) != field.stride):
                 return False
             if field.kind == ARRAY:
-                if field.ndim != PyArray_NDIM(array) - 1:
+                if field.ndim != ndim_of(array) - 1:
                     return False
                 for axis in range(field.ndim):
-                    if field.dims[axis] != PyArray_DIMS(array)[1 + axis]:
+                    if field.dims[axis] != dims_of(array)[1 + axis]:
                         return False
         return True
 

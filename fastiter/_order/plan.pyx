@@ -13,9 +13,7 @@ from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_SET_ITEM
 from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 
-from fastiter._clib.csrc cimport (
-    PyArray_CheckExact, PyArray_DATA, PyArray_DESCR, PyArray_DIMS, PyArray_IS_C_CONTIGUOUS,
-    PyArray_NDIM, PyArrayObject)
+from fastiter._clib.numpy_api cimport bytes_of, int64_items
 from fastiter._clib.tuples cimport fi_new_tuple
 
 cnp.import_array()
@@ -33,7 +31,7 @@ cdef enum:
 
 
 cdef inline int64_t *data_of(object array) noexcept:
-    return <int64_t *>PyArray_DATA(<PyArrayObject *>array)
+    return <int64_t *>bytes_of(<cnp.PyArrayObject *>array)
 
 
 cdef inline object new_indices(int64_t n):
@@ -53,11 +51,8 @@ def counted(int64_t start, int64_t stop):
 
 cdef bint is_plain(object order, int64_t stop) noexcept:
     """Whether an order is an array from whose memory indices below ``stop`` can be copied."""
-    cdef PyArrayObject *array = <PyArrayObject *>order
-    return (PyArray_CheckExact(array) and PyArray_NDIM(array) == 1
-            and PyArray_IS_C_CONTIGUOUS(array) and PyArray_DESCR(array).type_num == cnp.NPY_INT64
-            and cnp.PyArray_ISNBO(PyArray_DESCR(array).byteorder)
-            and stop <= PyArray_DIMS(array)[0])
+    cdef Py_ssize_t length = 0
+    return int64_items(order, &length) != NULL and stop <= length
 
 
 @cython.freelist(16)

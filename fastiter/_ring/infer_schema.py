@@ -13,6 +13,7 @@ from fastiter._ring.schema import (
     ARRAY,
     BARE,
     BOOL,
+    COPYABLE,
     DICT,
     FLOAT,
     INT,
@@ -24,6 +25,7 @@ from fastiter._ring.schema import (
     SCALAR,
     TUPLE,
     Schema,
+    dtype_traits,
 )
 from fastiter._util import array_subtypes
 
@@ -34,14 +36,8 @@ Spec = tuple[int, Any, Any]
 _MOST_NDIM = 31  # a batch has one more, and NumPy 1 allows 32
 
 
-def _is_plain(dtype: np.dtype[Any]) -> bool:
-    """True if bytes of this dtype may be copied and mean the same elsewhere."""
-    return (
-        type(dtype).__module__.startswith("numpy")
-        and dtype.num in range(24)
-        and not dtype.hasobject
-        and not dtype.metadata
-    )
+def _is_copyable(dtype: np.dtype[Any]) -> bool:
+    return bool(dtype_traits(dtype) & COPYABLE)
 
 
 def _field_of(values: Sequence[Any]) -> Spec:
@@ -54,8 +50,8 @@ def _field_of(values: Sequence[Any]) -> Spec:
         dtype, ndim = first.dtype, first.ndim
         if (
             ndim > _MOST_NDIM
-            or not _is_plain(dtype)
-            or any(v.dtype != dtype or v.ndim != ndim or not _is_plain(v.dtype) for v in values)
+            or not _is_copyable(dtype)
+            or any(v.dtype != dtype or v.ndim != ndim or not _is_copyable(v.dtype) for v in values)
         ):
             return OBJECT, None, None
         if all(value.shape == first.shape for value in values):
@@ -71,7 +67,7 @@ def _field_of(values: Sequence[Any]) -> Spec:
     if isinstance(first, np.generic):
         dtype = first.dtype
         if (
-            _is_plain(dtype)
+            _is_copyable(dtype)
             and dtype.kind in "biufcmM"
             and dtype.type is kind
             and all(value.dtype == dtype for value in values)

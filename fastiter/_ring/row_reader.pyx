@@ -185,7 +185,7 @@ cdef object column(Lease lease, Field *f, bint copy):
     cdef cnp.npy_intp dims[MOST_NDIM + 1]
     cdef int64_t *entry
     cdef int axis
-    if f.kind == OBJECT or not f.handable or f.ndim == MOST_NDIM:
+    if f.kind == OBJECT or not f.is_stackable or f.ndim == MOST_NDIM:
         return None
     dims[0] = lease.rows
     if f.kind != RAGGED:

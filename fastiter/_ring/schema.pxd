@@ -26,11 +26,18 @@ cpdef enum:
     BOOL = 4
     SCALAR = 5
     OBJECT = 6
+    # Answers of `dtype_traits`.
+    COPYABLE = 1
+    STACKABLE = 2
+    NUMBER = 4
+
+cpdef int dtype_traits(cnp.dtype dtype) except -1
+cpdef bint is_plain_number(cnp.dtype dtype) except -1
 
 cdef struct Field:
     int kind
     int ndim
-    bint handable  # its column is what NumPy's concatenate would give
+    bint is_stackable  # its column is what numpy.concatenate makes of the rows
     int subtype  # what the examples hold if not plain arrays
     void *array_type  # of the arrays that are written
     bint timed  # datetime64 or timedelta64: the scalar's type does not tell its unit
@@ -49,7 +56,7 @@ cdef class Schema:
     cdef readonly Py_ssize_t rows
     cdef readonly uint64_t bytes
     cdef readonly uint64_t row_bytes
-    cdef list dtypes
+    cdef readonly list dtypes  # of the columns' elements; None for a field of objects
     cdef Field *fields
     cdef Py_ssize_t count
     cdef readonly object type

@@ -23,6 +23,13 @@ BOOL: int
 SCALAR: int
 OBJECT: int
 
+COPYABLE: int
+STACKABLE: int
+NUMBER: int
+
+def dtype_traits(dtype: np.dtype[Any]) -> int: ...
+def is_plain_number(dtype: np.dtype[Any]) -> bool: ...
+
 # Kind, dtype, and the shape (ARRAY) or the number of dimensions (RAGGED).
 _Spec: TypeAlias = tuple[int, np.dtype[Any] | None, tuple[int, ...] | int | None]
 
@@ -44,6 +51,8 @@ class Schema:
     def type(self) -> builtins.type[tuple[Any, ...]] | None: ...
     @property
     def specs(self) -> tuple[_Spec, ...]: ...
+    @property
+    def dtypes(self) -> list[np.dtype[Any] | None]: ...
     @property
     def rows(self) -> int: ...
     @property

@@ -49,10 +49,30 @@ cdef uint32_t PACKED_FIELD = _PACKED_FIELD
 cdef tuple NUMBERS = tuple(map(numpy.dtype, (numpy.int64, numpy.float64, numpy.bool_)))
 
 
-def _handable(dtype):
-    """True if numpy.concatenate keeps this dtype: it makes byte order native and repacks
-    structures."""
-    return dtype.isnative and dtype.kind != "V"
+cpdef int dtype_traits(cnp.dtype dtype) except -1:
+    """What may be done with the bytes of a dtype's elements, as a sum of flags.
+
+    COPYABLE: They mean the same in another process, or in another array of this dtype. The dtype is
+        one of NumPy's own, without objects, and without metadata, which a column would lose.
+    STACKABLE: Also, numpy.concatenate copies them and keeps the dtype. It makes the byte order native
+        and repacks structures. Elements of no bytes are left to NumPy, whose new arrays have none.
+    NUMBER: Also, they are numbers or bool, in any byte order.
+    """
+    cdef int num = dtype.type_num
+    cdef int traits = COPYABLE
+    if not 0 <= num <= cnp.NPY_FLOAT16 or dtype.metadata is not None or (
+            num == cnp.NPY_OBJECT or num == cnp.NPY_VOID and dtype.hasobject):
+        return 0
+    if num <= cnp.NPY_CLONGDOUBLE or num == cnp.NPY_FLOAT16:
+        traits |= NUMBER
+    if cnp.PyArray_ISNBO(dtype.byteorder) and num != cnp.NPY_VOID and dtype.itemsize > 0:
+        traits |= STACKABLE
+    return traits
+
+
+cpdef bint is_plain_number(cnp.dtype dtype) except -1:
+    """Whether numpy.concatenate copies the bytes of such numbers, in arrays or by themselves."""
+    return dtype_traits(dtype) & (STACKABLE | NUMBER) == STACKABLE | NUMBER
 
 
 cdef class Schema:
@@ -108,7 +128,7 @@ cdef class Schema:
             if dtype is not None:
                 f.descr = <cnp.PyArray_Descr *>dtype
                 f.itemsize = dtype.itemsize
-                f.handable = _handable(dtype)
+                f.is_stackable = dtype_traits(dtype) & STACKABLE
                 f.timed = dtype.kind in "mM"
                 f.scalar = <cnp.PyTypeObject *>dtype.type
             f.stride = f.itemsize
@@ -157,7 +177,7 @@ cdef class Schema:
             RAGGED in kinds
             and OBJECT not in kinds
             and self.container != LIST
-            and all(self.fields[number].handable for number in range(self.count))
+            and all(self.fields[number].is_stackable for number in range(self.count))
         )
 
 

@@ -1,8 +1,8 @@
-"""The rows of one batch in memory of this process, as several threads fetch them.
+"""The rows of one batch in memory of this process, which several threads fill.
 
-Where it is known what the examples have in common, each is copied into the batch's arrays by the
-thread that fetched it, as long as it is in that core's cache, and is not kept. Whatever does not
-fit is kept as it is; the batch is then made of examples again (`BatchBuffer.examples`).
+Once a schema of the examples is known, the thread that fetched an example copies it into the batch's
+arrays, while it is in that core's cache, and does not keep it. An example that does not fit the schema
+is kept, and the batch is made of examples (`BatchBuffer.examples`).
 """
 
 cimport cython
@@ -16,15 +16,12 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastiter._collate.buffers cimport empty_array
 from fastiter._clib.csrc cimport (
-    PyArray_Descr, fi_call_cost, fi_call_cost_claim, fi_call_cost_add, fi_copy, fi_outruns_cache)
-from fastiter._clib.numpy_api cimport PyArray_Type, bytes_of, dims_of, is_contiguous, ndim_of
+    fi_call_cost, fi_call_cost_add, fi_call_cost_claim, fi_copy, fi_outruns_cache)
+from fastiter._clib.numpy_api cimport bytes_of, int64_items
 from fastiter._ring.schema cimport (
     ColumnWriter, MOST_FIELDS, MOST_NDIM, ARRAY, BARE, BOOL, DICT, FLOAT, INT, LIST, Field, Schema)
 
 cnp.import_array()
-
-cdef extern from "Python.h":
-    void *type_of "Py_TYPE"(PyObject *value)
 
 cdef enum:
     # Smaller arrays are copied at once, larger ones together with those of the rows that follow.
@@ -119,35 +116,43 @@ cdef class RangeWriter(ColumnWriter):
 
 
 cdef class Position:
+    """The row that a thread fetches."""
+
     cdef readonly Py_ssize_t row
 
 
 cdef class CallCost:
-    """What a call costs that fetches several rows; used by any number of threads."""
+    """What a call of the dataset costs that fetches several rows; used by several threads at a time."""
 
     cdef fi_call_cost cost
 
     def note(self, uint32_t rows, int64_t nanoseconds):
+        """Learns from a call that has fetched `rows` rows."""
         with cython.critical_section(self):
             fi_call_cost_add(&self.cost, rows, nanoseconds)
 
     def claim(self, uint32_t n, uint32_t left, uint32_t share, uint32_t even):
+        """How many of the `left` unclaimed rows of a batch of `n` the next call should fetch.
+
+        `share` would be right if calls had no fixed cost; `even` rows leave as many for each thread
+        that has no other batch to work on.
+        """
         with cython.critical_section(self):
             return fi_call_cost_claim(&self.cost, n, left, share, even)
 
 
-
 cdef class BatchBuffer:
-    """The rows of one batch.
+    """The rows of one batch, in memory of this process.
 
-    Threads may fill different rows at a time.
+    Several threads may fill different rows at a time; what comes out is asked for when all rows are
+    there. Arrays are copied without the GIL where that is more than 64 KiB in one go.
 
     Parameters
     ----------
     rows : int
         Examples in the batch.
     schema : Schema or None
-        What is known of them; None keeps all rows as examples.
+        That of the examples; None keeps all rows as examples.
     in_place : sequence of bool
         For each field of the schema whether its rows are copied into an array; the values of the
         others are kept.
@@ -163,11 +168,11 @@ cdef class BatchBuffer:
     cdef char *columns[MOST_FIELDS]  # of the fields that are copied into an array; else NULL
     cdef char *states
     cdef bint uncached
-    cdef public bint stopped
+    cdef public bint stopped  # set by any thread, it ends `fetch` before its next row
 
     def __cinit__(self, Py_ssize_t rows, Schema schema=None, in_place=(), uint64_t n_batches=1):
         cdef Py_ssize_t number
-        cdef Py_ssize_t shape[MOST_NDIM + 1]
+        cdef cnp.npy_intp shape[MOST_NDIM + 1]
         cdef Field *f
         cdef int axis
         self.rows = rows
@@ -193,7 +198,7 @@ cdef class BatchBuffer:
             shape[0] = rows
             for axis in range(f.ndim):
                 shape[1 + axis] = f.dims[axis]
-            array = empty_array(1 + f.ndim, shape, <PyArray_Descr *>f.descr, rows * f.stride)
+            array = empty_array(1 + f.ndim, shape, f.descr, rows * f.stride)
             self.columns[number] = bytes_of(<cnp.PyArrayObject *>array)
             self.fields_.append(array)
 
@@ -203,6 +208,11 @@ cdef class BatchBuffer:
     # ---- filling rows
 
     def fetch(self, dataset, indices, Py_ssize_t first, Py_ssize_t stop, Position at):
+        """Fills the rows first .. stop - 1 with ``dataset[indices[row]]``.
+
+        Returns None, or the first row that failed and its exception; the rows after it are not
+        filled. `indices`: int64[rows], of the whole batch. `at` tells the row meanwhile.
+        """
         cdef RangeWriter writer = self.writer(first, stop)
         cdef Py_ssize_t row = first
         cdef const int64_t *numbers = indices_of(indices, self.rows)
@@ -219,6 +229,7 @@ cdef class BatchBuffer:
         return None
 
     def put(self, Py_ssize_t first, list examples):
+        """Fills rows, from `first` on, with examples."""
         cdef RangeWriter writer = self.writer(first, first + len(examples))
         cdef Py_ssize_t row = first
         try:
@@ -237,6 +248,7 @@ cdef class BatchBuffer:
 
     @property
     def is_complete(self):
+        """Whether every row is in the fields."""
         cdef Py_ssize_t row
         if self.schema is None:
             return False
@@ -247,16 +259,20 @@ cdef class BatchBuffer:
 
     @property
     def fields(self):
+        """For each field its array, or the list of the rows' values."""
         return self.fields_
 
     @property
     def n_kept(self):
+        """Rows that are kept as examples."""
         cdef Py_ssize_t row, count = 0
         for row in range(self.rows):
             count += self.states[row] == KEPT
         return count
 
     def examples(self):
+        """The examples of all rows that were filled; those in the fields are made anew, with arrays
+        that are views of the fields', and named tuples as plain ones."""
         cdef Py_ssize_t row
         if self.schema is None and self.n_kept == self.rows:
             return self.kept
@@ -286,8 +302,8 @@ cdef class BatchBuffer:
 
 
 cdef const int64_t *indices_of(object indices, Py_ssize_t rows) except NULL:
-    cdef cnp.PyArrayObject *array = <cnp.PyArrayObject *>indices
-    if type_of(<PyObject *>indices) != <void *>&PyArray_Type or ndim_of(array) != 1 or (
-            not is_contiguous(array) or indices.dtype != "int64" or dims_of(array)[0] != rows):
+    cdef Py_ssize_t n = 0
+    cdef const int64_t *items = int64_items(indices, &n)
+    if items == NULL or n != rows:
         raise TypeError(f"indices must be a contiguous int64 array of {rows}, not {indices!r}")
-    return <const int64_t *>bytes_of(array)
+    return items

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fastiter._collate import collate as _collate
+from fastiter._collate.collate import batch_of, collate, join_field
 from fastiter._ring.infer_schema import derive_schema, merge_schemas
-from fastiter._ring.schema import ARRAY, BARE, BOOL, DICT, FLOAT, INT, LIST, OBJECT, RAGGED
+from fastiter._ring.schema import ARRAY, BARE, LIST, OBJECT, RAGGED, STACKABLE, dtype_traits
 from fastiter._threads.batch_buffer import BatchBuffer
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from fastiter._collate.padding import FieldRule, Padding
     from fastiter._ring.schema import Schema
 
-_NUMBERS = {INT: np.int64, FLOAT: np.float64, BOOL: np.bool_}
 _MOST_NDIM = 30  # of a row; the batch has one more, and NumPy 1 allows 32
 
 
@@ -93,28 +92,25 @@ class Assembler:
             self._learn(field_plan, examples)
         if indices is not None and len(examples) < len(indices):  # rows have failed
             indices = None
-        return _collate.collate(examples, self._padding, copy=self._copy, indices=indices)
+        return collate(examples, self._padding, copy=self._copy, indices=indices)
 
     def _join(self, field_plan: _FieldPlan, fields: list[Any], indices: Indices | None) -> Any:
-        """The counterpart of `_collate.collate`."""
-        arrays, lengths = [], []
         schema = field_plan.schema
         assert schema is not None
+        joined = []
         names: Sequence[Any] = schema.keys or range(len(fields))
         if schema.container == BARE:
             names = [None]
         for name, field, rule in zip(names, fields, field_plan.rules, strict=True):
-            array, n = field, None
+            lengths = None
             if type(field) is list:
-                array, n = _collate.join_field(field, rule, name, copy=self._copy, indices=indices)
-            elif rule.lengths and field.ndim > 1:
-                n = np.full(len(field), field.shape[1], dtype=np.int64)
-            arrays.append(array)
-            lengths.append(n)
-        if schema.keys is not None:
-            return _collate.with_lengths(dict(zip(names, arrays, strict=True)), names, lengths)
-        joined = arrays[0] if schema.container == BARE else tuple(arrays)
-        return _collate.with_lengths(joined, names, lengths)
+                joined.append(join_field(field, rule, name, copy=self._copy, indices=indices))
+                continue
+            if rule.lengths and field.ndim > 1:
+                lengths = np.full(len(field), field.shape[1], dtype=np.int64)
+            joined.append((field, lengths))
+        container = dict if schema.keys is not None else tuple
+        return batch_of(None if names == [None] else container, names, joined)
 
     def _learn(self, field_plan: _FieldPlan, examples: list[Any]) -> None:
         # A batch that was started before the schema was inferred last adds nothing.
@@ -127,22 +123,14 @@ class Assembler:
         self._field_plan = self._plan_fields(schema)
 
     def _plan_fields(self, schema: Schema) -> _FieldPlan:
-        rules: tuple[FieldRule, ...]
         if schema.container == LIST or (schema.container == BARE and schema.specs[0][0] == OBJECT):
             return _FieldPlan(is_final=True)
         try:
-            if schema.container == DICT:
-                rules = self._padding.for_dict(list(schema.keys or ()))
-            elif schema.container == BARE:
-                rules = (self._padding.for_array(),)
-            else:
-                rules = self._padding.for_tuple(len(schema.specs))
+            rules = self._padding.for_schema(schema)
         except (IndexError, KeyError, ValueError):  # which collate raises for each batch
             return _FieldPlan(is_final=True)
-        in_place = tuple(
-            _is_in_place(spec, rule) for spec, rule in zip(schema.specs, rules, strict=True)
-        )
-        return _FieldPlan(schema, rules, in_place)
+        fields = zip(schema.specs, schema.dtypes, rules, strict=True)
+        return _FieldPlan(schema, rules, tuple(_is_in_place(*field) for field in fields))
 
 
 class Batch(NamedTuple):
@@ -152,13 +140,12 @@ class Batch(NamedTuple):
     field_plan: _FieldPlan
 
 
-def _is_in_place(spec: Any, rule: FieldRule) -> bool:
+def _is_in_place(spec: Any, dtype: Any, rule: FieldRule) -> bool:
     """Whether the field's array is its rows, one after the other."""
-    kind, dtype, shape = spec
+    kind, _, shape = spec
     if kind in (RAGGED, OBJECT):
         return False
-    dtype = np.dtype(_NUMBERS.get(kind, dtype))
-    if not dtype.isnative or dtype.kind == "V" or dtype.itemsize == 0:
+    if not dtype_traits(dtype) & STACKABLE:
         return False
     if not _casts_quietly(rule.fill, dtype):
         return False

@@ -13,11 +13,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from fastiter import _device
 from fastiter._collate.collate import collate
-from fastiter._fetch.dataset_access import collate_columns, examples_of
+from fastiter._collate.columns import collate_columns, examples_of, join_parts
 from fastiter._order import example_context
 from fastiter._stats.timer import now
 from fastiter._threads.batch_buffer import BatchBuffer, CallCost, Position
@@ -355,7 +353,7 @@ class PartsTask(BatchTask):
     def _make(self) -> Any:
         parts = [self._parts[start] for start in sorted(self._parts)]
         arrays = [columns for _, columns in parts]
-        columns = arrays[0] if len(parts) == 1 else _joined(arrays)
+        columns = arrays[0] if len(parts) == 1 else join_parts(arrays)
         if columns is None:
             return self._convert(self._examples())
         source, n_rows = self._work.source, sum(n for n, _ in parts)
@@ -372,25 +370,6 @@ class PartsTask(BatchTask):
             n_rows, columns = self._parts[start]
             examples += examples_of(self._work.source.dataset, columns, n_rows)
         return examples
-
-
-def _joined(parts: list[tuple[Any, ...]]) -> tuple[Any, ...] | None:
-    """Whole columns, if all parts of each are arrays of one dtype and shape of a row."""
-    first = parts[0]
-    if any(len(part) != len(first) for part in parts):
-        return None
-    for number, column in enumerate(first):
-        if type(column) is not np.ndarray or column.dtype.kind not in "biufc":
-            return None
-        for part in parts:
-            other = part[number]
-            if (
-                type(other) is not np.ndarray
-                or other.dtype != column.dtype
-                or other.shape[1:] != column.shape[1:]
-            ):
-                return None
-    return tuple(map(np.concatenate, zip(*parts, strict=True)))
 
 
 class ColumnsTask(BatchTask):
@@ -433,7 +412,7 @@ class ColumnsTask(BatchTask):
 
     def _make(self) -> Any:
         if self._is_complete:
-            return self._reader.assembled(self._outputs)
+            return self._reader.batch(self._outputs)
         # An array has changed, so that it cannot be gathered any more.
         return self._convert(self._examples())
 

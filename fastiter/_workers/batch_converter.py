@@ -19,12 +19,10 @@ from fastiter._collate.numpy_fallback import Indices
 from fastiter._collate.padding import FieldRule, Padding
 from fastiter._ring import row_reader
 from fastiter._ring.parent import Lease
-from fastiter._ring.schema import ARRAY, BOOL, FLOAT, INT, NAMED, RAGGED, TUPLE, Schema
+from fastiter._ring.schema import ARRAY, RAGGED, Schema
 from fastiter._ring.serialization import Packed
 from fastiter._util.failures import dump
 from fastiter._workers import row_writer
-
-_NUMBERS = {INT: np.int64, FLOAT: np.float64, BOOL: np.bool_}
 
 
 class ConcatConverter:
@@ -97,17 +95,12 @@ class ConcatConverter:
     def _plan_fields(self, schema: Schema) -> list[_Step] | None:
         """What is done with each field; None if that is not what columns are made for, or a fill
         value cannot be cast without a word from NumPy, which the parent shall say."""
-        rules: tuple[FieldRule, ...]
         try:
-            if schema.container in (TUPLE, NAMED):
-                rules = self.padding.for_tuple(len(schema.specs))
-            elif schema.keys is not None:
-                rules = self.padding.for_dict(schema.keys)
-            else:
-                rules = (self.padding.for_array(),)
+            rules = self.padding.for_schema(schema)
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                return [_step(spec, rule) for spec, rule in zip(schema.specs, rules, strict=True)]
+                fields = zip(schema.specs, schema.dtypes, rules, strict=True)
+                return [_step(*field) for field in fields]
         except (
             IndexError,
             KeyError,
@@ -120,7 +113,7 @@ class ConcatConverter:
 
 
 class _Step(NamedTuple):
-    """What the batch_converter does with one field. `Schema.pad_fields` reads the first three."""
+    """What is done with one field. `RowWriter.pad_fields` reads the first three."""
 
     fill: np.ndarray[Any, Any] | None  # 0-d, of the field's dtype
     max_length: int
@@ -128,13 +121,13 @@ class _Step(NamedTuple):
     lengths: bool
 
 
-def _step(spec: Any, rule: FieldRule) -> _Step:
+def _step(spec: Any, dtype: Any, rule: FieldRule) -> _Step:
     """Raises where columns are not what concat_examples makes of this field."""
-    kind, dtype, shape = spec
+    kind, _, shape = spec
     ndim = shape if kind == RAGGED else len(shape or ())  # of a number: None
     fill = None
     if rule.fill is not None:
-        fill = numpy_fallback.cast_fill(rule.fill, np.dtype(_NUMBERS.get(kind, dtype)), ndim)
+        fill = numpy_fallback.cast_fill(rule.fill, np.dtype(dtype), ndim)
     if ndim == 0:
         if rule.named is not None:
             raise ValueError(f"{rule.named} is set for a field without an axis")

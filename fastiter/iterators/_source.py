@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastiter import _device
 from fastiter._collate import collate as _collate
+from fastiter._collate.columns import collate_columns
+from fastiter._collate.numpy_fallback import fill_casts
 from fastiter._collate.padding import Padding
 from fastiter._fetch.dataset_access import (
     PlainColumns,
-    collate_columns,
     column_getter,
     plain_columns,
     rows_getter,
-    suits,
 )
 from fastiter._order import example_context
 from fastiter._util.failures import Failure, FailurePolicy, capture_row, is_skippable
@@ -290,7 +290,7 @@ def _fills_suit(plain: PlainColumns, padding: Padding) -> bool:
         return True
     if not padding.only_fills or isinstance(padding.padding, (tuple, dict)):
         return False
-    return all(suits(dtype, padding.padding) for dtype in plain.reader.array_dtypes)
+    return all(fill_casts(padding.padding, dtype) for dtype in plain.reader.array_dtypes)
 
 
 def fetch_examples(

@@ -17,6 +17,9 @@ from fastiter import (
     SerialIterator,
     concat_examples,
 )
+from fastiter._collate.collate import collate
+from fastiter._collate.columns import collate_columns, examples_of, join_parts
+from fastiter._collate.padding import Padding
 from fastiter._fetch.gather import ColumnReader
 from fastiter.dataset import TabularDataset, tabular
 from fastiter.datasets import DictDataset, SubDataset, TupleDataset
@@ -414,7 +417,7 @@ def test_part_by_part():
     outputs = reader.outputs(5)
     assert reader.gather_part(outputs, 0, np.array([3, 1]))
     assert reader.gather_part(outputs, 2, np.array([0, 10, 10]))
-    assert_same(reader.assembled(outputs), reader.gather(np.array([3, 1, 0, 10, 10])))
+    assert_same(reader.batch(outputs), reader.gather(np.array([3, 1, 0, 10, 10])))
     for start, n in ((4, 2), (-1, 1), (6, 0)):
         with pytest.raises(ValueError, match="do not lie"):
             reader.gather_part(outputs, start, np.zeros(n, int))
@@ -455,3 +458,18 @@ def test_indices_of_another_kind_are_refused(indices):
         reader_of(images).gather(indices)
     with pytest.raises(TypeError, match=r"numpy\.ndarray"):
         reader_of(np.ma.masked_array([1, 2]))
+
+
+@pytest.mark.parametrize("padding", [None, 0], ids=str)
+@pytest.mark.parametrize("dtype", ["f4", ">i4", np.dtype("i4", metadata={"unit": "m"})], ids=str)
+def test_joined_parts_of_columns_have_the_dtypes_of_their_joined_examples(dtype, padding):
+    dataset = Computed()
+    parts = [(np.arange(12).reshape(4, 3).astype(dtype), np.arange(4)) for _ in range(2)]
+    examples = [example for part in parts for example in examples_of(dataset, part, 4)]
+    rule = Padding(padding)
+    columns = join_parts(parts)
+    if columns is not None:
+        made = collate_columns(dataset, columns, 8, rule, False, own=True)
+        for array, expected in zip(made, collate(examples, rule), strict=True):
+            assert (array.dtype, array.tolist()) == (expected.dtype, expected.tolist())
+            assert array.dtype.metadata == expected.dtype.metadata
