@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fastiter._stats.timer import Timer, now
+from fastiter._util.context import Managed
 from fastiter._util.start_default import default_method_kept
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def progress(iterator: PlannedIterator, **options: Any) -> Progress:
     return Progress(iterator, options)
 
 
-class Progress(Iterator[Any]):
+class Progress(Managed, Iterator[Any]):
     """What `progress` returns."""
 
     def __init__(self, iterator: PlannedIterator, options: dict[str, Any]) -> None:
@@ -108,10 +109,7 @@ class Progress(Iterator[Any]):
             self._show_waiting(bar)
             bar.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def _let_go(self) -> None:
         self.close()
 
     def __del__(self, _exits: Callable[[], bool] = sys.is_finalizing) -> None:

@@ -330,7 +330,7 @@ def test_an_exception_arrives_as_itself(method, use_pipe):
 
 
 WAYS = {
-    "none": (ValueError, "None as a sample"),
+    "none": (ValueError, "yielded None"),
     "kill": (
         WorkerDiedError,
         r"reader 0 of 2 \(Failing\) .* was killed by SIGKILL after 3 samples",
