@@ -49,11 +49,13 @@ def _python_int(index: Any) -> Any:
     return operator.index(index) if isinstance(index, np.integer) else index
 
 
-def row_at(i: Any, size: int, first: int | None = None) -> int:
-    """Return index ``i`` of ``size`` examples as a row; negative indices count from the end.
-
-    Raises IndexError if there is no such example, or ``i`` is below ``first``.
-    """
-    if not (-size if first is None else first) <= i < size:
-        raise IndexError(f"index {i} is outside of a dataset of {size} examples")
+def row_at(i: Any, size: int) -> int:
+    """Return index ``i`` of ``size`` examples as a row; negative indices count from the end."""
+    if not -size <= i < size:
+        raise out_of_range(i, size)
     return operator.index(i) % size
+
+
+def out_of_range(i: Any, size: int) -> IndexError:
+    """Return the error for an index that a dataset does not have."""
+    return IndexError(f"index {i} is outside of a dataset of {size} examples")

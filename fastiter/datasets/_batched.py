@@ -11,12 +11,14 @@ from fastiter.dataset.mixin import DatasetMixin
 class BatchedWrapper(DatasetMixin):
     """A dataset over others, which has ``__getitems__`` if all of them have it.
 
-    A subclass defines ``get_example``, ``_bases`` and ``_getitems``.
+    A subclass defines ``get_example`` and ``_getitems``.
     """
+
+    _dataset: Any
 
     def _bases(self) -> Sequence[Any]:
         """Return the wrapped datasets."""
-        raise NotImplementedError
+        return (self._dataset,)
 
     def _getitems(self, indices: list[int]) -> list[Any]:
         raise NotImplementedError

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import Any
 
-from fastiter.dataset.mixin import row_at
+from fastiter.dataset.mixin import out_of_range
 from fastiter.datasets._batched import BatchedWrapper, fetch
 from fastiter.datasets._parts import length_of
 
@@ -46,9 +46,10 @@ class ConcatenatedDataset(BatchedWrapper):
 
     def _find(self, i: int) -> tuple[int, int]:
         """Return which dataset holds example ``i``, and the index of the example there."""
-        row = row_at(i, len(self), first=0)
-        number = bisect_right(self._ends, row)
-        return number, row - (self._ends[number - 1] if number else 0)
+        if not 0 <= i < len(self):
+            raise out_of_range(i, len(self))
+        number = bisect_right(self._ends, i)
+        return number, i - (self._ends[number - 1] if number else 0)
 
     def _bases(self) -> tuple[Any, ...]:
         return self._datasets

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastiter._util.arguments import checked_int
-from fastiter.datasets.sub_dataset import SubDataset, check_order_length, packed_order
+from fastiter.datasets.sub_dataset import SubDataset, checked_order
 
 __all__ = [
     "get_cross_validation_datasets",
@@ -46,7 +46,7 @@ def split_dataset(dataset: Any, split_at: int, order: Any = None) -> tuple[SubDa
     split_at = checked_int("split_at", split_at, minimum=0)
     if split_at > size:
         raise ValueError(f"split_at must be at most len(dataset) = {size}, not {split_at}")
-    order = packed_order(order)
+    order = checked_order(order, size)
     return SubDataset(dataset, 0, split_at, order), SubDataset(dataset, split_at, size, order)
 
 
@@ -96,7 +96,7 @@ def split_dataset_n(dataset: Any, n: int, order: Any = None) -> list[SubDataset]
         If ``n`` is not an integer in this range, or the order has another length.
     """
     size = len(dataset) // checked_int("n", n)
-    order = packed_order(order)
+    order = checked_order(order, len(dataset))
     return [SubDataset(dataset, size * i, size * (i + 1), order) for i in range(n)]
 
 
@@ -143,8 +143,7 @@ def get_cross_validation_datasets(
     folds, size = checked_int("n_folds", _folds(n_folds, n_fold)), len(dataset)
     if folds > size > 0:  # the folds of an empty dataset are empty
         raise ValueError(f"n_folds must be at most len(dataset) = {size}, not {folds}")
-    order = np.arange(size) if order is None else np.array(order)
-    check_order_length(order, size)
+    order = checked_order(np.arange(size) if order is None else np.array(order), size)
     # The test part moves to the end of each fold's order, which makes the order a window of this.
     twice = np.concatenate([order, order])
     splits = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -52,12 +53,10 @@ class SubDataset(BatchedWrapper):
                 f"start is {start} and finish is {finish}, expected 0 <= start <= finish <= "
                 f"len(dataset) = {size}"
             )
-        if order is not None:
-            check_order_length(order, size)
         self._dataset = dataset
         self._start = start
         self._finish = finish
-        self._order = packed_order(order)
+        self._order = checked_order(order, size)
 
     def __len__(self) -> int:
         return self._finish - self._start
@@ -87,9 +86,6 @@ class SubDataset(BatchedWrapper):
             return order.item(position)
         return _python_int(order[position])
 
-    def _bases(self) -> tuple[Any, ...]:
-        return (self._dataset,)
-
     def _getitems(self, indices: list[int]) -> list[Any]:
         base = [self._base_index(i) for i in indices]
         if all(type(index) is int and index >= 0 for index in base):
@@ -98,21 +94,11 @@ class SubDataset(BatchedWrapper):
         return [self._dataset[index] for index in base]
 
 
-def check_order_length(order: Any, size: int) -> None:
-    if len(order) != size:
-        raise ValueError(
-            f"order has {len(order)} indices for a dataset of {size} examples: it must have one "
-            "for each"
-        )
-
-
-def packed_order(order: Any) -> Any:
-    """Return an order as an int64 array if it is a list or tuple of integers."""
-    if not isinstance(order, (list, tuple)) or not all(
-        isinstance(index, (int, np.integer)) for index in order
-    ):
-        return order
-    try:
-        return np.array(order, dtype=np.int64)
-    except OverflowError:
-        return order
+def checked_order(order: Any, size: int) -> Any:
+    """Return an order, as an int64 array if it is a list or tuple of integers."""
+    if order is not None and len(order) != size:
+        raise ValueError(f"order has {len(order)} indices, expected len(dataset) = {size}")
+    if isinstance(order, (list, tuple)) and all(isinstance(i, (int, np.integer)) for i in order):
+        with contextlib.suppress(OverflowError):
+            return np.array(order, dtype=np.int64)
+    return order

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastiter.dataset.mixin import DatasetMixin, row_at
+from fastiter.dataset.mixin import DatasetMixin, out_of_range
 from fastiter.datasets._parts import Closing, common_length, iterated
 from fastiter.datasets._text_lines import open_lines
 
@@ -77,8 +77,9 @@ class TextDataset(Closing, DatasetMixin):
         Raises IndexError if ``i`` is negative or not below the length, ValueError if the dataset
         has been closed, OSError if a file cannot be read or has become shorter.
         """
-        row = row_at(i, self._length, first=0)
-        texts = self._texts(row if self._lines is None else self._lines.item(row))
+        if not 0 <= i < self._length:
+            raise out_of_range(i, self._length)
+        texts = self._texts(i if self._lines is None else self._lines.item(i))
         return texts[0] if len(texts) == 1 else texts
 
     def _texts(self, number: int) -> tuple[str, ...]:

@@ -44,9 +44,6 @@ class TransformDataset(BatchedWrapper):
         """Get example ``i`` of the dataset, transformed."""
         return self._transform(self._dataset[i])
 
-    def _bases(self) -> tuple[Any, ...]:
-        return (self._dataset,)
-
     def _getitems(self, indices: list[int]) -> list[Any]:
         examples = example_context.each(fetch(self._dataset, indices))
         return [self._transform(example) for example in examples]

@@ -21,9 +21,9 @@ def test_rows_of_a_view_are_those_of_a_list():
         for index in range(-len(part), len(part)):
             assert view[index] == part[index]
         for index in (len(part), -len(part) - 1):
-            with pytest.raises(IndexError, match=f"row {index} is out of bounds"):
+            with pytest.raises(IndexError, match=f"index {index} is outside"):
                 view[index]
-            with pytest.raises(IndexError, match=f"row {index} is out of bounds"):
+            with pytest.raises(IndexError, match=f"index {index} is outside"):
                 ten.slice[rows[cut]][index]
         for again in (slice(None), slice(None, None, -1), slice(1, None, 2)):
             assert view.slice[again].fetch().tolist() == part[again]
@@ -85,7 +85,7 @@ def test_from_data_refuses(data, size, error, text):
 def test_wrong_views_name_what_is_wrong():
     for rows, error, text in (
         ([0, 10], IndexError, "index 10"),
-        ([-11], IndexError, "row -11"),
+        ([-11], IndexError, "index -11"),
         ([True] * 9, ValueError, "9 bools are given for 10 rows"),
     ):
         with pytest.raises(error, match=text):

@@ -20,6 +20,10 @@ __all__ = ["TabularDataset"]
 Mode = type[tuple[Any, ...]] | type[dict[str, Any]] | None
 #: Rows: all of them, a slice, or a list of integers.
 Rows = builtins.slice | Sequence[int] | None
+#: Positions of columns in `TabularDataset.keys`; None: all of them.
+KeyIndices = tuple[int, ...] | None
+#: Columns, each with one entry for each row.
+ColumnValues = tuple[Sequence[Any], ...]
 
 
 class TabularDataset(DatasetMixin):
@@ -55,9 +59,7 @@ class TabularDataset(DatasetMixin):
         """The kind of the examples: ``tuple``, ``dict``, or None for the first column's values."""
         raise NotImplementedError
 
-    def get_examples(
-        self, indices: Rows, key_indices: tuple[int, ...] | None
-    ) -> tuple[Sequence[Any], ...]:
+    def get_examples(self, indices: Rows, key_indices: KeyIndices) -> ColumnValues:
         """Get some rows of some columns.
 
         Parameters

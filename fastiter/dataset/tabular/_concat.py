@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
+from fastiter.dataset.tabular._base import ColumnValues, KeyIndices, Mode, Rows, TabularDataset
 
 
 class Concat(TabularDataset):
@@ -31,9 +31,7 @@ class Concat(TabularDataset):
     def mode(self) -> Mode:
         return self._datasets[0].mode
 
-    def get_examples(
-        self, indices: Rows, key_indices: tuple[int, ...] | None
-    ) -> tuple[Sequence[Any], ...]:
+    def get_examples(self, indices: Rows, key_indices: KeyIndices) -> ColumnValues:
         if isinstance(indices, slice):
             parts = self._parts_of_slice(indices, key_indices)
             if len(parts) == 1:
@@ -45,9 +43,7 @@ class Concat(TabularDataset):
         n_columns = len(self.keys if key_indices is None else key_indices)
         return tuple([value for part in parts for value in part[k]] for k in range(n_columns))
 
-    def _parts_of_slice(
-        self, rows: slice, key_indices: tuple[int, ...] | None
-    ) -> list[tuple[Sequence[Any], ...]]:
+    def _parts_of_slice(self, rows: slice, key_indices: KeyIndices) -> list[ColumnValues]:
         wanted = range(*rows.indices(len(self)))
         is_backwards = wanted.step < 0
         ascending = wanted[::-1] if is_backwards else wanted
@@ -73,11 +69,9 @@ class Concat(TabularDataset):
             offset += length
         return parts[::-1] if is_backwards else parts
 
-    def _of_list(
-        self, rows: Sequence[int], key_indices: tuple[int, ...] | None
-    ) -> tuple[Sequence[Any], ...]:
+    def _of_list(self, rows: Sequence[int], key_indices: KeyIndices) -> ColumnValues:
         places: list[Any] = [None] * len(rows)  # the part of each row, and the place there
-        parts: list[tuple[Sequence[Any], ...]] = []
+        parts: list[ColumnValues] = []
         offset = 0
         for dataset in self._datasets:
             below: list[int] = []

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from fastiter._fetch.dataset_access import Columns, columns_of
-from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
+from fastiter.dataset.tabular._base import ColumnValues, KeyIndices, Mode, Rows, TabularDataset
 
 __all__ = ["DelegateDataset"]
 
@@ -49,9 +46,7 @@ class DelegateDataset(TabularDataset):
     def mode(self) -> Mode:
         return self.dataset.mode
 
-    def get_examples(
-        self, indices: Rows, key_indices: tuple[int, ...] | None
-    ) -> tuple[Sequence[Any], ...]:
+    def get_examples(self, indices: Rows, key_indices: KeyIndices) -> ColumnValues:
         return self.dataset.get_examples(indices, key_indices)
 
     def __fastiter_columns__(self) -> Columns | None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from fastiter._fetch.dataset_access import Column, Columns
-from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset, is_array
+from fastiter.dataset.tabular._base import (
+    ColumnValues,
+    KeyIndices,
+    Mode,
+    Rows,
+    TabularDataset,
+    is_array,
+)
 
 __all__ = ["from_data"]
 
@@ -103,9 +109,7 @@ class _Single(TabularDataset):
     def mode(self) -> Mode:
         return None
 
-    def get_examples(
-        self, indices: Rows, key_indices: tuple[int, ...] | None
-    ) -> tuple[Sequence[Any], ...]:
+    def get_examples(self, indices: Rows, key_indices: KeyIndices) -> ColumnValues:
         n_columns = 1 if key_indices is None else len(key_indices)
         return (self._get(indices),) * n_columns
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastiter._fetch.dataset_access import Columns, columns_of
-from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
+from fastiter.dataset.tabular._base import ColumnValues, KeyIndices, Mode, Rows, TabularDataset
 
 
 class Join(TabularDataset):
@@ -42,9 +42,7 @@ class Join(TabularDataset):
                 return mode
         return tuple
 
-    def get_examples(
-        self, indices: Rows, key_indices: tuple[int, ...] | None
-    ) -> tuple[Sequence[Any], ...]:
+    def get_examples(self, indices: Rows, key_indices: KeyIndices) -> ColumnValues:
         if key_indices is None:
             return tuple(
                 column

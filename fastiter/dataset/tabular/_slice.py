@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from fastiter._fetch.dataset_access import Columns, columns_of
 from fastiter.dataset.mixin import row_at
-from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
+from fastiter.dataset.tabular._base import ColumnValues, KeyIndices, Mode, Rows, TabularDataset
 from fastiter.dataset.tabular._views import View
 
 
@@ -62,9 +61,7 @@ class Slice(View):
             return self._dataset.mode
         return None if self._is_bare else self._dataset.mode or tuple
 
-    def get_examples(
-        self, indices: Rows, key_indices: tuple[int, ...] | None
-    ) -> tuple[Sequence[Any], ...]:
+    def get_examples(self, indices: Rows, key_indices: KeyIndices) -> ColumnValues:
         if self._key_indices is not None:
             key_indices = (
                 self._key_indices

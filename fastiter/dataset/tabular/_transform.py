@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
+from fastiter.dataset.tabular._base import ColumnValues, KeyIndices, Mode, Rows, TabularDataset
 from fastiter.dataset.tabular._views import View
 
 
@@ -64,9 +64,7 @@ class Transform(_Transformed):
 
     _WHAT = "transform"
 
-    def get_examples(
-        self, indices: Rows, key_indices: tuple[int, ...] | None
-    ) -> tuple[Sequence[Any], ...]:
+    def get_examples(self, indices: Rows, key_indices: KeyIndices) -> ColumnValues:
         wanted = range(len(self._keys)) if key_indices is None else key_indices
         columns: tuple[list[Any], ...] = tuple([] for _ in wanted)
         below = self._dataset.get_examples(indices, None)
@@ -82,9 +80,7 @@ class TransformBatch(_Transformed):
 
     _WHAT = "transform_batch"
 
-    def get_examples(
-        self, indices: Rows, key_indices: tuple[int, ...] | None
-    ) -> tuple[Sequence[Any], ...]:
+    def get_examples(self, indices: Rows, key_indices: KeyIndices) -> ColumnValues:
         if indices is None:
             n_rows = len(self)
         elif isinstance(indices, slice):

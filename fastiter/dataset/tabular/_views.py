@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from fastiter._fetch.dataset_access import Columns, columns_of
-from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
+from fastiter.dataset.tabular._base import ColumnValues, KeyIndices, Mode, Rows, TabularDataset
 
 
 class View(TabularDataset):
@@ -28,9 +28,7 @@ class View(TabularDataset):
     def mode(self) -> Mode:
         return self._MODE or self._dataset.mode
 
-    def get_examples(
-        self, indices: Rows, key_indices: tuple[int, ...] | None
-    ) -> tuple[Sequence[Any], ...]:
+    def get_examples(self, indices: Rows, key_indices: KeyIndices) -> ColumnValues:
         return self._dataset.get_examples(indices, key_indices)
 
     def convert(self, data: Any) -> Any:
