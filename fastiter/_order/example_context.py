@@ -44,6 +44,8 @@ class ExampleContext:
         Those that one call fetches.
     """
 
+    __slots__ = ("_before", "_plan", "_seed", "counter", "rows")
+
     def __init__(
         self, seed: Seed, plan: Any, counter: Any, rows: Sequence[int] | None = None
     ) -> None:
@@ -51,6 +53,13 @@ class ExampleContext:
         self._plan = plan
         self.counter = counter
         self.rows = rows
+
+    def __enter__(self) -> None:
+        self._before = getattr(_here, "context", None)
+        _here.context = self
+
+    def __exit__(self, *error: object) -> None:
+        _here.context = self._before
 
     def key(self) -> tuple[Seed, int, int] | None:
         """Seed, epoch and dataset index of the current example; None within a call for many."""
@@ -70,18 +79,6 @@ def epoch_of(row: int, n_rows: int, epoch: int, position: int, epoch_size: int) 
     """
     before = n_rows - row - position
     return epoch if before <= 0 else max(0, epoch - 1 - (before - 1) // epoch_size)
-
-
-def begin(context: Any) -> Any:
-    """Set the context of this thread; return the one before, for `end`."""
-    before = getattr(_here, "context", None)
-    _here.context = context
-    return before
-
-
-def end(before: Any) -> None:
-    """Restore the context that `begin` returned."""
-    _here.context = before
 
 
 def set_worker(writer: Any) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fastiter import _device
 from fastiter._collate.collate import collate
 from fastiter._collate.columns import collate_columns, examples_of, join_parts
-from fastiter._order import example_context
+from fastiter._order.example_context import ExampleContext
 from fastiter._stats.timer import now
 from fastiter._threads.batch_buffer import BatchBuffer, CallCost, Position
 from fastiter._util.failures import Failure, RowCountError, annotate
@@ -296,10 +296,8 @@ class RowsTask(BatchTask):
     def _fill(self, start: int, stop: int) -> Failure | None:
         if self._in_one_call:
             return self._fill_in_one_call(start, stop)
-        at = Position()
-        before = example_context.begin(example_context.ExampleContext(*self._origin, at))
-        try:
-            dataset = self._work.source.dataset
+        dataset, at = self._work.source.dataset, Position()
+        with ExampleContext(*self._origin, at):
             while start < stop:
                 failed = self._rows.fetch(dataset, self._indices, start, stop, at)
                 if failed is None:
@@ -308,9 +306,7 @@ class RowsTask(BatchTask):
                 del failed  # the exception refers to this frame
                 if failure is not None:
                     return failure
-            return None
-        finally:
-            example_context.end(before)
+        return None
 
     def _fetch(self, start: int, stop: int) -> None:
         indices = self._indices[start:stop]

@@ -1,4 +1,4 @@
-"""ExampleContext a batch from a dataset, and keeping what came of it."""
+"""Batches of a dataset, made in the calling thread; examples and converters for the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastiter import _device
-from fastiter._collate import collate as _collate
+from fastiter._collate import collate
 from fastiter._collate.columns import collate_columns
 from fastiter._collate.numpy_fallback import fill_casts
 from fastiter._collate.padding import Padding
@@ -18,7 +18,7 @@ from fastiter._fetch.dataset_access import (
     plain_columns,
     rows_getter,
 )
-from fastiter._order import example_context
+from fastiter._order.example_context import Counter, ExampleContext
 from fastiter._util.failures import Failure, FailurePolicy, capture_row, is_skippable
 from fastiter.dataset.convert import concat_examples
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from fastiter.iterators._state import Indices, Plan
 
 _UNKNOWN: Any = object()
-
-
 _KEYWORDS = {"padding", "copy", "max_length", "pad_to_multiple", "return_lengths"}
 
 
@@ -41,13 +39,8 @@ class Concat(NamedTuple):
 
 
 def concat_of(converter: Callable[..., Any] | None) -> Concat | None:
-    """What concat_examples, also in a `functools.partial`, is called with; None for any other.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If lengths or multiples that it is called with are none.
-    """
+    """Return what concat_examples, also in a `functools.partial`, is called with; None for any
+    other converter. Raises TypeError or ValueError if an argument is not valid."""
     if converter is concat_examples:
         return Concat(Padding(), False)
     if (
@@ -73,8 +66,8 @@ class BatchOnly:
 
 
 def called_with_both(converter: Callable[..., Any]) -> Callable[[Any, Any], Any]:
-    """``converter``, or one to be called with batch and device where its signature has room for the
-    batch only, as that of torch's collate functions."""
+    """Return a converter to be called with batch and device. Where the signature takes the batch
+    only, as torch's collate functions do, it drops the device."""
     try:
         signature = inspect.signature(converter)
     except (TypeError, ValueError):  # builtins of C have none
@@ -93,7 +86,7 @@ def _binds(signature: inspect.Signature, count: int) -> bool:
 
 
 class Source:
-    """Makes batches of a dataset, in the shortest way that gives what its examples would give.
+    """Makes batches of a dataset, without examples where the result is the same.
 
     Parameters
     ----------
@@ -108,7 +101,7 @@ class Source:
     converter : callable or None
         To be called with batch and device.
     takes_device : bool
-        Whether it is a converter, not concat_examples, that makes use of the device.
+        Whether the converter, which is not concat_examples, uses the device.
     is_on_gpu : bool
         Whether batches go to a GPU.
     """
@@ -123,7 +116,7 @@ class Source:
         self.concat = concat_of(converter)
         self.takes_device = self.concat is None and type(self.converter) is not BatchOnly
         self._plain: PlainColumns | None = _UNKNOWN  # found out with the first batch
-        self._gather: Callable[[Indices], Any] | None = None  # the shortest way, where it is open
+        self._gather: Callable[[Indices], Any] | None = None  # makes a batch at once
 
     def batch(self, plan: Plan, seed: Seed, policy: FailurePolicy | None = None) -> Any:
         """Fetch a batch and convert it; return it or its `Failure`.
@@ -161,12 +154,12 @@ class Source:
         if self.concat is not None:
             padding, copy = self.concat
             known = indices if len(examples) == len(indices) else None  # rows may have failed
-            batch = _collate.collate(examples, padding, copy=copy, indices=known)
+            batch = collate.collate(examples, padding, copy=copy, indices=known)
             return self.sent(batch)
         return self.convert(examples)
 
     def convert(self, examples: list[Any]) -> Any:
-        """What the converter, which is not concat_examples, makes of a batch on the device."""
+        """Call the converter, which is not concat_examples, and send its result to the device."""
         assert self.converter is not None
         batch = self.converter(examples, self._device)
         return batch if self.takes_device else self.sent(batch)
@@ -219,22 +212,23 @@ class Source:
 
     @property
     def gives_many(self) -> bool:
-        """Whether the dataset gives many examples at once."""
+        """Whether one call of the dataset fetches many examples."""
         return self.plain() is not None or rows_getter(self.dataset) is not None
 
     def plain(self) -> PlainColumns | None:
-        """The dataset's arrays, if it is nothing but these."""
+        """Return the dataset's arrays if it consists of them, else None."""
         plain = self._plain
         if plain is _UNKNOWN or (plain is not None and not plain.is_current):
             plain = self._plain = plain_columns(self.dataset)
         return plain
 
     def joins(self, plain: PlainColumns) -> bool:
-        """Whether concat_examples makes just the columns' rows of the examples."""
+        """Whether concat_examples' result is the rows of the columns."""
         return self.concat is not None and _fills_suit(plain, self.concat.padding)
 
     def _arrays(self, indices: Indices, concat: Concat, tolerates: bool) -> Any:
-        """The batch without examples, or None. ``tolerates``: None too if the dataset raises."""
+        """Return the batch if it can be made without examples. ``tolerates``: None too if the
+        dataset raises."""
         plain = self.plain()
         if plain is not None:
             if not _fills_suit(plain, concat.padding):
@@ -254,7 +248,7 @@ class Source:
         return collate_columns(self.dataset, columns, len(indices), *concat, indices=indices)
 
     def sent(self, batch: Any) -> Any:
-        """An array, or a list, tuple or dict of arrays, on the iterator's device."""
+        """Send an array, or a list, tuple or dict of arrays, to the iterator's device."""
         if self.is_on_gpu:
             return self.gpu().send(batch)
         if self._target is None:
@@ -264,13 +258,7 @@ class Source:
         return self._target.send(batch)
 
     def gpu(self) -> AsyncTransfer:
-        """What copies batches to the iterator's GPU.
-
-        Raises
-        ------
-        RuntimeError
-            If CuPy or the GPU is missing.
-        """
+        """Return what copies batches to the iterator's GPU. Initialises CUDA."""
         if self._gpu is None:
             from fastiter._device.transfer import AsyncTransfer
 
@@ -278,14 +266,14 @@ class Source:
         return self._gpu
 
     def close(self) -> None:
-        """End the copies to a GPU, and give back what they needed."""
+        """End the copies to a GPU, and give back the memory that they needed."""
         gpu, self._gpu = self._gpu, None
         if gpu is not None:
             gpu.close()
 
 
 def _fills_suit(plain: PlainColumns, padding: Padding) -> bool:
-    """Whether a padding, for which equal shapes have no use, is at least none that is refused."""
+    """Whether concat_examples accepts a padding, which has no effect on rows of equal shapes."""
     if padding.is_none:
         return True
     if not padding.only_fills or isinstance(padding.padding, (tuple, dict)):
@@ -296,40 +284,26 @@ def _fills_suit(plain: PlainColumns, padding: Padding) -> bool:
 def fetch_examples(
     dataset: Any, indices: list[int], origin: tuple[Seed, Plan], first: int
 ) -> list[Any]:
-    """Get the examples at ``indices``, many at once where the dataset has a way to.
+    """Get the examples at ``indices``, by one call where the dataset allows.
 
-    Raises
-    ------
-    ValueError
-        If ``__getitems__`` or ``get_examples`` gives another number of examples. What the dataset
-        raises passes.
+    Raises what the dataset raises; RowCountError if it returns another number of examples.
     """
     getter = rows_getter(dataset)
-    if getter is None:
-        counter = example_context.Counter(indices, first)
-        before = example_context.begin(example_context.ExampleContext(*origin, counter))
-        try:
-            return [dataset[index] for index in counter.values]
-        finally:
-            example_context.end(before)
-    rows = range(first, first + len(indices))
-    before = example_context.begin(example_context.ExampleContext(*origin, None, rows))
-    try:
-        return getter(indices)
-    finally:
-        example_context.end(before)
+    if getter is not None:
+        with ExampleContext(*origin, None, range(first, first + len(indices))):
+            return getter(indices)
+    counter = Counter(indices, first)
+    with ExampleContext(*origin, counter):
+        return [dataset[index] for index in counter.values]
 
 
 def _fetch_each(
-    dataset: Any,
-    indices: list[int],
-    origin: tuple[Seed, Plan],
-    first: int,
+    dataset: Any, indices: list[int], origin: tuple[Seed, Plan], first: int
 ) -> tuple[dict[int, Any], list[Failure]]:
     """`Source.each` for a dataset that gives one example at a time."""
     examples: list[Any] = []
     failures: list[Failure] = []
-    counter = example_context.Counter(indices, first)
+    counter = Counter(indices, first)
 
     def fetch_rest() -> None:
         for index in counter.values:
@@ -338,13 +312,10 @@ def _fetch_each(
     def failing_row() -> tuple[str, int]:
         return f"dataset index {indices[counter.row - first]}", counter.row
 
-    before = example_context.begin(example_context.ExampleContext(*origin, counter))
-    try:
+    with ExampleContext(*origin, counter):
         while len(examples) + len(failures) < len(indices):
             if (failure := capture_row(fetch_rest, failing_row)) is not None:
                 failures.append(failure)
-    finally:
-        example_context.end(before)
     rows: Sequence[int] = range(first, first + len(indices))
     if failures:
         failed = {failure.row for failure in failures}
