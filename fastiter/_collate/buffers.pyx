@@ -1,8 +1,8 @@
-"""The memory of large results: arrays over buffers that are used again when their last view dies.
+"""The memory of large results: buffers that are used again when their last view is deleted.
 
-One pool per process. It is asked and given back to with the GIL held or not, inside a garbage
+Each process has one pool. Buffers are taken and given back with or without the GIL, during a garbage
 collection, and at the interpreter's exit: nothing here runs Python code, and the pool itself is
-never torn down.
+never freed.
 """
 
 import os
@@ -22,12 +22,16 @@ cnp.import_array()
 
 cdef fi_buffers pool
 cdef bint enabled
-# A buffer that nobody has wanted for so long is unmapped when the pool is used next.
-cdef long long PATIENCE_NS = 10_000_000_000
+# A buffer that was idle for longer is unmapped when the pool is used next.
+cdef long long MOST_IDLE_NS = 10_000_000_000
 
 
 cdef class Buffer:
-    """Owner of one buffer, at the end of the ``base`` chain of every array that lies in it."""
+    """The owner of one buffer of the pool.
+
+    It ends the ``base`` chain of every array in the buffer. When the last of them is deleted, the pool
+    has the buffer again, for the next result of about that size.
+    """
 
     cdef void *data
     cdef size_t capacity
@@ -41,13 +45,14 @@ cdef class Buffer:
 
     @property
     def nbytes(self):
+        """Size of the buffer, at least that of the result that it was made for."""
         return self.capacity
 
 
 cdef object empty_array(int ndim, const cnp.npy_intp *shape, cnp.PyArray_Descr *dtype,
                         size_t nbytes):
-    """A new C-contiguous array of undefined content. `nbytes`: the product of what precedes it;
-    anything too large raises NumPy's error."""
+    """A new C-contiguous array of undefined content and `nbytes` bytes; NumPy's error if that is too
+    much."""
     cdef Buffer owner
     Py_INCREF(<object>dtype)  # either constructor takes it over
     if not enabled or nbytes < POOLED_BYTES:
@@ -64,10 +69,12 @@ cdef object empty_array(int ndim, const cnp.npy_intp *shape, cnp.PyArray_Descr *
 
 
 def trim():
+    """Give the memory of all idle buffers back to the system."""
     fi_buffers_trim(&pool)
 
 
 def idle():
+    """How many buffers are idle, and their bytes."""
     cdef uint32_t count
     cdef size_t nbytes
     fi_buffers_count(&pool, &count, &nbytes)
@@ -75,6 +82,7 @@ def idle():
 
 
 def complaint():
+    """What is wrong with the environment variable that limits the pool; empty if nothing is."""
     value = os.environ.get("FASTITER_BUFFER_POOL", "").strip()
     if not value or (value.isascii() and value.isdigit() and len(value) <= 9):
         return ""
@@ -85,8 +93,8 @@ def complaint():
 
 
 def _limit():
-    """Most bytes that may be idle: of the environment, else a sixteenth of the machine's memory,
-    1 GiB at most."""
+    """Most bytes that may be idle: from the environment, else a sixteenth of the machine's memory, at
+    most 1 GiB."""
     value, wrong = os.environ.get("FASTITER_BUFFER_POOL", "").strip(), complaint()
     if wrong:  # no error, which would leave no way to run the doctor
         warnings.warn(wrong, stacklevel=1)
@@ -95,7 +103,7 @@ def _limit():
     return int(value) << 20
 
 
-fi_buffers_init(&pool, _limit(), PATIENCE_NS)
+fi_buffers_init(&pool, _limit(), MOST_IDLE_NS)
 enabled = pool.limit > 0
-# A child would keep a copy of whatever is idle, page by page as the parent uses it again.
+# A child would keep a copy of each idle page that the parent writes to again.
 os.register_at_fork(before=trim)

@@ -2,7 +2,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-def field_values(batch: Any, key: Any) -> list[Any]: ...
 def export_column(values: list[Any]) -> NDArray[Any] | None: ...
 def join_delivered(
     batch: Any,

@@ -1,10 +1,10 @@
-"""Columns of a delivered batch, handed to concat_examples without copying."""
+"""Exports the columns of a delivered batch to concat_examples, without copying them."""
 
 
 cimport cython
 cimport numpy as cnp
 from cpython.dict cimport PyDict_CheckExact, PyDict_Next
-from cpython.list cimport PyList_CheckExact, PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.list cimport PyList_CheckExact
 from cpython.object cimport PyObject
 from cpython.tuple cimport PyTuple_Check, PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.stdint cimport uint64_t
@@ -17,7 +17,6 @@ from fastiter._ring.row_reader cimport column
 from fastiter._ring.schema cimport MOST_FIELDS, MOST_NDIM, Field, Schema, ARRAY
 from fastiter._clib.borrowed cimport (
     AHEAD, FI_LISTS_CHANGE, Table, drop, fi_prefetch, rows_of, table_of_fields, table_of_one)
-from fastiter._clib.tuples cimport fi_is_tuple
 
 cnp.import_array()
 
@@ -25,34 +24,15 @@ cdef extern from "Python.h":
     void *type_of "Py_TYPE"(PyObject *value)
 
 
-def field_values(batch, key):
-    """The field `key` of each example of a batch, as a list."""
-    cdef list examples, values
-    cdef Py_ssize_t row, place
-    if not PyList_CheckExact(batch) or type(key) is not int:
-        return [example[key] for example in batch]
-    # A copy, for an example's own __getitem__ may change the list.
-    examples = batch[:]
-    values = []
-    place = key
-    for row in range(PyList_GET_SIZE(examples)):
-        example = <object>PyList_GET_ITEM(examples, row)
-        if fi_is_tuple(example) and 0 <= place < PyTuple_GET_SIZE(example):
-            values.append(<object>PyTuple_GET_ITEM(example, place))
-        else:
-            values.append(example[key])
-    return values
-
-
 def export_column(list values):
-    """One field of a batch without copying, or None.
+    """Return one field of a batch as its column in shared memory, not copied; None if it is not one.
 
-    The column is handed over if the values are, in order and complete, the arrays of one field
-    of one taken slot, none replaced, reshaped, or moved. From then on the column and the
-    examples share memory. A second time the same field is not handed over: two results
-    must not share memory with each other.
+    The values must be, in order and complete, the arrays of one field of one taken slot, none replaced,
+    reshaped, or moved. From then on the column and the examples share memory. A second time the same
+    field is not exported: two results must not share memory with each other.
     """
     cdef Table table
+    cdef Lease lease
     cdef Py_ssize_t number
     if not values:
         return None
@@ -60,23 +40,27 @@ def export_column(list values):
     table_of_one(&table, rows)
     try:
         number = field_of(&table, 0)
-        if number < 0 or not claim(table.items[0], number):
+        if number < 0:
             return None
-        return give(table.items[0], number)
+        lease = lease_of(table.items[0])
+        if not claim(lease, <uint64_t>1 << number):
+            return None
+        return column(lease, &lease.schema.fields[number], False)
     finally:
         drop(&table)
 
 
 def join_delivered(batch):
-    """What concat_examples makes of a batch as an iterator delivered it: columns handed over as in
-    `export_column`, and the arrays of what are no arrays.
+    """Return what concat_examples makes of a batch as an iterator delivered it.
 
-    Returns None, and hands nothing over, if no field, or not every field of arrays from shared
-    memory, can be handed over.
+    Columns are exported as by `export_column`, numbers are joined. Returns None, and exports nothing,
+    if no field is in shared memory, or not every such field is a column of the same slot.
     """
     cdef Table table
+    cdef Lease lease = None
     cdef Py_ssize_t field
     cdef Py_ssize_t numbers[MOST_FIELDS]
+    cdef uint64_t wanted = 0
     cdef tuple names = None
     cdef list results
     if not PyList_CheckExact(batch) or not batch:
@@ -98,26 +82,36 @@ def join_delivered(batch):
         return None
     try:
         for field in range(table.count):
-            if is_delivered(table.items[field * table.n]):
-                numbers[field] = field_of(&table, field)
-                if numbers[field] < 0 or given_before(&table, numbers, field):
-                    return None
-        for field in range(table.count):
+            numbers[field] = -1
             if not is_delivered(table.items[field * table.n]):
+                continue
+            numbers[field] = field_of(&table, field)
+            if lease is None:
+                lease = lease_of(table.items[field * table.n])
+            if numbers[field] < 0 or wanted >> numbers[field] & 1 or (
+                    lease is not lease_of(table.items[field * table.n])):
+                return None
+            wanted |= <uint64_t>1 << numbers[field]
+        for field in range(table.count):
+            if numbers[field] < 0:
                 results[field] = stack_field(&table, field, None)
                 if results[field] is None:
                     return None
-        # Another thread may have been here while a field was stacked.
-        if not claim_all(&table, numbers):
+        # Another thread may have exported a column while a field was stacked.
+        if not claim(lease, wanted):
             return None
         for field in range(table.count):
-            if results[field] is None:
-                results[field] = give(table.items[field * table.n], numbers[field])
+            if numbers[field] >= 0:
+                results[field] = column(lease, &lease.schema.fields[numbers[field]], False)
     finally:
         drop(&table)
     if names is None:
         return results[0]
     return dict(zip(names, results)) if type(first) is dict else tuple(results)
+
+
+cdef inline Lease lease_of(PyObject *delivered):
+    return <Lease>base_of(<cnp.PyArrayObject *>delivered)
 
 
 cdef bint has_delivered(object example):
@@ -136,17 +130,6 @@ cdef bint has_delivered(object example):
         return any([is_delivered(<PyObject *>item) for item in list((<dict>example).values())])
     while PyDict_Next(example, &place, &key, &value):
         if is_delivered(value):
-            return True
-    return False
-
-
-cdef bint given_before(Table *table, const Py_ssize_t *numbers, Py_ssize_t field) noexcept:
-    """Whether an earlier field of the table is the same field of the same slot."""
-    cdef PyObject *base = base_of(<cnp.PyArrayObject *>table.items[field * table.n])
-    cdef Py_ssize_t earlier
-    for earlier in range(field):
-        if is_delivered(table.items[earlier * table.n]) and numbers[earlier] == numbers[field] and (
-                base_of(<cnp.PyArrayObject *>table.items[earlier * table.n]) == base):
             return True
     return False
 
@@ -197,34 +180,11 @@ cdef Py_ssize_t field_of(Table *table, Py_ssize_t column) except -2:
     return number
 
 
-cdef bint claim(PyObject *first, Py_ssize_t number):
-    """Whether this call, and no other, is the one that gives the field away."""
-    cdef Lease lease = <Lease>base_of(<cnp.PyArrayObject *>first)
-    cdef uint64_t bit = <uint64_t>1 << number
-    cdef bint is_free
+cdef bint claim(Lease lease, uint64_t fields):
+    """Whether none of these fields was exported before: from now on all of them are."""
+    cdef bint are_free
     with cython.critical_section(lease):
-        is_free = not lease.exported & bit
-        lease.exported |= bit
-    return is_free
-
-
-cdef bint claim_all(Table *table, const Py_ssize_t *numbers):
-    """Claims every field of the table that lies in shared memory, or none."""
-    cdef Lease lease
-    cdef Py_ssize_t field, earlier
-    for field in range(table.count):
-        if is_delivered(table.items[field * table.n]) and not claim(
-                table.items[field * table.n], numbers[field]):
-            for earlier in range(field):
-                if is_delivered(table.items[earlier * table.n]):
-                    lease = <Lease>base_of(<cnp.PyArrayObject *>table.items[earlier * table.n])
-                    with cython.critical_section(lease):
-                        lease.exported &= ~(<uint64_t>1 << numbers[earlier])
-            return False
-    return True
-
-
-cdef object give(PyObject *first, Py_ssize_t number):
-    """The column of a claimed field, by the array of its first row."""
-    cdef Lease lease = <Lease>base_of(<cnp.PyArrayObject *>first)
-    return column(lease, &lease.schema.fields[number], False)
+        are_free = not lease.exported & fields
+        if are_free:
+            lease.exported |= fields
+    return are_free

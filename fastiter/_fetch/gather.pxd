@@ -1,5 +1,5 @@
 cimport numpy as cnp
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from fastiter._ring.schema cimport Schema
 
@@ -23,6 +23,8 @@ cdef class ColumnReader:
     cdef bint fits(self, Schema schema) except -1
     cdef bint into_slot(self, Schema schema, char *payload, Py_ssize_t row, const int64_t *rows,
                         Py_ssize_t n, bint uncached) except -1
+    cdef bint gather_rows(self, list outputs, Py_ssize_t start, const int64_t *rows, Py_ssize_t n,
+                          uint64_t n_batches) except -1
     cdef bint gather_column(self, Py_ssize_t number, char *target, Py_ssize_t row_bytes,
                             const int64_t *rows, Py_ssize_t n, bint uncached) except -1
     cdef object example(self, Py_ssize_t position, const int64_t *rows)

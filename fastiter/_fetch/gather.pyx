@@ -58,13 +58,6 @@ cdef const int64_t *_indices(object indices, Py_ssize_t *n) except NULL:
     return items
 
 
-cdef uint64_t _nbytes(list arrays) except? 0:
-    cdef uint64_t nbytes = 0
-    for array in arrays:
-        nbytes += cnp.PyArray_NBYTES(array)
-    return nbytes
-
-
 cdef class ColumnReader:
     """Gathers rows of a dataset's columns, as concat_examples would join its examples.
 
@@ -123,19 +116,11 @@ cdef class ColumnReader:
 
         Returns None if a column holds other than plain numbers in contiguous rows, or lacks an index.
         """
-        cdef Py_ssize_t n, number
+        cdef Py_ssize_t n
         cdef const int64_t *rows = _indices(indices, &n)
         cdef list outputs = self.outputs(n)
-        cdef cnp.PyArrayObject *output
-        cdef bint uncached
-        if outputs is None:
+        if outputs is None or not self.gather_rows(outputs, 0, rows, n, FI_RESULT_BATCHES):
             return None
-        uncached = fi_outruns_cache(_nbytes(outputs), FI_RESULT_BATCHES)
-        for number in range(self.count):
-            output = <cnp.PyArrayObject *>PyList_GET_ITEM(outputs, number)
-            if not self.gather_column(number, <char *>bytes_of(output), _row_bytes(output),
-                                      rows, n, uncached):
-                return None
         return self.batch(outputs)
 
     def gather_part(self, list outputs, Py_ssize_t start, indices, uint64_t n_batches=1):
@@ -144,22 +129,31 @@ cdef class ColumnReader:
         n_batches: how many such outputs are filled ahead of their use. If the caches do not hold so
         many, rows are written past them.
         """
-        cdef Py_ssize_t n, number
+        cdef Py_ssize_t n
         cdef const int64_t *rows = _indices(indices, &n)
-        cdef cnp.PyArrayObject *output
-        cdef bint uncached = fi_outruns_cache(_nbytes(outputs), n_batches)
         if len(outputs) != self.count:
             raise ValueError(f"{len(outputs)} outputs are given for {self.count} columns")
-        for number in range(self.count):
-            output = <cnp.PyArrayObject *>outputs[number]
-            if start < 0 or n > dims_of(output)[0] - start:
+        for output in outputs:
+            if start < 0 or n > len(output) - start:
                 raise ValueError(
-                    f"rows {start} .. {start + n} do not lie in outputs of "
-                    f"{dims_of(output)[0]} rows"
+                    f"rows {start} .. {start + n} do not lie in outputs of {len(output)} rows"
                 )
+        return self.gather_rows(outputs, start, rows, n, n_batches)
+
+    cdef bint gather_rows(self, list outputs, Py_ssize_t start, const int64_t *rows, Py_ssize_t n,
+                          uint64_t n_batches) except -1:
+        cdef cnp.PyArrayObject *output
+        cdef Py_ssize_t number, row_bytes
+        cdef uint64_t nbytes = 0
+        cdef bint uncached
+        for array in outputs:
+            nbytes += cnp.PyArray_NBYTES(array)
+        uncached = fi_outruns_cache(nbytes, n_batches)
+        for number in range(self.count):
+            output = <cnp.PyArrayObject *>PyList_GET_ITEM(outputs, number)
+            row_bytes = _row_bytes(output)
             if not self.gather_column(
-                    number, <char *>bytes_of(output) + start * _row_bytes(output),
-                    _row_bytes(output), rows, n, uncached):
+                    number, bytes_of(output) + start * row_bytes, row_bytes, rows, n, uncached):
                 return False
         return True
 
