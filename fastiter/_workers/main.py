@@ -184,7 +184,7 @@ def _run(arguments: WorkerArguments) -> int:
     system.watch_parent(arguments.parent_pidfd.fd, arguments.parent_death_pipe.fd)
     if arguments.parent:
         system.die_with_parent(arguments.parent)
-    thread_limits.limit_threads()
+    thread_limits.limit_threads(is_forked=arguments.arena is not None)
     arena = arguments.arena
     if arena is None:
         arena = Arena.attach(arguments.memory.fd, arguments.event.fd, arguments.geometry)

@@ -89,7 +89,7 @@ def why_not_fork(besides: int = 0) -> str | None:
     """What makes a fork of this process unsafe at this moment; None if nothing is known.
     `besides` native threads are known to be harmless."""
     native = thread_limits.native_threads() - besides
-    if native > 0 and native > thread_limits.threads_that_see_forks():
+    if native > 0 and native > thread_limits.threads_that_end_before_forks():
         return f"{native} threads of native libraries live in this process"
     this = threading.current_thread()
     others = [t.name for t in threading.enumerate() if t is not this and not _is_idle(t)]
