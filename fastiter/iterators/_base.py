@@ -1,4 +1,8 @@
-"""What all iterators over datasets share."""
+"""The base class of the iterators.
+
+The way of ``next()``: `PlannedIterator._next` takes the plan of the next batch, has the subclass
+make the batch (`_fetch`), and then delivers it (`PlanQueue.deliver`).
+"""
 
 from __future__ import annotations
 
@@ -36,37 +40,7 @@ if TYPE_CHECKING:
 class PlannedIterator(Iterator):
     """Base of the iterators: arguments, epochs, snapshots, copies and pickles.
 
-    A subclass overrides:
-
-    ``_fetch(plan)``
-        Waits for the batch of ``plan`` (the one that ``self._planner`` delivers next) and
-        returns it. An exception that belongs to the batch is returned as a `Failure`: the
-        state advances past it. Whatever is raised instead (KeyboardInterrupt, a
-        TimeoutWarning) leaves the state alone, and the next call fetches the same plan again.
-        ``self._skips``, unless that is None, decides about rows that fail; if all of them are
-        skipped, the failure is `AllSkipped`.
-        May call ``self._planner.ahead()`` to start on later batches; the first plan that gives
-        is ``plan`` itself. Runs under the iterator's lock, in the caller's thread.
-    ``_drop_works(works)``
-        Ends the work for plans that were just dropped, by a reset or a snapshot that was loaded.
-        Runs under the lock, on an open or finalized iterator.
-    ``_close()``
-        Ends threads and processes. Called by every ``finalize()``, so possibly several times,
-        without the lock (another thread may be in ``_fetch`` and must be woken up), also from
-        ``__del__``, of an object whose constructor failed after ``_init_runtime``, too.
-    ``_has_workers``, ``_loader_stats(seconds)``
-        Whether others than the caller fetch, and what they have done in so many seconds. Asked at
-        any time, by any thread, without the lock.
-    ``_trace_workers(on)``, ``_worker_traces()``
-        Begin or end a record of what workers do, and get it.
-    ``_init_runtime()``
-        Sets the attributes that belong to this object and process alone (pools, queues,
-        batches in flight). Called at the end of this class' constructor, and in copies and
-        unpickled objects. Their names are listed in ``_RUNTIME``; all other attributes go into
-        copies and pickles.
-    ``_REOPENABLE``
-        False if an iterator stays closed after ``finalize()``: reset and loading then raise
-        NotImplementedError.
+    The methods before ``__iter__`` are what a subclass overrides.
 
     Parameters
     ----------
@@ -74,9 +48,7 @@ class PlannedIterator(Iterator):
         As in the subclasses, all without defaults.
     """
 
-    _RUNTIME: ClassVar[frozenset[str]] = frozenset(
-        {"_lock", "_finalized", "_source", "_device_prefetch", "_timer", "_loops"}
-    )
+    #: False if an iterator stays closed after `finalize`, so that it cannot be reset or loaded.
     _REOPENABLE: ClassVar[bool] = True
 
     def __init__(
@@ -111,10 +83,20 @@ class PlannedIterator(Iterator):
             order_sampler=self._order_sampler,
             dataset_len=dataset_len,
         )
+        self._open()
+
+    def _open(self) -> None:
+        kept = {*self.__dict__}
         self._init_runtime()
+        self._runtime = self.__dict__.keys() - kept  # names that copies and pickles leave out
         renew_in_child(self)
 
     def _init_runtime(self) -> None:
+        """Set the attributes that belong to this object and process alone: pools, locks, clocks.
+
+        Called by the constructor, in copies and in unpickled objects. All other attributes go into
+        copies and pickles.
+        """
         # Reentrant: a signal handler may save a snapshot while its thread waits in next().
         self._lock = threading.RLock()
         self._timer = Timer(not self._has_workers)
@@ -133,35 +115,51 @@ class PlannedIterator(Iterator):
         self._planner.rewind()  # threads, processes and copies are the parent's
 
     def _fetch(self, plan: Plan) -> Any:
+        """Wait for the batch of ``plan``, the next one to deliver, and return it or its `Failure`.
+
+        Whatever is raised instead (KeyboardInterrupt, a TimeoutWarning) leaves the state as it is,
+        and the next call fetches the same plan again. ``self._skips``, unless that is None, decides
+        about rows that fail. Runs under the iterator's lock, in the caller's thread.
+        """
         raise NotImplementedError
+
+    def _drop_works(self, works: list[Any]) -> None:
+        """End the work for plans that were just dropped, by a reset or a loaded snapshot.
+
+        Runs under the lock, on an open or finalized iterator.
+        """
+
+    def _forget(self, work: Any) -> None:
+        """The batch of some work is being copied to the GPU: the work is over."""
+
+    def _close(self) -> None:
+        """End threads and processes.
+
+        Called by every `finalize`, without the lock (another thread may be in `_fetch`, and has to
+        wake up), also from ``__del__`` of an object whose constructor failed.
+        """
 
     @property
     def _has_workers(self) -> bool:
+        """Whether threads or processes fetch, not the caller."""
         return False
 
     def _loader_stats(self, seconds: float) -> LoaderStats:
+        """What workers have done in so many seconds. Any thread may ask, without the lock."""
         return LoaderStats()
+
+    def _trace_workers(self, on: bool) -> None:
+        """Begin or end a record of what workers do."""
+
+    def _worker_traces(self) -> list[WorkerTrace]:
+        """The records of the workers."""
+        return []
 
     def _prefetch_to_gpu(self, depth: int) -> DevicePrefetch:
         """What copies batches to the GPU ahead. Initialises CUDA with the first call."""
         if self._device_prefetch is None:
             self._device_prefetch = DevicePrefetch(self._source.gpu(), self._planner, depth)
         return self._device_prefetch
-
-    def _forget(self, work: Any) -> None:
-        """The batch of some work was taken over from it."""
-
-    def _trace_workers(self, on: bool) -> None:
-        """Have workers record what they do, or no more; here there are none."""
-
-    def _worker_traces(self) -> list[WorkerTrace]:
-        return []
-
-    def _drop_works(self, works: list[Any]) -> None:
-        """End the work for plans that were just dropped; here there is none."""
-
-    def _close(self) -> None:
-        """End threads and processes; here there are none."""
 
     # -- iteration ---------------------------------------------------------------------------
 
@@ -552,17 +550,18 @@ class PlannedIterator(Iterator):
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:
-            state = {k: v for k, v in self.__dict__.items() if k not in self._RUNTIME}
+            left_out = {*self._runtime, "_runtime"}
+            state = {k: v for k, v in self.__dict__.items() if k not in left_out}
             # Taken now: what is pickled later must not see batches delivered in between.
             state["_planner"] = self._planner.copy()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if hasattr(self._skips, "former_state"):  # a pickle of version 0.1.0
-            self._planner.skip_state = self._skips.former_state
-        self._init_runtime()
-        renew_in_child(self)
+        former = getattr(self._skips, "former_state", None)
+        if former is not None:  # a pickle of version 0.1.0
+            self._planner.skip_state = former
+        self._open()
 
     def _check_reopenable(self, action: str) -> None:
         if self._finalized and not self._REOPENABLE:

@@ -114,7 +114,6 @@ class MultiprocessIterator(PlannedIterator):
 
     TimeoutWarning: ClassVar[type[TimeoutWarning]] = TimeoutWarning
 
-    _RUNTIME = PlannedIterator._RUNTIME | {"_tuner", "_pool", "_remains"}
     _REOPENABLE = False
 
     @names_counterparts

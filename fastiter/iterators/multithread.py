@@ -7,7 +7,7 @@ import itertools
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fastiter._fetch.dataset_access import column_getter
 from fastiter._stats.autotune import FIRST_PREFETCH, MOST_PREFETCH, Lookahead, Tuner
@@ -99,18 +99,6 @@ class MultithreadIterator(PlannedIterator):
     an example ends after it, and one that hangs is left behind by ``finalize()`` and at the
     program's end, after a second.
     """
-
-    _RUNTIME: ClassVar[frozenset[str]] = PlannedIterator._RUNTIME | {
-        "_threads",
-        "_work",
-        "_assembler",
-        "_all_counters",
-        "_calls",
-        "_ready_sum",
-        "_recorded",
-        "_lookahead",
-        "_tuner",
-    }
 
     @names_counterparts
     def __init__(
