@@ -1,1 +1,1 @@
-"""Index generation: permutations, weighted draws, the plan of batches, and seeds of examples."""
+"""Orders of indices, the plan of batches, and seeds of examples. Imports `_util` and `_clib`."""

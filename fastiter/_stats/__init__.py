@@ -1,4 +1,7 @@
-"""Statistics: counters, bottleneck diagnosis, automatic settings, traces and progress bars."""
+"""Statistics, bottleneck diagnosis, automatic settings, traces, progress bars.
+
+It imports `_util` and `_clib`, and of `_ring` types only.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Helpers that several packages share: argument checks, file descriptors, warnings, failures."""
+"""Helpers of several packages: argument checks, descriptors, failures. Imports only `_clib`."""
