@@ -16,7 +16,7 @@ import stat
 import time
 import urllib.parse
 from io import FileIO
-from typing import Any
+from typing import Any, NoReturn
 
 from fastiter._util.start_default import default_method_kept
 
@@ -39,16 +39,8 @@ def transfer(
     url: str, path: str, timeout: float, retries: int, sha256: str | None, progress: bool
 ) -> None:
     """Write the content of a URL into a new file; raise OSError if it is not complete."""
-    from tqdm import tqdm
-
-    parts = urllib.parse.urlsplit(url)
-    name = os.path.basename(parts.path.rstrip("/")) or url
-    units: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
-    with default_method_kept():
-        bar = tqdm(desc=name, disable=not progress, **units)
-    with bar, FileIO(path, "x") as file:
-        content = _Content(url, file, bar)
-        if parts.scheme == "file":
+    with _Content(url, path, progress) as content:
+        if urllib.parse.urlsplit(url).scheme == "file":
             content.copy()
         else:
             content.download(None if timeout == float("inf") else timeout, retries)
@@ -69,31 +61,38 @@ class _Broken(Exception):
     """The connection failed or broke: another request may succeed."""
 
 
-class _Content:
-    """The content of a URL, as far as it has been received. pooch calls `write` and `flush`."""
+class _Content(FileIO):
+    """A new file with the content of a URL, as far as it has been received."""
 
-    def __init__(self, url: str, file: FileIO, bar: Any) -> None:
+    def __init__(self, url: str, path: str, progress: bool) -> None:
+        from tqdm import tqdm
+
+        name = os.path.basename(urllib.parse.urlsplit(url).path.rstrip("/")) or url
+        with default_method_kept():
+            self._bar = tqdm(
+                desc=name, disable=not progress, unit="B", unit_scale=True, unit_divisor=1024
+            )
         self._url = url
-        self._file = file
-        self._bar = bar
-        self._size = 0  # bytes received
         self._total: int | None = None  # bytes of the content, if the server gives them
         self._validator: str | None = None  # identifies the content to the server
         self._response: Any = None
+        super().__init__(path, "x")
 
-    def write(self, chunk: bytes) -> None:
-        rest = memoryview(chunk)
+    def write(self, chunk: Any) -> int:
+        """Write a whole chunk; pooch calls it."""
+        start = self.tell()
         try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            while self.tell() < start + len(chunk):
+                super().write(chunk[self.tell() - start :])
         except OSError as error:
-            reason = f"{error.strerror}, after {self._size} bytes of {_redacted(self._url)}"
-            raise OSError(error.errno, reason, self._file.name) from None
-        self._size += len(chunk)
+            reason = f"{error.strerror}, after {start} bytes of {_redacted(self._url)}"
+            raise OSError(error.errno, reason, self.name) from None
         self._bar.update(len(chunk))
+        return len(chunk)
 
-    def flush(self) -> None:
-        """Do nothing: the file has no buffer."""
+    def close(self) -> None:
+        self._bar.close()
+        super().close()
 
     def copy(self) -> None:
         """Copy a local file."""
@@ -101,12 +100,12 @@ class _Content:
         path = urllib.parse.unquote(urllib.parse.urlsplit(self._url.replace("?", "%3F")).path)
         state = os.stat(path)
         if not stat.S_ISREG(state.st_mode):  # a pipe would block
-            raise OSError(f"{self._url} is not a regular file")
+            self._fail("not a regular file")
         self._start(state.st_size)
         with open(path, "rb") as file:
             shutil.copyfileobj(file, self, 1 << 20)
-        if self._size != self._total:
-            raise OSError(f"{self._url} has changed while it was copied")
+        if self.tell() != self._total:
+            self._fail("the file has changed while it was copied")
 
     def download(self, timeout: float | None, retries: int) -> None:
         """Request the content, and request the rest again after a broken connection."""
@@ -122,8 +121,8 @@ class _Content:
 
     def _request(self, timeout: float | None) -> None:
         headers = {"User-Agent": "fastiter", "Accept-Encoding": "identity"}
-        if self._size and self._total is not None and self._validator is not None:
-            headers |= {"Range": f"bytes={self._size}-", "If-Range": self._validator}
+        if self.tell() and self._total is not None and self._validator is not None:
+            headers |= {"Range": f"bytes={self.tell()}-", "If-Range": self._validator}
         paths = ssl.get_default_verify_paths()  # the system's; requests would use its own
         get = pooch.HTTPDownloader(
             chunk_size=_CHUNK_BYTES,
@@ -134,17 +133,15 @@ class _Content:
         )
         try:
             get(self._url, self, None)
-            if self._total not in (None, self._size):
+            if self._total not in (None, self.tell()):
                 raise requests.ConnectionError(f"more bytes came than the {self._total} announced")
         except (requests.RequestException, urllib3.exceptions.HTTPError, ValueError) as error:
             of_total = "" if self._total is None else f" of {self._total}"
-            text = f"{_redacted(f'{self._url}: {error}')} ({self._size}{of_total} bytes received)"
-            kind: type[Exception] = OSError
+            text = f"{error} ({self.tell()}{of_total} bytes received)"
             if _is_timeout(error):
-                kind, text = TimeoutError, f"no byte for {timeout} seconds: {text}"
-            elif isinstance(error, (requests.ConnectionError, ChunkedEncodingError)):
-                kind = _Broken
-            raise kind(text) from None  # the error itself may show the password of a proxy
+                self._fail(f"no byte for {timeout} seconds: {text}", TimeoutError)
+            is_broken = isinstance(error, (requests.ConnectionError, ChunkedEncodingError))
+            self._fail(text, _Broken if is_broken else OSError)
         finally:
             if self._response is not None:
                 self._response.close()
@@ -157,31 +154,29 @@ class _Content:
         self._response = response
         headers = response.headers
         if response.status_code == 206 and "Range" in response.request.headers:
-            part = f"bytes {self._size}-{(self._total or 0) - 1}/{self._total}"
+            part = f"bytes {self.tell()}-{(self._total or 0) - 1}/{self._total}"
             given, tag = headers.get("Content-Range"), headers.get("ETag", self._validator)
-            if given != part or tag != self._validator:
-                raise OSError(
-                    f"{_redacted(self._url)}: asked for {part} of {self._validator}, received "
-                    f"{given} of {tag}"
-                )
+            if (given, tag) != (part, self._validator):
+                self._fail(f"asked for {part} of {self._validator}, received {given} of {tag}")
         elif response.status_code == 200:
             length = None if "Transfer-Encoding" in headers else headers.get("Content-Length")
             self._start(None if length is None else int(length))
             self._validator = _strong_validator(headers)
         else:
-            raise OSError(
-                f"{_redacted(self._url)}: the server says {response.status_code} {response.reason}"
-            )
+            self._fail(f"the server says {response.status_code} {response.reason}")
         # Otherwise requests would decompress the body, but its bytes are what sha256 is about.
         response.raw.headers.pop("Content-Encoding", None)
 
     def _start(self, total: int | None) -> None:
         """Begin the file, from the start if a part of it has been received."""
-        self._file.seek(0)
-        self._file.truncate()
-        self._size = 0
+        self.seek(0)
+        self.truncate()
         self._total = total
         self._bar.reset(total)
+
+    def _fail(self, reason: str, kind: type[Exception] = OSError) -> NoReturn:
+        # Without the error of requests, which may show the password of a proxy.
+        raise kind(_redacted(f"{self._url}: {reason}")) from None
 
 
 def _is_timeout(error: Exception) -> bool:

@@ -82,11 +82,9 @@ def concat_examples(
     IndexError, KeyError
         If an example or a tuple of paddings lacks a field of the first example, or a dict of
         paddings has an unknown key.
-    TypeError
-        If a field cannot become an array (strings, None), ``device`` is not a device, or an option
-        has a wrong type.
-    RuntimeError
-        If ``device`` is a GPU and CuPy is not installed.
+    TypeError, RuntimeError
+        If a field cannot become an array (strings, None), an option has a wrong type, or
+        ``device`` is not a device, or a GPU without CuPy.
 
     Examples
     --------
@@ -132,10 +130,8 @@ def to_device(device: Any, x: Any) -> Any:
 
     Raises
     ------
-    TypeError, ValueError
-        If ``device`` is not a device, or ``x`` is not an array.
-    RuntimeError
-        If ``device`` is a GPU and CuPy is not installed.
+    TypeError, ValueError, RuntimeError
+        If ``device`` is not a device, or a GPU without CuPy, or ``x`` is not an array.
     """
     return _device.send(device, x)
 
@@ -145,15 +141,7 @@ class Converter(ABC):
 
     @abstractmethod
     def __call__(self, batch: Any, device: Any) -> Any:
-        """Convert ``batch`` and send the result to ``device``.
-
-        Parameters
-        ----------
-        batch : object
-            The batch of an iterator, usually a list of examples.
-        device : device or None
-            The device of the result; None leaves it where it is.
-        """
+        """Convert the batch of an iterator, usually a list, and send the result to ``device``."""
 
 
 class ConcatWithAsyncTransfer(Converter):
@@ -207,7 +195,7 @@ class ConcatWithAsyncTransfer(Converter):
         Returns
         -------
         array, tuple of arrays or dict of arrays
-            Each of shape (len(batch), ...). Examples that are on a GPU already are joined there.
+            As of `concat_examples`. Examples that are on a GPU already are joined there.
 
         Raises
         ------
@@ -273,9 +261,5 @@ def converter() -> Callable[[Callable[..., Any]], Converter]:
     The function receives None or an object with ``xp`` (the module of the arrays there) and
     ``send(arrays)``, even if the caller passes an integer or a string.
 
-    Returns
-    -------
-    callable
-        Makes a `Converter` from a function; raises TypeError for an object that is not callable.
     """
     return _FunctionConverter

@@ -24,11 +24,8 @@ _chosen_root: str | None = None
 def get_dataset_root() -> str:
     """Get the directory below which downloaded and created files are kept.
 
-    Returns
-    -------
-    str
-        The path given to `set_dataset_root`; else the environment variable
-        ``CHAINER_DATASET_ROOT``, unless it is empty; else ``$HOME/.chainer/dataset``.
+    This is the path given to `set_dataset_root`; else the environment variable
+    ``CHAINER_DATASET_ROOT``, unless it is empty; else ``$HOME/.chainer/dataset``.
     """
     if _chosen_root is not None:
         return _chosen_root
@@ -45,12 +42,8 @@ def set_dataset_root(path: str | os.PathLike[str]) -> None:
     Parameters
     ----------
     path : str or path
-        Need not exist. A relative path is resolved whenever the cache is used.
-
-    Raises
-    ------
-    TypeError
-        If ``path`` is neither a string nor a path.
+        Need not exist. A relative path is resolved whenever the cache is used. TypeError if it is
+        neither a string nor a path.
     """
     global _chosen_root
     root = os.fspath(path)
@@ -67,17 +60,13 @@ def get_dataset_directory(dataset_name: str, create_directory: bool = True) -> s
     dataset_name : str
         Joined with the root; may contain slashes.
     create_directory : bool
-        Whether to create the directory and its parents if they do not exist.
+        Whether to create the directory and its parents if they do not exist; OSError if this is
+        impossible.
 
     Returns
     -------
     str
         The path of the directory.
-
-    Raises
-    ------
-    OSError
-        If the directory cannot be created.
     """
     path = os.path.join(get_dataset_root(), dataset_name)
     if create_directory:

@@ -16,13 +16,8 @@ class DictDataset:
     Parameters
     ----------
     **datasets : sequence
-        At least one, all of one length, each with ``__len__`` and ``__getitem__``. Their names
-        are the keys of the examples.
-
-    Raises
-    ------
-    ValueError
-        If no dataset is given, or the lengths differ.
+        At least one, each with ``__len__`` and ``__getitem__``. ValueError if lengths differ.
+        Their names are the keys of the examples.
 
     Examples
     --------

@@ -29,10 +29,8 @@ class ImageDataset(DatasetMixin):
 
     Raises
     ------
-    ImportError
-        If Pillow is not installed.
-    OSError, ValueError
-        If the text file cannot be read, or has an empty line.
+    ImportError, OSError, ValueError
+        If Pillow is not installed, or the text file cannot be read, or has an empty line.
     """
 
     def __init__(self, paths: Any, root: Any = ".", dtype: Any = None) -> None:

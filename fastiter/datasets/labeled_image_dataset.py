@@ -32,10 +32,8 @@ class LabeledImageDataset(DatasetMixin):
 
     Raises
     ------
-    ImportError
-        If Pillow is not installed.
-    OSError, ValueError
-        If the text file cannot be read, or a line has another form.
+    ImportError, OSError, ValueError
+        If Pillow is not installed, or the text file cannot be read, or a line has another form.
     """
 
     def __init__(

@@ -36,10 +36,8 @@ class PickleDataset(Closing, DatasetMixin):
 
     Raises
     ------
-    TypeError
-        If the reader is not a file.
-    ValueError
-        If the reader is not seekable.
+    TypeError, ValueError
+        If the reader is not a file, or not seekable.
     pickle.UnpicklingError
         If an example cannot be loaded: it is damaged or incomplete, or a class cannot be imported.
     """
@@ -93,14 +91,7 @@ def open_pickle_dataset(path: Any) -> PickleDataset:
     ----------
     path : str or path-like
         The file that `open_pickle_dataset_writer` wrote, fastiter's or Chainer's. A relative path
-        is resolved at once.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be opened.
-    pickle.UnpicklingError
-        If an example cannot be loaded.
+        is resolved at once. OSError if the file cannot be opened; see also `PickleDataset`.
     """
     return PickleDataset(Cursor(SharedFile(path)))
 

@@ -16,12 +16,7 @@ class TupleDataset:
     Parameters
     ----------
     *datasets : sequence
-        At least one, all of one length, each with ``__len__`` and ``__getitem__``.
-
-    Raises
-    ------
-    ValueError
-        If no dataset is given, or the lengths differ.
+        At least one, each with ``__len__`` and ``__getitem__``. ValueError if lengths differ.
 
     Examples
     --------

@@ -29,10 +29,8 @@ class ZippedImageDataset(Closing, DatasetMixin):
 
     Raises
     ------
-    ImportError
-        If Pillow is not installed.
-    OSError, zipfile.BadZipFile
-        If the file cannot be read, or is not an archive.
+    ImportError, OSError, zipfile.BadZipFile
+        If Pillow is not installed, or the file cannot be read, or is not an archive.
     """
 
     def __init__(self, zipfilename: Any, dtype: Any = None) -> None:

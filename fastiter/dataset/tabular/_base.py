@@ -82,7 +82,8 @@ class TabularDataset(DatasetMixin):
 
         ``rows`` is a slice, a list or array of integers (negative ones count from the end), or one
         bool for each row. ``keys`` is a tuple of names and numbers of columns, or a single one: the
-        examples are bare values (mode None) then.
+        examples are bare values (mode None) then. Raises IndexError or KeyError if there is no such
+        row or column.
         """
         from fastiter.dataset.tabular._slice import Slicer
 

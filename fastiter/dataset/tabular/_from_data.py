@@ -33,10 +33,6 @@ def from_data(data: Any, *, size: int | None = None) -> TabularDataset:
     size : int, optional
         The number of rows, required if all columns are functions.
 
-    Returns
-    -------
-    TabularDataset
-
     Raises
     ------
     ValueError

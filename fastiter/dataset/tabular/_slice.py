@@ -25,17 +25,7 @@ class Slicer:
 
 
 class Slice(View):
-    """A view of some rows and columns; see `TabularDataset.slice`.
-
-    Raises
-    ------
-    IndexError
-        If there is no such row, or no column of such a number.
-    KeyError
-        If there is no column of such a name.
-    ValueError
-        If the number of bools is not the number of rows.
-    """
+    """A view of some rows and columns; see `TabularDataset.slice`."""
 
     def __init__(self, dataset: TabularDataset, rows: Any, keys: Any) -> None:
         super().__init__(dataset)
