@@ -59,7 +59,7 @@ cdef enum:
     SPARE = 4096  # room for more arrivals than were estimated
 
 MOST_THREADS = 8  # by default: with more, memory is the limit
-# Up to here a virtual order is drawn, exactly uniform, and kept; part of what a seed gives.
+# Up to this length a virtual order is a table, exactly uniform. It determines the orders of seeds.
 TABLE_MAX = 1 << 16
 LENGTH_MAX = FI_VIRTUAL_MAX
 ROUNDS = FI_VIRTUAL_ROUNDS

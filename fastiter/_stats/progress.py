@@ -72,7 +72,7 @@ class Progress(Managed, Iterator[Any]):
             tqdm = importlib.import_module("tqdm.auto").tqdm
         except ImportError as error:
             raise ImportError("fastiter.progress needs tqdm: pip install tqdm") from error
-        # Before there is a bar: tqdm has a thread of its own, beside which forking is unsafe.
+        # Before the bar is created: tqdm starts a thread, and forking is unsafe then.
         getattr(iterator, "start", lambda: None)()
         iterator = iter(iterator)  # may begin an epoch: see as_torch
         self._iterator = iterator

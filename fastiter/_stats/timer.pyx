@@ -1,4 +1,4 @@
-"""Timer of the loop: time in ``next()``, waiting therein, and between its calls.
+"""Timer of the loop: time in ``next()``, of waiting in it, and between its calls.
 
 It reads the clock twice per batch: when ``next()`` begins and when it ends.
 """
@@ -149,7 +149,7 @@ cdef class Timer:
         self.left = 0
 
     def read(self):
-        """Seconds of the start, in ``next()`` after it, waiting therein, and between the calls; CPU
+        """Seconds of the start, in ``next()`` after it, waiting in it, and between the calls; CPU
         seconds of this process since the first call."""
         cdef int64_t now = fi_now_ns(), entered = self.entered, blocked = self.blocked
         cdef int64_t under_way = now - entered if entered else 0, waited = self.blocked_ns

@@ -107,7 +107,7 @@ def measure(
     """Time a dataset for about ``seconds``; return its cost and two of its examples.
 
     The beginning of ``order`` is used, repeatedly. ``batch_size`` is that of calls of
-    ``__getitems__``. ``warn`` is told of calls that take very long. Raises UsageError if the
+    ``__getitems__``. ``warn`` gets a text if a call takes very long. Raises UsageError if the
     dataset raises.
     """
     fetch = Fetcher(dataset, warn)
@@ -151,7 +151,7 @@ def measure(
 
 
 def part_of(order: Any, start: int, count: int) -> NDArray[np.int64]:
-    """``count`` indices of the order from ``start`` on, which begins anew at its end."""
+    """``count`` indices of the order from ``start`` on; after its end it starts again."""
     parts = []
     while count > 0:
         start %= len(order)
