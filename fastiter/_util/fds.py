@@ -17,7 +17,7 @@ held: set[int] = set()
 _lock = threading.RLock()
 
 
-def alone() -> contextlib.AbstractContextManager[bool]:
+def lock() -> contextlib.AbstractContextManager[bool]:
     """The lock around changes of `held`, and around forks of workers. It is reentrant: a garbage
     collection during a fork may close descriptors."""
     return _lock
@@ -80,7 +80,7 @@ def events(fd: int, seconds: float) -> int:
 
 def close(fds: Iterable[int]) -> None:
     """Close those that the program has not closed itself."""
-    with alone():
+    with lock():
         for fd in fds:
             held.discard(fd)
             if fd >= 0:

@@ -108,7 +108,7 @@ class WorkerProcess:
         self.process.join(1)
         # Not amid another thread's start, which looks whether known processes have ended: in Python
         # 3.10 it stumbles over a closed one.
-        with contextlib.suppress(ValueError), fds.unless_closed(), fds.alone():
+        with contextlib.suppress(ValueError), fds.unless_closed(), fds.lock():
             self.process.close()  # ValueError: somebody else has reaped it, its state is unknown
         if self.pidfd >= 0:
             fds.close([self.pidfd])

@@ -155,7 +155,7 @@ class WorkerGroup:
                 "with daemon=False, or use threads (MultithreadIterator, xmap_readers)"
             )
         _rings.add(self._ring)
-        with _descriptors.alone():
+        with _descriptors.lock():
             self._open_shared()
         if self._method != "fork":
             _require_directory(self._method)
@@ -296,7 +296,7 @@ class WorkerGroup:
             process = self._start_process(arguments)
         pidfd = -1
         # Without it (an old kernel, another system) the process' own status is the proof.
-        with contextlib.suppress(AttributeError, OSError), _descriptors.alone():
+        with contextlib.suppress(AttributeError, OSError), _descriptors.lock():
             pidfd = _descriptors.above_stdio(os.pidfd_open(process.pid))
             _descriptors.held.add(pidfd)
         member = WorkerProcess(number, self._starts, process, pidfd, self._method)
@@ -331,7 +331,7 @@ class WorkerGroup:
             if self._method != "forkserver":
                 stack.enter_context(_forkserver.interrupts_blocked(not forks))
             if forks:
-                stack.enter_context(_descriptors.alone())
+                stack.enter_context(_descriptors.lock())
                 torch = sys.modules.get("torch")
                 if hasattr(torch, "default_generator"):  # not yet, if a thread imports torch now
                     _system.free_lock_at_fork(torch.default_generator.get_state)
@@ -491,7 +491,7 @@ class WorkerGroup:
         self._life = read, -1
 
     def close_descriptors(self) -> None:
-        with _descriptors.alone():
+        with _descriptors.lock():
             _descriptors.held.difference_update(self._workers_own)
             _descriptors.close((*self._life, *self._stacks, self._self_pidfd))
         self._life = self._stacks = (-1, -1)
