@@ -33,7 +33,7 @@ def common_length(lengths: Iterable[tuple[Any, int]], what: str) -> int:
     lengths = list(lengths)
     if len({length for _, length in lengths}) > 1:
         each = ", ".join(f"{name!r}: {length}" for name, length in lengths)
-        raise ValueError(f"{what} must be equally long, but their lengths are {each}")
+        raise ValueError(f"{what} must have the same length, but their lengths are {each}")
     return lengths[0][1]
 
 

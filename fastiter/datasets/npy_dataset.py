@@ -96,7 +96,7 @@ class NpyDataset(Closing, TabularDataset):
 
     @property
     def mode(self) -> Mode:
-        """What an example is: ``tuple``, ``dict``, or None for the row of the only array."""
+        """The kind of the examples: ``tuple``, ``dict``, or None for rows of the only array."""
         return self._mode
 
     def get_examples(self, indices: Rows, key_indices: KeyIndices) -> tuple[Any, ...]:

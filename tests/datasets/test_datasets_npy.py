@@ -123,7 +123,7 @@ def test_what_cannot_be_mapped(tmp_path):
     refused("header that cannot be read", lambda p: p.write_bytes(bad))
     npz = tmp_path / "a.npz"
     refused("compressed", lambda p: np.savez_compressed(p, a=Y), npz)
-    refused("equally long", lambda p: np.savez(p, a=Y, b=Y[1:]), npz)
+    refused("same length", lambda p: np.savez(p, a=Y, b=Y[1:]), npz)
     refused("no array", np.savez, npz)
     with pytest.raises(ValueError, match="no array"):
         NpyDataset([])

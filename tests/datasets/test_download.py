@@ -156,6 +156,18 @@ def test_wrong_types(root):
         cached_download("http://127.0.0.1:1/", retries=1.5)
 
 
+@pytest.mark.parametrize("package", ["pooch", "filelock"])
+def test_without_the_extra_the_error_says_what_to_install(root, package):
+    code = (
+        f"import sys, fastiter; sys.modules[{package!r}] = None; "
+        "fastiter.dataset.cached_download('http://127.0.0.1:1/')"
+    )
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert "ImportError: " in run.stderr
+    assert f"needs {package}: pip install 'fastiter[download]'" in run.stderr
+
+
 # Checksums
 
 
