@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import time
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from failing import Failing
 
-from fastiter import Replacement, concat_examples
+from fastiter import Replacement, SkipLimitError, concat_examples
 
 
 def test_error_of_the_dataset_comes_as_itself_and_the_iteration_goes_on(make):
@@ -113,6 +114,35 @@ def test_error_that_nobody_keeps_is_gone(make, kind, converter):
     try:
         error, end = raised(iterator), time.monotonic() + 10
         while error() is not None:  # a thread may not be through with it yet
+            assert time.monotonic() < end
+            time.sleep(0.001)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("kind", [Missing, MissingMany, MissingRun, MissingRunOfMany])
+@pytest.mark.parametrize("limit", [0, None])
+def test_skipped_errors_are_gone(make, kind, limit):
+    """Those that a SkipLimitError had as its cause too."""
+    errors: list[Any] = []
+
+    def skip(index: int, error: Exception) -> str:
+        errors.append(weakref.ref(error))
+        return "skip"
+
+    def loop(iterator: Any) -> None:
+        for _ in range(6):
+            with contextlib.suppress(SkipLimitError):
+                next(iterator)
+
+    iterator = make(kind(), 4, shuffle=False, on_error=skip, skip_limit=limit)
+    gc.collect()
+    gc.disable()
+    try:
+        loop(iterator)
+        assert errors
+        end = time.monotonic() + 10
+        while any(error() is not None for error in errors):
             assert time.monotonic() < end
             time.sleep(0.001)
     finally:
