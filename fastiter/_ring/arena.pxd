@@ -2,6 +2,10 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from fastiter._clib.csrc cimport fi_geometry, fi_ring, fi_turn, fi_worker, fi_worker_stat
 
+cdef enum:
+    HEAD_BYTES = 24  # of a packed object: checksum, number of buffers, bytes of the pickle
+    SUM_BYTES = 8
+
 
 cdef class Arena:
     cdef fi_ring ring

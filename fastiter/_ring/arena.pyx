@@ -25,7 +25,7 @@ cdef class Arena:
     """The anonymous shared memory of one iterator, mapped into this process.
 
     It owns the mapping and the descriptors. The mapping ends with the last object that refers to
-    this one (a lease does); `close_descriptors` may come earlier.
+    the arena, as leases do; the descriptors may be closed earlier.
     """
 
     def __cinit__(self):
@@ -114,20 +114,20 @@ cdef class Arena:
         return self.event_ends[1]
 
     def dont_fork(self):
-        """Keeps the mapping away from children that this process forks from now on."""
+        """Hides the mapping from children that this process forks from now on."""
         check(fi_shm_dont_fork(self.ring.base, self.total), "hiding the arena from children")
 
     def do_fork(self):
-        """Shows it to children again, after something else has hidden parts of it."""
+        """Shows the mapping to children again. GPU drivers hide what is registered with them."""
         check(fi_shm_do_fork(self.ring.base, self.total), "showing the arena to children")
 
     def forget(self):
-        """Lets go of the memory in a child that has inherited it without any view of a batch."""
+        """Unmaps the memory in a child that has inherited it and has no view of a batch."""
         check(fi_shm_forget(self.ring.base, self.total), "forgetting an inherited arena")
 
     @property
     def descriptors(self):
-        """All that this process holds open for it."""
+        """The descriptors that this process has open for it."""
         return {fd for fd in (self.fd, self.event_ends[0], self.event_ends[1]) if fd >= 0}
 
     def close_descriptors(self):

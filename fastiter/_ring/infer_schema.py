@@ -1,4 +1,4 @@
-"""What the examples of a dataset have in common, found out from the first of them."""
+"""Infers the schema of a dataset from its first examples."""
 
 from __future__ import annotations
 
@@ -77,8 +77,11 @@ def _field_of(values: Sequence[Any]) -> Spec:
 
 
 def _is_named_tuple(kind: type) -> bool:
-    """Whether objects of this type are their items and nothing else, and a type that can be found
-    by its name: what collections.namedtuple and typing.NamedTuple make, and slotted subclasses."""
+    """Whether this is a named tuple whose objects are their items and nothing else.
+
+    True of what collections.namedtuple and typing.NamedTuple make, and of slotted subclasses, if
+    other processes can import the type.
+    """
     return (
         issubclass(kind, tuple)
         and isinstance(getattr(kind, "_fields", None), tuple)
@@ -86,8 +89,8 @@ def _is_named_tuple(kind: type) -> bool:
         and kind.__dictoffset__ == 0
         and kind.__basicsize__ == tuple.__basicsize__
         and kind not in copyreg.dispatch_table
-        and all(_is_inherited(kind, name) for name in _OWN_PICKLES)
-        and _travels(kind)
+        and all(getattr(kind, name, None) is getattr(object, name, None) for name in _OWN_PICKLES)
+        and _is_importable(kind)
     )
 
 
@@ -95,11 +98,7 @@ def _is_named_tuple(kind: type) -> bool:
 _OWN_PICKLES = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
 
 
-def _is_inherited(kind: type, name: str) -> bool:
-    return getattr(kind, name, None) is getattr(object, name, None)
-
-
-def _travels(kind: type) -> bool:
+def _is_importable(kind: type) -> bool:
     try:
         return pickle.loads(pickle.dumps(kind)) is kind
     except Exception:
@@ -107,7 +106,7 @@ def _travels(kind: type) -> bool:
 
 
 def _fields_of(columns: Iterable[Sequence[Any]]) -> tuple[list[Spec], dict[int, int]]:
-    """Their specs, and the subtypes of those that have one."""
+    """The specs of the fields, and the array subtypes of those that have one."""
     specs: list[Spec] = []
     subtypes = {}
     for number, values in enumerate(columns):
@@ -156,8 +155,10 @@ def _merge_fields(a: Spec, b: Spec) -> Spec:
 
 
 def merge_schemas(a: Schema, b: Schema) -> Schema:
-    """The narrowest schema that fits what either fits. It never moves back, so a dataset
-    changes its schema a few times at most."""
+    """The narrowest schema that fits what either of two schemas fits.
+
+    It never becomes narrower again, so a dataset changes its schema a few times at most.
+    """
     kinds = [(schema.container, schema.type, schema.keys, len(schema.specs)) for schema in (a, b)]
     if kinds[0] != kinds[1]:
         return Schema(BARE, None, [(OBJECT, None, None)], a.rows)

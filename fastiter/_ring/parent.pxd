@@ -50,7 +50,7 @@ cdef class BatchScheduler(ParentRing):
     cdef readonly list scheduled
     cdef readonly Schema schema
     cdef readonly uint32_t schema_number
-    cdef readonly Py_ssize_t batch_size
+    cdef Py_ssize_t batch_size
     cdef public Py_ssize_t n_prefetch
     cdef public uint64_t least_bytes
     cdef readonly uint64_t recent_bytes

@@ -22,7 +22,7 @@ from posix.unistd cimport close
 from fastiter._clib.csrc cimport *
 from fastiter._clib.system cimport check
 from fastiter._order.plan cimport Plan, PlanQueue
-from fastiter._ring.arena cimport Arena
+from fastiter._ring.arena cimport HEAD_BYTES, SUM_BYTES, Arena
 from fastiter._ring.schema cimport Schema
 
 from fastiter._clib.ring_words import PACKED_ERROR as _PACKED_ERROR, WHOLE_BATCH as _WHOLE_BATCH
@@ -39,12 +39,15 @@ cdef enum:
     TRIM_FACTOR = 4
     TRIM_SLACK = 4 << 20
     RECENT = 16  # batches
-    HEAD_BYTES = 24  # of a packed object: checksum, number of buffers, bytes of the pickle
-    SUM_BYTES = 8
 
 cdef uint32_t PACKED_ERROR = _PACKED_ERROR, WHOLE_BATCH = _WHOLE_BATCH
 cdef object loads = pickle.loads
 cdef fi_forks forks  # of this process
+# What a worker says of itself, see `fi_report`. The times are in ns on the clock of `now`.
+Report = dict[str, int]
+# Kind, begin and length in ns, dataset index of the first row, rows, and number of the batch.
+Event = tuple[str, int, int, int, int, int]
+
 cdef dict EVENT_KINDS = {
     FI_EVENT_FETCH: "fetch", FI_EVENT_WRITE: "write", FI_EVENT_FINISH: "finish",
     FI_EVENT_WAIT: "wait",
@@ -202,7 +205,7 @@ cdef class ParentRing:
         fi_worker_stat_clear(self.arena.ring.worker_stats + worker)
 
     def report(self, uint32_t worker):
-        """What a worker says of itself, as a dict of ints."""
+        """What a worker says of itself now."""
         cdef fi_report report
         fi_worker_stat_read(self.arena.ring.worker_stats + worker, &report)
         return report
@@ -237,9 +240,7 @@ cdef class ParentRing:
     def trace_events(self, uint32_t worker):
         """What a worker has recorded, the last 32,765 events of it, the oldest first.
 
-        Cheap rows that follow one another are one event. An event is its kind (fetch, write,
-        finish or wait), begin and length in ns, dataset index of the first row, rows, and number
-        of the batch.
+        Cheap rows that follow one another are one event. Kinds are fetch, write, finish and wait.
         """
         cdef fi_event *found
         cdef uint32_t count, i
@@ -601,16 +602,6 @@ cdef class BatchScheduler(ParentRing):
         return lease
 
     @property
-    def is_empty(self):
-        """Whether no batch is in the ring."""
-        return not self.scheduled
-
-    @property
-    def pending(self):
-        """Batches scheduled and not yet taken."""
-        return self.parent.tail - self.parent.head
-
-    @property
     def count_ready(self):
         """Complete batches from the oldest one on, not taken yet. Any thread may ask."""
         return fi_parent_count_ready(&self.parent)
@@ -658,11 +649,11 @@ cdef class BatchScheduler(ParentRing):
         fi_parent_return(&self.parent, &loss, poison)
 
     def rewind(self, uint32_t worker):
-        """Sends all workers over the scheduled slots again; `worker` may be started anew."""
+        """Sends all workers over the scheduled slots again; `worker` may be started again."""
         fi_parent_rewind(&self.parent, worker, self.bell_pipe(worker))
 
     def restore_hints(self):
-        """Writes all hints anew and wakes all workers, whatever their doorbells say."""
+        """Writes all hints again and wakes all workers, whatever their doorbells say."""
         fi_parent_restore_hints(&self.parent)
 
     @property

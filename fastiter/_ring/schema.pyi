@@ -12,9 +12,6 @@ TUPLE: int
 LIST: int
 DICT: int
 NAMED: int
-
-MOST_FIELDS: int
-
 ARRAY: int
 RAGGED: int
 INT: int
@@ -22,6 +19,7 @@ FLOAT: int
 BOOL: int
 SCALAR: int
 OBJECT: int
+MOST_FIELDS: int
 
 COPYABLE: int
 STACKABLE: int
@@ -35,6 +33,16 @@ _Spec: TypeAlias = tuple[int, np.dtype[Any] | None, tuple[int, ...] | int | None
 
 @disjoint_base
 class Schema:
+    container: int
+    keys: tuple[str | int, ...] | None
+    type: builtins.type[tuple[Any, ...]] | None
+    specs: tuple[_Spec, ...]
+    subtypes: dict[int, int]
+    dtypes: list[np.dtype[Any] | None]
+    rows: int
+    bytes: int
+    row_bytes: int
+    has_ragged_fields: bool
     def __new__(
         cls,
         container: int,
@@ -43,26 +51,6 @@ class Schema:
         rows: int,
         subtypes: Mapping[int, int] | None = None,
     ) -> Self: ...
-    @property
-    def container(self) -> int: ...
-    @property
-    def keys(self) -> tuple[str | int, ...] | None: ...
-    @property
-    def type(self) -> builtins.type[tuple[Any, ...]] | None: ...
-    @property
-    def specs(self) -> tuple[_Spec, ...]: ...
-    @property
-    def dtypes(self) -> list[np.dtype[Any] | None]: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def row_bytes(self) -> int: ...
-    @property
-    def has_ragged_fields(self) -> bool: ...
-    @property
-    def subtypes(self) -> dict[int, int]: ...
     def record(self) -> builtins.bytes: ...
     @staticmethod
     def load(record: builtins.bytes, rows: int) -> Schema: ...
@@ -74,6 +62,5 @@ class ColumnWriter: ...
 
 @disjoint_base
 class SlotWriter(ColumnWriter):
+    end: WorkerRing
     def __new__(cls, end: WorkerRing, *_: Any) -> Self: ...
-    @property
-    def end(self) -> WorkerRing: ...

@@ -152,7 +152,7 @@ cdef class Schema:
         PyMem_Free(self.fields)
 
     def record(self):
-        """What `load` makes an equal schema of."""
+        """Bytes of which `load` makes an equal schema."""
         return pickle.dumps(
             (self.container, self.type or self.keys, self.specs, self.subtypes), protocol=5)
 
@@ -162,7 +162,7 @@ cdef class Schema:
         return Schema(container, keys, specs, rows, subtypes)
 
     def of_rows(self, rows):
-        """The same for slots of so many rows."""
+        """The same schema for slots of `rows` rows."""
         return Schema(self.container, self.type or self.keys, self.specs, rows, self.subtypes)
 
     def same_as(self, Schema other):

@@ -1,13 +1,13 @@
-"""How objects travel between processes.
+"""Packed objects: how a process leaves an object for another one in shared memory.
 
-A *packed* object is a pickle (protocol 5) whose buffers lie beside it, 64-byte aligned, in one
-run of bytes. Where that run is shared memory, the arrays of the loaded object are views of it, so
-nothing is copied on the side that loads. Layout, all numbers little-endian uint64::
+A *packed* object is a pickle (protocol 5) with its buffers beside it, 64-byte aligned, in one run
+of bytes. In shared memory, the arrays of the loaded object are views of that run: the process that
+loads copies nothing. Layout, all numbers little-endian uint64::
 
     checksum, buffers, pickle_bytes, then per buffer: offset, bytes; the pickle; the buffers
 
-The checksum is that of what follows up to the buffers, and of the place that the object was packed
-for: a pickle that was overwritten must not be run. In an image, which nobody writes to, it is 0.
+The checksum covers what follows up to the buffers, and the place that the object was packed for: a
+pickle that was overwritten must not be run. In an image of a dataset, which is read-only, it is 0.
 """
 
 from __future__ import annotations
@@ -50,19 +50,15 @@ def dumps(
     protocol: int,
     buffer_callback: Any,
     pickler: type[pickle.Pickler] = pickle.Pickler,
+    writable: bool = False,
 ) -> bytes:
-    """As `pickle.dumps`, by another pickler too, with tensors of torch as arrays, and with all
-    arrays in their byte order."""
+    """Pickles an object as `pickle.dumps` does, but torch's tensors as arrays, and all arrays in
+    their byte order. `pickler`: the class to use instead of `pickle.Pickler`; `writable`:
+    read-only arrays load writable."""
     kind: Any = pickler  # hashable, which mypy doubts
-    return _dumps(value, protocol, buffer_callback, _array_pickler(kind))
-
-
-def _dumps(
-    value: object, protocol: int, buffer_callback: Any, pickler: type[pickle.Pickler]
-) -> bytes:
     tensors = torch_tensors.reducers()
     file = io.BytesIO()
-    writer = pickler(file, protocol, buffer_callback=buffer_callback)
+    writer = _array_pickler(kind, writable)(file, protocol, buffer_callback=buffer_callback)
     if tensors:
         known = getattr(writer, "dispatch_table", copyreg.dispatch_table)
         writer.dispatch_table = {**known, **tensors}
@@ -71,9 +67,8 @@ def _dumps(
 
 
 @functools.cache
-def _array_pickler(base: type[pickle.Pickler], writable: bool = False) -> type[pickle.Pickler]:
-    """A pickler that writes arrays so that they load in their byte order; if ``writable`` also so
-    that read-only ones load writable.
+def _array_pickler(base: type[pickle.Pickler], writable: bool) -> type[pickle.Pickler]:
+    """A pickler whose arrays load in their byte order, and all of them writable if ``writable``.
 
     NumPy writes the bytes of an array into the pickle if the array is not contiguous or is of a
     subclass. It loads these in native byte order: another dtype.
@@ -92,7 +87,7 @@ def _array_pickler(base: type[pickle.Pickler], writable: bool = False) -> type[p
 
 
 def _reduce_array(array: np.ndarray[Any, Any], writable: bool) -> Any:
-    """How to pickle an array for which NumPy's own way will not do; None for any other."""
+    """How to pickle an array that NumPy would change; None for any other."""
     dtype, flags = array.dtype, array.flags
     if dtype.hasobject or not dtype.itemsize:
         return None
@@ -118,9 +113,9 @@ class Packed:
 
     Parameters
     ----------
-    least : bytes from which on a buffer has a place of its own.
+    least : bytes from which on a buffer is stored beside the pickle.
     make : makes the pickle, as `dumps` does.
-    writable : let read-only arrays load writable, as those in columns are.
+    writable : read-only arrays load writable, as arrays in columns do.
     """
 
     def __init__(
@@ -135,7 +130,7 @@ class Packed:
         self._pickle = make(value, 5, self._keep)
         if writable and any(buffer.readonly for buffer in self._buffers):
             self._buffers.clear()
-            self._pickle = _dumps(value, 5, self._keep, _array_pickler(pickle.Pickler, True))
+            self._pickle = dumps(value, 5, self._keep, writable=True)
         start = _HEAD.size + _PAIR.size * len(self._buffers)
         end = start + len(self._pickle)
         self._places = []
@@ -157,8 +152,8 @@ class Packed:
         return False
 
     def modules(self) -> list[str]:
-        """Modules of this process that the pickle names: those that it takes to load it, and maybe
-        others whose names are among its strings."""
+        """Modules of this process that the pickle names: those needed to load it, and others whose
+        names are among its strings."""
         found = _NAME.findall(memoryview(self._pickle)[:_SEARCHED])
         names = {name.decode() for length, name in found if ord(length) == len(name)}
         return sorted(names.intersection(sys.modules) - {"__main__"})
@@ -168,7 +163,7 @@ class Packed:
         return b"".join([_HEAD.pack(0, len(self._buffers), len(self._pickle)), *pairs])
 
     def write_into(self, view: memoryview, seed: int) -> None:
-        """Writes into a slot; `seed` tells the place there."""
+        """Writes into a slot; `seed` identifies the place there."""
         head = self._head()
         start, end = len(head), len(head) + len(self._pickle)
         view[:start] = head
@@ -178,8 +173,8 @@ class Packed:
             view[offset : offset + size] = buffer
 
     def write_to(self, fd: int) -> None:
-        """Writes into a file, from its start on. Into fresh shared memory that takes half the time
-        of `write_into`: the kernel allocates and fills each page in one go, without a fault."""
+        """Writes into a file, from its start on. For new shared memory this takes half the time of
+        `write_into`: the kernel allocates and fills each page at once, without a page fault."""
         head = self._head()
         _write_at(fd, head, 0)
         _write_at(fd, self._pickle, len(head))
@@ -196,7 +191,7 @@ def _write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def unpack(view: memoryview, seed: int | None = None) -> Any:
-    """Loads what `Packed` wrote. Arrays of the result are views of `view` and keep it alive.
+    """Loads what `Packed` wrote. Arrays of the result are views of `view`, and keep it alive.
 
     Parameters
     ----------
@@ -211,20 +206,19 @@ def unpack(view: memoryview, seed: int | None = None) -> Any:
         raise OverwrittenError(f"shared memory was overwritten: {view.nbytes} bytes hold no object")
     checksum, buffers, length = _HEAD.unpack_from(view, 0)
     at = _HEAD.size + _PAIR.size * buffers
-    if at + length > view.nbytes:
-        raise OverwrittenError(
-            f"shared memory was overwritten: a packed object of {view.nbytes} bytes claims "
-            f"{at + length}"
-        )
+    _check_end(view, at + length)
     if seed is not None and checksum != ring_words.checksum(view, _SUM.size, at + length, seed):
         raise OverwrittenError("shared memory was overwritten: what was packed there has changed")
     outside = []
     for number in range(buffers):
         offset, size = _PAIR.unpack_from(view, _HEAD.size + _PAIR.size * number)
-        if offset + size > view.nbytes:
-            raise OverwrittenError(
-                f"shared memory was overwritten: a packed object of {view.nbytes} bytes claims "
-                f"{offset + size}"
-            )
+        _check_end(view, offset + size)
         outside.append(view[offset : offset + size])
     return pickle.loads(view[at : at + length], buffers=outside)
+
+
+def _check_end(view: memoryview, end: int) -> None:
+    if end > view.nbytes:
+        raise OverwrittenError(
+            f"shared memory was overwritten: a packed object of {view.nbytes} bytes claims {end}"
+        )

@@ -14,7 +14,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from fastiter._clib.csrc cimport *
-from fastiter._ring.arena cimport WorkerRing
+from fastiter._ring.arena cimport HEAD_BYTES, SUM_BYTES, WorkerRing
 from fastiter._ring.parent cimport Lease, ParentRing
 from fastiter._ring.row_reader cimport read_example
 from fastiter._ring.schema cimport ARRAY, BARE, OBJECT, RAGGED, Schema, SlotWriter
@@ -29,23 +29,21 @@ from fastiter._util.failures import dump
 from fastiter.errors import OverwrittenError
 
 cdef enum:
-    HEAD_BYTES = 24  # of a packed object: checksum, number of buffers, bytes of the pickle
-    SUM_BYTES = 8
     IRREGULAR_ROWS = 8  # of a block that fit no column, until the block ends early
 
 cdef uint32_t PACKED_EXAMPLE = _PACKED_EXAMPLE, PACKED_ERROR = _PACKED_ERROR
 cdef uint32_t PACKED_SCHEMA = _PACKED_RESULT, WHOLE_BLOCK = _WHOLE_BATCH
 cdef object dumps = pickle.dumps
 
-# Bytes of samples in a block, beyond which the next one begins another: what is in the cache of the
-# reader when it is written is in the cache of the parent's core when it is read.
+# Bytes of samples after which a block ends: small enough that what the reader has written is still in
+# a cache when the parent reads it.
 cdef uint64_t BLOCK_BYTES = 512 << 10
-# Bytes of shared memory in flight of one reader, where that is more than two blocks; and lent.
+# Bytes of shared memory in flight, and lent, of one reader; two blocks if they are more.
 cdef uint64_t READER_BYTES = 8 << 20
 
 
 cdef class SampleWriter(SlotWriter):
-    """A reader's end: used by one thread of one worker process.
+    """Publishes the samples of one reader. Used by one thread of one worker process.
 
     Parameters
     ----------
@@ -65,7 +63,7 @@ cdef class SampleWriter(SlotWriter):
         fi_reader_init(&self.reader, end.worker.ring, end.worker.number, bell_pipe, READER_BYTES)
 
     def put(self, sample):
-        """Publishes a sample. Blocks while there is no room; False: the parent wants no more.
+        """Publishes a sample. Blocks while there is no room. False if the parent wants no more.
 
         Raises
         ------
@@ -87,7 +85,7 @@ cdef class SampleWriter(SlotWriter):
         return True
 
     def fail(self, error):
-        """Publishes, in the place of a sample, what ended the reader; then the end."""
+        """Publishes the exception that ended the reader, in the place of a sample; then the end."""
         packed = Packed(dump(error))
         self.use_schema(None)  # a block without columns needs the least memory
         if self.reader.is_open and self.is_full():
@@ -96,7 +94,7 @@ cdef class SampleWriter(SlotWriter):
             return
         try:
             self.end.pack_row(packed, self.reader.rows, PACKED_ERROR)
-        except MemoryError:  # none is left for the text: the bare fact has to do
+        except MemoryError:  # not even for the text: the parent gets the bare fact
             fi_entry_set(self.reader.ring, self.reader.slot, self.reader.rows, 0, 0)
         fi_reader_publish(&self.reader, FI_ERROR)
         fi_reader_close(&self.reader, True)
@@ -208,14 +206,14 @@ cdef class SampleWriter(SlotWriter):
         return 0
 
 
-@cython.no_gc_clear  # as for a Lease
+@cython.no_gc_clear  # like Lease
 cdef class StreamLease(Lease):
     """Lease of a block. Another type, since its arrays are no rows of a batch: `concat_examples`
     must not look for their column."""
 
 
 cdef class Block:
-    """What the parent knows of the current block of one reader."""
+    """The parent's record of the current block of one reader."""
 
     cdef StreamLease lease
     cdef bint lent
@@ -223,7 +221,7 @@ cdef class Block:
     cdef uint32_t version  # of that
 
 
-@cython.no_gc_clear  # as for a ParentRing
+@cython.no_gc_clear  # like ParentRing
 cdef class StreamRing(ParentRing):
     """The parent's side of an arena of streams. All methods are called in the process that made
     it, by one thread at a time. `create` makes one."""
@@ -361,7 +359,7 @@ cdef class StreamRing(ParentRing):
         return False
 
     def has_ended(self, uint32_t reader):
-        """Whether the reader has said that nothing comes any more, and all before was taken."""
+        """Whether the reader has published its end, and all samples before it were taken."""
         return self.stream.source[reader].ended
 
     def is_drained(self, uint32_t reader):

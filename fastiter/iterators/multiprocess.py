@@ -276,7 +276,7 @@ class MultiprocessIterator(PlannedIterator):
         if lease is not None:
             return capture(pool.deliver_fast, plan, lease)
         self._timer.block()
-        while pool.ring.is_empty:
+        while not pool.ring.scheduled:
             pool.wait_for_slot()
             pool.ring.top_up(self._planner)
         pool.wait()

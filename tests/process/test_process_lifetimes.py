@@ -60,7 +60,7 @@ def test_l1_a_slot_has_one_owner(make):
     counts = slots(iterator)
     assert counts["leased"] == 2
     owned = counts["free"] + counts["leased"] + counts["draining"] + counts["retired"]
-    in_ring = iterator._pool.ring.pending
+    in_ring = len(iterator._pool.ring.scheduled)
     assert owned + in_ring + _SPARES == iterator._pool.ring.arena.geometry[0]
     places = {example.__array_interface__["data"][0] for batch in held for example in batch}
     assert len(places) == 8

@@ -339,7 +339,7 @@ def test_finalize_wakes_who_waits(make, tmp_path):
         raised.append(True)
 
     with later(wait) as thread:
-        wait_until(lambda: iterator._pool.ring.pending, "batches are scheduled")
+        wait_until(lambda: len(iterator._pool.ring.scheduled), "batches are scheduled")
         threading.Event().wait(0.2)
         begin = time.monotonic()
         iterator.finalize()

@@ -113,5 +113,5 @@ def wait_for_ready(iterator):
         return
     pool = iterator._pool
     pool.wait()
-    while pool.ring.count_ready < pool.ring.pending:
+    while pool.ring.count_ready < len(pool.ring.scheduled):
         time.sleep(0.001)
