@@ -9,8 +9,6 @@ from fastiter._order.plan import Plan, PlanQueue
 from fastiter._ring.arena import Arena
 from fastiter._ring.schema import Schema
 
-__pyx_capi__: dict[str, object]  # what other compiled modules call
-
 Event: TypeAlias = tuple[str, int, int, int, int, int]
 Report: TypeAlias = dict[str, int]
 

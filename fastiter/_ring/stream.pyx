@@ -35,8 +35,8 @@ cdef uint32_t PACKED_EXAMPLE = _PACKED_EXAMPLE, PACKED_ERROR = _PACKED_ERROR
 cdef uint32_t PACKED_SCHEMA = _PACKED_RESULT, WHOLE_BLOCK = _WHOLE_BATCH
 cdef object dumps = pickle.dumps
 
-# Bytes of samples after which a block ends: small enough that what the reader has written is still in
-# a cache when the parent reads it.
+# Bytes of samples after which a block ends: small enough that what the reader has written is still
+# in a cache when the parent reads it.
 cdef uint64_t BLOCK_BYTES = 512 << 10
 # Bytes of shared memory in flight, and lent, of one reader; two blocks if they are more.
 cdef uint64_t READER_BYTES = 8 << 20
