@@ -1,4 +1,4 @@
-"""Checks of iterators' arguments; each error names the parameter, what was seen and expected."""
+"""Checks of the iterators' arguments."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import inspect
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar
-
-import numpy as np
 
 from fastiter import _device
 from fastiter._util.arguments import checked_callable, checked_flag, checked_int
@@ -159,50 +157,6 @@ def checked_auto(
             return "auto"
         raise ValueError(f"{name} must be an integer or 'auto', not {value!r}")
     return checked_int(name, value, minimum=minimum, maximum=maximum)
-
-
-def checked_on_error(value: Any) -> Any:
-    """``value`` itself, 'raise', 'skip' or a callable.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If it is none of these.
-    """
-    if callable(value):
-        return value
-    if not isinstance(value, str):
-        raise TypeError(f"on_error must be 'raise', 'skip' or a callable, not {value!r}")
-    if value not in ("raise", "skip"):
-        raise ValueError(f"on_error must be 'raise', 'skip' or a callable, not {value!r}")
-    return value
-
-
-def checked_share(name: str, value: Any) -> int | float | None:
-    """``value`` as a count (an int), a share (a float from 0 to 1), or None.
-
-    Raises
-    ------
-    TypeError
-        If it is no number.
-    ValueError
-        If it is below 0, or a float above 1, or NaN.
-    """
-    if value is None:
-        return None
-    if isinstance(value, (float, np.floating)):
-        if not 0 <= value <= 1:
-            raise ValueError(
-                f"{name} must be a count (an int) or a share from 0.0 to 1.0, not {value!r}"
-            )
-        return float(value)
-    try:
-        return checked_int(name, value, minimum=0)
-    except TypeError:
-        raise TypeError(
-            f"{name} must be a count (an int), a share from 0.0 to 1.0, or None, not {value!r} of "
-            f"type {type(value).__qualname__}"
-        ) from None
 
 
 def checked_dataset(dataset: Any) -> Any:

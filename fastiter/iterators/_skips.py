@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from fastiter._order.example_context import epoch_of
+from fastiter._util.arguments import checked_int
 from fastiter._util.failures import AllSkipped, Failure, summary_of
 from fastiter.errors import SkipLimitError
-from fastiter.iterators._arguments import checked_on_error, checked_share
 
 if TYPE_CHECKING:
     from fastiter.iterators._state import Plan
@@ -46,15 +46,33 @@ OnError = Literal["raise", "skip"] | Callable[[int, Exception], Any]
 
 
 def checked(on_error: Any, skip_limit: Any) -> tuple[Any, float | None]:
-    """The arguments ``on_error`` and ``skip_limit``.
+    """Check the arguments ``on_error`` and ``skip_limit``, and return them.
 
     Raises
     ------
     TypeError, ValueError
-        If one of them is none, or there is a limit for what cannot be skipped.
+        If one of them is wrong, or there is a limit although nothing is skipped.
     """
-    on_error, limit = checked_on_error(on_error), checked_share("skip_limit", skip_limit)
-    if on_error == "raise" and limit != DEFAULT_LIMIT:
+    is_name = isinstance(on_error, str)
+    if not (callable(on_error) or (is_name and on_error in ("raise", "skip"))):
+        kind = ValueError if is_name else TypeError
+        raise kind(f"on_error must be 'raise', 'skip' or a callable, not {on_error!r}")
+    limit = skip_limit
+    if isinstance(limit, (float, np.floating)):
+        if not 0 <= limit <= 1:
+            raise ValueError(
+                f"skip_limit must be a count (an int) or a share from 0.0 to 1.0, not {limit!r}"
+            )
+        limit = float(limit)
+    elif limit is not None:
+        try:
+            limit = checked_int("skip_limit", limit, minimum=0)
+        except TypeError:
+            raise TypeError(
+                "skip_limit must be a count (an int), a share from 0.0 to 1.0, or None, not "
+                f"{limit!r} of type {type(limit).__qualname__}"
+            ) from None
+    if is_name and on_error == "raise" and limit != DEFAULT_LIMIT:
         raise ValueError(
             f"skip_limit={skip_limit!r} limits nothing: set on_error='skip' or a callable, too"
         )

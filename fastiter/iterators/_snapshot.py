@@ -257,8 +257,9 @@ def _order_again(
     ours = sampler._record(record.n_drawn, sampler._population(state.epoch_size, dataset_size))
     if (record.kind, record.key) != (ours.kind, ours.key):
         raise ValueError(
-            f"the snapshot was saved with another order sampler than this {_name(sampler)}, or "
-            "with another seed or other arguments: give the iterator the same one"
+            "the snapshot was saved with another order sampler than this "
+            f"{type(sampler).__qualname__}, or with another seed or other arguments: give the "
+            "iterator the same one"
         )
     if record.n_examples != ours.n_examples:
         raise ValueError(
@@ -285,10 +286,6 @@ def _order_again(
     ):
         raise ValueError("the snapshot's order is not the one that its order sampler has drawn")
     return order
-
-
-def _name(sampler: Any) -> str:
-    return type(sampler).__qualname__
 
 
 def _loaded_order(stored: Any, current: Order | None, dataset_size: int) -> Order | None:

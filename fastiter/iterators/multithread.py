@@ -48,22 +48,11 @@ class MultithreadIterator(PlannedIterator):
 
     Parameters
     ----------
-    dataset : sequence
-        Has ``__len__``, and ``__getitem__(int)`` or ``__getitems__(list of int)``, which
-        several threads may call at a time.
-    batch_size : int
-        Examples in a batch, at least 1; may exceed the dataset's length.
-    repeat : bool
-        Whether to go on, epoch after epoch, for ever. Otherwise the iteration ends with the
-        first epoch, whose last batch may be short; a ``for`` after that begins anew, as `reset`.
-    shuffle : bool, optional
-        True, and None without an ``order_sampler``: a new order for each epoch, from NumPy's
-        global generator. False: in the order of indices.
+    dataset, batch_size, repeat, shuffle, order_sampler
+        As in `SerialIterator`; several threads call the dataset at a time, and the thread that
+        iterates calls the order sampler.
     n_threads : int
         Number of threads, at least 1.
-    order_sampler : callable, optional
-        ``order_sampler(current_order, current_position)`` gives the next epoch's order; see
-        `OrderSampler`. Excludes ``shuffle``. Called in the thread that iterates.
     n_prefetch : int, 'auto' or None
         Batches fetched ahead of the one that ``next()`` waits for, at least 1. None for 1, or 2 if
         ``device`` is a GPU. 'auto' begins with 2 and has more, up to 16, where some batches take

@@ -1,9 +1,9 @@
-"""Orders that follow from a seed and a number, and how a snapshot names them.
+"""Order samplers with a seed, and how a snapshot names their orders.
 
-A sampler of this kind gives the order number 0, 1, 2, ... of its seed. The number is part of an
-iteration's state: however much is planned ahead, reset, copied or loaded, the order that follows
-the one of the batch delivered last is the next number. Called by itself, as other programs do,
-the sampler counts.
+Such a sampler gives the orders number 0, 1, 2, ... of its seed. The number is part of an
+iteration's state: however much is planned ahead, reset, copied or loaded, the next order is that
+of the number after the one of the batch delivered last. A program that calls the sampler itself
+gets one number after the other.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Record(NamedTuple):
 
 
 class SeededSampler:
-    """Part of the samplers whose orders follow from a seed and a number.
+    """Base of the samplers whose orders are derived from a seed and a number.
 
     A subclass defines ``_KIND``, ``_draw`` and, if need be, ``_arguments`` and ``_population``.
 
@@ -89,9 +89,8 @@ class SeededSampler:
     _follows_numbers: ClassVar[bool] = True
 
     def __init__(self, seed: Seed) -> None:
-        from fastiter._order import (
-            permutation,  # here, since it imports numpy.random, which takes a while
-        )
+        # Here, since it imports numpy.random, which takes a while.
+        from fastiter._order import permutation
 
         self._words: tuple[int, int] | None = permutation.seed_words(seed)
         self._next_number = 0
@@ -129,7 +128,7 @@ class SeededSampler:
         return self._next_number
 
     def _note(self, n_drawn: int) -> None:
-        """An iteration has come so far: one that is made later from this sampler goes on there."""
+        """Note how many orders an iteration has drawn: one that is made later continues there."""
         self._next_number = max(self._next_number, n_drawn)
 
 
@@ -145,10 +144,10 @@ def is_seeded(sampler: Any) -> TypeIs[SeededSampler]:
 
 
 class OrderBuffers:
-    """Memory for orders, used again when nobody holds the order that lies in it.
+    """Memory for orders, used again when the order in it is dead.
 
-    Memory that is in use already is filled several times as fast as new memory. Orders are views of
-    the buffers, so a buffer without views has a single reference, ours.
+    Memory that a process has already is filled several times as fast as new memory. Orders are
+    views of the buffers, so a buffer without views has a single reference, that of this object.
     """
 
     _MOST = 2  # the current epoch's order is in use while the next one is drawn
@@ -157,7 +156,7 @@ class OrderBuffers:
         self._buffers: list[npt.NDArray[np.int64]] = []
 
     def take(self, n: int) -> npt.NDArray[np.int64]:
-        """An array (n,), writable, with anything in it."""
+        """A writable array (n,) with arbitrary content."""
         idle = _references([object()], 0)
         for i in range(len(self._buffers)):
             if self._buffers[i].size == n and _references(self._buffers, i) == idle:

@@ -1,4 +1,4 @@
-"""Each process of a distributed program goes through its share of one global order."""
+"""The sampler for distributed programs: each process iterates over its share of one order."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _ENVIRONMENT = (
 class ShardedOrderSampler(SeededSampler, OrderSampler):
     """Gives each of several processes its share of the order that another sampler draws.
 
-    Every process draws the same global order and takes a contiguous part of it, so that together
-    they go through the dataset once an epoch. With 'pad' and 'drop' all shares are of one length,
+    All processes draw the same global order and take a contiguous part of it each, so that together
+    they go through the dataset once an epoch. With 'pad' and 'drop' all shares are equally long,
     and all processes make the same number of batches.
 
     Parameters
     ----------
     sampler : callable
-        Draws the global order: any order sampler that draws the same in all processes. One with a
-        seed does, and is resumed exactly; of others only ``ShuffleOrderSampler()`` of NumPy's
-        global generator is known not to, and refused.
+        Draws the global order: any order sampler that draws the same one in all processes. A
+        sampler with a seed does, and is resumed exactly. ``ShuffleOrderSampler()`` of NumPy's
+        global generator does not, and is refused.
     rank, size : int, optional
-        Number of this process, from 0, and of all processes. Without them the environment tells:
-        that of torchrun, Open MPI, MPICH or Intel MPI, or SLURM. Give both or neither.
+        Number of this process, from 0, and of all processes. Without them, from the environment
+        variables of torchrun, Open MPI, MPICH or Intel MPI, or SLURM. Give both or neither.
     tail : {'pad', 'drop', 'uneven'}
         If ``size`` does not divide the order's length: 'pad' has the order begin anew for the last
         share, so that some examples come twice; 'drop' leaves the end of the order out, other
@@ -56,10 +56,9 @@ class ShardedOrderSampler(SeededSampler, OrderSampler):
 
     Notes
     -----
-    That all processes draw the same order cannot be seen from one of them. `fingerprint` is a
-    number that has to be equal in all of them: compare it once if in doubt. A snapshot of one
-    process loads into the iterators of the others, and each goes on with its own share; that takes
-    a sampler with a seed.
+    One process cannot see whether all of them draw the same order. `fingerprint` is a number that
+    has to be equal in all of them: compare it once if in doubt. With a seeded sampler, a snapshot
+    of one process loads into the iterators of the others, and each continues with its own share.
     """
 
     _KIND: ClassVar[int] = 0  # that of the sampler is told
@@ -121,7 +120,9 @@ class ShardedOrderSampler(SeededSampler, OrderSampler):
             If the sampler has no seed, so that nothing can be told of its orders.
         """
         if not is_seeded(self._sampler):
-            raise ValueError("only of a sampler with a seed can be told what orders it draws")
+            raise ValueError(
+                "fingerprint() needs a sampler with a seed, such as ShuffleOrderSampler(0)"
+            )
         from hashlib import blake2b
 
         record = self._sampler._record(0, 0)
@@ -135,7 +136,7 @@ class ShardedOrderSampler(SeededSampler, OrderSampler):
             self._global, self._n_examples = np.arange(n, dtype=np.int64), n
             start = 0
         else:
-            start = share_start(len(self._global), self._rank, self._size, self._tail)
+            start, _ = self._share(len(self._global))
         if is_seeded(self._sampler):
             self._global = self._sampler(range(self._n_examples), 0)
         else:
@@ -144,9 +145,9 @@ class ShardedOrderSampler(SeededSampler, OrderSampler):
         return self._share_of(self._global)
 
     def _is_start(self, current_order: Any, current_position: int) -> bool:
-        """Whether this is no share of the last order, but what an iteration begins with."""
+        """Whether an iteration begins with this order: it is not a share of the last one."""
         n = len(current_order)
-        if n != share_length(len(self._global), self._rank, self._size, self._tail):
+        if n != self._share(len(self._global))[1]:
             return True
         # A share of everything looks like the start after a reset, and only then.
         is_whole = n == self._n_examples and current_position == 0
@@ -172,10 +173,17 @@ class ShardedOrderSampler(SeededSampler, OrderSampler):
         share = Share(self._rank, self._size, TAILS.index(self._tail))
         return self._sampler._record(n_drawn, n_examples)._replace(share=share)
 
+    def _share(self, n: int) -> tuple[int, int]:
+        """Position in an order of ``n`` indices at which this share begins, and its length."""
+        even, rest = divmod(n, self._size)
+        if self._tail == "uneven":
+            return self._rank * even + min(self._rank, rest), even + (self._rank < rest)
+        length = even + (self._tail == "pad" and rest > 0)
+        return self._rank * length, length
+
     def _share_of(self, order: Any) -> Any:
         n = len(order)
-        start = share_start(n, self._rank, self._size, self._tail)
-        length = share_length(n, self._rank, self._size, self._tail)
+        start, length = self._share(n)
         if length == 0:
             raise ValueError(
                 f"an order of {n} indices leaves nothing for rank {self._rank} of {self._size} "
@@ -187,7 +195,7 @@ class ShardedOrderSampler(SeededSampler, OrderSampler):
 
 
 class ShareOrder:
-    """A part of an order that is computed as it is read; behind its end it begins anew.
+    """A part of a computed order; behind the order's end it continues at the start.
 
     Parameters
     ----------
@@ -215,13 +223,12 @@ class ShareOrder:
         if step != 1:
             raise ValueError(f"a share has slices of step 1 only, not {step}")
         n = len(self._order)
-        start, rest = start + self._start, max(0, stop - start)
-        piece = self._order[start % n : start % n + rest]
-        pieces = [piece]
-        while len(piece) < rest:
-            rest -= len(piece)
-            piece = self._order[:rest]
-            pieces.append(piece)
+        start, rest = (start + self._start) % n, max(0, stop - start)
+        pieces = []
+        while rest > 0 or not pieces:
+            pieces.append(self._order[start : start + rest])
+            rest -= len(pieces[-1])
+            start = 0
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def __eq__(self, other: object) -> bool:
@@ -232,24 +239,6 @@ class ShareOrder:
 
     def __hash__(self) -> int:
         return hash((self._order, self._start, self._length))
-
-
-def share_start(n: int, rank: int, size: int, tail: str) -> int:
-    """Position in the global order of ``n`` indices at which a share begins."""
-    if tail == "pad":
-        return rank * -(-n // size)
-    if tail == "drop":
-        return rank * (n // size)
-    return rank * (n // size) + min(rank, n % size)
-
-
-def share_length(n: int, rank: int, size: int, tail: str) -> int:
-    """Indices in a share of an order of ``n``."""
-    if tail == "pad":
-        return -(-n // size)
-    if tail == "drop":
-        return n // size
-    return n // size + (rank < n % size)
 
 
 def _checked_place(rank: Any, size: Any) -> tuple[int, int]:
