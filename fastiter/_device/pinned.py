@@ -28,7 +28,7 @@ class Registration:
     """The slots of one arena that are registered with CUDA, each as one range.
 
     A slot is registered when its first batch goes to a GPU. If it has grown since, it is registered
-    anew as a whole, since a copy must not reach from one range into another; at that time no copy
+    again as a whole, since a copy must not reach from one range into another; at that time no copy
     from it is pending. It keeps the mapping: memory must be unregistered before it is unmapped.
 
     Used under the iterator's lock.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _N_STAGING = 3  # While one staging buffer is filled, copies from the others may be pending.
 
 # How many calls' worth of dropped device memory may stay unused although no copy waits for it.
-# With 1, the copy of batch k waits for the end of the work on batch k-2 at most, so it runs beside
+# With 1, the copy of batch k waits for the end of the work on batch k-2 at most, so it runs during
 # that on batch k-1; more would cost memory and gain nothing.
 _N_RETIRED = 1
 
@@ -190,7 +190,6 @@ class AsyncTransfer:
         ValueError
             If ``compute_stream`` belongs to another GPU.
         """
-        self._check_process()
         self._check_stream("compute_stream", compute_stream)
         return self.begin(batch).hand_out(compute_stream)
 

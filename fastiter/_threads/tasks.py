@@ -32,17 +32,16 @@ if TYPE_CHECKING:
 
     Origin = tuple[Seed, Plan]
 
-# A range of rows is worth so many seconds: taking one costs some microseconds and, often, a wait
-# for the GIL.
+# Least time for a range of rows: taking one costs microseconds and, often, a wait for the GIL.
 _LEAST_SECONDS = 2e-4
-# A signal just before the wait for the lock interrupts nothing: look again now and then.
+# A signal just before the wait for the lock does not interrupt it: wake up regularly.
 _LOOK_SECONDS = 0.25
 
 
 class RowCost:
     """How long a row of the dataset takes; shared by the tasks of an iterator.
 
-    Written by several threads without a lock: any of their values will do.
+    Several threads write it without a lock: any of their values is good enough.
     """
 
     def __init__(self) -> None:
@@ -54,7 +53,7 @@ class RowCost:
 
     @property
     def least(self) -> int:
-        """Rows that are worth a thread's while."""
+        """The least number of rows that a thread takes."""
         return int(_LEAST_SECONDS / max(self._seconds, 1e-9)) or 1
 
 
@@ -65,9 +64,9 @@ class Work(NamedTuple):
     batch_size: int
     n_threads: int
     row_cost: RowCost
-    call_cost: CallCost  #: if the dataset gives many rows in one call
+    call_cost: CallCost  #: where one call of the dataset fetches many rows
     convert: Callable[[list[Any]], Any] | None  #: any converter that is not concat_examples
-    tolerates: bool  #: whether the other rows of a batch count when some have failed
+    tolerates: bool  #: whether the iterator decides about rows that fail
 
 
 class BatchTask:
@@ -269,7 +268,7 @@ class BatchTask:
             self.open()
         if self._is_aborted:
             raise RuntimeError("the iterator was finalized or reset while next() was waiting")
-        # Now, since a dataset may raise one object again and again, ahead of time.
+        # Not earlier: a dataset may raise one object for several batches.
         for failure in (self._batch, *self._tolerated):
             if isinstance(failure, Failure):
                 annotate(failure.error, failure.facts)

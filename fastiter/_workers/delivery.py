@@ -29,7 +29,7 @@ def read_irregular(
     deaths: CrashCounts,
     tolerates: bool,
 ) -> Irregular:
-    """Loads what lies beside the columns.
+    """Load the rows that are not in the columns.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def drop_failed(
     Returns
     -------
     dict of int to object
-        Examples beside the columns, by the numbers that rows have now.
+        Examples that are not in the columns, by the numbers that rows have now.
     bool
         Whether the batch converter's result in the slot is of these rows.
     """
@@ -89,6 +89,7 @@ def drop_failed(
 
 
 def crash_error(what: str, end: str, label: str) -> WorkerDiedError:
+    """Return the error of an index, or a converter call, that kills worker after worker."""
     return WorkerDiedError(
         f"{what} has killed every worker that touched it; the last one {end} ({label}). Likely "
         "causes: out of memory (SIGKILL), a crash in native code (SIGSEGV, SIGBUS, SIGABRT), or a "
@@ -117,7 +118,7 @@ def from_rows(
     irregular: dict[int, Any],
     batch_converter: BatchConverter | None,
 ) -> Any:
-    """The batch, made of its rows, whose dataset indices messages tell."""
+    """Make the batch of its rows. Messages name their dataset indices."""
     schema = lease.schema
     if (
         isinstance(batch_converter, ConcatConverter)

@@ -29,7 +29,7 @@ _MOST_TEXT = 200  # characters of an exception
 class Skipped(NamedTuple):
     """A dataset index whose example was skipped."""
 
-    index: int  # type: ignore[assignment]  # a method of tuples, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides a method of tuples
     epoch: int  #: in which it was skipped last
     times: int  #: how often it was skipped
     error: str  #: type and text of its last exception, at most 200 characters
