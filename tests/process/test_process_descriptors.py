@@ -134,7 +134,7 @@ if __name__ == "__main__":
         while True:
             next(iterator)
     except OSError as error:
-        assert error.errno == errno.EBADF and "make a new one" in str(error), error
+        assert error.errno == errno.EBADF and "create a new iterator" in str(error), error
     wait_until(lambda: not any(map(is_alive, pids)), "workers end with the pipe of their lives")
     iterator.finalize()
     print("done")
