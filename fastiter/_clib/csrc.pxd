@@ -423,7 +423,6 @@ cdef extern from "order/fi_weighted.h" nogil:
     int fi_race_run_by(int isa, const double *weights, uint32_t n, const fi_seed *seed,
                        uint64_t stream, double horizon, fi_arrivals *arrivals)
     void fi_race_rank(const fi_arrivals *arrivals, uint32_t k, uint64_t *keys, int64_t *out)
-    double fi_minus_log(double x)
 
 
 cdef extern from "<pthread.h>":

@@ -25,7 +25,6 @@ from fastiter._clib.csrc cimport (
     fi_arrivals,
     fi_bitgen,
     fi_example_words,
-    fi_minus_log,
     fi_order_permutation,
     fi_race_horizon,
     fi_race_rank,
@@ -498,8 +497,3 @@ def arrivals_by(const double[::1] weights, words, stream, horizon, isa):
         return [(arrivals.times[i], arrivals.items[i]) for i in range(arrivals.count)]
     finally:
         arrivals_close(&arrivals)
-
-
-def minus_log(x):
-    """-log(x) as the race computes it, for 2**-53 <= x <= 1."""
-    return fi_minus_log(x)

@@ -67,16 +67,6 @@ def test_a_table_of_any_weights_draws_what_is_there(weights):
 # -- without replacement ---------------------------------------------------------------------------
 
 
-def test_the_logarithm_is_right():
-    random = np.random.default_rng(0)
-    xs = [2.0**-k for k in range(54)] + [1 - 2.0**-k for k in range(1, 54)] + [0.5**0.5, 2 / 3]
-    xs += random.random(20_000).tolist() + (random.random(2000) * 2.0**-40 + 2.0**-53).tolist()
-    for x in xs:
-        expected = -math.log(x)
-        assert abs(permutation.minus_log(x) - expected) <= 4 * math.ulp(expected), x
-    assert math.copysign(1, permutation.minus_log(1.0)) == 1  # times sort by their bits
-
-
 @pytest.mark.parametrize("n", [1, 7, 63, 64, 65, 1000])
 @pytest.mark.parametrize("horizon", [math.inf, 0.3, 0.01])
 def test_arrivals_are_those_of_every_instruction_set(n, horizon):
