@@ -438,7 +438,7 @@ def test_a_full_disk(disk, monkeypatch):
     assert left.endswith(".lock") and " " not in left
 
 
-def test_a_disk_that_nobody_may_write_on(disk, monkeypatch):
+def test_a_read_only_disk(disk, monkeypatch):
     monkeypatch.setenv("CHAINER_DATASET_ROOT", str(disk))
     prefix = (*namespace("ro"), str(disk))
     with run(DOWNLOAD, "http://127.0.0.1:1/", disk, prefix=prefix) as process:

@@ -312,7 +312,7 @@ def test_reader_without_random_access(any_library):
 
 
 @pytest.mark.parametrize("lost", [1, 2, 30, 60_000])
-def test_file_that_ends_amid_an_example(tmp_path, lost):
+def test_file_that_ends_within_an_example(tmp_path, lost):
     path = write_pickles(tmp_path / "a.pkl", [1, "x" * 100_000])
     start = len(pickle.dumps(1, pickle.HIGHEST_PROTOCOL))
     os.truncate(path, path.stat().st_size - lost)
@@ -464,7 +464,7 @@ def test_closed_datasets(tmp_path, kind):
         assert copy[:] == expected
 
 
-def test_a_close_amid_reads_gives_right_lines_or_an_error(tmp_path):
+def test_a_close_during_reads_gives_right_lines_or_an_error(tmp_path):
     dataset, expected = text_of(tmp_path / "a.txt")
     other = tmp_path / "b.txt"
     other.write_bytes(b"!" * 100_000)

@@ -181,7 +181,7 @@ def test_a_cached_file_with_another_checksum_is_replaced(root):
     with serving(honest(BODY)) as server:
         path = Path(cached_download(server.url))
         path.write_bytes(b"damaged")
-        assert cached_download(server.url) == str(path)  # whoever does not ask is not told
+        assert cached_download(server.url) == str(path)  # only checked if sha256 is given
         assert cached_download(server.url, sha256=SHA256) == str(path)
         assert path.read_bytes() == BODY
         assert len(server.requests) == 2
@@ -311,7 +311,7 @@ def test_retries_without_end_take_no_memory():
         assert Path(cached_download(server.url, retries=10**400)).read_bytes() == BODY
 
 
-def test_nobody_there(root):
+def test_a_refused_connection(root):
     with socket.create_server(("127.0.0.1", 0)) as gone:
         url = f"http://127.0.0.1:{gone.getsockname()[1]}/"
     for retries in (0, 2):
@@ -448,7 +448,7 @@ def test_the_password_of_a_proxy_is_never_shown(monkeypatch, caplog, proxy):
     assert "me:hidden@" not in "".join(traceback.format_exception_only(caught.value))
 
 
-def test_a_certificate_that_nobody_vouches_for(root, tmp_path):
+def test_an_untrusted_certificate(root, tmp_path):
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = (
         f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 "
@@ -520,13 +520,13 @@ def test_otherwise_nothing_is_written(capfd):
 def test_the_root(monkeypatch, tmp_path):
     monkeypatch.setattr("fastiter.dataset.download._chosen_root", None)
     assert dataset.get_dataset_root() == os.environ["CHAINER_DATASET_ROOT"]
-    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("HOME", "/home/user")
     for value in ("", None):
         if value is None:
             monkeypatch.delenv("CHAINER_DATASET_ROOT")
         else:
             monkeypatch.setenv("CHAINER_DATASET_ROOT", value)
-        assert dataset.get_dataset_root() == "/home/somebody/.chainer/dataset"
+        assert dataset.get_dataset_root() == "/home/user/.chainer/dataset"
     dataset.set_dataset_root(tmp_path / "chosen")
     monkeypatch.setenv("CHAINER_DATASET_ROOT", "/elsewhere")
     assert dataset.get_dataset_root() == str(tmp_path / "chosen")

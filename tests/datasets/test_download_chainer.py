@@ -127,7 +127,7 @@ def test_both_find_what_the_other_has_downloaded(tmp_path):
 
 @pytest.mark.parametrize("value", ["/somewhere", "relative", None])
 def test_the_environment_counts_alike(value):
-    environment = {**os.environ, "HOME": "/home/somebody"}
+    environment = {**os.environ, "HOME": "/home/user"}
     environment.pop("CHAINER_DATASET_ROOT", None)
     if value is not None:
         environment["CHAINER_DATASET_ROOT"] = value

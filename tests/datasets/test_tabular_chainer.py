@@ -56,7 +56,7 @@ def answer(function: Any, *args: Any) -> Any:
 
 def test_the_same_answers_to_everything():
     different_errors = {
-        # What from_data does not take makes None there, and an error of whoever uses it.
+        # Chainer makes None of what from_data does not accept, and its use fails later.
         (AttributeError, TypeError),
     }
 
