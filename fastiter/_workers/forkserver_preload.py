@@ -12,7 +12,7 @@ import sys
 from multiprocessing import process, spawn
 
 from fastiter._workers import forkserver, start_method, thread_limits
-from fastiter._workers import main as _worker  # noqa: F401 - _worker is for workers
+from fastiter._workers import main as worker
 
 
 def _preload(text: str) -> None:
@@ -28,9 +28,7 @@ def _preload(text: str) -> None:
                 importlib.import_module(name)
     finally:
         del process.current_process()._inheriting  # type: ignore[attr-defined]
-    for stream in (sys.stdout, sys.stderr):  # else each worker would print it again
-        with contextlib.suppress(Exception):
-            stream.flush()
+    worker.flush_streams()  # or each worker would print it again
 
 
 def _open_descriptors() -> set[str]:

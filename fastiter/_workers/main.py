@@ -13,7 +13,7 @@ import random
 import signal
 import sys
 from collections.abc import Callable
-from multiprocessing import reduction, util
+from multiprocessing import reduction
 from multiprocessing.context import ForkProcess, SpawnProcess
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -69,7 +69,7 @@ class SpawnedWorker(SpawnProcess):
     def _bootstrap(self, parent_sentinel: Any = None) -> int:
         status: int = super()._bootstrap(parent_sentinel)  # type: ignore[misc]
         atexit._run_exitfuncs()
-        util._flush_std_streams()  # type: ignore[attr-defined]
+        flush_streams()
         os._exit(status)
 
 
@@ -159,6 +159,13 @@ class WorkerArguments(NamedTuple):
     seed: bytes
 
 
+def flush_streams() -> None:
+    """Writes what this process has printed."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
 def main(arguments: WorkerArguments) -> None:
     """Runs a worker to its end, which follows that of its work: threads that the dataset has left
     behind would keep the interpreter from exiting, and a replacement waits for that."""
@@ -168,9 +175,7 @@ def main(arguments: WorkerArguments) -> None:
     finally:
         with contextlib.suppress(OSError, MemoryError):
             system.exit_within(_LAST_SECONDS, status)
-        for stream in (sys.stdout, sys.stderr):  # which is done too late otherwise
-            with contextlib.suppress(Exception):
-                stream.flush()
+        flush_streams()  # `multiprocessing` does it too late
     sys.exit(status)
 
 

@@ -1,4 +1,4 @@
-"""One worker process, as the program sees it."""
+"""One worker process as the program knows it: whether it lives, signals to it, how it ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterable
 from typing import Any
 
-from fastiter._clib import system as _system
+from fastiter._clib import system
 from fastiter._util import fds
 
 _CLOSING_SECONDS = 0.1  # between the moment that a dying process has closed its files and its end
@@ -19,12 +19,12 @@ LEFT = "exited with status 0"
 UNKNOWN_END = "ended with an unknown status"
 
 WAITS = "waits"  # for a lock, an event or a signal, by what the system says
-# Of proc(5); who waits for a page or a disk cannot be interrupted.
+# Letters of proc(5). In D the process waits for a page or a disk.
 _STATES = {b"T": "is stopped", b"t": "is traced", b"D": "waits for the kernel", b"R": "runs"}
 
 
 class WorkerProcess:
-    """One running worker: its process, and the proofs of its death."""
+    """A running worker, and the descriptors that tell of its death."""
 
     def __init__(self, number: int, start: int, process: Any, pidfd: int, method: str):
         self.number = number
@@ -32,18 +32,18 @@ class WorkerProcess:
         self.process = process
         self.pid: int = process.pid
         self.pidfd = pidfd  # -1 where the system has none
-        # False: the pid was another process' child when its descriptor was opened, so the
-        # descriptor is right only once the worker has passed the gate that opened after it.
+        # False: the fork server may have reaped the process before its pidfd was opened. The pidfd
+        # is known to be right once the worker has passed the start barrier, which opens after it.
         self.proven = method != "forkserver"
         self.is_forked = method == "fork"
-        # False: the pipe that tells of its end was closed before; it is no news any more.
+        # False: the pipe that tells of its end was closed before, and tells nothing any more.
         self.has_sentinel = True
         self.has_begun = False  # its own start is over, and code of the user runs
         self.is_late = False  # the log has told of it
         self.leaves = False  # it was told to
         self.warned_since = 0.0
         self.warnings = 0
-        self.born = self.allowed = _system.now()  # `allowed`: when it was let into its start
+        self.born = self.allowed = system.now()  # `allowed`: when it was let into its start
 
     def is_dead(self) -> bool:
         """Whether all its threads have ended."""
@@ -56,10 +56,10 @@ class WorkerProcess:
             return True
         if self.has_sentinel and fds.events(self.process.sentinel, 0):
             # A process that ends closes its files a moment before. If it lives on, its dataset has
-            # closed what is not its own.
-            end = _system.now() + _CLOSING_SECONDS
+            # closed descriptors of the worker.
+            end = system.now() + _CLOSING_SECONDS
             while not self._has_exited():
-                if _system.now() > end:
+                if system.now() > end:
                     self.has_sentinel = False
                     return False
                 select.poll().poll(1)
@@ -80,7 +80,7 @@ class WorkerProcess:
             os.kill(self.pid, number)
 
     def _lose_pidfd(self) -> None:
-        """The program has closed it; what has the number now, if anything, is not ours to close."""
+        """The program has closed it. The number may now be that of another file."""
         fds.held.discard(self.pidfd)
         self.pidfd = -1
 
@@ -91,7 +91,7 @@ class WorkerProcess:
         return WAITS
 
     def exit_reason(self) -> str:
-        """How it ended, for messages. It is dead, but a forkserver may be late to say how."""
+        """How it ended, for messages. It is dead, but a fork server may report its status late."""
         self.process.join(1)
         code = self.process.exitcode
         if code is None:
@@ -106,18 +106,18 @@ class WorkerProcess:
     def release(self) -> None:
         """Reaps the process and closes what belongs to it. The process is dead."""
         self.process.join(1)
-        # Not amid another thread's start, which looks whether known processes have ended: in Python
-        # 3.10 it stumbles over a closed one.
+        # Another thread's start asks all known processes whether they have ended: Python 3.10 fails
+        # there if one is closed meanwhile.
         with contextlib.suppress(ValueError), fds.unless_closed(), fds.lock():
-            self.process.close()  # ValueError: somebody else has reaped it, its state is unknown
+            self.process.close()  # ValueError: other code has reaped it, its status is unknown
         if self.pidfd >= 0:
             fds.close([self.pidfd])
             self.pidfd = -1
 
 
 def _exists(pid: int) -> bool:
-    """False where somebody else has reaped that child of ours: the kernel itself, maybe, which does
-    so where the program ignores SIGCHLD."""
+    """Whether the process exists. It may have been reaped already, by the kernel where the program
+    ignores SIGCHLD."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -128,11 +128,11 @@ def _exists(pid: int) -> bool:
 
 
 def wait_for(members: Iterable[WorkerProcess], seconds: float) -> list[WorkerProcess]:
-    """Waits for the deaths of all; returns who still lives after `seconds`, by a clock that nobody
-    who plays with those of Python can stop."""
-    end = _system.now() + seconds
+    """Waits until all have ended; returns those that have not after `seconds`, by a monotonic C
+    clock that tools such as freezegun cannot stop."""
+    end = system.now() + seconds
     left = [m for m in members if not m.is_dead()]
-    while left and (rest := end - _system.now()) > 0:
+    while left and (rest := end - system.now()) > 0:
         poll = select.poll()
         for member in left:
             if member.pidfd >= 0:

@@ -23,18 +23,22 @@ from typing import Any
 
 import numpy as np
 
-from fastiter._clib import ring_words
-from fastiter._clib import system as _system
+from fastiter._clib import ring_words, system
 from fastiter._ring.arena import Arena
 from fastiter._ring.parent import ParentRing, begin_anew, fork_begins, fork_ended
 from fastiter._ring.serialization import dumps
-from fastiter._util import fds as _descriptors
+from fastiter._util import fds
 from fastiter._util.concurrency import WeakObjects
 from fastiter._util.start_default import default_method_kept
-from fastiter._workers import forkserver as _forkserver
-from fastiter._workers import main as _worker
-from fastiter._workers import start_method, thread_limits
-from fastiter._workers.main import Descriptor, Job, WorkerArguments
+from fastiter._workers import forkserver, start_method, thread_limits
+from fastiter._workers.main import (
+    Descriptor,
+    ForkedWorker,
+    Job,
+    SpawnedWorker,
+    WorkerArguments,
+    main,
+)
 from fastiter._workers.process import WAITS, WorkerProcess, wait_for
 from fastiter._workers.shared_object import Shared, packing
 from fastiter._workers.start_method import Start
@@ -63,13 +67,13 @@ _this_thread = threading.local()
 
 
 def _is_of_program() -> bool:
-    """Whether the fork under way in this thread makes a child of the program, which keeps the
-    batches that it holds, and not a worker, of whichever iterator: a worker reads nothing but its
-    own dataset, and a batch in there is alive in this process too."""
+    """Whether the fork under way in this thread makes a child of the program. Such a child keeps
+    the batches that the program holds. A worker reads its own dataset only, and a batch in there
+    is alive in this process, too."""
     return not getattr(_this_thread, "starts_worker", False)
 
 
-# Nothing here looks at a ring: another thread may be amid any change of it.
+# These hooks do not look at a ring: another thread may be changing it.
 
 
 def _before_fork() -> None:
@@ -83,20 +87,17 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """multiprocessing would end and join the parent's workers when the child exits, for it takes
-    them for the child's own."""
+    """Without it multiprocessing takes the program's workers for the child's own, and ends them
+    when the child exits."""
     begin_anew()
-    known = getattr(multiprocessing.process, "_children", None)
-    if known is not None:
-        known.difference_update(_processes)
+    getattr(multiprocessing.process, "_children", set()).difference_update(_processes)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_after_fork_in_parent,
-        after_in_child=_after_fork_in_child,
-    )
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)
 
 
 class WorkerGroup:
@@ -155,7 +156,7 @@ class WorkerGroup:
                 "with daemon=False, or use threads (MultithreadIterator, xmap_readers)"
             )
         _rings.add(self._ring)
-        with _descriptors.lock():
+        with fds.lock():
             self._open_shared()
         if self._method != "fork":
             _require_directory(self._method)
@@ -164,7 +165,7 @@ class WorkerGroup:
                 self._make_image()
         if self._method == "forkserver":
             # Its workers have little to import once the server has.
-            _forkserver.ensure_running([] if self._image is None else self._image.modules())
+            forkserver.ensure_running([] if self._image is None else self._image.modules())
             self._write_image()
         with self._ready():
             members = [self._launch(number) for number in range(self.wanted)]
@@ -174,15 +175,15 @@ class WorkerGroup:
             self._allow_start(member)
 
     def _open_shared(self) -> None:
-        self._life = _descriptors.pipe()
-        self._stacks = _descriptors.pipe()
+        self._life = fds.pipe()
+        self._stacks = fds.pipe()
         os.set_blocking(self._stacks[0], False)
         os.set_blocking(self._stacks[1], False)
         with contextlib.suppress(AttributeError, OSError):
-            self._self_pidfd = _descriptors.above_stdio(os.pidfd_open(os.getpid()))
+            self._self_pidfd = fds.above_stdio(os.pidfd_open(os.getpid()))
         self._workers_own = {self._life[0], self._stacks[1], self._self_pidfd}
         self._workers_own |= self._ring.arena.descriptors
-        _descriptors.held.update(self._workers_own, (self._life[1], self._stacks[0]))
+        fds.held.update(self._workers_own, (self._life[1], self._stacks[0]))
 
     @property
     def _method(self) -> str:
@@ -218,7 +219,7 @@ class WorkerGroup:
                 raise TypeError("the dataset holds locks or queues")
             _require_directory(start.method)
             image = _image_of(self._job)
-            _forkserver.ensure_running(image.modules())
+            forkserver.ensure_running(image.modules())
             image.write()
         except Exception as error:
             if image is not None:
@@ -252,7 +253,7 @@ class WorkerGroup:
 
     def _allow_start(self, member: WorkerProcess) -> None:
         self._ring.allow_start(member.number, member.start)
-        member.allowed = _system.now()
+        member.allowed = system.now()
 
     def _ready(self) -> contextlib.AbstractContextManager[None]:
         return thread_limits.ready_to_fork() if self._method == "fork" else contextlib.nullcontext()
@@ -262,7 +263,7 @@ class WorkerGroup:
         self._starts += 1
         forks = self._method == "fork"
         arena = self._ring.arena
-        main = threading.current_thread() is threading.main_thread()
+        is_main = threading.current_thread() is threading.main_thread()
         arguments = WorkerArguments(
             number=number,
             workers=self.count,
@@ -276,8 +277,8 @@ class WorkerGroup:
             parent_pidfd=Descriptor(self._self_pidfd),
             stacks=Descriptor(self._stacks[1]),
             stack_signal=_STACK_SIGNAL,
-            parent=os.getpid() if main and self._method != "forkserver" else 0,
-            inherited=_descriptors.held if forks else set(),
+            parent=os.getpid() if is_main and self._method != "forkserver" else 0,
+            inherited=fds.held if forks else set(),
             own=self._workers_own if forks else set(),
             others=self._unused_arenas() if forks else (),
             job=self._job if self._image is None else self._image,
@@ -286,26 +287,26 @@ class WorkerGroup:
         self._ring.clear_stat(number)
         if not forks:
             _require_directory(self._method)
-        _descriptors.require(_DESCRIPTORS_OF_A_START, self._life[0])
+        fds.require(_DESCRIPTORS_OF_A_START, self._life[0])
         try:
             process = self._start_process(arguments)
         except (EOFError, ConnectionError):
-            # The fork server has died amid it, as one does that has begun under too low a limit of
-            # descriptors, or whose imports have ended it. With the next start comes another server.
-            _forkserver.give_up(_KILL_SECONDS)
+            # The fork server has died: its limit of descriptors was too low, or a module that it
+            # imported has ended it. The next start begins another server.
+            forkserver.give_up(_KILL_SECONDS)
             process = self._start_process(arguments)
         pidfd = -1
         # Without it (an old kernel, another system) the process' own status is the proof.
-        with contextlib.suppress(AttributeError, OSError), _descriptors.lock():
-            pidfd = _descriptors.above_stdio(os.pidfd_open(process.pid))
-            _descriptors.held.add(pidfd)
+        with contextlib.suppress(AttributeError, OSError), fds.lock():
+            pidfd = fds.above_stdio(os.pidfd_open(process.pid))
+            fds.held.add(pidfd)
         member = WorkerProcess(number, self._starts, process, pidfd, self._method)
         self.members[number] = member
         return member
 
     def _start_process(self, arguments: WorkerArguments) -> Any:
         process = _PROCESS_TYPES[self._method](
-            target=_worker.main,
+            target=main,
             args=(arguments,),
             name=f"fastiter-worker-{arguments.number}",
             daemon=True,
@@ -324,17 +325,17 @@ class WorkerGroup:
 
     @contextlib.contextmanager
     def _start_guard(self) -> Iterator[None]:
-        """Blocks Ctrl-C while a worker starts. What a fork server starts has it blocked already,
-        and the wait for that server may be long."""
+        """Blocks Ctrl-C while a worker starts. A fork server has it blocked already, and the wait
+        for that server may be long."""
         forks = self._method == "fork"
         with contextlib.ExitStack() as stack:
             if self._method != "forkserver":
-                stack.enter_context(_forkserver.interrupts_blocked(not forks))
+                stack.enter_context(forkserver.interrupts_blocked(not forks))
             if forks:
-                stack.enter_context(_descriptors.lock())
+                stack.enter_context(fds.lock())
                 torch = sys.modules.get("torch")
                 if hasattr(torch, "default_generator"):  # not yet, if a thread imports torch now
-                    _system.free_lock_at_fork(torch.default_generator.get_state)
+                    system.free_lock_at_fork(torch.default_generator.get_state)
             yield
 
     def _unused_arenas(self) -> tuple[Arena, ...]:
@@ -343,7 +344,7 @@ class WorkerGroup:
         return tuple(ring.arena for ring in _rings if ring is not self._ring and not ring.has_views)
 
     def open_gates(self) -> None:
-        """Lets in again who was let in: the word that says so may have been overwritten."""
+        """Opens the start barrier again: the word that says so may have been overwritten."""
         for member in self.members:
             if member is not None:
                 self._ring.allow_start(member.number, member.start)
@@ -351,18 +352,18 @@ class WorkerGroup:
     # ---- watch
 
     def descriptors(self) -> list[int]:
-        """What becomes readable when a worker dies."""
-        fds = []
+        """The descriptors that become readable when a worker dies."""
+        found = []
         for member in self.members:
             if member is None:
                 continue
             if member.pidfd >= 0:
-                fds.append(member.pidfd)
+                found.append(member.pidfd)
             if not member.proven:
                 member.proven = self._ring.report(member.number)["ready"] == member.start
             if (member.pidfd < 0 or not member.proven) and member.has_sentinel:
-                fds.append(member.process.sentinel)
-        return fds
+                found.append(member.process.sentinel)
+        return found
 
     def dead(self) -> list[WorkerProcess]:
         """The workers whose death is known."""
@@ -373,8 +374,8 @@ class WorkerGroup:
             return True
         if member.proven or member.process.exitcode is None:
             return False
-        # Never passed the gate, and its starter says that it ended: it owns nothing, and the
-        # descriptor may be that of a stranger.
+        # The fork server says that it ended, and it never passed the start barrier: it owns no row,
+        # and the pidfd may be that of another process.
         return self._ring.report(member.number)["ready"] != member.start
 
     def watch_starts(self) -> bool:
@@ -390,7 +391,7 @@ class WorkerGroup:
         for member in self.members:
             if member is None or self._has_begun(member):
                 continue
-            seconds = _system.now() - member.allowed
+            seconds = system.now() - member.allowed
             if member.is_forked and seconds > HUNG_SECONDS * 2 ** self._hung[member.number]:
                 if member.state() == WAITS and not member.is_dead():
                     hung.append(member)
@@ -437,7 +438,7 @@ class WorkerGroup:
             )
 
     def stack_of(self, member: WorkerProcess) -> str:
-        """The worker's Python stacks at this moment; it need not take part."""
+        """The worker's Python stacks now, also where the worker hangs."""
         read = self._stacks[0]
         with contextlib.suppress(BlockingIOError):
             while os.read(read, 65536):
@@ -445,11 +446,11 @@ class WorkerGroup:
         member.send(_STACK_SIGNAL)
         text = b""
         patience = 1.0
-        while _descriptors.events(read, patience):
+        while fds.events(read, patience):
             text += os.read(read, 65536)
             patience = 0.1
         if not text:
-            return "  not to be had: the process is stopped, or waits in the kernel"
+            return "  not available: the process is stopped, or waits in the kernel"
         return text.decode(errors="replace").rstrip()
 
     # ---- end
@@ -463,13 +464,15 @@ class WorkerGroup:
         """Ends all workers, hung and stopped ones too, within a few seconds in total."""
         self._ring.stop()
         members = [m for m in self.members if m is not None]
-        for member in members:  # who waits at a gate finds that it was given up
+        for member in members:  # one at its start barrier leaves
             self._ring.allow_start(member.number, self._starts + 1)
         left = wait_for(members, _TERM_GRACE_SECONDS)
         for member in left:
             member.send(signal.SIGTERM)
         left = wait_for(left, _TERM_GRACE_SECONDS)
-        self._end_life()  # signals may be forbidden: a program that has changed its user
+        # As the program's death would: a program that has changed its user may send no signals.
+        fds.close([self._life[1]])
+        self._life = self._life[0], -1
         for member in left:
             member.send(signal.SIGKILL)
         left = wait_for(left, _KILL_SECONDS)
@@ -484,16 +487,10 @@ class WorkerGroup:
                     member.release()
         self.close_descriptors()
 
-    def _end_life(self) -> None:
-        """Ends workers as the program's death would; not those that are stopped."""
-        read, write = self._life
-        _descriptors.close([write])
-        self._life = read, -1
-
     def close_descriptors(self) -> None:
-        with _descriptors.lock():
-            _descriptors.held.difference_update(self._workers_own)
-            _descriptors.close((*self._life, *self._stacks, self._self_pidfd))
+        with fds.lock():
+            fds.held.difference_update(self._workers_own)
+            fds.close((*self._life, *self._stacks, self._self_pidfd))
         self._life = self._stacks = (-1, -1)
         self._self_pidfd = -1
         self._workers_own = set()
@@ -503,8 +500,8 @@ class WorkerGroup:
 
 
 def _require_directory(method: str) -> None:
-    """Says it where the current directory is gone: multiprocessing, which tells new processes to go
-    there, would say that no file is there, and not which."""
+    """Raises where the current directory is gone, in which multiprocessing starts new processes:
+    its own error would not name the directory."""
     try:
         os.getcwd()
     except FileNotFoundError as error:
@@ -516,16 +513,16 @@ def _require_directory(method: str) -> None:
 
 
 _PROCESS_TYPES: dict[str, Any] = {
-    "fork": _worker.ForkedWorker,
-    "spawn": _worker.SpawnedWorker,
-    "forkserver": _forkserver.ForkServerWorker,
+    "fork": ForkedWorker,
+    "spawn": SpawnedWorker,
+    "forkserver": forkserver.ForkServerWorker,
 }
 
 
 def _close_pipes_of_no_process(error: BaseException) -> None:
-    """Closes what multiprocessing leaves open where a fork fails."""
+    """Closes the pipes that multiprocessing leaves open where a fork fails."""
     if sys.version_info >= (3, 15):
-        return  # not known; to close what is closed already would be worse
+        return  # not checked there: they may be closed already
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code is popen_fork.Popen._launch.__code__:  # type: ignore[attr-defined]
             names = frame.f_locals
