@@ -38,6 +38,16 @@ enum {
     FI_FINISH_POISON = 8     /* set by the parent: the converter keeps killing workers */
 };
 
+/* What a packed object is, for its checksum (fi_place_seed); the last two belong to the batch. */
+enum {
+    FI_PACKED_EXAMPLE,
+    FI_PACKED_ERROR,
+    FI_PACKED_FIELD,
+    FI_PACKED_RESULT,
+    FI_PACKED_FAILURE
+};
+#define FI_WHOLE_BATCH UINT32_MAX /* the row of an object that belongs to the batch */
+
 static inline uint64_t fi_word(uint64_t q, uint32_t owner, uint32_t code, uint32_t flags)
 {
     return (q & UINT32_MAX) << 32 | (uint64_t)(owner & 0xffff) << 16 | (code & 0xff) << 8 |

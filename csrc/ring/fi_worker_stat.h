@@ -9,6 +9,9 @@
 
 #include "os/fi_platform.h"
 
+/* In place of the index: what a worker does that fetches no row. */
+enum { FI_STAT_LOADING = -1, FI_STAT_FINISHING = -2, FI_STAT_STARTING = -3 };
+
 typedef struct fi_worker_stat {
     _Alignas(FI_CACHE_LINE) _Atomic int64_t since; /* coarse clock when the present fetch began; 0 none */
     _Atomic int64_t index;                         /* its dataset index; below 0: FI_STAT_LOADING and so on */

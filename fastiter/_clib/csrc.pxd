@@ -66,6 +66,10 @@ cdef extern from "os/fi_image.h" nogil:
 
 
 cdef extern from "ring/fi_worker_stat.h" nogil:
+    enum:
+        FI_STAT_LOADING
+        FI_STAT_FINISHING
+        FI_STAT_STARTING
     ctypedef struct fi_worker_stat:
         pass
     ctypedef struct fi_report:
@@ -126,9 +130,15 @@ cdef extern from "ring/fi_ring.h" nogil:
         FI_CONVERTED_OBJECT
         FI_CONVERTER_ERROR
         FI_FINISH_POISON
+        FI_PACKED_EXAMPLE
+        FI_PACKED_ERROR
+        FI_PACKED_FIELD
+        FI_PACKED_RESULT
+        FI_PACKED_FAILURE
         FI_SCHEMA_BYTES
         FI_START_ERROR_BYTES
     const uint64_t FI_ANY
+    const uint32_t FI_WHOLE_BATCH
     ctypedef struct fi_geometry:
         uint32_t slots
         uint32_t workers

@@ -41,7 +41,11 @@ cdef extern from *:
     #define fi_indexed_as_tuple(object) (PyTuple_Check(object) && Py_TYPE(object)->tp_as_mapping \
         && Py_TYPE(object)->tp_as_mapping->mp_subscript \
            == PyTuple_Type.tp_as_mapping->mp_subscript)
+    /* A new object of a tuple type, made past its constructor; its items are still NULL. */
+    #define fi_new_tuple(type, count) \
+        ((PyTypeObject *)(type))->tp_alloc((PyTypeObject *)(type), count)
     """
+    object fi_new_tuple(object type, Py_ssize_t count)
     bint fi_int_is_small(PyObject *object) nogil
     Py_ssize_t fi_int_value(PyObject *object) nogil
     const bint FI_LISTS_CHANGE

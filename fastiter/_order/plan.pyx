@@ -14,7 +14,7 @@ from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 
 from fastiter._clib.numpy_api cimport bytes_of, int64_items
-from fastiter._clib.tuples cimport fi_new_tuple
+from fastiter._clib.objects cimport fi_new_tuple
 
 cnp.import_array()
 

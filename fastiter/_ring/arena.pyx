@@ -10,15 +10,12 @@ from libc.string cimport memcpy
 from posix.unistd cimport close
 
 from fastiter._clib.csrc cimport *
-from fastiter._clib.system cimport check
+from fastiter._clib.status cimport check
 
-from fastiter._clib.ring_words import LOADING as _LOADING, STARTING as _STARTING
 from fastiter.errors import OverwrittenError
 
 cdef enum:
     SCHEMA_HEAD = 12  # length and checksum
-
-cdef int LOADING = _LOADING, STARTING = _STARTING
 
 
 cdef class Arena:
@@ -193,12 +190,12 @@ cdef class WorkerRing:
         with nogil:
             entered = fi_worker_stat_wait_for_start(self.stat, start, pid)
         if entered:
-            fi_worker_stat_fetch_begins(self.stat, STARTING)
+            fi_worker_stat_fetch_begins(self.stat, FI_STAT_STARTING)
         return entered
 
     def load(self):
         """Tells the parent that code of the user runs from here on, until `loaded`."""
-        fi_worker_stat_fetch_begins(self.stat, LOADING)
+        fi_worker_stat_fetch_begins(self.stat, FI_STAT_LOADING)
 
     def loaded(self, uint32_t start, bytes start_error=b""):
         """Tells the parent that work can begin, or leaves it the reason why not."""

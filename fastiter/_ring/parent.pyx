@@ -20,12 +20,11 @@ from posix.fcntl cimport F_GETFD, fcntl
 from posix.unistd cimport close
 
 from fastiter._clib.csrc cimport *
-from fastiter._clib.system cimport check
+from fastiter._clib.status cimport check
 from fastiter._order.plan cimport Plan, PlanQueue
 from fastiter._ring.arena cimport HEAD_BYTES, SUM_BYTES, Arena
 from fastiter._ring.schema cimport Schema
 
-from fastiter._clib.ring_words import PACKED_ERROR as _PACKED_ERROR, WHOLE_BATCH as _WHOLE_BATCH
 from fastiter._ring.serialization import unpack
 from fastiter._util.fds import closed_by_others
 from fastiter.errors import OverwrittenError
@@ -40,7 +39,6 @@ cdef enum:
     TRIM_SLACK = 4 << 20
     RECENT = 16  # batches
 
-cdef uint32_t PACKED_ERROR = _PACKED_ERROR, WHOLE_BATCH = _WHOLE_BATCH
 cdef object loads = pickle.loads
 cdef fi_forks forks  # of this process
 # What a worker says of itself, see `fi_report`. The times are in ns on the clock of `now`.
@@ -328,11 +326,11 @@ cdef class Lease:
             OverwrittenError if it is not what was packed there, or what its class raises.
         """
         cdef uint64_t offset, size
-        if row == WHOLE_BATCH:
+        if row == FI_WHOLE_BATCH:
             fi_result_get(&self.arena.ring, self.slot, &offset, &size)
         else:
             fi_entry_get(&self.arena.ring, self.slot, row, &offset, &size)
-        if size == 0 and kind == PACKED_ERROR:
+        if size == 0 and kind == FI_PACKED_ERROR:
             return None
         return self.load_at(offset, size, row, kind, copy)
 

@@ -12,21 +12,18 @@ from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memmove
 
-from fastiter._clib.csrc cimport FI_CONVERTED_FIELDS, fi_array_bytes
+from fastiter._clib.csrc cimport FI_CONVERTED_FIELDS, FI_PACKED_FIELD, fi_array_bytes
 from fastiter._clib.numpy_api cimport PyArray_Type, bytes_of, new_array, scalar_of, set_base
-from fastiter._clib.tuples cimport fi_new_tuple
+from fastiter._clib.objects cimport fi_new_tuple
 from fastiter._ring.parent cimport Lease
 from fastiter._ring.schema cimport (
     MOST_NDIM, Field, Schema, ARRAY, BARE, BOOL, DICT, FLOAT, INT, LIST, NAMED,
     OBJECT, RAGGED, SCALAR, TUPLE, entry_of)
 
-from fastiter._clib.ring_words import PACKED_FIELD as _PACKED_FIELD
 from fastiter._util.array_subtypes import wrap
 from fastiter.errors import OverwrittenError
 
 cnp.import_array()
-
-cdef uint32_t PACKED_FIELD = _PACKED_FIELD
 
 
 cdef inline object view(Lease lease, Field *f, int ndim, const cnp.npy_intp *dims, uint64_t offset,
@@ -131,7 +128,7 @@ cdef inline object read_field(Lease lease, Py_ssize_t row, Field *f, bint copy):
         return wrap(array, f.subtype) if f.subtype else array
     return lease.load_at(
         <uint64_t>entry[0], <uint64_t>entry[1],
-        <uint32_t>(row if lease.places is None else lease.places[row]), PACKED_FIELD, copy)
+        <uint32_t>(row if lease.places is None else lease.places[row]), FI_PACKED_FIELD, copy)
 
 
 def compact_rows(Lease lease, list rows):

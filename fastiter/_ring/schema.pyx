@@ -30,7 +30,6 @@ from fastiter._clib.numpy_api cimport (
     ndim_of, new_array, scalar_into)
 from fastiter._ring.arena cimport WorkerRing
 
-from fastiter._clib.ring_words import PACKED_FIELD as _PACKED_FIELD
 from fastiter._ring.serialization import Packed
 from fastiter._util.torch_tensors import array_of
 
@@ -45,7 +44,6 @@ cdef enum:
     # Below it, giving up and taking back Python's lock costs more than the copy.
     NOGIL_BYTES = 65536
 
-cdef uint32_t PACKED_FIELD = _PACKED_FIELD
 cdef tuple NUMBERS = tuple(map(numpy.dtype, (numpy.int64, numpy.float64, numpy.bool_)))
 
 
@@ -357,7 +355,7 @@ cdef class SlotWriter(ColumnWriter):
         if f.kind == OBJECT:
             packed = Packed(<object>value)
             entry[1] = packed.size
-            entry[0] = self.end.pack(packed, <uint32_t>row, PACKED_FIELD)
+            entry[0] = self.end.pack(packed, <uint32_t>row, FI_PACKED_FIELD)
             return 1
         if f.subtype == TENSOR:
             array = array_of(<object>value)  # keeps it alive during the copy

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from fastiter._clib import ring_words
+from fastiter._clib import status
 from fastiter._util import torch_tensors
 from fastiter.errors import OverwrittenError
 
@@ -168,7 +168,7 @@ class Packed:
         start, end = len(head), len(head) + len(self._pickle)
         view[:start] = head
         view[start:end] = self._pickle
-        _SUM.pack_into(view, 0, ring_words.checksum(view, _SUM.size, end, seed))
+        _SUM.pack_into(view, 0, status.checksum(view, _SUM.size, end, seed))
         for (offset, size), buffer in zip(self._places, self._buffers, strict=True):
             view[offset : offset + size] = buffer
 
@@ -207,7 +207,7 @@ def unpack(view: memoryview, seed: int | None = None) -> Any:
     checksum, buffers, length = _HEAD.unpack_from(view, 0)
     at = _HEAD.size + _PAIR.size * buffers
     _check_end(view, at + length)
-    if seed is not None and checksum != ring_words.checksum(view, _SUM.size, at + length, seed):
+    if seed is not None and checksum != status.checksum(view, _SUM.size, at + length, seed):
         raise OverwrittenError("shared memory was overwritten: what was packed there has changed")
     outside = []
     for number in range(buffers):

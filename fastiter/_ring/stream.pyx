@@ -19,10 +19,6 @@ from fastiter._ring.parent cimport Lease, ParentRing
 from fastiter._ring.row_reader cimport read_example
 from fastiter._ring.schema cimport ARRAY, BARE, OBJECT, RAGGED, Schema, SlotWriter
 
-from fastiter._clib.ring_words import (
-    PACKED_ERROR as _PACKED_ERROR, PACKED_EXAMPLE as _PACKED_EXAMPLE,
-    PACKED_RESULT as _PACKED_RESULT, WHOLE_BATCH as _WHOLE_BATCH,
-)
 from fastiter._ring.infer_schema import derive_schema, merge_schemas
 from fastiter._ring.serialization import Packed
 from fastiter._util.failures import dump
@@ -31,8 +27,6 @@ from fastiter.errors import OverwrittenError
 cdef enum:
     IRREGULAR_ROWS = 8  # of a block that fit no column, until the block ends early
 
-cdef uint32_t PACKED_EXAMPLE = _PACKED_EXAMPLE, PACKED_ERROR = _PACKED_ERROR
-cdef uint32_t PACKED_SCHEMA = _PACKED_RESULT, WHOLE_BLOCK = _WHOLE_BATCH
 cdef object dumps = pickle.dumps
 
 # Bytes of samples after which a block ends: small enough that what the reader has written is still
@@ -93,7 +87,7 @@ cdef class SampleWriter(SlotWriter):
         if not self.begin():
             return
         try:
-            self.end.pack_row(packed, self.reader.rows, PACKED_ERROR)
+            self.end.pack_row(packed, self.reader.rows, FI_PACKED_ERROR)
         except MemoryError:  # not even for the text: the parent gets the bare fact
             fi_entry_set(self.reader.ring, self.reader.slot, self.reader.rows, 0, 0)
         fi_reader_publish(&self.reader, FI_ERROR)
@@ -159,14 +153,14 @@ cdef class SampleWriter(SlotWriter):
             self.room = self.schema.rows
             packed = Packed((self.schema.record(), self.schema.rows))
             fi_result_set(self.reader.ring, self.reader.slot,
-                          self.end.pack(packed, WHOLE_BLOCK, PACKED_SCHEMA), packed.size)
+                          self.end.pack(packed, FI_WHOLE_BATCH, FI_PACKED_RESULT), packed.size)
         return 0
 
     cdef int pack(self, object sample) except -1:
         cdef list buffers = []
         cdef bytes pickled = dumps(sample, 5, buffer_callback=buffers.append)
         if buffers:
-            return self.end.pack_row(Packed(sample), self.reader.rows, PACKED_EXAMPLE)
+            return self.end.pack_row(Packed(sample), self.reader.rows, FI_PACKED_EXAMPLE)
         # The same without `Packed`, which takes longer than the pickle of a small sample.
         cdef uint64_t size = HEAD_BYTES + <uint64_t>len(pickled), offset = self.end.heap_take(size)
         cdef uint64_t *head = <uint64_t *>(
@@ -175,7 +169,7 @@ cdef class SampleWriter(SlotWriter):
         head[2] = len(pickled)
         memcpy(head + 3, <char *>pickled, len(pickled))
         head[0] = fi_checksum(head + 1, size - SUM_BYTES,
-                              fi_place_seed(self.reader.q, self.reader.rows, PACKED_EXAMPLE))
+                              fi_place_seed(self.reader.q, self.reader.rows, FI_PACKED_EXAMPLE))
         fi_entry_set(self.reader.ring, self.reader.slot, self.reader.rows, offset, size)
         return 0
 
@@ -306,7 +300,7 @@ cdef class StreamRing(ParentRing):
                         return None
                     code = fi_stream_row_code(&self.stream, reader, row)
                     if code == FI_ERROR:
-                        return block.lease.load(row, PACKED_ERROR, True) or ()
+                        return block.lease.load(row, FI_PACKED_ERROR, True) or ()
                     try:
                         samples.append(self.read(block, row, code, reader))
                     except Exception:
@@ -332,7 +326,7 @@ cdef class StreamRing(ParentRing):
         if version == 0:
             return 0
         if version != block.version:
-            block.known = Schema.load(*lease.load(WHOLE_BLOCK, PACKED_SCHEMA, True))
+            block.known = Schema.load(*lease.load(FI_WHOLE_BATCH, FI_PACKED_RESULT, True))
             block.version = version
         lease.check(0, block.known.bytes)
         lease.schema = block.known
@@ -344,7 +338,7 @@ cdef class StreamRing(ParentRing):
         if code != FI_SPILL:
             raise OverwrittenError(
                 f"shared memory was overwritten: row {row} of a block of reader {reader}")
-        return block.lease.load(row, PACKED_EXAMPLE, not block.lent)
+        return block.lease.load(row, FI_PACKED_EXAMPLE, not block.lent)
 
     def grant(self, uint64_t samples):
         """Lets readers publish that many samples more."""

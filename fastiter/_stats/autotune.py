@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from fastiter._clib import system
+from fastiter._clib import status
 from fastiter._stats import bottleneck, timer
 from fastiter._util.units import nbytes_of
 
@@ -202,4 +202,4 @@ class Lookahead:
         return self._bytes
 
     def memory_available(self) -> int:
-        return system.memory_available()
+        return status.memory_available()

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
-from fastiter._clib import ring_words
+from fastiter._clib import status
 from fastiter.errors import DatasetError, WorkerTraceback
 
 #: What a dataset raises to have its program stop, not to say that an example is broken.
@@ -226,15 +226,15 @@ def dump_start_error(error: BaseException) -> bytes:
     """As `dump`, as bytes that fit into the place for a worker's start error."""
     dumped = dump(error)
     packed = pickle.dumps(dumped)
-    if len(packed) > ring_words.START_ERROR_BYTES - _SUM.size:
+    if len(packed) > status.START_ERROR_BYTES - _SUM.size:
         _, summary, text, *rest = dumped
         packed = pickle.dumps((None, summary[:4000], text[-8000:], *rest))  # 4 bytes a character
-    return _SUM.pack(ring_words.checksum(packed, 0, len(packed), 0)) + packed
+    return _SUM.pack(status.checksum(packed, 0, len(packed), 0)) + packed
 
 
 def load_start_error(packed: bytes, facts: str) -> Failure | None:
     """As `load`; None if there is no start error, or it was overwritten."""
     head, body = packed[: _SUM.size], packed[_SUM.size :]
-    if len(head) < _SUM.size or _SUM.unpack(head)[0] != ring_words.checksum(body, 0, len(body), 0):
+    if len(head) < _SUM.size or _SUM.unpack(head)[0] != status.checksum(body, 0, len(body), 0):
         return None
     return load(pickle.loads(body), facts)

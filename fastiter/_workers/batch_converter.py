@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastiter._clib import ring_words
+from fastiter._clib import status
 from fastiter._collate import collate, numpy_fallback
 from fastiter._collate.numpy_fallback import Indices
 from fastiter._collate.padding import FieldRule, Padding
@@ -59,7 +59,7 @@ class ConcatConverter:
         try:
             steps = self._steps_for(schema)
             if steps is not None and rows.pad_fields(steps, good):
-                return ring_words.CONVERTED_FIELDS
+                return status.CONVERTED_FIELDS
         except Exception:
             pass  # the parent tries on its heap, and raises if that fails too
         return 0
@@ -159,14 +159,14 @@ class CallableConverter:
             return 0  # an example cannot be loaded again: the parent says which
         if examples is None:
             return 0
-        flags = ring_words.CONVERTED_OBJECT
+        flags = status.CONVERTED_OBJECT
         try:
             result = self.function(examples, None)
         except BaseException as error:
-            flags = ring_words.CONVERTER_ERROR
+            flags = status.CONVERTER_ERROR
             result = dump(error)
         try:
-            rows.put_result(Packed(result), flags == ring_words.CONVERTER_ERROR)
+            rows.put_result(Packed(result), flags == status.CONVERTER_ERROR)
         except Exception:
             return 0  # no pickle, or no room: the parent converts
         return flags

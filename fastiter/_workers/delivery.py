@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from fastiter._clib import ring_words
+from fastiter._clib import status
 from fastiter._collate.numpy_fallback import Indices
 from fastiter._ring import row_reader
 from fastiter._ring.parent import Lease, ScheduledBatch
@@ -43,15 +43,15 @@ def read_irregular(
         what = f"dataset index {record.indices[row]}"
         facts = f"{what}, {record.label}"
         try:
-            if code == ring_words.ROW_POISON:
+            if code == status.ROW_POISON:
                 end = deaths.end_of_row(record.q, row)
                 died = crash_error(what, end, record.label)
                 failures.append(Failure(died, facts, row, is_skippable=True))
-            elif code == ring_words.ROW_ERROR:
-                dumped = lease.load(row, ring_words.PACKED_ERROR, True) or ()
+            elif code == status.ROW_ERROR:
+                dumped = lease.load(row, status.PACKED_ERROR, True) or ()
                 failures.append(load(dumped, facts, row))
             else:
-                examples[row] = lease.load(row, ring_words.PACKED_EXAMPLE, lease.is_copied)
+                examples[row] = lease.load(row, status.PACKED_EXAMPLE, lease.is_copied)
         except OverwrittenError as error:
             failures.append(Failure(error, facts, row))
         except Exception as error:
@@ -80,7 +80,7 @@ def drop_failed(
     """
     dropped = {failure.row for failure in irregular.failures}.difference(replaced)
     rows = [row for row in range(lease.rows) if row not in dropped]
-    without = {row for row, code in codes if code in (ring_words.ROW_ERROR, ring_words.ROW_POISON)}
+    without = {row for row, code in codes if code in (status.ROW_ERROR, status.ROW_POISON)}
     is_finished = dropped == without
     row_reader.compact_rows(lease, rows)
     beside = {**irregular.examples, **replaced}
@@ -104,11 +104,11 @@ def assemble(
     batch_converter: BatchConverter | None,
 ) -> Any:
     """Return the batch (the converter's result, or the list of examples), or its `Failure`."""
-    if lease.flags & ring_words.CONVERTER_ERROR:
-        dumped = lease.load(ring_words.WHOLE_BATCH, ring_words.PACKED_FAILURE, True)
+    if lease.flags & status.CONVERTER_ERROR:
+        dumped = lease.load(status.WHOLE_BATCH, status.PACKED_FAILURE, True)
         return load(dumped, f"converter, {record.label}")
-    if lease.flags & ring_words.CONVERTED_OBJECT:
-        return lease.load(ring_words.WHOLE_BATCH, ring_words.PACKED_RESULT, lease.is_copied)
+    if lease.flags & status.CONVERTED_OBJECT:
+        return lease.load(status.WHOLE_BATCH, status.PACKED_RESULT, lease.is_copied)
     return from_rows(lease, record.indices, irregular, batch_converter)
 
 

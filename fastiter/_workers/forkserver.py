@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from fastiter import errors
-from fastiter._clib import system
+from fastiter._clib import status
 from fastiter._util import fds
 from fastiter._util.start_default import default_method_kept
 from fastiter._workers import start_method
@@ -173,14 +173,14 @@ def give_up(seconds: float) -> None:
     global _preloads
     _preloads = False
     pid = _server._forkserver_pid  # type: ignore[attr-defined]
-    end = system.now() + seconds
+    end = status.now() + seconds
     if pid is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     # It stays to be waited for: that is the business of multiprocessing.
     options = os.WEXITED | os.WNOWAIT | os.WNOHANG
     with contextlib.suppress(ChildProcessError, AttributeError):  # AttributeError: no os.waitid
-        while pid is not None and os.waitid(os.P_PID, pid, options) is None and system.now() < end:
+        while pid is not None and os.waitid(os.P_PID, pid, options) is None and status.now() < end:
             time.sleep(0.005)
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fastiter._clib import system
+from fastiter._clib.status import die_with_parent, exit_within, watch_parent
 from fastiter._order import example_context
 from fastiter._ring.arena import Arena, WorkerRing
 from fastiter._util.failures import dump_start_error
@@ -174,7 +174,7 @@ def main(arguments: WorkerArguments) -> None:
         status = _run(arguments)
     finally:
         with contextlib.suppress(OSError, MemoryError):
-            system.exit_within(_LAST_SECONDS, status)
+            exit_within(_LAST_SECONDS, status)
         flush_streams()  # `multiprocessing` does it too late
     sys.exit(status)
 
@@ -186,9 +186,9 @@ def _run(arguments: WorkerArguments) -> int:
         os.close(fd)
     for other in arguments.others:
         other.forget()
-    system.watch_parent(arguments.parent_pidfd.fd, arguments.parent_death_pipe.fd)
+    watch_parent(arguments.parent_pidfd.fd, arguments.parent_death_pipe.fd)
     if arguments.parent:
-        system.die_with_parent(arguments.parent)
+        die_with_parent(arguments.parent)
     thread_limits.limit_threads(is_forked=arguments.arena is not None)
     arena = arguments.arena
     if arena is None:

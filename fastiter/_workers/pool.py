@@ -11,8 +11,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fastiter._clib import ring_words
-from fastiter._clib import system as _system
+from fastiter._clib import status
 from fastiter._order.plan import Plan
 from fastiter._ring.arena import Arena
 from fastiter._ring.infer_schema import derive_schema, merge_schemas
@@ -183,7 +182,7 @@ class Pool:
             irregular = read_irregular(
                 lease, record, codes, self._crash_counts, tolerates=policy is not None
             )
-            poison = (row for row, code in codes if code == ring_words.ROW_POISON)
+            poison = (row for row, code in codes if code == status.ROW_POISON)
             self._crash_counts.clear(record.indices, poison)
             examples = irregular.examples
             if irregular.failures:
@@ -194,8 +193,8 @@ class Pool:
                     return replaced
                 examples, is_finished = drop_failed(lease, irregular, replaced, codes)
                 if not is_finished:
-                    lease.flags &= ring_words.FINISH_POISON
-            if lease.flags & ring_words.FINISH_POISON:
+                    lease.flags &= status.FINISH_POISON
+            if lease.flags & status.FINISH_POISON:
                 end = self._crash_counts.end_of_finish(record.q)
                 raise crash_error("the converter", end, record.label)
             self._learn(record, irregular.examples)
@@ -287,7 +286,7 @@ class Pool:
             self._recover(member)
         for number in range(self._group.wanted, count):
             if not self.ring.report(number)["ready"]:  # nobody has had that number yet
-                self._joined[number] = _system.now()
+                self._joined[number] = status.now()
         self._group.wanted = count
         for surplus in self._group.members[count:]:
             if surplus is not None:
@@ -323,7 +322,7 @@ class Pool:
         return max(self.ring.recent_bytes, 0 if schema is None else schema.bytes)
 
     def memory_available(self) -> int:
-        return _system.memory_available()
+        return status.memory_available()
 
     # ---- statistics
 
@@ -341,7 +340,7 @@ class Pool:
         """What the workers have done in so many seconds. Takes no lock: any thread may ask, also
         while another one waits for a batch, and after the end."""
         ring, living = self.ring, not self.closed
-        now = _system.now()
+        now = status.now()
         workers = []
         for number, member in enumerate(self._group.members):
             pid = member.pid if living and member is not None else 0
@@ -378,7 +377,7 @@ class Pool:
     def look_at_starts(self) -> None:
         """Replaces workers whose start hangs, now and then: while the others keep up, nobody waits
         for one, and nobody would notice."""
-        now = _system.now()
+        now = status.now()
         if now < self._next_look:
             return
         self._next_look = now + _SLICE

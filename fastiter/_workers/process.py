@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterable
 from typing import Any
 
-from fastiter._clib import system
+from fastiter._clib import status
 from fastiter._util import fds
 
 _CLOSING_SECONDS = 0.1  # between the moment that a dying process has closed its files and its end
@@ -43,7 +43,7 @@ class WorkerProcess:
         self.leaves = False  # it was told to
         self.warned_since = 0.0
         self.warnings = 0
-        self.born = self.allowed = system.now()  # `allowed`: when it was let into its start
+        self.born = self.allowed = status.now()  # `allowed`: when it was let into its start
 
     def is_dead(self) -> bool:
         """Whether all its threads have ended."""
@@ -57,9 +57,9 @@ class WorkerProcess:
         if self.has_sentinel and fds.events(self.process.sentinel, 0):
             # A process that ends closes its files a moment before. If it lives on, its dataset has
             # closed descriptors of the worker.
-            end = system.now() + _CLOSING_SECONDS
+            end = status.now() + _CLOSING_SECONDS
             while not self._has_exited():
-                if system.now() > end:
+                if status.now() > end:
                     self.has_sentinel = False
                     return False
                 select.poll().poll(1)
@@ -130,9 +130,9 @@ def _exists(pid: int) -> bool:
 def wait_for(members: Iterable[WorkerProcess], seconds: float) -> list[WorkerProcess]:
     """Waits until all have ended; returns those that have not after `seconds`, by a monotonic C
     clock that tools such as freezegun cannot stop."""
-    end = system.now() + seconds
+    end = status.now() + seconds
     left = [m for m in members if not m.is_dead()]
-    while left and (rest := end - system.now()) > 0:
+    while left and (rest := end - status.now()) > 0:
         poll = select.poll()
         for member in left:
             if member.pidfd >= 0:

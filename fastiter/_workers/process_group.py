@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from fastiter._clib import ring_words, system
+from fastiter._clib import status
 from fastiter._ring.arena import Arena
 from fastiter._ring.parent import ParentRing, begin_anew, fork_begins, fork_ended
 from fastiter._ring.serialization import dumps
@@ -253,7 +253,7 @@ class WorkerGroup:
 
     def _allow_start(self, member: WorkerProcess) -> None:
         self._ring.allow_start(member.number, member.start)
-        member.allowed = system.now()
+        member.allowed = status.now()
 
     def _ready(self) -> contextlib.AbstractContextManager[None]:
         return thread_limits.ready_to_fork() if self._method == "fork" else contextlib.nullcontext()
@@ -335,7 +335,7 @@ class WorkerGroup:
                 stack.enter_context(fds.lock())
                 torch = sys.modules.get("torch")
                 if hasattr(torch, "default_generator"):  # not yet, if a thread imports torch now
-                    system.free_lock_at_fork(torch.default_generator.get_state)
+                    status.free_lock_at_fork(torch.default_generator.get_state)
             yield
 
     def _unused_arenas(self) -> tuple[Arena, ...]:
@@ -391,7 +391,7 @@ class WorkerGroup:
         for member in self.members:
             if member is None or self._has_begun(member):
                 continue
-            seconds = system.now() - member.allowed
+            seconds = status.now() - member.allowed
             if member.is_forked and seconds > HUNG_SECONDS * 2 ** self._hung[member.number]:
                 if member.state() == WAITS and not member.is_dead():
                     hung.append(member)
@@ -415,7 +415,7 @@ class WorkerGroup:
             report = self._ring.report(member.number)
             is_in = report["pid"] == member.pid and report["since"] != 0
             member.has_begun = report["ready"] == member.start or (
-                is_in and report["index"] != ring_words.STARTING
+                is_in and report["index"] != status.STARTING
             )
             if member.has_begun:
                 self._hung[member.number] = 0

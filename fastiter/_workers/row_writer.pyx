@@ -16,13 +16,10 @@ from fastiter._clib.numpy_api cimport bytes_of
 from fastiter._ring.arena cimport WorkerRing
 from fastiter._ring.parent cimport Lease
 from fastiter._ring.schema cimport MOST_NDIM, RAGGED, Field, Schema, SlotWriter, entry_of
-from fastiter._clib import ring_words
 from fastiter._ring import row_reader
 from fastiter._util.failures import RowCountError, dump
-from fastiter._clib.ring_words import FINISHING as _FINISHING
 from fastiter._ring.serialization import Packed
 
-cdef int FINISHING = _FINISHING
 
 cnp.import_array()
 
@@ -33,12 +30,6 @@ cdef enum:
     SHORT_RANGES = 16
     TRACED_NS = 10000  # of cheap rows so many as take so long are one event
     NO_ROW = 0xFFFFFFFF
-
-cdef uint32_t PACKED_EXAMPLE = ring_words.PACKED_EXAMPLE
-cdef uint32_t PACKED_ERROR = ring_words.PACKED_ERROR
-cdef uint32_t PACKED_RESULT = ring_words.PACKED_RESULT
-cdef uint32_t PACKED_FAILURE = ring_words.PACKED_FAILURE
-cdef uint32_t WHOLE_BATCH = ring_words.WHOLE_BATCH
 
 
 cdef class RowWriter(SlotWriter):
@@ -311,7 +302,7 @@ cdef class RowWriter(SlotWriter):
             self.load_schema(number)
         if self.write_into_slot(row, example):
             return FI_ROW_OK
-        self.end.pack_row(Packed(example), row, PACKED_EXAMPLE)
+        self.end.pack_row(Packed(example), row, FI_PACKED_EXAMPLE)
         return FI_SPILL
 
     cdef int load_schema(self, uint32_t number) except -1:
@@ -334,10 +325,10 @@ cdef class RowWriter(SlotWriter):
             pickled, summary, text, pid, skippable = dump(error)
             try:
                 self.end.pack_row(
-                    Packed((pickled, summary, text, pid, skippable)), row, PACKED_ERROR)
+                    Packed((pickled, summary, text, pid, skippable)), row, FI_PACKED_ERROR)
             except MemoryError:  # the traceback is the most of it
                 self.end.pack_row(
-                    Packed((pickled, summary, summary, pid, skippable)), row, PACKED_ERROR)
+                    Packed((pickled, summary, summary, pid, skippable)), row, FI_PACKED_ERROR)
         except BaseException:  # no memory even for that, or it has no text: the fact has to do
             pass
         return FI_ERROR
@@ -356,7 +347,7 @@ cdef class RowWriter(SlotWriter):
             return
         since = fi_now_ns()
         fi_worker_stat_begins(stat, since)
-        fi_worker_stat_fetch_begins(stat, FINISHING)
+        fi_worker_stat_fetch_begins(stat, FI_STAT_FINISHING)
         flags = batch_converter.finish(self)
         fi_worker_stat_fetch_ends(stat)
         took = fi_now_ns() - since
@@ -498,7 +489,7 @@ cdef class RowWriter(SlotWriter):
             for row in range(end.turn.n):
                 code = fi_row_code(end.worker.ring, end.turn.slot, row, end.turn.q)
                 if code == FI_SPILL:
-                    irregular[row] = lease.load(row, PACKED_EXAMPLE, True)
+                    irregular[row] = lease.load(row, FI_PACKED_EXAMPLE, True)
                 elif code != FI_ROW_OK:
                     if not tolerates:
                         return None
@@ -513,5 +504,5 @@ cdef class RowWriter(SlotWriter):
     def put_result(self, packed, bint failed):
         """Leaves the converter's result, or its exception, in the slot in hand."""
         cdef uint64_t offset = self.end.pack(
-            packed, WHOLE_BATCH, PACKED_FAILURE if failed else PACKED_RESULT)
+            packed, FI_WHOLE_BATCH, FI_PACKED_FAILURE if failed else FI_PACKED_RESULT)
         fi_result_set(self.end.worker.ring, self.end.turn.slot, offset, packed.size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastiter._clib import ring_words, system
+from fastiter._clib import status
 from fastiter._util.warn import warn_caller
 from fastiter.errors import TimeoutWarning
 
@@ -54,7 +54,7 @@ class Timeouts:
         """
         if self.seconds is None:
             return
-        now = system.now()
+        now = status.now()
         progress, is_quiet = 0, True
         for member in self._group.members:
             if member is None:
@@ -94,11 +94,11 @@ class Timeouts:
         if not self._has_begun(member, report):  # nor does it know the signal that asks for a stack
             what, stack = "it has been starting", ""
         else:
-            if index == ring_words.STARTING:
+            if index == status.STARTING:
                 what = "it has been starting"
-            elif index == ring_words.LOADING:
+            elif index == status.LOADING:
                 what = "the dataset has been loading"
-            elif index == ring_words.FINISHING:
+            elif index == status.FINISHING:
                 what = "the converter has been busy"
             else:
                 what = f"the dataset has been busy with index {index}"

@@ -10,7 +10,7 @@ import os
 import threading
 from typing import Any
 
-from fastiter._clib import system
+from fastiter._clib import status
 from fastiter._ring.arena import Arena
 from fastiter._ring.stream import StreamRing
 from fastiter._util import shutdown
@@ -91,7 +91,7 @@ class ReaderGroup:
     def _wait_for_samples(self) -> list[Any] | None:
         self._raise_failure()
         while not self._is_exiting:
-            now = system.now()
+            now = status.now()
             if now - self._looked > _SLICE:
                 self._looked = now
                 self._check_processes()

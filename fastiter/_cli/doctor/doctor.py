@@ -21,7 +21,7 @@ import numpy as np
 import fastiter
 from fastiter._cli.doctor import machine, selftest
 from fastiter._cli.doctor.findings import Finding, Judgement, note_if, without_secrets
-from fastiter._clib import system
+from fastiter._clib import status
 from fastiter._collate import buffers
 from fastiter._order import permutation
 from fastiter._ring.arena import Arena
@@ -166,7 +166,7 @@ def _memory() -> Iterator[Finding]:
         fact = f"limited to {as_bytes(limit.nbytes)} by {limit.group}"
         advice = "batches, the shared copy of the dataset and all workers count towards it"
         yield Finding("control group", fact, "note", advice)
-    available_here = system.memory_available()
+    available_here = status.memory_available()
     yield note_if(
         available_here < 256 * _MIB,
         "for batches",

@@ -16,7 +16,7 @@ from fastiter._cli.profile.trials import (
     least_batches,
     run_once,
 )
-from fastiter._clib import system
+from fastiter._clib import status
 
 PREFETCH = 4  # while numbers of workers are compared
 SIMPLER = 0.05  # of the best rate: the simplest of the settings that are so close is recommended
@@ -220,7 +220,7 @@ class Search:
     def _measure(self, settings: Settings) -> None:
         trials = self.tried.setdefault(settings, Trials(settings))
         batches = settings.prefetch + 3 + settings.workers
-        room = system.memory_available() // 2
+        room = status.memory_available() // 2
         if settings.kind == "processes" and batches * self._batch_bytes > room:
             trials.error = "not tried: its slots would take more than half of the memory"
             return

@@ -1,17 +1,32 @@
-"""Statuses of the C library as exceptions; the clock, the free memory and the parent process."""
+"""Statuses of the C library as exceptions, its constants, and what it tells of time, memory and the
+parent process."""
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.errno cimport ENOMEM
 from libc.stdint cimport int64_t, uint64_t
 from posix.unistd cimport usleep
 
-from fastiter._clib.csrc cimport (
-    FI_E_CORRUPT, FI_E_FULL, FI_E_MEMORY, FI_E_RANGE, fi_coarse_ns, fi_die_with_parent,
-    fi_exit_within, fi_memory_available, fi_now_ns, fi_watch_parent, pthread_atfork, pthread_equal,
-    pthread_self, pthread_t)
+from fastiter._clib.csrc cimport *
 
 import os
 
 from fastiter.errors import OverwrittenError
+
+START_ERROR_BYTES = FI_START_ERROR_BYTES
+
+# In place of the index that a worker reports.
+LOADING, FINISHING, STARTING = FI_STAT_LOADING, FI_STAT_FINISHING, FI_STAT_STARTING
+
+# Kinds of packed objects, and the row of those that belong to the batch as a whole.
+PACKED_EXAMPLE, PACKED_ERROR = FI_PACKED_EXAMPLE, FI_PACKED_ERROR
+PACKED_RESULT, PACKED_FAILURE = FI_PACKED_RESULT, FI_PACKED_FAILURE
+WHOLE_BATCH = FI_WHOLE_BATCH
+
+# Codes of rows that have failed, and flags of a finished slot.
+ROW_ERROR, ROW_POISON = FI_ERROR, FI_POISON
+CONVERTED_FIELDS, CONVERTED_OBJECT = FI_CONVERTED_FIELDS, FI_CONVERTED_OBJECT
+CONVERTER_ERROR, FINISH_POISON = FI_CONVERTER_ERROR, FI_FINISH_POISON
+
 
 cdef enum:
     FREE_NS = 200_000  # a lock was free if to take it and give it back took less
@@ -40,7 +55,7 @@ cdef int refuse(int rc, str what, uint64_t need, uint64_t have) except -1:
 
 
 def now():
-    """Monotonic clock in seconds, the one that the coarse times of cells belong to."""
+    """Monotonic clock in seconds, the one by which workers report their times."""
     return fi_coarse_ns() / 1e9
 
 
@@ -62,6 +77,18 @@ def die_with_parent(int parent):
 def exit_within(double seconds, int status):
     """Starts a native thread that ends this process after so long, unless it has ended by then."""
     check(fi_exit_within(<int64_t>(seconds * 1e9), status), "starting the clock of the last moments")
+
+
+def checksum(data, uint64_t start, uint64_t stop, uint64_t seed):
+    """Of bytes `start` to `stop` of a buffer: an int in 1 .. 2**64 - 1."""
+    cdef Py_buffer buffer
+    PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE)
+    try:
+        if start > stop or stop > <uint64_t>buffer.len:
+            raise ValueError(f"bytes {start} to {stop} of {buffer.len}")
+        return fi_checksum(<char *>buffer.buf + start, stop - start, seed)
+    finally:
+        PyBuffer_Release(&buffer)
 
 
 # ---- the lock of another library at a fork -------------------------------------------------------
