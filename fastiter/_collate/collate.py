@@ -24,8 +24,8 @@ def collate(
 ) -> Any:
     """Join the examples of a batch along a new first axis, field by field.
 
-    The first example decides: a tuple or a dict has fields, of which the others must have the
-    same; anything else, a list too, is one field of its own.
+    If the first example is a tuple or a dict, it has fields, and the other examples must have the
+    same ones; anything else, a list too, is one field.
 
     Parameters
     ----------
@@ -124,8 +124,7 @@ def join_field(
     copy: bool = False,
     indices: numpy_fallback.Indices | None = None,
 ) -> Joined:
-    """One field of a batch, given the values that its examples have there; ``name`` and ``indices``
-    are for the text of errors."""
+    """Join the values of one field; ``name`` and ``indices`` are for the text of errors."""
     found = concat.join_fields(values, None, (rule,), copy)[0]
     if found is None:
         return _join_named(values, rule, name, copy, indices)
@@ -159,7 +158,7 @@ def _join_named(
     copy: bool,
     indices: numpy_fallback.Indices | None,
 ) -> Joined:
-    """`join`, whose errors tell the field, and the dataset's indices where they are known."""
+    """Like `join`, with errors that name the field, and the dataset's indices if they are known."""
     try:
         return join(field, rule, copy=copy)
     except numpy_fallback.MISFITS as error:
@@ -170,8 +169,7 @@ def _join_named(
 def _refuse_more_fields(
     batch: Sequence[Any], names: tuple[Any, ...], indices: numpy_fallback.Indices | None
 ) -> None:
-    """Raise ValueError if an example has a field that the first one, which has ``names``, lacks:
-    it would be lost."""
+    """Raise ValueError if an example has a field that the first example lacks: it would be lost."""
     for number, example in enumerate(batch):
         if isinstance(example, (tuple, dict)) and len(example) > len(names):
             raise ValueError(
@@ -188,26 +186,20 @@ def _named(example: Any) -> str:
 
 
 def _field_of(batch: Sequence[Any], name: Any, indices: numpy_fallback.Indices | None) -> list[Any]:
-    """The entries of one field.
-
-    Raises
-    ------
-    IndexError, KeyError, TypeError
-        What an example without it raises when it is asked, saying which one.
-    """
-    try:
-        return [example[name] for example in batch]
-    except (IndexError, KeyError, TypeError) as error:
-        kind = next(kind for kind in (IndexError, KeyError, TypeError) if isinstance(error, kind))
-        for number, example in enumerate(batch):
-            try:
-                example[name]
-            except kind:
-                raise kind(
-                    f"{numpy_fallback.place_of(number, indices)} has no field {name!r}, which "
-                    f"{numpy_fallback.place_of(0, indices)} has: it is {example!r:.80}"
-                ) from None
-        raise
+    """The values of one field; the error of an example that lacks it names the example."""
+    values = []
+    for number, example in enumerate(batch):
+        try:
+            values.append(example[name])
+        except (IndexError, KeyError, TypeError) as error:
+            kind = next(
+                kind for kind in (IndexError, KeyError, TypeError) if isinstance(error, kind)
+            )
+            raise kind(
+                f"{numpy_fallback.place_of(number, indices)} has no field {name!r}, which "
+                f"{numpy_fallback.place_of(0, indices)} has: it is {example!r:.80}"
+            ) from None
+    return values
 
 
 def join(field: Sequence[Any], rule: FieldRule, *, copy: bool = False) -> Joined:
@@ -269,7 +261,7 @@ def _has_axis(value: Any) -> bool:
 
 
 def _refuse_numbers(field: Sequence[Any], rule: FieldRule) -> None:
-    """An option for all fields passes over numbers; one that names their field is a mistake."""
+    """Raise ValueError if an option names a field of numbers; one for all fields ignores them."""
     if rule.named is not None and not _has_axis(field[0]):
         raise ValueError(
             f"{rule.named} is set for a field whose examples have no axis, like {field[0]!r}: set "

@@ -1,5 +1,7 @@
-"""Joining and padding written in NumPy's own operations: slow, right for every kind of example,
-with NumPy's results, warnings and errors. What the compiled ways leave comes here."""
+"""Joins and pads any kind of examples with NumPy's own operations, results, warnings and errors.
+
+Slower than the compiled functions, and used for what these do not take.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ CAST_ERRORS = (TypeError, ValueError, OverflowError, Warning)
 
 
 def stack(rows: Sequence[Any]) -> Any:
-    """`rows` joined along a new first axis, as ``concat_examples`` defines it."""
+    """Join `rows` along a new first axis, as ``concat_examples`` defines it."""
     values = rows
     try:
         if not isinstance(rows[0], np.ndarray):
@@ -34,13 +36,15 @@ def stack(rows: Sequence[Any]) -> Any:
 
 
 def as_arrays(rows: Sequence[Any]) -> Any:
-    """`rows`, the first of which is no array, as one array; lists of numbers that vary in length as
-    a list of arrays, of the dtype that NumPy promotes all numbers to.
+    """Return `rows`, the first of which is not an array, as one array.
+
+    Lists of numbers that vary in length become a list of arrays, of the dtype that NumPy promotes
+    all their numbers to.
 
     Raises
     ------
     ValueError
-        If lists that vary in length hold something else than numbers, or lists that vary, too.
+        If lists that vary in length hold anything else than numbers.
     """
     if not isinstance(rows[0], (list, tuple)):
         return np.asarray(rows)
@@ -66,7 +70,7 @@ def as_arrays(rows: Sequence[Any]) -> Any:
 
 
 def _length(row: Any) -> int:
-    """Of the first axis; -1 of what is no list and no array, or has none."""
+    """Length of the first axis; -1 for other values than lists and arrays with an axis."""
     if isinstance(row, np.ndarray):
         return len(row) if row.ndim else -1
     return len(row) if isinstance(row, (list, tuple)) else -1
@@ -83,20 +87,20 @@ def misfit(
     indices: Indices | None = None,
     is_padded: bool = False,
 ) -> Exception:
-    """The exception that says why the values of one field make no array.
+    """Return the exception that says why the values of one field do not make an array.
 
     Parameters
     ----------
     values : sequence
         One for each example.
     error : Exception
-        What NumPy, or this module without name and indices, says of it.
+        What NumPy has raised, or this module without name and indices.
     name : object
         The field's name, or its number in a tuple; None if examples have no fields.
     indices : sequence of int, optional
         The dataset's index of each example.
     is_padded : bool
-        Whether other lengths would do.
+        Whether examples may differ in length.
     """
     if type(error) not in MISFITS:
         return error
@@ -123,7 +127,7 @@ def misfit(
 
 
 def _fault_of(value: Any, first: Any) -> str:
-    """What is wrong with a value as such, for `str.format` with the example's place and the value;
+    """A format string that says what is wrong with a value, for the example's place and the value;
     empty if it is an array, a number or a list of numbers."""
     if hasattr(value, "shape") and not isinstance(value, (str, bytes)):
         return ""
@@ -154,17 +158,17 @@ def _fault_of(value: Any, first: Any) -> str:
 
 
 def place_of(number: int, indices: Indices | None) -> str:
-    """What messages call an example of a batch."""
+    """How messages name an example of a batch."""
     return f"example {number}" + ("" if indices is None else f" (dataset index {indices[number]})")
 
 
 def pad(rows: Sequence[Any], fill: Any, multiple: int = 1) -> Array:
-    """`rows` in an array of the elementwise maximum of their shapes, the rest being `fill`.
+    """Return `rows` in an array of the elementwise maximum of their shapes, the rest being `fill`.
 
     Parameters
     ----------
     multiple : int
-        What the length of the rows' first axis is rounded up to a multiple of.
+        The length of the rows' first axis is rounded up to a multiple of this number.
     """
     values = rows
     try:
@@ -185,21 +189,21 @@ def pad(rows: Sequence[Any], fill: Any, multiple: int = 1) -> Array:
 
 
 def checked_fill(fill: Any, dtype: np.dtype[Any], ndim: int) -> Any:
-    """`fill`, unless it is a float that the integer `dtype` has no value near to.
+    """Return `fill`, unless it is a float that the integer `dtype` has no value near to.
 
-    A fraction is cut off, as in every cast; but NaN, an infinity or a float out of range becomes
-    an arbitrary number, of which some versions of NumPy warn and others do not.
+    A fraction is cut off, as in every cast; but NaN, an infinity or a float out of range would
+    become an arbitrary number, of which only some versions of NumPy warn.
 
     Parameters
     ----------
     ndim : int
-        Of the field's examples. Numbers, which are 0-d, are never filled up: such a fill value is
-        for other fields of the batch, and zeros take its place.
+        Dimensions of the field's examples. Numbers, which have none, are never padded: such a fill
+        value is for other fields of the batch, and zeros replace it.
 
     Raises
     ------
     ValueError
-        If there is no such value, and an axis along which it may be needed.
+        If there is no such value, and the examples have an axis.
     """
     if dtype.kind not in "iu":
         return fill
@@ -233,13 +237,13 @@ def fill_casts(fill: Any, dtype: np.dtype[Any], ndim: int = 0) -> bool:
 
 
 def _filled(shape: tuple[int, ...], fill: Any, dtype: np.dtype[Any]) -> Array:
-    """Like `numpy.full`, but the error for a fill value that does not fit says what it is."""
+    """Like `numpy.full`, with an error that names a fill value that does not fit."""
     result: Array = np.empty(shape, dtype)
     try:
         np.copyto(result, fill, casting="unsafe")
     except (TypeError, ValueError, OverflowError) as error:
         if type(error) not in (TypeError, ValueError, OverflowError):
-            raise  # that of a codec, say, which takes more than a text
+            raise  # such as that of a codec, whose constructor takes more than a text
         raise type(error)(
             f"padding {fill!r:.80} cannot fill up examples of dtype {dtype}: give one value that "
             f"this dtype has, or a tuple or a dict with one for each field ({error})"
@@ -248,15 +252,7 @@ def _filled(shape: tuple[int, ...], fill: Any, dtype: np.dtype[Any]) -> Array:
 
 
 def stored(result: Any, out: Any) -> Any:
-    """`result`, or `out` with its content.
-
-    Raises
-    ------
-    TypeError
-        If `out` is no array.
-    ValueError
-        If its shape or dtype is another.
-    """
+    """Return `result`, or `out` with its content; raise if `out` is not such an array."""
     if out is None:
         return result
     if not isinstance(out, np.ndarray):
@@ -271,7 +267,7 @@ def stored(result: Any, out: Any) -> Any:
 
 
 def _padded_shape(rows: Sequence[Any]) -> list[int]:
-    """The elementwise maximum of the rows' shapes; a shape of one length is broadcast."""
+    """The elementwise maximum of the rows' shapes; a shape of one axis is broadcast."""
     shape = np.array(rows[0].shape, dtype=int)
     for row in rows:
         if np.not_equal(shape, row.shape).any():

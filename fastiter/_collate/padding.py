@@ -1,5 +1,4 @@
-"""How the fields of a batch are padded, truncated and measured: what the arguments of
-``concat_examples`` mean for each field."""
+"""Rules of padding for each field of a batch, from the arguments of ``concat_examples``."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ from fastiter._ring.schema import BARE, Schema
 
 
 class FieldRule(NamedTuple):
-    """What is done with one field. The compiled join reads the first five by position."""
+    """What is done with one field. `concat` reads the first five by position."""
 
     fill: Any = None  #: fill value; None if all shapes must be equal
-    max_length: int = -1  #: of the first axis; what is behind it is cut off. -1: no limit
-    multiple: int = 1  #: of which the padded first axis is one
+    max_length: int = -1  #: of the first axis; the rest is cut off. -1: no limit
+    multiple: int = 1  #: the length of the padded first axis is rounded up to a multiple of it
     lengths: bool = False  #: whether the lengths of the first axis are returned, too
     named: str | None = None  #: the argument, if any, that asks for one of these for this field
 
@@ -32,17 +31,18 @@ class FieldRule(NamedTuple):
 
 
 class Padding:
-    """The arguments of ``concat_examples`` that say how fields are padded.
+    """The padding arguments of ``concat_examples``, checked.
 
     Parameters
     ----------
     padding, max_length, pad_to_multiple, return_lengths
-        As there. Each is one value for all fields, or a tuple or a dict with one per field.
+        As in ``concat_examples``: one value for all fields, or one per field in a tuple or dict.
 
     Raises
     ------
     TypeError, ValueError
-        If a length is no integer or below 1, a flag is none, or nothing is padded to a multiple.
+        If a length is not an integer of at least 1, a flag is not a bool, or a multiple has no
+        padding.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Padding:
             "pad_to_multiple": self.pad_to_multiple,
             "return_lengths": self.return_lengths,
         }
-        #: whether nothing but fill values was given
+        #: whether only fill values were given
         self.only_fills = max_length is None and pad_to_multiple is None and not return_lengths
         #: whether there is nothing to do, for any field
         self.is_none = self.only_fills and padding is None
@@ -99,8 +99,8 @@ class Padding:
         Raises
         ------
         KeyError, ValueError
-            If padding, or another option, is given for what is no key. A padding for all keys and
-            for others, too, is none of these.
+            If padding, or another option, is given for other keys. A padding for all keys and for
+            others, too, is accepted.
         """
         padding = self.padding
         fills = padding if isinstance(padding, dict) else dict.fromkeys(keys, padding)
@@ -125,7 +125,7 @@ class Padding:
         return self.for_tuple(len(schema.specs))
 
     def for_array(self) -> FieldRule:
-        """The rule of examples that are no tuples and no dicts.
+        """The rule of examples that are neither tuples nor dicts.
 
         Raises
         ------

@@ -1,9 +1,9 @@
-"""Datasets that can be read by columns: what tells them, and how their rows are fetched.
+"""Finds out how a dataset is read: by example, by list of indices, or by column.
 
-There are three ways to fetch many rows at once. `columns_of` knows datasets that are nothing but
-arrays: their rows are gathered in C (`_columns.ColumnReader`), and no code of the user's is
-involved. `get_examples(indices, key_indices)` gives columns of any making.
-``__getitems__(indices)`` gives a list of examples. None of them is used where a subclass has its
+There are three ways to fetch many rows at once. `columns_of` recognizes datasets that consist of
+arrays: their rows are gathered in C (`gather.ColumnReader`), and no code of the user's runs.
+``get_examples(indices, key_indices)`` returns columns, however they are made.
+``__getitems__(indices)`` returns a list of examples. None of them is used where a subclass has its
 own way to make an example.
 """
 
@@ -20,36 +20,24 @@ from fastiter._collate.columns import examples_of
 from fastiter._fetch.gather import ColumnReader
 from fastiter._util.failures import RowCountError
 
-#: What decides about a dataset's examples. A class with ``__fastiter_columns__`` answers for all of
-#: these; a subclass that has any of them, and not the method, speaks for itself.
-_DECISIVE = frozenset(
-    {
-        "__fastiter_columns__",
-        "__getattribute__",
-        "__getitem__",
-        "__getitems__",
-        "__len__",
-        "get_example",
-        "get_examples",
-        "keys",
-        "mode",
-    }
-)
 _INDEXING = frozenset({"__getattribute__", "__getitem__", "__getitems__", "get_example"})
+#: Names that decide what a dataset's examples are. A class with ``__fastiter_columns__`` answers
+#: for all of them; a subclass that defines any of them, and not that method, is read by example.
+_DECISIVE = _INDEXING | {"__fastiter_columns__", "__len__", "get_examples", "keys", "mode"}
 
 
 class Column(NamedTuple):
     """One column: an array, or rows of it."""
 
-    array: Any  # whose first axis counts rows; checked by whoever reads it
-    rows: npt.NDArray[np.int64] | None = None  # where the dataset's rows are; None: in order
+    array: Any  # whose first axis counts rows; checked by its reader
+    rows: npt.NDArray[np.int64] | None = None  # places of the dataset's rows; None: in order
 
     def at(self, rows: npt.NDArray[np.int64]) -> Column:
         return Column(self.array, rows if self.rows is None else self.rows[rows])
 
 
 class Columns(NamedTuple):
-    """A dataset that is nothing but columns."""
+    """A dataset that consists of columns."""
 
     mode: Any  # tuple, dict, or None: an example is its value in the first column
     keys: tuple[str, ...]
@@ -63,9 +51,8 @@ class Columns(NamedTuple):
 
 
 def columns_of(dataset: Any) -> Columns | None:
-    """The columns of a dataset that says that it is nothing but these, by its method
-    ``__fastiter_columns__``; None for any other, and for subclasses and objects with an indexing of
-    their own."""
+    """The columns that a dataset consists of, by its method ``__fastiter_columns__``; None for
+    others, and for subclasses and objects with an indexing of their own."""
     decisive = _deciding_class(dataset, _DECISIVE)
     find = None if decisive is None else vars(decisive).get("__fastiter_columns__")
     found: Columns | None = None if find is None else find(dataset)
@@ -83,7 +70,7 @@ def _deciding_class(dataset: Any, names: frozenset[str]) -> type | None:
 
 
 class PlainColumns(NamedTuple):
-    """A dataset of arrays, and who reads it."""
+    """A dataset of arrays, and its reader."""
 
     reader: ColumnReader
     delegates: tuple[tuple[Any, Any], ...]
@@ -95,7 +82,7 @@ class PlainColumns(NamedTuple):
 
 
 def plain_columns(dataset: Any) -> PlainColumns | None:
-    """The reader of a dataset of arrays of numbers; None if it is any other."""
+    """The reader of a dataset of arrays of numbers; None for any other dataset."""
     columns = columns_of(dataset)
     if columns is None or not columns.columns:
         return None
@@ -108,13 +95,13 @@ def plain_columns(dataset: Any) -> PlainColumns | None:
 
 
 def rows_getter(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
-    """A function that fetches the examples at a list of indices in one call of the dataset's.
+    """Return a function that fetches the examples at a list of indices in one call of the dataset.
 
     Returns
     -------
     callable or None
-        None if the dataset gives examples one by one only. The function raises `RowCountError` if
-        the dataset gives another number of examples; what the dataset raises passes through.
+        None if the dataset returns single examples only. The function raises `RowCountError` if the
+        dataset returns another number of examples; what the dataset raises passes through.
     """
     getitems = getattr(dataset, "__getitems__", None)
     if getitems is not None:
@@ -144,25 +131,19 @@ def column_getter(dataset: Any) -> Callable[[list[int]], tuple[Any, ...]] | None
 
 
 def _has_get_examples(dataset: Any) -> bool:
-    """Whether examples are what ``get_examples`` gives, and nothing else."""
+    """Whether the dataset's examples are exactly what ``get_examples`` returns."""
     decisive = _deciding_class(dataset, _INDEXING)
     if decisive is None or not callable(getattr(dataset, "get_examples", None)):
         return False
     if "_examples_come_from_columns" in vars(decisive):
         return True
-    # Chainer's own datasets of columns, where Chainer is in use.
+    # Chainer's own datasets of columns, if the program uses Chainer.
     theirs = sys.modules.get("chainer.dataset.tabular.tabular_dataset")
     return theirs is not None and decisive is getattr(theirs, "TabularDataset", None)
 
 
 def get_columns(dataset: Any, indices: list[int]) -> tuple[Any, ...]:
-    """All columns of some rows.
-
-    Raises
-    ------
-    RowCountError
-        If a column has another number of rows.
-    """
+    """All columns of some rows; `RowCountError` if a column has another number of rows."""
     columns = tuple(dataset.get_examples(indices, None))
     for column in columns:
         if len(column) != len(indices):

@@ -29,9 +29,9 @@ _MOST_NDIM = 30  # of a row; the batch has one more, and NumPy 1 allows 32
 
 
 class _FieldPlan(NamedTuple):
-    """How batches are made of what is known of their examples."""
+    """How the fields of a batch are made, given the schema of its examples."""
 
-    schema: Schema | None = None  #: None: nothing is known, or nothing can be done in place
+    schema: Schema | None = None  #: None: it is unknown, or no field can be written in place
     rules: tuple[FieldRule, ...] = ()  #: for each field
     in_place: tuple[bool, ...] = ()  #: for each field
     is_final: bool = False  #: whether there is nothing more to learn
@@ -59,30 +59,15 @@ class Assembler:
         self._field_plan = _FieldPlan()
 
     def start(self, n_rows: int) -> Batch:
-        """Make room for a batch.
-
-        Raises
-        ------
-        MemoryError
-            If there is none.
-        """
+        """Allocate a batch; MemoryError if that is impossible."""
         field_plan = self._field_plan
         rows = BatchBuffer(n_rows, field_plan.schema, field_plan.in_place, self._n_batches)
         return Batch(rows, field_plan)
 
     def finish(self, batch: Batch, indices: Indices | None = None) -> Any:
-        """Make of a batch, all of whose rows are there, what concat_examples makes of them.
+        """Return what concat_examples makes of the rows of a complete batch, or raise its error.
 
-        Parameters
-        ----------
-        batch : Batch
-        indices : sequence of int, optional
-            The dataset's indices of its rows, for the text of errors.
-
-        Raises
-        ------
-        Exception
-            What concat_examples raises.
+        ``indices`` are the dataset's indices of the rows, for the text of errors.
         """
         rows, field_plan = batch
         if rows.is_complete:
@@ -119,7 +104,7 @@ class Assembler:
         schema = derive_schema(examples, self._batch_size)
         if field_plan.schema is not None:
             schema = merge_schemas(field_plan.schema, schema)
-        # Of two threads that learn at once, one teaches in vain: batches are the same either way.
+        # If two threads do this at once, one schema is lost; batches are the same either way.
         self._field_plan = self._plan_fields(schema)
 
     def _plan_fields(self, schema: Schema) -> _FieldPlan:
@@ -134,7 +119,7 @@ class Assembler:
 
 
 class Batch(NamedTuple):
-    """A batch in the making."""
+    """A batch that is being filled."""
 
     rows: BatchBuffer
     field_plan: _FieldPlan
@@ -155,8 +140,8 @@ def _is_in_place(spec: Any, dtype: Any, rule: FieldRule) -> bool:
 
 
 def _casts_quietly(fill: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether a fill value, of which equal shapes make no use, is beyond doubt none that NumPy
-    refuses or warns of: the ordinary way shall do that."""
+    """Whether NumPy surely casts a fill value without an error or a warning. Equal shapes do not
+    use it, but `collate` must raise or warn."""
     if fill is None:
         return True
     if type(fill) not in (int, float, bool):

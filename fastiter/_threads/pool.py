@@ -38,18 +38,6 @@ _living: WeakObjects[Threads] = WeakObjects()
 class ThreadCounters:
     """What one thread has done, and then the thread that takes its place."""
 
-    __slots__ = (
-        "at_start",
-        "cpu",
-        "delay",
-        "events",
-        "fetch",
-        "finish",
-        "native_id",
-        "rows",
-        "since",
-    )
-
     def __init__(self) -> None:
         self.rows = 0
         self.fetch = 0  # ns
