@@ -7,6 +7,8 @@ from typing_extensions import Self, disjoint_base
 
 from fastiter._ring.arena import WorkerRing
 
+__pyx_capi__: dict[str, object]  # what other compiled modules import
+
 BARE: int
 TUPLE: int
 LIST: int
