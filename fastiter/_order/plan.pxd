@@ -13,7 +13,7 @@ cdef class Plan:
 
 cdef class PlanQueue:
     cdef object current
-    cdef readonly object batch_size
+    cdef readonly int64_t batch_size
     cdef readonly bint repeat
     cdef readonly bint is_begun
     cdef public object skip_state
@@ -23,5 +23,5 @@ cdef class PlanQueue:
     cdef Plan first(self)
     cdef Plan next_ahead(self)
     cdef Plan plan_one(self)
-    cdef object advance(self, object state)
+    cdef Plan advance(self, object state)
     cdef object piece(self, object order, int64_t start, int64_t stop)

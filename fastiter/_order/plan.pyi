@@ -4,8 +4,6 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self, disjoint_base
 
-def counted(start: int, stop: int) -> NDArray[np.int64]: ...
-
 @disjoint_base
 class Plan:
     work: Any

@@ -29,6 +29,9 @@ cdef enum:
     N_DRAWN = 6
     STATE_ITEMS = 7
 
+# A double holds all integers up to here, so that a quotient of them is the one that Python gives.
+cdef int64_t MOST_EXACT = <int64_t>1 << 53
+
 
 cdef inline int64_t *data_of(object array) noexcept:
     return <int64_t *>bytes_of(<cnp.PyArrayObject *>array)
@@ -39,9 +42,9 @@ cdef inline object new_indices(int64_t n):
     return cnp.PyArray_EMPTY(1, &length, cnp.NPY_INT64, 0)
 
 
-def counted(int64_t start, int64_t stop):
+cdef object counted(int64_t start, int64_t stop):
     """Count from ``start`` to below ``stop``: numpy.arange, in a fraction of its time."""
-    cdef int64_t n = max(stop - start, 0), i
+    cdef int64_t n = stop - start, i
     numbers = new_indices(n)
     cdef int64_t *target = data_of(numbers)
     for i in range(n):
@@ -161,7 +164,8 @@ cdef class PlanQueue:
         """The plan that `deliver` takes next. Raises nothing that belongs to the batch."""
         cdef Plan plan = self.first()
         if plan.outcome is None:
-            plan.set_skips(self.skip_state, 0)
+            plan.skip_state = self.skip_state
+            plan.n_dropped = 0
         return plan
 
     cdef Plan first(self):
@@ -205,7 +209,7 @@ cdef class PlanQueue:
         if item(state, N_DRAWN) != item(self.current, N_DRAWN):
             self._note(state)
         # What dies by this step, dies at the end of this function.
-        kept = plan.work, plan.outcome, self.current
+        work, outcome, before = plan.work, plan.outcome, self.current
         plan.work = plan.outcome = None
         if plan.error is None:
             self.is_begun = True
@@ -283,8 +287,7 @@ cdef class PlanQueue:
         state = (<Plan>self.plans[count - 1]).state if count else self.current
         cdef Plan plan
         try:
-            after, indices = self.advance(state)
-            plan = new_plan(indices, after, None)
+            plan = self.advance(state)
         except StopIteration as error:
             # Raised by the sampler, it would end the caller's loop in silence.
             wrapped = RuntimeError("order_sampler raised StopIteration")
@@ -295,9 +298,8 @@ cdef class PlanQueue:
         self.plans.append(plan)
         return plan
 
-    cdef object advance(self, object state):
-        """The state after the batch that follows ``state``, and the batch's indices; None at the
-        end of the iteration.
+    cdef Plan advance(self, object state):
+        """The plan of the batch after ``state``; without indices at the end of the iteration.
 
         With ``repeat`` a batch that reaches the end of an epoch goes on in the next one. Without,
         the last batch is short and nothing follows it. A batch that ends exactly at an epoch's end
@@ -305,12 +307,15 @@ cdef class PlanQueue:
         batch longer than the epoch, the next order is drawn.
         """
         cdef int64_t position = item(state, POSITION), size = item(state, EPOCH_SIZE)
-        cdef int64_t batch_size = self.batch_size, left = batch_size, n
+        cdef int64_t left = self.batch_size, n
         cdef bint is_new_epoch = False
         epoch, order, n_drawn = item(state, EPOCH), item(state, ORDER), item(state, N_DRAWN)
-        detail = epoch + item(state, POSITION) / item(state, EPOCH_SIZE)
+        if size <= MOST_EXACT:
+            detail = epoch + <double>position / <double>size
+        else:
+            detail = epoch + item(state, POSITION) / item(state, EPOCH_SIZE)
         if not self.repeat and epoch > 0:
-            return state._replace(previous_epoch_detail=detail), None
+            return new_plan(None, state._replace(previous_epoch_detail=detail), None)
         indices = new_indices(left) if self.repeat and left > size - position else None
         while True:
             n = min(left, size - position)
@@ -318,7 +323,7 @@ cdef class PlanQueue:
             if indices is None:
                 indices = piece
             else:
-                memcpy(data_of(indices) + batch_size - left, data_of(piece), n * sizeof(int64_t))
+                memcpy(data_of(indices) + self.batch_size - left, data_of(piece), n * sizeof(int64_t))
             left -= n
             if n < size - position:
                 position += n
@@ -337,7 +342,7 @@ cdef class PlanQueue:
         put(after, EPOCH_SIZE, size)
         put(after, PREVIOUS_EPOCH_DETAIL, detail)
         put(after, N_DRAWN, n_drawn)
-        return after, indices
+        return new_plan(indices, after, None)
 
     cdef object piece(self, object order, int64_t start, int64_t stop):
         """The indices at the positions from ``start`` to below ``stop``, as an array of their own."""

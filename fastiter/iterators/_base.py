@@ -209,8 +209,10 @@ class PlannedIterator(Iterator):
             sampler's it tries the same batch again. With ``on_error`` examples that fail may be
             skipped instead; more of them than ``skip_limit`` are a `SkipLimitError`.
         """
-        self._refuse_inside_next("next()")
-        return self._timer.run(self._lock, self._next)
+        timer = self._timer
+        if timer.is_running_here:
+            self._refuse_inside_next("next()")
+        return timer.run(self._lock, self._next)
 
     def _next(self) -> Any:
         """One call of ``next()``: make the batch of the next plan, then deliver it."""
@@ -240,11 +242,13 @@ class PlannedIterator(Iterator):
             timer.rows = ENDED
         planner.deliver()  # raises if there is no batch
         assert plan.indices is not None
-        timer.skipped += plan.n_dropped
+        n_dropped = plan.n_dropped
+        if n_dropped:
+            timer.skipped += n_dropped
         if type(batch) is Failure:
             timer.errors += 1
             reraise(batch)
-        timer.rows = len(plan.indices) - plan.n_dropped
+        timer.rows = len(plan.indices) - n_dropped
         return batch
 
     def _refuse_inside_next(self, action: str) -> None:

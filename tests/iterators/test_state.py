@@ -13,7 +13,7 @@ from epochs import steps
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastiter._order.plan import Plan, counted
+from fastiter._order.plan import Plan
 from fastiter.iterators._state import Planner, State, checked_order, initial_state
 
 sizes = st.integers(1, 12)
@@ -169,12 +169,6 @@ def test_orders_of_other_kinds_become_int64(order):
 
 
 # -- planner -------------------------------------------------------------------------------------
-
-
-def test_counting():
-    for start, stop in ((0, 0), (3, 9), (5, 2)):
-        assert counted(start, stop).dtype == np.int64
-        assert counted(start, stop).tolist() == list(range(start, stop))
 
 
 huge = st.integers(0, 1 << 62)
