@@ -57,10 +57,6 @@ def sha256_of(path: str) -> str:
     return str(pooch.file_hash(path, "sha256"))
 
 
-class _Broken(Exception):
-    """The connection failed or broke: another request may succeed."""
-
-
 class _Content(FileIO):
     """A new file with the content of a URL, as far as it has been received."""
 
@@ -113,10 +109,10 @@ class _Content(FileIO):
             try:
                 self._request(timeout)
                 return
-            except _Broken as broken:
+            except ConnectionError as error:
                 if left == 0:
-                    raise ConnectionError(f"{broken}; retries={retries} are used up") from None
-                _log.info("Trying again: %s", broken)
+                    raise ConnectionError(f"{error}; retries={retries} are used up") from None
+                _log.info("Trying again: %s", error)
             time.sleep(min(0.5, 2 / retries))
 
     def _request(self, timeout: float | None) -> None:
@@ -141,7 +137,7 @@ class _Content(FileIO):
             if _is_timeout(error):
                 self._fail(f"no byte for {timeout} seconds: {text}", TimeoutError)
             is_broken = isinstance(error, (requests.ConnectionError, ChunkedEncodingError))
-            self._fail(text, _Broken if is_broken else OSError)
+            self._fail(text, ConnectionError if is_broken else OSError)
         finally:
             if self._response is not None:
                 self._response.close()
