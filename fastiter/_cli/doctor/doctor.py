@@ -43,6 +43,7 @@ _DEVICE_SECONDS = 60  # for CuPy and the driver to answer
 # them.
 _PACKAGES = (
     (("tqdm",), "for progress bars", True),
+    (("threadpoolctl",), "to limit threads of native libraries in workers", True),
     (("filelock",), "for downloads and cached files", False),
     (("pooch",), "for downloads", False),
     (("pillow",), "for ImageDataset and similar datasets", False),
@@ -59,7 +60,6 @@ _PACKAGES = (
     (("cloudpickle",), "to send lambdas and local classes to spawned workers", False),
     (("matplotlib",), "for the charts of `profile` and `demo`", False),
     (("torch",), "if you use it; workers seed its generators", False),
-    (("threadpoolctl",), "not needed: fastiter itself limits thread pools in workers", False),
 )
 _VARIABLES = (
     "FASTITER_BUFFER_POOL",
@@ -280,7 +280,8 @@ def _limits() -> Iterator[Finding]:
             f"it applies to shared memory too, and so limits the size of a batch: {command}",
         )
     locked = _limit(soft("RLIMIT_MEMLOCK"), as_bytes)
-    yield Finding("locked memory", f"RLIMIT_MEMLOCK {locked}; fastiter locks no memory")
+    fact = f"RLIMIT_MEMLOCK {locked}; matters only for batches that a GPU reads itself (device=)"
+    yield Finding("locked memory", fact)
     processes = soft("RLIMIT_NPROC")
     yield note_if(
         0 <= processes < 64 + workers and os.geteuid() != 0,
@@ -321,8 +322,8 @@ def _packages() -> Iterator[Finding]:
         if versions:
             yield Finding(*next(iter(versions.items())))
             continue
-        help = purpose if "not needed" in purpose else f"pip install {names[0]}, {purpose}"
-        yield Finding(names[0], "not installed", "note" if is_required else "ok", help)
+        judgement: Judgement = "note" if is_required else "ok"
+        yield Finding(names[0], "not installed", judgement, f"pip install {names[0]}, {purpose}")
 
 
 def _version(name: str) -> str | None:
