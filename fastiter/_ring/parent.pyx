@@ -9,10 +9,9 @@ import pickle
 
 cimport cython
 cimport numpy as cnp
-from cpython.buffer cimport PyBUF_READ, PyBuffer_FillInfo
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
-from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.errno cimport EBADF, EINTR
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -339,11 +338,11 @@ cdef class Lease:
         cdef uint64_t seed = fi_place_seed(self.q, row, kind)
         cdef uint64_t *head = <uint64_t *>(self.payload + offset)
         self.check(offset, size)
-        # Most objects are a pickle without buffers: there is nothing to be viewed.
+        # Most objects are a pickle without buffers, of which nothing can be a view.
         if size >= HEAD_BYTES and offset % sizeof(uint64_t) == 0 and head[1] == 0 and (
                 head[2] == size - HEAD_BYTES
                 and head[0] == fi_checksum(head + 1, size - SUM_BYTES, seed)):
-            return loads(PyMemoryView_FromMemory(<char *>(head + 3), size - HEAD_BYTES, PyBUF_READ))
+            return loads(PyBytes_FromStringAndSize(<char *>(head + 3), size - HEAD_BYTES))
         part = memoryview(self)[offset:offset + size]
         return unpack(memoryview(bytearray(part)) if copy else part, seed)
 
