@@ -11,7 +11,7 @@ from fastiter._device.cupy import (
     leak_after_fork,
     synchronize,
 )
-from fastiter._device.devices import CpuDevice, Device, GpuDevice, resolve, send
+from fastiter._device.devices import CpuDevice, Device, GpuDevice, resolve, send_batch
 
 __all__ = [
     "CpuDevice",
@@ -22,6 +22,6 @@ __all__ = [
     "is_cupy_array",
     "leak_after_fork",
     "resolve",
-    "send",
+    "send_batch",
     "synchronize",
 ]

@@ -181,5 +181,4 @@ def _has_open(path: str) -> bool:
     return False
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)

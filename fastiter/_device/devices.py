@@ -164,10 +164,13 @@ def _from_string(text: str) -> Device:
     raise ValueError(f"device must be {_WHAT_IS_A_DEVICE}, not {text!r}")
 
 
-def send(device: Any, x: Any) -> Any:
-    """Move ``x`` to the device that ``device`` names; None leaves it where it is."""
-    resolved = resolve(device)
-    return x if resolved is None else resolved.send(x)
+def send_batch(device: Any, batch: Any) -> Any:
+    """Send a batch, which may be a dict, to a device that `resolve` returned, or None."""
+    if device is None:
+        return batch
+    if isinstance(batch, dict):
+        return {key: device.send(array) for key, array in batch.items()}
+    return device.send(batch)
 
 
 def _scalar_array(value: Any) -> np.ndarray[Any, Any]:

@@ -211,7 +211,8 @@ class AsyncTransfer:
             In a process that was forked since. What CUDA raises is passed on; the transfer can
             still be used.
         """
-        self._check_process()
+        if self._pid != os.getpid():
+            raise RuntimeError(CUT_OFF)
         with self._lock, self._on_device() as current:
             self._beginning_thread = threading.get_ident()
             try:
@@ -408,10 +409,6 @@ class AsyncTransfer:
         for event in events:
             self._stream.wait_event(event)
 
-    def _check_process(self) -> None:
-        if self._pid != os.getpid():
-            raise RuntimeError(CUT_OFF)
-
     def _check_stream(self, name: str, stream: Any) -> None:
         device_id = getattr(stream, "device_id", -1)  # CUDA's default streams are of every GPU
         if device_id not in (-1, self._device.id):
@@ -442,5 +439,4 @@ def _close_all() -> None:
         transfer.close()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: leak_after_fork(*_living))
+os.register_at_fork(after_in_child=lambda: leak_after_fork(*_living))

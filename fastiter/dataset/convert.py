@@ -105,11 +105,7 @@ def concat_examples(
     ):
         rules = Padding(padding, max_length, pad_to_multiple, return_lengths)
     arrays = collate.collate(batch, rules, copy=copy)
-    if target is None:
-        return arrays
-    if isinstance(arrays, dict):
-        return {key: target.send(array) for key, array in arrays.items()}
-    return target.send(arrays)
+    return _device.send_batch(target, arrays)
 
 
 def to_device(device: Any, x: Any) -> Any:
@@ -133,7 +129,8 @@ def to_device(device: Any, x: Any) -> Any:
     TypeError, ValueError, RuntimeError
         If ``device`` is not a device, or a GPU without CuPy, or ``x`` is not an array.
     """
-    return _device.send(device, x)
+    target = _device.resolve(device)
+    return x if target is None else target.send(x)
 
 
 class Converter(ABC):

@@ -249,13 +249,7 @@ class Source:
 
     def sent(self, batch: Any) -> Any:
         """Send an array, or a list, tuple or dict of arrays, to the iterator's device."""
-        if self.is_on_gpu:
-            return self.gpu().send(batch)
-        if self._target is None:
-            return batch
-        if isinstance(batch, dict):
-            return {key: self._target.send(array) for key, array in batch.items()}
-        return self._target.send(batch)
+        return self.gpu().send(batch) if self.is_on_gpu else _device.send_batch(self._target, batch)
 
     def gpu(self) -> AsyncTransfer:
         """Return what copies batches to the iterator's GPU. Initialises CUDA."""
