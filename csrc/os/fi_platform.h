@@ -67,7 +67,7 @@ void fi_bell_cancel(_Atomic uint32_t *bell, int pipe);
 bool fi_bells_need_pipes(void);
 /* Rings the bell if its owner sleeps; returns true if it did. `pipe` is the write end. */
 bool fi_bell_ring(_Atomic uint32_t *bell, int pipe);
-/* Wakes the owner even if the bell does not say that it sleeps: for a bell that may be spoilt. At
+/* Wakes the owner even if the bell does not say that it sleeps: for a bell that may be corrupt. At
  * worst one later sleep ends at once. */
 void fi_bell_force(_Atomic uint32_t *bell, int pipe);
 

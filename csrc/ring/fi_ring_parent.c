@@ -450,7 +450,7 @@ void fi_parent_drop(fi_parent *parent)
 
 /* ---- recovery -------------------------------------------------------------------------------- */
 
-/* The protocol writes no flags beside an owner; spoilt ones must not hide the loss. */
+/* The protocol writes no flags beside an owner; corrupt ones must not hide the loss. */
 static bool is_of(uint64_t word, uint64_t q, uint32_t worker, uint32_t code)
 {
     return (word & ~(uint64_t)0xff) == fi_word(q, worker, code, 0);

@@ -26,14 +26,14 @@ _INDEXING = frozenset({"__getattribute__", "__getitem__", "__getitems__", "get_e
 _DECISIVE = _INDEXING | {"__fastiter_columns__", "__len__", "get_examples", "keys", "mode"}
 
 
-class Column(NamedTuple):
+class SourceColumn(NamedTuple):
     """One column: an array, or rows of it."""
 
     array: Any  # whose first axis counts rows; checked by its reader
     rows: npt.NDArray[np.int64] | None = None  # places of the dataset's rows; None: in order
 
-    def at(self, rows: npt.NDArray[np.int64]) -> Column:
-        return Column(self.array, rows if self.rows is None else self.rows[rows])
+    def at(self, rows: npt.NDArray[np.int64]) -> SourceColumn:
+        return SourceColumn(self.array, rows if self.rows is None else self.rows[rows])
 
 
 class Columns(NamedTuple):
@@ -41,7 +41,7 @@ class Columns(NamedTuple):
 
     mode: Any  # tuple, dict, or None: an example is its value in the first column
     keys: tuple[str, ...]
-    columns: tuple[Column, ...]
+    columns: tuple[SourceColumn, ...]
     views: bool  # whether examples share the arrays' memory
     delegates: tuple[tuple[Any, Any], ...] = ()  # (object, what its `dataset` was)
 

@@ -35,14 +35,14 @@ _NO_WAY = (
 _here: weakref.WeakValueDictionary[bytes, Shared[Any]] = weakref.WeakValueDictionary()
 
 
-class _Context(threading.local):
+class _Reduction(threading.local):
     """Per thread, the handles inside of an image that is being packed, or loaded."""
 
     packing: list[Shared[Any]] | None = None
     loading: tuple[Shared[Any], ...] = ()
 
 
-_context = _Context()
+_context = _Reduction()
 
 
 class Shared(Generic[T]):

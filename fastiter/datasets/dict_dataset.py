@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastiter._fetch.dataset_access import Column, Columns
+from fastiter._fetch.dataset_access import Columns, SourceColumn
 from fastiter.datasets._parts import columns_length
 
 __all__ = ["DictDataset"]
@@ -46,5 +46,5 @@ class DictDataset:
         return self._length
 
     def __fastiter_columns__(self) -> Columns:
-        columns = tuple(map(Column, self._datasets.values()))
+        columns = tuple(map(SourceColumn, self._datasets.values()))
         return Columns(dict, tuple(self._datasets), columns, views=True)

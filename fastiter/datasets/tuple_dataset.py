@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastiter._fetch.dataset_access import Column, Columns
+from fastiter._fetch.dataset_access import Columns, SourceColumn
 from fastiter.datasets._parts import columns_length
 
 __all__ = ["TupleDataset"]
@@ -44,6 +44,6 @@ class TupleDataset:
         return self._length
 
     def __fastiter_columns__(self) -> Columns:
-        columns = tuple(map(Column, self._datasets))
+        columns = tuple(map(SourceColumn, self._datasets))
         keys = tuple(map(str, range(len(columns))))
         return Columns(tuple, keys, columns, views=True)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastiter._fetch.dataset_access import Column, Columns
+from fastiter._fetch.dataset_access import Columns, SourceColumn
 from fastiter._util import torch_tensors
 from fastiter.dataset.mixin import DatasetMixin
 from fastiter.interop._torch import _REMEDY
@@ -105,7 +105,7 @@ class _Tensors(DatasetMixin):
 
     def __fastiter_columns__(self) -> Columns:
         keys = tuple(map(str, range(len(self._arrays))))
-        columns = tuple(Column(array, self._rows) for array in self._arrays)
+        columns = tuple(SourceColumn(array, self._rows) for array in self._arrays)
         return Columns(tuple, keys, columns, views=True)
 
 

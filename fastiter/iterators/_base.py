@@ -22,7 +22,7 @@ from fastiter.dataset.iterator import Iterator
 from fastiter.iterators import _arguments, _seed
 from fastiter.iterators._device_prefetch import DevicePrefetch
 from fastiter.iterators._skips import SkipPolicy, SkipState, checked, nothing_left
-from fastiter.iterators._snapshot import Context, Snapshot, as_dict, exchange, from_dict
+from fastiter.iterators._snapshot import Snapshot, SnapshotContext, as_dict, exchange, from_dict
 from fastiter.iterators._source import Source
 from fastiter.iterators._state import Plan, Planner, dataset_length, initial_state
 from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
@@ -534,8 +534,8 @@ class PlannedIterator(Iterator):
             skips = self._planner.skip_state or SkipState()
         return Snapshot(self._planner.state, self._seed, skips)
 
-    def _snapshot_context(self) -> Context:
-        return Context(self._batch_size, self._order_sampler, self._dataset_len)
+    def _snapshot_context(self) -> SnapshotContext:
+        return SnapshotContext(self._batch_size, self._order_sampler, self._dataset_len)
 
     def _go_on_from(self, snapshot: Snapshot) -> None:
         works = self._planner.works()

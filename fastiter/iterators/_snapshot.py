@@ -57,7 +57,7 @@ class Snapshot(NamedTuple):
     skips: SkipState | None  #: None if examples are not skipped
 
 
-class Context(NamedTuple):
+class SnapshotContext(NamedTuple):
     """The iteration that is saved or loaded, apart from its snapshot."""
 
     batch_size: int
@@ -66,7 +66,7 @@ class Context(NamedTuple):
 
 
 def exchange(
-    serializer: Callable[[str, Any], Any], current: Snapshot, context: Context
+    serializer: Callable[[str, Any], Any], current: Snapshot, context: SnapshotContext
 ) -> Snapshot | None:
     """Save ``current`` to a serializer, or load another snapshot from it.
 
@@ -112,7 +112,7 @@ def exchange(
     return _loaded(serializer, stored, current, context)
 
 
-def as_dict(current: Snapshot, context: Context) -> dict[str, Any]:
+def as_dict(current: Snapshot, context: SnapshotContext) -> dict[str, Any]:
     """What `exchange` saves, in plain numbers as far as it goes.
 
     An order is an array; where orders have numbers, the record alone says all.
@@ -126,7 +126,7 @@ def as_dict(current: Snapshot, context: Context) -> dict[str, Any]:
     return saved if current.skips is None else {**saved, SKIPS_KEY: current.skips.saved()}
 
 
-def from_dict(stored: Mapping[str, Any], current: Snapshot, context: Context) -> Snapshot:
+def from_dict(stored: Mapping[str, Any], current: Snapshot, context: SnapshotContext) -> Snapshot:
     """The snapshot that `as_dict` has saved, or any snapshot in a mapping.
 
     Raises
@@ -158,14 +158,14 @@ def _loaded_seed(stored: Any) -> Seed:
     return first, second
 
 
-def _record_of(state: State, context: Context) -> Record | None:
+def _record_of(state: State, context: SnapshotContext) -> Record | None:
     if not is_seeded(context.order_sampler) or state.order is None or state.n_drawn == 0:
         return None
     size = context.order_sampler._population(state.epoch_size, context.dataset_len())
     return context.order_sampler._record(state.n_drawn, size)
 
 
-def _saved_order(state: State, context: Context) -> dict[str, Any]:
+def _saved_order(state: State, context: SnapshotContext) -> dict[str, Any]:
     if state.order is None:
         return {"order": -1}
     record = _record_of(state, context)
@@ -189,7 +189,7 @@ def _is_saving(serializer: Any, stored: dict[str, Any], given: dict[str, Any]) -
 
 
 def _loaded(
-    serializer: Any, stored: dict[str, Any], current: Snapshot, context: Context
+    serializer: Any, stored: dict[str, Any], current: Snapshot, context: SnapshotContext
 ) -> Snapshot:
     state = current.state
     dataset_size = context.dataset_len()
@@ -248,7 +248,7 @@ def _loaded_record(serializer: Callable[[str, Any], Any], order: Any) -> Record 
 
 
 def _order_again(
-    record: Record, stored: Any, position: int, state: State, context: Context
+    record: Record, stored: Any, position: int, state: State, context: SnapshotContext
 ) -> Order:
     """The order that the snapshot's record tells of, drawn by this iteration's sampler."""
     sampler = context.order_sampler

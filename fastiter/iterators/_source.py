@@ -31,18 +31,18 @@ _UNKNOWN: Any = object()
 _KEYWORDS = {"padding", "copy", "max_length", "pad_to_multiple", "return_lengths"}
 
 
-class Concat(NamedTuple):
+class ConcatOptions(NamedTuple):
     """The arguments of a converter that is concat_examples."""
 
     padding: Padding
     copy: bool
 
 
-def concat_of(converter: Callable[..., Any] | None) -> Concat | None:
+def concat_of(converter: Callable[..., Any] | None) -> ConcatOptions | None:
     """Return what concat_examples, also in a `functools.partial`, is called with; None for any
     other converter. Raises TypeError or ValueError if an argument is not valid."""
     if converter is concat_examples:
-        return Concat(Padding(), False)
+        return ConcatOptions(Padding(), False)
     if (
         type(converter) is functools.partial
         and converter.func is concat_examples
@@ -51,7 +51,7 @@ def concat_of(converter: Callable[..., Any] | None) -> Concat | None:
     ):
         keywords = dict(converter.keywords)
         copy = bool(keywords.pop("copy", False))
-        return Concat(Padding(**keywords), copy)
+        return ConcatOptions(Padding(**keywords), copy)
     return None
 
 
@@ -96,7 +96,7 @@ class Source:
     Attributes
     ----------
     dataset
-    concat : Concat or None
+    concat : ConcatOptions or None
         The arguments of the converter, if it is concat_examples.
     converter : callable or None
         To be called with batch and device.
@@ -226,7 +226,7 @@ class Source:
         """Whether concat_examples' result is the rows of the columns."""
         return self.concat is not None and _fills_suit(plain, self.concat.padding)
 
-    def _arrays(self, indices: Indices, concat: Concat, tolerates: bool) -> Any:
+    def _arrays(self, indices: Indices, concat: ConcatOptions, tolerates: bool) -> Any:
         """Return the batch if it can be made without examples. ``tolerates``: None too if the
         dataset raises."""
         plain = self.plain()

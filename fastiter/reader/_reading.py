@@ -28,9 +28,9 @@ class ReadingJob:
             for number, reader in enumerate(self._readers)
         }
 
-    def prepare(self, end: WorkerRing, seat: WorkerArguments, seed: int) -> Callable[[], None]:
-        writer = SampleWriter(end, seat.bell_pipe.fd)
-        return functools.partial(_publish_all, self._readers[seat.number], writer)
+    def prepare(self, end: WorkerRing, arguments: WorkerArguments, seed: int) -> Callable[[], None]:
+        writer = SampleWriter(end, arguments.bell_pipe.fd)
+        return functools.partial(_publish_all, self._readers[arguments.number], writer)
 
 
 def _publish_all(reader: Reader, writer: SampleWriter) -> None:

@@ -33,21 +33,21 @@ typedef struct run {
     uint64_t kills;
 } run;
 
-struct seat {
+struct reader_thread {
     run *run;
     uint32_t number;
     uint64_t seed;
 };
 
-static struct seat seats[MOST_READERS];
+static struct reader_thread all_readers[MOST_READERS];
 
 static void *run_reader(void *argument)
 {
-    struct seat *seat = argument;
-    uint64_t random = seat->seed;
+    struct reader_thread *reader = argument;
+    uint64_t random = reader->seed;
     fi_reader r;
-    reader_init(&r, &seat->run->c, seat->number);
-    (void)read_all(&r, seat->run->samples, &random);
+    reader_init(&r, &reader->run->c, reader->number);
+    (void)read_all(&r, reader->run->samples, &random);
     return NULL;
 }
 
@@ -64,9 +64,9 @@ static void kill_me_after(uint64_t microseconds)
 
 static void start(run *t, uint32_t number)
 {
-    seats[number] = (struct seat){t, number, mix(t->c.random + number)};
+    all_readers[number] = (struct reader_thread){t, number, mix(t->c.random + number)};
     if (!t->processes) {
-        CHECK_EQ(pthread_create(t->threads + number, NULL, run_reader, seats + number), 0);
+        CHECK_EQ(pthread_create(t->threads + number, NULL, run_reader, all_readers + number), 0);
         return;
     }
     uint64_t life = 1 + draw(&t->c.random, UINT64_C(256) << draw(&t->c.random, 10));
@@ -77,7 +77,7 @@ static void start(run *t, uint32_t number)
     if (t->pids[number] == 0) {
         if (mortal)
             kill_me_after(life);
-        run_reader(seats + number);
+        run_reader(all_readers + number);
         _exit(EXIT_SUCCESS);
     }
 }

@@ -24,8 +24,8 @@ from fastiter.__main__ import main
 from fastiter._cli.profile import chart, dataset_cost, loading
 from fastiter._cli.profile import profile as profile_tool
 from fastiter._cli.profile.hang_report import HangReport
-from fastiter._cli.profile.search import Plan, Search
-from fastiter._cli.profile.trials import Settings, Task, Trials, record, run_once
+from fastiter._cli.profile.search import Search, SearchPlan
+from fastiter._cli.profile.trials import Settings, Subject, Trials, record, run_once
 from fastiter.datasets import TupleDataset
 
 DATASETS = """
@@ -387,7 +387,7 @@ def test_damage_is_found() -> None:
     indices = [int(i) for i in fastiter.VirtualShuffleOrderSampler(0)(range(40), 0)[:4]]
     right = [(np.full(3, i), i) for i in indices]
     data = [(np.full(3, i), i) for i in range(40)]
-    task = Task(data, 4, None, 0, 0.0, right)
+    task = Subject(data, 4, None, 0, 0.0, right)
     trials = Trials(Settings("serial"))
     run_once(task, trials, 0.0)
     assert (trials.error, len(trials.firsts)) == ("", 1)
@@ -404,11 +404,11 @@ class Inherited(list[int]):
 
 
 def test_a_start_method_that_works_is_found() -> None:
-    task = Task(Inherited(range(16)), 4, None, 0, 0.0, None)
+    task = Subject(Inherited(range(16)), 4, None, 0, 0.0, None)
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method("spawn", force=True)
     try:
-        search = Search(task, Plan([], [2], [2], ["spawn", "fork"]), 0.0, 32.0, True)
+        search = Search(task, SearchPlan([], [2], [2], ["spawn", "fork"]), 0.0, 32.0, True)
         best = search.search()
     finally:
         multiprocessing.set_start_method(before, force=True)
@@ -433,8 +433,8 @@ class Waits:
 @pytest.mark.parametrize("seconds", [0.0, -0.3, -100.0])
 def test_workers_are_tried_though_there_is_no_time_left(seconds: float) -> None:
     """Of those that are done soonest, the fewest: one worker would take as long as the caller."""
-    task = Task(Waits(), 8, None, 0, 0.0, None)
-    plan = Plan([1, 2, 8], [1, 2, 8], [2], ["fork"])
+    task = Subject(Waits(), 8, None, 0, 0.0, None)
+    plan = SearchPlan([1, 2, 8], [1, 2, 8], [2], ["fork"])
     search = Search(task, plan, seconds, 40.0, False, example_seconds=0.05)
     assert search.search().settings == Settings("threads", 8, 2)
     assert list(search.tried) == [Settings("threads", 8, 2)]
@@ -475,7 +475,7 @@ class Noting:
 def test_recording(settings: Settings) -> None:
     """Eight batches, and what workers did for them; the batches of the start are no part of it."""
     dataset = Noting()
-    trace = record(Task(dataset, 4, None, 0, 0.001, None), settings, 0.0)
+    trace = record(Subject(dataset, 4, None, 0, 0.001, None), settings, 0.0)
     loop, *workers = lanes_of(trace.events()).values()
     assert len(workers) == settings.workers
     assert [call["args"]["rows"] for call in spans(loop, "next()")] == [4] * 8
@@ -493,7 +493,7 @@ def test_recording(settings: Settings) -> None:
 
 def test_columns_are_recorded_too() -> None:
     columns = TupleDataset(np.zeros((400, 3)), np.arange(400))
-    task = Task(columns, 4, fastiter.concat_examples, 0, 0.0, None)
+    task = Subject(columns, 4, fastiter.concat_examples, 0, 0.0, None)
     lanes = lanes_of(record(task, Settings("processes", 1, 2, "fork"), 0.0).events())
     assert spans(lanes["worker 0"], "fetch")
 

@@ -75,21 +75,21 @@ def _changed_array(draw: Any, old: Any) -> Any:
 
 @st.composite
 def damage(draw: Any, stored: dict[str, Any]) -> dict[str, Any]:
-    """The snapshot with one key or several spoilt or missing."""
-    spoilt = dict(stored)
+    """The snapshot with one key or several damaged or missing."""
+    damaged = dict(stored)
     keys = st.sampled_from(sorted(stored))
     for key in draw(st.lists(keys, min_size=1, max_size=2, unique=True)):
         how = draw(st.sampled_from(["missing", "number", "junk", "array", "array"]))
         if how == "missing":
-            del spoilt[key]
+            del damaged[key]
         elif how == "number":
             number = draw(_NUMBERS)
-            spoilt[key] = draw(st.sampled_from([number, [number], [number, number], [[number]]]))
+            damaged[key] = draw(st.sampled_from([number, [number], [number, number], [[number]]]))
         elif how == "junk":
-            spoilt[key] = draw(st.sampled_from([None, "x", b"x", [], {}, (), [None], object()]))
+            damaged[key] = draw(st.sampled_from([None, "x", b"x", [], {}, (), [None], object()]))
         else:
-            spoilt[key] = _changed_array(draw, stored[key])
-    return spoilt
+            damaged[key] = _changed_array(draw, stored[key])
+    return damaged
 
 
 def _all_of(iterator: Any) -> tuple[Any, ...]:
@@ -134,11 +134,11 @@ def test_damaged_snapshots(cls, iteration, data):
         stored = saver.stored
     else:
         stored = source.state_dict()
-    spoilt = data.draw(damage(stored), "spoilt")
+    damaged = data.draw(damage(stored), "damaged")
     expected = copy.copy(iterator)
     before = _all_of(iterator)
     try:
-        _load(iterator, spoilt, way)
+        _load(iterator, damaged, way)
     except ValueError:
         assert _all_of(iterator) == before
     else:

@@ -29,7 +29,7 @@ from fastiter import (
 
 BATCH = 8
 SIZE = 64
-#: Batches under way when the scribbling ends may still be spoilt.
+#: Batches under way when the scribbling ends may still be corrupt.
 SETTLING = 50
 AFTERWARDS = 10
 #: Seconds that any call may take: several rounds of repair, and workers that start.

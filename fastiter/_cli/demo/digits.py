@@ -139,7 +139,7 @@ class Classifier:
 
 
 @dataclass
-class Record:
+class History:
     """Losses, indices and times (seconds) of some training steps."""
 
     waited: float = 0.0  # in next(): the loop waits for a batch
@@ -148,7 +148,7 @@ class Record:
     indices: list[list[int]] = field(default_factory=list)
 
 
-def train(model: Classifier, iterator: Any, steps: Iterable[int], record: Record) -> None:
+def train(model: Classifier, iterator: Any, steps: Iterable[int], record: History) -> None:
     """Train `model` on a batch of `iterator` for each of `steps`; add to `record`."""
     for _ in steps:
         start = time.perf_counter()
@@ -166,7 +166,7 @@ def compare(iterators: list[Any], seed: int, n_batches: int) -> None:
     print(f"\n{'':20}  {'examples/s':>10}  {'loop waits':>10}  {'bytes copied per image':>22}")
     print(f"{'':20}  {'':>10}  {'for data':>10}  {'by workers':>11}{'by loop':>11}")
     for iterator in iterators:
-        name, record = type(iterator).__name__, Record()
+        name, record = type(iterator).__name__, History()
         with iterator:
             next(iterator)  # starts the workers; not timed
             train(Classifier(seed), iterator, progress(range(n_batches), name), record)
@@ -216,7 +216,7 @@ def run(options: argparse.Namespace) -> None:
     with fastiter.MultiprocessIterator(training, BATCH_SIZE, **workers) as iterator:
         for epoch in range(1, options.epochs + 1):
             model.rate = Classifier.rate * (1 - (epoch - 1) / options.epochs)
-            record, steps = Record(), iter(progress(range(n_batches), f"epoch {epoch}"))
+            record, steps = History(), iter(progress(range(n_batches), f"epoch {epoch}"))
             train(model, iterator, islice(steps, half), record)
             if epoch == options.epochs:
                 # dict.setdefault is a serializer: it fills an empty dict, and reads a full one.

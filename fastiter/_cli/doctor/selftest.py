@@ -17,7 +17,7 @@ _LENGTH, _WORKERS = 100, 2
 _TIMEOUT = 30.0  # seconds until a worker counts as hung
 
 
-class Numbers:
+class Indices:
     """A hundred pairs of 4,096 float32, each equal to the index, and the index."""
 
     def __len__(self) -> int:
@@ -34,7 +34,7 @@ def findings() -> Iterator[Finding]:
     first = 0.0
     try:
         iterator: Any = fastiter.MultiprocessIterator(
-            Numbers(),
+            Indices(),
             10,
             repeat=False,
             n_processes=_WORKERS,

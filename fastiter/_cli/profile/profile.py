@@ -19,8 +19,8 @@ from fastiter._cli.profile import chart, dataset_cost, loading
 from fastiter._cli.profile.limits import advice, limits_of, numbers_of_workers
 from fastiter._cli.profile.loading import RAISED
 from fastiter._cli.profile.report import Measured, as_json, show_cost, show_result
-from fastiter._cli.profile.search import PREFETCH, Plan, Search
-from fastiter._cli.profile.trials import Task, record, seconds_to_record
+from fastiter._cli.profile.search import PREFETCH, Search, SearchPlan
+from fastiter._cli.profile.trials import Subject, record, seconds_to_record
 from fastiter._stats.trace import Trace
 from fastiter._util.cpus import usable_cpus
 from fastiter._util.failures import summary_of
@@ -152,10 +152,12 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Measured
     if batch_size > cost.length:  # it would be of several epochs, each with an order of its own
         batch_size = cost.length
         notes.append(f"Measured with batches of {batch_size}: the dataset has no more examples.")
-    task, converter = _task(options, dataset, order, cost, examples, batch_size, notes)
+    subject, converter = _task(options, dataset, order, cost, examples, batch_size, notes)
     search = Search(
-        task,
-        Plan([] if cost.trouble else workers, workers, options.prefetch, options.start_methods),
+        subject,
+        SearchPlan(
+            [] if cost.trouble else workers, workers, options.prefetch, options.start_methods
+        ),
         (1 - _RECORDED) * budget - (time.perf_counter() - begin),
         batch_size * cost.nbytes,
         prefers_processes=not cost.waits,
@@ -175,11 +177,11 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Measured
     trace = None
     # Short trials may well take somewhat longer than the budget; slow datasets may not.
     left = max(begin + budget - time.perf_counter(), _EXPECTED * budget)
-    if options.trace is None and seconds_to_record(task, best) > left:
+    if options.trace is None and seconds_to_record(subject, best) > left:
         notes.append("No timeline: there is no time left to record one (--budget).")
     else:
         try:
-            trace = record(task, best.settings, 0.5 * _RECORDED * budget)
+            trace = record(subject, best.settings, 0.5 * _RECORDED * budget)
         except RAISED as error:  # of the dataset, or for lack of memory: the figures stay
             notes.append(f"No timeline: recording it raised {summary_of(error)}")
     is_padded = options.padding is not None
@@ -215,7 +217,7 @@ def _task(
     examples: list[Any],
     batch_size: int,
     notes: list[str],
-) -> tuple[Task, str]:
+) -> tuple[Subject, str]:
     """What is measured, and the converter as code."""
     name = options.converter or "concat"
     converter, code = loading.load_converter(name, options.padding)
@@ -238,8 +240,8 @@ def _task(
             converter, code = None, ""
             notes.append(f"Without a converter: concat_examples raised {type(error).__name__}.")
     expected = converted if is_checked and cost.is_repeatable else None
-    task = Task(dataset, batch_size, converter, _SEED, options.step, expected)
-    return task, code
+    subject = Subject(dataset, batch_size, converter, _SEED, options.step, expected)
+    return subject, code
 
 
 def _write_trace(trace: Trace | None, path: Path) -> str:

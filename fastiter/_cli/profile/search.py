@@ -11,7 +11,7 @@ from fastiter._cli.profile.trials import (
     ENOUGH_GAIN,
     Kind,
     Settings,
-    Task,
+    Subject,
     Trials,
     least_batches,
     run_once,
@@ -25,7 +25,7 @@ _SHARE_OF_WORKERS = 0.65  # of the time
 _SHARE_OF_ONE = 0.2  # of the time: what the first trial of one choice of settings may take
 
 
-class Plan(NamedTuple):
+class SearchPlan(NamedTuple):
     """What to try."""
 
     threads: Sequence[int]
@@ -46,15 +46,15 @@ class Search:
 
     def __init__(
         self,
-        task: Task,
-        plan: Plan,
+        subject: Subject,
+        plan: SearchPlan,
         seconds: float,
         batch_bytes: float,
         prefers_processes: bool,
         example_seconds: float = 0.0,
         most_parallel: float = math.inf,
     ) -> None:
-        self._task = task
+        self._task = subject
         self._plan = plan
         self._begin = time.perf_counter()
         self._seconds = seconds

@@ -60,7 +60,7 @@ class Settings(NamedTuple):
         return f"fastiter.{self.name}({', '.join(['dataset', str(batch_size), *arguments])})"
 
 
-class Task(NamedTuple):
+class Subject(NamedTuple):
     """What all trials have in common."""
 
     dataset: Any
@@ -102,7 +102,7 @@ class Trials:
         return statistics.median(self.firsts) if self.firsts else 0.0
 
 
-def run_once(task: Task, trials: Trials, window: float) -> None:
+def run_once(subject: Subject, trials: Trials, window: float) -> None:
     """Add a trial to ``trials``.
 
     The first batch of a new iterator is compared with what is expected, more batches warm it up,
@@ -113,22 +113,22 @@ def run_once(task: Task, trials: Trials, window: float) -> None:
     settings = trials.settings
     try:
         begin = time.perf_counter()
-        with task.iterator(settings) as iterator:
+        with subject.iterator(settings) as iterator:
             batch = next(iterator)
             first = time.perf_counter() - begin
-            if task.expected is not None and not dataset_cost.are_equal(batch, task.expected):
+            if subject.expected is not None and not dataset_cost.are_equal(batch, subject.expected):
                 trials.error = "its first batch differs from what the dataset returns by itself"
                 return
             if window:
                 del batch
-                _warm_up(task, iterator, settings, window, most=window)
+                _warm_up(subject, iterator, settings, window, most=window)
                 before = iterator.stats()
                 begin, counted = time.perf_counter(), 0
-                least = least_batches(task, settings)
+                least = least_batches(subject, settings)
                 while counted < least or time.perf_counter() - begin < window:
-                    _consume(task, next(iterator))
+                    _consume(subject, next(iterator))
                     counted += 1
-                trials.rates.append(counted * task.batch_size / (time.perf_counter() - begin))
+                trials.rates.append(counted * subject.batch_size / (time.perf_counter() - begin))
                 trials.stats = iterator.stats() - before
     except RAISED as error:
         trials.error = summary_of(error).splitlines()[0]
@@ -136,38 +136,39 @@ def run_once(task: Task, trials: Trials, window: float) -> None:
     trials.firsts.append(first)
 
 
-def least_batches(task: Task, settings: Settings) -> int:
+def least_batches(subject: Subject, settings: Settings) -> int:
     """How many batches a rate needs: workers that began together end together, at first."""
-    return max(2, math.ceil(2 * settings.workers / task.batch_size))
+    return max(2, math.ceil(2 * settings.workers / subject.batch_size))
 
 
-def seconds_to_record(task: Task, trials: Trials) -> float:
+def seconds_to_record(subject: Subject, trials: Trials) -> float:
     """About how long `record` takes at least with the settings of ``trials``."""
     batches = trials.settings.prefetch + 2 + _TRACED_BATCHES
-    return trials.first + batches * task.batch_size / trials.rate
+    return trials.first + batches * subject.batch_size / trials.rate
 
 
-def record(task: Task, settings: Settings, seconds: float) -> Trace:
+def record(subject: Subject, settings: Settings, seconds: float) -> Trace:
     """Trace some batches, taken for ``seconds``, and eight at least.
 
     They come after those that warm up: a start of workers, much longer than a batch, would hide
     what follows it.
     """
-    with task.iterator(settings) as iterator:
-        _warm_up(task, iterator, settings, seconds)
+    with subject.iterator(settings) as iterator:
+        _warm_up(subject, iterator, settings, seconds)
         begin, taken = time.perf_counter(), 0
         trace: Trace
         with iterator.trace() as trace:
             while taken < _TRACED_BATCHES or (
-                time.perf_counter() - begin < seconds and taken * task.batch_size < _TRACED_EXAMPLES
+                time.perf_counter() - begin < seconds
+                and taken * subject.batch_size < _TRACED_EXAMPLES
             ):
-                _consume(task, next(iterator))
+                _consume(subject, next(iterator))
                 taken += 1
     return trace
 
 
 def _warm_up(
-    task: Task, iterator: Any, settings: Settings, seconds: float, most: float = math.inf
+    subject: Subject, iterator: Any, settings: Settings, seconds: float, most: float = math.inf
 ) -> None:
     """Take some batches, so that all slots have been used; then the rest of the epoch, if it takes
     less than ``seconds``: forked workers copy each page that they touch, once. No batch begins
@@ -175,22 +176,22 @@ def _warm_up(
     batches = settings.prefetch + 2 if settings.workers else 1
     begin, taken = time.perf_counter(), 0
     while taken < batches and (not taken or time.perf_counter() - begin < most):
-        _consume(task, next(iterator))
+        _consume(subject, next(iterator))
         taken += 1
-    left = len(task.dataset) / (taken * task.batch_size) - 1
+    left = len(subject.dataset) / (taken * subject.batch_size) - 1
     if left * (time.perf_counter() - begin) <= seconds:
         while iterator.epoch == 0:
-            _consume(task, next(iterator))
+            _consume(subject, next(iterator))
 
 
-def _consume(task: Task, batch: Any) -> None:
+def _consume(subject: Subject, batch: Any) -> None:
     """The least that a training loop does: it reads a converted batch, and takes its time."""
-    if task.converter is not None:
+    if subject.converter is not None:
         _read(batch)
-    elif len(batch) != task.batch_size:
-        raise ValueError(f"a batch has {len(batch)} examples, not {task.batch_size}")
-    if task.step:
-        time.sleep(task.step)
+    elif len(batch) != subject.batch_size:
+        raise ValueError(f"a batch has {len(batch)} examples, not {subject.batch_size}")
+    if subject.step:
+        time.sleep(subject.step)
 
 
 def _read(batch: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastiter._fetch.dataset_access import Column, Columns
+from fastiter._fetch.dataset_access import Columns, SourceColumn
 from fastiter.dataset.tabular._base import (
     ColumnValues,
     KeyIndices,
@@ -87,7 +87,7 @@ def _column(key: Any, data: Any, size: int | None) -> TabularDataset:
     return IndexColumn(size).transform(key, data)
 
 
-class _Single(TabularDataset):
+class _FieldColumn(TabularDataset):
     """A dataset of one column, with its values as examples."""
 
     def __init__(self, key: str, data: Any) -> None:
@@ -113,17 +113,17 @@ class _Single(TabularDataset):
         raise NotImplementedError
 
 
-class ArrayColumn(_Single):
+class ArrayColumn(_FieldColumn):
     """A column in an array."""
 
     def _get(self, indices: Rows) -> Any:
         return self._data if indices is None else self._data[indices]
 
     def __fastiter_columns__(self) -> Columns | None:
-        return Columns(None, self.keys, (Column(self._data, None),), views=False)
+        return Columns(None, self.keys, (SourceColumn(self._data, None),), views=False)
 
 
-class ListColumn(_Single):
+class ListColumn(_FieldColumn):
     """A column in a list."""
 
     def _get(self, indices: Rows) -> Any:
@@ -134,7 +134,7 @@ class ListColumn(_Single):
         return [self._data[index] for index in indices]
 
 
-class IndexColumn(_Single):
+class IndexColumn(_FieldColumn):
     """A column of the indices."""
 
     def __init__(self, size: int) -> None:
