@@ -79,18 +79,7 @@ class CpuDevice(Device):
 
 
 class GpuDevice(Device):
-    """One GPU: CuPy arrays.
-
-    Parameters
-    ----------
-    device_id : int
-        CUDA's number of the device.
-
-    Raises
-    ------
-    RuntimeError
-        If CuPy is not installed.
-    """
+    """The GPU of CUDA's number ``device_id``: CuPy arrays. RuntimeError if CuPy is missing."""
 
     def __init__(self, device_id: int) -> None:
         self.xp = import_cupy(f"device {device_id}")
