@@ -1,4 +1,4 @@
-"""What workers have died of, and when what has killed them is given up."""
+"""Counts the deaths of workers, and decides when an index that kills them is given up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FINISH = -1  # in the place of a row
 
 
 class CrashCounts:
-    """CrashCounts by the index, or the finish of a batch, that must have caused them.
+    """Deaths of workers by the index, or the conversion of a batch, that must have caused them.
 
     Batches go by their sequence number q.
     """
@@ -30,8 +30,8 @@ class CrashCounts:
         self._idle = 0
 
     def __bool__(self) -> bool:
-        """Whether batches that are under way have cost workers, or an index has since it came
-        through last."""
+        """Whether workers have died of batches that are under way, or of an index since it was last
+        delivered."""
         return bool(self._of_index or self._of_finish or self._ends)
 
     def of_row(self, q: int, row: int, index: int, end: str, is_only: bool) -> bool:

@@ -1,11 +1,10 @@
-"""A fork server of the workers' own.
+"""Starts workers by a fork server that belongs to fastiter alone.
 
-multiprocessing's forkserver is the program's: what is set for it, modules to import or a mask of
-signals, would be set for all other processes of the program. The server here is a second one of the
-same kind. It starts with Ctrl-C blocked, and so does every worker of it, from its first instruction
-on; and it has imported what workers need, once for all of them: fastiter, the main module, the
-modules that the dataset's pickle names, and what the program asked multiprocessing's to import
-(`fastiter._workers.forkserver_preload`).
+The fork server of multiprocessing belongs to the program: modules to import and a mask of signals
+would be set for all other processes of the program, too. So a second server of the same kind runs
+here. Ctrl-C is blocked in it, and in each of its workers from the first instruction on. It imports
+once what all workers need (`fastiter._workers.forkserver_preload`): fastiter, the main module,
+modules that the pickle of the dataset names, and what the program gave to `set_forkserver_preload`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from fastiter._workers import start_method
 PRELOAD = "_FASTITER_PRELOAD"
 _MOST_TEXT = 100_000  # characters of it; Linux takes 128 KiB
 _PRELOAD_SECONDS = 60.0  # for these imports; what takes longer is left to each worker
-# Of what multiprocessing tells a new process, what an import needs to know.
+# The part of what multiprocessing tells a new process that an import needs.
 _NEEDED = ("name", "sys_path", "sys_argv", "init_main_from_name", "init_main_from_path")
 
 _server = forkserver.ForkServer()
@@ -46,8 +45,8 @@ _preloads = True  # until a start has failed
 
 @contextlib.contextmanager
 def interrupts_blocked(needs_tracker: bool = True) -> Iterator[None]:
-    """What starts within inherits the mask: a Ctrl-C, which a terminal sends to all processes of a
-    program, waits until a worker is ready to ignore it."""
+    """Blocks Ctrl-C in this process, and in processes that start within the block. A terminal sends
+    it to all processes of a program: a worker gets it when it is ready to ignore it."""
     if needs_tracker:
         resource_tracker.ensure_running()  # its start would unblock SIGINT
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -1,5 +1,4 @@
-"""What a fork server imports for its workers, and does once for all of them: they find the modules
-imported, and the pools of native libraries limited."""
+"""Imports modules in a fork server, once for all of its workers; limits native threads there."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from fastiter._workers import main as worker
 
 
 def _preload(text: str) -> None:
-    """Imports the main module, as `__mp_main__`, and others. What cannot be imported here is left
-    to the workers, which say why."""
+    """Imports the main module, as `__mp_main__`, and other modules. Where an import fails, the
+    workers try it again and report the error."""
     data, modules = pickle.loads(base64.b64decode(text))
     process.current_process()._inheriting = True  # type: ignore[attr-defined]
     try:
@@ -32,7 +31,7 @@ def _preload(text: str) -> None:
 
 
 def _open_descriptors() -> set[str]:
-    """Names of descriptors, each with what it is, as far as the system tells."""
+    """Open descriptors, each with its file, as far as the system tells."""
     found = set()
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
@@ -50,7 +49,8 @@ def _begin() -> None:
     _preload(text)
     thread_limits.limit_threads()
     if start_method.why_not_fork(threads) is not None or _open_descriptors() - descriptors:
-        # Workers would lack these threads, and share these files' positions: begin anew without.
+        # Workers would lack these threads, and share the positions of these files: start the server
+        # again without these imports.
         os.execv(sys.executable, sys.orig_argv)
 
 

@@ -49,10 +49,10 @@ def _arrived(duplicate: Any) -> Descriptor:
 
 
 class ForkedWorker(ForkProcess):
-    """A forked process whose start waits for no thread of the program.
+    """A forked process that does not close the program's `sys.stdin`.
 
-    multiprocessing closes `sys.stdin` in each child. That waits for the stream's lock, which a
-    thread of the program that reads from it, in `input()` say, holds in the child for ever.
+    multiprocessing closes it in each child, and waits for its lock. If a thread of the program
+    reads from the stream, in `input()` for example, the lock is held in the child for ever.
     """
 
     def _bootstrap(self, parent_sentinel: Any = None) -> int:
@@ -62,9 +62,9 @@ class ForkedWorker(ForkProcess):
 
 
 class SpawnedWorker(SpawnProcess):
-    """A spawned process that ends as one of multiprocessing does, its finalizers and the exit
-    handlers run and its streams flushed, but does not take its interpreter and its modules apart:
-    that takes longer than all the rest, and nobody sees it."""
+    """A spawned process that does not take its interpreter and modules apart at its end, which
+    takes longer than the rest of the end. Finalizers and exit handlers run, and streams are
+    flushed, as multiprocessing does it."""
 
     def _bootstrap(self, parent_sentinel: Any = None) -> int:
         status: int = super()._bootstrap(parent_sentinel)  # type: ignore[misc]
@@ -167,8 +167,8 @@ def flush_streams() -> None:
 
 
 def main(arguments: WorkerArguments) -> None:
-    """Runs a worker to its end, which follows that of its work: threads that the dataset has left
-    behind would keep the interpreter from exiting, and a replacement waits for that."""
+    """Runs a worker, and ends it when its work has ended: threads that the dataset has left would
+    keep the interpreter from exiting, and the replacement waits for that."""
     status = 1
     try:
         status = _run(arguments)
@@ -237,7 +237,7 @@ def _work(
 
 
 def _take_signals(arguments: WorkerArguments) -> None:
-    # Ctrl-C is the parent's; a handler of the parent's for SIGTERM must not outlive it here.
+    # The program handles Ctrl-C. Its handler of SIGTERM, which a fork copies, must not run here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # as for what a worker starts
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -269,6 +269,6 @@ def _seed_numpy(seed: npt.NDArray[np.uint32]) -> None:
 def _seed_torch(digest: bytes) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "manual_seed"):  # else amid its import, in a thread
-        # In a forked worker this may wait for ever, as for NumPy. The lock of torch's generator
-        # cannot be replaced: `WorkerGroup.watch_starts` replaces the worker then.
+        # The lock of torch's generator cannot be replaced. `free_lock_at_fork` has freed it; if
+        # another thread took it all the same, `WorkerGroup.watch_starts` replaces this worker.
         torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)

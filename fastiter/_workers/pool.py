@@ -280,12 +280,12 @@ class Pool:
         self.ring.set_worker_count(count, _SPIN if count < allowed_cpus() else 0)
 
     def set_workers(self, count: int) -> None:
-        """Has so many workers from now on. Those that are too many leave when they are through with
-        what they have in hand; nobody waits for them."""
-        for member in self._group.dead():  # who has left before, maybe
+        """Changes the number of workers. Surplus ones leave when they have done the rows that they
+        hold; nothing waits for them."""
+        for member in self._group.dead():  # a surplus worker of an earlier change, for example
             self._recover(member)
         for number in range(self._group.wanted, count):
-            if not self.ring.report(number)["ready"]:  # nobody has had that number yet
+            if not self.ring.report(number)["ready"]:  # no worker has had it yet
                 self._joined[number] = status.now()
         self._group.wanted = count
         for surplus in self._group.members[count:]:
@@ -295,7 +295,7 @@ class Pool:
         self._start_missing()
 
     def set_prefetch(self, count: int) -> None:
-        """Keeps so many batches ahead from the next top-up on."""
+        """Changes how many batches are kept ahead, from the next top-up on."""
         self.ring.n_prefetch = count
 
     def settings(self) -> dict[str, Setting]:
@@ -313,7 +313,7 @@ class Pool:
         )
 
     def worker_bytes(self) -> int:
-        """Memory that a worker shares with no other, that of one of them."""
+        """Bytes of memory that one worker shares with no other process."""
         return next((private_bytes(m.pid) for m in self._group.members if m is not None), 0)
 
     def batch_bytes(self) -> int:
@@ -327,7 +327,8 @@ class Pool:
     # ---- statistics
 
     def note_start(self) -> None:
-        """The first batch was delivered: what the workers did for it, they did in the start."""
+        """Counts all that workers have done so far as a part of the start. Called when the first
+        batch is delivered."""
         for number in range(self._group.count):
             self._at_start[number] = self.ring.report(number)
 
@@ -337,7 +338,7 @@ class Pool:
         return self._group.wanted
 
     def statistics(self, seconds: float) -> LoaderStats:
-        """What the workers have done in so many seconds. Takes no lock: any thread may ask, also
+        """What the workers have done in the last `seconds`. Takes no lock: any thread may ask, also
         while another one waits for a batch, and after the end."""
         ring, living = self.ring, not self.closed
         now = status.now()
@@ -346,7 +347,7 @@ class Pool:
             pid = member.pid if living and member is not None else 0
             report, before = ring.report(number), self._at_start.get(number)
             if number >= self._group.wanted and not report["rows"]:
-                continue  # there was never one
+                continue  # no worker has had it
             lived = min(seconds, now - self._joined[number]) if number in self._joined else seconds
             workers.append(worker_stats(number, pid, report, before, lived, now))
         return LoaderStats(
@@ -375,8 +376,8 @@ class Pool:
                 self._group.start(number)
 
     def look_at_starts(self) -> None:
-        """Replaces workers whose start hangs, now and then: while the others keep up, nobody waits
-        for one, and nobody would notice."""
+        """Replaces workers whose start hangs, at most twice a second. While the other workers keep
+        up, `next()` does not wait, and would not notice that one is missing."""
         now = status.now()
         if now < self._next_look:
             return
@@ -387,8 +388,8 @@ class Pool:
         self._start_missing()
 
     def _recover(self, member: WorkerProcess) -> None:
-        """Gives back what a dead worker had in hand, and starts another in its place."""
-        # One that a thread starts after the end of the main module may die for want of that.
+        """Gives back the rows that a dead worker held, and frees its number for another."""
+        # A worker that a thread starts after the end of the main module may die of that.
         shutdown.block_if_exiting(self._lock)
         self.ring.fast_path_ok = False
         ring = self.ring
@@ -411,7 +412,7 @@ class Pool:
             reraise(failure)
         was_ready = report["ready"] == member.start
         leaves = (self._planned_exits or member.leaves) and not losses
-        # Where the program has the kernel reap its children, nobody learns the status.
+        # Where the kernel reaps the program's children (SIGCHLD ignored), the status is unknown.
         planned = leaves and (end == LEFT or (end == UNKNOWN_END and was_ready))
         self.restarts += not planned
         self.replacements += planned and member.number < self._group.wanted
@@ -430,7 +431,7 @@ class Pool:
     def _count_idle_death(self, member: WorkerProcess, was_ready: bool, end: str) -> None:
         if not self._crash_counts.count_idle(self._group.wanted):
             return
-        when = "with no example in hand" if was_ready else "before they had loaded the dataset"
+        when = "without a row" if was_ready else "before they have loaded the dataset"
         raise WorkerDiedError(
             f"worker processes die again and again {when}; the last one, {member.pid}, {end}. "
             "Likely causes: out of memory, or a crash while the main module or the dataset is "
@@ -448,7 +449,7 @@ class Pool:
     def close(self) -> None:
         """Ends the workers and closes the descriptors. The memory stays while a batch lives."""
         self.closed = True
-        # Once: called again while the interpreter ends, it would find modules already emptied.
+        # Only once: a second call while the interpreter ends would find modules emptied.
         if self._released or os.getpid() != self.pid:
             return
         self._group.close()

@@ -333,9 +333,10 @@ class WorkerGroup:
                 stack.enter_context(forkserver.interrupts_blocked(not forks))
             if forks:
                 stack.enter_context(fds.lock())
-                torch = sys.modules.get("torch")
-                if hasattr(torch, "default_generator"):  # not yet, if a thread imports torch now
-                    status.free_lock_at_fork(torch.default_generator.get_state)
+                # None: torch is not imported, or another thread is importing it.
+                generator = getattr(sys.modules.get("torch"), "default_generator", None)
+                if generator is not None:
+                    status.free_lock_at_fork(generator.get_state)
             yield
 
     def _unused_arenas(self) -> tuple[Arena, ...]:

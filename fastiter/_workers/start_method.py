@@ -1,8 +1,8 @@
-"""How worker processes start, where the program leaves it open.
+"""Chooses how worker processes start, where the program does not.
 
-A fork copies one thread. Pools of native threads (OpenMP's, OpenCV's, CUDA's) are gone in the
-child, which does not know it and waits for them for ever; locks that other threads held stay
-locked. So a fork is avoided where it can be, and what cannot be avoided gets along without pools
+A fork copies one thread. The threads of native pools (OpenMP, OpenCV, CUDA) are missing in the
+child, which waits for them for ever, and locks that other threads held stay locked. So forks are
+avoided where that is possible. Elsewhere workers do without pools
 (`fastiter._workers.thread_limits`).
 """
 
@@ -23,18 +23,18 @@ from fastiter._workers import thread_limits
 
 logger = logging.getLogger("fastiter")
 
-# What a condition asks that lets a part of the main module run in the program alone: the module's
-# name, or the process' (`multiprocessing.current_process().name`).
+# Names in a condition that makes a part of the main module run in the program alone: it asks for
+# the name of the module, or of the process (`multiprocessing.current_process().name`).
 _GUARDS = {"__name__", "current_process"}
 
-_warned = False  # of an unsafe fork, once in a program
+_warned = False  # whether this program was warned of an unsafe fork
 
 
 class Start(NamedTuple):
     """How to start workers."""
 
     context: Any  # of multiprocessing
-    why: str = ""  # it has to be this one; "": it is a default, which may give way
+    why: str = ""  # the reason for this one; "": it is a default, and may be replaced
     fallback: Any = None  # context to take where the dataset does not pickle; None: an error
 
     @property
@@ -44,8 +44,8 @@ class Start(NamedTuple):
         return name
 
     def now(self) -> Start:
-        """What to start the next worker by, with what lives in this process now. A fork that
-        would be unsafe gives way to the fork server, or is warned of.
+        """How to start the next worker, given the threads of this process now. The fork server
+        replaces a fork that would be unsafe; where it cannot, a warning tells of it.
 
         Raises
         ------
@@ -63,7 +63,7 @@ class Start(NamedTuple):
         return self.without_fork()
 
     def without_fork(self) -> Start:
-        """The fork server instead of a fork, where that is possible at all."""
+        """The fork server instead of a fork, where one is possible."""
         if self.method != "fork" or _why_no_server():
             return self
         return Start(multiprocessing.get_context("forkserver"), fallback=self.context)
@@ -73,9 +73,8 @@ def choose(context: Any) -> Start:
     """The start method for `context`, the argument of an iterator.
 
     It is that argument; else what `multiprocessing.set_start_method` has set; else the
-    interpreter's default. A fork that only the last two ask for gives way to the fork server where
-    it would be unsafe: that the start method is set to the default may be nobody's choice, since
-    whoever uses multiprocessing (a progress bar) sets it.
+    interpreter's default. The fork server replaces an unsafe fork that only the last two ask for:
+    any use of multiprocessing, by a progress bar for example, sets the start method to the default.
     """
     default = multiprocessing.get_all_start_methods()[0]
     chosen = context or multiprocessing.get_start_method(allow_none=True) or default
@@ -117,7 +116,7 @@ def _why_no_server() -> str:
 def _tell_of_fork(reason: str, why: str) -> None:
     global _warned
     if _main_file() is None and not why.startswith("context"):
-        # A notebook, where there are always threads, and nothing else to be done.
+        # A notebook: it always has threads, and only a fork is possible.
         logger.info("workers are forked although %s: %s", reason, why)
     elif not _warned:
         _warned = True
@@ -145,12 +144,12 @@ def main_is_importable() -> bool:
 
 
 def require_guard(method: str) -> None:
-    """Looks whether a worker that imports the main module would come to where the program is now.
+    """Checks that workers which import the main module do not run its present line, too.
 
     Raises
     ------
     RuntimeError
-        If the main module is under way at a line without a guard.
+        If the main module is running at a line without a guard.
     """
     tree = _main_tree() if _is_imported_by_workers() else None
     line = None if tree is None else _unguarded_line(tree, _GUARDS)
@@ -185,8 +184,8 @@ def _main_tree() -> ast.Module | None:
 
 
 def _unguarded_line(tree: ast.Module, guards: set[str]) -> int | None:
-    """The line of the main module that the main thread is at, if no condition that asks for one of
-    `guards` is around it; None if the module is through."""
+    """The line of the main module that the main thread runs, if no condition around it names one of
+    `guards`; None if the module has ended."""
     namespace = vars(sys.modules["__main__"])
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
@@ -220,7 +219,7 @@ def _is_guard(test: ast.expr) -> bool:
 
 
 def _is_idle(thread: threading.Thread) -> bool:
-    """A progress bar's thread, which does nothing but wait."""
+    """Whether it is the thread of a progress bar, which only waits."""
     return type(thread).__module__.partition(".")[0] == "tqdm"
 
 

@@ -1,4 +1,4 @@
-"""Warnings for who waits: which worker takes long, and what for."""
+"""Warns while `next()` waits: which worker takes long, and for what."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Timeouts:
-    """Looks at the workers' reports while somebody waits for them.
+    """Looks at the workers' reports while `next()` waits.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class Timeouts:
         return most if self.seconds is None else min(most, self.seconds / 2)
 
     def begin(self) -> None:
-        """Somebody begins to wait."""
+        """Called when a wait begins."""
         self._progress = -1
 
     def look(self, goal: str) -> None:
@@ -78,7 +78,7 @@ class Timeouts:
             self._warn_of_nothing(now - self._quiet_since, goal)
 
     def _busy_since(self, member: WorkerProcess, report: Report, now: float) -> float | None:
-        """When the worker has begun what it has in hand; None if it has nothing, or the time was
+        """When the worker has begun its present step; None if it is idle, or the time was
         overwritten."""
         since = report["since"] / 1e9
         if member.born <= since <= now:
@@ -91,7 +91,7 @@ class Timeouts:
 
     def _warn_of(self, member: WorkerProcess, report: Report, seconds: float, goal: str) -> None:
         index = report["index"]
-        if not self._has_begun(member, report):  # nor does it know the signal that asks for a stack
+        if not self._has_begun(member, report):  # it does not handle the stack signal yet
             what, stack = "it has been starting", ""
         else:
             if index == status.STARTING:
@@ -108,7 +108,9 @@ class Timeouts:
     def _warn_of_nothing(self, seconds: float, goal: str) -> None:
         members = [member for member in self._group.members if member is not None]
         states = ", ".join(f"{member.pid} {member.state()}" for member in members)
-        self._warn(f"no worker process has got on for {seconds:.1f} s", f": {states}", goal, "")
+        self._warn(
+            f"no worker process has made progress for {seconds:.1f} s", f": {states}", goal, ""
+        )
 
     def _warn(self, what: str, where: str, goal: str, stack: str) -> None:
         warn_caller(
