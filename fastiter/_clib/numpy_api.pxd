@@ -37,7 +37,8 @@ cdef inline int64_t *int64_items(object value, Py_ssize_t *n) noexcept:
     anything else."""
     cdef cnp.PyArrayObject *array = <cnp.PyArrayObject *>value
     if not is_exact_array(<PyObject *>value) or ndim_of(array) != 1 or (
-            not is_contiguous(array) or type_num_of(array) != cnp.NPY_INT64 or not is_native(array)):
+            not is_contiguous(array) or type_num_of(array) != cnp.NPY_INT64
+            or not is_native(array)):
         return NULL
     n[0] = dims_of(array)[0]
     return <int64_t *>bytes_of(array)

@@ -1,8 +1,8 @@
 """The memory of large results: buffers that are used again when their last view is deleted.
 
-Each process has one pool. Buffers are taken and given back with or without the GIL, during a garbage
-collection, and at the interpreter's exit: nothing here runs Python code, and the pool itself is
-never freed.
+Each process has one pool. Buffers are taken and given back with or without the GIL, during a
+garbage collection, and at the interpreter's exit: nothing here runs Python code, and the pool
+itself is never freed.
 """
 
 import os
@@ -29,8 +29,8 @@ cdef long long MOST_IDLE_NS = 10_000_000_000
 cdef class Buffer:
     """The owner of one buffer of the pool.
 
-    It ends the ``base`` chain of every array in the buffer. When the last of them is deleted, the pool
-    has the buffer again, for the next result of about that size.
+    It ends the ``base`` chain of every array in the buffer. When the last of them is deleted, the
+    pool has the buffer again, for the next result of about that size.
     """
 
     cdef void *data
@@ -51,8 +51,7 @@ cdef class Buffer:
 
 cdef object empty_array(int ndim, const cnp.npy_intp *shape, cnp.PyArray_Descr *dtype,
                         size_t nbytes):
-    """A new C-contiguous array of undefined content and `nbytes` bytes; NumPy's error if that is too
-    much."""
+    """A new C-contiguous array of `nbytes` bytes and undefined content, or NumPy's error."""
     cdef Buffer owner
     Py_INCREF(<object>dtype)  # either constructor takes it over
     if not enabled or nbytes < POOLED_BYTES:
@@ -93,8 +92,8 @@ def complaint():
 
 
 def _limit():
-    """Most bytes that may be idle: from the environment, else a sixteenth of the machine's memory, at
-    most 1 GiB."""
+    """Most bytes that may be idle: from the environment, else a sixteenth of the machine's memory,
+    at most 1 GiB."""
     value, wrong = os.environ.get("FASTITER_BUFFER_POOL", "").strip(), complaint()
     if wrong:  # no error, which would leave no way to run the doctor
         warnings.warn(wrong, stacklevel=1)

@@ -1,7 +1,7 @@
 """Compiled joining of the examples of a batch into one array for each field.
 
-The functions take exact arrays of one plain dtype, and numbers of one exact type, and return None for
-anything else, which `numpy_fallback` then joins with NumPy's own operations.
+The functions take exact arrays of one plain dtype, and numbers of one exact type, and return None
+for anything else, which `numpy_fallback` then joins with NumPy's own operations.
 
 They hold no references to what they read (see borrowed.pxd), so they run no Python code before
 `hold`.
@@ -50,7 +50,7 @@ cdef dict NUMBER_DTYPES = {
 }
 NUMBER_DTYPES.update({kind: numpy.asarray([kind()]).dtype for kind in (int, float, bool)})
 
-# How one field is padded: see FieldRule in _padding.py.
+# How one field is padded: see FieldRule in padding.py.
 cdef struct Rule:
     Py_ssize_t max_length  # of the first axis, or negative
     Py_ssize_t multiple
@@ -95,8 +95,8 @@ def pad_stack(arrays, fill, out=None):
     Takes any examples, and gives what ``concat_examples`` with padding gives for NumPy arrays and
     numbers. The dtype is the first array's; later ones are cast to it as by an assignment; `fill`
     is cast as by ``numpy.full`` of the NumPy that runs, but a float that an integer dtype has no
-    value near to (NaN, infinite, out of range) is an error. If the first example is not an array, the
-    examples are those of ``numpy.asarray(arrays)``.
+    value near to (NaN, infinite, out of range) is an error. If the first example is not an array,
+    the examples are those of ``numpy.asarray(arrays)``.
 
     Exact, C-contiguous arrays of one bool or number dtype, in any byte order, with one number of
     dimensions, and a number as `fill`, are written in one pass, each output byte once, and with
@@ -146,8 +146,8 @@ cdef object _join_values(object values, bint pads, object fill, object out):
 def join_batch(batch, bint copy):
     """Join a list or tuple of plain examples, field by field, without padding.
 
-    Returns an array, or a tuple or dict of arrays; None if any field has to be joined in another way:
-    see `join_fields`. Without `copy`, fields that lie in shared memory are left to `export`.
+    Returns an array, or a tuple or dict of arrays; None if any field has to be joined in another
+    way: see `join_fields`. Without `copy`, fields in shared memory are left to `export`.
     """
     kind = type(batch)
     if kind is not list and kind is not tuple or not batch:
@@ -181,7 +181,7 @@ def join_fields(batch, tuple names, tuple rules, bint copy):
     rules : tuple of FieldRule
         One for each field.
     copy : bool
-        Whether fields in a batch's shared memory are joined, too, instead of being left to `export`.
+        Whether fields in shared memory are joined, too, instead of being left to `export`.
 
     Returns
     -------
@@ -195,8 +195,7 @@ def join_fields(batch, tuple names, tuple rules, bint copy):
 
 
 cdef list _join_fields(object batch, tuple names, tuple rules, bint all_or_none, bint copy):
-    """A list with an array or a pair for each field, None for fields that are left to others. With
-    `all_or_none` None instead of the list if it would have one of these."""
+    """See `join_fields`. With `all_or_none`, None instead of a list with None for any field."""
     cdef Table table
     cdef Rule rule = [-1, 1, False, False]
     cdef Py_ssize_t field
@@ -231,7 +230,7 @@ cdef object _read_rule(tuple given, Rule *rule):
 
 
 cdef object _join(Table *table, Py_ssize_t field, object fill, Rule *rule):
-    """One field: an array, or a pair of array and lengths; None for what is left to others."""
+    """One field: an array, or a pair of array and lengths; None if it is not joined here."""
     cdef PyObject *first = table.items[field * table.n]
     cdef bint plain = rule.max_length < 0 and rule.multiple == 1 and not rule.lengths
     if fill is not None:
@@ -242,7 +241,7 @@ cdef object _join(Table *table, Py_ssize_t field, object fill, Rule *rule):
 
 
 cdef bint is_delivered(PyObject *value) noexcept:
-    """Whether it lies in the shared memory of a batch, of which a whole column may be had."""
+    """Whether a value is an array in the shared memory of a batch."""
     cdef PyObject *base
     if fi_type(value) != NDARRAY:
         return False
@@ -250,7 +249,7 @@ cdef bint is_delivered(PyObject *value) noexcept:
     return base != NULL and fi_type(base) == LEASE
 
 
-# ---- what the fast ways take ----
+# ---- what the compiled functions take ----
 
 
 cdef bint _is_same(cnp.PyArray_Descr *descr, cnp.PyArray_Descr *other):
@@ -305,7 +304,7 @@ cdef bint _scan(PyObject **rows, Py_ssize_t n, const void **data, int64_t *shape
 
 
 cdef object _result(object out, object dtype, int ndim, const cnp.npy_intp *shape, size_t nbytes):
-    """A new array, or `out` where the fast ways can write to it; else None."""
+    """A new array, or `out` if it can be written directly; else None."""
     if out is None:
         return empty_array(ndim, shape, <cnp.PyArray_Descr *>dtype, nbytes)
     if type(out) is not numpy.ndarray or out.dtype != dtype or out.dtype.metadata is not None:
@@ -411,7 +410,7 @@ cdef object _stack_numbers(PyObject **rows, cnp.npy_intp n, object out):
 
 
 cdef object _pad(Table *table, Py_ssize_t field, object fill, Rule *rule, object out):
-    """The padded array, or None; with lengths asked for, and an axis to have them, a pair."""
+    """The padded array, or a pair of array and lengths; None if it is not padded here."""
     cdef PyObject **rows = table.items + field * table.n
     cdef cnp.PyArrayObject *first = <cnp.PyArrayObject *>rows[0]
     if fi_type(rows[0]) != NDARRAY:
@@ -425,14 +424,18 @@ cdef object _pad(Table *table, Py_ssize_t field, object fill, Rule *rule, object
     cdef int64_t local_shapes[STACK_LENGTHS]
     cdef const void **data = NULL
     cdef int64_t *shapes = NULL
+    cdef Py_ssize_t i
     try:
         data = <const void **>scratch_alloc(n, sizeof(void *), local_data, STACK_ROWS)
-        shapes = <int64_t *>scratch_alloc(n * max(ndim, 1), sizeof(int64_t), local_shapes, STACK_LENGTHS)
+        shapes = <int64_t *>scratch_alloc(
+            n * max(ndim, 1), sizeof(int64_t), local_shapes, STACK_LENGTHS)
         if not _scan(rows, n, data, shapes):
             return None
         if ndim == 0 and rule.explicit:
             return None
-        _truncate(shapes, n, ndim, rule.max_length)
+        if rule.max_length >= 0 and ndim > 0:  # the end of C-contiguous rows is cut off
+            for i in range(n):
+                shapes[i * ndim] = min(shapes[i * ndim], rule.max_length)
         result = _pad_scanned(table, first, data, shapes, fill, rule.multiple, out)
         if result is None or not rule.lengths or ndim == 0:
             return result
@@ -440,14 +443,6 @@ cdef object _pad(Table *table, Py_ssize_t field, object fill, Rule *rule, object
     finally:
         drop_room(data, local_data)
         drop_room(shapes, local_shapes)
-
-
-cdef void _truncate(int64_t *shapes, Py_ssize_t n, int ndim, Py_ssize_t max_length) noexcept:
-    """Shortens the first axes. Of C-contiguous rows it is the end that goes."""
-    cdef Py_ssize_t i
-    if max_length >= 0 and ndim > 0:
-        for i in range(n):
-            shapes[i * ndim] = min(shapes[i * ndim], max_length)
 
 
 cdef object _first_lengths(const int64_t *shapes, Py_ssize_t n, int ndim):
@@ -500,7 +495,7 @@ cdef object _pad_scanned(Table *table, cnp.PyArrayObject *first, const void **da
 
 
 cdef object _pad_numbers(Table *table, PyObject **rows, object fill, object out):
-    """Nothing is padded, but a fill value that is no number is an error all the same."""
+    """Nothing is padded, but a fill value that is not a number is an error nevertheless."""
     cdef int64_t fill_item[NUMBER_WORDS]
     result = _stack_numbers(rows, table.n, out)
     hold(table)
@@ -512,7 +507,8 @@ cdef object _pad_numbers(Table *table, PyObject **rows, object fill, object out)
 cdef bint _cast_fill(object fill, object dtype, int ndim, void *item) except -1:
     """Write the fill value, if it is a number, as one element of `dtype`; else return False.
 
-    `ndim`: of the examples; those without an axis need no fill value. `item`: aligned for any number.
+    `ndim`: of the examples; those without an axis need no fill value. `item`: aligned for any
+    number.
     """
     cdef int num = (<cnp.dtype>dtype).type_num
     cdef cnp.ndarray element

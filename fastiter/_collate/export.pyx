@@ -25,11 +25,11 @@ cdef extern from "Python.h":
 
 
 def export_column(list values):
-    """Return one field of a batch as its column in shared memory, not copied; None if it is not one.
+    """Return one field of a batch as its column in shared memory, not copied, or None.
 
-    The values must be, in order and complete, the arrays of one field of one taken slot, none replaced,
-    reshaped, or moved. From then on the column and the examples share memory. A second time the same
-    field is not exported: two results must not share memory with each other.
+    The values must be, in order and complete, the arrays of one field of one taken slot, none
+    replaced, reshaped, or moved. From then on the column and the examples share memory. A field is
+    exported once: two results must not share memory with each other.
     """
     cdef Table table
     cdef Lease lease
@@ -53,8 +53,8 @@ def export_column(list values):
 def join_delivered(batch):
     """Return what concat_examples makes of a batch as an iterator delivered it.
 
-    Columns are exported as by `export_column`, numbers are joined. Returns None, and exports nothing,
-    if no field is in shared memory, or not every such field is a column of the same slot.
+    Columns are exported as by `export_column`, numbers are joined. Returns None, and exports
+    nothing, if no field is in shared memory, or not every such field is a column of the same slot.
     """
     cdef Table table
     cdef Lease lease = None

@@ -1,8 +1,8 @@
 """Gathers rows of a dataset's arrays into the columns of a batch, without making examples.
 
 The result is exactly what concat_examples makes of the dataset's examples. Where a reader cannot
-promise that (dtypes other than plain numbers, rows that are not contiguous, indices out of range) it
-returns None or False, and its caller fetches examples, which gives NumPy's result or its error.
+promise that (dtypes other than plain numbers, rows that are not contiguous, indices out of range)
+it returns None or False, and its caller fetches examples, which gives NumPy's result or its error.
 """
 
 from cpython.list cimport PyList_GET_ITEM
@@ -114,7 +114,7 @@ cdef class ColumnReader:
     def gather(self, indices):
         """Gather a batch: an array for each column, in a tuple or a dict as the mode says.
 
-        Returns None if a column holds other than plain numbers in contiguous rows, or lacks an index.
+        Returns None if a column is not of plain numbers in contiguous rows, or lacks an index.
         """
         cdef Py_ssize_t n
         cdef const int64_t *rows = _indices(indices, &n)

@@ -1,8 +1,8 @@
 """The rows of one batch in memory of this process, which several threads fill.
 
-Once a schema of the examples is known, the thread that fetched an example copies it into the batch's
-arrays, while it is in that core's cache, and does not keep it. An example that does not fit the schema
-is kept, and the batch is made of examples (`BatchBuffer.examples`).
+Once a schema of the examples is known, the thread that fetched an example copies it into the
+batch's arrays, while it is in that core's cache, and does not keep it. An example that does not fit
+the schema is kept, and the batch is made of examples (`BatchBuffer.examples`).
 """
 
 cimport cython
@@ -27,9 +27,9 @@ cdef enum:
     # Smaller arrays are copied at once, larger ones together with those of the rows that follow.
     LEAST_LARGE = 512
     MOST_COPIES = 64
-    # So much is copied in one go: a core's cache holds it, and the examples it comes from.
+    # Copied in one go: a core's cache holds that many bytes, and the examples they come from.
     MOST_BYTES = 262144
-    # Below it, giving up and taking back Python's lock costs more than the copy.
+    # Releasing the GIL and taking it back costs more than copying less than this.
     NOGIL_BYTES = 65536
 
 cdef enum:
@@ -48,7 +48,7 @@ cdef class BatchBuffer
 
 
 cdef class RangeWriter(ColumnWriter):
-    """Writes a range of rows of a `BatchBuffer`. Large arrays are copied together, without the GIL."""
+    """Writes a range of rows of a `BatchBuffer`; copies large arrays together, without the GIL."""
 
     cdef BatchBuffer buffer
     cdef Copy copies[MOST_COPIES]
@@ -82,7 +82,8 @@ cdef class RangeWriter(ColumnWriter):
     cdef void copy_all(self) noexcept nogil:
         cdef Py_ssize_t i
         for i in range(self.count):
-            fi_copy(self.copies[i].target, self.copies[i].source, self.copies[i].size, self.uncached)
+            fi_copy(
+                self.copies[i].target, self.copies[i].source, self.copies[i].size, self.uncached)
 
     cdef int copy_large(self, char *place, PyObject *array, Py_ssize_t size,
                         bint uncached) except -1:
@@ -122,7 +123,7 @@ cdef class Position:
 
 
 cdef class CallCost:
-    """What a call of the dataset costs that fetches several rows; used by several threads at a time."""
+    """The cost of calls of the dataset that fetch several rows; shared by threads."""
 
     cdef fi_call_cost cost
 
@@ -194,7 +195,8 @@ cdef class BatchBuffer:
                 self.fields_.append([None] * rows)
                 continue
             if f.descr == NULL or f.kind != ARRAY and f.ndim or f.ndim >= MOST_NDIM - 1:
-                raise ValueError(f"field {number} has no rows of one size: {schema.specs[number]!r}")
+                raise ValueError(
+                    f"field {number} has no rows of one size: {schema.specs[number]!r}")
             shape[0] = rows
             for axis in range(f.ndim):
                 shape[1 + axis] = f.dims[axis]

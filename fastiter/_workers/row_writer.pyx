@@ -1,7 +1,4 @@
-"""The rows of a turn: fetched from the dataset, written into their slot, and finished.
-
-This is the inner loop of a worker.
-"""
+"""The inner loop of a worker: fetches claimed rows, writes them, and finishes batches."""
 
 cimport numpy as cnp
 from cpython.long cimport PyLong_FromLongLong
@@ -24,19 +21,19 @@ from fastiter._ring.serialization import Packed
 cnp.import_array()
 
 cdef enum:
-    # To time a row takes some 60 ns. Of ranges that take long each has one row timed, of others
-    # one in so many.
+    # Timing a row costs about 60 ns. A long claim has one row timed; of short claims, one in
+    # SHORT_RANGES has.
     LONG_RANGE_NS = 50000
     SHORT_RANGES = 16
-    TRACED_NS = 10000  # of cheap rows so many as take so long are one event
+    TRACED_NS = 10000  # rows are recorded together until they have taken this long
     NO_ROW = 0xFFFFFFFF
 
 
 cdef class RowWriter(SlotWriter):
-    """Fetches the examples of the turns that a `WorkerRing` gets and writes them into their rows.
+    """Fetches the examples of claimed rows and writes them into the slot.
 
-    Used by one thread of one worker process. What the dataset raises ends the row, not the
-    worker.
+    Used by one thread of one worker process. An exception of the dataset fails its row, and the
+    worker goes on.
     """
 
     cdef object dataset
@@ -47,12 +44,12 @@ cdef class RowWriter(SlotWriter):
     cdef public object rows  # those that are fetched by one call, or None
     cdef public object counter  # tells which of them is meant, or None
     cdef uint64_t row_bytes  # of the schema's columns
-    cdef uint32_t timed_row  # of the turn, or NO_ROW
+    cdef uint32_t timed_row  # of the claim, or NO_ROW
     cdef uint32_t weight  # how many rows it stands for
     cdef uint32_t short_ranges  # since the last one in which a row was timed
     cdef uint32_t dice
     cdef fi_cpu_meter cpu
-    cdef bint traces  # the turn in hand is recorded
+    cdef bint traces  # the present claim is recorded
     cdef fi_event traced  # fetching of rows that are no event yet
     cdef int64_t traced_write_ns
     cdef uint32_t traced_rows
@@ -67,7 +64,10 @@ cdef class RowWriter(SlotWriter):
         fi_cpu_meter_start(&self.cpu)
 
     def key(self):
-        """Seed, epoch and dataset index of the example in hand, or None: see `fastiter._order.example_context`."""
+        """Seed, epoch and dataset index of the example that is fetched, or None if there is none.
+
+        `fastiter._order.example_context` derives its random numbers from these.
+        """
         cdef WorkerRing end = self.end
         cdef uint64_t[2] seed
         cdef int64_t row = self.row
@@ -93,14 +93,14 @@ cdef class RowWriter(SlotWriter):
         return "finish" if kind == FI_TURN_FINISH else "stop"
 
     def fill(self):
-        """Fetches and writes the rows of the turn that nobody else owns."""
+        """Fetches and writes the claimed rows that no other worker owns."""
         cdef WorkerRing end = self.end
         cdef fi_worker_stat *stat = end.stat
         cdef int64_t since = fi_now_ns(), now
         cdef uint32_t together = 0
         fi_worker_stat_begins(stat, since)
         self.traces = fi_traces(end.worker.ring)
-        # By the schema of the turn before: a slot's own is read with its first row.
+        # By the schema of the claim before: the slot's own is read with its first row.
         self.uncached = fi_worker_outruns_cache(&end.worker, self.row_bytes * end.turn.n)
         if self.plain is not None and self.are_columns_fitting():
             self.fill_columns(stat)
@@ -136,8 +136,9 @@ cdef class RowWriter(SlotWriter):
         self.dice = self.dice * 1664525 + 1013904223
         self.timed_row = turn.first + (self.dice >> 8) % turn.count
 
-    cdef int fill_singly(self, fi_worker_stat *stat, uint32_t row, uint32_t count, bint owned) except -1:
-        """Owns, unless that is done, fetches and marks row after row: a death has one suspect."""
+    cdef int fill_singly(self, fi_worker_stat *stat, uint32_t row, uint32_t count,
+                         bint owned) except -1:
+        """Owns (unless `owned`), fetches and marks row after row: a death has one suspect."""
         cdef WorkerRing end = self.end
         cdef uint32_t stop = row + count, code
         cdef int64_t index, since, fetched
@@ -231,7 +232,7 @@ cdef class RowWriter(SlotWriter):
                 row += 1
             if row > first:
                 self.gather_rows(stat, first, row - first)
-            if row < stop:  # that one is somebody else's
+            if row < stop:  # another worker owns that row
                 row += 1
         return 0
 
@@ -252,9 +253,11 @@ cdef class RowWriter(SlotWriter):
         return 0
 
     cdef Py_ssize_t fill_together(self, fi_worker_stat *stat) except -1:
-        """Many rows in one call: owns them first, fetches those it won, marks each. If the call fails,
-        each row is fetched by itself, so that the error is that of the row that has it. Returns how
-        many rows one call has fetched, 0 if it failed."""
+        """Owns rows, fetches them by one call of the dataset, and marks each.
+
+        If the call fails, fetches each row by itself, to find the row that fails. Returns how many
+        rows the call has fetched, 0 if it failed.
+        """
         cdef WorkerRing end = self.end
         cdef uint32_t row, code
         cdef int64_t since = fi_now_ns(), fetched
@@ -315,7 +318,7 @@ cdef class RowWriter(SlotWriter):
                 self.use_schema(Schema.load(record, rows))
                 self.row_bytes = self.schema.row_bytes
         except Exception:
-            pass  # a type that cannot be imported here, or a corrupt record; every row can be spilled
+            pass  # a type that cannot be imported here, or a corrupt record: rows are spilled
         self.schema_number = number
         return 0
 
@@ -336,7 +339,7 @@ cdef class RowWriter(SlotWriter):
     # ---- finish
 
     def finish(self, batch_converter):
-        """Has the slot in hand finished, by a `BatchConverter` if there is one, and publishes it."""
+        """Finishes the slot, by a `BatchConverter` if there is one, and publishes it."""
         cdef WorkerRing end = self.end
         cdef fi_worker_stat *stat = end.stat
         cdef fi_event event
@@ -366,8 +369,8 @@ cdef class RowWriter(SlotWriter):
         ----------
         steps : list of tuple
             For each field: a 0-d array of the field's dtype to pad with, or None to join arrays of
-            equal shapes only; the most that is taken of the first axis, or -1; what the padded first
-            axis is a multiple of.
+            equal shapes only; the greatest length of the first axis, or -1; the number that the
+            padded first axis is a multiple of.
         rows : list of int or None
             Numbers of the rows to join, ascending; None for all.
 
@@ -419,7 +422,8 @@ cdef class RowWriter(SlotWriter):
             for axis in range(f.ndim):
                 entry[1 + axis] = shape[axis]
             with nogil:
-                fi_pad(payload + entry[0], shape, f.ndim, f.itemsize, sources, shapes, n, fill_bytes)
+                fi_pad(payload + entry[0], shape, f.ndim, f.itemsize, sources, shapes, n,
+                       fill_bytes)
             return True
         finally:
             PyMem_Free(sources)
@@ -441,7 +445,7 @@ cdef class RowWriter(SlotWriter):
 
     @property
     def columns_complete(self):
-        """True if every row of the turn is in the columns of the current schema."""
+        """Whether every row of the batch is in the columns of the current schema."""
         cdef WorkerRing end = self.end
         cdef uint32_t row
         number = fi_slot_schema(end.worker.ring, end.turn.slot)
@@ -475,7 +479,7 @@ cdef class RowWriter(SlotWriter):
         return rows
 
     def examples(self, bint tolerates):
-        """Private copies of the examples of the turn; None if there are none, or, unless that is
+        """Private copies of the examples of the batch; None if there are none, or, unless that is
         tolerated, a row has failed."""
         cdef WorkerRing end = self.end
         cdef Lease lease = Lease.__new__(Lease)
@@ -502,7 +506,7 @@ cdef class RowWriter(SlotWriter):
         return row_reader.read(lease, True, irregular, failed)
 
     def put_result(self, packed, bint failed):
-        """Leaves the converter's result, or its exception, in the slot in hand."""
+        """Writes the converter's result, or its exception, into the slot."""
         cdef uint64_t offset = self.end.pack(
             packed, FI_WHOLE_BATCH, FI_PACKED_FAILURE if failed else FI_PACKED_RESULT)
         fi_result_set(self.end.worker.ring, self.end.turn.slot, offset, packed.size)
