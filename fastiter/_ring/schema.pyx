@@ -53,7 +53,8 @@ cpdef int dtype_traits(cnp.dtype dtype) except -1:
     COPYABLE: They mean the same in another process, or in another array of this dtype. The dtype is
         one of NumPy's own, without objects, and without metadata, which a column would lose.
     STACKABLE: Also, numpy.concatenate copies them and keeps the dtype. It makes the byte order
-        native and repacks structures. Elements of no bytes are left to NumPy, whose new arrays have none.
+        native and repacks structures. Elements of no bytes are left to NumPy, whose constructors
+        give them one.
     NUMBER: Also, they are numbers or bool, in any byte order.
     """
     cdef int num = dtype.type_num
