@@ -117,7 +117,7 @@ def checked_converter(converter: Any, device: Any) -> Any:
     Raises
     ------
     TypeError, ValueError
-        If it is neither, there is a ``device`` without one, or ``device`` is none.
+        If it is neither, there is a ``device`` without a converter, or ``device`` is wrong.
     """
     checked_callable("converter", converter)
     if device is not None and converter is None:
@@ -130,13 +130,13 @@ def checked_converter(converter: Any, device: Any) -> Any:
 
 
 def checked_prefetch(value: Any, device: Any) -> int | Literal["auto"]:
-    """``n_prefetch``, maybe 'auto'; None for 2 if batches go to a GPU, where one of them is on its
-    way, else 1.
+    """Check ``n_prefetch``, which may be 'auto'. None becomes 1, or 2 if batches go to a GPU, since
+    one of them is being copied.
 
     Raises
     ------
     TypeError, ValueError
-        If it is neither 'auto' nor an integer of at least 1, or ``device`` is none.
+        If it is neither 'auto' nor an integer of at least 1, or ``device`` is wrong.
     """
     if value is not None:
         return checked_auto("n_prefetch", value, maximum=MOST_PREFETCH)

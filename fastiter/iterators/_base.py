@@ -166,9 +166,9 @@ class PlannedIterator(Iterator):
     def __iter__(self) -> Self:
         """Return the iterator itself, `reset` if its iteration has ended (``repeat=False``).
 
-        So each ``for`` is an epoch; one after a ``break`` goes on. The first one in a thread, and
-        after a state was loaded, takes what is left, if only the end: threads may share an epoch.
-        What asks for an iterator counts as a ``for``: `list`, `zip`, `itertools.islice`.
+        So each ``for`` is an epoch, and one after a ``break`` continues. The first one in a thread,
+        and after a state was loaded, takes the rest, even if nothing is left: threads may share an
+        epoch. `list`, `zip` and `itertools.islice` count as a ``for``.
         """
         self._begin_loop()
         return self
@@ -205,7 +205,7 @@ class PlannedIterator(Iterator):
             the iterator calls is, and a signal handler may be.
         Exception
             What the dataset, the order sampler or the converter raised. After a dataset's or
-            converter's error the next call goes on with the following batch, after an order
+            converter's error the next call continues with the following batch, after an order
             sampler's it tries the same batch again. With ``on_error`` examples that fail may be
             skipped instead; more of them than ``skip_limit`` are a `SkipLimitError`.
         """
@@ -220,7 +220,7 @@ class PlannedIterator(Iterator):
             raise RuntimeError(
                 f"this {type(self).__name__} is closed (finalized) and gives no more batches: "
                 + ("call reset(), or " if self._REOPENABLE else "")
-                + "make a new one, or a copy, which goes on from here: copy.copy(iterator)"
+                + "make a new one, or a copy, which continues from here: copy.copy(iterator)"
             )
         timer, planner = self._timer, self._planner
         plan, n_passed = planner.peek(), 0
@@ -318,9 +318,9 @@ class PlannedIterator(Iterator):
     # -- statistics --------------------------------------------------------------------------
 
     def stats(self) -> IteratorStats:
-        """Return what the iterator has done so far, and who waited for whom.
+        """Return statistics of the iterator: what it has done, and whether the loop waited for it.
 
-        Counts since the first ``next()``; subtract an earlier one to hear of the time between. Does
+        They count from the first ``next()``; the difference of two describes the time between. Does
         not block, and may be called in any state, from any thread; copies and unpickled iterators
         count from zero.
 
@@ -350,7 +350,7 @@ class PlannedIterator(Iterator):
         )
 
     def trace(self, path: str | os.PathLike[str] | None = None) -> Trace:
-        """Record who does what when, for the time of a ``with`` block.
+        """Record what the loop and the workers do during a ``with`` block.
 
         Parameters
         ----------
@@ -400,7 +400,7 @@ class PlannedIterator(Iterator):
 
     @property
     def repeat(self) -> bool:
-        """Whether the iteration goes on after the first epoch."""
+        """Whether the iteration continues after the first epoch."""
         return self._repeat
 
     @property

@@ -270,7 +270,7 @@ def _order_again(
         raise ValueError("the snapshot's order sampler has drawn no order")
     if record.share[1:] != ours.share[1:] and position != 0:
         raise ValueError(
-            f"the snapshot was saved by one of {record.share.size} processes, amid an epoch, and "
+            f"the snapshot was saved by one of {record.share.size} processes, inside an epoch, and "
             f"this is one of {ours.share.size} (or their tail differs): only at the start of an "
             "epoch can their number change"
         )

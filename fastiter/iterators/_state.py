@@ -150,7 +150,7 @@ def checked_order(
     size : int, optional
         The length that the order must have.
     copy : bool
-        False if nobody else holds or changes the array.
+        False if the array is not used elsewhere.
     source : str
         What gave the order, for the text of errors.
 

@@ -102,14 +102,14 @@ class MultiprocessIterator(PlannedIterator):
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these, or the dataset is empty.
+        If an argument is wrong, or the dataset is empty.
 
     Notes
     -----
     ``next()`` blocks until the batch is complete; signals interrupt it. It raises what the dataset
     raised, as its own type with the worker's traceback as cause, `DatasetError` for what is no
     Exception or does not travel, and `WorkerDiedError` for an index that kills worker after
-    worker; the call after that goes on with the next batch.
+    worker; the call after that continues with the next batch.
     """
 
     TimeoutWarning: ClassVar[type[TimeoutWarning]] = TimeoutWarning

@@ -75,18 +75,18 @@ class MultithreadIterator(PlannedIterator):
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these, or the dataset is empty.
+        If an argument is wrong, or the dataset is empty.
 
     Notes
     -----
     ``next()`` blocks until the batch is complete; signals interrupt it, and nothing is lost then.
     What the dataset or the converter raised is raised as it is, with the dataset index, epoch and
     batch as a note (before Python 3.11 as the cause), and `DatasetError` for what is no Exception;
-    the call after that goes on with the next batch.
+    the call after that continues with the next batch.
 
-    Threads start with the first ``next()``. No thread can be ended from outside: one that is amid
-    an example ends after it, and one that hangs is left behind by ``finalize()`` and at the
-    program's end, after a second.
+    Threads start with the first ``next()``. A thread cannot be ended from outside: it ends after
+    the example that it fetches. ``finalize()`` and the program's end leave one that hangs behind,
+    after a second.
     """
 
     @names_counterparts
@@ -167,7 +167,7 @@ class MultithreadIterator(PlannedIterator):
     def finalize(self) -> None:
         """End the iteration and its threads.
 
-        Waits at most a second for threads that are amid an example. One that hangs is left
+        Waits at most a second for threads that fetch an example. One that hangs is left
         behind as a daemon thread, which does not keep the program from ending.
         """
         threads = self.__dict__.get("_threads")

@@ -50,7 +50,7 @@ class SerialIterator(PlannedIterator):
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these, or the dataset is empty.
+        If an argument is wrong, or the dataset is empty.
     """
 
     @names_counterparts

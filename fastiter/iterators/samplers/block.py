@@ -44,7 +44,7 @@ class BlockShuffleOrderSampler(SeededSampler, OrderSampler):
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these.
+        If an argument is wrong.
     """
 
     _KIND: ClassVar[int] = 3

@@ -52,7 +52,7 @@ class ShardedOrderSampler(SeededSampler, OrderSampler):
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these, or no launcher's variables are set.
+        If an argument is wrong, or no launcher's variables are set.
 
     Notes
     -----
@@ -224,7 +224,7 @@ class ShareOrder:
             raise ValueError(f"a share has slices of step 1 only, not {step}")
         n = len(self._order)
         start, rest = (start + self._start) % n, max(0, stop - start)
-        pieces = []
+        pieces: list[npt.NDArray[np.int64]] = []
         while rest > 0 or not pieces:
             pieces.append(self._order[start : start + rest])
             rest -= len(pieces[-1])

@@ -51,7 +51,7 @@ class ShuffleOrderSampler(SeededSampler, OrderSampler):
     Of a generator it gives exactly the orders of ``random_state.permutation(n)``, and leaves it in
     the state which that call leaves it in. Of a seed it gives the orders of the fast shuffle (see
     `fastiter.random.permutation`), another one each time; an iteration resumed from a snapshot
-    goes on with exactly the orders that would have come.
+    continues with exactly the orders that would have come.
 
     Parameters
     ----------

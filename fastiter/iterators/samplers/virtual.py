@@ -30,7 +30,7 @@ class VirtualShuffleOrderSampler(SeededSampler, OrderSampler):
     Raises
     ------
     TypeError, ValueError
-        If ``seed`` is none of these, or negative.
+        If ``seed`` is wrong or negative.
     """
 
     _KIND: ClassVar[int] = 2

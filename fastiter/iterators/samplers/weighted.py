@@ -39,7 +39,7 @@ class WeightedOrderSampler(SeededSampler, OrderSampler):
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these. A weight that is zero, negative, infinite or NaN is
+        If an argument is wrong. A weight that is zero, negative, infinite or NaN is
         refused, as are, without replacement, more draws than weights, or weights of which one is
         more than 1e290 times another.
 
