@@ -561,13 +561,14 @@ cdef class BatchScheduler(ParentRing):
         Raises
         ------
         OverwrittenError
-            If a row word holds what no worker writes. The batch is dropped, and its slot drains.
+            If a word holds what no worker writes. A batch with such a row is dropped, and its slot
+            drains.
         """
         cdef uint32_t slot = 0, flags = 0, irregular = 0, row = 0
         cdef uint64_t word = 0, q = self.parent.head
         cdef fi_ring *ring = &self.arena.ring
         if fi_parent_ready(&self.parent, &slot, &flags) != FI_OK:
-            raise RuntimeError("the oldest batch is not complete")
+            raise OverwrittenError("shared memory was overwritten: the state of a complete batch")
         if fi_parent_check(&self.parent, slot, &irregular, &row, &word) != FI_OK:
             fi_parent_drop(&self.parent)
             del self.scheduled[0]
