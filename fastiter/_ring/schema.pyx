@@ -352,6 +352,7 @@ cdef class SlotWriter(ColumnWriter):
         cdef Field *f = &self.schema.fields[number]
         cdef int64_t *entry = entry_of(f, self.payload, row)
         cdef Py_ssize_t size
+        cdef uint64_t offset
         cdef int axis
         if f.kind == OBJECT:
             packed = Packed(<object>value)
@@ -364,10 +365,11 @@ cdef class SlotWriter(ColumnWriter):
         if not self.is_array_of(number, value):
             return 0
         size = nbytes_of(<cnp.PyArrayObject *>value)
-        entry[0] = <int64_t>self.end.heap_take(size)
+        offset = self.end.heap_take(size)
+        entry[0] = <int64_t>offset
         for axis in range(f.ndim):
             entry[1 + axis] = dims_of(<cnp.PyArrayObject *>value)[axis]
-        return self.copy_array(f, self.payload + entry[0], value, size, False)
+        return self.copy_array(f, self.payload + offset, value, size, False)
 
 
 cdef int find_values(Schema schema, object example, PyObject **values) except -1:

@@ -394,7 +394,7 @@ cdef class RowWriter(SlotWriter):
         cdef char *payload = fi_slot_payload(self.end.worker.ring, self.end.turn.slot)
         cdef int64_t shape[MOST_NDIM]
         cdef int64_t *entry = entry_of(f, payload, self.schema.rows)  # that of the joined array
-        cdef uint64_t size
+        cdef uint64_t size, offset
         cdef int axis
         cdef const char *fill_bytes = payload  # not read if there is no fill value
         cdef const void **sources = <const void **>PyMem_Malloc(n * (1 + f.ndim) * sizeof(int64_t))
@@ -418,12 +418,12 @@ cdef class RowWriter(SlotWriter):
             size = fi_array_bytes(shape, f.ndim, n * f.itemsize)
             if size == <uint64_t>-1:
                 return False
-            entry[0] = <int64_t>self.end.heap_take(size)
+            offset = self.end.heap_take(size)
+            with nogil:
+                fi_pad(payload + offset, shape, f.ndim, f.itemsize, sources, shapes, n, fill_bytes)
+            entry[0] = <int64_t>offset
             for axis in range(f.ndim):
                 entry[1 + axis] = shape[axis]
-            with nogil:
-                fi_pad(payload + entry[0], shape, f.ndim, f.itemsize, sources, shapes, n,
-                       fill_bytes)
             return True
         finally:
             PyMem_Free(sources)
