@@ -5,47 +5,7 @@
 
 #include "base/fi_base.h"
 #include "batch/fi_copy.h"
-
-/* A constant size lets the compiler turn the copy into a few moves; a call of memcpy costs more
- * than moving the 64 bytes of a small example. */
-#define GATHER_SIZE(bytes)                                              \
-    case (bytes):                                                       \
-        for (size_t i = 0; i < n; i++) {                                \
-            memcpy(out + i * (bytes), src[i], (bytes));                 \
-        }                                                               \
-        break
-
-static void gather_large(unsigned char *out, size_t item_bytes, const void *const *src, size_t n)
-{
-    const bool uncached =
-        item_bytes >= FI_UNCACHED_LEAST && fi_outruns_cache(item_bytes * n, FI_RESULT_BATCHES);
-
-    for (size_t i = 0; i < n; i++) {
-        fi_copy(out + i * item_bytes, src[i], item_bytes, uncached);
-    }
-}
-
-void fi_gather(void *dst, size_t item_bytes, const void *const *src, size_t n)
-{
-    unsigned char *out = dst;
-
-    switch (item_bytes) {
-    case 0:
-        break;
-    GATHER_SIZE(1);
-    GATHER_SIZE(2);
-    GATHER_SIZE(4);
-    GATHER_SIZE(8);
-    GATHER_SIZE(12);
-    GATHER_SIZE(16);
-    GATHER_SIZE(24);
-    GATHER_SIZE(32);
-    GATHER_SIZE(64);
-    GATHER_SIZE(128);
-    default:
-        gather_large(out, item_bytes, src, n);
-    }
-}
+#include "batch/fi_gather.h"
 
 int fi_pad_shape(int64_t *out_shape, int ndim, const int64_t *src_shapes, size_t n)
 {

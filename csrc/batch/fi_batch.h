@@ -1,4 +1,4 @@
-/* Batch assembly: rows gathered back to back, and ragged rows padded to one shape.
+/* Batch assembly: ragged rows padded to one shape.
  *
  * Everything here works on memory that the caller owns, allocates nothing, and writes each byte
  * of the output exactly once. Sources and output must not overlap. Nothing needs to be aligned.
@@ -12,11 +12,6 @@
 
 /* Most dimensions that one padded row may have. */
 #define FI_PAD_MAX_NDIM 32
-
-/* Copies n items of item_bytes each to dst, back to back.
- *
- * src[i]: first byte of item i. dst: room for n * item_bytes bytes. */
-void fi_gather(void *dst, size_t item_bytes, const void *const *src, size_t n);
 
 /* Elementwise maximum of n shapes.
  *
@@ -41,7 +36,7 @@ uint64_t fi_array_bytes(const int64_t *shape, int ndim, uint64_t itemsize);
 
 /* Ragged rows by their table in a slot: entry `row`, at entries + row * stride, is the row's offset
  * in the payload and its shape. Fills `sources` (n) and `shapes` (n x ndim). FI_E_RANGE if a row
- * does not lie within the first `available` bytes: then somebody has overwritten the table. */
+ * does not lie within the first `available` bytes: then the table was overwritten. */
 int fi_ragged_rows(const char *payload, uint64_t available, const char *entries, uint64_t stride,
                    int ndim, uint64_t itemsize, size_t n, const void **sources, int64_t *shapes);
 

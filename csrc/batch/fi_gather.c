@@ -43,9 +43,8 @@ static inline const char *row_at(const void *base, ptrdiff_t stride, int64_t row
     return (const char *)base + row * stride;
 }
 
-/* A constant size lets the compiler turn the copy into a few moves. The last rows, which have
- * nothing ahead of them, are a loop of their own. */
-#define GATHER_SIZE(bytes)                                                       \
+/* The last rows, which have nothing ahead of them, are a loop of their own. */
+#define GATHER_ROWS(bytes)                                                       \
     case (bytes):                                                                \
         for (; i + MOST_AHEAD < n; i++) {                                        \
             __builtin_prefetch(row_at(base, stride, rows[i + MOST_AHEAD]));      \
@@ -56,7 +55,7 @@ static inline const char *row_at(const void *base, ptrdiff_t stride, int64_t row
         }                                                                        \
         break
 
-static void gather_large(char *out, size_t row_bytes, const void *base, ptrdiff_t stride,
+static void gather_large_rows(char *out, size_t row_bytes, const void *base, ptrdiff_t stride,
                          const int64_t *rows, size_t n, bool uncached)
 {
     const size_t ahead = row_bytes < AHEAD_BYTES ? AHEAD_BYTES / row_bytes : 1;
@@ -90,16 +89,57 @@ void fi_gather_rows(void *dst, size_t row_bytes, const void *base, ptrdiff_t str
         return;
     }
     switch (row_bytes) {
-    GATHER_SIZE(1);
-    GATHER_SIZE(2);
-    GATHER_SIZE(4);
-    GATHER_SIZE(8);
-    GATHER_SIZE(12);
-    GATHER_SIZE(16);
-    GATHER_SIZE(24);
-    GATHER_SIZE(32);
-    GATHER_SIZE(64);
+    GATHER_ROWS(1);
+    GATHER_ROWS(2);
+    GATHER_ROWS(4);
+    GATHER_ROWS(8);
+    GATHER_ROWS(12);
+    GATHER_ROWS(16);
+    GATHER_ROWS(24);
+    GATHER_ROWS(32);
+    GATHER_ROWS(64);
     default:
-        gather_large(out, row_bytes, base, stride, rows, n, uncached);
+        gather_large_rows(out, row_bytes, base, stride, rows, n, uncached);
+    }
+}
+
+/* A constant size lets the compiler turn the copy into a few moves; a call of memcpy costs more
+ * than moving the 64 bytes of a small example. */
+#define GATHER_ITEMS(bytes)                                             \
+    case (bytes):                                                       \
+        for (size_t i = 0; i < n; i++) {                                \
+            memcpy(out + i * (bytes), src[i], (bytes));                 \
+        }                                                               \
+        break
+
+static void gather_large_items(unsigned char *out, size_t item_bytes, const void *const *src, size_t n)
+{
+    const bool uncached =
+        item_bytes >= FI_UNCACHED_LEAST && fi_outruns_cache(item_bytes * n, FI_RESULT_BATCHES);
+
+    for (size_t i = 0; i < n; i++) {
+        fi_copy(out + i * item_bytes, src[i], item_bytes, uncached);
+    }
+}
+
+void fi_gather(void *dst, size_t item_bytes, const void *const *src, size_t n)
+{
+    unsigned char *out = dst;
+
+    switch (item_bytes) {
+    case 0:
+        break;
+    GATHER_ITEMS(1);
+    GATHER_ITEMS(2);
+    GATHER_ITEMS(4);
+    GATHER_ITEMS(8);
+    GATHER_ITEMS(12);
+    GATHER_ITEMS(16);
+    GATHER_ITEMS(24);
+    GATHER_ITEMS(32);
+    GATHER_ITEMS(64);
+    GATHER_ITEMS(128);
+    default:
+        gather_large_items(out, item_bytes, src, n);
     }
 }

@@ -1,6 +1,6 @@
-/* Rows of one array, by their numbers, gathered back to back.
+/* Items copied back to back: rows of one array by their numbers, or items by their addresses.
  *
- * Everything here works on memory that the caller owns and allocates nothing. Source and output
+ * Everything here works on memory that the caller owns and allocates nothing. Sources and output
  * must not overlap. All functions are thread-safe as long as their outputs differ.
  */
 #ifndef FI_GATHER_H
@@ -26,5 +26,10 @@ void fi_rows_translate(int64_t *out, const int64_t *table, const int64_t *rows, 
  * Nothing needs to be aligned. */
 void fi_gather_rows(void *dst, size_t row_bytes, const void *base, ptrdiff_t stride,
                     const int64_t *rows, size_t n, bool uncached);
+
+/* Copies n items of item_bytes each to dst, back to back.
+ *
+ * src[i]: first byte of item i. dst: room for n * item_bytes bytes. */
+void fi_gather(void *dst, size_t item_bytes, const void *const *src, size_t n);
 
 #endif

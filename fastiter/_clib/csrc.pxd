@@ -337,7 +337,6 @@ cdef extern from "batch/fi_batch.h" nogil:
     enum:
         FI_PAD_MAX_NDIM
 
-    void fi_gather(void *dst, size_t item_bytes, const void *const *src, size_t n)
     int fi_pad_shape(int64_t *out_shape, int ndim, const int64_t *src_shapes, size_t n)
     uint64_t fi_array_bytes(const int64_t *shape, int ndim, uint64_t itemsize)
     int fi_ragged_rows(const char *payload, uint64_t available, const char *entries,
@@ -357,6 +356,7 @@ cdef extern from "batch/fi_copy.h" nogil:
 
 
 cdef extern from "batch/fi_gather.h" nogil:
+    void fi_gather(void *dst, size_t item_bytes, const void *const *src, size_t n)
     bint fi_rows_lie_within(const int64_t *rows, size_t n, int64_t length)
     void fi_rows_translate(int64_t *out, const int64_t *table, const int64_t *rows, size_t n)
     void fi_gather_rows(void *dst, size_t row_bytes, const void *base, Py_ssize_t stride,

@@ -7,6 +7,7 @@
 #include "check.h"
 #include "base/fi_base.h"
 #include "batch/fi_batch.h"
+#include "batch/fi_gather.h"
 
 enum { GUARD = 64, GUARD_BYTE = 0xA5 };
 
