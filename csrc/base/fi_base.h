@@ -28,6 +28,9 @@ enum {
 #define fi_store_release(place, value) atomic_store_explicit(place, value, memory_order_release)
 #define fi_add_relaxed(place, value) atomic_fetch_add_explicit(place, value, memory_order_relaxed)
 
+#define FI_MOST_NDIM 32                   /* dimensions of an array: NumPy 1 allows no more */
+#define FI_MOST_BYTES ((uint64_t)1 << 46) /* of an array, or of one slot */
+
 #define FI_CACHE_LINE 64
 #define FI_PAGE 4096
 #define FI_HUGE_PAGE (2u << 20)

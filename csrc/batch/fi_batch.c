@@ -9,7 +9,7 @@
 
 int fi_pad_shape(int64_t *out_shape, int ndim, const int64_t *src_shapes, size_t n)
 {
-    if (ndim < 0 || ndim > FI_PAD_MAX_NDIM || n == 0) {
+    if (ndim < 0 || ndim > FI_MOST_NDIM || n == 0) {
         return FI_E_RANGE;
     }
     for (int d = 0; d < ndim; d++) {
@@ -46,7 +46,7 @@ typedef struct {
     bool uncached;                   /* the result outruns the caches */
     int ndim;
     const int64_t *shape;            /* of a padded row */
-    size_t stride[FI_PAD_MAX_NDIM];  /* of a padded row, in bytes */
+    size_t stride[FI_MOST_NDIM];  /* of a padded row, in bytes */
     fill_block block;                /* the fill value, repeated */
     unsigned char line[FI_CACHE_LINE]; /* the same */
 } pad_layout;
@@ -232,7 +232,7 @@ int fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
 {
     pad_layout layout = {.fill = fill, .itemsize = itemsize, .ndim = ndim, .shape = dst_shape};
 
-    if (ndim < 0 || ndim > FI_PAD_MAX_NDIM || itemsize == 0) {
+    if (ndim < 0 || ndim > FI_MOST_NDIM || itemsize == 0) {
         return FI_E_RANGE;
     }
     if (!shapes_fit(dst_shape, ndim, src_shapes, n)) {
@@ -276,7 +276,6 @@ int fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
 
 uint64_t fi_array_bytes(const int64_t *shape, int ndim, uint64_t itemsize)
 {
-    const uint64_t most = (uint64_t)1 << 46;
     uint64_t bytes = itemsize;
     bool empty = false;
     for (int axis = 0; axis < ndim; axis++) {
@@ -284,12 +283,12 @@ uint64_t fi_array_bytes(const int64_t *shape, int ndim, uint64_t itemsize)
             return UINT64_MAX;
         if (shape[axis] == 0)
             empty = true;
-        else if (bytes > most / (uint64_t)shape[axis])
+        else if (bytes > FI_MOST_BYTES / (uint64_t)shape[axis])
             return UINT64_MAX;
         else
             bytes *= (uint64_t)shape[axis];
     }
-    return empty ? 0 : bytes < most ? bytes : UINT64_MAX;
+    return empty ? 0 : bytes < FI_MOST_BYTES ? bytes : UINT64_MAX;
 }
 
 int fi_ragged_rows(const char *payload, uint64_t available, const char *entries, uint64_t stride,

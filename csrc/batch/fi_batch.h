@@ -7,16 +7,12 @@
 #ifndef FI_BATCH_H
 #define FI_BATCH_H
 
-#include <stddef.h>
-#include <stdint.h>
-
-/* Most dimensions that one padded row may have. */
-#define FI_PAD_MAX_NDIM 32
+#include "base/fi_base.h"
 
 /* Elementwise maximum of n shapes.
  *
  * src_shapes: n x ndim lengths, row after row; n >= 1. out_shape: ndim lengths.
- * Returns FI_OK; FI_E_RANGE if ndim is not in 0..FI_PAD_MAX_NDIM, n is 0, or a length is negative
+ * Returns FI_OK; FI_E_RANGE if ndim is not in 0..FI_MOST_NDIM, n is 0, or a length is negative
  * (out_shape is then undefined). */
 int fi_pad_shape(int64_t *out_shape, int ndim, const int64_t *src_shapes, size_t n);
 
@@ -26,12 +22,13 @@ int fi_pad_shape(int64_t *out_shape, int ndim, const int64_t *src_shapes, size_t
  * dst_shape: ndim lengths; the caller holds n * product * itemsize bytes at dst.
  * src[i]: first byte of array i, of shape src_shapes[i * ndim ...]; may be NULL if it is empty.
  * fill: one element, itemsize bytes.
- * Returns FI_OK; FI_E_RANGE, with nothing written, if ndim is not in 0..FI_PAD_MAX_NDIM, itemsize
+ * Returns FI_OK; FI_E_RANGE, with nothing written, if ndim is not in 0..FI_MOST_NDIM, itemsize
  * is 0, or a source is longer than dst_shape in some dimension. */
 int fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
            const void *const *src, const int64_t *src_shapes, size_t n, const void *fill);
 
-/* Bytes of an array of that shape; UINT64_MAX if a dimension is negative or it would be 2^46 or more. */
+/* Bytes of an array of that shape; UINT64_MAX if a dimension is negative or it would be
+ * FI_MOST_BYTES or more. */
 uint64_t fi_array_bytes(const int64_t *shape, int ndim, uint64_t itemsize);
 
 /* Ragged rows by their table in a slot: entry `row`, at entries + row * stride, is the row's offset

@@ -54,7 +54,6 @@ static inline uint64_t fi_word(uint64_t q, uint32_t owner, uint32_t code, uint32
            (flags & 0xff);
 }
 static inline uint32_t fi_word_q(uint64_t word) { return (uint32_t)(word >> 32); }
-static inline uint32_t fi_word_owner(uint64_t word) { return (word >> 16) & 0xffff; }
 static inline uint32_t fi_word_code(uint64_t word) { return (word >> 8) & 0xff; }
 static inline uint32_t fi_word_flags(uint64_t word) { return word & 0xff; }
 /* The state word of a complete batch: its four flags, and their complement as a check. */

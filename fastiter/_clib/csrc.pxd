@@ -13,6 +13,8 @@ cdef extern from "base/fi_base.h" nogil:
         FI_E_CORRUPT
         FI_E_BUSY
         FI_PAGE
+        FI_MOST_NDIM
+    const uint64_t FI_MOST_BYTES
     uint64_t fi_align_up(uint64_t value, uint64_t alignment)
 
 
@@ -334,9 +336,6 @@ cdef extern from "ring/fi_stream.h" nogil:
     void fi_stream_grant(fi_stream *stream, uint64_t samples)
 
 cdef extern from "batch/fi_batch.h" nogil:
-    enum:
-        FI_PAD_MAX_NDIM
-
     int fi_pad_shape(int64_t *out_shape, int ndim, const int64_t *src_shapes, size_t n)
     uint64_t fi_array_bytes(const int64_t *shape, int ndim, uint64_t itemsize)
     int fi_ragged_rows(const char *payload, uint64_t available, const char *entries,

@@ -14,7 +14,7 @@ cimport numpy as cnp
 
 from fastiter._collate.buffers cimport empty_array
 from fastiter._clib.csrc cimport (
-    FI_PAD_MAX_NDIM, fi_array_bytes, fi_gather, fi_pad, fi_pad_shape)
+    FI_MOST_BYTES, FI_MOST_NDIM, fi_array_bytes, fi_gather, fi_pad, fi_pad_shape)
 from fastiter._clib.numpy_api cimport (
     base_of, bytes_of, descr_of, dims_of, equivalent, is_contiguous, ndim_of)
 from fastiter._clib.objects cimport *
@@ -36,8 +36,6 @@ cdef enum:
     # Releasing the GIL and taking it back costs more than copying less than this.
     NOGIL_BYTES = 65536
 
-# No array is as large as this; products of lengths that stay below it do not overflow.
-cdef size_t MOST_BYTES = <size_t>1 << 46
 
 cdef PyObject *NDARRAY = <PyObject *>numpy.ndarray
 cdef PyObject *LEASE = <PyObject *>Lease
@@ -343,18 +341,18 @@ cdef object _stack_arrays(Table *table, PyObject **rows, object out):
     cdef cnp.PyArrayObject *first = <cnp.PyArrayObject *>rows[0]
     cdef cnp.PyArray_Descr *descr = descr_of(first)
     cdef int ndim = ndim_of(first), axis
-    if ndim >= FI_PAD_MAX_NDIM or not dtype_traits(<cnp.dtype>descr) & STACKABLE:
+    if ndim >= FI_MOST_NDIM or not dtype_traits(<cnp.dtype>descr) & STACKABLE:
         return None
 
     cdef Py_ssize_t n = table.n
-    cdef cnp.npy_intp shape[FI_PAD_MAX_NDIM]
+    cdef cnp.npy_intp shape[FI_MOST_NDIM]
     cdef const void *local[STACK_ROWS]
     cdef const void **data = <const void **>scratch_alloc(n, sizeof(void *), local, STACK_ROWS)
     cdef size_t row_nbytes = cnp.PyArray_NBYTES(<cnp.ndarray>rows[0])
     cdef size_t nbytes = n * row_nbytes
     cdef void *target
     try:
-        if row_nbytes >= MOST_BYTES // n or not _scan(rows, n, data, NULL):
+        if row_nbytes >= FI_MOST_BYTES // <uint64_t>n or not _scan(rows, n, data, NULL):
             return None
         shape[0] = n
         for axis in range(ndim):
@@ -416,7 +414,7 @@ cdef object _pad(Table *table, Py_ssize_t field, object fill, Rule *rule, object
     if fi_type(rows[0]) != NDARRAY:
         return None if rule.explicit else _pad_numbers(table, rows, fill, out)
     cdef int ndim = ndim_of(first)
-    if ndim >= FI_PAD_MAX_NDIM or not dtype_traits(<cnp.dtype>descr_of(first)) & NUMBER:
+    if ndim >= FI_MOST_NDIM or not dtype_traits(<cnp.dtype>descr_of(first)) & NUMBER:
         return None
 
     cdef Py_ssize_t n = table.n
@@ -460,8 +458,8 @@ cdef object _pad_scanned(Table *table, cnp.PyArrayObject *first, const void **da
     cdef Py_ssize_t n = table.n
     cdef int ndim = ndim_of(first)
     cdef size_t itemsize = cnp.PyArray_ITEMSIZE(<cnp.ndarray>first)
-    cdef int64_t row_shape[FI_PAD_MAX_NDIM]
-    cdef cnp.npy_intp shape[FI_PAD_MAX_NDIM]
+    cdef int64_t row_shape[FI_MOST_NDIM]
+    cdef cnp.npy_intp shape[FI_MOST_NDIM]
     cdef int64_t fill_item[NUMBER_WORDS]
     cdef uint64_t nbytes
     cdef void *target

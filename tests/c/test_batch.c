@@ -165,20 +165,20 @@ static void test_pad_of_random_shapes(void)
 
 static void test_pad_of_most_dimensions(void)
 {
-    int64_t shapes[2 * FI_PAD_MAX_NDIM], dst_shape[FI_PAD_MAX_NDIM];
+    int64_t shapes[2 * FI_MOST_NDIM], dst_shape[FI_MOST_NDIM];
 
-    for (int d = 0; d < FI_PAD_MAX_NDIM; d++) {
+    for (int d = 0; d < FI_MOST_NDIM; d++) {
         shapes[d] = d % 4 == 0 ? 2 : 1;
-        shapes[FI_PAD_MAX_NDIM + d] = d % 8 == 0 ? 2 : 1;
+        shapes[FI_MOST_NDIM + d] = d % 8 == 0 ? 2 : 1;
     }
-    CHECK(fi_pad_shape(dst_shape, FI_PAD_MAX_NDIM, shapes, 2) == FI_OK);
-    check_pad(FI_PAD_MAX_NDIM, 2, 2, shapes, dst_shape);
+    CHECK(fi_pad_shape(dst_shape, FI_MOST_NDIM, shapes, 2) == FI_OK);
+    check_pad(FI_MOST_NDIM, 2, 2, shapes, dst_shape);
 }
 
 static void test_pad_shape_is_the_maximum(void)
 {
     const int64_t shapes[] = {3, 0, 7, 1, 5, 7};
-    int64_t out[FI_PAD_MAX_NDIM];
+    int64_t out[FI_MOST_NDIM];
 
     CHECK(fi_pad_shape(out, 3, shapes, 2) == FI_OK);
     CHECK(out[0] == 3 && out[1] == 5 && out[2] == 7);
@@ -191,16 +191,16 @@ static void test_refused_arguments_write_nothing(void)
     const unsigned char data[4] = {1, 2, 3, 4}, fill = 9;
     const void *src[] = {data};
     unsigned char *out = guarded(4);
-    int64_t shape[FI_PAD_MAX_NDIM];
+    int64_t shape[FI_MOST_NDIM];
 
     CHECK(fi_pad(out + GUARD, narrow, 1, 1, src, wide, 1, &fill) == FI_E_RANGE);
     CHECK(fi_pad(out + GUARD, wide, 1, 1, src, negative, 1, &fill) == FI_E_RANGE);
     CHECK(fi_pad(out + GUARD, negative, 1, 1, src, negative, 1, &fill) == FI_E_RANGE);
     CHECK(fi_pad(out + GUARD, wide, 1, 0, src, narrow, 1, &fill) == FI_E_RANGE);
     CHECK(fi_pad(out + GUARD, wide, -1, 1, src, narrow, 1, &fill) == FI_E_RANGE);
-    CHECK(fi_pad(out + GUARD, wide, FI_PAD_MAX_NDIM + 1, 1, src, narrow, 1, &fill) == FI_E_RANGE);
+    CHECK(fi_pad(out + GUARD, wide, FI_MOST_NDIM + 1, 1, src, narrow, 1, &fill) == FI_E_RANGE);
     CHECK(fi_pad_shape(shape, -1, wide, 1) == FI_E_RANGE);
-    CHECK(fi_pad_shape(shape, FI_PAD_MAX_NDIM + 1, wide, 1) == FI_E_RANGE);
+    CHECK(fi_pad_shape(shape, FI_MOST_NDIM + 1, wide, 1) == FI_E_RANGE);
     CHECK(fi_pad_shape(shape, 1, wide, 0) == FI_E_RANGE);
     CHECK(fi_pad_shape(shape, 1, negative, 1) == FI_E_RANGE);
     for (size_t i = 0; i < 4 + 2 * GUARD; i++) {

@@ -119,7 +119,7 @@ static void test_layout(void)
 static void test_words(void)
 {
     uint64_t word = fi_word(UINT64_C(0x123456789a), 0x1fffe, FI_OWNED, 0x103);
-    CHECK(fi_word_q(word) == 0x3456789a && fi_word_owner(word) == 0xfffe);
+    CHECK(fi_word_q(word) == 0x3456789a && (word >> 16 & 0xffff) == 0xfffe);
     CHECK(fi_word_code(word) == FI_OWNED && fi_word_flags(word) == 3);
     for (uint32_t code = 0; code < 256; code++)
         CHECK_EQ(fi_code_done(code), code == FI_ROW_OK || code == FI_SPILL || code == FI_ERROR ||
