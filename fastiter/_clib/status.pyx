@@ -94,6 +94,7 @@ def checksum(data, uint64_t start, uint64_t stop, uint64_t seed):
 # ---- the lock of another library at a fork -------------------------------------------------------
 
 cdef object lock_user = None
+cdef list kept = []  # what it returned: to free that might give up the GIL
 cdef pthread_t forking_thread
 cdef bint is_armed = False
 
@@ -112,6 +113,7 @@ def free_lock_at_fork(take_lock):
         Takes the lock and gives it back, and keeps the GIL meanwhile.
     """
     global lock_user, forking_thread, is_armed
+    kept.clear()
     lock_user, forking_thread, is_armed = take_lock, pthread_self(), True
 
 
@@ -121,11 +123,11 @@ cdef void before_fork() noexcept:
         return
     cdef int64_t began = fi_now_ns(), since = began
     try:
-        lock_user()
+        kept.append(lock_user())
         while fi_now_ns() - since > FREE_NS and since - began < MOST_FORK_NS:
             usleep(QUEUE_US)  # others may have waited for it, too
             since = fi_now_ns()
-            lock_user()
+            kept.append(lock_user())
     except BaseException:
         pass  # as if there were no such lock
 
