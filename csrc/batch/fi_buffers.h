@@ -29,7 +29,7 @@ typedef struct {
 } fi_idle_buffer;
 
 typedef struct {
-    _Atomic int holder; /* process whose thread is in the table; 0: nobody is */
+    _Atomic int holder; /* process whose thread is in the table; 0: none is */
     int pid;           /* of the process that the table belongs to */
     uint32_t count;
     size_t idle_bytes; /* sum of the capacities */

@@ -1,4 +1,4 @@
-/* Copies, and fills, of bytes that nobody will read while they are still in a cache.
+/* Copies, and fills, of bytes that will not be read while they are still in a cache.
  *
  * An ordinary store first reads its cache line from memory and later evicts it: a copy to memory
  * that is in no cache moves three bytes over the bus for each byte copied. Non-temporal stores
@@ -13,12 +13,12 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Whether batches of so many bytes, `batches` of them under way at a time, outrun the caches: what
+/* Whether batches of this many bytes, `batches` of them under way at a time, outrun the caches: what
  * is written now will have left them when it is read, pushed out by the batches that are filled
  * meanwhile. */
 bool fi_outruns_cache(uint64_t batch_bytes, uint64_t batches);
 
-/* Of a result that is made and read at once as much as so many batches competes for the caches: it,
+/* Of a result that is made and read at once as much as this many batches competes for the caches: it,
  * its examples, and both of the call before, whose result mostly lives on until it is replaced. */
 #define FI_RESULT_BATCHES 4
 

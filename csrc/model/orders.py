@@ -95,7 +95,7 @@ def weakened(step: Step, left_out: str) -> Step | None:
 
 
 def traces(thread: Thread, values: dict[str, set[int]], left_out: str) -> Iterator[Any]:
-    """Every course that a thread may take, reads giving any of the values that somebody writes."""
+    """Every course that a thread may take, reads giving any of the values that are written."""
     pending: list[list[int]] = [[]]
     while pending:
         answers = pending.pop()

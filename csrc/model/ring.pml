@@ -33,7 +33,7 @@
 #ifndef LEASES
 #define LEASES 1                /* slots that the consumer may hold; what exceeds it is copied */
 #endif
-#ifdef SPOILS                   /* so many words are overwritten, by a stray pointer */
+#ifdef SPOILS                   /* this many words are overwritten, by a stray pointer */
 #ifndef SILENCES
 #define SILENCES 1              /* times that the parent's timer ends though workers are busy */
 #endif
@@ -80,7 +80,7 @@ byte pipe_bytes[W];                   /* bytes in a worker's pipe, where bells a
 bool killed[W];                 /* what a pidfd tells */
 bool gone[W];                   /* has left by itself */
 bool alive[W];                  /* a process runs under this number */
-bool recovered[W];              /* dead for good: nobody takes this number again */
+bool recovered[W];              /* dead for good: this number is not used again */
 
 /* ---- private to the parent ---- */
 
@@ -99,7 +99,7 @@ bool finished;
 #define state_is(s, Q, C) (state[s].q == Q && state[s].code == C)
 #define set_word(word, Q, O, C) word.q = Q; word.owner = O; word.code = C
 
-/* A writer's right to its bytes (I1): the slot still serves this batch, and nobody reads it. */
+/* A writer's right to its bytes (I1): the slot still serves this batch, and no process reads it. */
 #define writable(s, Q) (q_of[s] == Q && (phase[s] == FILL || phase[s] == DRAIN))
 
 /* ---- bells ---- */
@@ -305,7 +305,7 @@ sleep:
 #ifdef PIPES
         atomic { pipe_bytes[w] > 0 -> pipe_bytes[w]-- };                       /* B4 */
 #else
-        !bell[w];           /* B4: the futex returns once somebody has cleared it */
+        !bell[w];           /* B4: the futex returns once it was cleared */
 #endif
         bell[w] = false;
         goto turn;
@@ -328,7 +328,7 @@ leave:
     fi
 }
 
-/* Kills between any two steps, as long as somebody is left or will come. */
+/* Kills between any two steps, as long as a worker is left or will come. */
 proctype Killer()
 {
     byte v, living;
@@ -851,8 +851,8 @@ look:   if
             :: a_death
             :: n_resets < RESETS                                       /* interrupted: Ctrl-C */
 #ifdef SPOILS
-            :: timeout -> is_silent = true                             /* nobody moves any more */
-            :: n_silences < SILENCES -> n_silences++; is_silent = true /* or somebody is slow */
+            :: timeout -> is_silent = true                             /* no process moves any more */
+            :: n_silences < SILENCES -> n_silences++; is_silent = true /* or a process is slow */
 #endif
             fi;
             pwait = 0;

@@ -566,7 +566,7 @@ active proctype Parent()
                 if              /* fi_wait */
                 :: event
                 :: an_end
-                /* A view that dies wakes nobody: two slots are never lent. */
+                /* A view that dies wakes no process: two slots are never lent. */
                 fi
             fi;
             pwait = 0;

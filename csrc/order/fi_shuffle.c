@@ -7,7 +7,7 @@
 enum {
     CELLS16_MAX = 1 << 16,
     CELLS32_MAX = 1 << 20,
-    BUCKET_SIZE = 49152, /* at most so many on average: a bucket of 16-bit cells fits into the L2 cache */
+    BUCKET_SIZE = 49152, /* at most this many on average: a bucket of 16-bit cells fits into the L2 cache */
     BLOCK_BITS = 16
 };
 

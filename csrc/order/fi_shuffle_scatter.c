@@ -11,7 +11,7 @@
 enum {
     MOST_THREADS = 64,
     MOST_STAGES = 24,
-    SPARE_BLOCKS = 8 /* so many at least keep their cells in scratch: it makes for few stages */
+    SPARE_BLOCKS = 8 /* at least this many keep their cells in scratch: it makes for few stages */
 };
 
 /* A scatter needs cells of all buckets until its last block is scattered. Fresh memory for them, 200 MB for

@@ -5,7 +5,7 @@
 #include "base/fi_mix.h"
 #include "order/fi_virtual_step.h"
 
-enum { FEW = 8 }; /* so many are sooner computed one by one than in a whole step */
+enum { FEW = 8 }; /* up to this many are sooner computed one by one than in a whole step */
 
 int fi_virtual_init(fi_virtual *order, uint64_t n, const fi_seed *seed, uint64_t stream,
                     uint32_t rounds)
@@ -137,7 +137,7 @@ static void fill(const fi_virtual *order, fi_virtual_step *step, uint64_t start,
         walk(order, out, count);
     } else {
         int64_t rest[FI_VIRTUAL_STEP];
-        step(order, start, rest); /* from n on it computes what nobody reads */
+        step(order, start, rest); /* from n on it computes what is never read */
         walk(order, rest, count);
         memcpy(out, rest, count * sizeof rest[0]);
     }

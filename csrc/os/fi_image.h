@@ -9,7 +9,7 @@
 #include "base/fi_base.h"
 
 /* Opens memory for an image. Its pages come with the writing; whether there is room for all of
- * them is checked here, because the kernel answers a lack later by killing somebody.
+ * them is checked here, because the kernel answers a lack later by killing a process.
  * FI_E_MEMORY: refused by that check, with need and have in the results. */
 int fi_image_open(uint64_t bytes, int *fd, uint64_t *need, uint64_t *have);
 

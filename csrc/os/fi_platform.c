@@ -26,7 +26,7 @@
 
 /* ---- shared memory ---------------------------------------------------------------------- */
 
-/* 0 to 2 are the standard streams, even where the program has closed them: what somebody prints
+/* 0 to 2 are the standard streams, even where the program has closed them: what the program prints
  * must not land in shared memory or ring a bell. Returns the descriptor to use, or -1 and errno. */
 static int above_stdio(int fd)
 {

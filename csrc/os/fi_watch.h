@@ -13,8 +13,8 @@ int fi_watch_parent(int parent_pidfd, int parent_death_pipe);
  * that thread is the parent's main one. `parent` closes the race with a parent already dead. */
 int fi_die_with_parent(int parent);
 
-/* Starts a thread that ends this process with `status` after so many nanoseconds, unless it has
- * ended by then: exit handlers may wait for threads or locks that nobody gives up. */
+/* Starts a thread that ends this process with `status` after `ns` nanoseconds, unless it has
+ * ended by then: exit handlers may wait for threads or locks that are never released. */
 int fi_exit_within(int64_t ns, int status);
 
 #endif

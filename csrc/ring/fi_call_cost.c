@@ -6,9 +6,9 @@
  * general, the other one where splitting the batch employs workers that were idle otherwise. */
 #define OVERHEAD (1.0 / 32)
 #define OVERHEAD_IF_IDLE (1.0 / 2)
-/* Older calls are forgotten: the estimate is mostly that of about so many recent ones. */
+/* Older calls are forgotten: the estimate is mostly that of about this many recent ones. */
 #define RECENT_CALLS 64
-/* One outlier counts no more than so many times the time that was expected. */
+/* One outlier counts no more than this many times the time that was expected. */
 #define MOST_SURPRISE 4
 /* Calls that all fetch about the same number of rows do not tell the two costs apart. Below this
  * relative spread (squared) of that number the next call fetches another number of rows. With two

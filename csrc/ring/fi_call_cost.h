@@ -17,7 +17,7 @@ typedef struct fi_call_cost {
     uint32_t calls;             /* noted so far; stops counting when recent calls dominate */
 } fi_call_cost;
 
-/* Notes that a call has fetched so many rows, at least one, in so many nanoseconds. */
+/* Notes that a call has fetched `rows` rows, at least one, in `nanoseconds`. */
 void fi_call_cost_add(fi_call_cost *cost, uint32_t rows, int64_t nanoseconds);
 
 /* How many of the `left` unclaimed rows of a batch of n the next call should fetch: 1 to left.

@@ -97,7 +97,7 @@ void fi_parent_decommit(fi_parent *parent, uint32_t slot, uint64_t bytes)
     uint64_t committed = fi_parent_committed(parent, slot), keep = fi_align_up(bytes, FI_PAGE);
     if (parent->slot[slot].phase != FI_FREE || keep >= committed)
         return;
-    /* First the numbers: they must never count pages that are gone. Nobody else uses the slot. */
+    /* First the numbers: they must never count pages that are gone. No other process uses the slot. */
     parent->committed[slot] = keep;
     fi_store_relaxed(&ring->slots[slot].committed, keep);
     fi_shm_decommit(ring->fd, (uint64_t)(fi_slot_payload(ring, slot) - ring->base) + keep,

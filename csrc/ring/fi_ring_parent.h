@@ -130,7 +130,7 @@ void fi_parent_give_up(fi_parent *parent);
 
 /* Pauses of a worker before it sleeps. */
 void fi_parent_set_spin(fi_parent *parent, uint32_t pauses);
-/* From now on so many workers are wanted: those of a higher number leave when they are through with
+/* From now on this many workers are wanted: those of a higher number leave when they are through with
  * their slot, as if told to stop. They may be started again after fi_parent_rewind. */
 void fi_parent_set_worker_count(fi_parent *parent, uint32_t count);
 void fi_parent_stop(fi_parent *parent);

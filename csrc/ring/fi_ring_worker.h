@@ -13,7 +13,7 @@ typedef struct fi_worker {
     uint32_t number;
     int bell_pipe;     /* read end, or -1 for a futex */
     uint32_t seen;     /* last value of board->redo acted upon */
-    uint32_t least;    /* rows that a range has at least, where so many are left */
+    uint32_t least;    /* rows that a range has at least, where that many are left */
     int64_t row_ns;    /* what one row takes, no less than it lately took */
     fi_call_cost call; /* if the dataset fetches several rows in one call */
     bool in_slot;      /* between W3 and W8 */
@@ -49,7 +49,7 @@ void fi_worker_called(fi_worker *worker, uint32_t rows, int64_t nanoseconds);
 /* W6, second half. Publishes the batch and rings the parent if it sleeps for it. */
 void fi_worker_ready(const fi_worker *worker, const fi_turn *turn, uint32_t flags);
 
-/* Whether batches of so many bytes, as many as are under way now, outrun the caches (fi_copy.h):
+/* Whether batches of this many bytes, as many as are under way now, outrun the caches (fi_copy.h):
  * their rows are then copied past them. */
 bool fi_worker_outruns_cache(const fi_worker *worker, uint64_t batch_bytes);
 

@@ -34,7 +34,7 @@ void fi_reader_init(fi_reader *reader, fi_ring *ring, uint32_t number, int bell_
 
 /* The first of the reader's slots that is free, for the lowest numbers are the warmest; NO_SLOT
  * where none is, or where the blocks in flight have bytes enough. What is lent is in flight no
- * more: somebody may hold it for ever. */
+ * more: the program may hold it for ever. */
 static uint32_t free_slot(const fi_reader *reader)
 {
     fi_ring *ring = reader->ring;

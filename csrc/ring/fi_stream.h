@@ -34,21 +34,21 @@ typedef struct fi_reader {
     int bell_pipe;    /* read end, or -1 for a futex */
     uint32_t each;    /* slots of this reader */
     uint64_t most;    /* bytes of pages under blocks in flight, where those are more than two */
-    uint64_t q;       /* sequence of the block in hand, or of the last one; 0 before the first */
-    uint32_t slot;    /* of the block in hand */
+    uint64_t q;       /* sequence of the current block, or of the last one; 0 before the first */
+    uint32_t slot;    /* of the current block */
     uint32_t rows;    /* published of it */
     uint64_t credit;  /* samples that it may publish, taken from the board */
-    bool has_slot;    /* a slot is in hand; it may still have to be opened */
-    bool is_open;     /* the block in hand is in the map */
+    bool has_slot;    /* it has a slot, which may still have to be opened */
+    bool is_open;     /* the current block is in the map */
 } fi_reader;
 
 void fi_reader_init(fi_reader *reader, fi_ring *ring, uint32_t number, int bell_pipe,
                     uint64_t most);
 
-/* Blocks until one more sample may be published: a slot is in hand, and credit. False: stop. A
+/* Blocks until one more sample may be published: it has a slot, and credit. False: stop. A
  * slot that is not open yet wants fi_reader_open. */
 bool fi_reader_begin(fi_reader *reader);
-/* The same, if it need not look further than at what is in hand. */
+/* The same, if it need not look further than at what it has. */
 static inline bool fi_reader_is_ready(const fi_reader *reader)
 {
     return reader->is_open && reader->credit > 0 &&
@@ -58,13 +58,13 @@ static inline bool fi_reader_is_ready(const fi_reader *reader)
 /* Takes a slot without waiting, for the end of a stream without samples; false if none is free. */
 bool fi_reader_find_slot(fi_reader *reader);
 
-/* Begins the block in the slot in hand. `heap`: where the bump allocation starts. */
+/* Begins the block in the current slot. `heap`: where the bump allocation starts. */
 void fi_reader_open(fi_reader *reader, uint64_t heap, uint32_t schema);
 
-/* Publishes the next row of the block in hand, whose bytes are complete. */
+/* Publishes the next row of the current block, whose bytes are complete. */
 void fi_reader_publish(fi_reader *reader, uint32_t code);
 
-/* Ends the block in hand, which is open; `last` ends the stream. */
+/* Ends the current block, which is open; `last` ends the stream. */
 void fi_reader_close(fi_reader *reader, bool last);
 
 /* ---- parent ------------------------------------------------------------------------------- */
@@ -75,8 +75,8 @@ enum fi_stream_phase { FI_AT_READER, FI_IN_HAND, FI_LENT, FI_WITHDRAWN };
 
 /* The parent's own record of a reader. */
 typedef struct fi_source {
-    uint64_t q;     /* sequence of the block in hand, or of the next one */
-    uint32_t slot;  /* of the block in hand */
+    uint64_t q;     /* sequence of the current block, or of the next one */
+    uint32_t slot;  /* of the current block */
     uint32_t taken; /* rows */
     uint32_t away;  /* slots lent or withdrawn */
     bool in_hand;
@@ -110,10 +110,10 @@ void fi_stream_clear(fi_stream *stream);
 /* FI_E_BUSY: no block of this reader is there, or it has ended; FI_E_CORRUPT: a word holds what no
  * reader writes. */
 int fi_stream_ready(fi_stream *stream, uint32_t reader, fi_part *part);
-/* Code of a published row of the block in hand; 0 if its word is none of that block's. */
+/* Code of a published row of the current block; 0 if its word is none of that block's. */
 uint32_t fi_stream_row_code(const fi_stream *stream, uint32_t reader, uint32_t row);
 void fi_stream_take(fi_stream *stream, uint32_t reader, uint32_t rows);
-/* Before the first row of a block is taken: may its slot be viewed, for as long as somebody likes?
+/* Before the first row of a block is taken: may its slot be viewed, for as long as the program likes?
  * Always two slots of each reader are left, so that holding views costs memory, never progress. */
 bool fi_stream_lend(fi_stream *stream, uint32_t reader);
 /* All rows of a closed block are taken. Its slot goes back to the reader; if lent, only after

@@ -42,7 +42,7 @@ uint32_t fi_trace_read(const fi_ring *ring, uint32_t worker, fi_event *out)
     uint64_t first = count > FI_TRACE_EVENTS ? count - FI_TRACE_EVENTS : 0;
     for (uint64_t i = first; i < count; i++)
         out[i - first] = trace->events[i % FI_TRACE_EVENTS];
-    /* A worker may have gone on with the range it had in hand, over the oldest ones. */
+    /* A worker may have gone on with the range that it had claimed, over the oldest ones. */
     uint64_t now = fi_load_acquire(&trace->count);
     uint64_t kept = now + 1 > FI_TRACE_EVENTS ? now + 1 - FI_TRACE_EVENTS : 0;
     uint32_t gone = (uint32_t)fi_min_u64(kept > first ? kept - first : 0, count - first);

@@ -1,7 +1,7 @@
-/* What workers record of their time, if somebody wants to look at it: one event for each stretch.
+/* What workers record of their time, if the program asks for it: one event for each stretch.
  *
- * Each worker has a record of its own behind the payload of the segment, whose pages nobody
- * allocates before they are wanted. The last FI_TRACE_EVENTS events of each worker are kept. The
+ * Each worker has a record of its own behind the payload of the segment, whose pages are
+ * allocated when they are first wanted. The last FI_TRACE_EVENTS events of each worker are kept. The
  * parent reads them when it has turned recording off. Like fi_worker_stat, events serve messages alone.
  */
 #ifndef FI_TRACE_H

@@ -145,8 +145,7 @@ class IteratorStats:
     spills : int
         Examples that fitted no column and were pickled, after columns were known.
     copied_out : int
-        Batches that were copied out of the ring, since the caller held so many that no room was
-        left.
+        Batches that were copied out of the ring, since the caller held too many of them.
     deaths, replacements : int
         Workers that were replaced after a death, and after ``maxtasksperchild`` batches.
     changes : tuple of str

@@ -158,7 +158,7 @@ cdef class BatchBuffer:
         For each field of the schema whether its rows are copied into an array; the values of the
         others are kept.
     n_batches : int
-        How many such batches are filled ahead of their use. If the caches do not hold so many,
+        How many such batches are filled ahead of their use. If the caches do not hold that many,
         arrays are written past them.
     """
 

@@ -155,7 +155,7 @@ class _Popen(popen_forkserver.Popen):
 
 @contextlib.contextmanager
 def _sigpipe_ignored() -> Iterator[None]:
-    """Makes a write to a pipe that nobody reads an error, whatever the program does at SIGPIPE."""
+    """Makes a write to a pipe without a reader an error, whatever the program does at SIGPIPE."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
     try:
         yield

@@ -145,7 +145,7 @@ class PlannedIterator(Iterator):
         return False
 
     def _loader_stats(self, seconds: float) -> LoaderStats:
-        """What workers have done in so many seconds. Any thread may ask, without the lock."""
+        """What workers have done in `seconds`. Any thread may ask, without the lock."""
         return LoaderStats()
 
     def _trace_workers(self, on: bool) -> None:
