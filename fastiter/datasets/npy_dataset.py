@@ -21,7 +21,7 @@ from fastiter.datasets._parts import Closing, common_length, iterated
 from fastiter.datasets._zip import Entry, data_start, directory
 
 if TYPE_CHECKING:
-    from fastiter.dataset.tabular._base import KeyIndices, Mode, Rows
+    from fastiter.dataset.tabular._base import Mode, Rows
 
 __all__ = ["NpyDataset"]
 
@@ -99,7 +99,7 @@ class NpyDataset(Closing, TabularDataset):
         """The kind of the examples: ``tuple``, ``dict``, or None for rows of the only array."""
         return self._mode
 
-    def get_examples(self, indices: Rows, key_indices: KeyIndices) -> tuple[Any, ...]:
+    def get_examples(self, indices: Rows, key_indices: tuple[int, ...] | None) -> tuple[Any, ...]:
         """Get some rows of some arrays: copies for a list of indices, else views.
 
         Raises IndexError if an index is beyond the arrays, ValueError if the dataset has been

@@ -59,7 +59,9 @@ class TabularDataset(DatasetMixin):
         """The kind of the examples: ``tuple``, ``dict``, or None for the first column's values."""
         raise NotImplementedError
 
-    def get_examples(self, indices: Rows, key_indices: KeyIndices) -> ColumnValues:
+    def get_examples(
+        self, indices: Rows, key_indices: tuple[int, ...] | None
+    ) -> tuple[Sequence[Any], ...]:
         """Get some rows of some columns.
 
         Parameters

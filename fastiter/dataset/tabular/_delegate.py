@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from fastiter._fetch.dataset_access import Columns, columns_of
-from fastiter.dataset.tabular._base import ColumnValues, KeyIndices, Mode, Rows, TabularDataset
+from fastiter.dataset.tabular._base import Mode, Rows, TabularDataset
 
 __all__ = ["DelegateDataset"]
 
@@ -46,7 +49,9 @@ class DelegateDataset(TabularDataset):
     def mode(self) -> Mode:
         return self.dataset.mode
 
-    def get_examples(self, indices: Rows, key_indices: KeyIndices) -> ColumnValues:
+    def get_examples(
+        self, indices: Rows, key_indices: tuple[int, ...] | None
+    ) -> tuple[Sequence[Any], ...]:
         return self.dataset.get_examples(indices, key_indices)
 
     def __fastiter_columns__(self) -> Columns | None:
