@@ -15,6 +15,8 @@ from collections.abc import Iterator
 
 from threadpoolctl import ThreadpoolController
 
+from fastiter._util.concurrency import lock_of_child, renew_in_child
+
 logger = logging.getLogger("fastiter")
 
 # Libraries read these when they are loaded.
@@ -24,10 +26,6 @@ _VARIABLES = (
     "MKL_NUM_THREADS",
     "OPENCV_FOR_THREADS_NUM",
 )
-
-# Limits of the program's own pools that could not be lifted, and the threads that this takes.
-_kept_limits: list[tuple[contextlib.ExitStack, int]] = []
-
 
 def native_threads() -> int:
     """Threads of this process that Python does not know; 0 where the system does not tell."""
@@ -67,6 +65,46 @@ def limit_threads(is_forked: bool = False) -> None:
         torch.set_num_threads(1)  # it keeps numbers of its own for OpenMP and MKL
 
 
+class _OwnPools:
+    """The limits of the program's own pools, while any of its threads forks workers."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._forking: set[object] = set()  # one for each thread that forks workers now
+        self._limits: list[tuple[contextlib.ExitStack, int]] = []  # and the threads to start again
+        renew_in_child(self)
+
+    def limit(self, forking: object) -> None:
+        with self._lock:
+            self._forking.add(forking)
+            pools, limits = _parallel_pools(), contextlib.ExitStack()
+            threads = threads_that_end_before_forks(pools)
+            if _can_start(threads - native_threads()):  # an earlier fork may have ended them
+                limits.enter_context(pools.limit(limits=1))
+                self._limits.append((limits, threads))
+
+    def lift(self, forking: object) -> None:
+        """Lifts the limits if no other thread forks, and their threads can be started."""
+        with self._lock:
+            self._forking.discard(forking)
+            if self._forking:
+                return
+            while self._limits and _can_start(self._limits[-1][1] - native_threads()):
+                self._limits.pop()[0].close()
+            if self._limits:
+                logger.warning(
+                    "OpenBLAS computes in one thread until workers are started again: its threads "
+                    "cannot be started now (a limit of processes or memory: ulimit -a)"
+                )
+
+    def _after_fork(self) -> None:
+        self._lock = lock_of_child(self._lock)
+        self._forking = set()
+
+
+_own_pools = _OwnPools()
+
+
 @contextlib.contextmanager
 def ready_to_fork() -> Iterator[None]:
     """Limits the program's own pools to one thread while the block forks workers.
@@ -75,21 +113,12 @@ def ready_to_fork() -> Iterator[None]:
     for each processor, each of which spins for some 20 ms. Here they start once, when the block
     ends, as they would with the next use.
     """
-    pools, limits = _parallel_pools(), contextlib.ExitStack()
-    threads = threads_that_end_before_forks(pools)
-    if _can_start(threads - native_threads()):  # an earlier fork may have ended them
-        limits.enter_context(pools.limit(limits=1))
-        _kept_limits.append((limits, threads))
+    forking = object()
     try:
+        _own_pools.limit(forking)
         yield
     finally:
-        while _kept_limits and _can_start(_kept_limits[-1][1] - native_threads()):
-            _kept_limits.pop()[0].close()
-        if _kept_limits:
-            logger.warning(
-                "OpenBLAS computes in one thread until workers are started again: its threads "
-                "cannot be started now (a limit of processes or memory: ulimit -a)"
-            )
+        _own_pools.lift(forking)
 
 
 def _parallel_pools() -> ThreadpoolController:
