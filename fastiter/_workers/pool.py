@@ -370,10 +370,13 @@ class Pool:
     # ---- deaths
 
     def _start_missing(self) -> None:
+        has_started = False
         for number, member in enumerate(self._group.members[: self._group.wanted]):
             if member is None:
-                self.is_starting = True
+                self.is_starting = has_started = True
                 self._group.start(number)
+        if has_started:
+            self._group.await_starts()
 
     def look_at_starts(self) -> None:
         """Replaces workers whose start hangs, at most twice a second. While the other workers keep

@@ -15,6 +15,7 @@ import random
 import signal
 import sys
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Iterator
@@ -52,6 +53,8 @@ logger = logging.getLogger("fastiter")
 #: runs, is ready to run, or waits for a disk or for memory does not count.
 HUNG_SECONDS = 0.1
 _MOST_FORKS = 4  # starts in a row of one worker that may hang before the fork server takes over
+_STARTS_SECONDS = 2.0  # for all that `await_starts` waits for
+_STARTS_PAUSE = 0.002
 #: Seconds of the start of any other worker, with all that it imports, until the log tells of it.
 IMPORT_SECONDS = 60.0
 
@@ -173,6 +176,7 @@ class WorkerGroup:
             self._write_image()
         for member in members:
             self._allow_start(member)
+        self.await_starts()
 
     def _open_shared(self) -> None:
         self._life = fds.pipe()
@@ -378,6 +382,19 @@ class WorkerGroup:
         # The fork server says that it ended, and it never passed the start barrier: it owns no row,
         # and the pidfd may be that of another process.
         return self._ring.report(member.number)["ready"] != member.start
+
+    def await_starts(self) -> None:
+        """Waits for the own starts of forked workers where one may well hang, and replaces those.
+
+        That is beside threads that may draw from torch's default generator: `free_lock_at_fork`
+        leaves them a moment in which they take its lock, and the next call of the program, which
+        would look after the starts, may come late. A start takes some milliseconds.
+        """
+        if "torch" not in sys.modules or threading.active_count() == 1 or self._method != "fork":
+            return
+        end = status.now() + _STARTS_SECONDS
+        while self.watch_starts() and status.now() < end:
+            time.sleep(_STARTS_PAUSE)
 
     def watch_starts(self) -> bool:
         """Replaces forked workers that wait in their own start: by other forks, and after some
