@@ -27,6 +27,7 @@ _VARIABLES = (
     "OPENCV_FOR_THREADS_NUM",
 )
 
+
 def native_threads() -> int:
     """Threads of this process that Python does not know; 0 where the system does not tell."""
     try:
