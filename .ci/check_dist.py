@@ -34,7 +34,7 @@ def wheel_faults(path: Path) -> list[str]:
         if f"{module}.pyi" not in names:
             faults.append(f"lacks {module}.pyi")
     for file in Path("fastiter").rglob("*.*"):
-        if file.suffix not in (".pyx", ".pxd", ".so", ".pyc") and str(file) not in names:
+        if file.suffix not in (".md", ".pyx", ".pxd", ".so", ".pyc") and str(file) not in names:
             faults.append(f"lacks {file}")
     if not any(n.endswith("LICENSE") and ".dist-info/" in n for n in names):
         faults.append("lacks the licence")
