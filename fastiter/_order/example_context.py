@@ -85,6 +85,7 @@ def set_worker(writer: Any) -> None:
     """Set the context of a worker process; ``writer`` has ``key()``."""
     global _of_worker
     _of_worker = writer
+    _here.context = None  # that of the thread that forked this process
 
 
 def _current() -> Any:

@@ -103,6 +103,23 @@ def test_spawned_workers():
         assert taken(iterator, 9) == expected(5, 3, 9)
 
 
+class Nested:
+    """Examples that are batches of an iterator of their own, whose workers are forked there."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        arguments = {"order_sampler": ShuffleOrderSampler(5), "n_processes": 2, "context": "fork"}
+        with MultiprocessIterator(Draws(), 3, **arguments) as iterator:
+            return taken(iterator, 9)
+
+
+def test_workers_that_an_example_forks_have_their_own_numbers():
+    with SerialIterator(Nested(), 2, order_sampler=ShuffleOrderSampler(7)) as iterator:
+        assert next(iterator) == [expected(5, 3, 9)] * 2
+
+
 def test_a_batch_that_ends_the_iteration(make):
     iterator = make(Draws(), 4, repeat=False, order_sampler=ShuffleOrderSampler(5))
     assert [row for batch in iterator for row in batch] == expected(5, 1, N)
