@@ -295,16 +295,18 @@ class RowsTask(BatchTask):
     def _fill(self, start: int, stop: int) -> Failure | None:
         if self._in_one_call:
             return self._fill_in_one_call(start, stop)
-        dataset, at = self._work.source.dataset, Position()
-        with ExampleContext(*self._origin, at):
-            while start < stop:
-                failed = self._rows.fetch(dataset, self._indices, start, stop, at)
-                if failed is None:
-                    break
-                start, failure = failed[0] + 1, self._fail(*failed)
-                del failed  # the exception refers to this frame
-                if failure is not None:
-                    return failure
+        at = Position()
+        return ExampleContext(*self._origin, at).run(self._fill_each, start, stop, at)
+
+    def _fill_each(self, start: int, stop: int, at: Position) -> Failure | None:
+        while start < stop:
+            failed = self._rows.fetch(self._work.source.dataset, self._indices, start, stop, at)
+            if failed is None:
+                break
+            start, failure = failed[0] + 1, self._fail(*failed)
+            del failed  # the exception refers to this frame
+            if failure is not None:
+                return failure
         return None
 
     def _fetch(self, start: int, stop: int) -> None:

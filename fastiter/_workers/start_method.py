@@ -84,11 +84,11 @@ def choose(context: Any) -> Start:
     return Start(multiprocessing.get_context(chosen), why).now()
 
 
-def why_not_fork(besides: int = 0) -> str | None:
+def why_not_fork(harmless: int = 0) -> str | None:
     """What makes a fork of this process unsafe at this moment; None if nothing is known.
-    `besides` native threads are known to be harmless."""
-    native = thread_limits.native_threads() - besides
-    if native > 0 and native > thread_limits.threads_that_end_before_forks():
+    ``harmless`` native threads are known to be so."""
+    native = thread_limits.threads_lost_in_forks(harmless)
+    if native:
         return f"{native} threads of native libraries live in this process"
     this = threading.current_thread()
     others = [t.name for t in threading.enumerate() if t is not this and not _is_idle(t)]

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 from threadpoolctl import ThreadpoolController
@@ -44,6 +45,23 @@ def threads_that_end_before_forks(pools: ThreadpoolController | None = None) -> 
         for pool in (pools or ThreadpoolController()).info()
         if pool["internal_api"] == "openblas" and pool["threading_layer"] != "openmp"
     )
+
+
+def threads_lost_in_forks(harmless: int = 0) -> int:
+    """Native threads but the harmless ones, if there are more than those that OpenBLAS ends.
+
+    Blocks for up to 0.02 seconds: the system lists a thread of Python still for a moment after it
+    was joined.
+    """
+    native = native_threads() - harmless
+    if native <= 0:
+        return 0
+    ended = threads_that_end_before_forks()
+    give_up = time.monotonic() + 0.02
+    while native > ended and time.monotonic() < give_up:
+        time.sleep(0.001)
+        native = native_threads() - harmless
+    return native if native > ended else 0
 
 
 def limit_threads(is_forked: bool = False) -> None:

@@ -284,11 +284,14 @@ def fetch_examples(
     """
     getter = rows_getter(dataset)
     if getter is not None:
-        with ExampleContext(*origin, None, range(first, first + len(indices))):
-            return getter(indices)
+        rows = range(first, first + len(indices))
+        return ExampleContext(*origin, None, rows).run(getter, indices)
     counter = Counter(indices, first)
-    with ExampleContext(*origin, counter):
+
+    def fetch() -> list[Any]:
         return [dataset[index] for index in counter.values]
+
+    return ExampleContext(*origin, counter).run(fetch)
 
 
 def _fetch_each(
@@ -306,10 +309,12 @@ def _fetch_each(
     def failing_row() -> tuple[str, int]:
         return f"dataset index {indices[counter.row - first]}", counter.row
 
-    with ExampleContext(*origin, counter):
+    def fetch_all() -> None:
         while len(examples) + len(failures) < len(indices):
             if (failure := capture_row(fetch_rest, failing_row)) is not None:
                 failures.append(failure)
+
+    ExampleContext(*origin, counter).run(fetch_all)
     rows: Sequence[int] = range(first, first + len(indices))
     if failures:
         failed = {failure.row for failure in failures}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -265,6 +267,38 @@ def test_where_no_example_is_fetched_it_is_an_error(make):
     next(iterator)
     with pytest.raises(RuntimeError, match="__getitem__"):
         example_rng()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of generators
+@pytest.mark.parametrize(
+    ("dataset", "on_error"), [(Draws, "raise"), (Draws, "skip"), (Squares, "raise")]
+)
+def test_an_interrupt_leaves_no_example_behind(make, dataset, on_error):
+    iterator = make(dataset(), 2, on_error=on_error)
+    next(iterator)
+    countdown = 0
+
+    def interrupt(frame, event, argument):  # at one line of Python after the other
+        nonlocal countdown
+        countdown -= 1
+        if countdown == 0:
+            raise KeyboardInterrupt
+        return interrupt
+
+    for number in itertools.count(1):
+        countdown = number
+        former = sys.gettrace()
+        sys.settrace(interrupt)
+        try:
+            next(iterator)
+            break  # it has fewer lines
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(former)
+        with pytest.raises(RuntimeError, match="__getitem__"):
+            example_rng()
+    assert number > 5
 
 
 def test_half_of_the_arguments_is_an_error():

@@ -4,33 +4,29 @@ The code that fetches examples sets a context, for its thread or once for a work
 is stored per example: when asked, the row is read off the loop that fetches.
 """
 
-from __future__ import annotations
-
 import operator
 import threading
-from collections.abc import Iterable, Sequence
-from typing import Any
 
 Seed = tuple[int, int]  # 128 bits
 
-_here = threading.local()
-_of_worker: Any = None
+cdef object here = threading.local()
+cdef object of_worker = None
 
 
 class Counter:
     """Iterates once over ``values``, the first of which has the number ``first``."""
 
-    def __init__(self, values: list[Any], first: int = 0) -> None:
+    def __init__(self, values, first=0):
         self.values = iter(values)
         self._stop = first + len(values)
 
     @property
-    def row(self) -> int:
+    def row(self):
         """Number of the value that was given last."""
         return self._stop - operator.length_hint(self.values) - 1
 
 
-class ExampleContext:
+cdef class ExampleContext:
     """Rows of one batch that this thread is fetching.
 
     Parameters
@@ -44,34 +40,40 @@ class ExampleContext:
         Those that one call fetches.
     """
 
-    __slots__ = ("_before", "_plan", "_seed", "counter", "rows")
+    cdef object seed, plan
+    cdef readonly object rows
+    cdef public object counter
 
-    def __init__(
-        self, seed: Seed, plan: Any, counter: Any, rows: Sequence[int] | None = None
-    ) -> None:
-        self._seed = seed
-        self._plan = plan
+    def __init__(self, seed, plan, counter, rows=None):
+        self.seed = seed
+        self.plan = plan
         self.counter = counter
         self.rows = rows
 
-    def __enter__(self) -> None:
-        self._before = getattr(_here, "context", None)
-        _here.context = self
+    def run(self, function, *arguments):
+        """Call ``function`` in this context.
 
-    def __exit__(self, *error: object) -> None:
-        _here.context = self._before
+        An interrupt is raised within the function or after this method, and so never leaves the
+        context behind, as one within an ``__exit__`` of Python would.
+        """
+        before = getattr(here, "context", None)
+        here.context = self
+        try:
+            return function(*arguments)
+        finally:
+            here.context = before
 
-    def key(self) -> tuple[Seed, int, int] | None:
+    def key(self):
         """Seed, epoch and dataset index of the current example; None within a call for many."""
         if self.counter is None:
             return None
         row = self.counter.row if self.rows is None else self.rows[self.counter.row]
-        indices, state = self._plan.indices, self._plan.state
+        indices, state = self.plan.indices, self.plan.state
         epoch = epoch_of(row, len(indices), state.epoch, state.position, state.epoch_size)
-        return self._seed, epoch, int(indices[row])
+        return self.seed, epoch, int(indices[row])
 
 
-def epoch_of(row: int, n_rows: int, epoch: int, position: int, epoch_size: int) -> int:
+def epoch_of(row, n_rows, epoch, position, epoch_size):
     """The epoch that a row of a batch belongs to, from the state after the batch.
 
     The last ``position`` rows are of ``epoch``, the ``epoch_size`` rows before them of the epoch
@@ -81,30 +83,30 @@ def epoch_of(row: int, n_rows: int, epoch: int, position: int, epoch_size: int) 
     return epoch if before <= 0 else max(0, epoch - 1 - (before - 1) // epoch_size)
 
 
-def set_worker(writer: Any) -> None:
+def set_worker(writer):
     """Set the context of a worker process; ``writer`` has ``key()``."""
-    global _of_worker
-    _of_worker = writer
-    _here.context = None  # that of the thread that forked this process
+    global of_worker
+    of_worker = writer
+    here.context = None  # that of the thread that forked this process
 
 
-def _current() -> Any:
-    context = getattr(_here, "context", None)
-    return _of_worker if context is None else context
+cdef object current():
+    context = getattr(here, "context", None)
+    return of_worker if context is None else context
 
 
-def each(values: list[Any]) -> Iterable[Any]:
+def each(values):
     """Iterate over the examples of one call for many; each is the current example in its turn."""
-    context = _current()
+    context = current()
     if context is None or context.rows is None or len(context.rows) != len(values):
         return values
     context.counter = counter = Counter(values)
     return counter.values
 
 
-def key() -> tuple[Seed, int, int]:
+def key():
     """Seed, epoch and dataset index of the current example; RuntimeError without one."""
-    context = _current()
+    context = current()
     found = None if context is None else context.key()
     if found is None:
         raise RuntimeError(
@@ -112,4 +114,4 @@ def key() -> tuple[Seed, int, int]:
             "iterator fetches that example; in __getitems__, in a converter and elsewhere pass "
             "seed, epoch and index"
         )
-    return found  # type: ignore[no-any-return]
+    return found
