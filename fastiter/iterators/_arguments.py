@@ -66,13 +66,7 @@ _COUNTERPARTS = {
 
 
 def names_counterparts(init: _Function) -> _Function:
-    """Have a constructor that is given another loader's argument say what it is called here.
-
-    Raises
-    ------
-    TypeError
-        By the constructor, as for any unknown keyword.
-    """
+    """Have a constructor that is given another loader's argument say what it is called here."""
     known = inspect.signature(init).parameters
 
     @functools.wraps(init)
@@ -88,13 +82,7 @@ def names_counterparts(init: _Function) -> _Function:
 
 
 def checked_order(shuffle: Any, order_sampler: Any) -> tuple[bool | None, Any]:
-    """Both arguments, of which one at most may be given.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If ``shuffle`` is no flag, ``order_sampler`` not callable, or both are given.
-    """
+    """Both arguments, of which one at most may be given."""
     shuffle = None if shuffle is None else checked_flag("shuffle", shuffle)
     if order_sampler is not None and not callable(order_sampler):
         raise TypeError(
@@ -112,13 +100,7 @@ def checked_order(shuffle: Any, order_sampler: Any) -> tuple[bool | None, Any]:
 
 
 def checked_converter(converter: Any, device: Any) -> Any:
-    """``converter`` itself, a callable or None.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If it is neither, there is a ``device`` without a converter, or ``device`` is wrong.
-    """
+    """``converter`` itself, a callable or None; with a ``device`` there must be one."""
     checked_callable("converter", converter)
     if device is not None and converter is None:
         raise ValueError(
@@ -130,14 +112,8 @@ def checked_converter(converter: Any, device: Any) -> Any:
 
 
 def checked_prefetch(value: Any, device: Any) -> int | Literal["auto"]:
-    """Check ``n_prefetch``, which may be 'auto'. None becomes 1, or 2 if batches go to a GPU, since
-    one of them is being copied.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If it is neither 'auto' nor an integer of at least 1, or ``device`` is wrong.
-    """
+    """``n_prefetch``, which may be 'auto'. None becomes 1, or 2 if batches go to a GPU, since one
+    of them is being copied."""
     if value is not None:
         return checked_auto("n_prefetch", value, maximum=MOST_PREFETCH)
     return 2 if isinstance(_device.resolve(device), _device.GpuDevice) else 1
@@ -160,14 +136,7 @@ def checked_auto(
 
 
 def checked_dataset(dataset: Any) -> Any:
-    """``dataset`` itself.
-
-    Raises
-    ------
-    TypeError
-        If it has neither ``__getitem__`` nor ``__getitems__``, or no ``__len__``, or is a mapping
-        whose keys are no indices.
-    """
+    """``dataset`` itself, an object with a length that is indexable by integers."""
     name = type(dataset).__qualname__
     if isinstance(dataset, type):
         raise TypeError(
@@ -197,17 +166,13 @@ def checked_dataset(dataset: Any) -> Any:
     raise TypeError(f"dataset must be {lack.format(name)}{instead}")
 
 
-def checked_context(context: Any) -> str | Any | None:
-    """The name of a start method, a context, or None.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If this system has no such start method, or it is no context.
-    """
-    if context is None or hasattr(context, "Process"):
+def checked_context(context: Any) -> str | None:
+    """The name of a start method, or None."""
+    if hasattr(context, "Process"):
         # A context itself does not pickle; its name does, and stands for it.
-        return None if context is None else context.get_start_method()
+        context = context.get_start_method()
+    if context is None:
+        return None
     if not isinstance(context, str):
         raise TypeError(f"context must be a start method's name or a context, not {context!r}")
     known = multiprocessing.get_all_start_methods()

@@ -17,12 +17,18 @@ from fastiter._stats.timer import ENDED, Timer
 from fastiter._util.arguments import checked_flag, checked_int
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.cpus import usable_cpus
-from fastiter._util.failures import AllSkipped, Failure, reraise
+from fastiter._util.failures import AllSkipped, Failure, capture, reraise
 from fastiter.dataset.iterator import Iterator
 from fastiter.iterators import _arguments, _seed
-from fastiter.iterators._device_prefetch import DevicePrefetch
-from fastiter.iterators._skips import SkipPolicy, SkipState, checked, nothing_left
-from fastiter.iterators._snapshot import Snapshot, SnapshotContext, as_dict, exchange, from_dict
+from fastiter.iterators._skips import (
+    DEFAULT_LIMIT,
+    OnError,
+    SkipPolicy,
+    SkipState,
+    checked,
+    nothing_left,
+)
+from fastiter.iterators._snapshot import Snapshot, as_dict, exchange, from_dict
 from fastiter.iterators._source import Source
 from fastiter.iterators._state import Plan, Planner, dataset_length, initial_state
 from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
@@ -40,28 +46,26 @@ if TYPE_CHECKING:
 class PlannedIterator(Iterator):
     """Base of the iterators: arguments, epochs, snapshots, copies and pickles.
 
-    The methods before ``__iter__`` are what a subclass overrides.
-
-    Parameters
-    ----------
-    dataset, batch_size, repeat, shuffle, order_sampler, converter, device, on_error, skip_limit
-        As in the subclasses, all without defaults.
+    The methods before ``__iter__`` are what a subclass overrides; the parameters are those of
+    `SerialIterator`.
     """
 
     #: False if an iterator stays closed after `finalize`, so that it cannot be reset or loaded.
     _REOPENABLE: ClassVar[bool] = True
 
+    @_arguments.names_counterparts
     def __init__(
         self,
         dataset: Any,
         batch_size: int,
-        repeat: bool,
-        shuffle: bool | None,
-        order_sampler: Callable[[Any, int], Any] | None,
-        converter: Callable[[Any, Any], Any] | None,
-        device: Any,
-        on_error: Any,
-        skip_limit: float | None,
+        repeat: bool = True,
+        shuffle: bool | None = None,
+        order_sampler: Callable[[Any, int], Any] | None = None,
+        *,
+        converter: Callable[[Any, Any], Any] | None = None,
+        device: Any = None,
+        on_error: OnError = "raise",
+        skip_limit: float | None = DEFAULT_LIMIT,
     ) -> None:
         self._dataset = _arguments.checked_dataset(dataset)
         self._batch_size = checked_int("batch_size", batch_size, maximum=_arguments.MOST_ROWS)
@@ -74,14 +78,13 @@ class PlannedIterator(Iterator):
         self._on_error, self._skip_limit = checked(on_error, skip_limit)
         self._skips = None if on_error == "raise" else SkipPolicy(on_error, self._skip_limit)
         self._seed = _seed.seed_of(self._order_sampler)
-        dataset_len = functools.partial(dataset_length, dataset)
-        self._dataset_len = dataset_len
+        self._dataset_len = functools.partial(dataset_length, dataset)
         self._planner = Planner(
-            initial_state(self._order_sampler, dataset_len),
+            initial_state(self._order_sampler, self._dataset_len),
             batch_size=self._batch_size,
             repeat=self._repeat,
             order_sampler=self._order_sampler,
-            dataset_len=dataset_len,
+            dataset_len=self._dataset_len,
         )
         self._open()
 
@@ -101,7 +104,6 @@ class PlannedIterator(Iterator):
         self._lock = threading.RLock()
         self._timer = Timer(not self._has_workers)
         self._source = Source(self._dataset, self._converter, self._device)
-        self._device_prefetch: DevicePrefetch | None = None
         self._finalized = False
         self._loops: set[int] = set()  # threads that began one since the start, a reset or a load
 
@@ -109,9 +111,8 @@ class PlannedIterator(Iterator):
         """In a forked child: another thread, which may hold the lock, does not exist there."""
         self._timer.after_fork()
         self._lock = threading.RLock()
-        if self._device_prefetch is not None:
+        if self._source.is_on_gpu:
             _device.leak_after_fork(*self._planner.works())
-        self._device_prefetch = None
         self._planner.rewind()  # threads, processes and copies are the parent's
 
     def _fetch(self, plan: Plan) -> Any:
@@ -121,16 +122,13 @@ class PlannedIterator(Iterator):
         and the next call fetches the same plan again. ``self._skips``, unless that is None, decides
         about rows that fail. Runs under the iterator's lock, in the caller's thread.
         """
-        raise NotImplementedError
+        return capture(self._source.batch, plan, self._seed, self._skips)
 
     def _drop_works(self, works: list[Any]) -> None:
         """End the work for plans that were just dropped, by a reset or a loaded snapshot.
 
         Runs under the lock, on an open or finalized iterator.
         """
-
-    def _forget(self, work: Any) -> None:
-        """The batch of some work is being copied to the GPU: the work is over."""
 
     def _close(self) -> None:
         """End threads and processes.
@@ -154,12 +152,6 @@ class PlannedIterator(Iterator):
     def _worker_traces(self) -> list[WorkerTrace]:
         """The records of the workers."""
         return []
-
-    def _prefetch_to_gpu(self, depth: int) -> DevicePrefetch:
-        """What copies batches to the GPU ahead. Initialises CUDA with the first call."""
-        if self._device_prefetch is None:
-            self._device_prefetch = DevicePrefetch(self._source.gpu(), self._planner, depth)
-        return self._device_prefetch
 
     # -- iteration ---------------------------------------------------------------------------
 
@@ -302,7 +294,6 @@ class PlannedIterator(Iterator):
         self._finalized = True
         self._close()
         self._planner.rewind()
-        self._device_prefetch = None
         self._source.close()
 
     def close(self) -> None:
@@ -496,7 +487,7 @@ class PlannedIterator(Iterator):
             On loading, if the iterator is finalized and of a kind that cannot be reopened.
         """
         with self._lock:
-            loaded = exchange(serializer, self._snapshot(), self._snapshot_context())
+            loaded = exchange(serializer, self._snapshot(), self._planner)
             if loaded is not None:
                 self._refuse_inside_next("loading a snapshot")
                 self._check_reopenable("loading a snapshot")
@@ -510,7 +501,7 @@ class PlannedIterator(Iterator):
         an int64 array.
         """
         with self._lock:
-            return as_dict(self._snapshot(), self._snapshot_context())
+            return as_dict(self._snapshot(), self._planner)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go back to a state that `state_dict` has returned, or `serialize` saved.
@@ -524,7 +515,7 @@ class PlannedIterator(Iterator):
         """
         self._refuse_inside_next("load_state_dict()")
         with self._lock:
-            loaded = from_dict(state_dict, self._snapshot(), self._snapshot_context())
+            loaded = from_dict(state_dict, self._snapshot(), self._planner)
             self._check_reopenable("loading a snapshot")
             self._go_on_from(loaded)
 
@@ -533,9 +524,6 @@ class PlannedIterator(Iterator):
         if self._skips is not None:
             skips = self._planner.skip_state or SkipState()
         return Snapshot(self._planner.state, self._seed, skips)
-
-    def _snapshot_context(self) -> SnapshotContext:
-        return SnapshotContext(self._batch_size, self._order_sampler, self._dataset_len)
 
     def _go_on_from(self, snapshot: Snapshot) -> None:
         works = self._planner.works()

@@ -23,7 +23,7 @@ from fastiter.iterators._skips import KEY as SKIPS_KEY
 from fastiter.iterators._skips import SkipState
 from fastiter.iterators._state import (
     Order,
-    OrderSamplerFunction,
+    Planner,
     State,
     checked_order,
     is_virtual,
@@ -42,11 +42,7 @@ _SEED_KEY = "example_seed"
 _UNTOUCHED = -2  # in no order that was ever stored
 
 
-class _Absent:
-    """Marks a key that the snapshot does not have."""
-
-
-_ABSENT = _Absent()
+_ABSENT: Any = object()  # what a key has that is not in the snapshot
 
 
 class Snapshot(NamedTuple):
@@ -57,46 +53,24 @@ class Snapshot(NamedTuple):
     skips: SkipState | None  #: None if examples are not skipped
 
 
-class SnapshotContext(NamedTuple):
-    """The iteration that is saved or loaded, apart from its snapshot."""
-
-    batch_size: int
-    order_sampler: OrderSamplerFunction | None
-    dataset_len: Callable[[], int]
-
-
 def exchange(
-    serializer: Callable[[str, Any], Any], current: Snapshot, context: SnapshotContext
+    serializer: Callable[[str, Any], Any], current: Snapshot, planner: Planner
 ) -> Snapshot | None:
-    """Save ``current`` to a serializer, or load another snapshot from it.
+    """Save ``current`` to a serializer, or return another snapshot that it has loaded, checked.
 
     Keys: current_position, epoch, is_new_epoch, order (int64[n], or -1 where the iteration has
     no order), previous_epoch_detail (-1 before the first batch), example_seed (int64[2]); where
     orders have numbers also order_sampler (int64[10]), with ``on_error`` skipped (JSON, uint8[n]).
-
-    Returns
-    -------
-    Snapshot or None
-        What was loaded, complete and checked; None if the serializer saves.
-
-    Raises
-    ------
-    ValueError
-        If what is loaded lacks a key or cannot be a state of this iteration.
     """
     state = current.state
     # A float made here, so that identity tells whether it was stored or replaced.
     detail = -1.0 if state.previous_epoch_detail is None else state.previous_epoch_detail * 1.0
     stored = {"previous_epoch_detail": _ask(serializer, "previous_epoch_detail", detail)}
-    given = {
-        "current_position": state.position,
-        "epoch": state.epoch,
-        "is_new_epoch": state.is_new_epoch,
-    }
+    given = dict(zip(_KEYS, (state.position, state.epoch, state.is_new_epoch), strict=False))
     for key, value in given.items():
         stored[key] = _ask(serializer, key, value)
     if _is_saving(serializer, stored, {**given, "previous_epoch_detail": detail}):
-        for key, value in _saved_order(state, context).items():
+        for key, value in _saved_order(state, planner).items():
             serializer(key, value)
         serializer(_SEED_KEY, np.array(_signed(current.seed)))
         if current.skips is not None:
@@ -109,40 +83,32 @@ def exchange(
         # Once more, as it was stored: int() has made 3 of a 3.7, and bool() True of a NaN.
         raw = None if value is _ABSENT else _ask(serializer, key, None)
         stored[key] = value if raw is None or raw is _ABSENT else raw
-    return _loaded(serializer, stored, current, context)
+    return _loaded(serializer, stored, current, planner)
 
 
-def as_dict(current: Snapshot, context: SnapshotContext) -> dict[str, Any]:
+def as_dict(current: Snapshot, planner: Planner) -> dict[str, Any]:
     """What `exchange` saves, in plain numbers as far as it goes.
 
     An order is an array; where orders have numbers, the record alone says all.
     """
     state = current.state
-    order = _saved_order(state, context)
-    if (record := _record_of(state, context)) is not None:
+    order = _saved_order(state, planner)
+    if (record := _record_of(state, planner)) is not None:
         order = {_RECORD_KEY: record.array().tolist()}
     values = state.position, state.epoch, state.is_new_epoch, state.previous_epoch_detail
     saved = {**dict(zip(_KEYS, values, strict=True)), **order, _SEED_KEY: _signed(current.seed)}
     return saved if current.skips is None else {**saved, SKIPS_KEY: current.skips.saved()}
 
 
-def from_dict(stored: Mapping[str, Any], current: Snapshot, context: SnapshotContext) -> Snapshot:
-    """The snapshot that `as_dict` has saved, or any snapshot in a mapping.
-
-    Raises
-    ------
-    TypeError
-        If it is no mapping.
-    ValueError
-        If it lacks a key or cannot be a state of this iteration.
-    """
+def from_dict(stored: Mapping[str, Any], current: Snapshot, planner: Planner) -> Snapshot:
+    """The snapshot that `as_dict` has saved, or any snapshot in a mapping, checked."""
     if not isinstance(stored, Mapping):
         raise TypeError(
             f"state_dict must be a dict, as state_dict() returns it, not {stored!r} of type "
             f"{type(stored).__qualname__}"
         )
     numbers = {key: stored.get(key, _ABSENT) for key in _KEYS}
-    return _loaded(lambda key, value: stored[key], numbers, current, context)
+    return _loaded(lambda key, value: stored[key], numbers, current, planner)
 
 
 def _signed(seed: Seed) -> list[int]:
@@ -158,23 +124,23 @@ def _loaded_seed(stored: Any) -> Seed:
     return first, second
 
 
-def _record_of(state: State, context: SnapshotContext) -> Record | None:
-    if not is_seeded(context.order_sampler) or state.order is None or state.n_drawn == 0:
+def _record_of(state: State, planner: Planner) -> Record | None:
+    sampler = planner._order_sampler
+    if not is_seeded(sampler) or state.order is None or state.n_drawn == 0:
         return None
-    size = context.order_sampler._population(state.epoch_size, context.dataset_len())
-    return context.order_sampler._record(state.n_drawn, size)
+    size = sampler._population(state.epoch_size, planner._dataset_len())
+    return sampler._record(state.n_drawn, size)
 
 
-def _saved_order(state: State, context: SnapshotContext) -> dict[str, Any]:
+def _saved_order(state: State, planner: Planner) -> dict[str, Any]:
     if state.order is None:
         return {"order": -1}
-    record = _record_of(state, context)
-    if isinstance(state.order, np.ndarray):
-        order = state.order
-    elif record is not None:
-        return {"order": record.array()}
-    else:
-        order = np.asarray(state.order[:], dtype=np.int64)
+    record = _record_of(state, planner)
+    order = state.order
+    if not isinstance(order, np.ndarray):
+        if record is not None:
+            return {"order": record.array()}
+        order = np.asarray(order[:], dtype=np.int64)
     return {"order": order} if record is None else {"order": order, _RECORD_KEY: record.array()}
 
 
@@ -189,29 +155,29 @@ def _is_saving(serializer: Any, stored: dict[str, Any], given: dict[str, Any]) -
 
 
 def _loaded(
-    serializer: Any, stored: dict[str, Any], current: Snapshot, context: SnapshotContext
+    serializer: Any, stored: dict[str, Any], current: Snapshot, planner: Planner
 ) -> Snapshot:
-    state = current.state
-    dataset_size = context.dataset_len()
+    state, sampler = current.state, planner._order_sampler
+    dataset_size = planner._dataset_len()
     position = _loaded_int(stored, "current_position")
     epoch = _loaded_int(stored, "epoch")
     is_new_epoch = _loaded_int(stored, "is_new_epoch")
     array = _ask_order(serializer, state.order)
     record = _loaded_record(serializer, array)
     n_drawn = state.n_drawn
-    if record is not None and array is _ABSENT and not is_seeded(context.order_sampler):
+    if record is not None and array is _ABSENT and not is_seeded(sampler):
         raise ValueError(
             "the snapshot was saved with an order sampler that has a seed: give this iterator the "
             "same one"
         )
-    if record is not None and is_seeded(context.order_sampler):
-        order = _order_again(record, array, position, state, context)
+    if record is not None and is_seeded(sampler):
+        order = _order_again(record, array, position, state, planner)
         n_drawn = record.n_drawn
     else:
         order = _loaded_order(array, state.order, dataset_size)
-        if order is not state.order and gives_permutations(context.order_sampler):
+        if order is not state.order and gives_permutations(sampler):
             _check_permutation(order)
-        if order is not state.order and is_seeded(context.order_sampler):
+        if order is not state.order and is_seeded(sampler):
             n_drawn = epoch + 1  # as if there had been no reset
     size = dataset_size if order is None else len(order)
     if position >= size:
@@ -221,7 +187,7 @@ def _loaded(
     if is_new_epoch > 1:
         raise ValueError(f"the snapshot's is_new_epoch is {is_new_epoch}, neither True nor False")
     loaded = State(position, epoch, bool(is_new_epoch), order, size, None, n_drawn)
-    detail = _loaded_detail(stored["previous_epoch_detail"], loaded, context.batch_size)
+    detail = _loaded_detail(stored["previous_epoch_detail"], loaded, planner.batch_size)
     loaded = loaded._replace(previous_epoch_detail=detail)
     seed = _ask(serializer, _SEED_KEY, None)
     seed = current.seed if seed is None or seed is _ABSENT else _loaded_seed(seed)
@@ -248,12 +214,11 @@ def _loaded_record(serializer: Callable[[str, Any], Any], order: Any) -> Record 
 
 
 def _order_again(
-    record: Record, stored: Any, position: int, state: State, context: SnapshotContext
+    record: Record, stored: Any, position: int, state: State, planner: Planner
 ) -> Order:
     """The order that the snapshot's record tells of, drawn by this iteration's sampler."""
-    sampler = context.order_sampler
+    sampler, dataset_size = planner._order_sampler, planner._dataset_len()
     assert is_seeded(sampler)
-    dataset_size = context.dataset_len()
     ours = sampler._record(record.n_drawn, sampler._population(state.epoch_size, dataset_size))
     if (record.kind, record.key) != (ours.kind, ours.key):
         raise ValueError(

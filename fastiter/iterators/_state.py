@@ -8,7 +8,6 @@ order sampler.
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -17,6 +16,7 @@ import numpy as np
 
 from fastiter._order.plan import Plan, PlanQueue
 from fastiter.iterators.samplers._seeded import is_seeded
+from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -49,14 +49,7 @@ class State(NamedTuple):
 
 
 def dataset_length(dataset: Any) -> int:
-    """Length of ``dataset``.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If ``dataset`` has no length, or none that is an integer from 0 to ``sys.maxsize``. What
-        else its ``__len__`` raises passes through.
-    """
+    """Length of ``dataset``. What else its ``__len__`` raises passes through."""
     try:
         return len(dataset)
     except (TypeError, ValueError, OverflowError) as error:
@@ -72,40 +65,23 @@ def initial_state(
     dataset_len: Callable[[], int],
     number: int | None = None,
 ) -> State:
-    """State before the first batch: asks the sampler for the first epoch's order.
-
-    Parameters
-    ----------
-    order_sampler, dataset_len
-        As in `Planner`.
-    number : int, optional
-        Number of the order, of a sampler whose orders have numbers; by default the sampler tells.
-
-    Raises
-    ------
-    ValueError
-        If the epoch would be empty, or the sampler's result is no order of this dataset.
-    """
-    size = dataset_len()
-    is_empty = size == 0
-    order = None
-    n_drawn = 0
+    """State before the first batch. The sampler gives the first epoch's order: that of ``number``,
+    if its orders have numbers, or that whose turn it is."""
+    dataset_size = dataset_len()
+    order, n_drawn = None, 0
     if is_seeded(order_sampler):
         number = order_sampler._upcoming() if number is None else number
-        order = seeded_order(order_sampler, number, size, size)
-        size = len(order)
+        order = seeded_order(order_sampler, number, dataset_size, dataset_size)
         n_drawn = number + 1
     elif order_sampler is not None:
-        if _gives_fresh_orders(order_sampler):
-            drawn = order_sampler(range(size), 0)
-        else:
-            drawn = order_sampler(np.arange(size, dtype=np.int64), 0)
-        order = checked_order(drawn, size, copy=not _gives_fresh_orders(order_sampler))
-        size = len(order)
+        fresh = _gives_fresh_orders(order_sampler)
+        start = range(dataset_size) if fresh else np.arange(dataset_size, dtype=np.int64)
+        order = checked_order(order_sampler(start, 0), dataset_size, copy=not fresh)
+    size = dataset_size if order is None else len(order)
     if size == 0:
         raise ValueError(
             "an epoch must have at least one example: "
-            + ("dataset is empty" if is_empty else "order_sampler returned an empty order")
+            + ("order_sampler returned an empty order" if dataset_size else "dataset is empty")
         )
     return State(0, 0, False, order, size, None, n_drawn)
 
@@ -118,13 +94,7 @@ def seeded_order(
     *,
     size: int | None = None,
 ) -> Order:
-    """Draw the order of that number; ``size`` is the length that it must have.
-
-    Raises
-    ------
-    ValueError
-        If it is of another length, or of more examples than the dataset has.
-    """
+    """Draw the order of that number; ``size`` is the length that it must have."""
     drawn = sampler._draw(sampler._population(order_size, dataset_size), number)
     return checked_order(drawn, dataset_size, size=size, copy=False)
 
@@ -137,31 +107,12 @@ def checked_order(
     copy: bool = True,
     source: str = "order_sampler",
 ) -> Order:
-    """Check that ``order`` is an order of a dataset, and make it ours.
+    """Check that ``source`` gave an order of a dataset, of ``size`` if that is told, and return it
+    as a read-only int64 array; without ``copy`` one that is not used elsewhere may be kept.
 
-    Parameters
-    ----------
-    order : array-like of int, or virtual order
-        A virtual order is an object with ``len()`` and slicing and without ``__array__``; its
-        slices are checked when they are taken. If it has an ``index_bound``, its indices are below
-        that and its slices arrays of their own, int64, and need no check.
-    dataset_size : int
-        Indices must lie in 0 .. dataset_size - 1.
-    size : int, optional
-        The length that the order must have.
-    copy : bool
-        False if the array is not used elsewhere.
-    source : str
-        What gave the order, for the text of errors.
-
-    Returns
-    -------
-    int64[n], read-only, or the virtual order itself
-
-    Raises
-    ------
-    ValueError
-        If it is no one-dimensional order of integers in range, or of another size.
+    A virtual order is returned itself, and its slices are checked when they are taken. If it has an
+    ``index_bound``, its indices are below that and its slices int64 arrays of their own, which need
+    no check.
     """
     if is_virtual(order):
         checked = order
@@ -182,11 +133,8 @@ def checked_order(
 
 
 def _gives_fresh_orders(order_sampler: OrderSamplerFunction) -> bool:
-    """Whether this very class promises to only measure its argument and to keep no result.
-
-    The promise is not inherited: a subclass may do what it likes in its ``__call__``.
-    """
-    return bool(vars(type(order_sampler)).get("_gives_fresh_orders", False))
+    """Whether it only measures its argument and keeps no result; a subclass may do otherwise."""
+    return type(order_sampler) is ShuffleOrderSampler
 
 
 def is_virtual(order: Any) -> bool:
@@ -225,19 +173,8 @@ def _checked_indices(
 
 
 class Planner(PlanQueue):
-    """Plans batches ahead of the one delivered last; asks the order sampler where an epoch ends.
-
-    Parameters
-    ----------
-    state : State
-        State of the batch delivered last.
-    batch_size, repeat
-        As in `PlanQueue`.
-    order_sampler : callable or None
-        Called as ``order_sampler(current_order, current_position)`` whenever an epoch ends.
-    dataset_len : callable
-        Gives the dataset's length; called whenever an epoch ends.
-    """
+    """Plans batches ahead of the one delivered last; asks for an order and the dataset's length
+    whenever an epoch ends."""
 
     def __init__(
         self,
@@ -248,7 +185,7 @@ class Planner(PlanQueue):
         order_sampler: OrderSamplerFunction | None,
         dataset_len: Callable[[], int],
     ) -> None:
-        super().__init__(state, operator.index(batch_size), repeat)
+        super().__init__(state, batch_size, repeat)
         self._order_sampler = order_sampler
         self._dataset_len = dataset_len
         self._note(state)

@@ -30,7 +30,7 @@ from fastiter.iterators._arguments import (
     checked_prefetch,
     names_counterparts,
 )
-from fastiter.iterators._base import PlannedIterator
+from fastiter.iterators._device_prefetch import PrefetchingIterator
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._source import Source
 from fastiter.iterators._state import Plan, State
@@ -38,7 +38,7 @@ from fastiter.iterators._state import Plan, State
 __all__ = ["MultiprocessIterator"]
 
 
-class MultiprocessIterator(PlannedIterator):
+class MultiprocessIterator(PrefetchingIterator):
     """Iterates over a dataset with worker processes that write into shared memory.
 
     The workers share each batch: rows are dealt out a few at a time, and each example is written
@@ -156,10 +156,10 @@ class MultiprocessIterator(PlannedIterator):
             repeat,
             shuffle,
             order_sampler,
-            converter,
-            device,
-            on_error,
-            skip_limit,
+            converter=converter,
+            device=device,
+            on_error=on_error,
+            skip_limit=skip_limit,
         )
         if (self._shared_mem or 0) * self.batch_size >= 1 << 63:
             raise ValueError(
@@ -197,11 +197,6 @@ class MultiprocessIterator(PlannedIterator):
                 return pool.ring.n_prefetch
             return FIRST_PREFETCH if remains is None else remains.stats.n_prefetch
         return self._n_prefetch
-
-    @property
-    def n_device_prefetch(self) -> int:
-        """Batches copied to a GPU ahead of the one that ``next()`` returns."""
-        return self._n_device_prefetch
 
     @property
     def shared_mem(self) -> int | None:
@@ -242,30 +237,25 @@ class MultiprocessIterator(PlannedIterator):
                 )
             if self.n_processes > 0:
                 if self._source.is_on_gpu:
-                    self._prefetch_to_gpu(self._n_device_prefetch)
+                    self._source.gpu()
                 self._running_pool().ring.top_up(self._planner)
 
     def _fetch(self, plan: Plan) -> Any:
         if self._n_processes == 0:
-            return capture(self._source.batch, plan, self._seed, self._skips)
-        if self._source.is_on_gpu:
-            # The GPU first: how workers are started depends on whether CUDA is initialised.
-            prefetch = self._prefetch_to_gpu(self._n_device_prefetch)
-            pool = self._tuned_pool()
-            prefetch.transfer.use_arena(pool.ring.arena)
-            return prefetch.fetch(self, pool, plan)
-        pool = self._tuned_pool()
+            return super()._fetch(plan)
+        # The GPU first: how workers are started depends on whether CUDA is initialised.
+        transfer = self._source.gpu() if self._source.is_on_gpu else None
+        pool = self._running_pool()
+        if self._tuner is not None:
+            self._tuner.look(pool, self.stats)
+        if transfer is not None:
+            transfer.use_arena(pool.ring.arena)
+            return self._fetch_to_gpu(pool, plan)
         self._top_up(pool)
         batch = self._wait_for(pool, plan)
         if self._device is not None and not isinstance(batch, Failure):
             return capture(self._source.sent, batch)
         return batch
-
-    def _tuned_pool(self) -> Pool:
-        pool = self._running_pool()
-        if self._tuner is not None:
-            self._tuner.look(pool, self.stats)
-        return pool
 
     def _top_up(self, pool: Pool) -> None:
         pool.ring.top_up(self._planner)
@@ -368,7 +358,7 @@ class MultiprocessIterator(PlannedIterator):
     def _most_held(self) -> int:
         """Slots that the consumer has while the loop goes on."""
         if self._source.is_on_gpu:
-            # Those of DevicePrefetch.fetch, and one to be copied.
+            # Those of _fetch_to_gpu, and one to be copied.
             return self._n_device_prefetch + 3
         return 2  # a loop that keeps its batch while it calls next()
 

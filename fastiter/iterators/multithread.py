@@ -26,7 +26,7 @@ from fastiter.iterators._arguments import (
     checked_prefetch,
     names_counterparts,
 )
-from fastiter.iterators._base import PlannedIterator
+from fastiter.iterators._device_prefetch import PrefetchingIterator
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._state import Plan
 
@@ -38,7 +38,7 @@ __all__ = ["MultithreadIterator"]
 _MOST_EVENTS = 32_765  # of a trace, for each thread
 
 
-class MultithreadIterator(PlannedIterator):
+class MultithreadIterator(PrefetchingIterator):
     """Iterates over a dataset with threads, which fetch batches ahead.
 
     For datasets that release the GIL while they work (files, decompression, NumPy on large
@@ -115,10 +115,10 @@ class MultithreadIterator(PlannedIterator):
             repeat,
             shuffle,
             order_sampler,
-            converter,
-            device,
-            on_error,
-            skip_limit,
+            converter=converter,
+            device=device,
+            on_error=on_error,
+            skip_limit=skip_limit,
         )
 
     def _init_runtime(self) -> None:
@@ -159,11 +159,6 @@ class MultithreadIterator(PlannedIterator):
         """Batches fetched ahead of the one that ``next()`` waits for. Of 'auto': how many now."""
         return self._lookahead.n_batches
 
-    @property
-    def n_device_prefetch(self) -> int:
-        """Batches copied to a GPU ahead of the one that ``next()`` returns."""
-        return self._n_device_prefetch
-
     def finalize(self) -> None:
         """End the iteration and its threads.
 
@@ -184,8 +179,7 @@ class MultithreadIterator(PlannedIterator):
         if self._tuner is not None:
             self._tuner.look(self._lookahead, self.stats)
         if self._source.is_on_gpu and self._assembler is not None:
-            prefetch = self._prefetch_to_gpu(self._n_device_prefetch)
-            return prefetch.fetch(self, threads, plan)
+            return self._fetch_to_gpu(threads, plan)
         self._top_up(threads)
         task = plan.work
         batch = self._wait_for(threads, plan)

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from fastiter._util.failures import capture
-from fastiter.iterators._arguments import names_counterparts
 from fastiter.iterators._base import PlannedIterator
-from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
-from fastiter.iterators._state import Plan
 
 __all__ = ["SerialIterator"]
 
@@ -52,32 +45,3 @@ class SerialIterator(PlannedIterator):
     TypeError, ValueError
         If an argument is wrong, or the dataset is empty.
     """
-
-    @names_counterparts
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int,
-        repeat: bool = True,
-        shuffle: bool | None = None,
-        order_sampler: Callable[[Any, int], Any] | None = None,
-        *,
-        converter: Callable[[Any, Any], Any] | None = None,
-        device: Any = None,
-        on_error: OnError = "raise",
-        skip_limit: float | None = DEFAULT_LIMIT,
-    ) -> None:
-        super().__init__(
-            dataset,
-            batch_size,
-            repeat,
-            shuffle,
-            order_sampler,
-            converter,
-            device,
-            on_error,
-            skip_limit,
-        )
-
-    def _fetch(self, plan: Plan) -> Any:
-        return capture(self._source.batch, plan, self._seed, self._skips)

@@ -53,10 +53,10 @@ def test_the_next_batch_is_under_way_before_it_is_asked_for(world, build, kind):
     loop.step()
     wait_for_ready(iterator)
     x, _ = loop.step()
-    assert iterator._device_prefetch.n_copies == 1  # batch 2
+    assert iterator._count_copies() == 1  # batch 2
     world.machine.go_on()
     world.machine.fail = lambda operation: pytest.fail(operation) if operation == "set" else None
-    iterator._device_prefetch._depth = 0  # so that no further one is begun
+    iterator._n_device_prefetch = 0  # so that no further one is begun
     assert loop.step()[1].content.tolist() == [8, 9, 10, 11]
     assert x.content[0, 0] == 4
 
@@ -70,7 +70,7 @@ def test_none_ahead(world, build, kind):
     for _ in range(5):
         loop.step()
         wait_for_ready(iterator)
-        assert not iterator._device_prefetch.n_copies
+        assert not iterator._count_copies()
     loop.check(in_order(5))
 
 
@@ -139,7 +139,7 @@ def test_l8_a_slot_comes_back_with_the_event_of_its_copy(world, build):
     assert slots(iterator)["leased"] == taken
     world.machine.go_on()
     assert slots(iterator)["leased"] == taken  # nothing looks before the next call
-    iterator._device_prefetch.transfer.poll()
+    iterator._source.gpu().poll()
     assert slots(iterator)["leased"] == 0
     loop.seen.pop(0)
     loop.machine.finish()

@@ -69,7 +69,6 @@ class ShuffleOrderSampler(SeededSampler, OrderSampler):
 
     _KIND: ClassVar[int] = 1
     _follows_numbers: ClassVar[bool] = True
-    _gives_fresh_orders = True
 
     def __init__(self, random_state: Any = None) -> None:
         self._random_state = None
