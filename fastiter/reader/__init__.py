@@ -2,6 +2,9 @@
 
 A *reader* is a callable without arguments that returns an iterable of samples, a new one at each
 call. A decorator takes readers and returns a reader. The interface is that of Paddle's readers.
+
+Each checks its arguments at once: TypeError for a reader that cannot be called and for a number
+that is no integer, ValueError for a number that is too small.
 """
 
 from __future__ import annotations

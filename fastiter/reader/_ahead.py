@@ -7,11 +7,11 @@ with the pass that they belong to.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ from fastiter.reader._opening import (
 _WAIT_SECONDS = 0.25
 _JOIN_SECONDS = 1.0  # for threads that are in the reader or the mapper when the pass ends
 
-_MISSING = object()
+_END = object()
 _running: set[Ahead] = set()
 
 
@@ -65,11 +65,12 @@ class Ahead:
         self._n_delivered = 0  # changed by the consumer
         self._is_closed = False
         self._threads: list[threading.Thread] = []
-        self._has_sample = threading.Condition(threading.Lock())
-        # From here: changed under that lock. Samples, or the failure that ends the pass.
-        self._ready: deque[Any] = deque()
-        self._early: dict[int, Any] = {}  # by number, if ordered
-        self._n_queued = 0  # if ordered: the next number to deliver
+        # Samples, or the failure that ends the pass, and _END.
+        self._ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._next: Any = None  # what `wait` has taken of them
+        self._lock = threading.Lock()
+        self._early: dict[int, Any] = {}  # from here: changed under that lock
+        self._n_queued = 0
         self._n_alive = 0
 
     # ---- consumer
@@ -81,13 +82,12 @@ class Ahead:
             thread = threading.Thread(
                 target=self._run, name=f"fastiter-reader-{number}", daemon=True
             )
-            with self._has_sample:
+            with self._lock:
                 self._n_alive += 1
             try:
                 thread.start()
             except BaseException:
-                with self._has_sample:
-                    self._n_alive -= 1
+                self._leave()
                 raise
             self._threads.append(thread)
 
@@ -98,16 +98,16 @@ class Ahead:
                 "this pass over a reader belongs to the process that forked this one: call the "
                 "reader again here"
             )
-        with self._has_sample:
-            while not self._ready and self._n_alive > 0 and not self._is_closed:
-                self._has_sample.wait(_WAIT_SECONDS)
-        if self._is_closed:
-            shutdown.block_if_exiting()  # only the exit closes a pass while its consumer waits
-        return bool(self._ready)
+        while not self._is_closed:
+            with contextlib.suppress(queue.Empty):
+                self._next = self._ready.get(timeout=_WAIT_SECONDS)
+                return self._next is not _END
+        shutdown.block_if_exiting()  # only the exit closes a pass while its consumer waits
+        return False
 
     def pop(self) -> Any:
         """The next sample; raises what the reader or the mapper raised instead."""
-        sample = self._ready.popleft()
+        sample, self._next = self._next, None
         self._n_delivered += 1
         if self._room.empty():
             self._room.put(None)
@@ -125,7 +125,7 @@ class Ahead:
         if os.getpid() != self._pid:
             return
         self.stop()
-        self._ready.clear()
+        self._ready = queue.SimpleQueue()
         self._early.clear()
         if threading.get_ident() not in [thread.ident for thread in self._threads]:
             self.join(time.monotonic() + _JOIN_SECONDS)
@@ -176,33 +176,26 @@ class Ahead:
                 return None if isinstance(error, StopIteration) else (number, Failure(error))
 
     def _put(self, number: int, sample: Any) -> None:
-        with self._has_sample:
+        with self._lock:
             if self._is_closed:
                 return
-            if not self._ordered:
-                self._ready.append(sample)
-            else:
-                self._early[number] = sample
-                # `close` may clear it at any moment.
-                while (following := self._early.pop(self._n_queued, _MISSING)) is not _MISSING:
-                    self._ready.append(following)
-                    self._n_queued += 1
-            self._has_sample.notify()
+            self._early[number if self._ordered else self._n_queued] = sample
+            # `close` may clear it at any moment.
+            while (following := self._early.pop(self._n_queued, _END)) is not _END:
+                self._ready.put(following)
+                self._n_queued += 1
 
     def _leave(self) -> None:
-        """The last thread closes the reader, and wakes the consumer."""
-        with self._has_sample:
-            is_last = self._n_alive == 1
-            if not is_last:
-                self._n_alive -= 1
+        """The last thread closes the reader, and tells the consumer."""
+        with self._lock:
+            self._n_alive -= 1
+            if self._n_alive:
                 return
         try:
             if self._source is not None:
                 close_samples(self._source)
         finally:
-            with self._has_sample:
-                self._n_alive -= 1
-                self._has_sample.notify()
+            self._ready.put(_END)
 
 
 @atexit.register
@@ -241,11 +234,6 @@ def buffered(reader: Reader, size: int) -> Reader:
     callable
         A reader of the same samples in the same order. The thread ends with the pass, also if the
         loop leaves it early.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If `size` is no integer, or negative.
     """
     require_readers((reader,))
     size = checked_count("size", size, minimum=0)
@@ -281,11 +269,6 @@ def xmap_readers(
     callable
         A reader of what `mapper` returns. An exception of `mapper` or `reader` ends the pass. The
         threads end with the pass, also if the loop leaves it early.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If one of the numbers is no integer, `process_num` is below 1 or `buffer_size` negative.
     """
     require_readers((reader,))
     process_num = checked_count("process_num", process_num, minimum=1)

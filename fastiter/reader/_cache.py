@@ -34,9 +34,7 @@ class Cache:
     def __call__(self) -> Iterator[Any]:
         place = 0
         samples = self._samples
-        while True:
-            if place == len(samples) and not self._read_on(samples, place):
-                return
+        while place < len(samples) or self._read_on(samples, place):
             yield samples[place]
             place += 1
 

@@ -37,11 +37,6 @@ def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
     -------
     callable
         A reader of lists of samples.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If `batch_size` is no integer, or below 1.
     """
     require_readers((reader,))
     try:
@@ -54,11 +49,9 @@ def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
 
 def _batch(reader: Reader, batch_size: int, drop_last: bool) -> Iterator[list[Any]]:
     with opened(reader) as (samples,):
-        while True:
-            group = list(islice(samples, batch_size))
-            if not group or (drop_last and len(group) < batch_size):
-                return
-            yield group
+        while group := list(islice(samples, batch_size)):
+            if len(group) == batch_size or not drop_last:
+                yield group
 
 
 def map_readers(func: Callable[..., Any], *readers: Reader) -> Reader:
@@ -100,11 +93,6 @@ def shuffle(reader: Reader, buf_size: int) -> Reader:
     -------
     callable
         A reader of the same samples.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If `buf_size` is no integer, or negative.
     """
     require_readers((reader,))
     buf_size = checked_count("buf_size", buf_size, minimum=0)
@@ -203,11 +191,6 @@ def firstn(reader: Reader, n: int) -> Reader:
     -------
     callable
         A reader of the first `n` samples.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If `n` is no integer, or negative.
     """
     require_readers((reader,))
     return partial(_firstn, reader, checked_count("n", n, minimum=0))

@@ -15,7 +15,6 @@ from fastiter._ring.arena import Arena
 from fastiter._ring.stream import StreamRing
 from fastiter._util import shutdown
 from fastiter._util.failures import Failure, load, load_start_error, reraise
-from fastiter._workers.process import WorkerProcess
 from fastiter._workers.process_group import WorkerGroup
 from fastiter._workers.start_method import Start
 from fastiter.errors import DatasetError, OverwrittenError, WorkerDiedError
@@ -56,21 +55,15 @@ class ReaderGroup:
                 try:
                     self._group.open()
                 except BaseException:
-                    self._release()
+                    self.end_workers()
                     raise
         except BaseException:
             shutdown.block_if_exiting()
             raise
 
     def take(self) -> list[Any] | None:
-        """Block until there are samples of one reader, in its order; None at the end.
-
-        Raises
-        ------
-        Exception
-            What a reader raised, after all its samples; `WorkerDiedError` if its process died;
-            KeyboardInterrupt while waiting.
-        """
+        """Block until there are samples of one reader, in its order; None at the end. Raises what a
+        reader raised, or `WorkerDiedError` if its process died, after all its samples."""
         if os.getpid() != self.pid:
             raise RuntimeError(
                 "this pass over readers belongs to the process that forked this one: call the "
@@ -89,8 +82,10 @@ class ReaderGroup:
                 self._ring.grant(samples)
 
     def _wait_for_samples(self) -> list[Any] | None:
-        self._raise_failure()
         while not self._is_exiting:
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                reraise(failure)
             now = status.now()
             if now - self._looked > _SLICE:
                 self._looked = now
@@ -98,12 +93,14 @@ class ReaderGroup:
             samples = self._take_samples()
             if samples:
                 return samples
-            if all(self._ring.has_ended(reader) for reader in range(len(self._readers))):
-                return None
-            self._sleep()
+            if samples is None:
+                if all(map(self._ring.has_ended, range(len(self._readers)))):
+                    return None
+                self._sleep()
         return None
 
     def _take_samples(self) -> list[Any] | None:
+        """Samples of one reader, perhaps none before its failure; None if nothing was published."""
         for reader in [r for r in self._died if self._ring.is_drained(r)]:
             reason = self._died.pop(reader)
             if not self._ring.has_ended(reader):
@@ -127,14 +124,7 @@ class ReaderGroup:
         if failure is not None:
             facts = f"{self._label(reader)}, after {self._taken[reader]} samples"
             self._failure = load(failure, facts)
-            if not samples:
-                self._raise_failure()
         return samples
-
-    def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            reraise(failure)
 
     def _label(self, reader: int) -> str:
         return f"reader {reader} of {len(self._readers)} ({name_of(self._readers[reader])})"
@@ -152,18 +142,13 @@ class ReaderGroup:
     def _check_processes(self) -> None:
         self._group.watch_starts()
         for process in self._group.dead():
-            self._note_death(process)
-
-    def _note_death(self, process: WorkerProcess) -> None:
-        """Note why a process died; all that it published is delivered before that is raised."""
-        number, report = process.number, self._ring.report(process.number)
-        note = self._ring.start_error(number) if report["ready"] == process.start else b""
-        failure = load_start_error(note, f"loading {self._label(number)}")
-        reason = f"(pid {process.pid}) {process.exit_reason()}"
-        self._group.dismiss(process)
-        if failure is not None:
-            reraise(failure)
-        self._died[number] = reason
+            number, report = process.number, self._ring.report(process.number)
+            note = self._ring.start_error(number) if report["ready"] == process.start else b""
+            failure = load_start_error(note, f"loading {self._label(number)}")
+            self._died[number] = f"(pid {process.pid}) {process.exit_reason()}"
+            self._group.dismiss(process)
+            if failure is not None:
+                reraise(failure)
 
     # ---- end
 
@@ -177,7 +162,7 @@ class ReaderGroup:
         if self._released or os.getpid() != self.pid or not self._in_use.acquire(blocking=False):
             return
         try:
-            self._release()
+            self.end_workers()
         finally:
             self._in_use.release()
 
@@ -186,10 +171,6 @@ class ReaderGroup:
         self._is_exiting = True
         self._ring.interrupt()
 
-    def _release(self) -> None:
-        self.end_workers()
-        self._at_exit.cancel()
-
     def end_workers(self) -> None:
         """End the processes and close the descriptors, under the lock."""
         if self._released:
@@ -197,4 +178,5 @@ class ReaderGroup:
         self._group.close()
         self._ring.forget_blocks()
         self._ring.close_descriptors()
+        self._at_exit.cancel()
         self._released = True

@@ -9,7 +9,7 @@ from typing import Any
 from fastiter._ring.arena import WorkerRing
 from fastiter._ring.stream import SampleWriter
 from fastiter._workers.main import WorkerArguments
-from fastiter.reader._opening import Reader, close_samples, name_of, open_reader
+from fastiter.reader._opening import Reader, name_of, opened
 
 
 class ReadingJob:
@@ -35,15 +35,12 @@ class ReadingJob:
 
 def _publish_all(reader: Reader, writer: SampleWriter) -> None:
     try:
-        samples = open_reader(reader)
-        try:
+        with opened(reader) as (samples,):
             for sample in samples:
                 if sample is None:
                     raise ValueError("the reader yielded None, which cannot be a sample")
                 if not writer.put(sample):
                     return
-        finally:
-            close_samples(samples)
     except BaseException as error:
         writer.fail(error)
     else:
