@@ -11,11 +11,10 @@ import math
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fastiter._clib import status
 from fastiter._stats import bottleneck, timer
-from fastiter._util.units import nbytes_of
 
 if TYPE_CHECKING:
     from fastiter._stats.stats import IteratorStats
@@ -46,23 +45,18 @@ def first_workers(cpus: float) -> int:
     return max(1, min(_FIRST_WORKERS, round(cpus)))
 
 
-class Setting(NamedTuple):
-    """How one setting is changed, and what that takes."""
-
-    set: Callable[[int], None]
-    bytes_each: Callable[[], int]  #: memory that one more takes, about
-
-
 class Adjustable(Protocol):
-    """What fetches ahead: a pool of worker processes, or threads."""
+    """What fetches ahead: a pool of worker processes, or threads. Of these, only ``n_prefetch``
+    changes while it runs, of a pool ``n_processes`` too."""
 
     def is_steady(self) -> bool:
         """Whether all workers that are wanted have loaded the dataset."""
 
-    def settings(self) -> dict[str, Setting]:
-        """What may change while it runs: ``n_processes``, ``n_prefetch``."""
+    def adjust(self, name: str, count: int) -> None:
+        """Change a setting."""
 
-    def memory_available(self) -> int: ...
+    def bytes_each(self, name: str) -> int:
+        """About how much memory one more of it takes."""
 
 
 class _Trial(NamedTuple):
@@ -74,13 +68,8 @@ class _Trial(NamedTuple):
 
 
 class Tuner:
-    """Watches one iterator, from within its ``next()``.
-
-    Parameters
-    ----------
-    most : dict
-        The settings that may change, and how far.
-    """
+    """Watches one iterator, from within its ``next()``. ``most`` has the settings that may change,
+    and how far."""
 
     def __init__(self, most: dict[str, int]) -> None:
         self.changes: list[str] = []
@@ -119,7 +108,7 @@ class Tuner:
         if count != current:
             when = f"after {stats.seconds:.1f} s"
             self.changes.append(f"{name} from {current} to {count} {when}: {why}")
-            pool.settings()[name].set(count)
+            pool.adjust(name, count)
             self._rates = []
         self._before = None
 
@@ -161,8 +150,8 @@ class Tuner:
         if name in self._futile or name not in self.most:
             return current
         count = min(wanted, 2 * current, self.most[name])
-        room = _MEMORY_SHARE * pool.memory_available()
-        return min(count, current + int(room / max(pool.settings()[name].bytes_each(), 1)))
+        room = _MEMORY_SHARE * status.memory_available()
+        return min(count, current + int(room / max(pool.bytes_each(name), 1)))
 
 
 def _current(stats: IteratorStats, name: str) -> int:
@@ -183,23 +172,13 @@ class Lookahead:
 
     def __init__(self, n_batches: int) -> None:
         self.n_batches = n_batches
-        self._bytes = 0
-
-    def note(self, batch: Any) -> None:
-        """A batch was fetched; the next ones may be about as large."""
-        self._bytes = nbytes_of(batch)
+        self.batch_bytes = 0  # of the last one; the next ones may be about as large
 
     def is_steady(self) -> bool:
         return True
 
-    def settings(self) -> dict[str, Setting]:
-        return {"n_prefetch": Setting(self.set_prefetch, self.batch_bytes)}
-
-    def set_prefetch(self, count: int) -> None:
+    def adjust(self, name: str, count: int) -> None:
         self.n_batches = count
 
-    def batch_bytes(self) -> int:
-        return self._bytes
-
-    def memory_available(self) -> int:
-        return status.memory_available()
+    def bytes_each(self, name: str) -> int:
+        return self.batch_bytes

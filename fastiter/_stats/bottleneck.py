@@ -53,18 +53,11 @@ _ADVICE = {
 
 
 class Diagnosis(NamedTuple):
-    """What limits the throughput, and what to change.
-
-    Attributes
-    ----------
-    verdict, advice : str
-    change : dict
-        Arguments of the iterator to set, by name.
-    """
+    """What limits the throughput, and what to change."""
 
     verdict: Verdict
     advice: str
-    change: dict[str, int]
+    change: dict[str, int]  # arguments of the iterator to set
 
 
 def diagnose(stats: IteratorStats) -> Diagnosis:
@@ -80,12 +73,12 @@ def diagnose(stats: IteratorStats) -> Diagnosis:
         # A dataset that waits itself, for files, leaves CPUs to more workers than there are CPUs.
         each = min(stats.cpu_seconds / stats.seconds, 1.0)
         workers = _needed(stats.wait_seconds, steady - stats.wait_seconds, stats.cpus, each)
-        return _diagnosis(stats, "loader-bound", "no workers", n_processes=workers)
+        return _diagnosis(stats, "loader-bound", "no workers", {"n_processes": workers})
     if stats.busy < _BUSY:
         if stats.n_prefetch >= _MOST_PREFETCH:
             return _diagnosis(stats, "loader-bound", "uneven batches, prefetched")
         prefetch = min(max(2 * stats.n_prefetch, 4), _MOST_PREFETCH)
-        return _diagnosis(stats, "loader-bound", "uneven batches", n_prefetch=prefetch)
+        return _diagnosis(stats, "loader-bound", "uneven batches", {"n_prefetch": prefetch})
     return _workers_busy(stats, steady)
 
 
@@ -93,15 +86,11 @@ def _diagnosis(
     stats: IteratorStats,
     verdict: Verdict,
     advice: str,
-    *,
-    n_processes: int = 0,
-    n_threads: int = 0,
-    n_prefetch: int = 0,
+    change: dict[str, int] | None = None,
     **facts: Any,
 ) -> Diagnosis:
-    """The diagnosis with a text of ``_ADVICE``; the arguments above 0 are what to change."""
-    arguments = {"n_processes": n_processes, "n_threads": n_threads, "n_prefetch": n_prefetch}
-    change = {name: value for name, value in arguments.items() if value}
+    """The diagnosis with a text of ``_ADVICE``."""
+    change = change or {}
     setting = ", ".join(f"{name}={value}" for name, value in change.items())
     one = "thread" if stats.workers_are == "threads" else "worker"
     workers = f"the {one} is" if stats.n_workers == 1 else f"the {stats.n_workers} {one}s are"
@@ -135,7 +124,7 @@ def _workers_busy(stats: IteratorStats, steady: float) -> Diagnosis:
     is_one_at_a_time = has_gil and 0.8 <= used <= 1.25 and cpu < 0.75 * busy
     if are_threads and stats.n_workers > 1 and is_one_at_a_time:
         workers = _needed(cpu, loop, stats.cpus, 1.0)
-        return _diagnosis(stats, "loader-bound", "GIL", n_processes=workers)
+        return _diagnosis(stats, "loader-bound", "GIL", {"n_processes": workers})
     are_full = used >= _FULL * stats.cpus
     if are_full or (
         waited_for_cpu >= _WAITED_FOR_CPU * busy and waited_for_cpu + cpu >= _MOSTLY * busy
@@ -145,12 +134,11 @@ def _workers_busy(stats: IteratorStats, steady: float) -> Diagnosis:
     each = cpu / max(busy, 1e-9)
     room = stats.cpus if are_threads else stats.cpus - own
     workers = max(_needed(busy, loop, room, each), stats.n_workers + 1)
-    if not are_threads:
-        return _diagnosis(stats, "loader-bound", "few workers", n_processes=workers, hint="")
-    hint = ", if the dataset releases the GIL while it works; else use MultiprocessIterator"
-    return _diagnosis(
-        stats, "loader-bound", "few workers", n_threads=workers, hint=hint if each > 0.8 else ""
-    )
+    change = {"n_threads" if are_threads else "n_processes": workers}
+    hint = ""
+    if are_threads and each > 0.8:
+        hint = ", if the dataset releases the GIL while it works; else use MultiprocessIterator"
+    return _diagnosis(stats, "loader-bound", "few workers", change, hint=hint)
 
 
 def _needed(work: float, seconds: float, cpus: float, each: float) -> int:

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
+from fastiter._stats import bottleneck
+
 if TYPE_CHECKING:
     from fastiter._ring.parent import Report
-    from fastiter._stats.bottleneck import Diagnosis
 
 WorkerKind = Literal["processes", "threads", "none"]
 Verdict = Literal["loader-bound", "consumer-bound", "balanced", "unknown"]
@@ -88,8 +89,7 @@ class WorkerStats:
         return min(_share(self.finish_seconds, self.seconds), self.busy)
 
     def _of_rows(self, part: float) -> float:
-        both = self.fetch_seconds + self.write_seconds
-        return (self.busy - self.finish) * _share(part, both)
+        return (self.busy - self.finish) * _share(part, self.fetch_seconds + self.write_seconds)
 
     def __sub__(self, earlier: WorkerStats) -> WorkerStats:
         return _difference(self, earlier)
@@ -221,28 +221,20 @@ class IteratorStats:
     def verdict(self) -> Verdict:
         """The bottleneck: 'loader-bound' (the loop waits for batches), 'consumer-bound' (workers
         wait for the loop), 'balanced' (both are busy), or 'unknown' (not enough data yet)."""
-        return self._diagnosis.verdict
+        return bottleneck.diagnose(self).verdict
 
     @property
     def advice(self) -> str:
         """What to do about it, in a sentence or two."""
-        return self._diagnosis.advice
+        return bottleneck.diagnose(self).advice
 
     @property
     def change(self) -> Mapping[str, int]:
         """Arguments of the iterator to change, and their values; empty if none would help."""
-        return self._diagnosis.change
-
-    @property
-    def _diagnosis(self) -> Diagnosis:
-        from fastiter._stats import bottleneck
-
-        return bottleneck.diagnose(self)
+        return bottleneck.diagnose(self).change
 
     def summary(self) -> str:
         """One line that says how fast it is and what limits it, and a table below it."""
-        from fastiter._stats import bottleneck
-
         return bottleneck.summary(self)
 
     def __str__(self) -> str:

@@ -35,8 +35,8 @@ cdef class Timer:
     cdef int64_t start_ns, next_ns, wait_ns, between_ns
     cdef int64_t cpu_ns  # of this process when the first call began; 0 before
     cdef bint is_opening  # workers start: until the first batch is there
-    cdef object opened
-    cdef readonly bint is_serial
+    cdef public object opened  # called at the end of the start, unless it is None
+    cdef bint is_serial
     cdef object tracer
     cdef public int64_t rows  # that the current call delivers, or ENDED; the call sets it
     cdef unsigned long thread  # that makes the current call; 0 outside of next()
@@ -48,9 +48,8 @@ cdef class Timer:
     # drop the object.
     @property
     def trace(self):
-        """None, or a callable that gets each call: ``trace(began, took, blocked, waited, rows)``,
-        when it began, how long it took, when it last began to wait, how long it waited, all in ns,
-        and ``rows``."""
+        """None, or a callable that gets a tuple for each call: when it began, how long it took,
+        when it last began to wait, how long it waited, all in ns, and ``rows``."""
         with cython.critical_section(self):
             return self.tracer
 
@@ -61,14 +60,9 @@ cdef class Timer:
             self.tracer = tracer
 
     def open(self, opened):
-        """Workers are starting: calls count as the start until one delivers a batch. At its end
-        ``opened()`` is called."""
+        """Workers are starting: calls count as the start until one delivers a batch."""
         self.is_opening = True
         self.opened = opened
-
-    def forget_start(self):
-        """Do not call ``opened`` any more."""
-        self.opened = None
 
     def run(self, lock, call):
         """Make one call of ``next()``: ``call()``, under ``lock``.
@@ -124,7 +118,7 @@ cdef class Timer:
         self.left = 0 if rows == ENDED else now
         trace = self.trace
         if trace is not None:
-            trace(self.entered, took, self.blocked_at, self.blocked_ns, rows)
+            trace((self.entered, took, self.blocked_at, self.blocked_ns, rows))
         self.entered = 0
 
     def after_fork(self):

@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fastiter._stats import timer
 from fastiter._util.arguments import checked_path
@@ -22,22 +22,10 @@ _MOST_CALLS = 200_000  # of next(), the last ones
 _LOOP = 1  # thread number of the loop; viewers take 0 for the idle thread
 
 
-class Call(NamedTuple):
-    """One call of ``next()``; times in ns."""
-
-    began: int
-    took: int
-    blocked: int  # when it last began to wait for a batch
-    waited: int
-    rows: int
-
-
-class WorkerTrace(NamedTuple):
-    """What one worker has recorded."""
-
-    name: str
-    events: Iterable[tuple[str, int, int, int, int, int]]
-    """Kind, beginning and duration in ns, dataset index, rows, number of the batch."""
+Call = tuple[int, int, int, int, int]  # what `Timer.trace` gets
+#: What each worker has recorded, by its name: kind, beginning and duration in ns, dataset index,
+#: rows, number of the batch.
+WorkerTraces = dict[str, Iterable[tuple[str, int, int, int, int, int]]]
 
 
 class Trace:
@@ -57,22 +45,19 @@ class Trace:
         self._iterator = iterator
         self._path = None if path is None else Path(checked_path("path", path))
         self._calls: deque[Call] = deque(maxlen=_MOST_CALLS)
-        self._workers: list[WorkerTrace] = []
+        self._workers: WorkerTraces = {}
         self._began = 0
 
     def __enter__(self) -> Self:
         self._calls.clear()
         self._began = timer.now()
-        self._iterator._start_trace(self._note)
+        self._iterator._start_trace(self._calls.append)
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._workers = self._iterator._stop_trace()
         if self._path is not None:
             self.save(self._path)
-
-    def _note(self, *call: int) -> None:
-        self._calls.append(Call(*call))
 
     def events(self) -> list[dict[str, Any]]:
         """Return what was recorded, in Chrome's trace event format, times in microseconds.
@@ -97,23 +82,20 @@ class Trace:
             found.append({**event, "pid": pid, "tid": tid, "args": args})
 
         label(_LOOP, "process_name", name=f"fastiter {pid}")
-        threads = ["loop", *(worker.name for worker in self._workers)]
-        for tid, thread in enumerate(threads, _LOOP):
+        for tid, thread in enumerate(["loop", *self._workers], _LOOP):
             label(tid, "thread_name", name=thread)
             label(tid, "thread_sort_index", sort_index=tid)
         left = 0
-        for call in items_of(self._calls):
+        for began, took, blocked, waited, rows in items_of(self._calls):
             if left:
-                span(_LOOP, "loop", left, call.began - left)
-            args = {"rows": call.rows} if call.rows > 0 else {}
-            span(_LOOP, "next()", call.began, call.took, **args)
-            if call.waited:
+                span(_LOOP, "loop", left, began - left)
+            span(_LOOP, "next()", began, took, **({"rows": rows} if rows > 0 else {}))
+            if waited:
                 # It may have waited more than once; the time in between is short.
-                began = max(call.began, min(call.blocked, call.began + call.took - call.waited))
-                span(_LOOP, "wait", began, call.waited)
-            left = 0 if call.rows == timer.ENDED else call.began + call.took
-        for tid, worker in enumerate(self._workers, _LOOP + 1):
-            for kind, began, took, index, rows, batch in worker.events:
+                span(_LOOP, "wait", max(began, min(blocked, began + took - waited)), waited)
+            left = 0 if rows == timer.ENDED else began + took
+        for tid, events in enumerate(self._workers.values(), _LOOP + 1):
+            for kind, began, took, index, rows, batch in events:
                 args = {"rows": rows, "batch": batch} if rows else {}
                 if kind in ("fetch", "write"):
                     args["index"] = index

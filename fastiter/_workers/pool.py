@@ -16,7 +16,7 @@ from fastiter._order.plan import Plan
 from fastiter._ring.arena import Arena
 from fastiter._ring.infer_schema import derive_schema, merge_schemas
 from fastiter._ring.parent import BatchScheduler, Lease, ScheduledBatch
-from fastiter._stats.autotune import Setting, private_bytes
+from fastiter._stats.autotune import private_bytes
 from fastiter._stats.stats import LoaderStats, worker_stats
 from fastiter._util import shutdown
 from fastiter._util.cpus import allowed_cpus
@@ -57,7 +57,7 @@ class Pool:
     n_held : int
         Slots that the consumer has while the loop goes on.
     most_workers, most_prefetch : int, optional
-        How far `set_workers` and `set_prefetch` may go; no further than now by default.
+        How far `adjust` may go; no further than now by default.
     batch_converter : BatchConverter or None
         What becomes of a complete batch.
     worker_init : callable or None
@@ -294,16 +294,12 @@ class Pool:
         self._engage(count)
         self._start_missing()
 
-    def set_prefetch(self, count: int) -> None:
-        """Changes how many batches are kept ahead, from the next top-up on."""
-        self.ring.n_prefetch = count
-
-    def settings(self) -> dict[str, Setting]:
-        """What may change while the pool runs."""
-        return {
-            "n_processes": Setting(self.set_workers, self.worker_bytes),
-            "n_prefetch": Setting(self.set_prefetch, self.batch_bytes),
-        }
+    def adjust(self, name: str, count: int) -> None:
+        """Changes ``n_processes``, or ``n_prefetch`` from the next top-up on."""
+        if name == "n_processes":
+            self.set_workers(count)
+        else:
+            self.ring.n_prefetch = count
 
     def is_steady(self) -> bool:
         """Whether all workers that are wanted have loaded the dataset."""
@@ -312,17 +308,12 @@ class Pool:
             for member in self._group.members[: self._group.wanted]
         )
 
-    def worker_bytes(self) -> int:
-        """Bytes of memory that one worker shares with no other process."""
-        return next((private_bytes(m.pid) for m in self._group.members if m is not None), 0)
-
-    def batch_bytes(self) -> int:
-        """Memory that a slot takes."""
+    def bytes_each(self, name: str) -> int:
+        """Memory that a worker shares with no other process, or that a slot takes."""
+        if name == "n_processes":
+            return next((private_bytes(m.pid) for m in self._group.members if m is not None), 0)
         schema = self.ring.schema
         return max(self.ring.recent_bytes, 0 if schema is None else schema.bytes)
-
-    def memory_available(self) -> int:
-        return status.memory_available()
 
     # ---- statistics
 

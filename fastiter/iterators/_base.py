@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from fastiter._stats.trace import Trace, WorkerTrace
+    from fastiter._stats.trace import Call, Trace, WorkerTraces
     from fastiter.iterators._skips import Skipped
 
 
@@ -149,9 +149,9 @@ class PlannedIterator(Iterator):
     def _trace_workers(self, on: bool) -> None:
         """Begin or end a record of what workers do."""
 
-    def _worker_traces(self) -> list[WorkerTrace]:
+    def _worker_traces(self) -> WorkerTraces:
         """The records of the workers."""
-        return []
+        return {}
 
     # -- iteration ---------------------------------------------------------------------------
 
@@ -366,13 +366,13 @@ class PlannedIterator(Iterator):
 
         return Trace(self, path)
 
-    def _start_trace(self, note: Callable[[int, int, int, int, int], None]) -> None:
+    def _start_trace(self, note: Callable[[Call], None]) -> None:
         if self._timer.trace is not None:
             raise RuntimeError("the iterator is traced already, by another with block")
         self._trace_workers(True)
         self._timer.trace = note
 
-    def _stop_trace(self) -> list[WorkerTrace]:
+    def _stop_trace(self) -> WorkerTraces:
         self._timer.trace = None
         self._trace_workers(False)
         return self._worker_traces()

@@ -13,7 +13,7 @@ from fastiter._stats.autotune import (
     most_workers,
 )
 from fastiter._stats.stats import LoaderStats, WorkerKind
-from fastiter._stats.trace import WorkerTrace
+from fastiter._stats.trace import WorkerTraces
 from fastiter._util import shutdown
 from fastiter._util.arguments import checked_callable, checked_optional_int, checked_seconds
 from fastiter._util.cpus import usable_cpus, whole_cpus
@@ -346,14 +346,11 @@ class MultiprocessIterator(PrefetchingIterator):
             ring = self._pool.ring
             (ring.start_trace if on else ring.stop_trace)()
 
-    def _worker_traces(self) -> list[WorkerTrace]:
+    def _worker_traces(self) -> WorkerTraces:
         pool, remains = self._pool, self._remains
         if pool is not None:
-            return [
-                WorkerTrace(f"worker {number}", pool.ring.trace_events(number))
-                for number in range(pool.n_workers)
-            ]
-        return [] if remains is None else remains.traces
+            return {f"worker {n}": pool.ring.trace_events(n) for n in range(pool.n_workers)}
+        return {} if remains is None else remains.traces
 
     def _most_held(self) -> int:
         """Slots that the consumer has while the loop goes on."""
@@ -381,11 +378,11 @@ class MultiprocessIterator(PrefetchingIterator):
         pool.interrupt()
         with self._lock:
             pool.close()
-            self._timer.forget_start()
+            self._timer.opened = None
             if self._pool is pool:
                 # The memory goes with the pool, unless a batch is alive.
                 _, inside, _, between, _ = self._timer.read()
-                traces = [] if self._timer.trace is None else self._worker_traces()
+                traces = {} if self._timer.trace is None else self._worker_traces()
                 self._remains = _Remains(self._loader_stats(inside + between), traces)
                 self._pool = None
 
@@ -394,7 +391,7 @@ class _Remains(NamedTuple):
     """What is asked of a pool when it is gone."""
 
     stats: LoaderStats
-    traces: list[WorkerTrace]
+    traces: WorkerTraces
 
 
 def _batch_converter_of(source: Source, tolerates: bool) -> BatchConverter | None:

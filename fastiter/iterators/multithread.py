@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fastiter._fetch.dataset_access import column_getter
 from fastiter._stats.autotune import FIRST_PREFETCH, MOST_PREFETCH, Lookahead, Tuner
 from fastiter._stats.stats import LoaderStats
-from fastiter._stats.trace import WorkerTrace
+from fastiter._stats.trace import WorkerTraces
 from fastiter._threads.batch_buffer import CallCost
 from fastiter._threads.collator import Assembler
 from fastiter._threads.pool import ThreadCounters, Threads
@@ -20,6 +20,7 @@ from fastiter._threads.tasks import BatchTask, ColumnsTask, PartsTask, RowCost, 
 from fastiter._util.arguments import checked_int
 from fastiter._util.concurrency import items_of
 from fastiter._util.failures import Failure, capture
+from fastiter._util.units import nbytes_of
 from fastiter.iterators._arguments import (
     MOST_WORKERS,
     checked_device_prefetch,
@@ -216,7 +217,7 @@ class MultithreadIterator(PrefetchingIterator):
     def _batch_of(self, task: BatchTask) -> Any:
         batch = task.wait()
         if self._tuner is not None:
-            self._lookahead.note(batch)
+            self._lookahead.batch_bytes = nbytes_of(batch)
         return batch
 
     def _forget(self, work: BatchTask) -> None:
@@ -256,11 +257,8 @@ class MultithreadIterator(PrefetchingIterator):
         for counters in self._all_counters:
             counters.events = deque(maxlen=_MOST_EVENTS) if on else None
 
-    def _worker_traces(self) -> list[WorkerTrace]:
-        return [
-            WorkerTrace(f"thread {number}", items_of(events))
-            for number, events in enumerate(self._recorded)
-        ]
+    def _worker_traces(self) -> WorkerTraces:
+        return {f"thread {n}": items_of(events) for n, events in enumerate(self._recorded)}
 
     @property
     def _converts_itself(self) -> bool:

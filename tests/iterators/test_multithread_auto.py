@@ -11,7 +11,9 @@ import pytest
 
 import fastiter
 from fastiter import MultithreadIterator
+from fastiter._clib import status
 from fastiter._stats.autotune import Lookahead, Tuner
+from fastiter._util.units import nbytes_of
 
 
 class Bursts:
@@ -46,7 +48,7 @@ def test_batches_are_those_of_a_fixed_depth():
         by_hand(iterator)
         found = []
         for depth in (2, 9, 1, 16, 4, 2):
-            iterator._lookahead.set_prefetch(depth)
+            iterator._lookahead.n_batches = depth
             assert iterator.n_prefetch == iterator.stats().n_prefetch == depth
             found += [values(next(iterator)) for _ in range(8)]
         state = iterator.state_dict()
@@ -71,33 +73,20 @@ def test_what_a_batch_takes_is_measured(converter):
     dataset = [np.zeros(1 << 17, np.uint8) for _ in range(8)]
     with MultithreadIterator(dataset, 8, n_prefetch="auto", converter=converter) as iterator:
         next(iterator)
-        assert iterator._lookahead.batch_bytes() == 1 << 20
-        assert iterator._lookahead.memory_available() > 1 << 20
+        assert iterator._lookahead.bytes_each("n_prefetch") == 1 << 20
 
 
-class Tight(Lookahead):
-    """Where memory has room for this many batches more, of which a tuner takes one half."""
-
-    def __init__(self, room):
-        super().__init__(4)
-        self.room = room
-
-    def batch_bytes(self):
-        return 1 << 20
-
-    def memory_available(self):
-        return self.room << 20
-
-
-def test_memory_is_a_limit():
-    tuner = Tuner({"n_prefetch": 16})
-    allowed = [tuner._allowed(Tight(room), "n_prefetch", 4, 16) for room in (0, 2, 6, 100)]
-    assert allowed == [4, 5, 7, 8]
-    assert tuner._allowed(Tight(100), "n_threads", 2, 9) == 2
+def test_memory_is_a_limit(monkeypatch):
+    """A tuner takes one half of it."""
+    tuner, lookahead = Tuner({"n_prefetch": 16}), Lookahead(4)
+    lookahead.batch_bytes = 1 << 20
+    for room, allowed in [(0, 4), (2, 5), (6, 7), (100, 8)]:
+        monkeypatch.setattr(status, "memory_available", lambda room=room: room << 20)
+        assert tuner._allowed(lookahead, "n_prefetch", 4, 16) == allowed
+    assert tuner._allowed(lookahead, "n_threads", 2, 9) == 2
 
 
 def test_what_a_batch_takes_is_added_up():
-    lookahead = Lookahead(2)
     array, number = np.zeros(100, np.uint8), 5
     for batch, expected in [
         ([], 0),
@@ -105,14 +94,13 @@ def test_what_a_batch_takes_is_added_up():
         ({"a": array, "b": (array, array)}, 300),
         ([number] * 4, 32),
     ]:
-        lookahead.note(batch)
-        assert lookahead.batch_bytes() == expected
+        assert nbytes_of(batch) == expected
 
 
 def test_copies_begin_anew():
     with MultithreadIterator(Bursts(), 4, n_prefetch="auto") as iterator:
         next(iterator)
-        iterator._lookahead.set_prefetch(7)
+        iterator._lookahead.n_batches = 7
         for other in (copy.copy(iterator), pickle.loads(pickle.dumps(iterator))):
             assert other.n_prefetch == 2 and other.stats().changes == ()
 

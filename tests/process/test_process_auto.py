@@ -14,7 +14,8 @@ import pytest
 import fastiter
 import fastiter.random
 from fastiter import MultiprocessIterator
-from fastiter._stats.autotune import Setting, Tuner, first_workers, most_workers
+from fastiter._clib import status
+from fastiter._stats.autotune import Tuner, first_workers, most_workers
 
 AUTO = {"n_processes": "auto", "n_prefetch": "auto", "context": "fork"}
 
@@ -65,7 +66,7 @@ def test_batches_are_those_of_fixed_settings():
         for workers, prefetch in [(2, 2), (5, 9), (1, 1), (8, 16), (3, 4), (6, 2)]:
             found += take(iterator, 1)
             iterator._pool.set_workers(workers)
-            iterator._pool.set_prefetch(prefetch)
+            iterator._pool.adjust("n_prefetch", prefetch)
             assert (iterator.n_processes, iterator.n_prefetch) == (workers, prefetch)
             found += take(iterator, 7)
         state = iterator.state_dict()
@@ -164,9 +165,8 @@ def test_wrong_values(name):
 class Figures:
     """A pool and its statistics, by formula: seconds of work in a batch, and of the loop."""
 
-    def __init__(self, work, loop, cpus=64.0, memory=1 << 40, uses_cpu=0.0):
-        self.work, self.loop, self.cpus, self.memory = work, loop, cpus, memory
-        self.uses_cpu = uses_cpu
+    def __init__(self, work, loop, cpus=64.0, uses_cpu=0.0):
+        self.work, self.loop, self.cpus, self.uses_cpu = work, loop, cpus, uses_cpu
         self.workers, self.prefetch = 2, 2
         self.total = None
         self.steady = True
@@ -174,14 +174,11 @@ class Figures:
     def is_steady(self):
         return self.steady
 
-    def settings(self):
-        def setting(name):
-            return Setting(lambda count: setattr(self, name, count), lambda: 1 << 20)
+    def adjust(self, name, count):
+        setattr(self, {"n_processes": "workers", "n_prefetch": "prefetch"}[name], count)
 
-        return {"n_processes": setting("workers"), "n_prefetch": setting("prefetch")}
-
-    def memory_available(self):
-        return self.memory
+    def bytes_each(self, name):
+        return 1 << 20
 
     def step(self):
         """100 batches later."""
@@ -254,13 +251,13 @@ def test_no_more_than_cpus():
     assert figures.workers == 4
 
 
-def test_no_more_than_memory_or_the_limit():
-    figures = Figures(work=0.1, loop=0.001, memory=6 << 20)
-    tune(figures, steps=3)
-    assert figures.workers == 4
-    figures = Figures(work=0.1, loop=0.001, memory=1 << 20)
-    tune(figures)
-    assert figures.workers == 2
+def test_no_more_than_memory_or_the_limit(monkeypatch):
+    for memory, workers in [(6 << 20, 4), (1 << 20, 2)]:
+        monkeypatch.setattr(status, "memory_available", lambda memory=memory: memory)
+        figures = Figures(work=0.1, loop=0.001)
+        tune(figures, steps=3)
+        assert figures.workers == workers
+    monkeypatch.undo()
     figures = Figures(work=0.1, loop=0.001)
     tune(figures, most=8)
     assert figures.workers == 8
