@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from fastiter import _device
-from fastiter._collate import concat, export, numpy_fallback
+from fastiter._collate import concat, numpy_fallback
+from fastiter._collate.numpy_fallback import Indices
 from fastiter._collate.padding import FieldRule, Padding
 from fastiter._util import array_subtypes
 
@@ -20,7 +21,7 @@ def collate(
     padding: Padding,
     *,
     copy: bool = False,
-    indices: numpy_fallback.Indices | None = None,
+    indices: Indices | None = None,
 ) -> Any:
     """Join the examples of a batch along a new first axis, field by field.
 
@@ -43,39 +44,33 @@ def collate(
     array, tuple of arrays or dict of arrays
         A plain tuple or dict, whatever kind of tuple or dict the examples are. Lengths that were
         asked for follow the fields (see `with_lengths`).
-
-    Raises
-    ------
-    ValueError
-        If the batch is empty, or shapes differ without padding, or in number of dimensions, or an
-        example has a field that the first one lacks.
-    IndexError, KeyError
-        If an example, or a tuple of paddings, lacks a field of the first example.
-    TypeError
-        If a field cannot be joined, as strings or None, or the batch is no sequence.
     """
+    found: Any = None
     if padding.is_none:
-        arrays = None if copy else export.join_delivered(batch)
-        if arrays is None:
-            arrays = concat.join_batch(batch, copy)
-        if arrays is not None:
-            return arrays
+        found = concat.join_batch(batch, copy)
+        if type(found) is not list:
+            return found
     if isinstance(batch, Mapping) or (batch is not None and not hasattr(type(batch), "__len__")):
         raise TypeError(f"batch must be a list of examples, not {type(batch).__qualname__}")
     if batch is None or len(batch) == 0:
         raise ValueError("batch is empty: at least one example is needed to make an array of")
     first = batch[0]
-    if isinstance(first, tuple):
-        names: tuple[Any, ...] = tuple(range(len(first)))
-        fields = _join_fields(batch, names, padding.for_tuple(len(first)), copy, indices)
-        return batch_of(tuple, names, fields)
-    if isinstance(first, dict):
-        names = tuple(first)
-        return batch_of(
-            dict, names, _join_fields(batch, names, padding.for_dict(names), copy, indices)
-        )
-    field = join_field(batch, padding.for_array(), copy=copy, indices=indices)
-    return batch_of(None, (None,), [field])
+    container = next((kind for kind in (tuple, dict) if isinstance(first, kind)), None)
+    if container is None:
+        (rule,) = padding.for_fields(None, (None,))
+        return batch_of(None, (None,), [join_field(batch, rule, copy=copy, indices=indices)])
+    names = tuple(first) if container is dict else tuple(range(len(first)))
+    rules = padding.for_fields(container, names)
+    found = found or concat.join_fields(batch, names, rules, copy)
+    if any(joined is None for joined in found):
+        _refuse_more_fields(batch, names, indices)
+    fields = []
+    for name, rule, joined in zip(names, rules, found, strict=True):
+        if joined is None:
+            values = _field_of(batch, name, indices)
+            joined = join_field(values, rule, name, copy=copy, indices=indices)
+        fields.append(joined if type(joined) is tuple else (joined, None))
+    return batch_of(container, names, fields)
 
 
 def batch_of(container: type | None, names: Sequence[Any], fields: Sequence[Joined]) -> Any:
@@ -122,52 +117,21 @@ def join_field(
     name: Any = None,
     *,
     copy: bool = False,
-    indices: numpy_fallback.Indices | None = None,
+    indices: Indices | None = None,
 ) -> Joined:
     """Join the values of one field; ``name`` and ``indices`` are for the text of errors."""
     found = concat.join_fields(values, None, (rule,), copy)[0]
-    if found is None:
-        return _join_named(values, rule, name, copy, indices)
-    return found if type(found) is tuple else (found, None)
-
-
-def _join_fields(
-    batch: Sequence[Any],
-    names: tuple[Any, ...],
-    rules: tuple[FieldRule, ...],
-    copy: bool,
-    indices: numpy_fallback.Indices | None,
-) -> list[Joined]:
-    results = concat.join_fields(batch, names, rules, copy)
-    if any(found is None for found in results):
-        _refuse_more_fields(batch, names, indices)
-    fields: list[Joined] = []
-    for name, rule, found in zip(names, rules, results, strict=True):
-        if found is None:
-            field = _field_of(batch, name, indices)
-            fields.append(_join_named(field, rule, name, copy, indices))
-        else:
-            fields.append(found if type(found) is tuple else (found, None))
-    return fields
-
-
-def _join_named(
-    field: Sequence[Any],
-    rule: FieldRule,
-    name: Any,
-    copy: bool,
-    indices: numpy_fallback.Indices | None,
-) -> Joined:
-    """Like `join`, with errors that name the field, and the dataset's indices if they are known."""
+    if found is not None:
+        return found if type(found) is tuple else (found, None)
     try:
-        return join(field, rule, copy=copy)
+        return _join(values, rule, copy)
     except numpy_fallback.MISFITS as error:
         padded = rule.fill is not None
-        raise numpy_fallback.misfit(field, error, name, indices, padded) from None
+        raise numpy_fallback.misfit(values, error, name, indices, padded) from None
 
 
 def _refuse_more_fields(
-    batch: Sequence[Any], names: tuple[Any, ...], indices: numpy_fallback.Indices | None
+    batch: Sequence[Any], names: tuple[Any, ...], indices: Indices | None
 ) -> None:
     """Raise ValueError if an example has a field that the first example lacks: it would be lost."""
     for number, example in enumerate(batch):
@@ -185,7 +149,7 @@ def _named(example: Any) -> str:
     return f"{len(example)} {'field' if len(example) == 1 else 'fields'}"
 
 
-def _field_of(batch: Sequence[Any], name: Any, indices: numpy_fallback.Indices | None) -> list[Any]:
+def _field_of(batch: Sequence[Any], name: Any, indices: Indices | None) -> list[Any]:
     """The values of one field; the error of an example that lacks it names the example."""
     values = []
     for number, example in enumerate(batch):
@@ -202,32 +166,17 @@ def _field_of(batch: Sequence[Any], name: Any, indices: numpy_fallback.Indices |
     return values
 
 
-def join(field: Sequence[Any], rule: FieldRule, *, copy: bool = False) -> Joined:
-    """Join one field of all examples into one array, on the device of the first one.
-
-    Parameters
-    ----------
-    field : sequence of array-like
-        One entry for each example.
-    rule : FieldRule
-        How it is padded.
-    copy : bool
-        False: the arrays of a batch as an iterator delivered it are handed over as the column of
-        shared memory that they are.
-
-    Returns
-    -------
-    array, (len(field), ...)
-        Without a fill value of the dtype that NumPy promotes all entries to; with one, of the
-        first entry's dtype, to which the others are cast.
-    lengths
-        None, or if asked for int64 (len(field),) on the same device.
-    """
+def _join(field: Sequence[Any], rule: FieldRule, copy: bool) -> Joined:
+    """Join one field that the compiled code leaves to NumPy, on the device of the first value."""
     field = array_subtypes.unwrap(field)
     on_gpu = _device.is_cupy_array(field[0])
     if rule.only_fills or (not on_gpu and not _has_axis(field[0])):
         _refuse_numbers(field, rule)
-        return (_join_cupy(field, rule) if on_gpu else _join_plain(field, rule.fill, copy)), None
+        if on_gpu:
+            return _join_cupy(field, rule), None
+        if rule.fill is None:
+            return concat.stack(field), None
+        return concat.pad_stack(field, rule.fill), None
     if not on_gpu and not isinstance(field[0], np.ndarray):
         field = list(numpy_fallback.as_arrays(field))
     rows = [
@@ -240,7 +189,7 @@ def join(field: Sequence[Any], rule: FieldRule, *, copy: bool = False) -> Joined
     if on_gpu:
         joined = _join_cupy(rows, rule)
     elif rule.takes_whole(max([len(row) for row in rows if row.ndim])):
-        joined = _join_plain(rows, rule.fill, copy)
+        joined, _ = join_field(rows, FieldRule(rule.fill), copy=copy)
     else:
         joined = numpy_fallback.pad(rows, rule.fill, rule.multiple)
     if rule.lengths:
@@ -267,23 +216,6 @@ def _refuse_numbers(field: Sequence[Any], rule: FieldRule) -> None:
             f"{rule.named} is set for a field whose examples have no axis, like {field[0]!r}: set "
             "it for other fields only"
         )
-
-
-def _join_plain(field: Sequence[Any], fill: Any, copy: bool) -> Any:
-    first = field[0]
-    if (
-        not copy
-        and isinstance(field, list)
-        and isinstance(first, np.ndarray)
-        # A fill value that does not cast is an error even if nothing is to be filled.
-        and numpy_fallback.fill_casts(fill, first.dtype, first.ndim)
-    ):
-        column = export.export_column(field)
-        if column is not None:
-            return column
-    if fill is None:
-        return concat.stack(field)
-    return concat.pad_stack(field, fill)
 
 
 def _join_cupy(field: Sequence[Any], rule: FieldRule) -> Any:

@@ -59,17 +59,17 @@ def collate_columns(
     """
     mode = dataset.mode
     names: Sequence[Any] = ()
-    rules: tuple[FieldRule, ...] = ()
     if padding.only_fills and columns:
         if mode is tuple:
-            names, rules = range(len(columns)), padding.for_tuple(len(columns))
+            names = range(len(columns))
         elif mode is dict and len(dataset.keys) == len(columns):
-            names, rules = dataset.keys, padding.for_dict(dataset.keys)
+            names = dataset.keys
         elif mode is None and _is_batch_of(columns[0], padding.padding):
-            names, rules = [None], (padding.for_array(),)
+            names = [None]
     if not names:
         examples = examples_of(dataset, columns, n_rows)
         return collate.collate(examples, padding, copy=copy, indices=indices)
+    rules = padding.for_fields(mode, names)
     arrays = [
         _join(column, rule, own, name, indices)
         for name, column, rule in zip(names, columns, rules, strict=False)

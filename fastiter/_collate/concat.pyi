@@ -3,8 +3,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-__pyx_capi__: dict[str, Any]
-
 def stack(examples: Iterable[Any], out: NDArray[Any] | None = None) -> NDArray[Any]: ...
 def pad_stack(
     arrays: Iterable[Any], fill: Any, out: NDArray[Any] | None = None
@@ -13,6 +11,6 @@ def join_batch(batch: Any, copy: bool) -> Any: ...
 def join_fields(
     batch: Sequence[Any],
     names: tuple[Any, ...] | None,
-    rules: tuple[tuple[Any, int, int, bool, str | None], ...],
+    rules: tuple[tuple[Any, int, int, bool, str | None], ...] | None,
     copy: bool,
 ) -> list[Any]: ...

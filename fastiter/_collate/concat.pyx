@@ -7,6 +7,7 @@ They hold no references to what they read (see borrowed.pxd), so they run no Pyt
 `hold`.
 """
 
+cimport cython
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
@@ -20,7 +21,8 @@ from fastiter._clib.numpy_api cimport (
 from fastiter._clib.objects cimport *
 from fastiter._clib.numbers cimport *
 from fastiter._ring.parent cimport Lease
-from fastiter._ring.schema cimport NUMBER, STACKABLE, dtype_traits
+from fastiter._ring.row_reader cimport column
+from fastiter._ring.schema cimport ARRAY, MOST_NDIM, NUMBER, STACKABLE, Field, Schema, dtype_traits
 from fastiter._clib.borrowed cimport *
 
 import numpy
@@ -131,7 +133,7 @@ cdef object _join_values(object values, bint pads, object fill, object out):
     try:
         if out is not None:
             hold(&table)
-        result = _pad(&table, 0, fill, &rule, out) if pads else stack_field(&table, 0, out)
+        result = _pad(&table, 0, fill, &rule, out) if pads else _stack_field(&table, 0, out)
         if result is None:
             rows = column_of(&table, 0)
             result = numpy_fallback.pad(rows, fill) if pads else numpy_fallback.stack(rows)
@@ -142,14 +144,14 @@ cdef object _join_values(object values, bint pads, object fill, object out):
 
 
 def join_batch(batch, bint copy):
-    """Join a list or tuple of plain examples, field by field, without padding.
+    """Join a list or tuple of examples, field by field, without padding.
 
-    Returns an array, or a tuple or dict of arrays; None if any field has to be joined in another
-    way: see `join_fields`. Without `copy`, fields in shared memory are left to `export`.
+    Returns an array, or a tuple or dict of arrays. If not every field is joined here, it returns
+    the list that `join_fields` gives; if the examples have to be looked at first, an empty one.
     """
-    kind = type(batch)
-    if kind is not list and kind is not tuple or not batch:
-        return None
+    cdef list arrays
+    if type(batch) is not list and type(batch) is not tuple or not batch:
+        return []
     kind = type(batch[0])
     names = None
     if kind is dict:
@@ -157,16 +159,17 @@ def join_batch(batch, bint copy):
     elif issubclass(kind, tuple):
         names = tuple(range(len(batch[0])))
     elif issubclass(kind, dict):
-        return None
-    arrays = _join_fields(batch, names, None, True, copy)
-    if arrays is None:
-        return None
+        return []
+    arrays = join_fields(batch, names, None, copy)
+    for array in arrays:
+        if array is None:
+            return arrays
     if names is None:
         return arrays[0]
     return dict(zip(names, arrays)) if kind is dict else tuple(arrays)
 
 
-def join_fields(batch, tuple names, tuple rules, bint copy):
+cpdef list join_fields(object batch, tuple names, tuple rules, bint copy):
     """Join each field of a batch of plain examples, as far as the compiled code can.
 
     Parameters
@@ -176,10 +179,10 @@ def join_fields(batch, tuple names, tuple rules, bint copy):
         order; anything else is not joined here.
     names : tuple or None
         The keys of dicts, the numbers of a tuple's fields; None if each example is one field.
-    rules : tuple of FieldRule
-        One for each field.
+    rules : tuple of FieldRule, or None
+        One for each field; None: no field is padded.
     copy : bool
-        Whether fields in shared memory are joined, too, instead of being left to `export`.
+        False: a field of a batch as an iterator delivered it becomes its column in shared memory.
 
     Returns
     -------
@@ -187,32 +190,21 @@ def join_fields(batch, tuple names, tuple rules, bint copy):
         For each field an array; a pair of array and lengths if the rule asks for these; None if the
         field is not joined here, for whatever reason.
     """
-    if type(batch) is not list and type(batch) is not tuple:
-        return [None] * (1 if names is None else len(names))
-    return _join_fields(batch, names, rules, False, copy)
-
-
-cdef list _join_fields(object batch, tuple names, tuple rules, bint all_or_none, bint copy):
-    """See `join_fields`. With `all_or_none`, None instead of a list with None for any field."""
     cdef Table table
     cdef Rule rule = [-1, 1, False, False]
     cdef Py_ssize_t field
     cdef list results = [None] * (1 if names is None else len(names))
+    if type(batch) is not list and type(batch) is not tuple:
+        return results
     rows = rows_of(batch)
     if names is None:
         table_of_one(&table, rows)
     elif not table_of_fields(&table, rows, names):
-        return None if all_or_none else results
+        return results
     try:
         for field in range(table.count):
-            if all_or_none and not copy and is_delivered(table.items[field * table.n]):
-                return None
-        for field in range(table.count):
             fill = None if rules is None else _read_rule(<tuple>rules[field], &rule)
-            if copy or not is_delivered(table.items[field * table.n]):
-                results[field] = _join(&table, field, fill, &rule)
-            if all_or_none and results[field] is None:
-                return None
+            results[field] = _join(&table, field, fill, &rule, copy)
         return results
     finally:
         drop(&table)
@@ -227,24 +219,94 @@ cdef object _read_rule(tuple given, Rule *rule):
     return given[0]
 
 
-cdef object _join(Table *table, Py_ssize_t field, object fill, Rule *rule):
+cdef object _join(Table *table, Py_ssize_t field, object fill, Rule *rule, bint copy):
     """One field: an array, or a pair of array and lengths; None if it is not joined here."""
     cdef PyObject *first = table.items[field * table.n]
     cdef bint plain = rule.max_length < 0 and rule.multiple == 1 and not rule.lengths
+    cdef Py_ssize_t number = -1 if copy else _column_number(table, field)
+    if number >= 0:
+        if not plain:
+            return None  # `collate.join` asks again if no row is cut
+        result = _export(table, <cnp.ndarray>first, number, fill)
+        if result is not None:
+            return result
     if fill is not None:
         return _pad(table, field, fill, rule, None)
     if plain or not rule.explicit and _number_dtype(fi_type(first)) is not None:
-        return stack_field(table, field, None)
+        return _stack_field(table, field, None)
     return None
 
 
-cdef bint is_delivered(PyObject *value) noexcept:
-    """Whether a value is an array in the shared memory of a batch."""
+# ---- columns of a delivered batch ----
+
+
+cdef Py_ssize_t _column_number(Table *table, Py_ssize_t field) except -2:
+    """Number of the column in shared memory that the arrays of a field are.
+
+    -1 unless they are, in order and complete, the arrays of one field of one taken slot, none
+    replaced, reshaped, or moved, and this field was not exported before.
+    """
+    cdef PyObject **values = table.items + field * table.n
+    cdef cnp.PyArrayObject *array = <cnp.PyArrayObject *>values[0]
+    cdef Lease lease
+    cdef Schema schema
+    cdef Field *f = NULL
     cdef PyObject *base
-    if fi_type(value) != NDARRAY:
-        return False
-    base = base_of(<cnp.PyArrayObject *>value)
-    return base != NULL and fi_type(base) == LEASE
+    cdef Py_ssize_t row, number
+    cdef int axis
+    cdef char *start
+    if fi_type(values[0]) != NDARRAY:
+        return -1
+    base = base_of(array)
+    if base == NULL or fi_type(base) != LEASE:
+        return -1
+    lease = <Lease>base
+    schema = lease.schema
+    if schema is None or lease.rows != table.n:
+        return -1
+    start = bytes_of(array)
+    for number in range(schema.count):
+        if schema.fields[number].kind == ARRAY and schema.fields[number].is_stackable and (
+                lease.payload + schema.fields[number].offset == start):
+            f = &schema.fields[number]
+            # Empty columns share their start with a neighbour: the dtype tells.
+            if equivalent(descr_of(array), f.descr):
+                break
+    if f == NULL or lease.exported >> number & 1 or f.stride == 0 or f.ndim == MOST_NDIM:
+        return -1
+    for row in range(table.n):
+        if row + AHEAD < table.n:
+            fi_prefetch(values[row + AHEAD])
+        array = <cnp.PyArrayObject *>values[row]
+        if fi_type(values[row]) != NDARRAY:
+            return -1
+        if base_of(array) != base or bytes_of(array) != start + row * f.stride or (
+                ndim_of(array) != f.ndim) or not is_contiguous(array) or (
+                descr_of(array) != f.descr and not equivalent(descr_of(array), f.descr)):
+            return -1
+        for axis in range(f.ndim):
+            if dims_of(array)[axis] != f.dims[axis]:
+                return -1
+    return number
+
+
+cdef object _export(Table *table, cnp.ndarray first, Py_ssize_t number, object fill):
+    """The column of a field, not copied, if the fill value casts: from now on they share memory.
+
+    A field is exported once: two results must not share memory with each other.
+    """
+    cdef Lease lease = <Lease>base_of(<cnp.PyArrayObject *>first)
+    cdef uint64_t mark = <uint64_t>1 << number
+    cdef bint is_free
+    if fill is not None:
+        hold(table)  # casting the fill value may run NumPy's Python code
+        # One that does not cast is an error even if nothing is to be filled.
+        if not numpy_fallback.fill_casts(fill, first.dtype, first.ndim):
+            return None
+    with cython.critical_section(lease):  # another thread may export it
+        is_free = not lease.exported & mark
+        lease.exported |= mark
+    return column(lease, &lease.schema.fields[number], False) if is_free else None
 
 
 # ---- what the compiled functions take ----
@@ -330,7 +392,7 @@ cdef bint _overlap(const void *start, size_t nbytes, const void **data, Py_ssize
 # ---- stack ----
 
 
-cdef object stack_field(Table *table, Py_ssize_t field, object out):
+cdef object _stack_field(Table *table, Py_ssize_t field, object out):
     cdef PyObject **rows = table.items + field * table.n
     if fi_type(rows[0]) == NDARRAY:
         return _stack_arrays(table, rows, out)

@@ -53,19 +53,16 @@ class Padding:
         return_lengths: Any = False,
     ) -> None:
         self.padding = padding
-        self.max_length = _checked("max_length", max_length, _length)
-        self.pad_to_multiple = _checked("pad_to_multiple", pad_to_multiple, _length)
-        self.return_lengths = _checked("return_lengths", return_lengths, _flag)
+        self._options = {
+            "max_length": _checked("max_length", max_length, _length),
+            "pad_to_multiple": _checked("pad_to_multiple", pad_to_multiple, _length),
+            "return_lengths": _checked("return_lengths", return_lengths, _flag),
+        }
         if padding is None and pad_to_multiple is not None:
             raise ValueError(
                 f"pad_to_multiple={pad_to_multiple!r} pads nothing without a fill value: set "
                 "padding, too"
             )
-        self._options = {
-            "max_length": self.max_length,
-            "pad_to_multiple": self.pad_to_multiple,
-            "return_lengths": self.return_lengths,
-        }
         #: whether only fill values were given
         self.only_fills = max_length is None and pad_to_multiple is None and not return_lengths
         #: whether there is nothing to do, for any field
@@ -74,99 +71,79 @@ class Padding:
     def __reduce__(self) -> tuple[Any, ...]:
         return Padding, (self.padding, *self._options.values())
 
-    def for_tuple(self, count: int) -> tuple[FieldRule, ...]:
-        """The rules of a tuple's fields.
+    def for_fields(self, container: type | None, names: Sequence[Any]) -> tuple[FieldRule, ...]:
+        """The rules of the fields of a tuple (their numbers) or of a dict (its keys), or of
+        examples that are one field without a name.
 
         Raises
         ------
-        IndexError, ValueError
-            If there are values for other than these fields.
+        IndexError, KeyError, ValueError
+            If an option is given for other fields. A padding for all keys and for others, too, is
+            accepted.
         """
-        padding = self.padding
-        fills = padding if isinstance(padding, tuple) else (padding,) * count
-        if len(fills) < count:
-            raise IndexError(f"padding has {len(fills)} entries for {count} fields: {padding!r}")
+        fills: Any = dict.fromkeys(names, self.padding)
+        if container is tuple and isinstance(self.padding, tuple):
+            fills = dict(enumerate(self.padding))
+            if len(fills) < len(names):
+                raise IndexError(
+                    f"padding has {len(fills)} entries for {len(names)} fields: {self.padding!r}"
+                )
+        elif container is dict and isinstance(self.padding, dict):
+            fills = self.padding
+            if not (fills.keys() <= set(names) or fills.keys() >= set(names)):
+                raise KeyError(
+                    f"padding has entries for {list(fills)!r:.80}, which are not fields of the "
+                    f"examples, {list(names)!r:.80}"
+                )
         for name, given in self._options.items():
-            if isinstance(given, tuple) and len(given) != count:
-                raise ValueError(f"{name} has {len(given)} entries for {count} fields: {given!r}")
-            if isinstance(given, dict):
-                raise ValueError(f"{name} is a dict, but the examples are tuples: {given!r}")
-        return tuple([self._rule(number, fills[number], tuple) for number in range(count)])
-
-    def for_dict(self, keys: Sequence[Any]) -> tuple[FieldRule, ...]:
-        """The rules of a dict's fields.
-
-        Raises
-        ------
-        KeyError, ValueError
-            If padding, or another option, is given for other keys. A padding for all keys and for
-            others, too, is accepted.
-        """
-        padding = self.padding
-        fills = padding if isinstance(padding, dict) else dict.fromkeys(keys, padding)
-        if not (fills.keys() <= set(keys) or fills.keys() >= set(keys)):
-            raise KeyError(
-                f"padding has entries for {list(fills)!r:.80}, which are not fields of the examples"
-                f", {list(keys)!r:.80}"
-            )
-        for name, given in self._options.items():
-            if isinstance(given, dict) and not given.keys() <= set(keys):
-                raise ValueError(f"{name} has keys that the examples {list(keys)} lack: {given!r}")
-            if isinstance(given, tuple):
-                raise ValueError(f"{name} is a tuple, but the examples are dicts: {given!r}")
-        return tuple([self._rule(key, fills.get(key), dict) for key in keys])
+            if not isinstance(given, (tuple, dict)):
+                continue
+            if container is None:
+                raise ValueError(f"{name} is given per field, but examples have none: {given!r}")
+            if type(given) is not container:
+                raise ValueError(
+                    f"{name} is a {type(given).__name__}, but the examples are "
+                    f"{container.__name__}s: {given!r}"
+                )
+            if isinstance(given, tuple) and len(given) != len(names):
+                raise ValueError(
+                    f"{name} has {len(given)} entries for {len(names)} fields: {given!r}"
+                )
+            if isinstance(given, dict) and not given.keys() <= set(names):
+                raise ValueError(f"{name} has keys that the examples {list(names)} lack: {given!r}")
+        return tuple([self._rule(name, fills.get(name), container) for name in names])
 
     def for_schema(self, schema: Schema) -> tuple[FieldRule, ...]:
-        """The rules of the fields of a schema; raises what the other methods raise."""
-        if schema.keys is not None:
-            return self.for_dict(schema.keys)
         if schema.container == BARE:
-            return (self.for_array(),)
-        return self.for_tuple(len(schema.specs))
-
-    def for_array(self) -> FieldRule:
-        """The rule of examples that are neither tuples nor dicts.
-
-        Raises
-        ------
-        ValueError
-            If an option other than padding is given per field.
-        """
-        for name, given in self._options.items():
-            if isinstance(given, (tuple, dict)):
-                raise ValueError(f"{name} is given per field, but examples have none: {given!r}")
-        return self._rule(None, self.padding, None)
+            return self.for_fields(None, (None,))
+        if schema.keys is not None:
+            return self.for_fields(dict, schema.keys)
+        return self.for_fields(tuple, range(len(schema.specs)))
 
     def _rule(self, field: Any, fill: Any, container: type | None) -> FieldRule:
         if self.only_fills:
             return FieldRule(fill)
-        values: dict[str, Any] = {}
+        values: list[Any] = []
         named = None
         for name, given in self._options.items():
             value: Any = given
-            if container is dict and isinstance(given, dict):
+            if isinstance(given, dict):
                 value = given.get(field)
-            elif container is tuple and isinstance(given, tuple):
+            elif isinstance(given, tuple):
                 value = given[field]
             if value and (value is not given or container is None):
                 named = name
-            values[name] = value
-        multiple = values["pad_to_multiple"]
+            values.append(value)
+        max_length, multiple, lengths = values
         if multiple is not None and fill is None:
-            if multiple is not self.pad_to_multiple:
+            if multiple is not self._options["pad_to_multiple"]:
                 raise ValueError(
                     f"pad_to_multiple asks for a multiple of {multiple} in field {field!r}, which "
                     "has no fill value: give it one in padding"
                 )
             multiple = None
-        max_length = values["max_length"]
-        return FieldRule(
-            fill,
-            -1 if max_length is None else max_length,
-            multiple or 1,
-            bool(values["return_lengths"]),
-            named,
-        )
+        limit = -1 if max_length is None else max_length
+        return FieldRule(fill, limit, multiple or 1, bool(lengths), named)
 
 
 def _checked(name: str, given: Any, check: Callable[[str, Any], Any]) -> Any:
