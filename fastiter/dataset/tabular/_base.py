@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fastiter import _device
 from fastiter.dataset.mixin import DatasetMixin
-
-if TYPE_CHECKING:
-    from fastiter.dataset.tabular._slice import Slicer
 
 __all__ = ["TabularDataset"]
 
@@ -62,7 +59,7 @@ class TabularDataset(DatasetMixin):
     def get_examples(
         self, indices: Rows, key_indices: tuple[int, ...] | None
     ) -> tuple[Sequence[Any], ...]:
-        """Get some rows of some columns.
+        """Get some rows of some columns: lists or arrays with one entry for each row.
 
         Parameters
         ----------
@@ -70,11 +67,6 @@ class TabularDataset(DatasetMixin):
             The rows; None for all.
         key_indices : tuple of int or None
             The columns, as positions in `keys`; None for all.
-
-        Returns
-        -------
-        tuple of list or array
-            The columns, each with one entry for each row.
         """
         raise NotImplementedError
 
@@ -87,18 +79,10 @@ class TabularDataset(DatasetMixin):
         examples are bare values (mode None) then. Raises IndexError or KeyError if there is no such
         row or column.
         """
-        from fastiter.dataset.tabular._slice import Slicer
-
         return Slicer(self)
 
     def fetch(self) -> Any:
-        """Get all rows by columns.
-
-        Returns
-        -------
-        tuple, dict, or list or array
-            The columns, in a tuple or a dict according to `mode`, or the first column.
-        """
+        """Get the columns, in a tuple or a dict according to `mode`, or the first column."""
         return self._in_mode(self.get_examples(None, None))
 
     def convert(self, data: Any) -> Any:
@@ -115,20 +99,14 @@ class TabularDataset(DatasetMixin):
 
     def astuple(self) -> TabularDataset:
         """Make a view with tuples as examples."""
-        from fastiter.dataset.tabular._views import AsTuple
-
         return AsTuple(self)
 
     def asdict(self) -> TabularDataset:
         """Make a view with dicts as examples."""
-        from fastiter.dataset.tabular._views import AsDict
-
         return AsDict(self)
 
     def concat(self, *datasets: TabularDataset) -> TabularDataset:
         """Append the rows of other datasets; ValueError if not all have the same keys."""
-        from fastiter.dataset.tabular._concat import Concat
-
         return Concat(self, *datasets)
 
     def join(self, *datasets: TabularDataset) -> TabularDataset:
@@ -136,8 +114,6 @@ class TabularDataset(DatasetMixin):
 
         Raises ValueError if lengths differ, or two columns have one name.
         """
-        from fastiter.dataset.tabular._join import Join
-
         return Join(self, *datasets)
 
     def transform(
@@ -153,8 +129,6 @@ class TabularDataset(DatasetMixin):
             Takes the fields of an example, by name if the mode is dict. Returns a tuple, a dict or,
             for a single column, a bare value: this is the `mode` of the view.
         """
-        from fastiter.dataset.tabular._transform import Transform
-
         return Transform(self, keys, transform)
 
     def transform_batch(
@@ -171,14 +145,10 @@ class TabularDataset(DatasetMixin):
             single column, with the same number of rows. The iterator chooses this number, so each
             row must be treated alike.
         """
-        from fastiter.dataset.tabular._transform import TransformBatch
-
         return TransformBatch(self, keys, transform_batch)
 
     def with_converter(self, converter: Callable[..., Any]) -> TabularDataset:
         """Make a view whose `convert` calls ``converter`` with the columns, by name if a dict."""
-        from fastiter.dataset.tabular._views import WithConverter
-
         return WithConverter(self, converter)
 
     def get_example(self, i: int) -> Any:
@@ -209,3 +179,11 @@ def _as_array(column: Any) -> Any:
 def is_array(data: Any) -> bool:
     """Return whether it is an array of NumPy or CuPy."""
     return isinstance(data, np.ndarray) or _device.is_cupy_array(data)
+
+
+# The views derive from `TabularDataset`, so it must be there first.
+from fastiter.dataset.tabular._concat import Concat  # noqa: E402
+from fastiter.dataset.tabular._join import Join  # noqa: E402
+from fastiter.dataset.tabular._slice import Slicer  # noqa: E402
+from fastiter.dataset.tabular._transform import Transform, TransformBatch  # noqa: E402
+from fastiter.dataset.tabular._views import AsDict, AsTuple, WithConverter  # noqa: E402

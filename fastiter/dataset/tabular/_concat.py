@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastiter.dataset.tabular._base import ColumnValues, KeyIndices, Mode, Rows, TabularDataset
+from fastiter.dataset.tabular._base import ColumnValues, KeyIndices, Rows, TabularDataset
+from fastiter.dataset.tabular._views import ViewOfSeveral
 
 
-class Concat(TabularDataset):
+class Concat(ViewOfSeveral):
     """The result of `TabularDataset.concat`."""
 
     def __init__(self, *datasets: TabularDataset) -> None:
@@ -18,18 +19,10 @@ class Concat(TabularDataset):
                     f"all datasets must have the same keys, not {datasets[0].keys} and "
                     f"{dataset.keys}"
                 )
-        self._datasets = datasets
+        super().__init__(*datasets)
 
     def __len__(self) -> int:
         return sum(len(dataset) for dataset in self._datasets)
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return self._datasets[0].keys
-
-    @property
-    def mode(self) -> Mode:
-        return self._datasets[0].mode
 
     def get_examples(self, indices: Rows, key_indices: KeyIndices) -> ColumnValues:
         if isinstance(indices, slice):
@@ -91,6 +84,3 @@ class Concat(TabularDataset):
             return parts[0]
         n_columns = len(self.keys if key_indices is None else key_indices)
         return tuple([parts[part][k][place] for part, place in places] for k in range(n_columns))
-
-    def convert(self, data: Any) -> Any:
-        return self._datasets[0].convert(data)

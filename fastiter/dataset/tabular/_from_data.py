@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastiter._fetch.dataset_access import Columns, SourceColumn
@@ -74,8 +75,8 @@ def _joined(pairs: list[tuple[Any, Any]], size: int | None) -> TabularDataset:
 
 def _column(key: Any, data: Any, size: int | None) -> TabularDataset:
     if is_array(data) or isinstance(data, list):
-        name = f"_{id(data)}" if key is None else key
-        return ListColumn(name, data) if isinstance(data, list) else ArrayColumn(name, data)
+        kind = ListColumn if isinstance(data, list) else ArrayColumn
+        return kind(f"_{id(data)}" if key is None else key, data)
     if not callable(data):
         raise TypeError(
             f"a column must be an array, a list or a callable, not {type(data).__qualname__}"
@@ -84,11 +85,11 @@ def _column(key: Any, data: Any, size: int | None) -> TabularDataset:
         raise ValueError("a callable needs a name: give (name, callable), or a dict")
     if size is None:
         raise ValueError("size is required if there is neither an array nor a list")
-    return IndexColumn(size).transform(key, data)
+    return IndexColumn("index", range(size)).transform(key, data)
 
 
-class _FieldColumn(TabularDataset):
-    """A dataset of one column, with its values as examples."""
+class ListColumn(TabularDataset):
+    """A dataset of one column, in a list, with its values as examples."""
 
     def __init__(self, key: str, data: Any) -> None:
         self._key = key
@@ -107,40 +108,26 @@ class _FieldColumn(TabularDataset):
 
     def get_examples(self, indices: Rows, key_indices: KeyIndices) -> ColumnValues:
         n_columns = 1 if key_indices is None else len(key_indices)
-        return (self._get(indices),) * n_columns
+        return (self._data if indices is None else self._get(indices),) * n_columns
 
-    def _get(self, indices: Rows) -> Any:
-        raise NotImplementedError
-
-
-class ArrayColumn(_FieldColumn):
-    """A column in an array."""
-
-    def _get(self, indices: Rows) -> Any:
-        return self._data if indices is None else self._data[indices]
-
-    def __fastiter_columns__(self) -> Columns | None:
-        return Columns(None, self.keys, (SourceColumn(self._data, None),), views=False)
-
-
-class ListColumn(_FieldColumn):
-    """A column in a list."""
-
-    def _get(self, indices: Rows) -> Any:
-        if indices is None:
-            return self._data
+    def _get(self, indices: slice | Sequence[int]) -> Any:
         if isinstance(indices, slice):
             return self._data[indices]
         return [self._data[index] for index in indices]
 
 
-class IndexColumn(_FieldColumn):
-    """A column of the indices."""
+class ArrayColumn(ListColumn):
+    """A column in an array."""
 
-    def __init__(self, size: int) -> None:
-        super().__init__("index", range(size))
+    def _get(self, indices: slice | Sequence[int]) -> Any:
+        return self._data[indices]
 
-    def _get(self, indices: Rows) -> Any:
-        if indices is None or isinstance(indices, slice):
-            return list(self._data[slice(None) if indices is None else indices])
-        return indices
+    def __fastiter_columns__(self) -> Columns | None:
+        return Columns(None, self.keys, (SourceColumn(self._data, None),), views=False)
+
+
+class IndexColumn(ListColumn):
+    """A column of the indices, in a range; also of those beyond it."""
+
+    def _get(self, indices: slice | Sequence[int]) -> Any:
+        return self._data[indices] if isinstance(indices, slice) else indices

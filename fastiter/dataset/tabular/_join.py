@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from fastiter._fetch.dataset_access import Columns, columns_of
 from fastiter.dataset.tabular._base import ColumnValues, KeyIndices, Mode, Rows, TabularDataset
+from fastiter.dataset.tabular._views import ViewOfSeveral
 
 
-class Join(TabularDataset):
+class Join(ViewOfSeveral):
     """The result of `TabularDataset.join`."""
 
     def __init__(self, *datasets: TabularDataset) -> None:
@@ -26,10 +28,7 @@ class Join(TabularDataset):
                     "are in several"
                 )
             keys.update(dataset.keys)
-        self._datasets = datasets
-
-    def __len__(self) -> int:
-        return len(self._datasets[0])
+        super().__init__(*datasets)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -37,18 +36,12 @@ class Join(TabularDataset):
 
     @property
     def mode(self) -> Mode:
-        for dataset in self._datasets:
-            if mode := dataset.mode:
-                return mode
-        return tuple
+        return next((mode for dataset in self._datasets if (mode := dataset.mode)), tuple)
 
     def get_examples(self, indices: Rows, key_indices: KeyIndices) -> ColumnValues:
         if key_indices is None:
-            return tuple(
-                column
-                for dataset in self._datasets
-                for column in dataset.get_examples(indices, None)
-            )
+            parts = (dataset.get_examples(indices, None) for dataset in self._datasets)
+            return tuple(chain.from_iterable(parts))
         found: dict[int, Sequence[Any]] = {}
         offset = 0
         for dataset in self._datasets:
@@ -61,9 +54,6 @@ class Join(TabularDataset):
             offset = stop
         return tuple(found[k] for k in key_indices)
 
-    def convert(self, data: Any) -> Any:
-        return self._datasets[0].convert(data)
-
     def __fastiter_columns__(self) -> Columns | None:
         parts = [columns_of(dataset) for dataset in self._datasets]
         known = [part for part in parts if part is not None]
@@ -71,7 +61,7 @@ class Join(TabularDataset):
             return None
         return known[0]._replace(
             mode=self.mode,
-            keys=tuple(key for part in known for key in part.keys),
-            columns=tuple(column for part in known for column in part.columns),
-            delegates=tuple(delegate for part in known for delegate in part.delegates),
+            keys=self.keys,
+            columns=tuple(chain.from_iterable(part.columns for part in known)),
+            delegates=tuple(chain.from_iterable(part.delegates for part in known)),
         )

@@ -32,13 +32,15 @@ class Slice(View):
         self._is_bare = None if keys is None else not isinstance(keys, tuple)
         if self._is_bare:
             keys = (keys,)
-        self._rows = _checked_rows(rows, len(dataset))
+        self._rows: slice | list[int] = _checked_rows(rows, len(dataset))
         self._key_indices = None if keys is None else _places(keys, dataset.keys)
 
     def __len__(self) -> int:
-        if isinstance(self._rows, slice):
-            return len(range(*self._rows.indices(len(self._dataset))))
-        return len(self._rows)
+        return len(self._row_numbers())
+
+    def _row_numbers(self) -> Any:
+        rows = self._rows
+        return range(len(self._dataset))[rows] if isinstance(rows, slice) else rows
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -53,20 +55,15 @@ class Slice(View):
 
     def get_examples(self, indices: Rows, key_indices: KeyIndices) -> ColumnValues:
         if self._key_indices is not None:
-            key_indices = (
-                self._key_indices
-                if key_indices is None
-                else tuple(self._key_indices[k] for k in key_indices)
-            )
+            chosen = self._key_indices
+            key_indices = chosen if key_indices is None else tuple(chosen[k] for k in key_indices)
         return self._dataset.get_examples(self._rows_below(indices), key_indices)
 
     def _rows_below(self, indices: Rows) -> Rows:
         """Return the rows of the dataset that are these rows of the view."""
-        rows: Any = self._rows
         if indices is None:
-            return rows  # type: ignore[no-any-return]
-        if isinstance(rows, slice):
-            rows = range(*rows.indices(len(self._dataset)))
+            return self._rows
+        rows = self._row_numbers()
         if isinstance(indices, slice):
             taken = rows[indices]
             return _slice_of(taken) if isinstance(taken, range) else taken

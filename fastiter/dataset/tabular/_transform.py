@@ -12,8 +12,6 @@ from fastiter.dataset.tabular._views import View
 class _Transformed(View):
     """The base of both kinds of transform; see `TabularDataset.transform` for the arguments."""
 
-    _WHAT = ""
-
     def __init__(
         self, dataset: TabularDataset, keys: str | tuple[str, ...], transform: Callable[..., Any]
     ) -> None:
@@ -35,24 +33,18 @@ class _Transformed(View):
     def _call(self, fields: Sequence[Any]) -> Any:
         """Call the function with fields or columns; return a bare value as a tuple."""
         if self._dataset.mode is dict:
-            names = dict(zip(self._dataset.keys, fields, strict=False))
-            result = self._transform(**names)
+            result = self._transform(**dict(zip(self._dataset.keys, fields, strict=False)))
         else:
             result = self._transform(*fields)
-        mode: Mode = None
-        if isinstance(result, tuple):
-            mode = tuple
-        elif isinstance(result, dict):
-            mode = dict
-        else:
-            result = (result,)
+        kinds: tuple[Any, ...] = (tuple, dict)
+        mode: Mode = next((kind for kind in kinds if isinstance(result, kind)), None)
         if getattr(self, "_mode", mode) is not mode:
             raise ValueError(
-                f"{self._WHAT} must not change its return type: it returned {_name(mode)} after "
+                f"a transform must not change its return type: it returned {_name(mode)} after "
                 f"{_name(self._mode)}"
             )
         self._mode: Mode = mode
-        return result
+        return (result,) if mode is None else result
 
     def _pick(self, result: Any, key_index: int) -> Any:
         """Return one of the fields or columns that the function returned."""
@@ -61,8 +53,6 @@ class _Transformed(View):
 
 class Transform(_Transformed):
     """The result of `TabularDataset.transform`."""
-
-    _WHAT = "transform"
 
     def get_examples(self, indices: Rows, key_indices: KeyIndices) -> ColumnValues:
         wanted = range(len(self._keys)) if key_indices is None else key_indices
@@ -78,15 +68,9 @@ class Transform(_Transformed):
 class TransformBatch(_Transformed):
     """The result of `TabularDataset.transform_batch`."""
 
-    _WHAT = "transform_batch"
-
     def get_examples(self, indices: Rows, key_indices: KeyIndices) -> ColumnValues:
-        if indices is None:
-            n_rows = len(self)
-        elif isinstance(indices, slice):
-            n_rows = len(range(*indices.indices(len(self))))
-        else:
-            n_rows = len(indices)
+        rows = range(len(self)) if indices is None else indices
+        n_rows = len(range(len(self))[rows] if isinstance(rows, slice) else rows)
         wanted = range(len(self._keys)) if key_indices is None else key_indices
         result = self._call(self._dataset.get_examples(indices, None))
         for column in result.values() if isinstance(result, dict) else result:

@@ -39,6 +39,17 @@ class View(TabularDataset):
         return columns and columns._replace(mode=self.mode)
 
 
+class ViewOfSeveral(View):
+    """A view of several datasets, which is like the first of them but for what is defined."""
+
+    def __init__(self, *datasets: TabularDataset) -> None:
+        self._datasets = datasets
+
+    @property
+    def _dataset(self) -> TabularDataset:  # type: ignore[override]
+        return self._datasets[0]
+
+
 class AsTuple(View):
     """A view with tuples as examples."""
 
