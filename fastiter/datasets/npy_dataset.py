@@ -18,7 +18,7 @@ import numpy as np
 from fastiter.dataset import TabularDataset
 from fastiter.datasets._files import SharedFile
 from fastiter.datasets._parts import Closing, common_length, iterated
-from fastiter.datasets._zip import Entry, data_start, directory
+from fastiter.datasets._zip import data_start, directory
 
 if TYPE_CHECKING:
     from fastiter.dataset.tabular._base import Mode, Rows
@@ -180,7 +180,7 @@ def _in_npz(path: Any) -> dict[str, _Place]:
                     raise ValueError(
                         f"{name} is compressed, which cannot be mapped: write it by numpy.savez"
                     )
-                start = data_start(file, Entry.of(info))
+                start = data_start(file, info.header_offset, 0)
                 stop = min(start + info.file_size, file.size)
                 places[info.filename.removesuffix(".npy")] = _place(file, start, stop, name)
         except zipfile.BadZipFile as error:

@@ -313,7 +313,7 @@ COMPRESSED, SIZE, OFFSET, VERSION = 20, 24, 42, 6  # places in an entry of the d
 @pytest.mark.parametrize(
     ("method", "offset", "change"),
     [
-        (zipfile.ZIP_BZIP2, COMPRESSED, lambda size: size - 5),
+        (zipfile.ZIP_BZIP2, COMPRESSED, lambda size: size // 2),
         (zipfile.ZIP_LZMA, COMPRESSED, lambda size: 3),
         *[(method, SIZE, lambda size: 2**32 - 2) for method in METHODS],
         *[(method, COMPRESSED, lambda size: size + 10**6) for method in METHODS],
@@ -359,10 +359,10 @@ def test_damaged_archives(directory, tmp_path, method):
     )
     with datasets.ZippedImageDataset(path) as dataset, pytest.raises(RuntimeError, match="crypt"):
         dataset[0]
-    path.write_bytes(whole[: directory_at + 10] + b"\x5d\0" + whole[directory_at + 12 :])
+    path.write_bytes(whole[: directory_at + 10] + b"\x61\0" + whole[directory_at + 12 :])
     with (
         datasets.ZippedImageDataset(path) as dataset,
-        pytest.raises(NotImplementedError, match="method 93"),
+        pytest.raises(NotImplementedError, match="method 97"),
     ):
         dataset[0]
 
