@@ -37,9 +37,14 @@ class SharedFile:
     descriptor that it inherits. It is pickled as its absolute path, and opened at the first read.
     """
 
-    def __init__(self, path: Any) -> None:
-        path = os.path.abspath(checked_path("path", path))
-        self._start(path, _Handle.of(path))
+    def __init__(self, path: Any, handle: _Handle | None = None) -> None:
+        if handle is None:
+            path = os.path.abspath(checked_path("path", path))
+            handle = _Handle.of(path)
+        self.path = path  #: None if it is unknown
+        self.size = os.fstat(handle.fd).st_size  #: bytes
+        self._is_closed = False
+        self._handle: _Handle | None = handle
 
     @classmethod
     def adopted(cls, reader: Any) -> SharedFile | None:
@@ -58,15 +63,7 @@ class SharedFile:
             with contextlib.suppress(OSError):
                 if os.path.samestat(os.stat(raw.name), os.fstat(handle.fd)):
                     path = os.path.abspath(raw.name)
-        self = cls.__new__(cls)
-        self._start(path, handle)
-        return self
-
-    def _start(self, path: Any, handle: _Handle) -> None:
-        self.path = path  #: None if it is unknown
-        self.size = os.fstat(handle.fd).st_size  #: bytes
-        self._is_closed = False
-        self._handle: _Handle | None = handle
+        return cls(path, handle)
 
     def read(self, offset: int, size: int) -> bytes:
         """Read ``size`` bytes at ``offset``, in any thread.
@@ -139,9 +136,6 @@ class Cursor(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.file.size}[whence]
         self._position = base + offset
-        return self._position
-
-    def tell(self) -> int:
         return self._position
 
     def readinto(self, buffer: Any) -> int:

@@ -13,7 +13,7 @@ from fastiter.datasets._parts import iterated
 _FILE = "the name of a text file with one in each line"
 
 
-def pillow() -> Any:
+def _pillow() -> Any:
     """Import the module ``PIL.Image``; the ImportError says what to install."""
     try:
         from PIL import Image
@@ -30,7 +30,7 @@ def read_image(source: Any, name: str, dtype: Any) -> np.ndarray[Any, Any]:
 
     Raises OSError if the image cannot be read, or Pillow does not know its format.
     """
-    opened = pillow().open
+    opened = _pillow().open
     try:
         with opened(source) as image:
             image.load()  # np.asarray would hide errors
@@ -47,8 +47,9 @@ def read_image(source: Any, name: str, dtype: Any) -> np.ndarray[Any, Any]:
     return pixels.transpose(2, 0, 1).astype(dtype, order="C", copy=True)
 
 
-def checked_dtype(dtype: Any) -> np.dtype[Any]:
-    """Return the dtype of images, by default float32."""
+def image_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return the dtype of images, by default float32; ImportError if they cannot be read."""
+    _pillow()
     return np.dtype(np.float32 if dtype is None else dtype)
 
 

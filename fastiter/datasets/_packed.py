@@ -7,7 +7,7 @@ changes. A column is a few arrays, which readers do not change.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,9 +29,6 @@ class Column:
 
     def __getitem__(self, i: int) -> Any:
         raise NotImplementedError
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[i] for i in range(len(self)))
 
     def part(self, start: int, stop: int) -> list[Any]:
         """Make the values from `start` to `stop`."""
@@ -174,9 +171,7 @@ class Ragged(_Spans):
         super().__init__([value.size for value in values])
         self._shapes = _frozen(np.array([value.shape for value in values], np.int64))
         data = np.empty(self._ends[-1], values[0].dtype)
-        for i, value in enumerate(values):
-            data[self._ends[i] : self._ends[i + 1]] = value.ravel()
-        self._data = _frozen(data)
+        self._data = _frozen(np.concatenate([value.ravel() for value in values], out=data))
 
     def __getitem__(self, i: int) -> Array:
         flat = self._data[self._ends.item(i) : self._ends.item(i + 1)]
@@ -211,8 +206,7 @@ class Records(_Fields):
     """Tuples or lists of one length."""
 
     def __init__(self, kind: type, values: Sequence[Any]) -> None:
-        fields = [pack([value[j] for value in values]) for j in range(len(values[0]))]
-        super().__init__(fields, len(values))
+        super().__init__([pack(field) for field in zip(*values, strict=True)], len(values))
         self._kind = kind
 
     def __getitem__(self, i: int) -> Any:
@@ -315,20 +309,15 @@ def _column(kind: Any, values: Sequence[Any]) -> Column:
     if kind in (tuple, list):
         return _sequences(kind, values)
     if kind[0] is dict:
-        columns: list[list[Any]] = [[] for _ in kind[1]]
-        for value in values:
-            for column, item in zip(columns, value.values(), strict=True):
-                column.append(item)
-        return Dicts(tuple(values[0]), [pack(column) for column in columns], len(values))
+        fields = [pack(field) for field in zip(*map(dict.values, values), strict=True)]
+        return Dicts(tuple(values[0]), fields, len(values))
     if kind[0] is not np.ndarray:
         return Rows(np.array(values, dtype=kind[1][0]))
-    shapes = {value.shape for value in values}
-    if len(shapes) > 1:
+    shape = values[0].shape
+    if any(value.shape != shape for value in values):
         return Ragged(values)
-    data = np.empty((len(values), *values[0].shape), values[0].dtype)
-    for row, value in enumerate(values):
-        data[row] = value
-    return Rows(data) if values[0].ndim else Places(data)
+    data = np.stack(values, out=np.empty((len(values), *shape), values[0].dtype))
+    return Rows(data) if shape else Places(data)
 
 
 def _sequences(kind: type, values: Sequence[Any]) -> Column:

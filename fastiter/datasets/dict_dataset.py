@@ -30,11 +30,7 @@ class DictDataset:
         self._datasets = datasets
 
     def __getitem__(self, index: Any) -> Any:
-        """Get an example, or the list of the examples in a slice.
-
-        Each dataset gets any other index, and their results make one dict: a list of integers
-        gives a dict of arrays if the datasets are arrays.
-        """
+        """Get an example, or a list of them, as `TupleDataset` does with tuples."""
         parts = {key: dataset[index] for key, dataset in self._datasets.items()}
         if isinstance(index, slice):
             length = len(next(iter(parts.values())))

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from fastiter.dataset.mixin import DatasetMixin, row_at
-from fastiter.datasets._images import checked_dtype, listed_paths, pillow, read_image
+from fastiter.datasets._images import image_dtype, listed_paths, read_image
 
 __all__ = ["ImageDataset"]
 
@@ -34,10 +34,9 @@ class ImageDataset(DatasetMixin):
     """
 
     def __init__(self, paths: Any, root: Any = ".", dtype: Any = None) -> None:
-        pillow()
+        self._dtype = image_dtype(dtype)
         self._paths = listed_paths(paths)
         self._root = os.path.abspath(root)
-        self._dtype = checked_dtype(dtype)
 
     def __len__(self) -> int:
         return len(self._paths)

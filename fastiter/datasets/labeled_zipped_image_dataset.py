@@ -24,16 +24,11 @@ class LabeledZippedImageDataset(Closing, DatasetMixin):
         The archive.
     labelfilename : str or path-like
         A text file with the name of an image in the archive and an integer, separated by a space,
-        in each line: the examples.
+        in each line: the examples. ValueError if a line has another form.
     dtype : dtype, optional
         See `ZippedImageDataset`, also for the errors.
     label_dtype : dtype
         The dtype of the labels.
-
-    Raises
-    ------
-    ValueError
-        If a line of the text file has another form.
     """
 
     def __init__(
@@ -44,7 +39,8 @@ class LabeledZippedImageDataset(Closing, DatasetMixin):
         self._label_dtype = label_dtype
         # Looked up once, so that workers need no table of names.
         numbers = ZipArchive(zipfilename).numbers()
-        self._numbers = np.array([numbers.get(name, -1) for name, _ in self._pairs], np.int64)
+        pairs = self._pairs.part(0, len(self))
+        self._numbers = np.array([numbers.get(name, -1) for name, _ in pairs], np.int64)
 
     def __len__(self) -> int:
         return len(self._pairs)

@@ -6,7 +6,7 @@ import io
 from typing import Any
 
 from fastiter.dataset.mixin import DatasetMixin, row_at
-from fastiter.datasets._images import checked_dtype, pillow, read_image
+from fastiter.datasets._images import image_dtype, read_image
 from fastiter.datasets._parts import Closing
 from fastiter.datasets._zip import ZipArchive
 
@@ -17,15 +17,14 @@ class ZippedImageDataset(Closing, DatasetMixin):
     """All files of a zip archive, which must be images, in the order of the archive.
 
     Examples are like those of `ImageDataset`. Threads read and decode at the same time. The
-    directory of the archive is read once, and shared by worker processes. Needs the extra
-    ``image``.
+    directory of the archive is read once, and shared by worker processes.
 
     Parameters
     ----------
     zipfilename : str or path-like
         The archive; a relative path is resolved at once.
     dtype : dtype, optional
-        The dtype of the images, by default float32. Values are not scaled.
+        See `ImageDataset`.
 
     Raises
     ------
@@ -34,9 +33,8 @@ class ZippedImageDataset(Closing, DatasetMixin):
     """
 
     def __init__(self, zipfilename: Any, dtype: Any = None) -> None:
-        pillow()
+        self._dtype = image_dtype(dtype)
         self._archive = ZipArchive(zipfilename)
-        self._dtype = checked_dtype(dtype)
 
     def __len__(self) -> int:
         return len(self._archive)
