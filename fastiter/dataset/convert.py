@@ -41,6 +41,10 @@ def concat_examples(
     In a batch that an iterator has delivered from shared memory, a field that has not been changed
     is returned without a copy: the result and the examples then share memory.
 
+    Options that are a tuple or dict have a value for each field; None, or a missing key, leaves the
+    field alone. A single length, or True, applies to each field with an axis; a single multiple to
+    those of them that have a fill value.
+
     Parameters
     ----------
     batch : sequence
@@ -48,25 +52,21 @@ def concat_examples(
     device : device, optional
         Where to send the arrays; see `to_device`. None leaves them where the examples are.
     padding : object, tuple or dict, optional
-        Fill value for examples that are smaller than the largest one. A tuple or dict has a value
-        for each field; None, or a missing key, means a field that is not padded. A padded field has
-        the dtype of the first example, a padded field of lists the promoted one. Without padding,
-        shapes must be equal, and dtypes are promoted.
+        Fill value for examples that are smaller than the largest one. A padded field has the dtype
+        of the first example, a padded field of lists the promoted one. Without padding, shapes must
+        be equal, and dtypes are promoted.
     copy : bool
         Whether to copy always, so that the result never shares memory with the examples.
     max_length : int, tuple or dict, optional
-        Maximal length of an example's first axis; the rest is cut off, before padding. An int
-        applies to each field that has an axis. A tuple or dict has a value for each field; None, or
-        a missing key, sets no limit.
+        Maximal length of an example's first axis; the rest is cut off, before padding.
     pad_to_multiple : int, tuple or dict, optional
         Pads the first axis of padded fields to a multiple of this, after ``max_length``: with
-        ``max_length=100, pad_to_multiple=64`` it has length 64 or 128. An int applies to each field
-        that has an axis and a fill value.
+        ``max_length=100, pad_to_multiple=64`` it has length 64 or 128.
     return_lengths : bool, tuple or dict
         Whether to return the lengths of the examples' first axes, too, after ``max_length`` and
-        before padding: int64 (len(batch),), on the device of the field. True applies to each field
-        that has an axis. They follow the fields of a tuple, have the keys ``name_lengths`` in a
-        dict, and make a pair (array, lengths) of a single array.
+        before padding: int64 (len(batch),), on the device of the field. They follow the fields of a
+        tuple, have the keys ``name_lengths`` in a dict, and make a pair (array, lengths) of a
+        single array.
 
     Returns
     -------
@@ -101,7 +101,7 @@ def concat_examples(
         padding is not None
         or max_length is not None
         or pad_to_multiple is not None
-        or (return_lengths is not False)
+        or return_lengths is not False
     ):
         rules = Padding(padding, max_length, pad_to_multiple, return_lengths)
     arrays = collate.collate(batch, rules, copy=copy)
@@ -179,20 +179,9 @@ class ConcatWithAsyncTransfer(Converter):
         weakref.finalize(self, _close_all, self._transfers)
 
     def __call__(self, batch: Sequence[Any], device: Any = None, padding: Any = None) -> Any:
-        """Join a batch, and start its copy if the device is a GPU.
+        """Join a batch as `concat_examples` does, and start its copy if the device is a GPU.
 
-        Parameters
-        ----------
-        batch, padding
-            See `concat_examples`.
-        device : device, optional
-            See `to_device`. With None, the host, or a device object of another library, this is
-            `concat_examples`.
-
-        Returns
-        -------
-        array, tuple of arrays or dict of arrays
-            As of `concat_examples`. Examples that are on a GPU already are joined there.
+        Examples that are on a GPU already are joined there.
 
         Raises
         ------
@@ -200,7 +189,7 @@ class ConcatWithAsyncTransfer(Converter):
             If ``device`` is a GPU, and CuPy or the GPU is missing, or the object has used a GPU in
             the parent from which this process was forked.
         ValueError
-            If a stream belongs to another device. Other errors are those of `concat_examples`.
+            If a stream belongs to another device.
         """
         target = None if device is None else _device.resolve(device)
         if not isinstance(target, _device.GpuDevice):

@@ -34,10 +34,7 @@ def get_dataset_root() -> str:
 
 
 def set_dataset_root(path: str | os.PathLike[str]) -> None:
-    """Set the directory below which downloaded and created files are kept.
-
-    This process and the processes that it forks afterwards use it. Spawned processes read the
-    environment.
+    """Set what `get_dataset_root` returns, in this process and those that it forks afterwards.
 
     Parameters
     ----------
@@ -53,7 +50,7 @@ def set_dataset_root(path: str | os.PathLike[str]) -> None:
 
 
 def get_dataset_directory(dataset_name: str, create_directory: bool = True) -> str:
-    """Get the directory of one dataset below the root.
+    """Get the path of one dataset's directory below the root.
 
     Parameters
     ----------
@@ -62,11 +59,6 @@ def get_dataset_directory(dataset_name: str, create_directory: bool = True) -> s
     create_directory : bool
         Whether to create the directory and its parents if they do not exist; OSError if this is
         impossible.
-
-    Returns
-    -------
-    str
-        The path of the directory.
     """
     path = os.path.join(get_dataset_root(), dataset_name)
     if create_directory:

@@ -14,18 +14,12 @@ class DatasetMixin:
     """Adds indexing to a dataset; a subclass defines ``__len__`` and ``get_example``."""
 
     def __getitem__(self, index: Any) -> Any:
-        """Get one example, or a list of them.
+        """Get the result of ``get_example`` for an integer, else the list of the results.
 
         Parameters
         ----------
         index : int, slice, list of int or int[n]
-            A slice may have any step. ``get_example`` defines the meaning of an integer, also of a
-            negative one.
-
-        Returns
-        -------
-        object or list
-            The result of ``get_example`` for an integer, else the list of the results.
+            ``get_example`` defines the meaning of an integer, also of a negative one.
         """
         if type(index) is int:  # as iterators ask
             return self.get_example(index)

@@ -119,7 +119,9 @@ class Numbers(Rows):
 
 
 class _Spans(Column):
-    """Values of different lengths: value i lies between two of the offsets `_ends`."""
+    """Values of different lengths: value i lies in `_data` between two of the offsets `_ends`."""
+
+    _data: Array
 
     def __init__(self, sizes: list[int]) -> None:
         ends = np.zeros(len(sizes) + 1, np.int64)
@@ -128,6 +130,9 @@ class _Spans(Column):
 
     def __len__(self) -> int:
         return len(self._ends) - 1
+
+    def _span(self, i: int) -> Array:
+        return self._data[self._ends.item(i) : self._ends.item(i + 1)]
 
 
 class Blobs(_Spans):
@@ -138,10 +143,7 @@ class Blobs(_Spans):
         self._data = _frozen(np.frombuffer(b"".join(values), np.uint8))
 
     def __getitem__(self, i: int) -> Any:
-        return self._blob(i).tobytes()
-
-    def _blob(self, i: int) -> Array:
-        return self._data[self._ends.item(i) : self._ends.item(i + 1)]
+        return self._span(i).tobytes()
 
 
 class Strings(Blobs):
@@ -151,7 +153,7 @@ class Strings(Blobs):
         super().__init__([value.encode("utf-8", "surrogatepass") for value in values])
 
     def __getitem__(self, i: int) -> str:
-        return str(self._blob(i).data, "utf-8", "surrogatepass")
+        return str(self._span(i).data, "utf-8", "surrogatepass")
 
 
 class Pickles(Blobs):
@@ -161,7 +163,7 @@ class Pickles(Blobs):
         super().__init__([_pickle(value) for value in values])
 
     def __getitem__(self, i: int) -> Any:
-        return pickle.loads(self._blob(i).data)
+        return pickle.loads(self._span(i).data)
 
 
 class Ragged(_Spans):
@@ -174,8 +176,7 @@ class Ragged(_Spans):
         self._data = _frozen(np.concatenate([value.ravel() for value in values], out=data))
 
     def __getitem__(self, i: int) -> Array:
-        flat = self._data[self._ends.item(i) : self._ends.item(i + 1)]
-        return flat.reshape(self._shapes[i].tolist())
+        return self._span(i).reshape(self._shapes[i].tolist())
 
 
 class Runs(_Spans):

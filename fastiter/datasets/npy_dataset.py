@@ -8,7 +8,6 @@ import math
 import mmap
 import os
 import struct
-import sys
 import zipfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,11 +46,9 @@ class NpyDataset(Closing, TabularDataset):
 
     Raises
     ------
-    OSError
-        If a file cannot be read.
-    ValueError
-        If a file has another format, is compressed, or holds objects or an array without
-        dimensions; or if there is no array, or the arrays differ in length.
+    OSError, ValueError
+        If a file cannot be read, has another format, is compressed, or holds objects or an array
+        without dimensions; or if there is no array, or the arrays differ in length.
 
     Examples
     --------
@@ -144,19 +141,16 @@ class _Place(NamedTuple):
         """Return the array in the mapping of its file, which is kept in `maps`."""
         if self.path not in maps:
             with open(self.path, "rb") as file:
-                if os.fstat(file.fileno()).st_size != self.size:
-                    raise ValueError(_changed(self.path))
                 maps[self.path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         memory = maps[self.path]
         offset = self.start + len(self.header)
-        if memory[self.start : offset] != self.header:
-            raise ValueError(_changed(self.path))
+        if len(memory) != self.size or memory[self.start : offset] != self.header:
+            raise ValueError(
+                f"{os.fsdecode(self.path)} has changed since the dataset was made: make the "
+                "dataset again"
+            )
         order: Any = "F" if self.is_fortran else "C"
         return np.ndarray(self.shape, self.dtype, memory, offset, order=order)
-
-
-def _changed(path: Any) -> str:
-    return f"{os.fsdecode(path)} has changed since the dataset was made: make the dataset again"
 
 
 def _is_npz(path: Any) -> bool:
@@ -205,10 +199,8 @@ def _place(file: SharedFile, start: int, stop: int, name: str) -> _Place:
         dtype = np.lib.format.descr_to_dtype(fields["descr"])
         if not all(type(n) is int and n >= 0 for n in shape):
             raise ValueError(f"its shape is {shape}, expected integers of at least 0")
-        # NumPy limits empty arrays as if no length were 0.
-        if math.prod(max(n, 1) for n in (*shape, dtype.itemsize)) > sys.maxsize:
-            raise ValueError(f"an array of shape {shape} and dtype {dtype} is too large")
-        np.empty((0,) * len(shape))  # ValueError if there are too many dimensions
+        # ValueError if there are too many dimensions or bytes; it takes the memory of one number.
+        np.ndarray(shape, dtype, bytes(dtype.itemsize), strides=(0,) * len(shape))
     except Exception as error:  # damaged text may cause nearly any error
         raise ValueError(f"{name} has a header that cannot be read: {error}") from error
     if dtype.hasobject:

@@ -62,8 +62,7 @@ class PickleDataset(Closing, DatasetMixin):
     def get_example(self, i: int) -> Any:
         """Load example ``i``; negative indices count from the end.
 
-        Raises IndexError if there is no such example, ValueError if the dataset has been closed,
-        OSError if the file cannot be read.
+        ValueError if the dataset has been closed, OSError if the file cannot be read.
         """
         row = row_at(i, len(self))
         start = self._bounds.item(row)
@@ -83,15 +82,10 @@ class PickleDataset(Closing, DatasetMixin):
 
 
 def open_pickle_dataset(path: Any) -> PickleDataset:
-    """Open a file of pickles as a dataset.
+    """Open a file that `open_pickle_dataset_writer` wrote, fastiter's or Chainer's, as a dataset.
 
-    Call its ``close()``, use it in a ``with`` statement, or drop it to close the file.
-
-    Parameters
-    ----------
-    path : str or path-like
-        The file that `open_pickle_dataset_writer` wrote, fastiter's or Chainer's. A relative path
-        is resolved at once. OSError if the file cannot be opened; see also `PickleDataset`.
+    Call its ``close()``, use it in a ``with`` statement, or drop it to close the file. A relative
+    path is resolved at once. OSError if the file cannot be opened; see also `PickleDataset`.
     """
     return PickleDataset(Cursor(SharedFile(path)))
 

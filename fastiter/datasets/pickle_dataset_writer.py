@@ -50,7 +50,7 @@ class PickleDatasetWriter(Closing):
         self._lock = threading.Lock()
 
     def flush(self) -> None:
-        """Flush the writer if it has ``flush``."""
+        """Flush the writer, if it can."""
         if hasattr(self._writer, "flush"):
             self._writer.flush()
 
@@ -64,11 +64,6 @@ def open_pickle_dataset_writer(
 ) -> PickleDatasetWriter:
     """Open a file for a `PickleDataset`; an existing file is overwritten.
 
-    Parameters
-    ----------
-    path : str or path-like
-        The file; OSError if it cannot be opened.
-    protocol : int
-        The protocol of `pickle`.
+    OSError if it cannot be opened. See `PickleDatasetWriter` for the protocol.
     """
     return PickleDatasetWriter(open(path, "wb"), protocol)

@@ -21,7 +21,7 @@ __all__ = [
 
 
 def split_dataset(dataset: Any, split_at: int, order: Any = None) -> tuple[SubDataset, SubDataset]:
-    """Split a dataset in two.
+    """Split a dataset in two: the examples ``order[:split_at]`` and ``order[split_at:]``.
 
     Parameters
     ----------
@@ -32,20 +32,13 @@ def split_dataset(dataset: Any, split_at: int, order: Any = None) -> tuple[SubDa
     order : sequence of int, optional
         See `SubDataset`.
 
-    Returns
-    -------
-    tuple of SubDataset
-        The examples ``order[:split_at]`` and ``order[split_at:]``.
-
     Raises
     ------
     TypeError, ValueError
         If ``split_at`` is not an integer in this range, or the order has another length.
     """
     size = len(dataset)
-    split_at = checked_int("split_at", split_at, minimum=0)
-    if split_at > size:
-        raise ValueError(f"split_at must be at most len(dataset) = {size}, not {split_at}")
+    split_at = checked_int("split_at", split_at, minimum=0, maximum=size)
     order = checked_order(order, size)
     return SubDataset(dataset, 0, split_at, order), SubDataset(dataset, split_at, size, order)
 
@@ -53,22 +46,15 @@ def split_dataset(dataset: Any, split_at: int, order: Any = None) -> tuple[SubDa
 def split_dataset_random(
     dataset: Any, first_size: int, seed: Any = None
 ) -> tuple[SubDataset, SubDataset]:
-    """Split a dataset in two at random.
+    """Split a dataset in two at random: ``first_size`` examples, and the others.
 
     Parameters
     ----------
-    dataset : sequence
-    first_size : int
-        Size of the first part, from 0 to ``len(dataset)``.
+    dataset, first_size
+        See `split_dataset`, also for the errors.
     seed : int, optional
         Seed of `numpy.random.RandomState`. The same seed gives the same parts as before, and as
         Chainer; None gives other parts each time.
-
-    Returns
-    -------
-    tuple of SubDataset
-        ``first_size`` examples, and the other examples, both in random order. Errors are those of
-        `split_dataset`.
     """
     return split_dataset(dataset, first_size, _permutation(dataset, seed))
 
@@ -76,24 +62,15 @@ def split_dataset_random(
 def split_dataset_n(dataset: Any, n: int, order: Any = None) -> list[SubDataset]:
     """Split a dataset into parts of equal size.
 
+    Part i has the examples ``order[i * size:(i + 1) * size]``, where ``size`` is
+    ``len(dataset) // n``. The remainder is in no part.
+
     Parameters
     ----------
-    dataset : sequence
+    dataset, order
+        See `split_dataset`, also for the errors.
     n : int
         Number of parts, at least 1.
-    order : sequence of int, optional
-        See `SubDataset`.
-
-    Returns
-    -------
-    list of SubDataset
-        Part i has the examples ``order[i * size:(i + 1) * size]``, where ``size`` is
-        ``len(dataset) // n``. The remainder is in no part.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If ``n`` is not an integer in this range, or the order has another length.
     """
     size = len(dataset) // checked_int("n", n)
     order = checked_order(order, len(dataset))
@@ -101,14 +78,9 @@ def split_dataset_n(dataset: Any, n: int, order: Any = None) -> list[SubDataset]
 
 
 def split_dataset_n_random(dataset: Any, n: int, seed: Any = None) -> list[SubDataset]:
-    """Split a dataset into parts of equal size at random.
+    """Split a dataset into parts of equal size as `split_dataset_n` does, but at random.
 
-    Parameters
-    ----------
-    dataset, n
-        See `split_dataset_n`, also for the result and the errors.
-    seed : int, optional
-        See `split_dataset_random`.
+    See `split_dataset_random` for the seed.
     """
     return split_dataset_n(dataset, n, _permutation(dataset, seed))
 
@@ -116,33 +88,24 @@ def split_dataset_n_random(dataset: Any, n: int, seed: Any = None) -> list[SubDa
 def get_cross_validation_datasets(
     dataset: Any, n_folds: int | None = None, order: Any = None, *, n_fold: int | None = None
 ) -> list[tuple[SubDataset, SubDataset]]:
-    """Make the pairs of training and test datasets of a k-fold cross-validation.
+    """Make the pairs ``(training, test)`` of datasets of a k-fold cross-validation.
+
+    Each example is in the test dataset of exactly one fold; the sizes of the test datasets differ
+    by 1 at most. The first fold tests the end of the order, the second fold the part before it,
+    and so on.
 
     Parameters
     ----------
-    dataset : sequence
+    dataset, order
+        See `split_dataset`, also for the errors. The order is copied.
     n_folds : int
         Number of pairs, from 1 to ``len(dataset)``.
-    order : sequence of int, optional
-        See `SubDataset`; it is copied.
     n_fold : int
         Deprecated name of ``n_folds``.
-
-    Returns
-    -------
-    list of tuple of SubDataset
-        ``(training, test)`` for each fold. Each example is in the test dataset of exactly one
-        fold; the sizes of the test datasets differ by 1 at most. The first fold tests the end of
-        the order, the second fold the part before it, and so on.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If ``n_folds`` is not an integer in this range, or the order has another length.
     """
-    folds, size = checked_int("n_folds", _folds(n_folds, n_fold)), len(dataset)
-    if folds > size > 0:  # the folds of an empty dataset are empty
-        raise ValueError(f"n_folds must be at most len(dataset) = {size}, not {folds}")
+    size = len(dataset)
+    # The folds of an empty dataset are empty, whatever their number.
+    folds = checked_int("n_folds", _folds(n_folds, n_fold), maximum=size or None)
     order = checked_order(np.arange(size) if order is None else np.array(order), size)
     # The test part moves to the end of each fold's order, which makes the order a window of this.
     twice = np.concatenate([order, order])
@@ -156,14 +119,9 @@ def get_cross_validation_datasets(
 def get_cross_validation_datasets_random(
     dataset: Any, n_folds: int | None = None, seed: Any = None, *, n_fold: int | None = None
 ) -> list[tuple[SubDataset, SubDataset]]:
-    """Make the pairs of datasets of a k-fold cross-validation at random.
+    """Make the pairs of `get_cross_validation_datasets` at random.
 
-    Parameters
-    ----------
-    dataset, n_folds, n_fold
-        See `get_cross_validation_datasets`, also for the result and the errors.
-    seed : int, optional
-        See `split_dataset_random`.
+    See `split_dataset_random` for the seed.
     """
     folds = _folds(n_folds, n_fold)
     return get_cross_validation_datasets(dataset, folds, _permutation(dataset, seed))

@@ -264,7 +264,7 @@ def test_numbers_of_parts_that_are_none(split):
 
 def test_numbers_of_folds_that_are_none():
     split = datasets.get_cross_validation_datasets
-    for n_folds, expected in ((0, "at least 1"), (4, "at most len.dataset. = 3")):
+    for n_folds, expected in ((0, "at least 1"), (4, "at most 3, not 4")):
         with pytest.raises(ValueError, match=expected):
             split("abc", n_folds)
     with pytest.raises(TypeError, match="n_folds must be an integer, not None"):

@@ -110,10 +110,7 @@ class TabularDataset(DatasetMixin):
         return Concat(self, *datasets)
 
     def join(self, *datasets: TabularDataset) -> TabularDataset:
-        """Append the columns of other datasets.
-
-        Raises ValueError if lengths differ, or two columns have one name.
-        """
+        """Append the columns of other datasets; ValueError if lengths differ or a name stands twice."""
         return Join(self, *datasets)
 
     def transform(
@@ -138,8 +135,8 @@ class TabularDataset(DatasetMixin):
 
         Parameters
         ----------
-        keys : str or tuple of str
-            The names of the new columns.
+        keys
+            See `transform`.
         transform_batch : callable
             Takes columns, by name if the mode is dict. Returns a tuple or dict of columns, or a
             single column, with the same number of rows. The iterator chooses this number, so each
