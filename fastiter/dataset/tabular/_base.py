@@ -110,7 +110,7 @@ class TabularDataset(DatasetMixin):
         return Concat(self, *datasets)
 
     def join(self, *datasets: TabularDataset) -> TabularDataset:
-        """Append the columns of other datasets; ValueError if lengths differ or a name stands twice."""
+        """Append the columns of datasets; ValueError if lengths differ or a name stands twice."""
         return Join(self, *datasets)
 
     def transform(
