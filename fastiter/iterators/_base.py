@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fastiter import _device
@@ -105,7 +106,8 @@ class PlannedIterator(Iterator):
         self._timer = Timer(not self._has_workers)
         self._source = Source(self._dataset, self._converter, self._device)
         self._finalized = False
-        self._loops: set[int] = set()  # threads that began one since the start, a reset or a load
+        # The threads that began a loop since the start, a reset or a load.
+        self._loops: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
     def _after_fork(self) -> None:
         """In a forked child: another thread, which may hold the lock, does not exist there."""
@@ -173,7 +175,7 @@ class PlannedIterator(Iterator):
         """
         if self._repeat or self._finalized:
             return
-        thread = threading.get_ident()
+        thread = threading.current_thread()  # an ident would be used again by a later thread
         if each_is_an_epoch or thread in self._loops:
             with self._lock:
                 if self._planner.state.epoch > 0 or (each_is_an_epoch and self._planner.is_begun):

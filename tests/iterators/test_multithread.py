@@ -255,6 +255,16 @@ def test_iterating_from_several_threads_gives_each_batch_once():
     assert sorted(batches) == [[i, i + 1] for i in range(0, 300, 2)]
 
 
+def test_a_thread_that_begins_when_others_have_ended_takes_the_rest():
+    left = []
+    with MultithreadIterator(range(6), 2, repeat=False) as iterator:
+        for _ in range(3):  # each likely has the number of the one before
+            thread = threading.Thread(target=lambda: left.append(len(list(iterator))))
+            thread.start()
+            thread.join()
+    assert left == [3, 0, 0]
+
+
 def test_copy_has_threads_of_its_own():
     with MultithreadIterator(range(6), 2, shuffle=False, n_threads=2) as iterator:
         next(iterator)
