@@ -9,15 +9,15 @@ cdef struct Source:
     const int64_t *table  # where rows are; kept alive by ColumnReader.tables; NULL: in order
     Py_ssize_t table_rows
 
+cdef const int64_t *indices_of(object indices, Py_ssize_t *n) except NULL
 
 cdef class ColumnReader:
-    cdef readonly object mode
-    cdef readonly tuple keys
+    cdef tuple keys
     cdef bint views
     cdef int container
     cdef list arrays
     cdef list tables
-    cdef list dtypes
+    cdef readonly list dtypes  # that the columns had at first
     cdef Py_ssize_t count
     cdef Source *sources
     cdef bint fits(self, Schema schema) except -1

@@ -20,7 +20,7 @@ from fastiter._clib.numpy_api cimport (
     bytes_of, descr_of, dims_of, equivalent, int64_items, itemsize_of, ndim_of, new_empty,
     strides_of)
 from fastiter._ring.schema cimport (
-    ARRAY, BARE, DICT, SCALAR, TUPLE, Field, Schema, is_plain_number)
+    ARRAY, BARE, DICT, MOST_NDIM, SCALAR, TUPLE, Field, Schema, is_plain_number)
 
 
 import numpy
@@ -28,12 +28,10 @@ import numpy
 cnp.import_array()
 
 cdef enum:
-    MOST_NDIM = 31  # a batch has no more dimensions than its column
     # Tables up to this length lie on the stack.
     STACK_ROWS = 512
     # Releasing the GIL and taking it back costs more than copying less than this.
     NOGIL_BYTES = 65536
-
 
 
 cdef Py_ssize_t _row_bytes(cnp.PyArrayObject *array) noexcept:
@@ -51,7 +49,7 @@ cdef Py_ssize_t _row_bytes(cnp.PyArrayObject *array) noexcept:
     return nbytes if is_packed or nbytes == 0 or dims_of(array)[0] == 0 else -1
 
 
-cdef const int64_t *_indices(object indices, Py_ssize_t *n) except NULL:
+cdef const int64_t *indices_of(object indices, Py_ssize_t *n) except NULL:
     cdef const int64_t *items = int64_items(indices, n)
     if items == NULL:
         raise TypeError(f"indices must be a contiguous int64 array, not {indices!r}")
@@ -61,25 +59,13 @@ cdef const int64_t *_indices(object indices, Py_ssize_t *n) except NULL:
 cdef class ColumnReader:
     """Gathers rows of a dataset's columns, as concat_examples would join its examples.
 
-    Safe to use in several threads at a time. Releases the GIL while it copies large columns.
-
-    Parameters
-    ----------
-    mode : tuple, dict or None
-        What an example is; None for the value of the first column.
-    keys : tuple of str
-        The columns' names.
-    columns : list of (array, rows)
-        ``array``: a numpy.ndarray whose first axis counts rows. ``rows``: int64 array with the
-        place of each row of the dataset in the array, or None if they are the same.
-    views : bool
-        Whether examples are views of the arrays, or copies.
+    Safe to use in several threads at a time. Releases the GIL while it copies large columns. The
+    arguments are those of `dataset_access.Columns`; arrays are numpy.ndarray.
     """
 
     def __cinit__(self, mode, tuple keys, list columns, bint views):
         cdef Source *source
         cdef cnp.PyArrayObject *array
-        self.mode = mode
         self.keys = keys
         self.views = views
         self.container = TUPLE if mode is tuple else DICT if mode is dict else BARE
@@ -89,8 +75,6 @@ cdef class ColumnReader:
         if self.sources == NULL:
             raise MemoryError()
         for number, (data, rows) in enumerate(columns):
-            if type(data) is not numpy.ndarray:
-                raise TypeError(f"a column must be a numpy.ndarray, not {type(data).__name__}")
             array = <cnp.PyArrayObject *>data
             source = &self.sources[number]
             source.array = array
@@ -98,7 +82,7 @@ cdef class ColumnReader:
                 source.plain = descr_of(array)
             if rows is not None:
                 rows = numpy.ascontiguousarray(rows, dtype=numpy.int64)
-                source.table = _indices(rows, &source.table_rows)
+                source.table = indices_of(rows, &source.table_rows)
             self.arrays.append(data)
             self.tables.append(rows)
             self.dtypes.append(data.dtype)
@@ -106,18 +90,13 @@ cdef class ColumnReader:
     def __dealloc__(self):
         PyMem_Free(self.sources)
 
-    @property
-    def array_dtypes(self):
-        """The dtypes that the columns had at first."""
-        return tuple(self.dtypes)
-
     def gather(self, indices):
         """Gather a batch: an array for each column, in a tuple or a dict as the mode says.
 
         Returns None if a column is not of plain numbers in contiguous rows, or lacks an index.
         """
         cdef Py_ssize_t n
-        cdef const int64_t *rows = _indices(indices, &n)
+        cdef const int64_t *rows = indices_of(indices, &n)
         cdef list outputs = self.outputs(n)
         if outputs is None or not self.gather_rows(outputs, 0, rows, n, FI_RESULT_BATCHES):
             return None
@@ -130,7 +109,7 @@ cdef class ColumnReader:
         many, rows are written past them.
         """
         cdef Py_ssize_t n
-        cdef const int64_t *rows = _indices(indices, &n)
+        cdef const int64_t *rows = indices_of(indices, &n)
         if len(outputs) != self.count:
             raise ValueError(f"{len(outputs)} outputs are given for {self.count} columns")
         for output in outputs:
@@ -160,7 +139,7 @@ cdef class ColumnReader:
     def examples(self, indices):
         """Make the examples themselves; None if a column lacks an index."""
         cdef Py_ssize_t n, position, number
-        cdef const int64_t *rows = _indices(indices, &n)
+        cdef const int64_t *rows = indices_of(indices, &n)
         cdef Source *source
         for number in range(self.count):
             source = &self.sources[number]
@@ -267,20 +246,16 @@ cdef class ColumnReader:
         for number in range(self.count):
             array = self.sources[number].array
             field = &schema.fields[number]
-            if not 1 <= ndim_of(array) <= MOST_NDIM or (
-                    descr_of(array) != self.sources[number].plain):
+            if descr_of(array) != self.sources[number].plain or field.kind != (
+                    ARRAY if ndim_of(array) > 1 else SCALAR):
                 return False
-            if field.kind != (ARRAY if ndim_of(array) > 1 else SCALAR):
+            if not equivalent(field.descr, descr_of(array)) or _row_bytes(array) != field.stride:
                 return False
-            if not equivalent(field.descr, descr_of(array)) or (
-                    _row_bytes(array) != field.stride):
+            if field.kind == ARRAY and field.ndim != ndim_of(array) - 1:
                 return False
-            if field.kind == ARRAY:
-                if field.ndim != ndim_of(array) - 1:
+            for axis in range(1, ndim_of(array)):
+                if field.dims[axis - 1] != dims_of(array)[axis]:
                     return False
-                for axis in range(field.ndim):
-                    if field.dims[axis] != dims_of(array)[1 + axis]:
-                        return False
         return True
 
     cdef bint into_slot(self, Schema schema, char *payload, Py_ssize_t row, const int64_t *rows,

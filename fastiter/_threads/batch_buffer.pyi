@@ -30,6 +30,7 @@ class BatchBuffer:
         n_batches: int = 1,
     ) -> Self: ...
     stopped: bool
+    field_plan: Any
     def fetch(
         self, dataset: Any, indices: NDArray[np.int64], first: int, stop: int, at: Position
     ) -> tuple[int, BaseException] | None: ...

@@ -17,9 +17,10 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from fastiter._collate.buffers cimport empty_array
 from fastiter._clib.csrc cimport (
     fi_call_cost, fi_call_cost_add, fi_call_cost_claim, fi_copy, fi_outruns_cache)
-from fastiter._clib.numpy_api cimport bytes_of, int64_items
+from fastiter._clib.numpy_api cimport bytes_of
+from fastiter._fetch.gather cimport indices_of
 from fastiter._ring.schema cimport (
-    ColumnWriter, MOST_FIELDS, MOST_NDIM, ARRAY, BARE, BOOL, DICT, FLOAT, INT, LIST, Field, Schema)
+    ColumnWriter, MOST_FIELDS, MOST_NDIM, ARRAY, BARE, BOOL, DICT, FLOAT, INT, Field, Schema)
 
 cnp.import_array()
 
@@ -102,7 +103,7 @@ cdef class RangeWriter(ColumnWriter):
         """Keeps the value itself."""
         if self.schema.container == BARE and isinstance(<object>value, (tuple, dict)):
             return 0  # an example with fields of its own
-        (<list>PyList_GET_ITEM(self.buffer.fields_, number))[row] = <object>value
+        (<list>PyList_GET_ITEM(self.buffer.fields, number))[row] = <object>value
         return 1
 
     cdef int put_row(self, Py_ssize_t row, object example) except -1:
@@ -146,26 +147,16 @@ cdef class BatchBuffer:
     """The rows of one batch, in memory of this process.
 
     Several threads may fill different rows at a time; what comes out is asked for when all rows are
-    there. Arrays are copied without the GIL where that is more than 64 KiB in one go.
-
-    Parameters
-    ----------
-    rows : int
-        Examples in the batch.
-    schema : Schema or None
-        That of the examples; None keeps all rows as examples.
-    in_place : sequence of bool
-        For each field of the schema whether its rows are copied into an array; the values of the
-        others are kept.
-    n_batches : int
-        How many such batches are filled ahead of their use. If the caches do not hold that many,
-        arrays are written past them.
+    there. Without a schema all rows are kept as examples. ``in_place`` tells for each field whether
+    its rows are copied into an array; the values of the others are kept. Where the caches do not
+    hold ``n_batches`` batches, arrays are written past them.
     """
 
     cdef Schema schema
     cdef Py_ssize_t rows
     cdef list kept
-    cdef list fields_
+    cdef readonly list fields  # for each field its array, or the list of the rows' values
+    cdef public object field_plan  # for the owner
     cdef char *columns[MOST_FIELDS]  # of the fields that are copied into an array; else NULL
     cdef char *states
     cdef bint uncached
@@ -179,30 +170,25 @@ cdef class BatchBuffer:
         self.rows = rows
         self.schema = schema
         self.kept = [None] * rows
-        self.fields_ = []
+        self.fields = []
         self.states = <char *>PyMem_Calloc(max(rows, 1), 1)
         if self.states == NULL:
             raise MemoryError(f"no memory for the states of {rows} rows")
         if schema is None:
             return
         self.uncached = fi_outruns_cache(rows * schema.row_bytes, n_batches)
-        if len(in_place) != schema.count or schema.container == LIST:
-            raise ValueError(f"no schema for an assembly: {schema.specs!r}, {in_place!r}")
         for number in range(schema.count):
             f = &schema.fields[number]
             self.columns[number] = NULL
             if not in_place[number]:
-                self.fields_.append([None] * rows)
+                self.fields.append([None] * rows)
                 continue
-            if f.descr == NULL or f.kind != ARRAY and f.ndim or f.ndim >= MOST_NDIM - 1:
-                raise ValueError(
-                    f"field {number} has no rows of one size: {schema.specs[number]!r}")
             shape[0] = rows
             for axis in range(f.ndim):
                 shape[1 + axis] = f.dims[axis]
             array = empty_array(1 + f.ndim, shape, f.descr, rows * f.stride)
             self.columns[number] = bytes_of(<cnp.PyArrayObject *>array)
-            self.fields_.append(array)
+            self.fields.append(array)
 
     def __dealloc__(self):
         PyMem_Free(self.states)
@@ -216,8 +202,10 @@ cdef class BatchBuffer:
         filled. `indices`: int64[rows], of the whole batch. `at` tells the row meanwhile.
         """
         cdef RangeWriter writer = self.writer(first, stop)
-        cdef Py_ssize_t row = first
-        cdef const int64_t *numbers = indices_of(indices, self.rows)
+        cdef Py_ssize_t row = first, n
+        cdef const int64_t *numbers = indices_of(indices, &n)
+        if n != self.rows:
+            raise ValueError(f"there are {n} indices for a batch of {self.rows} rows")
         try:
             while row < stop and not self.stopped:
                 at.row = row
@@ -260,11 +248,6 @@ cdef class BatchBuffer:
         return True
 
     @property
-    def fields(self):
-        """For each field its array, or the list of the rows' values."""
-        return self.fields_
-
-    @property
     def n_kept(self):
         """Rows that are kept as examples."""
         cdef Py_ssize_t row, count = 0
@@ -288,7 +271,7 @@ cdef class BatchBuffer:
         """An example made of the fields again."""
         cdef Schema schema = self.schema
         values = [
-            self.read_field(&schema.fields[number], self.fields_[number], row)
+            self.read_field(&schema.fields[number], self.fields[number], row)
             for number in range(schema.count)
         ]
         if schema.container == BARE:
@@ -301,11 +284,3 @@ cdef class BatchBuffer:
         if f.kind == ARRAY:
             return field[row, ...]
         return field.item(row) if f.kind in (INT, FLOAT, BOOL) else field[row]
-
-
-cdef const int64_t *indices_of(object indices, Py_ssize_t rows) except NULL:
-    cdef Py_ssize_t n = 0
-    cdef const int64_t *items = int64_items(indices, &n)
-    if items == NULL or n != rows:
-        raise TypeError(f"indices must be a contiguous int64 array of {rows}, not {indices!r}")
-    return items

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from fastiter._collate.padding import FieldRule, Padding
     from fastiter._ring.schema import Schema
 
-_MOST_NDIM = 30  # of a row; the batch has one more, and NumPy 1 allows 32
-
 
 class _FieldPlan(NamedTuple):
     """How the fields of a batch are made, given the schema of its examples."""
@@ -38,18 +36,8 @@ class _FieldPlan(NamedTuple):
 
 
 class Assembler:
-    """Starts and finishes the batches of one iterator. Safe to use in several threads.
-
-    Parameters
-    ----------
-    padding : Padding
-    copy : bool
-        As in concat_examples.
-    batch_size : int
-        Most examples in a batch.
-    n_batches : int
-        How many batches are filled ahead of their use.
-    """
+    """Starts and finishes the batches of one iterator, ``n_batches`` of which are filled ahead of
+    their use. Safe to use in several threads."""
 
     def __init__(self, padding: Padding, copy: bool, batch_size: int, n_batches: int = 1) -> None:
         self._padding = padding
@@ -58,18 +46,19 @@ class Assembler:
         self._n_batches = n_batches
         self._field_plan = _FieldPlan()
 
-    def start(self, n_rows: int) -> Batch:
+    def start(self, n_rows: int) -> BatchBuffer:
         """Allocate a batch; MemoryError if that is impossible."""
         field_plan = self._field_plan
         rows = BatchBuffer(n_rows, field_plan.schema, field_plan.in_place, self._n_batches)
-        return Batch(rows, field_plan)
+        rows.field_plan = field_plan
+        return rows
 
-    def finish(self, batch: Batch, indices: Indices | None = None) -> Any:
+    def finish(self, rows: BatchBuffer, indices: Indices | None = None) -> Any:
         """Return what concat_examples makes of the rows of a complete batch, or raise its error.
 
         ``indices`` are the dataset's indices of the rows, for the text of errors.
         """
-        rows, field_plan = batch
+        field_plan = rows.field_plan
         if rows.is_complete:
             return self._join(field_plan, rows.fields, indices)
         examples = rows.examples()
@@ -83,19 +72,18 @@ class Assembler:
         schema = field_plan.schema
         assert schema is not None
         joined = []
+        container: type | None = dict if schema.keys is not None else tuple
         names: Sequence[Any] = schema.keys or range(len(fields))
         if schema.container == BARE:
-            names = [None]
+            container, names = None, [None]
         for name, field, rule in zip(names, fields, field_plan.rules, strict=True):
-            lengths = None
             if type(field) is list:
                 joined.append(join_field(field, rule, name, copy=self._copy, indices=indices))
-                continue
-            if rule.lengths and field.ndim > 1:
-                lengths = np.full(len(field), field.shape[1], dtype=np.int64)
-            joined.append((field, lengths))
-        container = dict if schema.keys is not None else tuple
-        return batch_of(None if names == [None] else container, names, joined)
+            elif rule.lengths and field.ndim > 1:
+                joined.append((field, np.full(len(field), field.shape[1], dtype=np.int64)))
+            else:
+                joined.append((field, None))
+        return batch_of(container, names, joined)
 
     def _learn(self, field_plan: _FieldPlan, examples: list[Any]) -> None:
         # A batch that was started before the schema was inferred last adds nothing.
@@ -118,25 +106,14 @@ class Assembler:
         return _FieldPlan(schema, rules, tuple(_is_in_place(*field) for field in fields))
 
 
-class Batch(NamedTuple):
-    """A batch that is being filled."""
-
-    rows: BatchBuffer
-    field_plan: _FieldPlan
-
-
 def _is_in_place(spec: Any, dtype: Any, rule: FieldRule) -> bool:
     """Whether the field's array is its rows, one after the other."""
     kind, _, shape = spec
-    if kind in (RAGGED, OBJECT):
-        return False
-    if not dtype_traits(dtype) & STACKABLE:
+    if kind in (RAGGED, OBJECT) or not dtype_traits(dtype) & STACKABLE:
         return False
     if not _casts_quietly(rule.fill, dtype):
         return False
-    if kind != ARRAY or not shape:
-        return rule.named is None
-    return len(shape) < _MOST_NDIM and rule.takes_whole(shape[0])
+    return rule.takes_whole(shape[0]) if kind == ARRAY and shape else rule.named is None
 
 
 def _casts_quietly(fill: Any, dtype: np.dtype[Any]) -> bool:

@@ -74,10 +74,6 @@ class ThreadCounters:
         if events is not None:
             events.append((kind, began, ended - began, index, rows, 0))
 
-    def begin(self) -> None:
-        """Called in the thread when it begins."""
-        self.native_id = threading.get_native_id()
-
     def end(self) -> None:
         """Called in the thread when it ends."""
         cpu, delay = _thread_times(self.native_id)
@@ -107,13 +103,8 @@ def _thread_times(native_id: int) -> tuple[float, float]:
 class Threads:
     """Threads, one for each of the counters, that share each task: the oldest that has rows left.
 
-    Does not refer to the iterator, which could not be deleted while the threads run.
-
-    Parameters
-    ----------
-    all_counters : sequence of ThreadCounters
-    lock : RLock
-        The iterator's, which the caller holds.
+    Does not refer to the iterator, which could not be deleted while the threads run; ``lock`` is
+    the iterator's, which the caller holds.
     """
 
     def __init__(self, all_counters: Sequence[ThreadCounters], lock: Any) -> None:
@@ -173,7 +164,7 @@ class Threads:
 
     def _work(self, counters: ThreadCounters) -> None:
         """The function of each thread."""
-        counters.begin()
+        counters.native_id = threading.get_native_id()
         while (claim := self._claim(counters)) is not None:
             task, start, stop = claim
             del claim
@@ -183,15 +174,15 @@ class Threads:
             counters.fetch += ended - began
             counters.rows += stop - start
             if counters.events is not None:
-                counters.record("fetch", began, ended, task.index_of(start), stop - start)
+                counters.record("fetch", began, ended, int(task.indices[start]), stop - start)
             with self._lock:
-                is_last = task.note(start, stop, failure)
+                is_last = task.note(start, stop, failure, ended - began)
             if is_last:
                 counters.since = ended
                 task.finish()
                 finished = now()
                 counters.finish += finished - ended
-                counters.record("finish", ended, finished, rows=task.size)
+                counters.record("finish", ended, finished, rows=len(task.indices))
                 # Last, so that the thread that takes the batch finds its finish counted and traced.
                 task.open()
             counters.since = 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,28 +32,25 @@ if TYPE_CHECKING:
     Origin = tuple[Seed, Plan]
 
 # Least time for a range of rows: taking one costs microseconds and, often, a wait for the GIL.
-_LEAST_SECONDS = 2e-4
+_LEAST_NS = 200_000
 # A signal just before the wait for the lock does not interrupt it: wake up regularly.
 _LOOK_SECONDS = 0.25
 
 
 class RowCost:
-    """How long a row of the dataset takes; shared by the tasks of an iterator.
-
-    Several threads write it without a lock: any of their values is good enough.
-    """
+    """How long a row of the dataset takes; shared by the tasks of an iterator."""
 
     def __init__(self) -> None:
-        self._seconds = _LEAST_SECONDS  # per row
+        self._ns = float(_LEAST_NS)  # per row
 
-    def note(self, rows: int, seconds: float) -> None:
+    def note(self, rows: int, nanoseconds: int) -> None:
         """Learn from a range of rows."""
-        self._seconds = 0.75 * self._seconds + 0.25 * seconds / rows
+        self._ns = 0.75 * self._ns + 0.25 * nanoseconds / rows
 
     @property
     def least(self) -> int:
         """The least number of rows that a thread takes."""
-        return int(_LEAST_SECONDS / max(self._seconds, 1e-9)) or 1
+        return int(_LEAST_NS / max(self._ns, 1.0)) or 1
 
 
 class Work(NamedTuple):
@@ -74,13 +70,8 @@ class BatchTask:
 
     A subclass defines ``_fill(start, stop)``, which fetches rows and returns the first `Failure`
     that ``_fail`` returns for them; ``_make()``, which makes the batch of the rows that have not
-    failed; and ``_examples()``, which returns the examples of these rows.
-
-    Parameters
-    ----------
-    work : Work
-    origin : Seed and Plan
-        The iteration's seed, and the plan of the batch.
+    failed; and ``_examples()``, which returns the examples of these rows. ``origin`` is the
+    iteration's seed and the plan of the batch.
     """
 
     _in_one_call = False  #: whether one call of the dataset fetches all rows that a thread takes
@@ -91,7 +82,7 @@ class BatchTask:
         self._work = work
         self._origin = origin
         self.plan = origin[1]
-        self._indices = indices
+        self.indices = indices
         self._n_rows = len(indices)  # to be taken; fewer after an error
         self._n_taken = 0
         self._n_done = 0
@@ -117,25 +108,19 @@ class BatchTask:
             return None
         share = min(rest, max(self._work.row_cost.least, rest // (2 * self._work.n_threads)))
         if self._in_one_call:
-            size = len(self._indices)
+            size = len(self.indices)
             even = -(-size * n_jobs // n_takers)  # leaves as many for each thread
             share = min(rest, self._work.call_cost.claim(size, rest, share, even))
         self._n_taken = start + share
         return start, self._n_taken
 
-    @property
-    def size(self) -> int:
-        return len(self._indices)
-
-    def index_of(self, row: int) -> int:
-        return int(self._indices[row])
-
-    def note(self, start: int, stop: int, failure: Failure | None) -> bool:
-        """Note that a range is done; True if that was the last one.
+    def note(self, start: int, stop: int, failure: Failure | None, nanoseconds: int) -> bool:
+        """Note that a range is done, and how long it took; True if that was the last one.
 
         After an error no more rows are taken. Those taken before are fetched, so the error kept is
         that of the first failing row, whatever the order of the threads.
         """
+        self._work.row_cost.note(stop - start, nanoseconds)
         if failure is not None:
             self._n_rows = self._n_taken
             if self._failure is None or failure.row < self._failure.row:
@@ -147,19 +132,16 @@ class BatchTask:
 
     def run(self, start: int, stop: int) -> Failure | None:
         """Fetch a range of rows. Raises nothing."""
-        since = time.perf_counter()
         try:
             return self._fill(start, stop)
         except BaseException as error:
             return self._failed(start, error)
-        finally:
-            self._work.row_cost.note(stop - start, time.perf_counter() - since)
 
     def finish(self) -> None:
         """Make the batch of its rows; `open` comes next. Raises nothing."""
         if self._failure is not None:
             self._batch = self._failure
-        elif len(self._tolerated) < len(self._indices):
+        elif len(self._tolerated) < len(self.indices):
             try:
                 batch = self._make()
                 _device.synchronize(batch)
@@ -199,7 +181,7 @@ class BatchTask:
         return None
 
     def _failed(self, row: int, error: BaseException) -> Failure:
-        return Failure.of(error, f"dataset index {self._indices[row]}, {self._facts()}", row)
+        return Failure.of(error, f"dataset index {self.indices[row]}, {self._facts()}", row)
 
     def _fail(self, row: int, error: BaseException) -> Failure | None:
         """Return the failure of a row, or keep it for the iterator to decide; in any thread."""
@@ -243,7 +225,7 @@ class BatchTask:
     def rebuild(self, replaced: dict[int, Any]) -> Any:
         """Make the batch once more, with examples in the place of some rows that have failed."""
         failed = {failure.row for failure in self._tolerated}
-        rows = [row for row in range(len(self._indices)) if row not in failed]
+        rows = [row for row in range(len(self.indices)) if row not in failed]
         found = {**dict(zip(rows, self._examples() if rows else [], strict=True)), **replaced}
         return self._convert([found[row] for row in sorted(found)])
 
@@ -251,17 +233,12 @@ class BatchTask:
         concat = self._work.source.concat
         if concat is None:
             return examples if self._work.convert is None else self._work.convert(examples)
-        indices = self._indices if len(examples) == len(self._indices) else None
+        indices = self.indices if len(examples) == len(self.indices) else None
         return collate(examples, concat.padding, copy=concat.copy, indices=indices)
 
     def wait(self) -> Any:
-        """Block until the batch, or its `Failure`, is there, and return it.
-
-        Raises
-        ------
-        RuntimeError
-            If the task was aborted in the meantime. KeyboardInterrupt leaves it as it is.
-        """
+        """Block until the batch, or its `Failure`, is there, and return it; RuntimeError if the
+        task was aborted in the meantime."""
         if not self.is_ready and not self._is_aborted:
             while not self._gate.acquire(timeout=_LOOK_SECONDS):
                 pass
@@ -288,8 +265,9 @@ class RowsTask(BatchTask):
     def __init__(self, work: Work, origin: Origin, assembler: Assembler | None) -> None:
         super().__init__(work, origin)
         self._assembler = assembler
-        self._started = None if assembler is None else assembler.start(self._n_rows)
-        self._rows = BatchBuffer(self._n_rows) if self._started is None else self._started.rows
+        self._rows = (
+            BatchBuffer(self._n_rows) if assembler is None else assembler.start(self._n_rows)
+        )
         self._in_one_call = work.source.gives_many
 
     def _fill(self, start: int, stop: int) -> Failure | None:
@@ -300,7 +278,7 @@ class RowsTask(BatchTask):
 
     def _fill_each(self, start: int, stop: int, at: Position) -> Failure | None:
         while start < stop:
-            failed = self._rows.fetch(self._work.source.dataset, self._indices, start, stop, at)
+            failed = self._rows.fetch(self._work.source.dataset, self.indices, start, stop, at)
             if failed is None:
                 break
             start, failure = failed[0] + 1, self._fail(*failed)
@@ -310,7 +288,7 @@ class RowsTask(BatchTask):
         return None
 
     def _fetch(self, start: int, stop: int) -> None:
-        indices = self._indices[start:stop]
+        indices = self.indices[start:stop]
         self._rows.put(start, self._work.source.examples(indices, self._origin, start))
 
     def abort(self) -> None:
@@ -318,8 +296,8 @@ class RowsTask(BatchTask):
         super().abort()
 
     def _make(self) -> Any:
-        if self._assembler is not None and self._started is not None:
-            return self._assembler.finish(self._started, self._indices)
+        if self._assembler is not None:
+            return self._assembler.finish(self._rows, self.indices)
         return self._convert(self._rows.examples())
 
     def _examples(self) -> list[Any]:
@@ -345,17 +323,16 @@ class PartsTask(BatchTask):
         return self._fill_in_one_call(start, stop)
 
     def _fetch(self, start: int, stop: int) -> None:
-        self._parts[start] = (stop - start, self._getter(self._indices[start:stop].tolist()))
+        self._parts[start] = (stop - start, self._getter(self.indices[start:stop].tolist()))
 
     def _make(self) -> Any:
-        parts = [self._parts[start] for start in sorted(self._parts)]
-        arrays = [columns for _, columns in parts]
-        columns = arrays[0] if len(parts) == 1 else join_parts(arrays)
+        counts, parts = zip(*(self._parts[start] for start in sorted(self._parts)), strict=True)
+        columns = parts[0] if len(parts) == 1 else join_parts(list(parts))
         if columns is None:
             return self._convert(self._examples())
-        source, n_rows = self._work.source, sum(n for n, _ in parts)
+        source, n_rows = self._work.source, sum(counts)
         assert source.concat is not None
-        indices = self._indices if n_rows == len(self._indices) else None
+        indices = self.indices if n_rows == len(self.indices) else None
         own = len(parts) > 1
         return collate_columns(
             source.dataset, columns, n_rows, *source.concat, own=own, indices=indices
@@ -372,18 +349,8 @@ class PartsTask(BatchTask):
 class ColumnsTask(BatchTask):
     """The columns of a batch, gathered from a dataset of arrays without making examples.
 
-    The converter is concat_examples.
-
-    Parameters
-    ----------
-    work, origin
-        As in `BatchTask`.
-    reader : ColumnReader
-        Whose columns can be gathered.
-    outputs : list of array
-        From ``reader.outputs(len(indices))``.
-    n_batches : int
-        How many batches are filled ahead of their use.
+    The converter is concat_examples. ``outputs`` are those of the ``reader`` for the batch;
+    ``n_batches`` are filled ahead of their use.
     """
 
     def __init__(
@@ -402,7 +369,7 @@ class ColumnsTask(BatchTask):
         self._found: list[Any] | None = None  # examples, if the columns cannot be gathered
 
     def _fill(self, start: int, stop: int) -> Failure | None:
-        rows = self._indices[start:stop]
+        rows = self.indices[start:stop]
         if not self._reader.gather_part(self._outputs, start, rows, self._n_batches):
             self._is_complete = False
         return None
@@ -416,11 +383,11 @@ class ColumnsTask(BatchTask):
     def _examples(self) -> list[Any]:
         source = self._work.source
         if self._found is None and not self._work.tolerates:
-            self._found = source.examples(self._indices, self._origin)
+            self._found = source.examples(self.indices, self._origin)
         elif self._found is None:
-            found, failures = source.each(self._indices, self._origin)
+            found, failures = source.each(self.indices, self._origin)
             for failure in failures:
-                failure.facts = f"dataset index {self._indices[failure.row]}, {self._facts()}"
+                failure.facts = f"dataset index {self.indices[failure.row]}, {self._facts()}"
             self._tolerated += failures
             self._found = list(found.values())
         return self._found

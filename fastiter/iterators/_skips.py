@@ -46,13 +46,7 @@ OnError = Literal["raise", "skip"] | Callable[[int, Exception], Any]
 
 
 def checked(on_error: Any, skip_limit: Any) -> tuple[Any, float | None]:
-    """Check the arguments ``on_error`` and ``skip_limit``, and return them.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If one of them is wrong, or there is a limit although nothing is skipped.
-    """
+    """Check the arguments ``on_error`` and ``skip_limit``, and return them."""
     is_name = isinstance(on_error, str)
     if not (callable(on_error) or (is_name and on_error in ("raise", "skip"))):
         kind = ValueError if is_name else TypeError
@@ -93,13 +87,7 @@ class SkipState(NamedTuple):
 
     @staticmethod
     def loaded(stored: Any) -> SkipState:
-        """Load what `saved` returned, or JSON of it in an array of bytes; None is an empty state.
-
-        Raises
-        ------
-        ValueError
-            If it is damaged.
-        """
+        """Load what `saved` returned, or JSON of it in an array of bytes; None: an empty state."""
         if stored is None:
             return SkipState()
         try:
@@ -125,15 +113,7 @@ class SkipState(NamedTuple):
 
 
 class SkipPolicy:
-    """Decides about examples that fail: ``on_error`` and ``skip_limit``. It has no state.
-
-    Parameters
-    ----------
-    on_error : 'skip' or callable
-        As in `SerialIterator`.
-    limit : int, float or None
-        Examples that may be skipped in one epoch, or which share of them.
-    """
+    """Decides about examples that fail: ``on_error`` and ``skip_limit``. It has no state."""
 
     def __init__(self, on_error: Any, limit: float | None) -> None:
         self._on_error = on_error
@@ -147,25 +127,12 @@ class SkipPolicy:
             self.former_state = SkipState(given["_epoch"], given["_count"], given["_records"])
 
     def resolve(self, plan: Plan, failures: Sequence[Failure]) -> dict[int, Any] | Failure:
-        """Decide about the failed rows of the batch that is delivered next.
+        """Decide about the failed rows, in ascending order, of the batch that is delivered next.
 
-        Parameters
-        ----------
-        plan : Plan
-            Has the skip state before the batch, and gets the one after it.
-        failures : sequence of Failure
-            By ascending rows; empty afterwards.
-
-        Returns
-        -------
-        dict of int to object, or Failure
-            Examples that replace rows, while the other failed rows are dropped. Or the failure of
-            the batch: of a row that is not skipped, a SkipLimitError, or `AllSkipped`.
-
-        Raises
-        ------
-        Exception
-            What the ``on_error`` callable raises; TypeError if its result is not a decision.
+        Returns examples that replace rows, while the other failed rows are dropped; or the failure
+        of the batch: of a row that is not skipped, a SkipLimitError, or `AllSkipped`. The plan has
+        the skip state before the batch, and gets the one after it. ``failures`` are empty
+        afterwards. Raises what the ``on_error`` callable raises.
         """
         assert plan.indices is not None
         state, n_rows = plan.state, len(plan.indices)
@@ -185,8 +152,7 @@ class SkipPolicy:
                 epoch = epoch_of(failure.row, n_rows, state.epoch, state.position, size)
                 n_skipped = 1 + (skips.n_skipped if epoch == skips.epoch else 0)
                 skips = skips._replace(epoch=epoch, n_skipped=n_skipped)
-                excess = self._excess(skips, size, index, failure.error)
-                if excess is not None:
+                if (excess := self._excess(skips, size, index, failure.error)) is not None:
                     return Failure(excess)
                 n_dropped += 1
                 _record(skips, index, failure.error)

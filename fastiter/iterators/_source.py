@@ -55,14 +55,8 @@ def concat_of(converter: Callable[..., Any] | None) -> ConcatOptions | None:
     return None
 
 
-class BatchOnly:
-    """A converter that is called with the batch, not with the device."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.function = function
-
-    def __call__(self, examples: Any, device: Any) -> Any:
-        return self.function(examples)
+def _without_device(converter: Callable[[Any], Any], examples: Any, device: Any) -> Any:
+    return converter(examples)
 
 
 def called_with_both(converter: Callable[..., Any]) -> Callable[[Any, Any], Any]:
@@ -74,7 +68,7 @@ def called_with_both(converter: Callable[..., Any]) -> Callable[[Any, Any], Any]
         return converter
     if _binds(signature, 2) or not _binds(signature, 1):
         return converter
-    return BatchOnly(converter)
+    return functools.partial(_without_device, converter)
 
 
 def _binds(signature: inspect.Signature, count: int) -> bool:
@@ -86,49 +80,25 @@ def _binds(signature: inspect.Signature, count: int) -> bool:
 
 
 class Source:
-    """Makes batches of a dataset, without examples where the result is the same.
-
-    Parameters
-    ----------
-    dataset, converter, device
-        Those of the iterator.
-
-    Attributes
-    ----------
-    dataset
-    concat : ConcatOptions or None
-        The arguments of the converter, if it is concat_examples.
-    converter : callable or None
-        To be called with batch and device.
-    takes_device : bool
-        Whether the converter, which is not concat_examples, uses the device.
-    is_on_gpu : bool
-        Whether batches go to a GPU.
-    """
+    """Makes batches of a dataset, without examples where the result is the same."""
 
     def __init__(self, dataset: Any, converter: Callable[..., Any] | None, device: Any) -> None:
         self.dataset = dataset
+        #: called with batch and device
         self.converter = None if converter is None else called_with_both(converter)
         self._device = device
         self._target = _device.resolve(device)
         self._gpu: AsyncTransfer | None = None
         self.is_on_gpu = isinstance(self._target, _device.GpuDevice)
-        self.concat = concat_of(converter)
-        self.takes_device = self.concat is None and type(self.converter) is not BatchOnly
+        self.concat = concat_of(converter)  #: None if the converter is not concat_examples
+        #: whether the converter, which is not concat_examples, uses the device
+        self.takes_device = self.concat is None and self.converter is converter
         self._plain: PlainColumns | None = _UNKNOWN  # found out with the first batch
         self._gather: Callable[[Indices], Any] | None = None  # makes a batch at once
 
     def batch(self, plan: Plan, seed: Seed, policy: FailurePolicy | None = None) -> Any:
-        """Fetch a batch and convert it; return it or its `Failure`.
-
-        Parameters
-        ----------
-        plan : Plan
-            Of a batch, with contiguous indices.
-        seed : two words of 64 bits, of the iteration.
-        policy : FailurePolicy, optional
-            Decides about examples that fail. Without one, the first of them ends the batch.
-        """
+        """Fetch a batch and convert it; return it or its `Failure`. Without a ``policy``, which
+        decides about examples that fail, the first of them ends the batch."""
         indices = plan.indices
         assert indices is not None
         if self._gather is not None:
@@ -175,10 +145,7 @@ class Source:
         return fetch_examples(self.dataset, indices.tolist(), origin, first)
 
     def each(
-        self,
-        indices: Indices,
-        origin: tuple[Seed, Plan],
-        first: int = 0,
+        self, indices: Indices, origin: tuple[Seed, Plan], first: int = 0
     ) -> tuple[dict[int, Any], list[Failure]]:
         """Fetch the examples as `examples` does: those that do not fail by row, and the failures.
 
@@ -222,16 +189,12 @@ class Source:
             plain = self._plain = plain_columns(self.dataset)
         return plain
 
-    def joins(self, plain: PlainColumns) -> bool:
-        """Whether concat_examples' result is the rows of the columns."""
-        return self.concat is not None and _fills_suit(plain, self.concat.padding)
-
     def _arrays(self, indices: Indices, concat: ConcatOptions, tolerates: bool) -> Any:
         """Return the batch if it can be made without examples. ``tolerates``: None too if the
         dataset raises."""
         plain = self.plain()
         if plain is not None:
-            if not _fills_suit(plain, concat.padding):
+            if not fills_suit(plain, concat.padding):
                 return None
             if concat.padding.is_none and self._device is None and not plain.delegates:
                 self._gather = plain.reader.gather
@@ -266,22 +229,20 @@ class Source:
             gpu.close()
 
 
-def _fills_suit(plain: PlainColumns, padding: Padding) -> bool:
-    """Whether concat_examples accepts a padding, which has no effect on rows of equal shapes."""
+def fills_suit(plain: PlainColumns, padding: Padding) -> bool:
+    """Whether concat_examples' result is the rows of the columns: it accepts the padding, which has
+    no effect on rows of equal shapes."""
     if padding.is_none:
         return True
     if not padding.only_fills or isinstance(padding.padding, (tuple, dict)):
         return False
-    return all(fill_casts(padding.padding, dtype) for dtype in plain.reader.array_dtypes)
+    return all(fill_casts(padding.padding, dtype) for dtype in plain.reader.dtypes)
 
 
 def fetch_examples(
     dataset: Any, indices: list[int], origin: tuple[Seed, Plan], first: int
 ) -> list[Any]:
-    """Get the examples at ``indices``, by one call where the dataset allows.
-
-    Raises what the dataset raises; RowCountError if it returns another number of examples.
-    """
+    """Get the examples at ``indices``, by one call where the dataset allows."""
     getter = rows_getter(dataset)
     if getter is not None:
         rows = range(first, first + len(indices))

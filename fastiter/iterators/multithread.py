@@ -29,6 +29,7 @@ from fastiter.iterators._arguments import (
 )
 from fastiter.iterators._device_prefetch import PrefetchingIterator
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
+from fastiter.iterators._source import fills_suit
 from fastiter.iterators._state import Plan
 
 if TYPE_CHECKING:
@@ -296,19 +297,19 @@ class MultithreadIterator(PrefetchingIterator):
         self._ready_sum += self._count_ready()
 
     def _task(self, plan: Plan) -> BatchTask:
-        work, origin = self._work, (self._seed, plan)
+        work, origin, concat = self._work, (self._seed, plan), self._source.concat
         assert plan.indices is not None
-        source, concat = self._source, self._source.concat
-        plain = source.plain() if concat is not None else None
-        if concat is not None and plain is not None and source.joins(plain):
-            outputs = plain.reader.outputs(len(plan.indices))
-            if outputs is not None:
-                n_batches = self.n_prefetch + 1
-                return ColumnsTask(work, origin, plain.reader, outputs, n_batches)
-        elif concat is not None and plain is None:
-            getter = column_getter(self._dataset)
-            if getter is not None:
-                return PartsTask(work, origin, getter)
+        if concat is not None:
+            plain = self._source.plain()
+            if plain is None:
+                getter = column_getter(self._dataset)
+                if getter is not None:
+                    return PartsTask(work, origin, getter)
+            elif fills_suit(plain, concat.padding):
+                outputs = plain.reader.outputs(len(plan.indices))
+                if outputs is not None:
+                    n_batches = self.n_prefetch + 1
+                    return ColumnsTask(work, origin, plain.reader, outputs, n_batches)
         return RowsTask(work, origin, self._assembler)
 
     def _drop_works(self, works: list[Any]) -> None:

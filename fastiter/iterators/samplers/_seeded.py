@@ -52,13 +52,7 @@ class Record(NamedTuple):
 
     @staticmethod
     def of(stored: Any) -> Record | None:
-        """The record that an array holds; None if it does not look like one.
-
-        Raises
-        ------
-        ValueError
-            If it is one of another version, or damaged.
-        """
+        """The record that an array holds; None if it does not look like one."""
         array = np.asarray(stored)
         if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu" or array[0] != _TAG:
             return None
@@ -77,11 +71,6 @@ class SeededSampler:
     """Base of the samplers whose orders are derived from a seed and a number.
 
     A subclass defines ``_KIND``, ``_draw`` and, if need be, ``_arguments`` and ``_population``.
-
-    Parameters
-    ----------
-    seed : int, sequence of int, or numpy.random.SeedSequence
-        As in `fastiter.random.permutation`.
     """
 
     _KIND: ClassVar[int]

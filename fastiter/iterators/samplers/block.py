@@ -63,17 +63,8 @@ class BlockShuffleOrderSampler(SeededSampler, OrderSampler):
 
 
 class BlockOrder:
-    """One epoch's order: measured, sliced, pickled and compared, never stored as a whole.
-
-    Parameters
-    ----------
-    n, block_size, window : int
-        Examples; examples in a block; blocks in a window.
-    words : tuple of int
-        The two words of the seed.
-    number : int
-        Number of the order among those of the seed.
-    """
+    """One epoch's order: measured, sliced, pickled and compared, never stored as a whole. It is
+    that of ``number`` among those of the seed of ``words``."""
 
     def __init__(
         self, n: int, block_size: int, window: int, words: tuple[int, int], number: int
@@ -85,10 +76,9 @@ class BlockOrder:
         self._seed = permutation.seed_words([*words, number])
         self._blocks = permutation.fast_permutation(n_blocks, self._seed, _BLOCKS)
         # The block that may be shorter moves the windows behind it.
-        missing = n_blocks * block_size - n
         place = int(np.flatnonzero(self._blocks == n_blocks - 1)[0]) if n_blocks else 0
         self._short_window = place // window
-        self._missing = missing
+        self._missing = n_blocks * block_size - n
         self._kept: tuple[int, npt.NDArray[np.int64]] | None = None
 
     @property
@@ -107,9 +97,8 @@ class BlockOrder:
         while start < stop:
             number = self._window_at(start)
             first = self._window_start(number)
-            piece = self._window_order(number)[start - first : stop - first]
-            pieces.append(piece)
-            start += len(piece)
+            pieces.append(self._window_order(number)[start - first : stop - first])
+            start += len(pieces[-1])
         if len(pieces) == 1:
             return pieces[0].copy()
         return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -194,21 +195,13 @@ class ShardedOrderSampler(SeededSampler, OrderSampler):
         return np.take(order, np.arange(start, start + length), mode="wrap")
 
 
+@dataclass(frozen=True)
 class ShareOrder:
-    """A part of a computed order; behind the order's end it continues at the start.
+    """A part of a computed order; behind the order's end it continues at the start."""
 
-    Parameters
-    ----------
-    order : VirtualOrder or alike
-        The whole.
-    start, length : int
-        The part.
-    """
-
-    def __init__(self, order: Any, start: int, length: int) -> None:
-        self._order = order
-        self._start = start
-        self._length = length
+    _order: Any
+    _start: int
+    _length: int
 
     @property
     def index_bound(self) -> int:
@@ -230,15 +223,6 @@ class ShareOrder:
             rest -= len(pieces[-1])
             start = 0
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ShareOrder):
-            return NotImplemented
-        mine, theirs = (self._start, self._length), (other._start, other._length)
-        return mine == theirs and bool(self._order == other._order)
-
-    def __hash__(self) -> int:
-        return hash((self._order, self._start, self._length))
 
 
 def _checked_place(rank: Any, size: Any) -> tuple[int, int]:
