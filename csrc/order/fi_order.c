@@ -65,31 +65,31 @@ void fi_order_draw(const fi_bitgen *generator, uint64_t *draws, uint64_t highest
  * not depend on the swaps, so the draws run ahead and the cache misses of one block overlap. The
  * cells are the lower part of order itself: cells 0 to i are used until order[i] is written, and end
  * before it. Narrow cells are half as much to miss. */
-#define FI_PERMUTATION(NAME, CELL)                                                                  \
-    static void NAME(const fi_bitgen *generator, int64_t *order, size_t n)                          \
-    {                                                                                               \
-        CELL *const cells = (CELL *)order;                                                          \
-        uint64_t draws[LOOK_AHEAD];                                                                 \
-                                                                                                    \
-        for (size_t i = 0; i < n; i++) {                                                            \
-            cells[i] = (CELL)i;                                                                     \
-        }                                                                                           \
-        while (n > 1) {                                                                             \
-            const size_t count = (size_t)fi_min_u64(LOOK_AHEAD, n - 1);                             \
-                                                                                                    \
-            fi_order_draw(generator, draws, n - 1, count);                                          \
-            for (size_t k = 0; k < count; k++) {                                                    \
-                __builtin_prefetch(cells + draws[k], 1);                                            \
-            }                                                                                       \
-            for (size_t k = 0; k < count; k++) {                                                    \
-                const CELL value = cells[draws[k]];                                                 \
-                cells[draws[k]] = cells[--n];                                                       \
-                order[n] = (int64_t)value;                                                          \
-            }                                                                                       \
-        }                                                                                           \
-        if (n != 0) {                                                                               \
-            order[0] = (int64_t)cells[0];                                                           \
-        }                                                                                           \
+#define FI_PERMUTATION(NAME, CELL)                                                                 \
+    static void NAME(const fi_bitgen *generator, int64_t *order, size_t n)                         \
+    {                                                                                              \
+        CELL *const cells = (CELL *)order;                                                         \
+        uint64_t draws[LOOK_AHEAD];                                                                \
+                                                                                                   \
+        for (size_t i = 0; i < n; i++) {                                                           \
+            cells[i] = (CELL)i;                                                                    \
+        }                                                                                          \
+        while (n > 1) {                                                                            \
+            const size_t count = (size_t)fi_min_u64(LOOK_AHEAD, n - 1);                            \
+                                                                                                   \
+            fi_order_draw(generator, draws, n - 1, count);                                         \
+            for (size_t k = 0; k < count; k++) {                                                   \
+                __builtin_prefetch(cells + draws[k], 1);                                           \
+            }                                                                                      \
+            for (size_t k = 0; k < count; k++) {                                                   \
+                const CELL value = cells[draws[k]];                                                \
+                cells[draws[k]] = cells[--n];                                                      \
+                order[n] = (int64_t)value;                                                         \
+            }                                                                                      \
+        }                                                                                          \
+        if (n != 0) {                                                                              \
+            order[0] = (int64_t)cells[0];                                                          \
+        }                                                                                          \
     }
 
 FI_PERMUTATION(permutation16, uint16_t)

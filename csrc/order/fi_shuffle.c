@@ -1,7 +1,7 @@
 #include "order/fi_shuffle.h"
 
 #include "base/fi_mix.h"
-#include "order/fi_shuffle_loops.h"
+#include "order/fi_loops.h"
 
 /* None of these may change: they decide what order a seed gives. */
 enum {
@@ -18,33 +18,13 @@ void fi_unit_init(fi_unit *unit, const fi_seed *key, unsigned kind, uint32_t num
     /* A lane takes two words of each splitmix64 sequence. No two of a sequence are equal, so no lane
      * is all zero, which xoshiro256++ never leaves. */
     for (int l = 0; l < FI_LANES; l++) {
-        unit->lanes[0][l] = fi_splitmix64(&own.words[0]);
-        unit->lanes[1][l] = fi_splitmix64(&own.words[1]);
-        unit->lanes[2][l] = fi_splitmix64(&own.words[0]);
-        unit->lanes[3][l] = fi_splitmix64(&own.words[1]);
+        for (int w = 0; w < 4; w++) {
+            unit->lanes[w][l] = fi_splitmix64(&own.words[w % 2]);
+        }
     }
-    unit->spare[0] = fi_splitmix64(&own.words[0]);
-    unit->spare[1] = fi_splitmix64(&own.words[1]);
-    unit->spare[2] = fi_splitmix64(&own.words[0]);
-    unit->spare[3] = fi_splitmix64(&own.words[1]);
-}
-
-static uint64_t rotated(uint64_t x, int k)
-{
-    return x << k | x >> (64 - k);
-}
-
-static uint64_t spare_word(uint64_t *s)
-{
-    const uint64_t word = rotated(s[0] + s[3], 23) + s[0], t = s[1] << 17;
-
-    s[2] ^= s[0];
-    s[3] ^= s[1];
-    s[1] ^= s[2];
-    s[0] ^= s[3];
-    s[2] ^= t;
-    s[3] = rotated(s[3], 45);
-    return word;
+    for (int w = 0; w < 4; w++) {
+        unit->spare[w][0] = fi_splitmix64(&own.words[w % 2]);
+    }
 }
 
 void fi_shuffle_redraw(fi_unit *unit, const uint64_t *words, uint32_t bound, uint32_t count,
@@ -55,25 +35,27 @@ void fi_shuffle_redraw(fi_unit *unit, const uint64_t *words, uint32_t bound, uin
         uint64_t product = (words[k / 2] >> 32 * (k % 2) & UINT32_MAX) * own;
 
         while ((uint32_t)product < least) {
-            product = (spare_word(unit->spare) >> 32) * own;
+            uint64_t word;
+            FI_XOSHIRO(word, unit->spare, 0);
+            product = (word >> 32) * own;
         }
         draws[k] = (uint32_t)(product >> 32);
     }
 }
 
-static const fi_shuffle_loops *loops_of(int isa)
+const fi_loops *fi_loops_of(int isa)
 {
     switch (isa) {
     case FI_ISA_GENERIC:
-        return &fi_shuffle_generic;
+        return &fi_loops_generic;
 #ifdef __x86_64__
     case FI_ISA_AVX2:
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") ? &fi_shuffle_avx2
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") ? &fi_loops_avx2
                                                                                 : NULL;
     case FI_ISA_AVX512:
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                        __builtin_cpu_supports("bmi2")
-                   ? &fi_shuffle_avx512
+                   ? &fi_loops_avx512
                    : NULL;
 #endif
     default:
@@ -81,11 +63,11 @@ static const fi_shuffle_loops *loops_of(int isa)
     }
 }
 
-int fi_shuffle_isa(void)
+int fi_isa(void)
 {
     int isa = FI_ISA_COUNT - 1;
 
-    while (loops_of(isa) == NULL) {
+    while (fi_loops_of(isa) == NULL) {
         isa--;
     }
     return isa;
@@ -131,7 +113,7 @@ static bool plan_fits(const fi_shuffle_plan *plan, uint64_t n)
 int fi_shuffle_by(const fi_shuffle_plan *plan, int isa, int64_t *order, uint64_t n,
                   const fi_seed *seed, uint64_t stream, unsigned threads)
 {
-    const fi_shuffle_loops *const loops = loops_of(isa);
+    const fi_loops *const loops = fi_loops_of(isa);
     fi_seed key = fi_seed_mixed(seed, n);
     fi_unit unit;
 
@@ -155,5 +137,5 @@ int fi_shuffle(int64_t *order, uint64_t n, const fi_seed *seed, uint64_t stream,
 {
     const fi_shuffle_plan plan = fi_shuffle_plan_of(n);
 
-    return fi_shuffle_by(&plan, fi_shuffle_isa(), order, n, seed, stream, threads);
+    return fi_shuffle_by(&plan, fi_isa(), order, n, seed, stream, threads);
 }

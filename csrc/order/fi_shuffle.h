@@ -61,7 +61,7 @@ typedef struct {
 fi_shuffle_plan fi_shuffle_plan_of(uint64_t n);
 
 /* Best instruction set of this processor. */
-int fi_shuffle_isa(void);
+int fi_isa(void);
 
 /* Number of threads that are of use for n. */
 unsigned fi_shuffle_threads(uint64_t n);

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "order/fi_shuffle_loops.h"
+#include "order/fi_loops.h"
 
 enum {
     MOST_THREADS = 64,
@@ -31,7 +31,7 @@ typedef struct {
 } stage;
 
 typedef struct {
-    const fi_shuffle_loops *loops;
+    const fi_loops *loops;
     const fi_seed *key;
     int64_t *order;
     uint32_t n, buckets, blocks;
@@ -295,7 +295,7 @@ static int scatter_buckets(scatter *job, bool cells32)
     return FI_OK;
 }
 
-int fi_shuffle_scatter(const fi_shuffle_plan *plan, const fi_shuffle_loops *loops, int64_t *order,
+int fi_shuffle_scatter(const fi_shuffle_plan *plan, const fi_loops *loops, int64_t *order,
                     uint32_t n, const fi_seed *key, unsigned threads)
 {
     const uint64_t block = (uint64_t)1 << plan->block_bits;

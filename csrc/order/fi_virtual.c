@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/fi_mix.h"
-#include "order/fi_virtual_step.h"
+#include "order/fi_loops.h"
 
 enum { FEW = 8 }; /* up to this many are sooner computed one by one than in a whole step */
 
@@ -36,11 +36,8 @@ int fi_virtual_init(fi_virtual *order, uint64_t n, const fi_seed *seed, uint64_t
 
 static inline uint32_t hashed(uint32_t half, uint32_t key)
 {
-    half *= FI_VIRTUAL_MULTIPLIER_1;
-    half ^= half >> FI_VIRTUAL_SHIFT_1 ^ key;
-    half *= FI_VIRTUAL_MULTIPLIER_2;
-    half ^= half >> FI_VIRTUAL_SHIFT_2;
-    return half * FI_VIRTUAL_MULTIPLIER_3;
+    FI_VIRTUAL_HASH(half, key);
+    return half;
 }
 
 /* The right half, moved by the share of its size that the hash is of 2^32. */
@@ -64,7 +61,7 @@ static inline uint64_t image(const fi_virtual *order, uint64_t i)
 }
 
 /* As image(), one half-round of many indices after the other, which compilers make vectors of. */
-static bool step_generic(const fi_virtual *order, uint64_t start, int64_t *out)
+bool fi_virtual_step_generic(const fi_virtual *order, uint64_t start, int64_t *out)
 {
     enum { LANES = 32 };
     const uint32_t size = order->right_size, bits = order->left_bits, shift = 32 - bits;
@@ -93,22 +90,6 @@ static bool step_generic(const fi_virtual *order, uint64_t start, int64_t *out)
     return beyond;
 }
 
-static fi_virtual_step *step_of(int isa)
-{
-    switch (isa) {
-    case FI_ISA_GENERIC:
-        return step_generic;
-#ifdef __x86_64__
-    case FI_ISA_AVX2:
-        return __builtin_cpu_supports("avx2") ? fi_virtual_step_avx2 : NULL;
-    case FI_ISA_AVX512:
-        return __builtin_cpu_supports("avx512f") ? fi_virtual_step_avx512 : NULL;
-#endif
-    default:
-        return NULL;
-    }
-}
-
 /* The images of 0 .. n-1 that are n or more belong to cycles that also pass below n: walking on
  * ends there, and different indices end at different places. */
 static void walk(const fi_virtual *order, int64_t *out, size_t count)
@@ -120,11 +101,15 @@ static void walk(const fi_virtual *order, int64_t *out, size_t count)
     }
 }
 
-static void fill(const fi_virtual *order, fi_virtual_step *step, uint64_t start, size_t count,
-                 int64_t *out)
+int fi_virtual_fill(const fi_virtual *order, int isa, uint64_t start, size_t count, int64_t *out)
 {
+    const fi_loops *const loops = fi_loops_of(isa);
+
+    if (loops == NULL) {
+        return FI_E_RANGE;
+    }
     for (; count >= FI_VIRTUAL_STEP; count -= FI_VIRTUAL_STEP) {
-        if (step(order, start, out)) {
+        if (loops->virtual_step(order, start, out)) {
             walk(order, out, FI_VIRTUAL_STEP);
         }
         start += FI_VIRTUAL_STEP;
@@ -137,30 +122,10 @@ static void fill(const fi_virtual *order, fi_virtual_step *step, uint64_t start,
         walk(order, out, count);
     } else {
         int64_t rest[FI_VIRTUAL_STEP];
-        step(order, start, rest); /* from n on it computes what is never read */
+        loops->virtual_step(order, start, rest); /* from n on it computes what is never read */
         walk(order, rest, count);
         memcpy(out, rest, count * sizeof rest[0]);
     }
-}
-
-void fi_virtual_fill(const fi_virtual *order, uint64_t start, size_t count, int64_t *out)
-{
-    fi_virtual_step *step = NULL;
-
-    for (int isa = FI_ISA_COUNT - 1; step == NULL; isa--) {
-        step = step_of(isa);
-    }
-    fill(order, step, start, count, out);
-}
-
-int fi_virtual_fill_by(const fi_virtual *order, int isa, uint64_t start, size_t count, int64_t *out)
-{
-    fi_virtual_step *const step = step_of(isa);
-
-    if (step == NULL) {
-        return FI_E_RANGE;
-    }
-    fill(order, step, start, count, out);
     return FI_OK;
 }
 

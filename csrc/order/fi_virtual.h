@@ -40,11 +40,9 @@ typedef struct {
 int fi_virtual_init(fi_virtual *order, uint64_t n, const fi_seed *seed, uint64_t stream,
                     uint32_t rounds);
 
-/* out[k]: the index at position start + k, for k < count; start + count <= n. */
-void fi_virtual_fill(const fi_virtual *order, uint64_t start, size_t count, int64_t *out);
-
-/* The same with a given instruction set (FI_ISA_...), for tests; FI_E_RANGE if the processor lacks it. */
-int fi_virtual_fill_by(const fi_virtual *order, int isa, uint64_t start, size_t count, int64_t *out);
+/* out[k]: the index at position start + k, for k < count; start + count <= n. FI_E_RANGE for an
+ * instruction set (fi_isa(), or another one for tests) that this processor lacks. */
+int fi_virtual_fill(const fi_virtual *order, int isa, uint64_t start, size_t count, int64_t *out);
 
 /* words[0 .. 3]: 256 bits for the generator of one example in one epoch. */
 void fi_example_words(const fi_seed *seed, uint64_t epoch, uint64_t index, uint64_t *words);

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/fi_mix.h"
+#include "order/fi_loops.h"
 
 /* Products and sums are rounded one by one, or orders would differ between machines. gcc does so when
  * told -std=c11; the vector code below is compiled without fused operations. */
@@ -12,9 +12,8 @@
 #endif
 
 enum {
-    LANES = 8,
-    TURNS = 8,              /* of the generator in a block */
-    BLOCK = LANES * TURNS,  /* items whose random words are made at once */
+    TURNS = 8,                /* of the generator in a block */
+    BLOCK = FI_LANES * TURNS, /* items whose random words are made at once */
     PART_BITS = 11,         /* of a key's 32 bits: parts of keys that the caches hold */
     DIGIT_BITS = 7,         /* three digits are the rest */
     FEW = 32,               /* keys that are sooner sorted by insertion */
@@ -22,25 +21,18 @@ enum {
 };
 
 typedef struct {
-    uint64_t s[4][LANES];
+    uint64_t s[4][FI_LANES];
 } words_state;
 
-static void words_init(words_state *state, const fi_seed *seed, uint64_t stream, uint64_t purpose)
+static words_state words_begin(const fi_seed *seed, uint64_t stream, unsigned purpose)
 {
-    fi_seed key = fi_seed_mixed(seed, stream);
+    const fi_seed key = fi_seed_mixed(seed, stream);
+    words_state state;
+    fi_unit unit;
 
-    key = fi_seed_mixed(&key, purpose << 32);
-    /* No two words of a splitmix64 sequence are equal, so no lane is all zero. */
-    for (int l = 0; l < LANES; l++) {
-        for (int w = 0; w < 4; w++) {
-            state->s[w][l] = fi_splitmix64(&key.words[w % 2]);
-        }
-    }
-}
-
-static inline uint64_t rotated(uint64_t x, int k)
-{
-    return x << k | x >> (64 - k);
+    fi_unit_init(&unit, &key, purpose, 0);
+    memcpy(state.s, unit.lanes, sizeof state.s);
+    return state;
 }
 
 static inline __attribute__((always_inline)) void words_next(words_state *state, uint64_t *words)
@@ -48,15 +40,8 @@ static inline __attribute__((always_inline)) void words_next(words_state *state,
     words_state v = *state;
 
     for (int turn = 0; turn < TURNS; turn++) {
-        for (int l = 0; l < LANES; l++) {
-            const uint64_t t = v.s[1][l] << 17;
-            words[turn * LANES + l] = rotated(v.s[0][l] + v.s[3][l], 23) + v.s[0][l];
-            v.s[2][l] ^= v.s[0][l];
-            v.s[3][l] ^= v.s[1][l];
-            v.s[1][l] ^= v.s[2][l];
-            v.s[0][l] ^= v.s[3][l];
-            v.s[2][l] ^= t;
-            v.s[3][l] = rotated(v.s[3][l], 45);
+        for (int l = 0; l < FI_LANES; l++) {
+            FI_XOSHIRO(words[turn * FI_LANES + l], v.s, l);
         }
     }
     *state = v;
@@ -116,9 +101,8 @@ void fi_alias_draw(const fi_alias *table, uint32_t n, const fi_seed *seed, uint6
     uint64_t fractions[2][BLOCK];
     uint32_t items[2][BLOCK];
     uint64_t words[BLOCK];
-    words_state state;
+    words_state state = words_begin(seed, stream, FI_PURPOSE_REPLACED);
 
-    words_init(&state, seed, stream, FI_PURPOSE_REPLACED);
     for (size_t from = 0, turn = 0; turn * BLOCK < count + BLOCK; turn++) {
         const size_t now = turn % 2, before = 1 - now;
         words_next(&state, words);
@@ -304,43 +288,20 @@ __attribute__((target("avx2"))) static int race_avx2(const double *weights, uint
 }
 #endif
 
-static int race_generic(const double *weights, uint32_t n, words_state *state, double horizon,
-                        fi_arrivals *arrivals)
+int fi_race_run(int isa, const double *weights, uint32_t n, const fi_seed *seed, uint64_t stream,
+                double horizon, fi_arrivals *arrivals)
 {
-    return race(weights, n, state, horizon, arrivals);
-}
+    words_state state = words_begin(seed, stream, FI_PURPOSE_RACE);
 
-int fi_race_run_by(int isa, const double *weights, uint32_t n, const fi_seed *seed, uint64_t stream,
-                   double horizon, fi_arrivals *arrivals)
-{
-    words_state state;
-
-    words_init(&state, seed, stream, FI_PURPOSE_RACE);
+    if (fi_loops_of(isa) == NULL) {
+        return FI_E_RANGE;
+    }
 #ifdef __x86_64__
     if (isa >= FI_ISA_AVX2) {
-        if (!__builtin_cpu_supports("avx2")) {
-            return FI_E_RANGE;
-        }
         return race_avx2(weights, n, &state, horizon, arrivals);
     }
 #endif
-    if (isa != FI_ISA_GENERIC) {
-        return FI_E_RANGE;
-    }
-    return race_generic(weights, n, &state, horizon, arrivals);
-}
-
-int fi_race_run(const double *weights, uint32_t n, const fi_seed *seed, uint64_t stream,
-                double horizon, fi_arrivals *arrivals)
-{
-    int isa = FI_ISA_GENERIC;
-
-#ifdef __x86_64__
-    if (__builtin_cpu_supports("avx2")) {
-        isa = FI_ISA_AVX2;
-    }
-#endif
-    return fi_race_run_by(isa, weights, n, seed, stream, horizon, arrivals);
+    return race(weights, n, &state, horizon, arrivals);
 }
 
 /* Stable, by the lower DIGIT_BITS * 3 bits of the keys' upper halves: from `keys` into `sorted`. */

@@ -46,13 +46,10 @@ typedef struct {
 double fi_race_horizon(const double *weights, uint32_t n, uint32_t k);
 
 /* Runs the race up to a time: those arrive who do so before it, and no more than there is room for:
- * FI_E_FULL if there are more. Infinity has everybody arrive. */
-int fi_race_run(const double *weights, uint32_t n, const fi_seed *seed, uint64_t stream,
+ * FI_E_FULL if there are more. Infinity lets all items arrive. FI_E_RANGE for an instruction set
+ * (FI_ISA_...) that this processor lacks. */
+int fi_race_run(int isa, const double *weights, uint32_t n, const fi_seed *seed, uint64_t stream,
                 double horizon, fi_arrivals *arrivals);
-
-/* The same with a given instruction set (FI_ISA_...), for tests; FI_E_RANGE if the processor lacks it. */
-int fi_race_run_by(int isa, const double *weights, uint32_t n, const fi_seed *seed, uint64_t stream,
-                   double horizon, fi_arrivals *arrivals);
 
 /* out[0 .. k-1]: the first k to arrive, in the order of their times, those of equal times by item.
  * keys: scratch for two words an arrival. */

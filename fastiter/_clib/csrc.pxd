@@ -389,7 +389,7 @@ cdef extern from "order/fi_shuffle.h" nogil:
         unsigned int bucket_bits
         unsigned int block_bits
         bint cells32
-    int fi_shuffle_isa()
+    int fi_isa()
     unsigned int fi_shuffle_threads(uint64_t n)
     int fi_shuffle(int64_t *order, uint64_t n, const fi_seed *seed, uint64_t stream,
                    unsigned int threads)
@@ -406,9 +406,8 @@ cdef extern from "order/fi_virtual.h" nogil:
         pass
     int fi_virtual_init(fi_virtual *order, uint64_t n, const fi_seed *seed, uint64_t stream,
                         uint32_t rounds)
-    void fi_virtual_fill(const fi_virtual *order, uint64_t start, size_t count, int64_t *out)
-    int fi_virtual_fill_by(const fi_virtual *order, int isa, uint64_t start, size_t count,
-                           int64_t *out)
+    int fi_virtual_fill(const fi_virtual *order, int isa, uint64_t start, size_t count,
+                        int64_t *out)
     void fi_example_words(const fi_seed *seed, uint64_t epoch, uint64_t index, uint64_t *words)
 
 
@@ -427,10 +426,8 @@ cdef extern from "order/fi_weighted.h" nogil:
     void fi_alias_draw(const fi_alias *table, uint32_t n, const fi_seed *seed, uint64_t stream,
                        int64_t *out, size_t count)
     double fi_race_horizon(const double *weights, uint32_t n, uint32_t k)
-    int fi_race_run(const double *weights, uint32_t n, const fi_seed *seed, uint64_t stream,
-                    double horizon, fi_arrivals *arrivals)
-    int fi_race_run_by(int isa, const double *weights, uint32_t n, const fi_seed *seed,
-                       uint64_t stream, double horizon, fi_arrivals *arrivals)
+    int fi_race_run(int isa, const double *weights, uint32_t n, const fi_seed *seed,
+                    uint64_t stream, double horizon, fi_arrivals *arrivals)
     void fi_race_rank(const fi_arrivals *arrivals, uint32_t k, uint64_t *keys, int64_t *out)
 
 

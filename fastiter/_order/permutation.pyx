@@ -25,21 +25,19 @@ from fastiter._clib.csrc cimport (
     fi_arrivals,
     fi_bitgen,
     fi_example_words,
+    fi_isa,
     fi_order_permutation,
     fi_race_horizon,
     fi_race_rank,
     fi_race_run,
-    fi_race_run_by,
     fi_seed,
     fi_seed_from_entropy,
     fi_shuffle,
     fi_shuffle_by,
-    fi_shuffle_isa,
     fi_shuffle_plan,
     fi_shuffle_threads,
     fi_virtual,
     fi_virtual_fill,
-    fi_virtual_fill_by,
     fi_virtual_init,
 )
 
@@ -219,7 +217,7 @@ def fast_permutation(n, words, stream=0, threads=None, out=None):
 
 def isa_levels():
     """Instruction sets that this processor has, numbered as in csrc/order/fi_shuffle.h."""
-    return list(range(fi_shuffle_isa() + 1))
+    return list(range(fi_isa() + 1))
 
 
 def fast_permutation_by(n, words, stream, threads, isa, method, bucket_bits, block_bits, cells32):
@@ -289,7 +287,7 @@ cdef class VirtualOrder:
             start += self.size if start < 0 else 0
             if self.table is not None:
                 return int(self.table[start])
-            fi_virtual_fill(&self.order, start, 1, &index)
+            fi_virtual_fill(&self.order, fi_isa(), start, 1, &index)
             return index
         PySlice_Unpack(key, &start, &stop, &step)
         if step != 1:
@@ -314,10 +312,10 @@ cdef class VirtualOrder:
         cdef cnp.ndarray out = empty_order(count)
         cdef int64_t *data = <int64_t *>cnp.PyArray_DATA(out)
         if count < RELEASE_VIRTUAL_FROM:
-            fi_virtual_fill(&self.order, start, count, data)
+            fi_virtual_fill(&self.order, fi_isa(), start, count, data)
         else:
             with nogil:
-                fi_virtual_fill(&self.order, start, count, data)
+                fi_virtual_fill(&self.order, fi_isa(), start, count, data)
         return out
 
     def __reduce__(self):
@@ -350,9 +348,9 @@ def fill_by(n, words, stream, start, count, isa, rounds):
     if rc != FI_OK:
         raise ValueError(f"fi_virtual_init refuses: {rc}")
     cdef cnp.ndarray out = empty_order(size)
-    rc = fi_virtual_fill_by(&order, level, first, size, <int64_t *>cnp.PyArray_DATA(out))
+    rc = fi_virtual_fill(&order, level, first, size, <int64_t *>cnp.PyArray_DATA(out))
     if rc != FI_OK:
-        raise ValueError(f"fi_virtual_fill_by refuses: {rc}")
+        raise ValueError(f"fi_virtual_fill refuses: {rc}")
     return out
 
 
@@ -449,7 +447,7 @@ cdef class Race:
             while rc != FI_OK or arrivals.count < k:
                 arrivals_open(&arrivals, room)
                 with nogil:
-                    rc = fi_race_run(weights, n, &seed, number, horizon, &arrivals)
+                    rc = fi_race_run(fi_isa(), weights, n, &seed, number, horizon, &arrivals)
                 # A second run is needed if the estimate came from an unlucky sample.
                 if rc == FI_E_FULL:
                     room = min(n, 4 * <uint64_t>room)
@@ -491,9 +489,9 @@ def arrivals_by(const double[::1] weights, words, stream, horizon, isa):
     cdef uint32_t i
     try:
         arrivals_open(&arrivals, n)
-        rc = fi_race_run_by(isa, &weights[0], n, &seed, stream, horizon, &arrivals)
+        rc = fi_race_run(isa, &weights[0], n, &seed, stream, horizon, &arrivals)
         if rc != FI_OK:
-            raise ValueError(f"fi_race_run_by refuses: {rc}")
+            raise ValueError(f"fi_race_run refuses: {rc}")
         return [(arrivals.times[i], arrivals.items[i]) for i in range(arrivals.count)]
     finally:
         arrivals_close(&arrivals)

@@ -6,7 +6,7 @@
 #include "check.h"
 #include "order/fi_shuffle.h"
 #include "base/fi_mix.h"
-#include "order/fi_shuffle_loops.h"
+#include "order/fi_loops.h"
 
 static const fi_seed SEED = {{0x0123456789abcdefu, 0xfedcba9876543210u}};
 
@@ -49,7 +49,7 @@ static uint32_t next_half(naive *state)
 
 static uint32_t naive_draw(naive *state, uint32_t bound)
 {
-    uint64_t *const spare = state->unit.spare;
+    uint64_t *const spare = state->unit.spare[0];
     uint64_t product = (uint64_t)next_half(state) * bound;
 
     while ((uint32_t)product < ((uint64_t)1 << 32) % bound) {
@@ -170,7 +170,7 @@ static void check_plan(const fi_shuffle_plan *plan, uint32_t n, uint64_t stream,
     CHECK(expected != NULL && order != NULL);
     expected[0] = expected[n + 1] = order[0] = order[n + 1] = -1; /* guards */
     naive_order(plan, expected + 1, n, stream);
-    for (int isa = 0; isa <= fi_shuffle_isa(); isa++) {
+    for (int isa = 0; isa <= fi_isa(); isa++) {
         memset(order + 1, 0x55, n * sizeof *order);
         CHECK_EQ(fi_shuffle_by(plan, isa, order + 1, n, &SEED, stream, threads), FI_OK);
         CHECK(memcmp(order, expected, ((size_t)n + 2) * sizeof *order) == 0);
@@ -265,14 +265,14 @@ static void test_rejection(void)
         memcpy(words, one.words, sizeof words);
         one.unit = unit;
         one.used = 0;
-        before = unit.spare[0];
+        before = unit.spare[0][0];
         fi_shuffle_redraw(&unit, words, bound, 2 * FI_LANES - round % 3, draws);
         for (uint32_t k = 0; k < 2 * FI_LANES - round % 3; k++) {
             CHECK_EQ(draws[k], naive_draw(&one, bound - k));
             CHECK(draws[k] < bound - k);
         }
         CHECK(memcmp(unit.spare, one.unit.spare, sizeof unit.spare) == 0);
-        rejected += unit.spare[0] != before;
+        rejected += unit.spare[0][0] != before;
     }
     CHECK(rejected == 200);
 }

@@ -23,7 +23,7 @@ static void check_bijection(uint64_t n, int isa)
 
     CHECK(out != NULL && seen != NULL);
     out[0] = out[n + 1] = -1;
-    CHECK_EQ(fi_virtual_fill_by(&order, isa, 0, n, out + 1), FI_OK);
+    CHECK_EQ(fi_virtual_fill(&order, isa, 0, n, out + 1), FI_OK);
     for (uint64_t i = 1; i <= n; i++) {
         CHECK(out[i] >= 0 && (uint64_t)out[i] < n && !seen[out[i]]);
         seen[out[i]] = 1;
@@ -42,15 +42,15 @@ static void check_parts(uint64_t n, uint64_t start, int isa)
     const size_t most = n - start < MOST ? (size_t)(n - start) : MOST;
 
     for (size_t k = 0; k < most; k++) {
-        CHECK_EQ(fi_virtual_fill_by(&order, FI_ISA_GENERIC, start + k, 1, single + k), FI_OK);
+        CHECK_EQ(fi_virtual_fill(&order, FI_ISA_GENERIC, start + k, 1, single + k), FI_OK);
     }
     for (size_t count = 0; count <= most; count += count < 20 ? 1 : 37) {
         memset(out, -1, sizeof out);
-        CHECK_EQ(fi_virtual_fill_by(&order, isa, start, count, out), FI_OK);
+        CHECK_EQ(fi_virtual_fill(&order, isa, start, count, out), FI_OK);
         CHECK(memcmp(out, single, count * sizeof out[0]) == 0);
         CHECK(count == MOST || out[count] == -1);
         memset(out, -1, sizeof out);
-        fi_virtual_fill(&order, start, count, out);
+        fi_virtual_fill(&order, fi_isa(), start, count, out);
         CHECK(memcmp(out, single, count * sizeof out[0]) == 0);
     }
 }
@@ -60,7 +60,7 @@ static bool isa_is_there(int isa)
     const fi_virtual order = order_of(100, 0);
     int64_t out;
 
-    return fi_virtual_fill_by(&order, isa, 0, 1, &out) == FI_OK;
+    return fi_virtual_fill(&order, isa, 0, 1, &out) == FI_OK;
 }
 
 static void test_refusals(void)
@@ -73,8 +73,8 @@ static void test_refusals(void)
     CHECK_EQ(fi_virtual_init(&order, 100, &seed, 0, 11), FI_E_RANGE);
     CHECK_EQ(fi_virtual_init(&order, 100, &seed, 0, 14), FI_E_RANGE);
     CHECK_EQ(fi_virtual_init(&order, 100, &seed, 0, 12), FI_OK);
-    CHECK_EQ(fi_virtual_fill_by(&order, FI_ISA_COUNT, 0, 1, &out), FI_E_RANGE);
-    CHECK_EQ(fi_virtual_fill_by(&order, -1, 0, 1, &out), FI_E_RANGE);
+    CHECK_EQ(fi_virtual_fill(&order, FI_ISA_COUNT, 0, 1, &out), FI_E_RANGE);
+    CHECK_EQ(fi_virtual_fill(&order, -1, 0, 1, &out), FI_E_RANGE);
 }
 
 static void test_example_words(void)

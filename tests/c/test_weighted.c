@@ -120,12 +120,12 @@ static void check_race(uint32_t n)
     double *weights = some_weights(n);
     fi_arrivals everybody = arrivals_for(n), some = arrivals_for(n);
 
-    CHECK_EQ(fi_race_run(weights, n, &seed, 9, INFINITY, &everybody), FI_OK);
+    CHECK_EQ(fi_race_run(fi_isa(), weights, n, &seed, 9, INFINITY, &everybody), FI_OK);
     CHECK_EQ(everybody.count, n);
     for (int isa = FI_ISA_GENERIC; isa <= FI_ISA_AVX2; isa++) {
         for (double horizon = 0.01; horizon < 1000; horizon *= 10) {
             uint32_t expected = 0;
-            const int rc = fi_race_run_by(isa, weights, n, &seed, 9, horizon, &some);
+            const int rc = fi_race_run(isa, weights, n, &seed, 9, horizon, &some);
             if (rc == FI_E_RANGE) {
                 printf("instruction set %d is not there\n", isa);
                 break;
@@ -146,7 +146,7 @@ static void check_race(uint32_t n)
     }
     if (n > 64) {
         some.room = n - 1;
-        CHECK_EQ(fi_race_run(weights, n, &seed, 9, INFINITY, &some), FI_E_FULL);
+        CHECK_EQ(fi_race_run(fi_isa(), weights, n, &seed, 9, INFINITY, &some), FI_E_FULL);
     }
     if (n > 3) {
         everybody.times[3] = everybody.times[1]; /* a tie goes to the lower item */
@@ -165,7 +165,7 @@ static void test_horizon(void)
     CHECK(isinf(fi_race_horizon(weights, 100000, 60000)));
     for (uint32_t k = 1; k < 40000; k *= 3) {
         const double horizon = fi_race_horizon(weights, 100000, k);
-        CHECK_EQ(fi_race_run(weights, 100000, &seed, k, horizon, &arrivals), FI_OK);
+        CHECK_EQ(fi_race_run(fi_isa(), weights, 100000, &seed, k, horizon, &arrivals), FI_OK);
         CHECK(arrivals.count >= k && arrivals.count < 2 * k + 100);
     }
     free(weights);
