@@ -115,7 +115,7 @@ def _parent(as_list: bool = False, concat: bool = False) -> Iterator[Callable[[A
 
     with _iterating(Tuples, 2, DEPTH, as_list) as batches:
         ring = batches._pool.ring
-        workers = [member.pid for member in batches._pool._group.members]
+        workers = [worker.pid for worker in batches._pool._group.workers.values()]
 
         def run(_: Any) -> Measured:
             spent: list[float] = []

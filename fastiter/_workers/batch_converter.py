@@ -29,13 +29,8 @@ class ConcatConverter:
     """concat_examples, done in place: equal shapes lie in columns already, ragged fields are put
     together here. No example objects are made at all.
 
-    Parameters
-    ----------
-    padding : Padding
-    copy : bool
-        As in concat_examples.
-    tolerates : bool
-        Whether the other rows of a batch count when some have failed.
+    `copy` is as in concat_examples; `tolerates`, whether the other rows of a batch count when some
+    have failed.
     """
 
     def __init__(self, padding: Padding, copy: bool, tolerates: bool):
@@ -64,22 +59,18 @@ class ConcatConverter:
             pass  # the parent tries on its heap, and raises if that fails too
         return 0
 
-    def matches(self, schema: Schema) -> bool:
-        """Whether the columns of this schema are what concat_examples would give. Its errors about
-        the padding are raised by itself, in `convert`."""
-        return self._steps_for(schema) is not None
-
-    def add_lengths(self, columns: Any, lease: Lease) -> Any:
-        """What concat_examples returns: the columns of a batch, and the lengths it was asked for.
-
-        Runs in the parent.
-        """
-        if self.padding.only_fills:
-            return columns
+    def from_columns(self, lease: Lease) -> Any:
+        """What concat_examples returns: the columns of a batch, and the lengths it was asked for;
+        None where it would give something else, or an error about the padding, which `convert`
+        raises. Runs in the parent."""
         schema = lease.schema
         assert schema is not None
         steps = self._steps_for(schema)
-        assert steps is not None
+        if steps is None:
+            return None
+        columns = row_reader.columns(lease, lease.is_copied or self.copy)
+        if columns is None or self.padding.only_fills:
+            return columns
         names = range(len(steps)) if schema.keys is None else schema.keys
         lengths = [
             row_reader.lengths(lease, number, step.max_length) if step.lengths else None
@@ -101,11 +92,7 @@ class ConcatConverter:
                 warnings.simplefilter("error")
                 fields = zip(schema.specs, schema.dtypes, rules, strict=True)
                 return [_step(*field) for field in fields]
-        except (
-            IndexError,
-            KeyError,
-            *numpy_fallback.CAST_ERRORS,
-        ):  # a field without padding; or a cast
+        except (IndexError, KeyError, *numpy_fallback.CAST_ERRORS):  # no padding, or no cast
             return None
 
     def convert(self, examples: list[Any], indices: Indices) -> Any:
@@ -138,15 +125,8 @@ def _step(spec: Any, dtype: Any, rule: FieldRule) -> _Step:
 
 
 class CallableConverter:
-    """Any other converter: called in the worker, its result packed into the slot.
-
-    Parameters
-    ----------
-    function : callable
-        Called as ``function(examples, None)`` with examples of its own to keep or to change.
-    tolerates : bool
-        Whether the other rows of a batch count when some have failed.
-    """
+    """Any other converter: called in the worker as ``function(examples, None)``, with examples of
+    its own to keep or to change. Its result is packed into the slot. `tolerates` is as above."""
 
     def __init__(self, function: Callable[[list[Any], Any], Any], tolerates: bool):
         self.function = function

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 MOST_DEATHS = 3  # of workers, by one index or the finish of one batch
 
-_FINISH = -1  # in the place of a row
-
 
 class CrashCounts:
     """Deaths of workers by the index, or the conversion of a batch, that must have caused them.
@@ -34,22 +32,18 @@ class CrashCounts:
         delivered."""
         return bool(self._of_index or self._of_finish or self._ends)
 
-    def of_row(self, q: int, row: int, index: int, end: str, is_only: bool) -> bool:
-        """Notes a death with a row in hand; returns whether its index is given up.
-
-        `is_only`: there was no other row that may have caused it.
-        """
+    def count(self, q: int, row: int, index: int | None, end: str) -> bool:
+        """Notes a death with a row in hand, or amid the finish of a batch (`row` is -1); returns
+        whether the row's index, or the finish, is given up. `index` is None where there was another
+        row that may have caused it."""
         self._ends[q, row] = end
-        if not is_only:
+        if row < 0:
+            self._of_finish[q] += 1
+            return self._of_finish[q] >= MOST_DEATHS
+        if index is None:
             return False
         self._of_index[index] += 1
         return index in self._given_up or self._of_index[index] >= MOST_DEATHS
-
-    def of_finish(self, q: int, end: str) -> bool:
-        """Notes a death amid the finish of a batch; returns whether that is given up."""
-        self._ends[q, _FINISH] = end
-        self._of_finish[q] += 1
-        return self._of_finish[q] >= MOST_DEATHS
 
     def count_idle(self, workers: int) -> bool:
         """Notes a death without work in hand; returns whether that is too much for so many workers
@@ -60,13 +54,9 @@ class CrashCounts:
         self._idle = 0
         return True
 
-    def end_of_row(self, q: int, row: int) -> str:
-        """How the worker ended that had the row last."""
+    def exit_reason(self, q: int, row: int = -1) -> str:
+        """How the worker ended that had the row last, or that finished the batch last."""
         return self._ends.get((q, row), "died")
-
-    def end_of_finish(self, q: int) -> str:
-        """How the worker ended that finished the batch last."""
-        return self.end_of_row(q, _FINISH)
 
     def clear(self, indices: npt.NDArray[np.int64], given_up: Iterable[int]) -> None:
         """Forgets the deaths by the indices of a batch that is complete, but not that those of some

@@ -26,17 +26,11 @@ def read_irregular(
     lease: Lease,
     record: ScheduledBatch,
     codes: Sequence[tuple[int, int]],
-    deaths: CrashCounts,
+    crash_counts: CrashCounts,
     tolerates: bool,
 ) -> Irregular:
-    """Load the rows that are not in the columns.
-
-    Parameters
-    ----------
-    codes : (row, code) of the irregular rows, ascending.
-    deaths : how the workers ended that rows have killed.
-    tolerates : False: the first failure is enough.
-    """
+    """Load the rows that are not in the columns: those of `codes`, (row, code), ascending. Unless
+    the batch `tolerates` failures, the first one is enough."""
     examples: dict[int, Any] = {}
     failures: list[Failure] = []
     for row, code in codes:
@@ -44,7 +38,7 @@ def read_irregular(
         facts = f"{what}, {record.label}"
         try:
             if code == status.ROW_POISON:
-                end = deaths.end_of_row(record.q, row)
+                end = crash_counts.exit_reason(record.q, row)
                 died = crash_error(what, end, record.label)
                 failures.append(Failure(died, facts, row, is_skippable=True))
             elif code == status.ROW_ERROR:
@@ -71,21 +65,16 @@ def drop_failed(
 ) -> tuple[dict[int, Any], bool]:
     """Drop the failed rows that are not replaced from a batch that is taken.
 
-    Returns
-    -------
-    dict of int to object
-        Examples that are not in the columns, by the numbers that rows have now.
-    bool
-        Whether the batch converter's result in the slot is of these rows.
+    Returns the examples that are not in the columns, by the numbers that rows have now, and whether
+    the batch converter's result in the slot is of these rows.
     """
     dropped = {failure.row for failure in irregular.failures}.difference(replaced)
     rows = [row for row in range(lease.rows) if row not in dropped]
     without = {row for row, code in codes if code in (status.ROW_ERROR, status.ROW_POISON)}
-    is_finished = dropped == without
     row_reader.compact_rows(lease, rows)
     beside = {**irregular.examples, **replaced}
     examples = {place: beside[row] for place, row in enumerate(rows) if row in beside}
-    return examples, is_finished
+    return examples, dropped == without
 
 
 def crash_error(what: str, end: str, label: str) -> WorkerDiedError:
@@ -119,17 +108,11 @@ def from_rows(
     batch_converter: BatchConverter | None,
 ) -> Any:
     """Make the batch of its rows. Messages name their dataset indices."""
-    schema = lease.schema
-    if (
-        isinstance(batch_converter, ConcatConverter)
-        and schema
-        and not irregular
-        and batch_converter.matches(schema)
-    ):
-        columns = row_reader.columns(lease, lease.is_copied or batch_converter.copy)
-        if columns is not None:
-            return batch_converter.add_lengths(columns, lease)
-    if schema is None:
+    if isinstance(batch_converter, ConcatConverter) and lease.schema and not irregular:
+        batch = batch_converter.from_columns(lease)
+        if batch is not None:
+            return batch
+    if lease.schema is None:
         examples = [irregular[row] for row in range(lease.rows)]
     else:
         examples = row_reader.read(lease, lease.is_copied, irregular)

@@ -31,6 +31,8 @@ from fastiter._workers.shared_object import Shared
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+#: Has a worker write its Python stacks: a real-time signal that Python and common libraries leave.
+STACK_SIGNAL = signal.SIGRTMIN + 7
 _LAST_SECONDS = 1.0  # for exit handlers, and threads that the dataset has left behind
 
 
@@ -149,8 +151,7 @@ class WorkerArguments(NamedTuple):
     bell_pipe: Descriptor
     parent_death_pipe: Descriptor  # read end; its write end is the parent's alone
     parent_pidfd: Descriptor
-    stacks: Descriptor  # where a Python stack is written on `stack_signal`
-    stack_signal: int
+    stacks: Descriptor  # where Python stacks are written on `STACK_SIGNAL`
     parent: int  # pid to die with, 0 if the parent's starting thread may end before it
     inherited: set[int]  # what all iterators hold open, as it is when a fork inherits it
     own: set[int]  # descriptors of them that are this worker's
@@ -242,7 +243,7 @@ def _take_signals(arguments: WorkerArguments) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # as for what a worker starts
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
-    faulthandler.register(arguments.stack_signal, arguments.stacks.fd, all_threads=True)
+    faulthandler.register(STACK_SIGNAL, arguments.stacks.fd, all_threads=True)
 
 
 def _digest(arguments: WorkerArguments) -> bytes:

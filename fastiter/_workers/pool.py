@@ -15,7 +15,7 @@ from fastiter._clib import status
 from fastiter._order.plan import Plan
 from fastiter._ring.arena import Arena
 from fastiter._ring.infer_schema import derive_schema, merge_schemas
-from fastiter._ring.parent import BatchScheduler, Lease, ScheduledBatch
+from fastiter._ring.parent import BatchScheduler, ScheduledBatch
 from fastiter._stats.autotune import private_bytes
 from fastiter._stats.stats import LoaderStats, worker_stats
 from fastiter._util import shutdown
@@ -23,7 +23,7 @@ from fastiter._util.cpus import allowed_cpus
 from fastiter._util.failures import Failure, FailurePolicy, load_start_error, reraise
 from fastiter._workers.batch_converter import BatchConverter
 from fastiter._workers.crash_counts import CrashCounts
-from fastiter._workers.delivery import assemble, crash_error, drop_failed, from_rows, read_irregular
+from fastiter._workers.delivery import assemble, crash_error, drop_failed, read_irregular
 from fastiter._workers.main import BatchJob
 from fastiter._workers.process import LEFT, UNKNOWN_END, WorkerProcess
 from fastiter._workers.process_group import WorkerGroup
@@ -46,26 +46,10 @@ class Pool:
     The iterator uses the pool's `ring` itself for what it does for each batch while nothing special
     happens: topping up, and taking batches.
 
-    Parameters
-    ----------
-    dataset, batch_size, n_prefetch, shared_mem, dataset_timeout, maxtasksperchild
-        As in MultiprocessIterator.
-    workers : int
-        Number of worker processes.
-    rows : int
-        Examples that a batch has at most: fewer than `batch_size` where the dataset is smaller.
-    n_held : int
-        Slots that the consumer has while the loop goes on.
-    most_workers, most_prefetch : int, optional
-        How far `adjust` may go; no further than now by default.
-    batch_converter : BatchConverter or None
-        What becomes of a complete batch.
-    worker_init : callable or None
-        As in MultiprocessIterator.
-    start : Start
-        How workers are started.
-    lock : RLock
-        The iterator's.
+    A batch has `rows` examples at most, fewer than `batch_size` where the dataset is smaller; the
+    loop that goes on has `n_held` slots. `most_workers` and `most_prefetch` are how far `adjust`
+    may go, no further than now by default. `lock` is the iterator's. The rest is as in
+    MultiprocessIterator.
     """
 
     def __init__(
@@ -98,7 +82,7 @@ class Pool:
         self._at_start: dict[int, Report] = {}  # what workers had done when the first batch came
         self._joined: dict[int, float] = {}  # when workers joined that were not there at first
         self._planned_exits = maxtasksperchild is not None
-        self._batch_converter = batch_converter
+        self.batch_converter = batch_converter
         self._crash_counts = CrashCounts()
         self._hints_restored = False  # since the last batch came
         self.is_starting = True  # there are workers whose start is to be watched
@@ -131,21 +115,12 @@ class Pool:
         """Whether this is the process that made the pool, not a forked child."""
         return os.getpid() == self.pid
 
-    @property
-    def ready_plan(self) -> Plan | None:
-        """The plan of the oldest batch if that is complete, else None."""
-        is_ready = self.ring.scheduled and self.ring.ready()
-        return self.ring.scheduled[0].plan if is_ready else None
-
     def wait(self) -> None:
         """Blocks until the oldest batch is complete.
 
-        Raises
-        ------
-        TimeoutWarning, KeyboardInterrupt
-            While waiting. Nothing is lost, the next call waits for the same batch.
-        Exception
-            The dataset cannot be loaded in the workers, or they die before they work.
+        Raises TimeoutWarning and KeyboardInterrupt, of which nothing is lost: the next call waits
+        for the same batch; and an error if the dataset cannot be loaded in the workers, or they die
+        before they work.
         """
         while not self.ring.ready():  # an overwritten word may take it back
             self._sleep(self.ring.ready, any_event=False)
@@ -154,34 +129,18 @@ class Pool:
         """Blocks until a slot that drains may have come back."""
         self._sleep(self.ring.has_free_slot, any_event=True)
 
-    def deliver_fast(self, plan: Plan, lease: Lease) -> Any:
-        """The batch of `plan`, of which `take` gave the lease.
-
-        Raises
-        ------
-        Exception
-            A field cannot be loaded, or the converter's exception.
-        """
-        assert plan.indices is not None
-        return from_rows(lease, plan.indices, {}, self._batch_converter)
-
     def deliver(self, plan: Plan, policy: FailurePolicy | None) -> Any:
         """Take the oldest batch, that of `plan`, out of the ring, and return it or its `Failure`.
 
         `policy` decides about rows that have failed; without one the first is the batch's failure.
-
-        Raises
-        ------
-        Exception
-            What belongs to the batch too: a field cannot be loaded, or the converter's exception.
+        Raises what belongs to the batch, too: a field cannot be loaded, or the converter raises.
         """
         record = self.ring.scheduled[0]
         lease = None
         try:
             lease, codes = self.ring.take_irregular()
-            irregular = read_irregular(
-                lease, record, codes, self._crash_counts, tolerates=policy is not None
-            )
+            tolerates = policy is not None
+            irregular = read_irregular(lease, record, codes, self._crash_counts, tolerates)
             poison = (row for row, code in codes if code == status.ROW_POISON)
             self._crash_counts.clear(record.indices, poison)
             examples = irregular.examples
@@ -195,10 +154,10 @@ class Pool:
                 if not is_finished:
                     lease.flags &= status.FINISH_POISON
             if lease.flags & status.FINISH_POISON:
-                end = self._crash_counts.end_of_finish(record.q)
+                end = self._crash_counts.exit_reason(record.q)
                 raise crash_error("the converter", end, record.label)
             self._learn(record, irregular.examples)
-            return assemble(lease, record, examples, self._batch_converter)
+            return assemble(lease, record, examples, self.batch_converter)
         finally:
             self.copied_out += lease is not None and lease.is_copied
             del lease  # or it lives as long as the traceback of what is raised
@@ -253,8 +212,8 @@ class Pool:
             # After a silence too: where the system has no pidfds, a pipe's end tells of a death,
             # and what the dataset has forked may hold that open.
             if not woken or any(position >= 0 for position in woken):
-                for member in self._group.dead():
-                    self._recover(member)
+                for worker in self._group.dead():
+                    self._recover(worker)
             label = ring.scheduled[0].label if ring.scheduled else "a free slot"
             self._timeouts.look(label)
             if not woken:
@@ -282,15 +241,15 @@ class Pool:
     def set_workers(self, count: int) -> None:
         """Changes the number of workers. Surplus ones leave when they have done the rows that they
         hold; nothing waits for them."""
-        for member in self._group.dead():  # a surplus worker of an earlier change, for example
-            self._recover(member)
+        for worker in self._group.dead():  # a surplus worker of an earlier change, for example
+            self._recover(worker)
         for number in range(self._group.wanted, count):
             if not self.ring.report(number)["ready"]:  # no worker has had it yet
                 self._joined[number] = status.now()
         self._group.wanted = count
-        for surplus in self._group.members[count:]:
-            if surplus is not None:
-                surplus.leaves = True
+        for worker in self._group.workers.values():
+            if worker.number >= count:
+                worker.leaves = True
         self._engage(count)
         self._start_missing()
 
@@ -304,14 +263,15 @@ class Pool:
     def is_steady(self) -> bool:
         """Whether all workers that are wanted have loaded the dataset."""
         return all(
-            member is not None and self.ring.report(member.number)["ready"] == member.start
-            for member in self._group.members[: self._group.wanted]
+            (worker := self._group.workers.get(number)) is not None
+            and self.ring.report(number)["ready"] == worker.start
+            for number in range(self._group.wanted)
         )
 
     def bytes_each(self, name: str) -> int:
         """Memory that a worker shares with no other process, or that a slot takes."""
         if name == "n_processes":
-            return next((private_bytes(m.pid) for m in self._group.members if m is not None), 0)
+            return next((private_bytes(w.pid) for w in self._group.workers.values()), 0)
         schema = self.ring.schema
         return max(self.ring.recent_bytes, 0 if schema is None else schema.bytes)
 
@@ -320,8 +280,7 @@ class Pool:
     def note_start(self) -> None:
         """Counts all that workers have done so far as a part of the start. Called when the first
         batch is delivered."""
-        for number in range(self._group.count):
-            self._at_start[number] = self.ring.report(number)
+        self._at_start = {n: self.ring.report(n) for n in range(self._group.count)}
 
     @property
     def n_workers(self) -> int:
@@ -334,8 +293,9 @@ class Pool:
         ring, living = self.ring, not self.closed
         now = status.now()
         workers = []
-        for number, member in enumerate(self._group.members):
-            pid = member.pid if living and member is not None else 0
+        for number in range(self._group.count):
+            worker = self._group.workers.get(number)
+            pid = worker.pid if living and worker is not None else 0
             report, before = ring.report(number), self._at_start.get(number)
             if number >= self._group.wanted and not report["rows"]:
                 continue  # no worker has had it
@@ -362,8 +322,8 @@ class Pool:
 
     def _start_missing(self) -> None:
         has_started = False
-        for number, member in enumerate(self._group.members[: self._group.wanted]):
-            if member is None:
+        for number in range(self._group.wanted):
+            if number not in self._group.workers:
                 self.is_starting = has_started = True
                 self._group.start(number)
         if has_started:
@@ -377,57 +337,56 @@ class Pool:
             return
         self._next_look = now + _SLICE
         self.is_starting = self._group.watch_starts()
-        for member in self._group.dead():
-            self._recover(member)
+        for worker in self._group.dead():
+            self._recover(worker)
         self._start_missing()
 
-    def _recover(self, member: WorkerProcess) -> None:
+    def _recover(self, worker: WorkerProcess) -> None:
         """Gives back the rows that a dead worker held, and frees its number for another."""
         # A worker that a thread starts after the end of the main module may die of that.
         shutdown.block_if_exiting(self._lock)
         self.ring.fast_path_ok = False
         ring = self.ring
-        report = ring.report(member.number)
-        note = ring.start_error(member.number) if report["ready"] == member.start else b""
-        end = member.exit_reason()
-        losses = ring.losses(member.number)
+        report = ring.report(worker.number)
+        note = ring.start_error(worker.number) if report["ready"] == worker.start else b""
+        end = worker.exit_reason()
+        losses = ring.losses(worker.number)
         suspects = [loss for loss in losses if loss[1] >= 0]
-        while losses_left := ring.losses(member.number):
+        while losses_left := ring.losses(worker.number):
             for slot, row, q in losses_left:
                 ring.give_back(slot, row, q, self._is_poison(row, q, end, len(suspects)))
-        ring.rewind(member.number)
+        ring.rewind(worker.number)
         if len(suspects) > 1:
             ring.offer_singly()
-        self._group.dismiss(member)
+        self._group.dismiss(worker)
         ring.ring_all()
         steps = "loading the dataset" + (" or worker_init" if self._calls_init else "")
         if (failure := load_start_error(note, steps)) is not None:
             self.close()
             reraise(failure)
-        was_ready = report["ready"] == member.start
-        leaves = (self._planned_exits or member.leaves) and not losses
+        was_ready = report["ready"] == worker.start
+        leaves = (self._planned_exits or worker.leaves) and not losses
         # Where the kernel reaps the program's children (SIGCHLD ignored), the status is unknown.
         planned = leaves and (end == LEFT or (end == UNKNOWN_END and was_ready))
         self.restarts += not planned
-        self.replacements += planned and member.number < self._group.wanted
+        self.replacements += planned and worker.number < self._group.wanted
         if not losses and not planned:
-            self._count_idle_death(member, was_ready, end)
+            self._count_idle_death(worker, was_ready, end)
 
     def _is_poison(self, row: int, q: int, end: str, suspects: int) -> bool:
         """Counts a death for the one index, or finish, that must have caused it."""
         record = next((s for s in self.ring.scheduled if s.q == q), None)
         if record is None:
             return False  # of a batch that was reset
-        if row < 0:
-            return self._crash_counts.of_finish(q, end)
-        return self._crash_counts.of_row(q, row, int(record.indices[row]), end, suspects == 1)
+        index = int(record.indices[row]) if row >= 0 and suspects == 1 else None
+        return self._crash_counts.count(q, row, index, end)
 
-    def _count_idle_death(self, member: WorkerProcess, was_ready: bool, end: str) -> None:
+    def _count_idle_death(self, worker: WorkerProcess, was_ready: bool, end: str) -> None:
         if not self._crash_counts.count_idle(self._group.wanted):
             return
         when = "without a row" if was_ready else "before they have loaded the dataset"
         raise WorkerDiedError(
-            f"worker processes die again and again {when}; the last one, {member.pid}, {end}. "
+            f"worker processes die again and again {when}; the last one, {worker.pid}, {end}. "
             "Likely causes: out of memory, or a crash while the main module or the dataset is "
             "imported; under context='spawn' or 'forkserver' the main module needs an "
             "if __name__ == '__main__' guard"

@@ -98,10 +98,9 @@ class WorkerProcess:
             return UNKNOWN_END
         if code >= 0:
             return f"exited with status {code}"
-        try:
+        with contextlib.suppress(ValueError):
             return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
+        return f"was killed by signal {-code}"
 
     def release(self) -> None:
         """Reaps the process and closes what belongs to it. The process is dead."""
@@ -127,18 +126,18 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def wait_for(members: Iterable[WorkerProcess], seconds: float) -> list[WorkerProcess]:
+def wait_for(workers: Iterable[WorkerProcess], seconds: float) -> list[WorkerProcess]:
     """Waits until all have ended; returns those that have not after `seconds`, by a monotonic C
     clock that tools such as freezegun cannot stop."""
     end = status.now() + seconds
-    left = [m for m in members if not m.is_dead()]
-    while left and (rest := end - status.now()) > 0:
+    while (left := [w for w in workers if not w.is_dead()]) and (rest := end - status.now()) > 0:
         poll = select.poll()
-        for member in left:
-            if member.pidfd >= 0:
-                poll.register(member.pidfd)
-            elif member.has_sentinel:
-                poll.register(member.process.sentinel)
-        poll.poll(min(rest, 0.05 if any(m.pidfd < 0 for m in left) else rest) * 1000)
-        left = [m for m in left if not m.is_dead()]
+        for worker in left:
+            if worker.pidfd >= 0:
+                poll.register(worker.pidfd)
+            else:
+                rest = min(rest, 0.05)
+                if worker.has_sentinel:
+                    poll.register(worker.process.sentinel)
+        poll.poll(rest * 1000)
     return left

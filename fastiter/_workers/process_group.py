@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
-import importlib
 import logging
 import multiprocessing
 import multiprocessing.connection  # join() needs it, at exit too
 import os
-import pickle
 import random
 import signal
 import sys
@@ -27,12 +24,12 @@ import numpy as np
 from fastiter._clib import status
 from fastiter._ring.arena import Arena
 from fastiter._ring.parent import ParentRing, begin_anew, fork_begins, fork_ended
-from fastiter._ring.serialization import dumps
 from fastiter._util import fds
 from fastiter._util.concurrency import WeakObjects
 from fastiter._util.start_default import default_method_kept
 from fastiter._workers import forkserver, start_method, thread_limits
 from fastiter._workers.main import (
+    STACK_SIGNAL,
     Descriptor,
     ForkedWorker,
     Job,
@@ -41,7 +38,7 @@ from fastiter._workers.main import (
     main,
 )
 from fastiter._workers.process import WAITS, WorkerProcess, wait_for
-from fastiter._workers.shared_object import Shared, packing
+from fastiter._workers.shared_object import Shared, image_of
 from fastiter._workers.start_method import Start
 from fastiter.errors import WorkerDiedError
 
@@ -58,8 +55,6 @@ _STARTS_PAUSE = 0.002
 #: Seconds of the start of any other worker, with all that it imports, until the log tells of it.
 IMPORT_SECONDS = 60.0
 
-# A real-time signal that neither Python nor common libraries use, for workers only.
-_STACK_SIGNAL = signal.SIGRTMIN + 7
 _TERM_GRACE_SECONDS = 0.5  # for a worker to end by itself, then by SIGTERM
 _DESCRIPTORS_OF_A_START = 16  # more than multiprocessing opens on the way, in any start method
 _KILL_SECONDS = 3.0  # for the kernel to end what was killed
@@ -104,21 +99,7 @@ os.register_at_fork(
 
 
 class WorkerGroup:
-    """Starts, watches and ends workers.
-
-    Parameters
-    ----------
-    ring : ParentRing
-        The ring they work on.
-    count : int
-        Number of workers, at most.
-    job : Job
-        What they all do.
-    start : Start
-        How workers are started.
-    wanted : int, optional
-        Number of workers to begin with; all of them by default.
-    """
+    """Starts, watches and ends the workers of a ring: `wanted` of them, at most `count`."""
 
     def __init__(
         self,
@@ -130,7 +111,7 @@ class WorkerGroup:
     ):
         self.count = count
         self.wanted = count if wanted is None else wanted  # may be set, see `Pool.set_workers`
-        self.members: list[WorkerProcess | None] = [None] * count
+        self.workers: dict[int, WorkerProcess] = {}  # by number
         self._ring = ring
         self._job = job
         self._start = start
@@ -150,8 +131,8 @@ class WorkerGroup:
     def open(self) -> None:
         """Opens what all workers share, and starts them all.
 
-        They wait at their gates until the dataset's image is written: that, and what they import
-        until then, is most of what a start costs.
+        They wait at the start barrier until the dataset's image is written: that, and what they
+        import until then, is most of what a start costs.
         """
         if multiprocessing.current_process().daemon:
             raise RuntimeError(
@@ -162,20 +143,14 @@ class WorkerGroup:
         with fds.lock():
             self._open_shared()
         if self._method != "fork":
-            _require_directory(self._method)
             start_method.require_guard(self._method)
-            if not _travels_only_with_a_process(self._job):
-                self._make_image()
-        if self._method == "forkserver":
-            # Its workers have little to import once the server has.
-            forkserver.ensure_running([] if self._image is None else self._image.modules())
-            self._write_image()
+            self._prepare(self._start)
         with self._ready():
-            members = [self._launch(number) for number in range(self.wanted)]
-        if self._method == "spawn":
-            self._write_image()
-        for member in members:
-            self._allow_start(member)
+            workers = [self._launch(number) for number in range(self.wanted)]
+        if self._method == "spawn" and self._image is not None:
+            self._image.write()
+        for worker in workers:
+            self._allow_start(worker)
         self.await_starts()
 
     def _open_shared(self) -> None:
@@ -193,55 +168,41 @@ class WorkerGroup:
     def _method(self) -> str:
         return self._start.method
 
-    def _make_image(self) -> None:
-        try:
-            self._image = _image_of(self._job)
-        except Exception as error:
-            if self._start.fallback is None or isinstance(error, (MemoryError, OSError)):
-                raise
-            self._keep_forking(self._start.fallback, error)
-
-    def _write_image(self) -> None:
-        if self._image is not None:
-            self._image.write()
-
-    def _keep_forking(self, context: Any, error: Exception) -> None:
-        """The fork server cannot start workers, for want of a pickle or of room for it."""
-        self._may_change = False
-        self._start = Start(context, f"the fork server cannot start them ({error})").now()
-
-    def _change_method(self) -> None:
-        """Workers that come later are not forked any more where that has become unsafe: by
-        threads, or CUDA, that the program has begun to use since."""
-        is_hung = max(self._hung) >= _MOST_FORKS
-        start = self._start.without_fork() if is_hung else self._start.now()
-        if start.method == self._method:
-            return
+    def _prepare(self, start: Start) -> None:
+        """Makes the image of the job, runs the fork server, and uses `start` from now on. Where
+        the fork server only took the place of a fork, and cannot, workers are forked after all."""
         image = None
         try:
-            if _travels_only_with_a_process(self._job):
-                raise TypeError("the dataset holds locks or queues")
             _require_directory(start.method)
-            image = _image_of(self._job)
-            forkserver.ensure_running(image.modules())
-            image.write()
+            image = image_of(self._job)
+            if image is None and start.fallback is not None:
+                raise TypeError("the dataset holds locks or queues")
+            if start.method == "forkserver":
+                # Its workers have little to import once the server has.
+                forkserver.ensure_running([] if image is None else image.modules())
+                if image is not None:
+                    image.write()
         except Exception as error:
             if image is not None:
                 image.close()
-            self._keep_forking(self._start.context, error)
+            no_room = not self._starts and isinstance(error, (MemoryError, OSError))
+            if start.fallback is None or no_room:
+                raise
+            self._may_change = False
+            why = f"the fork server cannot start them ({error})"
+            self._start = Start(start.fallback, why).now()
         else:
-            self._image, self._start = image, start
+            self._start, self._image = start, image
 
     def start(self, number: int) -> None:
-        """Starts a worker with this number, which no process has now.
-
-        Raises
-        ------
-        WorkerDiedError
-            If the starts of this worker hung again and again, and there is no fork server.
-        """
+        """Starts a worker with this number, which no process has now. `WorkerDiedError` if its
+        starts hung again and again, and there is no fork server."""
         if self._may_change:
-            self._change_method()
+            # A fork may have become unsafe: by threads, or CUDA, that the program uses since.
+            is_hung = max(self._hung) >= _MOST_FORKS
+            start = self._start.without_fork() if is_hung else self._start.now()
+            if start.method != self._method:
+                self._prepare(start)
         if self._hung[number] >= _MOST_FORKS and self._method == "fork":
             self._hung[number] = 0
             raise WorkerDiedError(
@@ -252,12 +213,12 @@ class WorkerGroup:
                 "before there are other threads, by iterator.start()"
             )
         with self._ready():
-            member = self._launch(number)
-        self._allow_start(member)
+            worker = self._launch(number)
+        self._allow_start(worker)
 
-    def _allow_start(self, member: WorkerProcess) -> None:
-        self._ring.allow_start(member.number, member.start)
-        member.allowed = status.now()
+    def _allow_start(self, worker: WorkerProcess) -> None:
+        self._ring.allow_start(worker.number, worker.start)
+        worker.allowed = status.now()
 
     def _ready(self) -> contextlib.AbstractContextManager[None]:
         return thread_limits.ready_to_fork() if self._method == "fork" else contextlib.nullcontext()
@@ -280,7 +241,6 @@ class WorkerGroup:
             parent_death_pipe=Descriptor(self._life[0]),
             parent_pidfd=Descriptor(self._self_pidfd),
             stacks=Descriptor(self._stacks[1]),
-            stack_signal=_STACK_SIGNAL,
             parent=os.getpid() if is_main and self._method != "forkserver" else 0,
             inherited=fds.held if forks else set(),
             own=self._workers_own if forks else set(),
@@ -304,9 +264,9 @@ class WorkerGroup:
         with contextlib.suppress(AttributeError, OSError), fds.lock():
             pidfd = fds.above_stdio(os.pidfd_open(process.pid))
             fds.held.add(pidfd)
-        member = WorkerProcess(number, self._starts, process, pidfd, self._method)
-        self.members[number] = member
-        return member
+        worker = WorkerProcess(number, self._starts, process, pidfd, self._method)
+        self.workers[number] = worker
+        return worker
 
     def _start_process(self, arguments: WorkerArguments) -> Any:
         process = _PROCESS_TYPES[self._method](
@@ -350,38 +310,35 @@ class WorkerGroup:
 
     def open_gates(self) -> None:
         """Opens the start barrier again: the word that says so may have been overwritten."""
-        for member in self.members:
-            if member is not None:
-                self._ring.allow_start(member.number, member.start)
+        for worker in list(self.workers.values()):
+            self._ring.allow_start(worker.number, worker.start)
 
     # ---- watch
 
     def descriptors(self) -> list[int]:
         """The descriptors that become readable when a worker dies."""
         found = []
-        for member in self.members:
-            if member is None:
-                continue
-            if member.pidfd >= 0:
-                found.append(member.pidfd)
-            if not member.proven:
-                member.proven = self._ring.report(member.number)["ready"] == member.start
-            if (member.pidfd < 0 or not member.proven) and member.has_sentinel:
-                found.append(member.process.sentinel)
+        for worker in list(self.workers.values()):
+            if worker.pidfd >= 0:
+                found.append(worker.pidfd)
+            if not worker.proven:
+                worker.proven = self._ring.report(worker.number)["ready"] == worker.start
+            if (worker.pidfd < 0 or not worker.proven) and worker.has_sentinel:
+                found.append(worker.process.sentinel)
         return found
 
     def dead(self) -> list[WorkerProcess]:
         """The workers whose death is known."""
-        return [m for m in self.members if m is not None and self._has_died(m)]
+        return [worker for worker in list(self.workers.values()) if self._has_died(worker)]
 
-    def _has_died(self, member: WorkerProcess) -> bool:
-        if member.is_dead():
+    def _has_died(self, worker: WorkerProcess) -> bool:
+        if worker.is_dead():
             return True
-        if member.proven or member.process.exitcode is None:
+        if worker.proven or worker.process.exitcode is None:
             return False
         # The fork server says that it ended, and it never passed the start barrier: it owns no row,
         # and the pidfd may be that of another process.
-        return self._ring.report(member.number)["ready"] != member.start
+        return self._ring.report(worker.number)["ready"] != worker.start
 
     def await_starts(self) -> None:
         """Waits for the own starts of forked workers where one may well hang, and replaces those.
@@ -399,69 +356,60 @@ class WorkerGroup:
     def watch_starts(self) -> bool:
         """Replaces forked workers that wait in their own start: by other forks, and after some
         attempts by workers of a fork server. Returns whether there are workers left to watch.
-
-        Raises
-        ------
-        WorkerDiedError
-            As `start`.
-        """
+        Raises what `start` raises."""
         starting, hung = False, []
-        for member in self.members:
-            if member is None or self._has_begun(member):
+        for worker in list(self.workers.values()):
+            if self._has_begun(worker):
                 continue
-            seconds = status.now() - member.allowed
-            if member.is_forked and seconds > HUNG_SECONDS * 2 ** self._hung[member.number]:
-                if member.state() == WAITS and not member.is_dead():
-                    hung.append(member)
-            elif seconds > IMPORT_SECONDS and not member.is_late:
-                member.is_late = True
+            seconds = status.now() - worker.allowed
+            if worker.is_forked and seconds > HUNG_SECONDS * 2 ** self._hung[worker.number]:
+                if worker.state() == WAITS and not worker.is_dead():
+                    hung.append(worker)
+            elif seconds > IMPORT_SECONDS and not worker.is_late:
+                worker.is_late = True
                 logger.warning(
                     "worker process %d has been starting for %.0f s: it imports the main module",
-                    member.pid,
+                    worker.pid,
                     seconds,
                 )
             starting = True
-        self._end_hung(hung)
-        for member in hung:
-            if self.members[member.number] is None:
-                self.start(member.number)
-        return starting
-
-    def _has_begun(self, member: WorkerProcess) -> bool:
-        """Whether the worker's own start is over, and code of the user runs."""
-        if not member.has_begun:
-            report = self._ring.report(member.number)
-            is_in = report["pid"] == member.pid and report["since"] != 0
-            member.has_begun = report["ready"] == member.start or (
-                is_in and report["index"] != status.STARTING
-            )
-            if member.has_begun:
-                self._hung[member.number] = 0
-        return member.has_begun
-
-    def _end_hung(self, hung: list[WorkerProcess]) -> None:
-        for member in hung:
-            member.send(signal.SIGKILL)
+        for worker in hung:
+            worker.send(signal.SIGKILL)
         wait_for(hung, _KILL_SECONDS)
-        for member in hung:
-            if self._has_begun(member):
-                continue  # at the last moment: its death is one like any other
-            self.dismiss(member)
+        # Those that began at the last moment have died as any other.
+        hung = [worker for worker in hung if not self._has_begun(worker)]
+        for worker in hung:
+            self.dismiss(worker)
             self.hung_starts += 1
-            self._hung[member.number] += 1
+            self._hung[worker.number] += 1
             logger.info(
                 "worker process %d waited in its start: another thread of this program held a lock "
                 "when the worker was forked. It was ended, and another takes its place",
-                member.pid,
+                worker.pid,
             )
+        for worker in hung:
+            self.start(worker.number)
+        return starting
 
-    def stack_of(self, member: WorkerProcess) -> str:
+    def _has_begun(self, worker: WorkerProcess) -> bool:
+        """Whether the worker's own start is over, and code of the user runs."""
+        if not worker.has_begun:
+            report = self._ring.report(worker.number)
+            is_in = report["pid"] == worker.pid and report["since"] != 0
+            worker.has_begun = report["ready"] == worker.start or (
+                is_in and report["index"] != status.STARTING
+            )
+            if worker.has_begun:
+                self._hung[worker.number] = 0
+        return worker.has_begun
+
+    def stack_of(self, worker: WorkerProcess) -> str:
         """The worker's Python stacks now, also where the worker hangs."""
         read = self._stacks[0]
         with contextlib.suppress(BlockingIOError):
             while os.read(read, 65536):
                 pass
-        member.send(_STACK_SIGNAL)
+        worker.send(STACK_SIGNAL)
         text = b""
         patience = 1.0
         while fds.events(read, patience):
@@ -473,39 +421,34 @@ class WorkerGroup:
 
     # ---- end
 
-    def dismiss(self, member: WorkerProcess) -> None:
+    def dismiss(self, worker: WorkerProcess) -> None:
         """Forgets a dead worker."""
-        self.members[member.number] = None
-        member.release()
+        self.workers.pop(worker.number, None)
+        worker.release()
 
     def close(self) -> None:
         """Ends all workers, hung and stopped ones too, within a few seconds in total."""
         self._ring.stop()
-        members = [m for m in self.members if m is not None]
-        for member in members:  # one at its start barrier leaves
-            self._ring.allow_start(member.number, self._starts + 1)
-        left = wait_for(members, _TERM_GRACE_SECONDS)
-        for member in left:
-            member.send(signal.SIGTERM)
+        workers = list(self.workers.values())
+        for worker in workers:  # one at its start barrier leaves
+            self._ring.allow_start(worker.number, self._starts + 1)
+        left = wait_for(workers, _TERM_GRACE_SECONDS)
+        for worker in left:
+            worker.send(signal.SIGTERM)
         left = wait_for(left, _TERM_GRACE_SECONDS)
         # As the program's death would: a program that has changed its user may send no signals.
         fds.close([self._life[1]])
         self._life = self._life[0], -1
-        for member in left:
-            member.send(signal.SIGKILL)
+        for worker in left:
+            worker.send(signal.SIGKILL)
         left = wait_for(left, _KILL_SECONDS)
-        for member in left:
-            logger.warning("worker process %d does not end, even by SIGKILL", member.pid)
+        for worker in left:
+            logger.warning("worker process %d does not end, even by SIGKILL", worker.pid)
         # Only now, so that Ctrl-C on the way here leaves something to close again. A garbage
         # collection in here may drop the iterator, which closes too.
-        for member in members:
-            if self.members[member.number] is member:
-                self.members[member.number] = None
-                if member not in left:
-                    member.release()
-        self.close_descriptors()
-
-    def close_descriptors(self) -> None:
+        for worker in workers:
+            if self.workers.pop(worker.number, None) is worker and worker not in left:
+                worker.release()
         with fds.lock():
             fds.held.difference_update(self._workers_own)
             fds.close((*self._life, *self._stacks, self._self_pidfd))
@@ -550,71 +493,8 @@ def _close_pipes_of_no_process(error: BaseException) -> None:
                         os.close(names[name])
 
 
-# ---- what travels --------------------------------------------------------------------------------
-
-
 def _generator_digest() -> bytes:
     """A seed from the states of the parent's generators, which are not advanced by it."""
     digest = hashlib.blake2b(repr(random.getstate()).encode(), digest_size=32)
     digest.update(repr(np.random.get_state(legacy=False)).encode())
     return digest.digest()
-
-
-def _travels_only_with_a_process(job: Job) -> bool:
-    """Whether the dataset holds locks or queues, which pickle only while a process starts."""
-    try:
-        _try_pickle(job)
-    except RuntimeError as error:
-        return "inheritance" in str(error)
-    except Exception:
-        return False
-    return False
-
-
-def _image_of(job: Job) -> Shared[Job]:
-    image = functools.partial(
-        Shared.reserve,
-        job,
-        job.image,
-        f"let it read from files, {job.instead}",
-    )
-    try:
-        return image()
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        with contextlib.suppress(ImportError):
-            cloudpickle = importlib.import_module("cloudpickle")
-            with contextlib.suppress(Exception):
-                return image(make=functools.partial(dumps, pickler=cloudpickle.CloudPickler))
-        raise TypeError(
-            f"{_unpicklable_part(job)} cannot be pickled for the worker processes: {error}. Define "
-            f"it at module level, {job.instead}; with cloudpickle installed, lambdas and local "
-            "classes travel too"
-        ) from error
-
-
-def _unpicklable_part(job: Job) -> str:
-    """Names the smallest attribute that does not pickle."""
-    for name, value in job.names.items():
-        if _pickles(value):
-            continue
-        for _ in range(4):
-            parts = vars(value).items() if hasattr(value, "__dict__") else ()
-            bad = next(((k, v) for k, v in parts if not _pickles(v)), None)
-            if bad is None:
-                break
-            name, value = f"{name}'s attribute {bad[0]!r}", bad[1]
-        return f"{name} ({type(value).__qualname__})"
-    return next(reversed(job.names))
-
-
-def _pickles(value: object) -> bool:
-    try:
-        _try_pickle(value)
-    except Exception:
-        return False
-    return True
-
-
-def _try_pickle(value: object) -> None:
-    with packing():
-        dumps(value, 5, lambda buffer: None)

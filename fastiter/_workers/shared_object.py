@@ -9,15 +9,21 @@ multiprocessing's queues and pipes, or inside another image.
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import os
+import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import reduction
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fastiter._ring.serialization import Packed, dumps, unpack
 from fastiter._workers.shm_image import Image
+
+if TYPE_CHECKING:
+    from fastiter._workers.main import Job
 
 T = TypeVar("T")
 
@@ -197,3 +203,52 @@ def share(obj: T) -> Shared[T]:
     handle = Shared.reserve(obj, "a shared object", "share less of it, or let it read from files")
     handle.write()
     return handle
+
+
+# ---- the image of a job --------------------------------------------------------------------------
+
+
+def image_of(job: Job) -> Shared[Job] | None:
+    """The image of a job, still to be written; None if it holds locks or queues of multiprocessing,
+    which pickle only while a process starts."""
+    remedy = f"let it read from files, {job.instead}"
+    try:
+        return Shared.reserve(job, job.image, remedy)
+    except RuntimeError as error:
+        if "inheritance" in str(error):
+            return None
+        raise
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        with contextlib.suppress(Exception):
+            pickler = importlib.import_module("cloudpickle").CloudPickler
+            make = functools.partial(dumps, pickler=pickler)
+            return Shared.reserve(job, job.image, remedy, make)
+        raise TypeError(
+            f"{_unpicklable_part(job)} cannot be pickled for the worker processes: {error}. Define "
+            f"it at module level, {job.instead}; with cloudpickle installed, lambdas and local "
+            "classes travel too"
+        ) from error
+
+
+def _unpicklable_part(job: Job) -> str:
+    """Names the smallest attribute that does not pickle."""
+    for name, value in job.names.items():
+        if _pickles(value):
+            continue
+        for _ in range(4):
+            parts = vars(value).items() if hasattr(value, "__dict__") else ()
+            bad = next(((k, v) for k, v in parts if not _pickles(v)), None)
+            if bad is None:
+                break
+            name, value = f"{name}'s attribute {bad[0]!r}", bad[1]
+        return f"{name} ({type(value).__qualname__})"
+    return next(reversed(job.names))
+
+
+def _pickles(value: object) -> bool:
+    try:
+        with packing():
+            dumps(value, 5, lambda buffer: None)
+    except Exception:
+        return False
+    return True

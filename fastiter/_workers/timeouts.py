@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 class Timeouts:
     """Looks at the workers' reports while `next()` waits.
 
-    Parameters
-    ----------
-    seconds : float or None
-        That one of them may take for one thing; None warns of nothing.
+    `seconds` is how long one of them may take for one thing; None warns of nothing.
     """
 
     def __init__(self, seconds: float | None, ring: ParentRing, group: WorkerGroup) -> None:
@@ -40,81 +37,62 @@ class Timeouts:
         self._progress = -1
 
     def look(self, goal: str) -> None:
-        """Warns of what takes too long, by one warning for each further period.
-
-        Parameters
-        ----------
-        goal : str
-            What is waited for.
-
-        Raises
-        ------
-        TimeoutWarning
-            Where warnings are errors. It is not repeated then.
-        """
+        """Warns of what takes too long, by one warning for each further period. Where warnings are
+        errors, it raises them, and does not repeat them. `goal` is what is waited for."""
         if self.seconds is None:
             return
         now = status.now()
         progress, is_quiet = 0, True
-        for member in self._group.members:
-            if member is None:
-                continue
-            report = self._ring.report(member.number)
+        workers = list(self._group.workers.values())
+        for worker in workers:
+            report = self._ring.report(worker.number)
             progress += report["rows"] + report["claims"]
-            since = self._busy_since(member, report, now)
+            since = self._busy_since(worker, report, now)
             if since is None:
                 continue
             is_quiet = False
-            if since != member.warned_since:
-                member.warned_since, member.warnings = since, 0
+            if since != worker.warned_since:
+                worker.warned_since, worker.warnings = since, 0
             seconds = now - since
-            if seconds > self.seconds * (member.warnings + 1):
-                member.warnings += 1
-                self._warn_of(member, report, seconds, goal)
+            if seconds > self.seconds * (worker.warnings + 1):
+                worker.warnings += 1
+                self._warn_of(worker, report, seconds, goal)
+        quiet = now - self._quiet_since
         if not is_quiet or progress != self._progress:
             self._progress, self._quiet_since, self._quiet_warnings = progress, now, 0
-        elif now - self._quiet_since > self.seconds * (self._quiet_warnings + 1):
+        elif quiet > self.seconds * (self._quiet_warnings + 1):
             self._quiet_warnings += 1
-            self._warn_of_nothing(now - self._quiet_since, goal)
+            states = ", ".join(f"{worker.pid} {worker.state()}" for worker in workers)
+            what = f"no worker process has made progress for {quiet:.1f} s"
+            self._warn(what, f": {states}", goal)
 
-    def _busy_since(self, member: WorkerProcess, report: Report, now: float) -> float | None:
+    def _busy_since(self, worker: WorkerProcess, report: Report, now: float) -> float | None:
         """When the worker has begun its present step; None if it is idle, or the time was
         overwritten."""
         since = report["since"] / 1e9
-        if member.born <= since <= now:
+        if worker.born <= since <= now:
             return since
-        return None if self._has_begun(member, report) else member.born
+        return None if self._has_begun(worker, report) else worker.born
 
     @staticmethod
-    def _has_begun(member: WorkerProcess, report: Report) -> bool:
-        return report["pid"] == member.pid or report["ready"] == member.start
+    def _has_begun(worker: WorkerProcess, report: Report) -> bool:
+        return report["pid"] == worker.pid or report["ready"] == worker.start
 
-    def _warn_of(self, member: WorkerProcess, report: Report, seconds: float, goal: str) -> None:
+    def _warn_of(self, worker: WorkerProcess, report: Report, seconds: float, goal: str) -> None:
         index = report["index"]
-        if not self._has_begun(member, report):  # it does not handle the stack signal yet
-            what, stack = "it has been starting", ""
+        has_begun = self._has_begun(worker, report)
+        if index == status.STARTING or not has_begun:
+            what = "it has been starting"
+        elif index == status.LOADING:
+            what = "the dataset has been loading"
+        elif index == status.FINISHING:
+            what = "the converter has been busy"
         else:
-            if index == status.STARTING:
-                what = "it has been starting"
-            elif index == status.LOADING:
-                what = "the dataset has been loading"
-            elif index == status.FINISHING:
-                what = "the converter has been busy"
-            else:
-                what = f"the dataset has been busy with index {index}"
-            stack = f". Its Python stack now:\n{self._group.stack_of(member)}"
-        self._warn(f"{what} for {seconds:.1f} s", f" in worker process {member.pid}", goal, stack)
+            what = f"the dataset has been busy with index {index}"
+        if has_begun:  # else it does not handle the signal yet
+            goal += f". Its Python stack now:\n{self._group.stack_of(worker)}"
+        self._warn(f"{what} for {seconds:.1f} s", f" in worker process {worker.pid}", goal)
 
-    def _warn_of_nothing(self, seconds: float, goal: str) -> None:
-        members = [member for member in self._group.members if member is not None]
-        states = ", ".join(f"{member.pid} {member.state()}" for member in members)
-        self._warn(
-            f"no worker process has made progress for {seconds:.1f} s", f": {states}", goal, ""
-        )
-
-    def _warn(self, what: str, where: str, goal: str, stack: str) -> None:
-        warn_caller(
-            TimeoutWarning(
-                f"{what} (dataset_timeout={self.seconds} s){where}; waiting for {goal}{stack}"
-            )
-        )
+    def _warn(self, what: str, where: str, goal: str) -> None:
+        text = f"{what} (dataset_timeout={self.seconds} s){where}; waiting for {goal}"
+        warn_caller(TimeoutWarning(text))

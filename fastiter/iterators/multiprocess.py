@@ -19,6 +19,7 @@ from fastiter._util.arguments import checked_callable, checked_optional_int, che
 from fastiter._util.cpus import usable_cpus, whole_cpus
 from fastiter._util.failures import Failure, capture
 from fastiter._workers.batch_converter import BatchConverter, CallableConverter, ConcatConverter
+from fastiter._workers.delivery import from_rows
 from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import choose
 from fastiter.errors import TimeoutWarning
@@ -264,7 +265,7 @@ class MultiprocessIterator(PrefetchingIterator):
         """The oldest batch in the ring, that of ``plan``, as the workers have left it."""
         lease = pool.ring.take()
         if lease is not None:
-            return capture(pool.deliver_fast, plan, lease)
+            return capture(from_rows, lease, plan.indices, {}, pool.batch_converter)
         self._timer.block()
         while not pool.ring.scheduled:
             pool.wait_for_slot()
@@ -274,12 +275,12 @@ class MultiprocessIterator(PrefetchingIterator):
         return capture(pool.deliver, plan, self._skips)
 
     def _take_ready(self, pool: Pool) -> tuple[Plan, Any] | None:
-        plan = pool.ready_plan
-        if plan is None:
+        if not (pool.ring.scheduled and pool.ring.ready()):
             return None
+        plan = pool.ring.scheduled[0].plan
         lease = pool.ring.take()
         if lease is not None:
-            return plan, capture(pool.deliver_fast, plan, lease)
+            return plan, capture(from_rows, lease, plan.indices, {}, pool.batch_converter)
         if self._skips is not None:
             return None
         pool.wait()  # an overwritten word may have taken it back

@@ -245,8 +245,8 @@ def test_a_worker_that_dies_loses_nothing(world, build):
         loop.step()
         world.machine.some_steps(6)
         if number % 10 == 5:
-            member = next(m for m in iterator._pool._group.members if m is not None)
-            os.kill(member.pid, signal.SIGKILL)
+            worker = next(iter(iterator._pool._group.workers.values()))
+            os.kill(worker.pid, signal.SIGKILL)
     loop.check(in_order(30))
 
 

@@ -242,9 +242,9 @@ def test_workers_that_die_lose_nothing(build):
     for number in range(60):
         assert_is(next(iterator), number)
         if number % 10 == 5:
-            for member in filter(None, iterator._pool._group.members):
+            for worker in list(iterator._pool._group.workers.values()):
                 try:
-                    os.kill(member.pid, signal.SIGKILL)
+                    os.kill(worker.pid, signal.SIGKILL)
                 except ProcessLookupError:  # killed before, and not noticed yet
                     continue
                 n_killed += 1

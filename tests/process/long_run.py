@@ -180,8 +180,8 @@ class Killer:
                 time.sleep(0.001)  # all dead: until one is replaced
 
     def kill_one(self) -> bool:
-        members = [m for m in list(self.iterator._pool._group.members) if m is not None]
-        alive = [m.pid for m in members if m.pid not in self.victims and is_alive(m.pid)]
+        workers = list(self.iterator._pool._group.workers.values())
+        alive = [w.pid for w in workers if w.pid not in self.victims and is_alive(w.pid)]
         if not alive:
             return False
         victim = self.random.choice(alive)

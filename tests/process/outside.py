@@ -126,7 +126,7 @@ def resident(pid: int | None = None) -> int:
 
 def pids_of(iterator: Any) -> list[int]:
     """Pids of an iterator's workers."""
-    return [member.pid for member in iterator._pool._group.members if member is not None]
+    return [worker.pid for _, worker in sorted(iterator._pool._group.workers.items())]
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:

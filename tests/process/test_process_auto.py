@@ -85,11 +85,11 @@ def test_workers_that_are_too_many_leave():
         pool = iterator._pool
         pool.set_workers(6)
         until(iterator, lambda stats: [w.rows > 0 for w in stats.workers] == 6 * [True])
-        members = [member for member in pool._group.members if member is not None]
-        assert len(members) == 6
+        workers = pool._group.workers
+        assert len(workers) == 6
         pool.set_workers(1)
-        first = members[0].pid
-        while sum(m is not None and not m.is_dead() for m in pool._group.members) > 1:
+        first = workers[0].pid
+        while sum(not worker.is_dead() for worker in list(workers.values())) > 1:
             next(iterator)
         pool.set_workers(3)  # while some of them may not have been reaped yet
         take(iterator, 20)
@@ -107,7 +107,7 @@ def test_a_worker_that_dies_while_few_are_wanted_is_replaced():
         next(iterator)
         iterator._pool.set_workers(1)
         next(iterator)
-        victim = iterator._pool._group.members[0].pid
+        victim = iterator._pool._group.workers[0].pid
         os.kill(victim, 9)
         take(iterator, 10)
         assert iterator.stats().deaths == 1

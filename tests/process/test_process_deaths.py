@@ -212,7 +212,7 @@ def test_random_kills_under_load(make):
     def kill_at_random():
         nonlocal kills
         while not stop.is_set():
-            pids = [m.pid for m in list(iterator._pool._group.members) if m is not None]
+            pids = [w.pid for w in list(iterator._pool._group.workers.values())]
             if pids:
                 kill(generator.choice(pids))
                 kills += 1

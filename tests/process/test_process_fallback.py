@@ -127,7 +127,7 @@ CLOSED = """
         refuse(["pidfd_open"], errno.ENOSYS)
         iterator = MultiprocessIterator(Closing(), 4, n_processes=1, shuffle=False, context=METHOD)
         iterator.start()
-        sentinel = iterator._pool._group.members[0].process.sentinel
+        sentinel = iterator._pool._group.workers[0].process.sentinel
         os.symlink(f"/proc/{os.getpid()}/fd/{sentinel}", "pipe.new")
         os.rename("pipe.new", "pipe")
 

@@ -305,8 +305,8 @@ def test_workers_that_come_later_are_not_forked_beside_threads(tmp_path, killed)
     assert {{parent for _, parent in next(iterator)}} == {{os.getpid()}}
     begin(draw)
     if {killed}:
-        for member in iterator._pool._group.members:
-            os.kill(member.pid, 9)
+        for worker in iterator._pool._group.workers.values():
+            os.kill(worker.pid, 9)
     parents, indices = [], []
     while len(indices) < 200 or parents[-1] == os.getpid():
         for index, parent in next(iterator):
