@@ -43,13 +43,11 @@ class ConcatConverter:
         return ConcatConverter, (self.padding, self.copy, self.tolerates)
 
     def finish(self, rows: row_writer.RowWriter) -> int:
-        good = None  # all of them
-        if not rows.columns_complete:
-            good = rows.good_rows() if self.tolerates else []
-            if not good:
-                return 0
-        schema = rows.current_schema
+        schema = rows.slot_schema
         if schema is None or not schema.has_ragged_fields:
+            return 0
+        good = rows.good_rows()
+        if good is not None and not (good and self.tolerates):
             return 0
         try:
             steps = self._steps_for(schema)

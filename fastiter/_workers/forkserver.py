@@ -120,11 +120,6 @@ def _forget_server() -> None:
 os.register_at_fork(after_in_child=_forget_server)
 
 
-def _close_all(descriptors: tuple[int, ...]) -> None:
-    for fd in descriptors:
-        os.close(fd)
-
-
 class _Popen(popen_forkserver.Popen):
     """As multiprocessing's, with another server."""
 
@@ -143,7 +138,7 @@ class _Popen(popen_forkserver.Popen):
             self.sentinel, pipe = _server.connect_to_new_process(descriptors)
             # The child takes the closing of this duplicate for the end of its parent.
             ends = (os.dup(pipe), self.sentinel)
-            self.finalizer = util.Finalize(self, _close_all, (ends,))
+            self.finalizer = util.Finalize(self, util.close_fds, ends)  # type: ignore[attr-defined]
             # A child that has died already is noticed as one that dies later.
             with contextlib.suppress(BrokenPipeError), open(pipe, "wb") as stream:
                 stream.write(message.getbuffer())

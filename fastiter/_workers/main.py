@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from multiprocessing import reduction
 from multiprocessing.context import ForkProcess, SpawnProcess
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,9 +28,6 @@ from fastiter._workers import row_writer, thread_limits
 from fastiter._workers.batch_converter import BatchConverter
 from fastiter._workers.shared_object import Shared
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 #: Has a worker write its Python stacks: a real-time signal that Python and common libraries leave.
 STACK_SIGNAL = signal.SIGRTMIN + 7
 _LAST_SECONDS = 1.0  # for exit handlers, and threads that the dataset has left behind
@@ -39,15 +36,11 @@ _LAST_SECONDS = 1.0  # for exit handlers, and threads that the dataset has left 
 class Descriptor:
     """A file descriptor that travels to a child process, whatever starts that child."""
 
-    def __init__(self, fd: int):
-        self.fd = fd
+    def __init__(self, fd: Any):  # in the child: multiprocessing's duplicate
+        self.fd: int = fd if isinstance(fd, int) else fd.detach()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (reduction.DupFd(self.fd) if self.fd >= 0 else None,)
-
-
-def _arrived(duplicate: Any) -> Descriptor:
-    return Descriptor(-1 if duplicate is None else duplicate.detach())
+        return Descriptor, (reduction.DupFd(self.fd) if self.fd >= 0 else -1,)
 
 
 class ForkedWorker(ForkProcess):
@@ -93,18 +86,8 @@ class Job(Protocol):
 
 
 class BatchJob:
-    """Fills batches.
-
-    Parameters
-    ----------
-    dataset
-    batch_converter : BatchConverter or None
-        What becomes of a complete batch.
-    worker_init : callable or None
-        Called first, with the worker's number.
-    claims : int or None
-        Ranges that a worker completes before it leaves, to be replaced.
-    """
+    """Fills batches, and has `batch_converter` convert complete ones. `worker_init` is called
+    first, with the worker's number. After `claims` ranges a worker leaves, to be replaced."""
 
     image = "the dataset's image"
     instead = "or pass context='fork', or use MultithreadIterator"
@@ -143,7 +126,7 @@ class WorkerArguments(NamedTuple):
 
     number: int
     workers: int  # how many there are
-    start: int  # counts the starts of this pool; the cell's gate compares it
+    start: int  # counts the starts of this pool; the start barrier compares it
     arena: Arena | None  # inherited by a fork, else attached
     geometry: tuple[int, ...]
     memory: Descriptor
@@ -198,7 +181,8 @@ def _run(arguments: WorkerArguments) -> int:
     end = WorkerRing(arena, arguments.number, arguments.bell_pipe.fd)
     if not end.enter(arguments.start):
         return 0
-    digest = _digest(arguments)
+    text = arguments.seed + b"%d %d" % (arguments.number, arguments.start)
+    digest = hashlib.blake2b(text, digest_size=32).digest()  # no other start has it
     _seed(digest)
     end.load()
     try:
@@ -246,25 +230,16 @@ def _take_signals(arguments: WorkerArguments) -> None:
     faulthandler.register(STACK_SIGNAL, arguments.stacks.fd, all_threads=True)
 
 
-def _digest(arguments: WorkerArguments) -> bytes:
-    """32 bytes that no other start of a worker has."""
-    text = arguments.seed + b"%d %d" % (arguments.number, arguments.start)
-    return hashlib.blake2b(text, digest_size=32).digest()
-
-
 def _seed(digest: bytes) -> None:
     """Gives this start generators of its own, so that augmentations differ between workers."""
     random.seed(digest)
-    _seed_numpy(np.frombuffer(digest, dtype=np.uint32))
-    _seed_torch(digest)
-
-
-def _seed_numpy(seed: npt.NDArray[np.uint32]) -> None:
-    """As `np.random.seed`, by a new bit generator: the old one's lock may be held for ever, by a
-    thread of the program that drew numbers at the moment of the fork."""
+    # As `np.random.seed`, by a new bit generator: the old one's lock may be held for ever, by a
+    # thread of the program that drew numbers at the moment of the fork.
     generator = np.random.mtrand._rand
     kind = type(generator._bit_generator)
+    seed = np.frombuffer(digest, dtype=np.uint32)
     generator.__init__(seed if kind is np.random.MT19937 else kind(seed))  # type: ignore[misc]
+    _seed_torch(digest)
 
 
 def _seed_torch(digest: bytes) -> None:

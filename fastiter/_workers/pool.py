@@ -225,7 +225,7 @@ class Pool:
         once in vain. If they all sleep again, the batches that are not complete are given up, and
         each ends in an OverwrittenError."""
         self.ring.fast_path_ok = False  # until a batch has been delivered
-        self._group.open_gates()
+        self._group.reopen_barrier()
         if self._hints_restored and self.ring.stalled:
             self.ring.give_up()
         else:

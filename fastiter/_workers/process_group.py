@@ -224,7 +224,7 @@ class WorkerGroup:
         return thread_limits.ready_to_fork() if self._method == "fork" else contextlib.nullcontext()
 
     def _launch(self, number: int) -> WorkerProcess:
-        """Starts a process, which waits at its gate."""
+        """Starts a process, which waits at the start barrier."""
         self._starts += 1
         forks = self._method == "fork"
         arena = self._ring.arena
@@ -308,7 +308,7 @@ class WorkerGroup:
         made of another iterator's batches: those arenas stay."""
         return tuple(ring.arena for ring in _rings if ring is not self._ring and not ring.has_views)
 
-    def open_gates(self) -> None:
+    def reopen_barrier(self) -> None:
         """Opens the start barrier again: the word that says so may have been overwritten."""
         for worker in list(self.workers.values()):
             self._ring.allow_start(worker.number, worker.start)

@@ -79,7 +79,7 @@ cdef class RowWriter(SlotWriter):
         return (
             (seed[0], seed[1]),
             fi_row_epoch(end.worker.ring, end.turn.slot, <uint32_t>row, end.turn.n),
-            fi_row_index(end.worker.ring, end.turn.slot, <uint32_t>row)[0],
+            self.index_of(<uint32_t>row),
         )
 
     def next(self):
@@ -147,7 +147,7 @@ cdef class RowWriter(SlotWriter):
             try:  # outside of the inner loop: to enter it takes as long as a small copy
                 while row < stop:
                     if owned or fi_row_own(&end.worker, &end.turn, row):
-                        index = fi_row_index(end.worker.ring, end.turn.slot, row)[0]
+                        index = self.index_of(row)
                         fi_worker_stat_fetch_begins(stat, index)
                         self.row = row
                         if row == self.timed_row or self.traces:
@@ -214,10 +214,7 @@ cdef class RowWriter(SlotWriter):
 
     cdef bint are_columns_fitting(self) except -1:
         """Whether the slot's columns hold what the dataset's columns do."""
-        cdef WorkerRing end = self.end
-        cdef uint32_t number = fi_slot_schema(end.worker.ring, end.turn.slot)
-        if number != self.schema_number:
-            self.load_schema(number)
+        self.load_schema()
         return self.schema is not None and self.plain.is_current and (
             <ColumnReader>self.plain.reader).fits(self.schema)
 
@@ -240,7 +237,7 @@ cdef class RowWriter(SlotWriter):
         cdef WorkerRing end = self.end
         cdef uint32_t row
         cdef bint done
-        fi_worker_stat_fetch_begins(stat, fi_row_index(end.worker.ring, end.turn.slot, first)[0])
+        fi_worker_stat_fetch_begins(stat, self.index_of(first))
         done = (<ColumnReader>self.plain.reader).into_slot(
             self.schema, fi_slot_payload(end.worker.ring, end.turn.slot), first,
             fi_row_index(end.worker.ring, end.turn.slot, first), count, self.uncached)
@@ -265,7 +262,7 @@ cdef class RowWriter(SlotWriter):
         for row in range(end.turn.first, end.turn.first + end.turn.count):
             if fi_row_own(&end.worker, &end.turn, row):
                 rows.append(row)
-                indices.append(fi_row_index(end.worker.ring, end.turn.slot, row)[0])
+                indices.append(self.index_of(row))
         if not rows:
             return 0
         fi_worker_stat_fetch_begins(stat, indices[0])
@@ -299,23 +296,23 @@ cdef class RowWriter(SlotWriter):
         return 0 if examples is None else len(rows)
 
     cdef uint32_t store(self, uint32_t row, object example) except 0:
-        cdef WorkerRing end = self.end
-        cdef uint32_t number = fi_slot_schema(end.worker.ring, end.turn.slot)
-        if number != self.schema_number:
-            self.load_schema(number)
+        self.load_schema()
         if self.write_into_slot(row, example):
             return FI_ROW_OK
         self.end.pack_row(Packed(example), row, FI_PACKED_EXAMPLE)
         return FI_SPILL
 
-    cdef int load_schema(self, uint32_t number) except -1:
-        rows = self.end.worker.ring.geometry.rows
+    cdef int load_schema(self) except -1:
+        """Uses the slot's schema from now on."""
+        cdef uint32_t number = fi_slot_schema(self.end.worker.ring, self.end.turn.slot)
+        if number == self.schema_number:
+            return 0
         self.use_schema(None)
         self.row_bytes = 0
         try:
             record = self.end.arena.schema_record(number)
             if record:  # number 0 stays empty: nothing is known yet, everything is spilled
-                self.use_schema(Schema.load(record, rows))
+                self.use_schema(Schema.load(record, self.end.worker.ring.geometry.rows))
                 self.row_bytes = self.schema.row_bytes
         except Exception:
             pass  # a type that cannot be imported here, or a corrupt record: rows are spilled
@@ -325,13 +322,12 @@ cdef class RowWriter(SlotWriter):
     cdef uint32_t store_failure(self, uint32_t row, object error) except 0:
         fi_entry_set(self.end.worker.ring, self.end.turn.slot, row, 0, 0)
         try:
-            pickled, summary, text, pid, skippable = dump(error)
+            dumped = dump(error)
             try:
-                self.end.pack_row(
-                    Packed((pickled, summary, text, pid, skippable)), row, FI_PACKED_ERROR)
+                self.end.pack_row(Packed(dumped), row, FI_PACKED_ERROR)
             except MemoryError:  # the traceback is the most of it
-                self.end.pack_row(
-                    Packed((pickled, summary, summary, pid, skippable)), row, FI_PACKED_ERROR)
+                pickled, summary, _, *rest = dumped
+                self.end.pack_row(Packed((pickled, summary, summary, *rest)), row, FI_PACKED_ERROR)
         except BaseException:  # no memory even for that, or it has no text: the fact has to do
             pass
         return FI_ERROR
@@ -363,21 +359,12 @@ cdef class RowWriter(SlotWriter):
         fi_worker_ready(&end.worker, &end.turn, flags)
 
     def pad_fields(self, list steps, list rows):
-        """Joins each ragged field into one array in the slot.
+        """Joins each ragged field of `rows`, ascending, or of all rows, into one array in the slot.
 
-        Parameters
-        ----------
-        steps : list of tuple
-            For each field: a 0-d array of the field's dtype to pad with, or None to join arrays of
-            equal shapes only; the greatest length of the first axis, or -1; the number that the
-            padded first axis is a multiple of.
-        rows : list of int or None
-            Numbers of the rows to join, ascending; None for all.
-
-        Returns
-        -------
-        bool
-            False if a field cannot be joined here: the parent does it then, or raises.
+        Each step begins with a 0-d array of the field's dtype to pad with, or None to join arrays
+        of equal shapes only; the greatest length of the first axis, or -1; the number that the
+        padded first axis is a multiple of. Returns False if a field cannot be joined here: the
+        parent does it then, or raises.
         """
         cdef Schema schema = self.schema
         cdef Py_ssize_t number
@@ -444,39 +431,24 @@ cdef class RowWriter(SlotWriter):
         return True
 
     @property
-    def columns_complete(self):
-        """Whether every row of the batch is in the columns of the current schema."""
-        cdef WorkerRing end = self.end
-        cdef uint32_t row
-        number = fi_slot_schema(end.worker.ring, end.turn.slot)
-        if number != self.schema_number:
-            self.load_schema(number)
-        if self.schema is None:
-            return False
-        for row in range(end.turn.n):
-            if fi_row_code(end.worker.ring, end.turn.slot, row, end.turn.q) != FI_ROW_OK:
-                return False
-        return True
-
-    @property
-    def current_schema(self):
+    def slot_schema(self):
+        """The slot's schema, or None."""
+        self.load_schema()
         return self.schema
 
     def good_rows(self):
-        """Numbers of the rows in the columns of the current schema; empty if there are others that
-        have not failed."""
+        """Numbers of the rows in the columns of the slot's schema, None for all; empty if there are
+        others that have not failed."""
         cdef WorkerRing end = self.end
         cdef uint32_t row, code
         cdef list rows = []
-        if self.schema is None:
-            return rows
         for row in range(end.turn.n):
             code = fi_row_code(end.worker.ring, end.turn.slot, row, end.turn.q)
             if code == FI_ROW_OK:
                 rows.append(row)
             elif code == FI_SPILL:
                 return []
-        return rows
+        return None if len(rows) == <Py_ssize_t>end.turn.n else rows
 
     def examples(self, bint tolerates):
         """Private copies of the examples of the batch; None if there are none, or, unless that is
@@ -489,20 +461,19 @@ cdef class RowWriter(SlotWriter):
         lease.point_at(end.arena, end.turn.slot, end.turn.q,
                        fi_slot_committed(end.worker.ring, end.turn.slot))
         lease.rows = end.turn.n
-        if not self.columns_complete:
-            for row in range(end.turn.n):
-                code = fi_row_code(end.worker.ring, end.turn.slot, row, end.turn.q)
-                if code == FI_SPILL:
-                    irregular[row] = lease.load(row, FI_PACKED_EXAMPLE, True)
-                elif code != FI_ROW_OK:
-                    if not tolerates:
-                        return None
-                    failed.add(row)
+        for row in range(end.turn.n):
+            code = fi_row_code(end.worker.ring, end.turn.slot, row, end.turn.q)
+            if code == FI_SPILL:
+                irregular[row] = lease.load(row, FI_PACKED_EXAMPLE, True)
+            elif code != FI_ROW_OK:
+                if not tolerates:
+                    return None
+                failed.add(row)
         if len(failed) == end.turn.n:
             return None
-        if self.schema is None:
+        lease.schema = self.slot_schema
+        if lease.schema is None:
             return [irregular[row] for row in range(end.turn.n) if row not in failed]
-        lease.schema = self.schema
         return row_reader.read(lease, True, irregular, failed)
 
     def put_result(self, packed, bint failed):

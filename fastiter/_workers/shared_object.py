@@ -75,15 +75,7 @@ class Shared(Generic[T]):
         cls, value: T, what: str, remedy: str, make: Callable[..., bytes] = dumps
     ) -> Shared[T]:
         """A handle whose memory is still to be filled, by `write`. The value is pickled now, but
-        for its large buffers. `what` and `remedy` are for the error where it does not fit.
-
-        Raises
-        ------
-        MemoryError, OSError
-            If there is no room for it, or no descriptor.
-        Exception
-            What the pickling of the value raises.
-        """
+        for its large buffers. `what` and `remedy` are for the error where it does not fit."""
         with packing() as carried:
             packed = Packed(value, least=_BUFFER_BYTES, make=make, writable=False)
         handle = cls(Image.create(packed.size, what, remedy), tuple(carried), os.urandom(16))

@@ -22,15 +22,7 @@ cdef class Image:
 
     @staticmethod
     def create(uint64_t nbytes, str what, str remedy):
-        """Fresh memory. `what` names it in errors, `remedy` says what to do if it does not fit.
-
-        Raises
-        ------
-        MemoryError
-            If there is no room for it within the limits of the machine and the control group.
-        OSError
-            If the system refuses a descriptor, or a file of this size.
-        """
+        """Fresh memory. `what` names it in errors, `remedy` says what to do if it does not fit."""
         cdef uint64_t need = 0, have = 0
         cdef int fd = -1, rc
         with nogil:
@@ -46,13 +38,7 @@ cdef class Image:
 
     @staticmethod
     def adopt(int fd, uint64_t nbytes):
-        """Takes over an open descriptor.
-
-        Raises
-        ------
-        ValueError
-            If its file is smaller; the descriptor is the caller's still.
-        """
+        """Takes over an open descriptor; not if its file is smaller, which is a ValueError."""
         cdef uint64_t size = os.fstat(fd).st_size
         if size < nbytes:
             raise ValueError(f"an image of {nbytes} bytes has {size}")
@@ -62,13 +48,7 @@ cdef class Image:
         return image
 
     def map(self):
-        """A writable memoryview of a `Mapping` of it.
-
-        Raises
-        ------
-        MemoryError
-            If the address space is used up.
-        """
+        """A writable memoryview of a `Mapping` of it."""
         cdef Mapping mapping = Mapping.__new__(Mapping)
         cdef int rc = fi_image_map(self.fd, self.nbytes, &mapping.base)
         if rc == ENOMEM:
@@ -98,11 +78,8 @@ cdef class Mapping:
     """Private, writable view of an image: what is written stays in this process. Exports a buffer,
     and lives as long as an array in it."""
 
-    cdef void *base
-    cdef readonly uint64_t nbytes
-
-    def __cinit__(self):
-        self.base = NULL
+    cdef void *base  # NULL until it is mapped
+    cdef uint64_t nbytes
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         PyBuffer_FillInfo(buffer, self, self.base, <Py_ssize_t>self.nbytes, 0, flags)

@@ -9,6 +9,7 @@ avoided where that is possible. Elsewhere workers do without pools
 from __future__ import annotations
 
 import ast
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -45,13 +46,7 @@ class Start(NamedTuple):
 
     def now(self) -> Start:
         """How to start the next worker, given the threads of this process now. The fork server
-        replaces a fork that would be unsafe; where it cannot, a warning tells of it.
-
-        Raises
-        ------
-        RuntimeWarning
-            Where warnings are errors; once.
-        """
+        replaces a fork that would be unsafe; where it cannot, a warning tells of it, once."""
         reason = why_not_fork() if self.method == "fork" else None
         if reason is None:
             return self
@@ -91,11 +86,18 @@ def why_not_fork(harmless: int = 0) -> str | None:
     if native:
         return f"{native} threads of native libraries live in this process"
     this = threading.current_thread()
-    others = [t.name for t in threading.enumerate() if t is not this and not _is_idle(t)]
+    # Threads of tqdm, for its progress bars, only wait.
+    others = [
+        thread.name
+        for thread in threading.enumerate()
+        if thread is not this and type(thread).__module__.partition(".")[0] != "tqdm"
+    ]
     if others:
         return f"the thread {others[0]!r} runs beside this one"
-    if _uses_cuda():
-        return "CUDA is initialised in this process"
+    with contextlib.suppress(OSError):
+        links = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd")]
+        if any(link.startswith("/dev/nvidia") for link in links):
+            return "CUDA is initialised in this process"
     return None
 
 
@@ -144,13 +146,7 @@ def main_is_importable() -> bool:
 
 
 def require_guard(method: str) -> None:
-    """Checks that workers which import the main module do not run its present line, too.
-
-    Raises
-    ------
-    RuntimeError
-        If the main module is running at a line without a guard.
-    """
+    """RuntimeError if workers, which import the main module, would run its present line, too."""
     tree = _main_tree() if _is_imported_by_workers() else None
     line = None if tree is None else _unguarded_line(tree, _GUARDS)
     if line is not None:
@@ -213,19 +209,3 @@ def _names_in(node: ast.AST) -> set[str]:
 def _is_guard(test: ast.expr) -> bool:
     values = {node.value for node in ast.walk(test) if isinstance(node, ast.Constant)}
     return "__name__" in _names_in(test) and "__main__" in values
-
-
-# ---- what lives in this process ------------------------------------------------------------------
-
-
-def _is_idle(thread: threading.Thread) -> bool:
-    """Whether it is the thread of a progress bar, which only waits."""
-    return type(thread).__module__.partition(".")[0] == "tqdm"
-
-
-def _uses_cuda() -> bool:
-    try:
-        links = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd")]
-    except OSError:
-        return False
-    return any(link.startswith("/dev/nvidia") for link in links)
