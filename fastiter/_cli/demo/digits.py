@@ -90,52 +90,39 @@ def load_digits(seed: int) -> tuple[Digits, Digits]:
 
 
 class Classifier:
-    """An ensemble of small networks with one hidden layer, trained by gradient descent with
-    momentum; the mean of their scores counts. The first axis of all arrays is the network."""
+    """Softmax regression on random features, trained by gradient descent with momentum. The first
+    axis of features and weights are blocks, so small that NumPy needs no threads for them."""
 
-    rate = 0.1  # length of a step
+    rate = 0.05  # length of a step
 
-    def __init__(self, seed: int, n_networks: int = 64, n_hidden: int = 20) -> None:
+    def __init__(self, seed: int, n_blocks: int = 64, n_features: int = 20) -> None:
         rng = np.random.default_rng(seed)
-        w1 = rng.normal(0, np.sqrt(2 / SIDE**2), (n_networks, SIDE**2, n_hidden))
-        w2 = rng.normal(0, np.sqrt(2 / n_hidden), (n_networks, n_hidden, 10))
-        b1, b2 = np.zeros((n_networks, 1, n_hidden)), np.zeros((n_networks, 1, 10))
-        self.params = [p.astype(np.float32) for p in (w1, b1, w2, b2)]
-        self.velocity = [np.zeros_like(p) for p in self.params]
+        drawn = rng.normal(0, np.sqrt(2 / SIDE**2), (n_blocks, SIDE**2, n_features))
+        self.projection = drawn.astype(np.float32)
+        self.weights = np.zeros((n_blocks, n_features, 10), np.float32)
+        self.velocity = np.zeros_like(self.weights)
 
-    def forward(self, images: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
-        """Return inputs, hidden activations and class scores of `images`, shape (n, SIDE, SIDE)."""
-        w1, b1, w2, b2 = self.params
-        x = images.reshape(len(images), SIDE**2)
-        hidden = np.maximum(x @ w1 + b1, 0)
-        return x, hidden, hidden @ w2 + b2
+    def forward(self, images: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return features and class scores of `images`, shape (n, SIDE, SIDE)."""
+        features = np.maximum(images.reshape(len(images), SIDE**2) @ self.projection, 0)
+        return features, (features @ self.weights).sum(axis=0)
 
     def step(self, images: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
-        """Descend one step along the gradients of the cross entropies; return their mean."""
-        x, hidden, scores = self.forward(images)
-        p = np.exp(scores - scores.max(axis=2, keepdims=True))
-        p /= p.sum(axis=2, keepdims=True)
+        """Descend one step along the gradient of the mean cross entropy; return that."""
+        features, scores = self.forward(images)
+        p = np.exp(scores - scores.max(axis=1, keepdims=True))
+        p /= p.sum(axis=1, keepdims=True)
         rows = np.arange(len(labels))
-        loss = -np.log(p[:, rows, labels] + 1e-12).mean()
-        p[:, rows, labels] -= 1
-        p /= len(labels)
-        d_hidden = (p @ self.params[2].swapaxes(1, 2)) * (hidden > 0)
-        gradients = (
-            x.T @ d_hidden,
-            d_hidden.sum(axis=1, keepdims=True),
-            hidden.swapaxes(1, 2) @ p,
-            p.sum(axis=1, keepdims=True),
-        )
-        for param, velocity, gradient in zip(self.params, self.velocity, gradients, strict=True):
-            velocity *= 0.9
-            velocity -= self.rate * gradient
-            param += velocity
+        loss = -np.log(p[rows, labels] + 1e-12).mean()
+        p[rows, labels] -= 1
+        gradient = features.swapaxes(1, 2) @ (p / len(labels))
+        self.velocity = 0.9 * self.velocity - self.rate * gradient
+        self.weights += self.velocity
         return float(loss)
 
     def accuracy(self, images: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
         """Return the share of `images` whose highest score is that of their label."""
-        scores = self.forward(images)[2].mean(axis=0)
-        return float((scores.argmax(axis=1) == labels).mean())
+        return float((self.forward(images)[1].argmax(axis=1) == labels).mean())
 
 
 @dataclass
