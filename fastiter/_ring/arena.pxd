@@ -13,7 +13,7 @@ cdef class Arena:
     cdef readonly int fd
     cdef public bint keeps_pages  # something else than the mapping refers to the pages of slots
     cdef int event_ends[2]
-    cdef int _map(self, fi_geometry *geometry, uint64_t *control)
+    cdef int map(self, fi_geometry *geometry) noexcept
 
 
 cdef class WorkerRing:

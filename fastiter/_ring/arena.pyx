@@ -34,70 +34,62 @@ cdef class Arena:
     def create(uint32_t slots, uint32_t workers, uint32_t rows, uint32_t schemas):
         """Maps a new arena, each slot's reservation as large as the limits allow.
 
-        Raises
-        ------
-        OSError, MemoryError
-            No descriptor is left, or too little address space or file size for small slots.
+        OSError or MemoryError if no descriptor is left, or too little address space or file size
+        for small slots.
         """
         cdef Arena arena = Arena.__new__(Arena)
         cdef fi_geometry geometry
-        cdef uint64_t control, limit = fi_shm_limit(slots)
+        cdef uint64_t limit = max(fi_shm_limit(slots), <uint64_t>FI_PAGE)
         cdef int rc
         geometry.slots = slots
         geometry.workers = workers
         geometry.rows = rows
         geometry.schemas = schemas
         geometry.slot_bytes = 1 << 40
+        check(fi_event_open(arena.event_ends), "opening the parent's doorbell")
         while geometry.slot_bytes > limit:
             geometry.slot_bytes >>= 1
-        while True:
-            rc = ENOMEM if geometry.slot_bytes < FI_PAGE else arena._map(&geometry, &control)
-            if rc == FI_OK:
-                break
-            if rc != ENOMEM and rc != EFBIG and rc != EINVAL:
-                check(rc, f"mapping an arena of {slots} slots")
+        rc = arena.map(&geometry)
+        while rc == ENOMEM or rc == EFBIG or rc == EINVAL:
             if geometry.slot_bytes <= FI_PAGE:
                 raise MemoryError(
                     "mapping an arena of the smallest slots: too little address space or file "
                     "size; raise RLIMIT_AS and RLIMIT_FSIZE, or reduce batch_size")
             geometry.slot_bytes >>= 1
-        check(fi_event_open(arena.event_ends), "opening the parent's doorbell")
-        check(fi_ring_attach(&arena.ring, &geometry, arena.ring.base, arena.fd,
-                             arena.event_ends[1]), "laying out the arena")
+            rc = arena.map(&geometry)
+        check(rc, f"mapping an arena of {slots} slots")
         return arena
-
-    cdef int _map(self, fi_geometry *geometry, uint64_t *control):
-        cdef uint64_t need = 0, have = 0
-        cdef void *base = NULL
-        cdef int fd
-        cdef int rc = fi_ring_size(geometry, control, &self.total)
-        if rc == FI_OK:
-            rc = fi_shm_open(self.total, &fd)
-        if rc != FI_OK:
-            return rc
-        rc = fi_shm_map(fd, self.total, &base)
-        if rc != FI_OK:
-            close(fd)
-            return rc
-        self.ring.base = <char *>base
-        self.fd = fd
-        return FI_OK
 
     @staticmethod
     def attach(int fd, int event, tuple geometry):
         """Maps the arena of another process. Takes over both descriptors."""
         cdef Arena arena = Arena.__new__(Arena)
         cdef fi_geometry g
-        cdef uint64_t control
-        cdef void *base = NULL
         g.slots, g.workers, g.rows, g.schemas, g.slot_bytes = geometry
         arena.fd = fd
         arena.event_ends[0] = arena.event_ends[1] = event
-        check(fi_ring_size(&g, &control, &arena.total), "laying out the arena")
-        check(fi_shm_map(fd, arena.total, &base), "mapping the arena")
-        arena.ring.base = <char *>base
-        check(fi_ring_attach(&arena.ring, &g, base, fd, event), "laying out the arena")
+        check(arena.map(&g), "mapping the arena")
         return arena
+
+    cdef int map(self, fi_geometry *geometry) noexcept:
+        """Maps the memory, new memory if there is no descriptor of it, and lays it out."""
+        cdef uint64_t control
+        cdef void *base = NULL
+        cdef int fd = self.fd
+        cdef int rc = fi_ring_size(geometry, &control, &self.total)
+        if rc == FI_OK and self.fd < 0:
+            rc = fi_shm_open(self.total, &fd)
+        if rc != FI_OK:
+            return rc
+        rc = fi_shm_map(fd, self.total, &base)
+        if rc != FI_OK:
+            if self.fd < 0:
+                close(fd)
+            return rc
+        self.fd = fd
+        rc = fi_ring_attach(&self.ring, geometry, base, fd, self.event_ends[1])
+        self.ring.base = <char *>base
+        return rc
 
     @property
     def geometry(self):

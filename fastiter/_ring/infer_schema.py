@@ -35,9 +35,7 @@ Spec = tuple[int, Any, Any]
 
 _MOST_NDIM = 31  # a batch has one more, and NumPy 1 allows 32
 
-
-def _is_copyable(dtype: np.dtype[Any]) -> bool:
-    return bool(dtype_traits(dtype) & COPYABLE)
+_OBJECT: Spec = (OBJECT, None, None)
 
 
 def _field_of(values: Sequence[Any]) -> Spec:
@@ -45,35 +43,31 @@ def _field_of(values: Sequence[Any]) -> Spec:
     first = values[0]
     kind = type(first)
     if any(type(value) is not kind for value in values):
-        return OBJECT, None, None
+        return _OBJECT
     if kind is np.ndarray:
         dtype, ndim = first.dtype, first.ndim
-        if (
-            ndim > _MOST_NDIM
-            or not _is_copyable(dtype)
-            or any(v.dtype != dtype or v.ndim != ndim or not _is_copyable(v.dtype) for v in values)
+        if ndim > _MOST_NDIM or any(
+            v.dtype != dtype or v.ndim != ndim or not dtype_traits(v.dtype) & COPYABLE
+            for v in values
         ):
-            return OBJECT, None, None
+            return _OBJECT
         if all(value.shape == first.shape for value in values):
             return ARRAY, dtype, first.shape
         return RAGGED, dtype, ndim
-    if kind is int:
-        fits = all(-(1 << 63) <= value < 1 << 63 for value in values)
-        return (INT, None, None) if fits else (OBJECT, None, None)
-    if kind is float:
-        return FLOAT, None, None
-    if kind is bool:
-        return BOOL, None, None
+    if kind is int and all(-(1 << 63) <= value < 1 << 63 for value in values):
+        return INT, None, None
+    if kind in (float, bool):
+        return FLOAT if kind is float else BOOL, None, None
     if isinstance(first, np.generic):
         dtype = first.dtype
         if (
-            _is_copyable(dtype)
+            dtype_traits(dtype) & COPYABLE
             and dtype.kind in "biufcmM"
             and dtype.type is kind
             and all(value.dtype == dtype for value in values)
         ):
             return SCALAR, dtype, None
-    return OBJECT, None, None
+    return _OBJECT
 
 
 def _is_named_tuple(kind: type) -> bool:
@@ -105,43 +99,41 @@ def _is_importable(kind: type) -> bool:
         return False
 
 
-def _fields_of(columns: Iterable[Sequence[Any]]) -> tuple[list[Spec], dict[int, int]]:
-    """The specs of the fields, and the array subtypes of those that have one."""
+def derive_schema(examples: Sequence[Any], rows: int) -> Schema:
+    """The schema that fits all of `examples`."""
+    first: Any = examples[0]
+    kind: type[Any] = type(first)
+    named = NAMED if _is_named_tuple(kind) else BARE
+    containers: dict[type[Any], int] = {tuple: TUPLE, list: LIST, dict: DICT}
+    container = containers.get(kind, named)
+    keys: Any = kind if container == NAMED else None
+    columns: Iterable[Sequence[Any]] = [examples]
+    if container != BARE:
+        if not 0 < len(first) <= MOST_FIELDS or any(
+            type(example) is not kind or len(example) != len(first) for example in examples
+        ):
+            return _whole(rows)
+        columns = zip(*examples, strict=True)
+    if container == DICT:
+        keys = tuple(first)
+        if any(type(key) not in (str, int) for key in keys) or any(
+            tuple(example) != keys for example in examples
+        ):
+            return _whole(rows)
+        columns = zip(*(example.values() for example in examples), strict=True)
     specs: list[Spec] = []
     subtypes = {}
     for number, values in enumerate(columns):
         arrays, subtype = array_subtypes.arrays_of(values)
         specs.append(_field_of(arrays))
-        if subtype != array_subtypes.NONE and specs[-1][0] != OBJECT:
+        if subtype != array_subtypes.NONE and specs[-1] != _OBJECT:
             subtypes[number] = subtype
-    return specs, subtypes
+    return Schema(container, keys, specs, rows, subtypes)
 
 
-def derive_schema(examples: Sequence[Any], rows: int) -> Schema:
-    """The schema that fits all of `examples`."""
-    first = examples[0]
-    kind = type(first)
-    whole = Schema(BARE, None, [(OBJECT, None, None)], rows)
-    named = kind is not tuple and _is_named_tuple(kind)
-    if kind not in (tuple, list, dict) and not named:
-        specs, subtypes = _fields_of([examples])
-        return Schema(BARE, None, specs, rows, subtypes)
-    size = len(first)
-    if not 0 < size <= MOST_FIELDS or any(
-        type(example) is not kind or len(example) != size for example in examples
-    ):
-        return whole
-    if kind is dict:
-        keys = tuple(first)
-        if any(type(key) not in (str, int) for key in keys) or any(
-            tuple(example) != keys for example in examples
-        ):
-            return whole
-        specs, subtypes = _fields_of([example[key] for example in examples] for key in keys)
-        return Schema(DICT, keys, specs, rows, subtypes)
-    container = NAMED if named else TUPLE if kind is tuple else LIST
-    specs, subtypes = _fields_of(zip(*examples, strict=True))
-    return Schema(container, kind if named else None, specs, rows, subtypes)
+def _whole(rows: int) -> Schema:
+    """The schema of examples that are packed as a whole."""
+    return Schema(BARE, None, [_OBJECT], rows)
 
 
 def _merge_fields(a: Spec, b: Spec) -> Spec:
@@ -151,7 +143,7 @@ def _merge_fields(a: Spec, b: Spec) -> Spec:
         ndims = [spec[2] if spec[0] == RAGGED else len(spec[2]) for spec in (a, b)]
         if ndims[0] == ndims[1] > 0:
             return RAGGED, a[1], ndims[0]
-    return OBJECT, None, None
+    return _OBJECT
 
 
 def merge_schemas(a: Schema, b: Schema) -> Schema:
@@ -161,9 +153,9 @@ def merge_schemas(a: Schema, b: Schema) -> Schema:
     """
     kinds = [(schema.container, schema.type, schema.keys, len(schema.specs)) for schema in (a, b)]
     if kinds[0] != kinds[1]:
-        return Schema(BARE, None, [(OBJECT, None, None)], a.rows)
+        return _whole(a.rows)
     specs = list(map(_merge_fields, a.specs, b.specs))
     for number, _ in a.subtypes.items() ^ b.subtypes.items():  # tensors here, arrays there
-        specs[number] = OBJECT, None, None
-    subtypes = {n: subtype for n, subtype in a.subtypes.items() if specs[n][0] != OBJECT}
+        specs[number] = _OBJECT
+    subtypes = {n: subtype for n, subtype in a.subtypes.items() if specs[n] != _OBJECT}
     return Schema(a.container, a.type or a.keys, specs, a.rows, subtypes)

@@ -51,7 +51,7 @@ cdef class BatchScheduler(ParentRing):
     cdef readonly Schema schema
     cdef readonly uint32_t schema_number
     cdef Py_ssize_t batch_size
-    cdef public Py_ssize_t n_prefetch
+    cdef public Py_ssize_t n_prefetch  # batches ahead of the one that the caller waits for
     cdef public uint64_t least_bytes
     cdef readonly uint64_t recent_bytes
     cdef public int64_t single_until

@@ -73,12 +73,8 @@ cdef class ParentRing:
     """The parent's side of an arena, of batches or of reader streams.
 
     All methods are called in the process that made it, under the iterator's lock unless they say
-    otherwise. In a forked child, leases do not give their slots back.
-
-    Parameters
-    ----------
-    arena : Arena
-    spares : slots that are used only in place of retired ones.
+    otherwise. In a forked child, leases do not give their slots back. `spares` are slots that are
+    used only in place of retired ones.
     """
 
     def __cinit__(self, Arena arena, uint32_t spares, *_):
@@ -135,18 +131,10 @@ cdef class ParentRing:
     def wait(self, done, bint any_event, list descriptors, double seconds):
         """Sleeps until the doorbell rings or one of `descriptors` is readable, at most `seconds`.
 
-        Parameters
-        ----------
-        done : callable; it is asked after the workers were told of the sleep. If it returns true,
-            `wait` does not sleep.
-        any_event : bool
-            Whether workers ring for every slot, or for the oldest batch only.
-
-        Returns
-        -------
-        list of int or None
-            Positions of the readable descriptors, and -1 for the doorbell; None if `done`.
-            Python's signal handlers run, and may raise.
+        Workers ring for every slot if `any_event`, else for the oldest batch only. `done` is asked
+        after they were told of the sleep: if it returns true, `wait` returns None at once. Else it
+        returns the positions of the readable descriptors, and -1 for the doorbell. Python's signal
+        handlers run, and may raise.
         """
         cdef uint32_t count = <uint32_t>len(descriptors) + 1
         cdef int *fds = <int *>calloc(count, sizeof(int) + 1)
@@ -218,10 +206,7 @@ cdef class ParentRing:
     def start_trace(self):
         """Has the workers record what they do from their next claim on, from an empty record.
 
-        Raises
-        ------
-        MemoryError
-            If there is no memory for the records, 1 MiB for each worker.
+        MemoryError if there is no memory for the records, 1 MiB for each worker.
         """
         cdef uint64_t need = 0, have = 0
         cdef int rc
@@ -310,19 +295,9 @@ cdef class Lease:
     def load(self, uint32_t row, uint32_t kind, bint copy):
         """The object that was packed as a whole for a row, or for `WHOLE_BATCH`.
 
-        Parameters
-        ----------
-        kind : what was packed: PACKED_EXAMPLE and its like.
-        copy : give arrays memory of their own, instead of views of the slot.
-
-        Returns
-        -------
-        object : None for an error of which the worker could not leave even the text.
-
-        Raises
-        ------
-        Exception
-            OverwrittenError if it is not what was packed there, or what its class raises.
+        `kind` is PACKED_EXAMPLE or its like. With `copy`, arrays get memory of their own, instead
+        of views of the slot. None is an error of which the worker could not leave even the text.
+        OverwrittenError if it is not what was packed there; or what the object's class raises.
         """
         cdef uint64_t offset, size
         if row == FI_WHOLE_BATCH:
@@ -372,14 +347,6 @@ cdef class BatchScheduler(ParentRing):
     ring in the same step: signal handlers run between Python's bytecodes only, so none runs in the
     middle. If Ctrl-C comes between that and the delivery, ring and plans do not agree any more, and
     the next `top_up` has that batch fetched again, and all after it.
-
-    Parameters
-    ----------
-    arena, spares
-        As of `ParentRing`.
-    batch_size : int
-    n_prefetch : int
-        Batches ahead of the one that the caller waits for.
     """
 
     def __init__(self, Arena arena, uint32_t spares, Py_ssize_t batch_size, Py_ssize_t n_prefetch):
@@ -395,12 +362,8 @@ cdef class BatchScheduler(ParentRing):
     def top_up(self, PlanQueue plans):
         """Schedules as many batches as are wanted and have room, and wakes workers for them.
 
-        Raises
-        ------
-        MemoryError
-            If a slot cannot be given the memory that it needs, and no batch is in the ring.
-        Exception
-            KeyboardInterrupt from the order sampler, for one. The next call goes on.
+        MemoryError if a slot cannot be given the memory that it needs, and no batch is in the ring.
+        After any exception, such as KeyboardInterrupt from the order sampler, the next call goes on.
         """
         cdef Plan plan
         if not self.agrees(plans):
@@ -498,7 +461,7 @@ cdef class BatchScheduler(ParentRing):
     def use_schema(self, Schema schema):
         """Has the workers fill the batches scheduled from now on by this schema, if it can be
         published."""
-        if self.arena.put_schema_record(self.schema_number + 1, schema.record()):
+        if self.arena.put_schema_record(self.schema_number + 1, pickle.dumps(schema, 5)):
             self.schema = schema
             self.schema_number += 1
 
@@ -525,11 +488,8 @@ cdef class BatchScheduler(ParentRing):
     def take(self):
         """Takes the oldest batch if it is complete and the columns hold all of it.
 
-        Returns
-        -------
-        Lease or None
-            None if it is not complete, has rows beside its columns, holds what a converter has
-            made; or too few slots would be left to keep prefetching. Nothing has changed then.
+        None if it is not complete, has rows beside its columns, or holds what a converter has made;
+        or too few slots would be left to keep prefetching. Nothing has changed then.
         """
         cdef uint32_t slot = 0, flags = 0, irregular = 0, row = 0
         cdef uint64_t word = 0
@@ -553,16 +513,9 @@ cdef class BatchScheduler(ParentRing):
         free at once: holding batches costs memory, never progress. The batch is to be copied out
         before the next `top_up`.
 
-        Returns
-        -------
-        lease : Lease
-        codes : list of (row, code) of the rows that are not in the columns, ascending.
-
-        Raises
-        ------
-        OverwrittenError
-            If a word holds what no worker writes. A batch with such a row is dropped, and its slot
-            drains.
+        Returns the lease, and (row, code) of the rows that are not in the columns, ascending.
+        OverwrittenError if a word holds what no worker writes: a batch with such a row is dropped,
+        and its slot drains.
         """
         cdef uint32_t slot = 0, flags = 0, irregular = 0, row = 0
         cdef uint64_t word = 0, q = self.parent.head

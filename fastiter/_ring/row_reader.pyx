@@ -54,13 +54,9 @@ cdef object checked_view(Lease lease, Field *f, int ndim, const cnp.npy_intp *di
 
 
 def read(Lease lease, bint copy, dict irregular, set without=None):
-    """The examples of a slot, as a list.
+    """The examples of a slot, as a list: `irregular` ones are given, and rows `without` left out.
 
-    Parameters
-    ----------
-    copy : give arrays memory of their own, instead of views of the slot.
-    irregular : examples of the rows that are not in the columns.
-    without : rows to be left out.
+    With `copy`, arrays get memory of their own, instead of views of the slot.
     """
     cdef Py_ssize_t row
     cdef list batch = []
@@ -69,11 +65,11 @@ def read(Lease lease, bint copy, dict irregular, set without=None):
         if irregular and row in irregular:
             batch.append(irregular[row])
         elif not without or row not in without:
-            batch.append(example_of(lease, row, copy))
+            batch.append(read_example(lease, row, copy))
     return batch
 
 
-cdef inline object example_of(Lease lease, Py_ssize_t row, bint copy):
+cdef object read_example(Lease lease, Py_ssize_t row, bint copy):
     """One example. The caller has checked that the columns lie in the slot."""
     cdef Schema schema = lease.schema
     cdef Py_ssize_t number, count = schema.count
@@ -97,11 +93,6 @@ cdef inline object example_of(Lease lease, Py_ssize_t row, bint copy):
         named[<object>PyTuple_GET_ITEM(schema.keys, number)] = read_field(
             lease, row, &fields[number], copy)
     return named
-
-
-cdef object read_example(Lease lease, Py_ssize_t row, bint copy):
-    """The same, for other modules."""
-    return example_of(lease, row, copy)
 
 
 cdef inline object read_field(Lease lease, Py_ssize_t row, Field *f, bint copy):

@@ -54,12 +54,12 @@ cdef class Schema:
     cdef readonly tuple keys
     cdef readonly tuple specs
     cdef readonly Py_ssize_t rows
-    cdef readonly uint64_t bytes
-    cdef readonly uint64_t row_bytes
+    cdef readonly uint64_t bytes  # of all columns; the slot's heap starts there
+    cdef readonly uint64_t row_bytes  # of one row in all columns
     cdef readonly list dtypes  # of the columns' elements; None for a field of objects
     cdef Field *fields
     cdef Py_ssize_t count
-    cdef readonly object type
+    cdef readonly object type  # of the examples, if they are named tuples
     cdef readonly dict subtypes
 
 

@@ -6,7 +6,6 @@ other objects are packed into the heap, with a column of offsets and lengths. An
 not fit is spilled: packed as a whole. `fastiter._ring.row_reader` reads the rows again.
 """
 
-import pickle
 import sys
 
 import numpy
@@ -79,21 +78,11 @@ cdef class Schema:
 
     Parameters
     ----------
-    container : BARE, TUPLE, LIST, DICT or NAMED, a tuple of a type with names for its items.
     keys : the keys of a DICT, in order; the type of a NAMED; else None.
     specs : per field (kind, dtype or None, shape or number of dimensions).
     rows : rows that a slot has room for.
     subtypes : what the values of ARRAY and RAGGED fields are if not plain arrays, by the numbers of
         the fields. They lie in the slot as arrays do.
-
-    Attributes
-    ----------
-    bytes : int
-        Size of all columns; the slot's heap starts there.
-    row_bytes : int
-        Of one row in all columns.
-    type : type or None
-        Of the examples, if they are named tuples.
     """
 
     def __cinit__(self, int container, keys, specs, Py_ssize_t rows, subtypes=None):
@@ -150,23 +139,13 @@ cdef class Schema:
     def __dealloc__(self):
         PyMem_Free(self.fields)
 
-    def record(self):
-        """Bytes of which `load` makes an equal schema."""
-        return pickle.dumps(
-            (self.container, self.type or self.keys, self.specs, self.subtypes), protocol=5)
+    def __reduce__(self):
+        return Schema, self.parts
 
-    @staticmethod
-    def load(record, rows):
-        container, keys, specs, subtypes = pickle.loads(record)
-        return Schema(container, keys, specs, rows, subtypes)
-
-    def of_rows(self, rows):
-        """The same schema for slots of `rows` rows."""
-        return Schema(self.container, self.type or self.keys, self.specs, rows, self.subtypes)
-
-    def same_as(self, Schema other):
-        return (self.container, self.type, self.keys, self.specs, self.subtypes) == (
-            other.container, other.type, other.keys, other.specs, other.subtypes)
+    @property
+    def parts(self):
+        """The arguments that make an equal schema."""
+        return self.container, self.type or self.keys, self.specs, self.rows, self.subtypes
 
     @property
     def has_ragged_fields(self):

@@ -41,10 +41,6 @@ _SEARCHED = 4 << 20  # bytes of a pickle
 _WRITTEN_AT_ONCE = 16 << 20  # bytes; between two of them Ctrl-C is heard
 
 
-def _align(number: int) -> int:
-    return (number + _ALIGNMENT - 1) & ~(_ALIGNMENT - 1)
-
-
 def dumps(
     value: object,
     protocol: int,
@@ -111,11 +107,8 @@ def _as_dtype(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[A
 class Packed:
     """An object ready to be written into `size` bytes of memory.
 
-    Parameters
-    ----------
-    least : bytes from which on a buffer is stored beside the pickle.
-    make : makes the pickle, as `dumps` does.
-    writable : read-only arrays load writable, as arrays in columns do.
+    Buffers of at least `least` bytes are stored beside the pickle, which `make` makes, as `dumps`
+    does. With `writable`, read-only arrays load writable, as arrays in columns do.
     """
 
     def __init__(
@@ -135,7 +128,7 @@ class Packed:
         end = start + len(self._pickle)
         self._places = []
         for buffer in self._buffers:
-            offset = _align(end)
+            offset = end + -end % _ALIGNMENT
             self._places.append((offset, buffer.nbytes))
             end = offset + buffer.nbytes
         self.size = end
@@ -193,14 +186,8 @@ def _write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
 def unpack(view: memoryview, seed: int | None = None) -> Any:
     """Loads what `Packed` wrote. Arrays of the result are views of `view`, and keep it alive.
 
-    Parameters
-    ----------
-    seed : of the place in a slot; None for an image.
-
-    Raises
-    ------
-    OverwrittenError
-        If it is not what was packed for that place.
+    OverwrittenError if it is not what was packed for the place in a slot that `seed` identifies.
+    An image has no seed.
     """
     if view.nbytes < _HEAD.size:
         raise OverwrittenError(f"shared memory was overwritten: {view.nbytes} bytes hold no object")

@@ -14,7 +14,8 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from fastiter._clib.csrc cimport *
-from fastiter._ring.arena cimport HEAD_BYTES, SUM_BYTES, WorkerRing
+from fastiter._clib.status cimport check
+from fastiter._ring.arena cimport HEAD_BYTES, SUM_BYTES, Arena, WorkerRing
 from fastiter._ring.parent cimport Lease, ParentRing
 from fastiter._ring.row_reader cimport read_example
 from fastiter._ring.schema cimport ARRAY, BARE, OBJECT, RAGGED, Schema, SlotWriter
@@ -37,13 +38,7 @@ cdef uint64_t READER_BYTES = 8 << 20
 
 
 cdef class SampleWriter(SlotWriter):
-    """Publishes the samples of one reader. Used by one thread of one worker process.
-
-    Parameters
-    ----------
-    end : WorkerRing
-    bell_pipe : descriptor that it sleeps on, -1 where bells are futexes.
-    """
+    """Publishes the samples of one reader. Used by one thread of one worker process."""
 
     cdef fi_reader reader
     cdef Schema candidate  # fits what did not fit
@@ -57,16 +52,12 @@ cdef class SampleWriter(SlotWriter):
         fi_reader_init(&self.reader, end.worker.ring, end.worker.number, bell_pipe, READER_BYTES)
 
     def put(self, sample):
-        """Publishes a sample. Blocks while there is no room. False if the parent wants no more.
-
-        Raises
-        ------
-        Exception
-            The sample cannot be pickled; MemoryError if it does not fit into memory.
-        """
+        """Publishes a sample. Blocks while there is no room. False if the parent wants no more."""
         cdef uint32_t code = FI_ROW_OK
         if self.reader.is_open and self.is_full():
-            self.finish_block()
+            fi_reader_close(&self.reader, False)
+            if self.candidate is not None and 8 * self.irregular >= self.reader.rows:
+                self.use(self.candidate)
         if not self.begin():
             return False
         if not self.write_into_slot(self.reader.rows, sample):
@@ -115,16 +106,8 @@ cdef class SampleWriter(SlotWriter):
         return self.reader.rows >= self.room or (
             self.learns and self.irregular >= IRREGULAR_ROWS
             and 2 * self.irregular >= self.reader.rows) or (
-            fi_slot_used(self.reader.ring, self.reader.slot) >= self.used_at_most())
-
-    cdef uint64_t used_at_most(self) noexcept:
-        return BLOCK_BYTES + (0 if self.schema is None else self.schema.bytes)
-
-    cdef int finish_block(self) except -1:
-        fi_reader_close(&self.reader, False)
-        if self.candidate is not None and 8 * self.irregular >= self.reader.rows:
-            self.use(self.candidate)
-        return 0
+            fi_slot_used(self.reader.ring, self.reader.slot)
+            >= BLOCK_BYTES + (0 if self.schema is None else self.schema.bytes))
 
     cdef int open_block(self) except -1:
         """Lays the current block out: columns, then in the heap their schema."""
@@ -151,7 +134,7 @@ cdef class SampleWriter(SlotWriter):
             self.room = 1 if self.version == 0 and self.learns else self.reader.ring.geometry.rows
         else:
             self.room = self.schema.rows
-            packed = Packed((self.schema.record(), self.schema.rows))
+            packed = Packed(self.schema)
             fi_result_set(self.reader.ring, self.reader.slot,
                           self.end.pack(packed, FI_WHOLE_BATCH, FI_PACKED_RESULT), packed.size)
         return 0
@@ -196,7 +179,8 @@ cdef class SampleWriter(SlotWriter):
             self.use_schema(None)  # packed as a whole it is faster than field by field
             self.learns = False
         else:
-            self.use_schema(schema.of_rows(rows))
+            self.use_schema(Schema(schema.container, schema.type or schema.keys, schema.specs, rows,
+                                   schema.subtypes))
         return 0
 
 
@@ -210,35 +194,26 @@ cdef class Block:
     """The parent's record of the current block of one reader."""
 
     cdef StreamLease lease
-    cdef bint lent
     cdef Schema known  # the schema loaded last
     cdef uint32_t version  # of that
 
 
 @cython.no_gc_clear  # like ParentRing
 cdef class StreamRing(ParentRing):
-    """The parent's side of an arena of streams. All methods are called in the process that made
-    it, by one thread at a time. `create` makes one."""
+    """The parent's side of an arena of streams, with at least two slots for each reader.
+
+    All methods are called in the process that made it, by one thread at a time. `credit` is the
+    number of samples that may be in flight: published, and not yet granted again.
+    """
 
     cdef fi_stream stream
     cdef list blocks
     cdef uint32_t turn  # the reader to be visited first
 
-    @staticmethod
-    def create(arena, uint64_t credit):
-        """The ring of an arena with a number of slots, at least two, for each worker.
-
-        Parameters
-        ----------
-        arena : Arena
-        credit : samples that may be in flight: published, and not yet granted again.
-        """
-        cdef StreamRing ring = StreamRing(arena, 0)
-        if fi_stream_init(&ring.stream, &ring.arena.ring, credit, READER_BYTES,
-                          ring.bell_writers) != FI_OK:
-            raise MemoryError()
-        ring.blocks = [Block() for _ in range(ring.arena.ring.geometry.workers)]
-        return ring
+    def __init__(self, Arena arena, uint32_t spares, uint64_t credit):
+        check(fi_stream_init(&self.stream, &arena.ring, credit, READER_BYTES, self.bell_writers),
+              "preparing a ring of streams")
+        self.blocks = [Block() for _ in range(arena.ring.geometry.workers)]
 
     def forget_blocks(self):
         """Drops the current blocks, once nothing will be taken any more."""
@@ -254,20 +229,12 @@ cdef class StreamRing(ParentRing):
             fi_stream_release(&self.stream, slot)
 
     def take_samples(self, Py_ssize_t most):
-        """Some of what is ready, of one reader, in turn.
+        """Some of what is ready, of one reader, in turn; None if nothing is ready.
 
-        Returns
-        -------
-        samples : list, of at most `most` samples, in order; None if nothing is ready.
-        reader : int
-        failure : tuple or None
-            What ended the reader, for `failures.load`. It comes after the samples, and nothing
-            comes after it. It is empty if there was no memory for it.
-
-        Raises
-        ------
-        Exception
-            A sample cannot be loaded; OverwrittenError if shared memory was overwritten.
+        Returns at most `most` samples, in order; the reader's number; and what ended the reader,
+        for `failures.load`, or None. That comes after the samples, and nothing comes after it. It
+        is empty if there was no memory for it. Raises what the loading of a sample raises, and
+        OverwrittenError if shared memory was overwritten.
         """
         cdef uint32_t readers = self.arena.ring.geometry.workers, reader
         fi_stream_collect(&self.stream)
@@ -318,27 +285,27 @@ cdef class StreamRing(ParentRing):
         cdef StreamLease lease = StreamLease.__new__(StreamLease)
         cdef uint32_t version
         lease.point_at(self.arena, slot, q, fi_parent_committed(&self.parent, slot))
-        block.lent = fi_stream_lend(&self.stream, reader)
-        if block.lent:
+        if fi_stream_lend(&self.stream, reader):
             lease.own(self)
         block.lease = lease
         version = fi_slot_schema(&self.arena.ring, slot)
         if version == 0:
             return 0
         if version != block.version:
-            block.known = Schema.load(*lease.load(FI_WHOLE_BATCH, FI_PACKED_RESULT, True))
+            block.known = lease.load(FI_WHOLE_BATCH, FI_PACKED_RESULT, True)
             block.version = version
         lease.check(0, block.known.bytes)
         lease.schema = block.known
         return 0
 
     cdef object read(self, Block block, uint32_t row, uint32_t code, uint32_t reader):
-        if code == FI_ROW_OK and block.lease.schema is not None and row < block.lease.schema.rows:
-            return read_example(block.lease, row, not block.lent)
+        cdef StreamLease lease = block.lease
+        if code == FI_ROW_OK and lease.schema is not None and row < lease.schema.rows:
+            return read_example(lease, row, lease.ring is None)
         if code != FI_SPILL:
             raise OverwrittenError(
                 f"shared memory was overwritten: row {row} of a block of reader {reader}")
-        return block.lease.load(row, FI_PACKED_EXAMPLE, not block.lent)
+        return lease.load(row, FI_PACKED_EXAMPLE, lease.ring is None)
 
     def grant(self, uint64_t samples):
         """Lets readers publish that many samples more."""

@@ -180,7 +180,7 @@ class Pool:
         schema = derive_schema(examples, self.rows)
         if known is not None:
             schema = merge_schemas(known, schema)
-            if schema.same_as(known):
+            if schema.parts == known.parts:
                 return
         ring.use_schema(schema)
 

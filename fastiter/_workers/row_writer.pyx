@@ -1,5 +1,7 @@
 """The inner loop of a worker: fetches claimed rows, writes them, and finishes batches."""
 
+import pickle
+
 cimport numpy as cnp
 from cpython.long cimport PyLong_FromLongLong
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
@@ -312,7 +314,7 @@ cdef class RowWriter(SlotWriter):
         try:
             record = self.end.arena.schema_record(number)
             if record:  # number 0 stays empty: nothing is known yet, everything is spilled
-                self.use_schema(Schema.load(record, self.end.worker.ring.geometry.rows))
+                self.use_schema(pickle.loads(record))
                 self.row_bytes = self.schema.row_bytes
         except Exception:
             pass  # a type that cannot be imported here, or a corrupt record: rows are spilled

@@ -47,7 +47,7 @@ class ReaderGroup:
         self._in_use = threading.Lock()
         self._looked = 0.0
         arena = Arena.create(_SLOTS * len(readers), len(readers), _ROWS, 1)
-        self._ring = StreamRing.create(arena, queue_size)
+        self._ring = StreamRing(arena, 0, queue_size)
         self._group = WorkerGroup(self._ring, len(readers), ReadingJob(readers), start)
         try:
             with self._in_use:
