@@ -98,13 +98,7 @@ cdef inline bint cast_int(object fill, int num, void *item) except -1:
     if num == cnp.NPY_LONG:
         (<long *>item)[0] = <long>value
         return (<long *>item)[0] == value
-    if num == cnp.NPY_FLOAT:
-        (<float *>item)[0] = <float>value
-        return -(1 << 24) <= value <= 1 << 24
-    if num == cnp.NPY_DOUBLE:
-        (<double *>item)[0] = <double>value
-        return -(<int64_t>1 << 53) <= value <= <int64_t>1 << 53
-    return False
+    return -(<int64_t>1 << 53) <= value <= <int64_t>1 << 53 and cast_float(<double>value, num, item)
 
 
 cdef inline bint cast_float(double value, int num, void *item):

@@ -37,14 +37,8 @@ def cgroup_quota(proc: Path = _PROC, mount: Path = _GROUPS) -> float:
 def control_groups(controller: str, proc: Path, mount: Path) -> Iterator[Path]:
     """Directories of the control groups, of version 1 or 2, that may limit a process.
 
-    Parameters
-    ----------
-    controller : str
-        "cpu" or "memory".
-    proc : Path
-        The process' directory under ``/proc``.
-    mount : Path
-        Where control groups are mounted.
+    ``controller`` is "cpu" or "memory", ``proc`` the process' directory under ``/proc``, ``mount``
+    where control groups are mounted.
     """
     try:
         lines = (proc / "cgroup").read_text().splitlines()

@@ -37,29 +37,17 @@ class RowCountError(ValueError):
 
 
 class Failure:
-    """An exception that belongs to a batch, until it is raised.
-
-    Parameters
-    ----------
-    error : Exception
-        What ``next()`` raises.
-    facts : str
-        Which example or step failed, and where; see `annotate`.
-    row : int
-        The batch's row that failed; -1 for the batch as a whole.
-    is_skippable : bool
-        Whether ``on_error`` decides about the row.
-    """
+    """An exception that belongs to a batch, until it is raised."""
 
     __slots__ = ("error", "facts", "is_skippable", "row")
 
     def __init__(
         self, error: Any, facts: str = "", row: int = -1, is_skippable: bool = False
     ) -> None:
-        self.error = error
-        self.facts = facts
-        self.row = row
-        self.is_skippable = is_skippable
+        self.error = error  # what `next()` raises
+        self.facts = facts  # which example or step failed, and where; see `annotate`
+        self.row = row  # of the batch; -1 for the batch as a whole
+        self.is_skippable = is_skippable  # whether `on_error` decides about the row
 
     @classmethod
     def of(cls, error: BaseException, facts: str = "", row: int = -1) -> Failure:
@@ -132,13 +120,9 @@ def reraise(failure: Failure) -> NoReturn:
 def annotate(error: BaseException, facts: str, remote: str = "") -> None:
     """Add to an exception what is known of its origin.
 
-    Parameters
-    ----------
-    facts : str
-        The row and the worker: a note, in place of one from an earlier fetch by a thread. Python
-        3.10, which has no notes, gets them as the cause unless there is one.
-    remote : str
-        The traceback in a worker process, which becomes the cause.
+    ``facts``, the row and the worker, become a note, in place of one from an earlier fetch by a
+    thread. Python 3.10, which has no notes, gets them as the cause unless there is one. ``remote``,
+    the traceback in a worker process, becomes the cause.
     """
     with contextlib.suppress(Exception):  # the exception's class may refuse notes
         has_notes = hasattr(error, "add_note")

@@ -45,18 +45,16 @@ def block_if_exiting(lock: Any = None) -> None:
 class HasWorkers(Protocol):
     """An object with worker processes that one thread at a time uses, under a lock."""
 
-    def interrupt(self) -> None:
-        """Make the thread that waits for workers return. Called without the lock."""
-
-    def end_workers(self) -> None:
-        """End the workers. Called under the lock, unless a thread does not release it in time."""
+    def interrupt(self) -> None: ...
+    def end_workers(self) -> None: ...
 
 
 def end_at_exit(owner: HasWorkers, lock: Any) -> util.Finalize:
     """End the workers of ``owner`` when the interpreter exits: in the main thread, after a daemon
     thread that uses or starts them has released ``lock``.
 
-    Called under the lock, before the workers start.
+    ``interrupt`` makes such a thread return, and is called without the lock; ``end_workers`` under
+    it, unless the thread does not release it in time. Called under the lock, before they start.
     """
     # Runs before multiprocessing ends daemonic children at exit: it would wait for a stopped one.
     at_exit = util.Finalize(None, _end, (weakref.ref(owner), lock), exitpriority=10)

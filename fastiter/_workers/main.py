@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import faulthandler
 import functools
 import hashlib
@@ -85,24 +86,18 @@ class Job(Protocol):
         start's own."""
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class BatchJob:
     """Fills batches, and has `batch_converter` convert complete ones. `worker_init` is called
-    first, with the worker's number. After `claims` ranges a worker leaves, to be replaced."""
+    first, with the worker's number."""
+
+    dataset: Any
+    batch_converter: BatchConverter | None
+    worker_init: Callable[[int], Any] | None
+    claims: int | None  # ranges that a worker completes before it leaves, to be replaced
 
     image = "the dataset's image"
     instead = "or pass context='fork', or use MultithreadIterator"
-
-    def __init__(
-        self,
-        dataset: Any,
-        batch_converter: BatchConverter | None,
-        worker_init: Callable[[int], Any] | None,
-        claims: int | None,
-    ):
-        self.dataset = dataset
-        self.batch_converter = batch_converter
-        self.worker_init = worker_init
-        self._claims = claims
 
     @property
     def names(self) -> dict[str, Any]:
@@ -118,7 +113,7 @@ class BatchJob:
             self.worker_init(arguments.number)
         rows = row_writer.RowWriter(end, self.dataset)
         example_context.set_worker(rows)
-        return functools.partial(_work, rows, end, self.batch_converter, self._claims)
+        return functools.partial(rows.work, self.batch_converter, self.claims or 0)
 
 
 class WorkerArguments(NamedTuple):
@@ -199,26 +194,6 @@ def _run(arguments: WorkerArguments) -> int:
     end.loaded(arguments.start)
     work()
     return 0
-
-
-def _work(
-    rows: row_writer.RowWriter,
-    end: WorkerRing,
-    batch_converter: BatchConverter | None,
-    claims: int | None,
-) -> None:
-    done = 0
-    while True:
-        turn = rows.next()
-        if turn == "rows":
-            rows.fill()
-            done += 1
-            if done == claims:
-                end.leave()
-        elif turn == "finish":
-            rows.finish(batch_converter)
-        else:
-            return
 
 
 def _take_signals(arguments: WorkerArguments) -> None:

@@ -8,7 +8,6 @@ iterator, under the iterator's lock; there is no thread beside it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fastiter._clib import status
@@ -21,7 +20,6 @@ from fastiter._stats.stats import LoaderStats, worker_stats
 from fastiter._util import shutdown
 from fastiter._util.cpus import allowed_cpus
 from fastiter._util.failures import Failure, FailurePolicy, load_start_error, reraise
-from fastiter._workers.batch_converter import BatchConverter
 from fastiter._workers.crash_counts import CrashCounts
 from fastiter._workers.delivery import assemble, crash_error, drop_failed, read_irregular
 from fastiter._workers.main import BatchJob
@@ -55,7 +53,7 @@ class Pool:
     def __init__(
         self,
         *,
-        dataset: Any,
+        job: BatchJob,
         workers: int,
         batch_size: int,
         rows: int,
@@ -63,9 +61,6 @@ class Pool:
         n_held: int,
         shared_mem: int | None,
         dataset_timeout: float | None,
-        maxtasksperchild: int | None,
-        batch_converter: BatchConverter | None,
-        worker_init: Callable[[int], Any] | None,
         start: Start,
         lock: Any,
         most_workers: int = 0,
@@ -81,8 +76,7 @@ class Pool:
         self.replacements = 0  # planned ones
         self._at_start: dict[int, Report] = {}  # what workers had done when the first batch came
         self._joined: dict[int, float] = {}  # when workers joined that were not there at first
-        self._planned_exits = maxtasksperchild is not None
-        self.batch_converter = batch_converter
+        self.job = job
         self._crash_counts = CrashCounts()
         self._hints_restored = False  # since the last batch came
         self.is_starting = True  # there are workers whose start is to be watched
@@ -96,8 +90,6 @@ class Pool:
         self.ring = BatchScheduler(arena, _SPARES, batch_size, n_prefetch)
         self.ring.least_bytes = (shared_mem or 0) * rows
         self._engage(workers)
-        self._calls_init = worker_init is not None
-        job = BatchJob(dataset, batch_converter, worker_init, maxtasksperchild)
         self._group = WorkerGroup(self.ring, most, job, start, workers)
         self._timeouts = Timeouts(dataset_timeout, self.ring, self._group)
         self._at_exit = shutdown.end_at_exit(self, lock)
@@ -157,7 +149,7 @@ class Pool:
                 end = self._crash_counts.exit_reason(record.q)
                 raise crash_error("the converter", end, record.label)
             self._learn(record, irregular.examples)
-            return assemble(lease, record, examples, self.batch_converter)
+            return assemble(lease, record, examples, self.job.batch_converter)
         finally:
             self.copied_out += lease is not None and lease.is_copied
             del lease  # or it lives as long as the traceback of what is raised
@@ -360,12 +352,12 @@ class Pool:
             ring.offer_singly()
         self._group.dismiss(worker)
         ring.ring_all()
-        steps = "loading the dataset" + (" or worker_init" if self._calls_init else "")
+        steps = "loading the dataset" + (" or worker_init" if self.job.worker_init else "")
         if (failure := load_start_error(note, steps)) is not None:
             self.close()
             reraise(failure)
         was_ready = report["ready"] == worker.start
-        leaves = (self._planned_exits or worker.leaves) and not losses
+        leaves = (self.job.claims or worker.leaves) and not losses
         # Where the kernel reaps the program's children (SIGCHLD ignored), the status is unknown.
         planned = leaves and (end == LEFT or (end == UNKNOWN_END and was_ready))
         self.restarts += not planned

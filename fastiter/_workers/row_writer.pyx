@@ -84,17 +84,25 @@ cdef class RowWriter(SlotWriter):
             self.index_of(<uint32_t>row),
         )
 
-    def next(self):
-        """Blocks until there is work: "rows", "finish", or "stop"."""
-        cdef int kind
+    def work(self, batch_converter, uint64_t claims):
+        """Fills rows and finishes batches until the ring says stop, or `claims` ranges are done."""
         cdef WorkerRing end = self.end
-        with nogil:
-            kind = fi_worker_next(&end.worker, &end.turn)
-        if kind == FI_TURN_ROWS:
-            return "rows"
-        return "finish" if kind == FI_TURN_FINISH else "stop"
+        cdef uint64_t done = 0
+        cdef int kind
+        while True:
+            with nogil:
+                kind = fi_worker_next(&end.worker, &end.turn)
+            if kind == FI_TURN_ROWS:
+                self.fill()
+                done += 1
+                if done == claims:
+                    end.leave()
+            elif kind == FI_TURN_FINISH:
+                self.finish(batch_converter)
+            else:
+                return
 
-    def fill(self):
+    cdef int fill(self) except -1:
         """Fetches and writes the claimed rows that no other worker owns."""
         cdef WorkerRing end = self.end
         cdef fi_worker_stat *stat = end.stat
@@ -121,6 +129,7 @@ cdef class RowWriter(SlotWriter):
             fi_worker_pace(&end.worker, end.turn.count, now - since)
         fi_worker_stat_busy(stat, now - since)
         fi_cpu_meter_look(&self.cpu, stat, now)
+        return 0
 
     cdef void choose_timed_row(self) noexcept:
         cdef fi_turn *turn = &self.end.turn
@@ -336,7 +345,7 @@ cdef class RowWriter(SlotWriter):
 
     # ---- finish
 
-    def finish(self, batch_converter):
+    cdef int finish(self, object batch_converter) except -1:
         """Finishes the slot, by a `BatchConverter` if there is one, and publishes it."""
         cdef WorkerRing end = self.end
         cdef fi_worker_stat *stat = end.stat
@@ -345,7 +354,7 @@ cdef class RowWriter(SlotWriter):
         cdef uint32_t flags
         if batch_converter is None:
             fi_worker_ready(&end.worker, &end.turn, 0)
-            return
+            return 0
         since = fi_now_ns()
         fi_worker_stat_begins(stat, since)
         fi_worker_stat_fetch_begins(stat, FI_STAT_FINISHING)
@@ -359,6 +368,7 @@ cdef class RowWriter(SlotWriter):
             fi_trace_put(end.worker.ring, end.worker.number, FI_EVENT_FINISH, &event, end.turn.n)
         # Last, so that whoever is given the batch finds its finish counted and traced.
         fi_worker_ready(&end.worker, &end.turn, flags)
+        return 0
 
     def pad_fields(self, list steps, list rows):
         """Joins each ragged field of `rows`, ascending, or of all rows, into one array in the slot.

@@ -20,6 +20,7 @@ from fastiter._util.cpus import usable_cpus, whole_cpus
 from fastiter._util.failures import Failure, capture
 from fastiter._workers.batch_converter import BatchConverter, CallableConverter, ConcatConverter
 from fastiter._workers.delivery import from_rows
+from fastiter._workers.main import BatchJob
 from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import choose
 from fastiter.errors import TimeoutWarning
@@ -265,7 +266,7 @@ class MultiprocessIterator(PrefetchingIterator):
         """The oldest batch in the ring, that of ``plan``, as the workers have left it."""
         lease = pool.ring.take()
         if lease is not None:
-            return capture(from_rows, lease, plan.indices, {}, pool.batch_converter)
+            return capture(from_rows, lease, plan.indices, {}, pool.job.batch_converter)
         self._timer.block()
         while not pool.ring.scheduled:
             pool.wait_for_slot()
@@ -280,7 +281,7 @@ class MultiprocessIterator(PrefetchingIterator):
         plan = pool.ring.scheduled[0].plan
         lease = pool.ring.take()
         if lease is not None:
-            return plan, capture(from_rows, lease, plan.indices, {}, pool.batch_converter)
+            return plan, capture(from_rows, lease, plan.indices, {}, pool.job.batch_converter)
         if self._skips is not None:
             return None
         pool.wait()  # an overwritten word may have taken it back
@@ -303,8 +304,9 @@ class MultiprocessIterator(PrefetchingIterator):
         self._planner.rewind()
         most = {} if self._tuner is None else self._tuner.most
         workers, n_prefetch = self.n_processes, self.n_prefetch
+        converter = _batch_converter_of(self._source, self._skips is not None)
         pool = self._pool = Pool(
-            dataset=self._dataset,
+            job=BatchJob(self._dataset, converter, self._worker_init, self._maxtasksperchild),
             workers=workers,
             most_workers=most.get("n_processes", 0),
             most_prefetch=most.get("n_prefetch", 0),
@@ -314,9 +316,6 @@ class MultiprocessIterator(PrefetchingIterator):
             n_held=self._most_held(),
             shared_mem=self._shared_mem,
             dataset_timeout=self._dataset_timeout,
-            maxtasksperchild=self._maxtasksperchild,
-            batch_converter=_batch_converter_of(self._source, self._skips is not None),
-            worker_init=self._worker_init,
             start=choose(self._context),
             lock=self._lock,
         )

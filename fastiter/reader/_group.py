@@ -56,6 +56,7 @@ class ReaderGroup:
                     self._group.open()
                 except BaseException:
                     self.end_workers()
+                    self._at_exit.cancel()
                     raise
         except BaseException:
             shutdown.block_if_exiting()
@@ -163,6 +164,7 @@ class ReaderGroup:
             return
         try:
             self.end_workers()
+            self._at_exit.cancel()
         finally:
             self._in_use.release()
 
@@ -178,5 +180,4 @@ class ReaderGroup:
         self._group.close()
         self._ring.forget_blocks()
         self._ring.close_descriptors()
-        self._at_exit.cancel()
         self._released = True
