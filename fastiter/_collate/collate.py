@@ -23,27 +23,14 @@ def collate(
     copy: bool = False,
     indices: Indices | None = None,
 ) -> Any:
-    """Join the examples of a batch along a new first axis, field by field.
+    """Join the examples of a batch, at least one, along a new first axis, field by field.
 
     If the first example is a tuple or a dict, it has fields, and the other examples must have the
-    same ones; anything else, a list too, is one field.
-
-    Parameters
-    ----------
-    batch : sequence
-        Examples, at least one.
-    padding : Padding
-        How each field is padded.
-    copy : bool
-        Whether the result must own its memory, whatever the examples are views of.
-    indices : sequence of int, optional
-        The dataset's index of each example, for the text of errors.
-
-    Returns
-    -------
-    array, tuple of arrays or dict of arrays
-        A plain tuple or dict, whatever kind of tuple or dict the examples are. Lengths that were
-        asked for follow the fields (see `with_lengths`).
+    same ones; anything else, a list too, is one field. The result is a plain tuple or dict of
+    arrays, or an array, whatever kind of tuple or dict the examples are. Lengths that were asked
+    for follow the fields (see `with_lengths`). With ``copy`` the result owns its memory, whatever
+    the examples are views of. ``indices`` of the examples in the dataset are for the text of
+    errors.
     """
     found: Any = None
     if padding.is_none:
@@ -89,12 +76,7 @@ def with_lengths(arrays: Any, names: Sequence[Any], lengths: Sequence[Any]) -> A
 
     Behind a tuple's fields they come in the same order; in a dict under the field's name with
     ``_lengths`` added (the pair of name and ``"lengths"`` if it is no str); behind a single array
-    they make a pair.
-
-    Raises
-    ------
-    ValueError
-        If a dict has a field of that name.
+    they make a pair. ValueError if a dict has a field of that name.
     """
     found = [(name, n) for name, n in zip(names, lengths, strict=True) if n is not None]
     if not found:
@@ -179,9 +161,8 @@ def _join(field: Sequence[Any], rule: FieldRule, copy: bool) -> Joined:
         return concat.pad_stack(field, rule.fill), None
     if not on_gpu and not isinstance(field[0], np.ndarray):
         field = list(numpy_fallback.as_arrays(field))
-    rows = [
-        array[: rule.max_length] if _is_longer(array, rule.max_length) else array for array in field
-    ]
+    limit = rule.max_length
+    rows = [array[:limit] if array.ndim and 0 <= limit < len(array) else array for array in field]
     if rows[0].ndim == 0:
         _refuse_numbers(rows, rule)
         rule = FieldRule(rule.fill)
@@ -199,10 +180,6 @@ def _join(field: Sequence[Any], rule: FieldRule, copy: bool) -> Joined:
             with device:
                 lengths = cupy.asarray(lengths)
     return joined, lengths
-
-
-def _is_longer(array: Any, max_length: int) -> bool:
-    return array.ndim > 0 and 0 <= max_length < len(array)
 
 
 def _has_axis(value: Any) -> bool:

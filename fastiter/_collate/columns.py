@@ -48,14 +48,8 @@ def collate_columns(
 ) -> Any:
     """Return what `collate.collate` returns for the examples that `examples_of` makes.
 
-    Columns that are arrays of plain numbers are used as they are.
-
-    Parameters
-    ----------
-    own : bool
-        Whether the caller alone has the columns: they need not be copied.
-    indices : sequence of int, optional
-        The dataset's index of each row, for messages.
+    Columns that are arrays of plain numbers are used as they are, and not copied if they are the
+    caller's ``own``. ``indices`` of the rows in the dataset are for messages.
     """
     mode = dataset.mode
     names: Sequence[Any] = ()

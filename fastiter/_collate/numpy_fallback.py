@@ -39,12 +39,7 @@ def as_arrays(rows: Sequence[Any]) -> Any:
     """Return `rows`, the first of which is not an array, as one array.
 
     Lists of numbers that vary in length become a list of arrays, of the dtype that NumPy promotes
-    all their numbers to.
-
-    Raises
-    ------
-    ValueError
-        If lists that vary in length hold anything else than numbers.
+    all their numbers to. ValueError if such lists hold anything else than numbers.
     """
     if not isinstance(rows[0], (list, tuple)):
         return np.asarray(rows)
@@ -89,18 +84,8 @@ def misfit(
 ) -> Exception:
     """Return the exception that says why the values of one field do not make an array.
 
-    Parameters
-    ----------
-    values : sequence
-        One for each example.
-    error : Exception
-        What NumPy has raised, or this module without name and indices.
-    name : object
-        The field's name, or its number in a tuple; None if examples have no fields.
-    indices : sequence of int, optional
-        The dataset's index of each example.
-    is_padded : bool
-        Whether examples may differ in length.
+    ``error`` is what NumPy has raised, or this module without name and indices. ``name`` is None if
+    examples have no fields; ``is_padded`` says whether they may differ in length.
     """
     if type(error) not in MISFITS:
         return error
@@ -165,21 +150,20 @@ def place_of(number: int, indices: Indices | None) -> str:
 def pad(rows: Sequence[Any], fill: Any, multiple: int = 1) -> Array:
     """Return `rows` in an array of the elementwise maximum of their shapes, the rest being `fill`.
 
-    Parameters
-    ----------
-    multiple : int
-        The length of the rows' first axis is rounded up to a multiple of this number.
+    The length of the rows' first axis is rounded up to a multiple of `multiple`.
     """
     values = rows
     try:
         if not isinstance(rows[0], np.ndarray):
             rows = tuple(as_arrays(rows))
         dtype = rows[0].dtype
-        shape = _padded_shape(rows)
-        if shape:
-            shape[0] += -shape[0] % multiple
+        shape = np.array(rows[0].shape, dtype=int)
+        for row in rows:
+            # A shape of one axis is broadcast.
+            np.maximum(shape, np.array(row.shape, dtype=int), out=shape)
+        shape[:1] += -shape[:1] % multiple
         fill = checked_fill(fill, dtype, len(shape))
-        result = _filled((len(rows), *shape), fill, dtype)
+        result = _filled((len(rows), *shape.tolist()), fill, dtype)
         for i, row in enumerate(rows):
             place: Any = (i, *map(slice, row.shape))
             result[place] = row
@@ -192,18 +176,9 @@ def checked_fill(fill: Any, dtype: np.dtype[Any], ndim: int) -> Any:
     """Return `fill`, unless it is a float that the integer `dtype` has no value near to.
 
     A fraction is cut off, as in every cast; but NaN, an infinity or a float out of range would
-    become an arbitrary number, of which only some versions of NumPy warn.
-
-    Parameters
-    ----------
-    ndim : int
-        Dimensions of the field's examples. Numbers, which have none, are never padded: such a fill
-        value is for other fields of the batch, and zeros replace it.
-
-    Raises
-    ------
-    ValueError
-        If there is no such value, and the examples have an axis.
+    become an arbitrary number, of which only some versions of NumPy warn: ValueError. Numbers,
+    examples without dimensions (`ndim`), are never padded: such a fill value is for other fields of
+    the batch, and zeros replace it.
     """
     if dtype.kind not in "iu":
         return fill
@@ -264,13 +239,3 @@ def stored(result: Any, out: Any) -> Any:
         )
     np.copyto(out, result)
     return out
-
-
-def _padded_shape(rows: Sequence[Any]) -> list[int]:
-    """The elementwise maximum of the rows' shapes; a shape of one axis is broadcast."""
-    shape = np.array(rows[0].shape, dtype=int)
-    for row in rows:
-        if np.not_equal(shape, row.shape).any():
-            np.maximum(shape, row.shape, out=shape)
-    lengths: list[int] = shape.tolist()
-    return lengths

@@ -33,16 +33,8 @@ class FieldRule(NamedTuple):
 class Padding:
     """The padding arguments of ``concat_examples``, checked.
 
-    Parameters
-    ----------
-    padding, max_length, pad_to_multiple, return_lengths
-        As in ``concat_examples``: one value for all fields, or one per field in a tuple or dict.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a length is not an integer of at least 1, a flag is not a bool, or a multiple has no
-        padding.
+    Each is one value for all fields, or one per field in a tuple or dict. TypeError or ValueError
+    if a length is not an integer of at least 1, a flag is not a bool, or a multiple has no padding.
     """
 
     def __init__(

@@ -37,10 +37,7 @@ def import_cupy(purpose: str) -> Any:
 def import_cupy_for(device_id: int) -> Any:
     """Import CuPy, and make sure that it finds the GPU ``device_id``.
 
-    Raises
-    ------
-    RuntimeError
-        If CuPy or the GPU is missing, or this process was forked from one that uses CUDA.
+    RuntimeError if CuPy or the GPU is missing, or this process was forked from one that uses CUDA.
     """
     cupy = import_cupy(f"device {device_id}")
     try:

@@ -32,12 +32,8 @@ class Device:
     def send(self, arrays: Any) -> Any:
         """Move an array, or a list or tuple of arrays (None among them), to this device.
 
-        Arrays that are there already are returned as they are.
-
-        Raises
-        ------
-        TypeError
-            If something is neither an array nor a number or string.
+        Arrays that are there already are returned as they are. TypeError if something is neither an
+        array nor a number or string.
         """
         if not isinstance(arrays, (list, tuple)):
             return self._send_one(arrays)
@@ -107,22 +103,9 @@ class GpuDevice(Device):
 def resolve(device: Any) -> Any:
     """Return the device that an argument names.
 
-    Parameters
-    ----------
-    device : None, int, str, cupy.cuda.Device, or an object with ``xp`` and ``send``
-        None means to leave arrays where they are. Objects with ``xp`` and ``send``, such as
-        Chainer's devices, are taken as they are.
-
-    Returns
-    -------
-    Device or None
-
-    Raises
-    ------
-    TypeError, ValueError
-        If ``device`` names no device.
-    RuntimeError
-        If it names a GPU and CuPy is not installed.
+    None means to leave arrays where they are. Objects with ``xp`` and ``send``, such as Chainer's
+    devices, are taken as they are. TypeError or ValueError if ``device`` names no device,
+    RuntimeError if it names a GPU and CuPy is not installed.
     """
     if device is None or isinstance(device, Device):
         return device
@@ -144,12 +127,10 @@ def _from_string(text: str) -> Device:
         return CpuDevice()
     if text == "cuda":
         return GpuDevice(current_device_id())
-    for prefix in ("cuda:", "@cupy:", ""):
+    for prefix in ("cuda:", "@cupy:", "-", ""):
         number = text[len(prefix) :]
         if text.startswith(prefix) and number.isascii() and number.isdigit():
-            return GpuDevice(int(number))
-    if text.startswith("-") and text[1:].isascii() and text[1:].isdigit():
-        return CpuDevice()
+            return CpuDevice() if prefix == "-" else GpuDevice(int(number))
     raise ValueError(f"device must be {_WHAT_IS_A_DEVICE}, not {text!r}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -31,20 +32,13 @@ class Registration:
     again as a whole, since a copy must not reach from one range into another; at that time no copy
     from it is pending. It keeps the mapping: memory must be unregistered before it is unmapped.
 
-    Used under the iterator's lock.
-
-    Parameters
-    ----------
-    cupy : module
-    device_id : int
-        A GPU whose context may be used; the registration counts for all GPUs.
-    arena : Arena
-        Mapped by this process.
+    ``device_id`` is a GPU whose context may be used; the registration counts for all GPUs. Used
+    under the iterator's lock.
     """
 
     def __init__(self, cupy: Any, device_id: int, arena: Arena) -> None:
-        self._cupy, self._runtime = cupy, cupy.cuda.runtime
-        self._device_id = device_id
+        self._runtime = cupy.cuda.runtime
+        self._on_device = functools.partial(on_device, cupy, device_id)
         self.arena: Arena | None = arena
         self._ranges: dict[int, int] = {}  # bytes registered, by address
         self._is_given_up = os.environ.get(_SWITCH, "") == "0"
@@ -108,9 +102,6 @@ class Registration:
             )
             return False
         return True
-
-    def _on_device(self) -> contextlib.AbstractContextManager[None]:
-        return on_device(self._cupy, self._device_id)
 
     def _unregister(self, address: int) -> None:
         del self._ranges[address]

@@ -132,19 +132,8 @@ class AsyncTransfer:
     "Use" means on the compute stream; for other streams that use the arrays, the caller makes the
     compute stream wait before the arrays are dropped, as always in CuPy.
 
-    Parameters
-    ----------
-    device_id : int
-        CUDA's number of the GPU.
-    stream : cupy.cuda.Stream, optional
-        Where copies run; by default one that all transfers to this GPU share.
-
-    Raises
-    ------
-    RuntimeError
-        If CuPy or the GPU is missing.
-    ValueError
-        If ``stream`` belongs to another GPU.
+    Copies run on ``stream``, by default one that all transfers to this GPU share. RuntimeError if
+    CuPy or the GPU is missing, ValueError if ``stream`` belongs to another GPU.
     """
 
     def __init__(self, device_id: int, stream: Any = None) -> None:
@@ -185,31 +174,18 @@ class AsyncTransfer:
     def send(self, batch: Any, compute_stream: Any = None) -> Any:
         """Begin to copy a batch, and hand it out at once; see `begin` and `PendingBatch.hand_out`.
 
-        Raises
-        ------
-        ValueError
-            If ``compute_stream`` belongs to another GPU.
+        ValueError if ``compute_stream`` belongs to another GPU.
         """
         self._check_stream("compute_stream", compute_stream)
         return self.begin(batch).hand_out(compute_stream)
 
     def begin(self, batch: Any) -> PendingBatch:
-        """Begin to copy a batch to the GPU.
+        """Begin to copy a batch to the GPU: an array or number, or a list, tuple or dict of these.
 
-        Parameters
-        ----------
-        batch : array or number, or list, tuple or dict of these
-            Arrays of the host are copied, and may change as soon as this returns, except those in
-            the arena. Arrays of a GPU, and those of dtypes that CuPy lacks, go as `GpuDevice.send`
-            moves them.
-
-        Raises
-        ------
-        TypeError
-            If it is something else.
-        RuntimeError
-            In a process that was forked since. What CUDA raises is passed on; the transfer can
-            still be used.
+        Arrays of the host are copied, and may change as soon as this returns, except those in the
+        arena. Arrays of a GPU, and those of dtypes that CuPy lacks, go as `GpuDevice.send` moves
+        them. TypeError if it is something else, RuntimeError in a process that was forked since.
+        What CUDA raises is passed on; the transfer can still be used.
         """
         if self._pid != os.getpid():
             raise RuntimeError(CUT_OFF)
