@@ -15,50 +15,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 SLOWER = 0.95
 MORE_MEMORY, MEMORY_NOISE = 1.1, 5e6
-
-
-@dataclass(frozen=True)
-class Change:
-    """What became of one row from A to B.
-
-    Attributes
-    ----------
-    speed : float
-        Rate of B over rate of A.
-    drift : float
-        The same of the unchanged rows of the case; 1 where there are none.
-    apart : bool
-        Whether all rounds of one lie above all rounds of the other.
-    memory : float, float
-        Bytes that the row's loader added, in A and in B.
-    """
-
-    where: str
-    speed: float
-    drift: float
-    apart: bool
-    memory: tuple[float, float]
-
-    @property
-    def verdicts(self) -> list[str]:
-        """Of "slower", "faster" and "more memory"."""
-        verdicts = []
-        if self.apart and self.speed < SLOWER * min(1.0, self.drift):
-            verdicts.append("slower")
-        elif self.apart and SLOWER * self.speed > max(1.0, self.drift):
-            verdicts.append("faster")
-        before, after = self.memory
-        if after > max(MORE_MEMORY * before, before + MEMORY_NOISE):
-            verdicts.append("more memory")
-        return verdicts
 
 
 def load(path: str) -> dict[str, Any]:
@@ -69,44 +31,53 @@ def load(path: str) -> dict[str, Any]:
     return document
 
 
-def _rows(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, dict[str, Any]]]]:
-    """Job, case, and the rows that are ok by name."""
-    for job, content in document["jobs"].items():
-        for case, result in content["cases"].items():
-            yield job, case, {row["name"]: row for row in result["rows"] if row["status"] == "ok"}
+def _cases(document: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
+    """By job and case, the rows that are ok by name."""
+    return {
+        f"{job}, {case}": {row["name"]: row for row in result["rows"] if row["status"] == "ok"}
+        for job, content in document["jobs"].items()
+        for case, result in content["cases"].items()
+    }
 
 
-def _speed(before: dict[str, Any], after: dict[str, Any]) -> float:
-    return after["rate"] / before["rate"]
+def _is_ours(row: dict[str, Any]) -> bool:
+    return row["name"].partition(".")[0].partition("@")[0] == "fastiter"
 
 
-def _unchanged(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Whether a row runs the same code in both files: not ours, and of the same versions."""
-    same = all(before.get(key) == after.get(key) for key in ("version", "python", "numpy"))
-    return same and before["name"].partition(".")[0].partition("@")[0] != "fastiter"
+def _verdicts(case: str, before: dict[str, Any], after: dict[str, Any], drift: float) -> list[str]:
+    """What became of a row: that it is slower, faster, or takes more memory."""
+    found, where = [], f"{case}, {after['name']}"
+    speed = after["rate"] / before["rate"]
+    first, second = ([one["rate"] for one in row["slices"]] for row in (before, after))
+    text = f"{speed:.2f}x (what did not change: {drift:.2f}x)"
+    if max(second) < min(first) and speed < SLOWER * min(1.0, drift):
+        found.append(f"slower: {where}: {text}")
+    elif min(second) > max(first) and SLOWER * speed > max(1.0, drift):
+        found.append(f"faster: {where}: {text}")
+    old, new = (row.get("pss_added", 0) for row in (before, after))
+    if new > max(MORE_MEMORY * old, old + MEMORY_NOISE):
+        found.append(f"more memory: {where}: {old / 1e6:,.0f} -> {new / 1e6:,.0f} MB")
+    return found
 
 
-def changes(a: dict[str, Any], b: dict[str, Any]) -> list[Change]:
-    """Every row of fastiter that both files have."""
-    old = {(job, case): rows for job, case, rows in _rows(a)}
-    found = []
-    for job, case, rows in _rows(b):
-        pairs = [
-            (old[job, case][name], row)
-            for name, row in rows.items()
-            if name in old.get((job, case), {})
+def compare(a: dict[str, Any], b: dict[str, Any]) -> tuple[int, list[str]]:
+    """How many rows of fastiter both files have, and what is to be said of them."""
+    count, found, old = 0, [], _cases(a)
+    for case, rows in _cases(b).items():
+        pairs = [(old[case][name], rows[name]) for name in rows if name in old.get(case, {})]
+        # What runs the same code in both files: not ours, and of the same versions.
+        still = [
+            after["rate"] / before["rate"]
+            for before, after in pairs
+            if not _is_ours(before)
+            and all(before.get(key) == after.get(key) for key in ("version", "python", "numpy"))
         ]
-        still = [_speed(*pair) for pair in pairs if _unchanged(*pair)]
         drift = median(still) if still else 1.0
         for before, after in pairs:
-            if before["name"].partition(".")[0].partition("@")[0] != "fastiter":
-                continue
-            first, second = ([one["rate"] for one in row["slices"]] for row in (before, after))
-            apart = max(second) < min(first) or min(second) > max(first)
-            memory = (before.get("pss_added", 0), after.get("pss_added", 0))
-            where = f"{job}, {case}, {after['name']}"
-            found.append(Change(where, _speed(before, after), drift, apart, memory))
-    return found
+            if _is_ours(before):
+                count += 1
+                found += _verdicts(case, before, after, drift)
+    return count, found
 
 
 def main(arguments: list[str]) -> int:
@@ -124,18 +95,9 @@ def main(arguments: list[str]) -> int:
     for key in ("cpu", "cores"):
         if a["machine"][key] != b["machine"][key]:
             print(f"not the same machine: {a['machine'][key]} and {b['machine'][key]}")
-    found = changes(a, b)
-    worse = 0
-    for change in found:
-        for verdict in change.verdicts:
-            worse += verdict != "faster"
-            if verdict == "more memory":
-                before, after = (f"{value / 1e6:,.0f}" for value in change.memory)
-                print(f"{verdict}: {change.where}: {before} -> {after} MB")
-            else:
-                drift = f"what did not change: {change.drift:.2f}x"
-                print(f"{verdict}: {change.where}: {change.speed:.2f}x ({drift})")
-    print(f"{len(found)} rows of fastiter in both, {worse} worse")
+    count, found = compare(a, b)
+    worse = sum(not line.startswith("faster") for line in found)
+    print("\n".join([*found, f"{count} rows of fastiter in both, {worse} worse"]))
     return 1 if worse else 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import multiprocessing
-import os
 import re
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from programs import environment
 
 import fastiter
 from fastiter._cli.demo import digits
@@ -26,12 +26,10 @@ START_METHODS = multiprocessing.get_all_start_methods()
 
 
 def start(arguments: list[str], cwd: Path) -> subprocess.Popen[str]:
-    root = str(Path(fastiter.__file__).parent.parent)
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+        env=environment(PYTHONUNBUFFERED="1"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

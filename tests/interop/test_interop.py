@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-import subprocess
 import sys
 
 import numpy as np
 import pytest
+from programs import environment, run
 
 from fastiter import MultiprocessIterator, SerialIterator, concat_examples, interop
 from fastiter.interop import as_chainer, as_torch, from_torch
@@ -37,7 +37,7 @@ def test_neither_the_import_nor_an_iteration_imports_other_libraries():
         "next(fastiter.SerialIterator([1, 2], 2, converter=fastiter.concat_examples)); "
         "assert not {'torch', 'chainer', 'jax'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    run("-c", program).check_returncode()
 
 
 def test_public_names():
@@ -92,13 +92,8 @@ if __name__ == "__main__":
             assert np.asarray(y).tolist() == list(range(first, first + 4))
             assert np.asarray(x)[:, 0, 0].tolist() == list(range(first, first + 4))
 """)
-    result = subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning", str(program)],
-        env={"PYTHONPATH": ":".join(sys.path), "JAX_PLATFORMS": "cpu", "PATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    env = environment(JAX_PLATFORMS="cpu")
+    result = run("-W", "error::RuntimeWarning", program, env=env)
     assert result.returncode == 0, result.stderr
     if sys.version_info < (3, 14):  # whose default is no fork
         assert "workers are started by a fork server, since" in result.stderr

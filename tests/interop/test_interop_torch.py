@@ -11,13 +11,13 @@ import functools
 import gc
 import io
 import pickle
-import subprocess
 import sys
 import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from programs import run
 from tensors_of import Tensors, Views, address
 
 from fastiter import MultithreadIterator, SerialIterator, concat_examples, progress
@@ -495,13 +495,7 @@ if __name__ == "__main__":
                 assert product.tolist() == [300.0**3] * 4 and total.tolist() == [1 << 17] * 4
 """
     )
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", str(program)],
-        env={"PYTHONPATH": ":".join(sys.path), "PATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    result = run("-W", "ignore", program)
     assert result.returncode == 0, result.stderr
     if sys.version_info < (3, 14):  # whose default is no fork
         assert "workers are started by a fork server, since" in result.stderr

@@ -75,63 +75,29 @@ def test_right_epochs_pass(ragged, fully):
     assert (verifier.epochs, verifier.number) == (2, 0)
 
 
-def repeats_a_batch(dataset, batches):
-    batches.insert(2, batches[1])
-
-
-def loses_a_batch(dataset, batches):
-    del batches[1]
-
-
-def repeats_an_example(dataset, batches):
-    batches[1] = batch_of(dataset, [4, 5, 5, 7])
-
-
-def swaps_two_examples(dataset, batches):
-    batches[1] = batch_of(dataset, [4, 6, 5, 7])
-
-
-def loses_an_example(dataset, batches):
-    batches[1] = batch_of(dataset, [4, 5, 6])
-
-
-def starts_the_next_epoch_early(dataset, batches):
-    del batches[-1]
-    batches += epoch_of(dataset)
-
-
-def gives_old_content(dataset, batches):
-    batches[2] = batches[1][0], batches[2][1]
-
-
-def leaves_a_page_unwritten(dataset, batches):
-    batches[3][0][2, 4096:] = 0
-
-
-def casts(dataset, batches):
-    batches[0] = batches[0][0].astype(np.int16), batches[0][1]
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        repeats_a_batch,
-        loses_a_batch,
-        repeats_an_example,
-        swaps_two_examples,
-        loses_an_example,
-        starts_the_next_epoch_early,
-        gives_old_content,
-        leaves_a_page_unwritten,
-        casts,
-    ],
-)
-def test_a_loader_that_errs_is_caught(spoil):
+def wrong_epochs():
+    """Batches as a loader that errs gives them, by what is wrong with them."""
     dataset = Pairs()
-    batches = epoch_of(dataset)
-    spoil(dataset, batches)
+    first, second, third, last = epoch_of(dataset)
+    unwritten = last[0].copy()
+    unwritten[2, 4096:] = 0
+    return {
+        "a batch repeated": [first, second, second, third, last],
+        "a batch lost": [first, third, last],
+        "an example repeated": [first, batch_of(dataset, [4, 5, 5, 7]), third, last],
+        "two examples swapped": [first, batch_of(dataset, [4, 6, 5, 7]), third, last],
+        "an example lost": [first, batch_of(dataset, [4, 5, 6]), third, last],
+        "the next epoch early": [first, second, third, first],
+        "old content": [first, second, (second[0], third[1]), last],
+        "a page not written": [first, second, third, (unwritten, last[1])],
+        "another dtype": [(first[0].astype(np.int16), first[1]), second, third, last],
+    }
+
+
+@pytest.mark.parametrize("batches", wrong_epochs().values(), ids=wrong_epochs())
+def test_a_loader_that_errs_is_caught(batches):
     with pytest.raises(WrongContent):
-        consume(dataset, batches)
+        consume(Pairs(), batches)
 
 
 @pytest.mark.parametrize("place", ["first", "last", "padding"])

@@ -6,12 +6,12 @@ import importlib
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import programs
 import pytest
 import typed
 
@@ -20,13 +20,8 @@ import fastiter
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "csrc" / "README.md"])
 TUTORIAL = ROOT / "docs" / "guide" / "tutorial.md"  # its programs build on each other
-OTHERS = (
-    "chainer",
-    "cv2",
-    "datasets",
-    "jax",
-    "torch",
-)  # packages that a program may import besides ours, where they are
+# Packages that a program may import besides ours, where they are.
+OTHERS = ("chainer", "cv2", "datasets", "jax", "torch")
 
 FENCE = re.compile(r"^```(\w*|{[\w-]+}.*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NODE = re.compile(r"`((?:\w+/)*\w+\.(py|c))::(\w+)`")  # a test, named as pytest does
@@ -38,7 +33,7 @@ class Program(NamedTuple):
     source: str
 
 
-def programs() -> list[Program]:
+def programs_of_pages() -> list[Program]:
     found = []
     for page in PAGES:
         if page == TUTORIAL:
@@ -51,7 +46,7 @@ def programs() -> list[Program]:
     return found
 
 
-PROGRAMS = programs()
+PROGRAMS = programs_of_pages()
 
 
 def anchors(page: Path) -> set[str]:
@@ -61,30 +56,15 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
-def environment() -> dict[str, str]:
-    """Where this interpreter is `python`, and has the fastiter that is tested."""
-    root = str(Path(fastiter.__file__).parent.parent)
-    return {
-        **os.environ,
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "PYTHONPATH": os.pathsep.join([root, *sys.path]),
-    }
-
-
 def run(source: str, tmp_path: Path) -> str:
     path = tmp_path / "program.py"
     path.write_text(source)
     # What a page makes with tempfile goes with this. tmp_path is too long for the names of sockets.
     with tempfile.TemporaryDirectory() as scratch:
-        result = subprocess.run(
-            # Of other packages' warnings ours is not the place to hear.
-            [sys.executable, "-W", "ignore", "-W", "error::ResourceWarning", str(path)],
-            cwd=tmp_path,
-            env={**environment(), "TMPDIR": scratch},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
+        # Of other packages' warnings ours is not the place to hear.
+        warnings = ("-W", "ignore", "-W", "error::ResourceWarning")
+        env = programs.environment(TMPDIR=scratch)
+        result = programs.run(*warnings, path, cwd=tmp_path, env=env)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout
 
@@ -121,7 +101,8 @@ def test_program_runs(program: Program, tmp_path: Path) -> None:
 
 
 def test_the_tutorial_typed_from_its_first_line_to_its_last(tmp_path: Path) -> None:
-    printed = typed.run(TUTORIAL, tmp_path, environment(), install=False)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    printed = typed.run(TUTORIAL, tmp_path, programs.environment(PATH=path), install=False)
     whole, resumed = [text.splitlines() for text in printed if "weights: " in text]
     assert whole[-1] == resumed[-1]
 

@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-import fastiter
+from programs import environment, run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ELSEWHERE = {"digits.py", "merge_files.py"}
@@ -41,12 +37,6 @@ PRINTED = {
 }
 
 
-def environment() -> dict[str, str]:
-    root = str(Path(fastiter.__file__).parent.parent)
-    path = os.pathsep.join([root, *filter(None, sys.path)])
-    return {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
-
-
 def skip_without(*packages: str) -> None:
     for package in packages:
         if importlib.util.find_spec(package) is None:
@@ -57,14 +47,8 @@ def skip_without(*packages: str) -> None:
 def test_the_example_prints_what_it_promises(name, tmp_path):
     packages, lines = PRINTED[name]
     skip_without(*packages)
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-W", "error::ResourceWarning", str(EXAMPLES / name)],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    command = ("-W", "ignore", "-W", "error::ResourceWarning", EXAMPLES / name)
+    result = run(*command, cwd=tmp_path, env=environment(JAX_PLATFORMS="cpu"))
     assert (result.returncode, result.stderr) == (0, "")
     expected = list(lines)
     if name == "images.py" and importlib.util.find_spec("cv2") is not None:
@@ -92,14 +76,8 @@ print(json.dumps([output["data"]["text/plain"] for output in outputs]))
 
 def test_the_notebook_runs(tmp_path):
     skip_without("nbclient", "nbformat", "ipykernel")
-    result = subprocess.run(  # in a process of its own: the client leaves sockets behind
-        [sys.executable, "-c", RUN_NOTEBOOK, str(EXAMPLES / "notebook.ipynb")],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    # In a process of its own: the client leaves sockets behind.
+    result = run("-c", RUN_NOTEBOOK, EXAMPLES / "notebook.ipynb", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     shown = json.loads(result.stdout)
     assert len(shown) == 3

@@ -147,36 +147,6 @@ def test_the_errors_import_nothing():
     assert python_imports(TOP / "fastiter" / "errors.py", TOP) <= {"__future__"}
 
 
-@pytest.mark.parametrize(
-    ("path", "text", "fault"),
-    [
-        ("_util/low.py", "from fastiter._workers import pool", "fastiter._workers.pool"),
-        ("_util/low.py", "def f():\n    import fastiter.iterators.serial", "iterators.serial"),
-        ("_util/low.py", "from ..datasets import split", "fastiter.datasets"),
-        ("_util/low.py", "from fastiter import datasets", "fastiter.datasets"),
-        ("_util/low.py", "from fastiter import SerialIterator", "imports fastiter, which"),
-        ("_util/low.py", "import importlib\nimportlib.import_module('fastiter.reader')", "reader"),
-        ("_order/low.pyx", "from fastiter._ring.parent cimport (\n    Lease)", "_ring.parent"),
-        ("_order/low.pyx", "from fastiter import _ring", "fastiter._ring"),
-        ("_order/low.pxd", "cimport fastiter._ring.lease", "_ring.lease"),
-        ("_stray.py", "", "_stray, met in fastiter._stray: its package has no place"),
-        ("stray/__init__.py", "", "stray, met in fastiter.stray: its package has no place"),
-        ("_util/low.py", "from fastiter._stray import f", "its package has no place"),
-    ],
-)
-def test_a_module_in_the_wrong_place_is_found(tmp_path, path, text, fault):
-    for name in ("_util", "_order", "_ring", "_workers", "datasets", "iterators", "reader"):
-        (tmp_path / "fastiter" / name).mkdir(parents=True)
-        (tmp_path / "fastiter" / name / "__init__.py").touch()
-    (tmp_path / "fastiter" / "_workers" / "pool.py").touch()
-    assert faults_of(tmp_path) == []
-    module = tmp_path / "fastiter" / path
-    module.parent.mkdir(exist_ok=True)
-    module.write_text(text)
-    (found,) = faults_of(tmp_path)
-    assert fault in found
-
-
 @pytest.mark.parametrize("path", cython_sources, ids=relative)
 def test_each_binding_has_a_stub(path):
     assert path.with_suffix(".pyi").exists()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from programs import run
 
 import fastiter
 
@@ -41,8 +41,7 @@ def test_public_names_are_all_there():
 )
 def test_public_modules_are_there_without_an_import_of_their_own(name):
     code = f"import fastiter; print(fastiter.{name}.__name__, {name!r} in dir(fastiter))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.split() == [f"fastiter.{name}", "True"]
+    assert run("-c", code).stdout.split() == [f"fastiter.{name}", "True"]
 
 
 def test_folder_of_the_same_name_beside_a_script_is_not_imported(tmp_path):
@@ -51,8 +50,9 @@ def test_folder_of_the_same_name_beside_a_script_is_not_imported(tmp_path):
     (tmp_path / "fastiter" / "fastiter").mkdir(parents=True)
     script = tmp_path / "script.py"
     script.write_text("import fastiter; print(fastiter.MultiprocessIterator.__module__)")
-    run = subprocess.run([sys.executable, script], capture_output=True, text=True)
-    assert (run.stdout, run.stderr) == ("fastiter.iterators.multiprocess\n", "")
+    # Without the path of these tests, which would find another one first.
+    done = run(script, env=None)
+    assert (done.stdout, done.stderr) == ("fastiter.iterators.multiprocess\n", "")
 
 
 def test_import_needs_no_other_package_than_numpy():
@@ -60,8 +60,7 @@ def test_import_needs_no_other_package_than_numpy():
         "import sys, numpy; before = set(sys.modules) - {'cython_runtime'}; import fastiter; "
         "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = {name for name in run.stdout.split() if not name.startswith("_")}
+    loaded = {name for name in run("-c", code).stdout.split() if not name.startswith("_")}
     assert loaded - set(sys.stdlib_module_names) - {"numpy"} == {"fastiter", "cython_runtime"}
 
 
@@ -71,7 +70,6 @@ def test_a_tree_that_is_not_compiled_names_the_command(tmp_path):
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(path.read_text())
     # -S: an editable installation would find the compiled modules of the tree that it belongs to.
-    command = [sys.executable, "-S", "-c", "import fastiter"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert run.returncode == 1
-    assert re.search(r"^ImportError: .*pip install", run.stderr, re.MULTILINE | re.DOTALL)
+    done = run("-S", "-c", "import fastiter", cwd=tmp_path, env=None)
+    assert done.returncode == 1
+    assert re.search(r"^ImportError: .*pip install", done.stderr, re.MULTILINE | re.DOTALL)

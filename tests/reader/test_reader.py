@@ -5,12 +5,11 @@ from __future__ import annotations
 import gc
 import pickle
 import random
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
+from programs import run
 
 from fastiter import reader as readers
 from fastiter.reader import (
@@ -325,11 +324,9 @@ def test_leaving_early_ends_threads_and_closes_the_reader(make):
     assert source.closed == source.passes == 2
 
 
-def run(program):
+def printed_by(program):
     """What a program prints, which must end well, in time and without a word on stderr."""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG
-    )
+    done = run("-c", program, timeout=HANG)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -348,7 +345,7 @@ b = xmap_readers(abs, itertools.count, 3, 5, True)()
 c = [buffered(hang, 5)() for _ in range(60)]
 print(next(a), next(b), sum(map(next, c)))
 """
-    assert run(program) == "0 0 0\n"
+    assert printed_by(program) == "0 0 0\n"
 
 
 def test_the_exit_does_not_end_the_pass_of_a_daemon_thread():
@@ -366,7 +363,7 @@ is_running = threading.Event()
 threading.Thread(target=consume, daemon=True).start()
 is_running.wait()
 """
-    assert run(program) == ""
+    assert printed_by(program) == ""
 
 
 def test_a_collection_in_a_thread_of_the_pass_that_it_ends():
@@ -399,7 +396,7 @@ for reader in (buffered(source, 10**6), xmap_readers(list, source, 2, 10**6, Tru
             assert not thread.is_alive()
 print("all collected")
 """
-    assert run(program) == "all collected\n"
+    assert printed_by(program) == "all collected\n"
 
 
 # ---- all of them ---------------------------------------------------------------------------------

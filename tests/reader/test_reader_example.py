@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
+
+from programs import run
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "merge_files.py"
 FIRST = [[1, 2], [3, 4], [5, 6], [7, 8]]
@@ -13,9 +13,7 @@ SECOND = [[9, 10], [11, 12], [13, 14]]
 
 
 def test_the_example_batches_all_but_the_last_sample():
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=60
-    )
+    done = run(EXAMPLE)
     assert (done.returncode, done.stderr) == (0, "")
     found = [ast.literal_eval(line) for line in done.stdout.splitlines()]
     assert len(found) == 3

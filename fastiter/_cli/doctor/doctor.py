@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import logging
-import math
 import multiprocessing
 import os
 import platform
+import resource
 import subprocess
 import sys
 import sysconfig
@@ -129,19 +130,15 @@ def _processors() -> Iterator[Finding]:
         "an affinity mask (taskset, cpuset, SLURM) hides the others",
     )
     quota = cpus.cgroup_quota()
-    if math.isinf(quota):
-        yield Finding("quota", "no control group limits CPU time")
-    elif quota >= usable:
-        yield Finding("quota", f"a control group limits CPU time to {quota:g} CPUs, enough for all")
-    else:
-        yield Finding(
-            "quota",
-            f"a control group limits CPU time to {quota:g} of these CPUs",
-            "note",
-            f"more than {workers} workers are only throttled; raise the container's CPU limit",
-        )
-    load = machine.load()
-    if load is not None:
+    fact = f"a control group limits CPU time to {quota:g} of these CPUs"
+    yield note_if(
+        quota < usable,
+        "quota",
+        fact if quota < usable else "no control group limits the time of these CPUs",
+        f"more than {workers} workers are only throttled; raise the container's CPU limit",
+    )
+    with contextlib.suppress(OSError):  # the system does not report it
+        load = os.getloadavg()[0]
         yield note_if(
             load > 0.5 * usable,
             "load",
@@ -163,7 +160,7 @@ def _memory() -> Iterator[Finding]:
     if limit is None:
         yield Finding("control group", "no limit below the machine's memory")
     else:
-        fact = f"limited to {as_bytes(limit.nbytes)} by {limit.group}"
+        fact = f"limited to {as_bytes(limit[0])} by {limit[1]}"
         advice = "batches, the shared copy of the dataset and all workers count towards it"
         yield Finding("control group", fact, "note", advice)
     available_here = status.memory_available()
@@ -250,12 +247,6 @@ def _dev_shm(is_used: bool) -> Finding:
 
 
 def _limits() -> Iterator[Finding]:
-    try:
-        import resource
-    except ImportError:
-        yield Finding("all", "this system does not report its limits", "note")
-        return
-
     def soft(name: str) -> int:
         return resource.getrlimit(getattr(resource, name))[0]
 
@@ -317,20 +308,21 @@ def _start_methods() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
+    installed = _installed()
     for names, purpose, is_required in _PACKAGES:
-        versions = {name: version for name in names if (version := _version(name))}
-        if versions:
-            yield Finding(*next(iter(versions.items())))
-            continue
+        name = next(filter(installed.get, names), None)
         judgement: Judgement = "note" if is_required else "ok"
-        yield Finding(names[0], "not installed", judgement, f"pip install {names[0]}, {purpose}")
+        if name is not None:
+            yield Finding(name, installed[name])
+        else:
+            help = f"pip install {names[0]}, {purpose}"
+            yield Finding(names[0], "not installed", judgement, help)
 
 
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def _installed() -> dict[str, str]:
+    """Versions of distributions, by name; of two, that of the first one on the path."""
+    distributions = reversed(list(importlib.metadata.distributions()))
+    return {(one.metadata["Name"] or "").lower(): one.version for one in distributions}
 
 
 def _environment() -> Iterator[Finding]:
@@ -361,12 +353,9 @@ def _environment() -> Iterator[Finding]:
 
 def _gpus() -> Iterator[Finding]:
     devices = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
-    installed = sorted(
-        f"{distribution.metadata['Name']} {distribution.version}"
-        for distribution in importlib.metadata.distributions()
-        if (distribution.metadata["Name"] or "").startswith("cupy")
-    )
-    if not installed:
+    installed = _installed().items()
+    cupy = sorted(f"{name} {version}" for name, version in installed if name.startswith("cupy"))
+    if not cupy:
         yield note_if(
             bool(devices),
             "CuPy",
@@ -374,7 +363,7 @@ def _gpus() -> Iterator[Finding]:
             "pip install 'fastiter[cuda12]' (or 'fastiter[cuda13]') for device=0",
         )
         return
-    yield Finding("CuPy", ", ".join(installed))
+    yield Finding("CuPy", ", ".join(cupy))
     failed: Judgement = "problem" if devices else "note"
     # In a process of its own: CUDA stays out of this one, and a broken driver cannot end it.
     command = [sys.executable, "-m", "fastiter._cli.doctor.devices"]

@@ -7,25 +7,16 @@ import shutil
 import textwrap
 from typing import Literal, NamedTuple
 
-Judgement = Literal["ok", "note", "problem"]
+Judgement = Literal["ok", "note", "problem"]  # worth knowing; something does not work
 
 
 class Finding(NamedTuple):
-    """One fact about this machine.
-
-    Attributes
-    ----------
-    name, fact : str
-    judgement : str
-        "ok", "note" (worth knowing) or "problem" (something does not work).
-    help : str
-        What would improve it, or what it is good for.
-    """
+    """One fact about this machine."""
 
     name: str
     fact: str
     judgement: Judgement = "ok"
-    help: str = ""
+    help: str = ""  # what would improve it, or what it is good for
 
     def __str__(self) -> str:
         head = f"  {self.judgement:<8}{self.name:<24}"

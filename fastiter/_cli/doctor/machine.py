@@ -8,18 +8,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 from fastiter._util.cpus import control_groups
 
 _ROOT = Path("/")
-
-
-class MemoryLimit(NamedTuple):
-    """The memory limit of a control group."""
-
-    nbytes: int
-    group: str
 
 
 def text_of(path: Path) -> str:
@@ -36,17 +28,18 @@ def memory(root: Path = _ROOT) -> dict[str, int]:
     return {name: int(kilobytes) * 1024 for name, kilobytes in found}
 
 
-def memory_limit(root: Path = _ROOT) -> MemoryLimit | None:
-    """The smallest limit of the control groups, if it is below the machine's memory."""
+def memory_limit(root: Path = _ROOT) -> tuple[int, str] | None:
+    """The smallest limit of the control groups and which one's it is, if it is below the machine's
+    memory."""
     mount = root / "sys/fs/cgroup"
     limits = [
-        MemoryLimit(int(text), str(group.relative_to(mount)))
+        (int(text), str(group.relative_to(mount)))
         for group in control_groups("memory", root / "proc/self", mount)
         for name in ("memory.max", "memory.limit_in_bytes")
         if (text := text_of(group / name).strip()).isdecimal()  # "max" means no limit
     ]
     smallest = min(limits, default=None)
-    if smallest is None or smallest.nbytes >= memory(root).get("MemTotal", 0):
+    if smallest is None or smallest[0] >= memory(root).get("MemTotal", 0):
         return None
     return smallest
 
@@ -56,12 +49,6 @@ def huge_pages(root: Path = _ROOT) -> str | None:
     path = root / "sys/kernel/mm/transparent_hugepage/shmem_enabled"
     chosen = re.search(r"\[(\w+)\]", text_of(path))
     return chosen[1] if chosen else None
-
-
-def load(root: Path = _ROOT) -> float | None:
-    """Processes that ran or waited for a CPU, on average in the last minute."""
-    words = text_of(root / "proc/loadavg").split()
-    return float(words[0]) if words else None
 
 
 def is_open_to_writing(path: str) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -14,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastiter._cli.doctor.machine import text_of
-from fastiter._cli.profile.hang_report import HangReport
 from fastiter._cli.profile.loading import RAISED, UsageError
 from fastiter._fetch.dataset_access import plain_columns, rows_getter
 from fastiter._util.failures import summary_of
@@ -62,10 +63,12 @@ class DatasetCost(NamedTuple):
 class Fetcher:
     """Fetches examples as an iterator does, and names the index that fails or hangs."""
 
+    patience = 10.0  # seconds
+
     def __init__(self, dataset: Any, warn: Callable[[str], None]) -> None:
         self._dataset = dataset
-        self._length = len(dataset)
-        self.hangs = HangReport(warn)
+        self._warn = warn
+        self._calls: dict[int, tuple[float, NDArray[np.int64]]] = {}  # beginning, by thread
 
     def __call__(self, indices: NDArray[np.int64]) -> list[Any]:
         """The examples at ``indices``; UsageError names the index at which the dataset raised."""
@@ -77,14 +80,14 @@ class Fetcher:
             raise UsageError(f"the dataset raised at {where}: {summary_of(error)}") from error
 
     def _fetch(self, indices: NDArray[np.int64]) -> list[Any]:
-        n = len(indices)
-        state = SimpleNamespace(epoch=0, position=n, epoch_size=self._length)
+        state = SimpleNamespace(epoch=0, position=len(indices), epoch_size=len(self._dataset))
         plan: Any = SimpleNamespace(indices=indices, state=state)
-        self.hangs.begin(lambda: _fetching(indices))
+        thread = threading.get_ident()
+        self._calls[thread] = (time.perf_counter(), indices)
         try:
             return fetch_examples(self._dataset, indices.tolist(), ((0, 0), plan), 0)
         finally:
-            self.hangs.end()
+            del self._calls[thread]
 
     def _culprit(self, indices: NDArray[np.int64]) -> int | None:
         for k in range(len(indices)):
@@ -94,11 +97,30 @@ class Fetcher:
                 return int(indices[k])
         return None
 
+    @contextmanager
+    def watched(self) -> Iterator[Fetcher]:
+        """While the block runs, warn of each call that takes long, and again whenever its time has
+        doubled."""
+        done = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(done,), daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            done.set()
+            thread.join()
 
-def _fetching(indices: NDArray[np.int64]) -> str:
-    if len(indices) == 1:
-        return f"fetching index {indices[0]}"
-    return f"fetching {len(indices)} indices ({', '.join(map(str, indices[:4]))}, ...)"
+    def _watch(self, done: threading.Event) -> None:
+        warned: dict[float, float] = {}  # seconds, by the time at which the call began
+        while not done.wait(self.patience / 10):
+            for begin, indices in list(self._calls.values()):
+                elapsed = time.perf_counter() - begin
+                if elapsed >= max(self.patience, 2 * warned.get(begin, 0.0)):
+                    warned[begin] = elapsed
+                    which = f"index {indices[0]}"
+                    if len(indices) > 1:
+                        which = f"{len(indices)} indices ({', '.join(map(str, indices[:4]))}, ...)"
+                    self._warn(f"fetching {which} has taken {elapsed:.1f} s")
 
 
 def measure(
@@ -110,8 +132,7 @@ def measure(
     ``__getitems__``. ``warn`` gets a text if a call takes very long. Raises UsageError if the
     dataset raises.
     """
-    fetch = Fetcher(dataset, warn)
-    with fetch.hangs.watching():
+    with Fetcher(dataset, warn).watched() as fetch:
         begin = time.perf_counter()
         (example,) = fetch(part_of(order, 0, 1))
         first = time.perf_counter() - begin
@@ -132,8 +153,8 @@ def measure(
     found = DatasetCost(
         length=len(dataset),
         layout=layout_of(example),
-        is_ragged=len({layout_of(e) for e in (example, *samples)}) > 1,
-        nbytes=statistics.fmean(nbytes_of(e) for e in (example, *samples)),
+        is_ragged=len(set(map(layout_of, (example, *samples)))) > 1,
+        nbytes=statistics.fmean(map(nbytes_of, (example, *samples))),
         first=first,
         seconds=statistics.fmean(per_example),
         median=statistics.median(per_example),
@@ -167,8 +188,7 @@ def _time(
     counting the time in which this thread waited for a CPU."""
     timed: list[float] = []
     samples: list[Any] = []
-    cpu = 0.0
-    delay = 0.0
+    cpu = delay = 0.0
     end = time.perf_counter() + seconds
     start = 1
     while not timed or time.perf_counter() < end:
@@ -269,15 +289,11 @@ def _array_of(tensor: Any) -> Any:
 
 def copy_rate(nbytes: int = 64 << 20) -> float:
     """Bytes that two threads copy in a second."""
-    half = nbytes // _THREADS
-    pairs = [(np.ones(half, np.uint8), np.ones(half, np.uint8)) for _ in range(_THREADS)]
-    rates: list[float] = []
-    for _ in range(5):
-        threads = [threading.Thread(target=np.copyto, args=pair) for pair in pairs]
-        begin = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        rates.append(nbytes / (time.perf_counter() - begin))
-    return max(rates)
+    to, source = (np.ones((_THREADS, nbytes // _THREADS), np.uint8) for _ in range(2))
+    seconds = []
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for _ in range(5):
+            begin = time.perf_counter()
+            list(pool.map(np.copyto, to, source))
+            seconds.append(time.perf_counter() - begin)
+    return nbytes / min(seconds)

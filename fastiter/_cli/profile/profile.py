@@ -19,8 +19,8 @@ from fastiter._cli.profile import chart, dataset_cost, loading
 from fastiter._cli.profile.limits import advice, limits_of, numbers_of_workers
 from fastiter._cli.profile.loading import RAISED
 from fastiter._cli.profile.report import Measured, as_json, show_cost, show_result
-from fastiter._cli.profile.search import PREFETCH, Search, SearchPlan
-from fastiter._cli.profile.trials import Subject, record, seconds_to_record
+from fastiter._cli.profile.search import PREFETCH, Search
+from fastiter._cli.profile.trials import Kind, Subject, record, seconds_to_record
 from fastiter._stats.trace import Trace
 from fastiter._util.cpus import usable_cpus
 from fastiter._util.failures import summary_of
@@ -153,14 +153,17 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Measured
         batch_size = cost.length
         notes.append(f"Measured with batches of {batch_size}: the dataset has no more examples.")
     subject, converter = _task(options, dataset, order, cost, examples, batch_size, notes)
+    threads = [] if cost.trouble else workers
+    kinds: list[tuple[Kind, list[int]]] = [("threads", threads), ("processes", workers)]
+    if not cost.waits:  # a dataset that computes takes the GIL, and time, from the training loop
+        kinds.reverse()
     search = Search(
         subject,
-        SearchPlan(
-            [] if cost.trouble else workers, workers, options.prefetch, options.start_methods
-        ),
+        dict(kinds),
+        options.prefetch,
+        options.start_methods,
         (1 - _RECORDED) * budget - (time.perf_counter() - begin),
         batch_size * cost.nbytes,
-        prefers_processes=not cost.waits,
         example_seconds=cost.seconds,
         most_parallel=math.inf if cost.waits else usable_cpus(),
     )
@@ -223,8 +226,7 @@ def _task(
     converter, code = loading.load_converter(name, options.padding)
     is_checked = batch_size * cost.seconds <= _EXPECTED * options.budget
     if is_checked:
-        fetch = dataset_cost.Fetcher(dataset, _warn)
-        with fetch.hangs.watching():
+        with dataset_cost.Fetcher(dataset, _warn).watched() as fetch:
             examples = fetch(dataset_cost.part_of(order, 0, batch_size))
     else:
         notes.append("The content of batches was not checked: that would take too long.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from fastiter._cli.profile.trials import (
     ENOUGH_GAIN,
@@ -25,43 +24,34 @@ _SHARE_OF_WORKERS = 0.65  # of the time
 _SHARE_OF_ONE = 0.2  # of the time: what the first trial of one choice of settings may take
 
 
-class SearchPlan(NamedTuple):
-    """What to try."""
-
-    threads: Sequence[int]
-    processes: Sequence[int]
-    prefetch: Sequence[int]
-    methods: Sequence[str]
-
-
 class Search:
     """Tries settings, more workers only while they help, and the promising ones repeatedly.
 
     It takes about ``seconds``. If no time is left (0 or less), one setting with workers is tried.
-    ``batch_bytes`` is used to leave out what memory has no room for, ``example_seconds`` and
-    ``most_parallel`` (workers that make progress at the same time) to predict how long a trial
-    takes. ``prefers_processes``: of equally fast settings processes are better than threads,
-    because a dataset that computes takes the GIL and time from the training loop.
+    ``numbers`` are those of workers, the preferred kind first: of equally fast settings it is
+    recommended. ``batch_bytes`` is used to leave out what memory has no room for,
+    ``example_seconds`` and ``most_parallel`` (workers that make progress at the same time) to
+    predict how long a trial takes.
     """
 
     def __init__(
         self,
         subject: Subject,
-        plan: SearchPlan,
+        numbers: dict[Kind, Sequence[int]],
+        prefetch: Sequence[int],
+        methods: Sequence[str],
         seconds: float,
         batch_bytes: float,
-        prefers_processes: bool,
         example_seconds: float = 0.0,
         most_parallel: float = math.inf,
     ) -> None:
-        self._task = subject
-        self._plan = plan
+        self._subject = subject
+        self._numbers = numbers
+        self._prefetch = prefetch
+        self._methods = methods
         self._begin = time.perf_counter()
         self._seconds = seconds
         self._batch_bytes = batch_bytes
-        self._kinds: tuple[Kind, Kind] = (
-            ("processes", "threads") if prefers_processes else ("threads", "processes")
-        )
         self._example_seconds = example_seconds
         self._most_parallel = most_parallel
         self._window = min(1.0, max(0.15, seconds / 60))
@@ -84,7 +74,7 @@ class Search:
         self._repeat(list(self.tried), 2, _SHARE_OF_WORKERS)
         best = self._best().settings
         if best.workers:
-            for prefetch in self._plan.prefetch:
+            for prefetch in self._prefetch:
                 if not self._try(best._replace(prefetch=prefetch), 0.8):
                     break
         self._compare_starts()
@@ -103,7 +93,7 @@ class Search:
         works = [trials for trials in self.tried.values() if trials.rates]
         if not works:
             raise RuntimeError("; ".join(sorted({trials.error for trials in self.tried.values()})))
-        kinds = ("serial", *self._kinds)
+        kinds = ["serial", *self._numbers]
 
         def complexity(trials: Trials) -> tuple[int, int, int]:
             kind, workers, prefetch, _ = trials.settings
@@ -112,36 +102,31 @@ class Search:
         least = (1 - SIMPLER) * max(trials.rate for trials in works)
         good = [trials for trials in works if trials.rate >= least]
         with_workers = [trials for trials in good if trials.settings.workers]
-        return min(good if self._task.step or not with_workers else with_workers, key=complexity)
+        return min(good if self._subject.step or not with_workers else with_workers, key=complexity)
 
     def _try_workers(self) -> None:
         """One trial of each number of workers, upwards while it helps."""
         self._try(Settings("serial"), _SHARE_OF_WORKERS)
-        for kind in self._kinds:
+        for kind, numbers in self._numbers.items():
             before = 0.0
-            for workers in self._numbers(kind):
-                settings = Settings(kind, workers, self._plan.prefetch[0])
+            for workers in numbers:
+                settings = Settings(kind, workers, self._prefetch[0])
                 trials = self._try_start(settings, _SHARE_OF_WORKERS)
                 if trials is None:
                     continue  # more workers may be done sooner
                 if trials.error or trials.rate < ENOUGH_GAIN * before:
                     break
                 before = trials.rate
-        for kind in self._kinds:
+        for kind, numbers in self._numbers.items():
             if any(trials.rates and one.workers for one, trials in self.tried.items()):
                 return
-            prefetch = self._plan.prefetch[0]
-            untried = [Settings(kind, n, prefetch) for n in self._numbers(kind)]
-            untried = [one for one in untried if one not in self.tried]
-            if untried:
+            settings = (Settings(kind, workers, self._prefetch[0]) for workers in numbers)
+            if untried := [one for one in settings if one not in self.tried]:
                 # Of those that take about the least time, the fewest workers.
                 soon = 2 * min(map(self._cost, untried))
                 self._try_start(next(one for one in untried if self._cost(one) <= soon), None)
         if not any(trials.rates for trials in self.tried.values()):
             self._measure(Settings("serial"))
-
-    def _numbers(self, kind: Kind) -> Sequence[int]:
-        return self._plan.threads if kind == "threads" else self._plan.processes
 
     def _try_start(self, settings: Settings, share: float | None) -> Trials | None:
         """Like `_try`; None for lack of time. If the program's default start method does not work
@@ -151,7 +136,7 @@ class Search:
         settings = settings._replace(method=self.method)
         if not self._try(settings, share):
             return None
-        for method in () if self.method else self._plan.methods:
+        for method in () if self.method else self._methods:
             if not self.tried[settings].error:
                 break
             other = settings._replace(method=method)
@@ -166,11 +151,11 @@ class Search:
         if fastest is None or not fastest.rates:
             return
         workers = min(fastest.settings.workers, _STARTED)
-        for method in self._plan.methods:
+        for method in self._methods:
             settings = fastest.settings._replace(method=method, workers=workers)
             if self._left(0.9) > self._cost(fastest.settings):
                 self.starts[method] = Trials(settings)
-                run_once(self._task, self.starts[method], 0)
+                run_once(self._subject, self.starts[method], 0)
 
     def _try(self, settings: Settings, share: float | None) -> bool:
         """Measure settings that have not been, if this share of the time leaves room for it; None:
@@ -211,11 +196,11 @@ class Search:
 
     def _predicted(self, settings: Settings) -> float:
         """Seconds of the dataset and the loop: the first batch, one to warm up, those counted."""
-        size = self._task.batch_size
+        size = self._subject.batch_size
         at_once = min(settings.workers, size * (settings.prefetch + 1), self._most_parallel)
         each = size * self._example_seconds / max(at_once, 1)
-        each = max(each, self._task.step) if settings.workers else each + self._task.step
-        return 2 * each + max(self._window, least_batches(self._task, settings) * each)
+        each = max(each, self._subject.step) if settings.workers else each + self._subject.step
+        return 2 * each + max(self._window, least_batches(self._subject, settings) * each)
 
     def _measure(self, settings: Settings) -> None:
         trials = self.tried.setdefault(settings, Trials(settings))
@@ -225,7 +210,7 @@ class Search:
             trials.error = "not tried: its slots would take more than half of the memory"
             return
         begin = time.perf_counter()
-        run_once(self._task, trials, self._window)
+        run_once(self._subject, trials, self._window)
         cost = self._costs[settings] = time.perf_counter() - begin
         overrun = max(cost - self._predicted(settings), self._overruns.get(settings.kind, 0.0))
         self._overruns[settings.kind] = overrun
