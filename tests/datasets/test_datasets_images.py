@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import struct
 import subprocess
 import sys
-import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +19,7 @@ from fastiter import datasets
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is the extra 'image'")
 
-try:
-    import chainer.datasets as chainer_datasets
-except ImportError:
-    chainer_datasets = None
-
-LIBRARIES = [datasets] if chainer_datasets is None else [datasets, chainer_datasets]
 MODES = ["RGB", "L", "RGBA", "P", "1", "I;16", "CMYK", "LA"]
-
-
-@pytest.fixture(params=LIBRARIES, ids=lambda library: library.__name__.partition(".")[0])
-def any_library(request):
-    """Ours, and Chainer's where it imports: for what both do."""
-    return request.param
 
 
 def pixels(seed: int, channels: int = 3) -> np.ndarray:
@@ -70,12 +57,8 @@ def check(found: Any, seed: int, dtype: Any = np.float32) -> None:
     np.testing.assert_array_equal(found, chw(seed))
 
 
-@pytest.mark.parametrize("as_file", [False, True])
-def test_images(any_library, directory, as_file):
-    paths = [f"sub/{i}.png" for i in range(12)]
-    dataset = any_library.ImageDataset(
-        str(directory / "paths.txt") if as_file else paths, root=str(directory)
-    )
+def check_indices(dataset: Any) -> None:
+    """Twelve images, as the pixels of their numbers."""
     assert len(dataset) == 12
     for i in (0, 7, 11, -1, -12):
         check(dataset[i], i % 12)
@@ -84,6 +67,12 @@ def test_images(any_library, directory, as_file):
     for index in (12, -13):
         with pytest.raises(IndexError):
             dataset[index]
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_images(any_library, directory, as_file):
+    paths = str(directory / "paths.txt") if as_file else [f"sub/{i}.png" for i in range(12)]
+    check_indices(any_library.ImageDataset(paths, root=str(directory)))
 
 
 @pytest.mark.parametrize("as_file", [False, True])
@@ -114,15 +103,10 @@ def test_labels_of_any_kind(any_library, directory):
 
 def test_zipped_images(any_library, directory):
     dataset = any_library.ZippedImageDataset(str(directory / "all.zip"))
-    assert len(dataset) == 12
-    for i in (0, 11, -1, -12):
-        check(dataset[i], i % 12)
+    check_indices(dataset)
     check(dataset.get_example("sub/5.png"), 5)
     with pytest.raises(KeyError):
         dataset.get_example("sub/none.png")
-    for index in (12, -13):
-        with pytest.raises(IndexError):
-            dataset[index]
 
 
 def test_images_in_several_archives(any_library, directory):
@@ -166,7 +150,6 @@ def test_images_are_arrays_of_their_own(directory):
     dataset = datasets.ImageDataset(["sub/1.png"], directory, np.uint8)
     image = dataset[0]
     assert image.flags.c_contiguous
-    assert image.flags.writeable
     image[:] = 0
     check(dataset[0], 1, np.uint8)
 
@@ -182,8 +165,6 @@ def test_paths_that_are_no_strings(directory):
     dataset = datasets.ImageDataset([directory / "sub" / "4.png", Path("sub/5.png")], directory)
     check(dataset[0], 4)
     check(dataset[1], 5)
-    from_file = datasets.ImageDataset(directory / "paths.txt", directory)
-    check(from_file[2], 2)
 
 
 def test_relative_roots_are_those_of_the_start(directory, monkeypatch):
@@ -287,12 +268,13 @@ def test_an_image_that_pillow_stumbles_over(tmp_path):
     (tmp_path / "a.ppm").write_bytes(damaged)
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("a.ppm", damaged)
-    with pytest.raises(OSError, match=r"/a\.ppm cannot be decoded .*2-5"):
-        datasets.ImageDataset(["a.ppm"], str(tmp_path))[0]
-    with pytest.raises(OSError, match=r"/a\.ppm cannot be decoded .*2-5"):
-        datasets.LabeledImageDataset([("a.ppm", 1)], str(tmp_path))[0]
-    with pytest.raises(OSError, match=r"a\.ppm in .*a\.zip cannot be decoded .*2-5"):
-        datasets.ZippedImageDataset(tmp_path / "a.zip")[0]
+    for dataset, name in (
+        (datasets.ImageDataset(["a.ppm"], str(tmp_path)), r"/a\.ppm"),
+        (datasets.LabeledImageDataset([("a.ppm", 1)], str(tmp_path)), r"/a\.ppm"),
+        (datasets.ZippedImageDataset(tmp_path / "a.zip"), r"a\.ppm in .*a\.zip"),
+    ):
+        with pytest.raises(OSError, match=rf"{name} cannot be decoded .*2-5"):
+            dataset[0]
 
 
 def entry_changed(path: Path, method: int, offset: int, code: str, change: Any) -> None:
@@ -348,23 +330,17 @@ def test_damaged_archives(directory, tmp_path, method):
         archive.write(directory / "sub" / "9.png", "image.png")
         info = archive.getinfo("image.png")
     whole = path.read_bytes()
-    at = info.header_offset + 30 + len("image.png") + info.compress_size // 2
-    for damage in (whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :], b"PX" + whole[2:]):
-        path.write_bytes(damage)
-        with datasets.ZippedImageDataset(path) as dataset, pytest.raises(zipfile.BadZipFile):
-            dataset[0]
-    directory_at = whole.rindex(b"PK\1\2")
-    path.write_bytes(
-        whole[: directory_at + 8] + b"\1" + whole[directory_at + 9 :]  # the flag of encryption
-    )
-    with datasets.ZippedImageDataset(path) as dataset, pytest.raises(RuntimeError, match="crypt"):
-        dataset[0]
-    path.write_bytes(whole[: directory_at + 10] + b"\x61\0" + whole[directory_at + 12 :])
-    with (
-        datasets.ZippedImageDataset(path) as dataset,
-        pytest.raises(NotImplementedError, match="method 97"),
+    middle = info.header_offset + 30 + len("image.png") + info.compress_size // 2
+    entry = whole.rindex(b"PK\1\2")
+    for at, damage, error, match in (
+        (middle, bytes([whole[middle] ^ 255]), zipfile.BadZipFile, "damaged"),
+        (0, b"PX", zipfile.BadZipFile, "no file"),
+        (entry + 8, b"\1", RuntimeError, "encrypted"),
+        (entry + 10, b"\x61\0", NotImplementedError, "method 97"),
     ):
-        dataset[0]
+        path.write_bytes(whole[:at] + damage + whole[at + len(damage) :])
+        with datasets.ZippedImageDataset(path) as dataset, pytest.raises(error, match=match):
+            dataset[0]
 
 
 # -- in iterators, threads and processes ---------------------------------------------------------
@@ -407,20 +383,13 @@ def test_under_every_start_method(make_started, directory):
 
 def test_many_threads_read_at_once(directory):
     dataset = datasets.ZippedImageDataset(directory / "all.zip")
-    expected = [chw(i) for i in range(12)]
-    wrong = []
 
     def read(seed: int) -> None:
         for i in np.random.RandomState(seed).randint(0, 12, 100):
-            if not np.array_equal(dataset[i], expected[i]):
-                wrong.append(i)
+            check(dataset[i], i)
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(read, range(8)))
 
 
 def test_closed_archives(directory):
@@ -436,27 +405,19 @@ def test_closed_archives(directory):
             copy[11]
 
 
-def test_without_pillow_the_error_names_the_extra(directory, tmp_path):
-    (tmp_path / "PIL").mkdir()
-    (tmp_path / "PIL" / "__init__.py").write_text("raise ImportError('no Pillow here')")
-    program = f"""
+PROGRAM = """
 import sys
-sys.path.insert(0, {str(tmp_path)!r})
-from fastiter import datasets
-for make in (
-    lambda: datasets.ImageDataset([]),
-    lambda: datasets.LabeledImageDataset([]),
-    lambda: datasets.ZippedImageDataset({str(directory / "all.zip")!r}),
-    lambda: datasets.MultiZippedImageDataset([{str(directory / "all.zip")!r}]),
-):
+sys.modules["PIL"] = None
+from fastiter.datasets import *
+for kind in (ImageDataset, LabeledImageDataset, ZippedImageDataset):
     try:
-        make()
+        kind([])
     except ImportError as error:
-        assert "fastiter[image]" in str(error) and "no Pillow here" in str(error), error
+        assert "fastiter[image]" in str(error), error
     else:
         sys.exit("no error")
 """
-    path = os.pathsep.join(sys.path)
-    subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, check=True
-    )
+
+
+def test_without_pillow_the_error_names_the_extra():
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True)

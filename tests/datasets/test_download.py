@@ -8,12 +8,21 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import traceback
 from pathlib import Path
 
 import pytest
-from scripted_server import Request, Reset, ScriptedServer, breaking, head, honest, rest, serving
+from scripted_server import (
+    Request,
+    Reset,
+    ScriptedServer,
+    breaking,
+    head,
+    honest,
+    rest,
+    saying,
+    serving,
+)
 
 from fastiter import dataset
 from fastiter.dataset import cached_download
@@ -78,23 +87,19 @@ def test_neither_url_nor_headers_name_the_file(root):
     assert os.listdir(root) == ["_dl_cache"]
 
 
-@pytest.mark.parametrize("body", [b"", b"x"])
-def test_small_files(body):
-    with serving(honest(body)) as server:
+@pytest.mark.parametrize(
+    ("reply", "body"),
+    [
+        (head(Content_Length=0), b""),
+        (head(Content_Length=1) + b"x", b"x"),
+        (head() + BODY, BODY),  # ends with the connection
+        (head(Transfer_Encoding="chunked") + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY), BODY),
+    ],
+    ids=["empty", "small", "closed", "chunked"],
+)
+def test_bodies_of_every_kind(reply, body):
+    with serving(saying(reply)) as server:
         assert Path(cached_download(server.url)).read_bytes() == body
-
-
-def test_a_body_in_chunks_and_one_that_ends_with_the_connection():
-    def script(request: Request):
-        if request.target == "/chunked":
-            yield head(Transfer_Encoding="chunked")
-            yield b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
-        else:
-            yield head() + BODY
-
-    with serving(script) as server:
-        for name in ("chunked", "closed"):
-            assert Path(cached_download(server.url + name)).read_bytes() == BODY
 
 
 def test_an_encoded_body_is_kept_as_it_was_sent():
@@ -130,30 +135,25 @@ def test_local_files_that_are_none(root, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "match"),
+    ("arguments", "error", "match"),
     [
-        ({"url": "ftp://host/x"}, "http://, https:// or file://"),
-        ({"url": "/etc/passwd"}, "http://, https:// or file://"),
-        ({"url": "http:///x"}, "no host"),
-        ({"url": "http://host:x/"}, "[Pp]ort"),
-        ({"url": "file://elsewhere/x"}, "elsewhere"),
-        ({"timeout": 0}, "timeout"),
-        ({"timeout": float("nan")}, "timeout"),
-        ({"retries": -1}, "retries"),
-        ({"sha256": "12"}, "sha256"),
+        ({"url": "ftp://host/x"}, ValueError, "http://, https:// or file://"),
+        ({"url": "/etc/passwd"}, ValueError, "http://, https:// or file://"),
+        ({"url": "http:///x"}, ValueError, "no host"),
+        ({"url": "http://host:x/"}, ValueError, "[Pp]ort"),
+        ({"url": "file://elsewhere/x"}, ValueError, "elsewhere"),
+        ({"url": b"http://127.0.0.1:1/"}, TypeError, "bytes"),
+        ({"timeout": 0}, ValueError, "timeout"),
+        ({"timeout": float("nan")}, ValueError, "timeout"),
+        ({"retries": -1}, ValueError, "retries"),
+        ({"retries": 1.5}, TypeError, "float"),
+        ({"sha256": "12"}, ValueError, "sha256"),
     ],
 )
-def test_wrong_arguments(root, arguments, match):
-    with pytest.raises(ValueError, match=match):
+def test_wrong_arguments(root, arguments, error, match):
+    with pytest.raises(error, match=match):
         cached_download(**{"url": "http://127.0.0.1:1/", **arguments})
     assert not root.exists()
-
-
-def test_wrong_types(root):
-    with pytest.raises(TypeError):
-        cached_download(b"http://127.0.0.1:1/")
-    with pytest.raises(TypeError):
-        cached_download("http://127.0.0.1:1/", retries=1.5)
 
 
 @pytest.mark.parametrize("package", ["pooch", "filelock"])
@@ -190,24 +190,28 @@ def test_a_cached_file_with_another_checksum_is_replaced(root):
 # Answers that are none
 
 
+FAILURES = ["204 No Content", "206 Partial Content", "304 Not Modified", "404 Not Found", "503 No"]
+ELSEWHERE = ["file:///etc/hostname", "ftp://127.0.0.1/", "data:,x", "http://:80/"]
+
+
 @pytest.mark.parametrize(
-    "status",
-    ["204 No Content", "206 Partial Content", "304 Not Modified", "404 Not Found", "503 No"],
+    ("reply", "match", "requests", "retries"),
+    [
+        *((head(status, Content_Length=0), status, 1, 5) for status in FAILURES),
+        *((head(Content_Length=n) + BODY, n, 1, 0) for n in ("many", "-5", "5, 5")),
+        *((head("301 Moved", Location=to), "No connection adap|No host", 1, 2) for to in ELSEWHERE),
+        (head("307 Again", Location="/"), "30 redirects", 31, 2),
+        (b"220 mail ready\r\n", "220 mail", 2, 1),
+        (head(Content_Length=9) + b"four", "4 bytes read, 5 more expected.*retries=2", 3, 2),
+        (head(Transfer_Encoding="chunked") + b"ff\r\nonly this", "bytes received", 2, 1),
+    ],
+    ids=lambda value: str(value)[:40],
 )
-def test_a_status_of_failure_is_no_reason_to_try_again(root, status):
-    with serving(lambda request: iter([head(status, Content_Length=0)])) as server:
-        fails(server, root, status, retries=5)
-
-
-@pytest.mark.parametrize("length", ["many", "-5", "5, 5"])
-def test_a_length_that_is_none(root, length):
-    with serving(lambda request: iter([head(Content_Length=length) + BODY])) as server:
-        fails(server, root, length, retries=0)
-
-
-def test_what_is_not_http(root):
-    with serving(lambda request: iter([b"220 mail ready\r\n"])) as server:
-        fails(server, root, "220 mail", requests=2, retries=1)
+def test_answers_that_are_no_file(root, reply, match, requests, retries):
+    with serving(saying(reply)) as server:
+        error = fails(server, root, match, requests=requests, retries=retries)
+    if requests > 1:
+        assert isinstance(error, ConnectionError) == ("redirects" not in match)
 
 
 def test_headers_without_an_end(root):
@@ -252,41 +256,23 @@ def test_a_redirection_need_not_be_quoted(sent):
         assert [r.target for r in server.requests] == ["/", "/gr%C3%BC%C3%9Fe%201.bin"]
 
 
-@pytest.mark.parametrize(
-    "target", ["file:///etc/hostname", "ftp://127.0.0.1/", "data:,x", "http://:80/"]
-)
-def test_redirections_elsewhere_are_refused(root, target):
-    with serving(lambda request: iter([head("301 Moved", Location=target)])) as server:
-        fails(server, root, "No connection adapters|No host")
-
-
-def test_redirections_in_a_circle(root):
-    with serving(lambda request: iter([head("307 Again", Location="/")])) as server:
-        fails(server, root, "30 redirects", requests=31)
-
-
 # Time
 
 
-@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 OK\r\nX", head(Content_Length=9), b"body"])
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"HTTP/1.1 200 OK\r\nX", head(Content_Length=9), head(Content_Length=9) + b"body"],
+)
 def test_a_silent_server_is_given_up(root, sent):
-    def script(request: Request):
-        yield head(Content_Length=9) + sent if sent == b"body" else sent
-        request.server.ended.wait()
-
-    with serving(script) as server:
+    with serving(saying(sent, and_waiting=True)) as server:
         error = fails(server, root, "no byte for 0.2 seconds", timeout=0.2, retries=5)
     assert isinstance(error, TimeoutError)
 
 
 def test_the_programs_own_default_counts(root):
-    def script(request: Request):
-        yield b""
-        request.server.ended.wait()
-
     socket.setdefaulttimeout(0.2)
     try:
-        with serving(script) as server:
+        with serving(saying(b"", and_waiting=True)) as server:
             fails(server, root, "no byte for 0.2 seconds")
     finally:
         socket.setdefaulttimeout(None)
@@ -325,46 +311,36 @@ def test_an_unknown_host(root):
         cached_download("http://no.invalid/", retries=0)
 
 
-def test_a_short_body_goes_on_where_it_ended(root):
-    with serving(breaking(BODY, 100_000, rest(BODY), ETag='"1"')) as server:
-        path = cached_download(server.url, sha256=SHA256)
-        second = server.requests[1].headers
-    assert (second["range"], second["if-range"]) == ("bytes=98304-", '"1"')  # whole chunks
-    assert Path(path).read_bytes() == BODY
-
-
-def test_without_a_tag_an_old_date_will_do():
-    dates = {
-        "Date": "Sat, 21 Nov 2026 00:00:00 GMT",
-        "Last_Modified": "Fri, 20 Nov 2026 23:00:00 GMT",
-    }
-    with serving(breaking(BODY, 100_000, rest(BODY), **dates)) as server:
-        assert Path(cached_download(server.url)).read_bytes() == BODY
-        assert server.requests[1].headers["if-range"] == dates["Last_Modified"]
+NEW_DATE = {"Date": "Sat, 21 Nov 2026 00:00:00 GMT"}
+OLD = {"Last_Modified": "Fri, 20 Nov 2026 23:00:00 GMT", **NEW_DATE}
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"ETag": 'W/"1"'},
-        {"Last_Modified": "Fri, 20 Nov 2026 23:59:59 GMT", "Date": "Sat, 21 Nov 2026 00:00:00 GMT"},
-        {"Last_Modified": "yesterday", "Date": "today"},
-    ],
-    ids=["nothing", "weak", "new", "nonsense"],
+    ("headers", "proof"), [({"ETag": '"1"'}, '"1"'), (OLD, OLD["Last_Modified"])]
 )
-def test_what_cannot_be_told_apart_is_downloaded_anew(headers):
-    script = breaking(BODY[::-1], 100_000, honest(BODY), **headers)
-    with serving(script) as server:
-        assert Path(cached_download(server.url)).read_bytes() == BODY
-        assert "range" not in server.requests[1].headers
+def test_a_short_body_goes_on_where_it_ended(headers, proof):
+    with serving(breaking(BODY, 100_000, rest(BODY), **headers)) as server:
+        assert Path(cached_download(server.url, sha256=SHA256)).read_bytes() == BODY
+        second = server.requests[1].headers
+    assert (second["range"], second["if-range"]) == ("bytes=98304-", proof)  # whole chunks
 
 
-def test_a_file_that_has_changed_meanwhile_is_downloaded_anew():
-    script = breaking(BODY[::-1], 100_000, honest(BODY, ETag='"2"'), ETag='"1"')
+@pytest.mark.parametrize(
+    ("headers", "is_asked"),
+    [
+        ({}, False),
+        ({"ETag": 'W/"1"'}, False),
+        ({"Last_Modified": "Fri, 20 Nov 2026 23:59:59 GMT", **NEW_DATE}, False),
+        ({"Last_Modified": "yesterday", "Date": "today"}, False),
+        ({"ETag": '"1"'}, True),  # the file has changed meanwhile
+    ],
+    ids=["nothing", "weak", "new", "nonsense", "changed"],
+)
+def test_what_cannot_be_told_apart_is_downloaded_anew(headers, is_asked):
+    script = breaking(BODY[::-1], 100_000, honest(BODY, ETag='"2"'), **headers)
     with serving(script) as server:
         assert Path(cached_download(server.url, sha256=SHA256)).read_bytes() == BODY
-        assert "range" in server.requests[1].headers
+        assert ("range" in server.requests[1].headers) == is_asked
 
 
 @pytest.mark.parametrize(
@@ -383,39 +359,27 @@ def test_a_part_that_does_not_fit(root, given):
         fails(server, root, "asked for bytes 98304-255999/256000", requests=2)
 
 
-def test_a_part_that_is_too_long(root):
-    def lie(request: Request):
-        where = f"bytes 98304-{len(BODY) - 1}/{len(BODY)}"
-        yield head("206 Partial", Content_Range=where) + BODY[98304:] + b"more"
-
-    with serving(breaking(BODY, 100_000, lie, ETag='"1"')) as server:
-        fails(server, root, "more bytes came than the 256000", requests=2, retries=1)
-
-
-def test_a_status_of_failure_ends_the_retries(root):
-    script = breaking(BODY, 100_000, lambda request: iter([head("416 Range")]), ETag='"1"')
-    with serving(script) as server:
-        fails(server, root, "416 Range", requests=2, retries=5)
-
-
-def test_always_too_short(root):
-    with serving(lambda request: iter([head(Content_Length=9) + b"four"])) as server:
-        error = fails(server, root, "4 bytes read, 5 more expected", requests=3)
-    assert isinstance(error, ConnectionError)
+@pytest.mark.parametrize(
+    ("second", "match", "retries"),
+    [
+        (
+            head("206 Partial", Content_Range="bytes 98304-255999/256000") + BODY[98304:] + b"more",
+            "more bytes came than the 256000",
+            1,
+        ),
+        (head("416 Range"), "416 Range", 5),
+    ],
+    ids=["too long", "failure"],
+)
+def test_a_second_answer_that_ends_the_retries(root, second, match, retries):
+    with serving(breaking(BODY, 100_000, saying(second), ETag='"1"')) as server:
+        fails(server, root, match, requests=2, retries=retries)
 
 
 def test_a_connection_that_is_reset(root):
     def script(request: Request):
         yield head(Content_Length=len(BODY), ETag='"1"') + BODY[:1000]
         raise Reset
-
-    with serving(script) as server:
-        fails(server, root, "bytes received", retries=1, requests=2)
-
-
-def test_chunks_that_end_early(root):
-    def script(request: Request):
-        yield head(Transfer_Encoding="chunked") + b"ff\r\nonly this"
 
     with serving(script) as server:
         fails(server, root, "bytes received", retries=1, requests=2)
@@ -549,21 +513,3 @@ def test_a_root_that_cannot_be_made(root):
     ):
         with pytest.raises(OSError, match="set_dataset_root"):
             use()
-
-
-def test_threads_that_ask_at_once_cause_one_download():
-    barrier = threading.Barrier(8)
-    found = []
-
-    def ask(url: str) -> None:
-        barrier.wait()
-        found.append(Path(cached_download(url)).read_bytes())
-
-    with serving(honest(BODY)) as server:
-        threads = [threading.Thread(target=ask, args=(server.url,)) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(server.requests) == 1
-    assert found == [BODY] * 8

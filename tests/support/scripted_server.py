@@ -92,13 +92,21 @@ def head(status: str = "200 OK", **headers: Any) -> bytes:
     return "\r\n".join([*lines, "Connection: close", "\r\n"]).encode("latin-1")
 
 
+def saying(reply: bytes, and_waiting: bool = False) -> Script:
+    """A script that gives these bytes, and ends the connection at once or with the server."""
+
+    def script(request: Request) -> Iterator[bytes]:
+        yield reply
+        if and_waiting:
+            request.server.ended.wait()
+
+    return script
+
+
 def honest(body: bytes, **headers: Any) -> Script:
     """A script that gives a body as it should be."""
 
-    def script(request: Request) -> Iterator[bytes]:
-        yield head(Content_Length=len(body), **headers) + body
-
-    return script
+    return saying(head(Content_Length=len(body), **headers) + body)
 
 
 def breaking(body: bytes, at: int, then: Script, **headers: Any) -> Script:
