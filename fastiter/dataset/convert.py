@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import operator
 import pickle
 import sys
 import weakref
@@ -50,7 +52,7 @@ def concat_examples(
     batch : sequence
         At least one example.
     device : device, optional
-        Where to send the arrays; see `to_device`. None leaves them where the examples are.
+        Where to send the arrays; see `to_device`.
     padding : object, tuple or dict, optional
         Fill value for examples that are smaller than the largest one. A padded field has the dtype
         of the first example, a padded field of lists the promoted one. Without padding, shapes must
@@ -82,9 +84,8 @@ def concat_examples(
     IndexError, KeyError
         If an example or a tuple of paddings lacks a field of the first example, or a dict of
         paddings has an unknown key.
-    TypeError, RuntimeError
-        If a field cannot become an array (strings, None), an option has a wrong type, or
-        ``device`` is not a device, or a GPU without CuPy.
+    TypeError
+        If a field cannot become an array (strings, None), or an option has a wrong type.
 
     Examples
     --------
@@ -229,16 +230,14 @@ class _FunctionConverter(Converter):
 
     def __reduce__(self) -> str:
         # The decorator has replaced the function by this object: pickle it by the name.
-        module, name = self.__dict__.get("__module__"), self.__dict__.get("__qualname__")
-        found: Any = sys.modules.get(module) if module else None
-        for part in (name or "").split("."):
-            found = getattr(found, part, None)
-        if name is None or found is not self:
-            raise pickle.PicklingError(
-                f"the converter {name or self._function!r} cannot be pickled, because its name "
-                "does not lead to it: decorate a function at module level or derive from Converter"
-            )
-        return str(name)
+        name = str(self.__dict__.get("__qualname__", self._function))
+        with contextlib.suppress(AttributeError, KeyError):
+            if operator.attrgetter(name)(sys.modules[self.__module__]) is self:
+                return name
+        raise pickle.PicklingError(
+            f"the converter {name} cannot be pickled, because its name does not lead to it: "
+            "decorate a function at module level or derive from Converter"
+        )
 
 
 def converter() -> Callable[[Callable[..., Any]], Converter]:
@@ -246,6 +245,5 @@ def converter() -> Callable[[Callable[..., Any]], Converter]:
 
     The function receives None or an object with ``xp`` (the module of the arrays there) and
     ``send(arrays)``, even if the caller passes an integer or a string.
-
     """
     return _FunctionConverter

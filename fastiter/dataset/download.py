@@ -109,10 +109,8 @@ def cached_download(
     OSError
         If the file cannot be downloaded or written (``TimeoutError`` after a timeout,
         ``ConnectionError`` after the last retry), or its SHA-256 differs.
-    ValueError
-        If an argument is out of range, or the URL has another scheme.
-    ImportError
-        If the extra ``download`` is not installed.
+    ValueError, ImportError
+        If an argument is out of range, or the extra is not installed.
     """
     # Imported late, like all that only downloads need, since `import fastiter` should be fast.
     import hashlib
@@ -174,13 +172,11 @@ def cache_or_load_file(
 
     Raises
     ------
-    OSError
-        If the file or its directory cannot be written, or the creator has written no file.
+    OSError, ImportError
+        If the file cannot be written, the creator has written none, or the extra is not installed.
     RuntimeError
         If the creator calls this for the path that it is creating; or, as in Chainer, if the
         dataset root is a file.
-    ImportError
-        If the extra ``download`` is not installed.
     """
     target = os.path.abspath(os.fsdecode(path))
     if os.path.exists(target):

@@ -55,9 +55,6 @@ class Iterator(Managed):
     def serialize(self, serializer: Any) -> None:
         """Save or load the state of the iteration by Chainer's protocol. Does nothing here.
 
-        Parameters
-        ----------
-        serializer : callable
-            Called as ``serializer(key, value)``; returns the value to use. Settings such as the
-            batch size are not part of the state.
+        ``serializer(key, value)`` returns the value to use. Settings such as the batch size are not
+        part of the state.
         """

@@ -34,17 +34,6 @@ class Column:
         """Make the values from `start` to `stop`."""
         return [self[i] for i in range(start, stop)]
 
-    def arrays(self) -> list[Array]:
-        """Return all arrays of the column."""
-        found: list[Array] = []
-        for value in self.__dict__.values():
-            for part in value if isinstance(value, list) else [value]:
-                if isinstance(part, Column):
-                    found += part.arrays()
-                elif isinstance(part, np.ndarray):
-                    found.append(part)
-        return found
-
     def __getstate__(self) -> dict[str, Any]:
         """Return the state, in which arrays of foreign byte order are in native order.
 
@@ -287,15 +276,7 @@ def _kind(value: Any) -> Any:
 def _key_kind(key: Any) -> Any:
     """Return a hashable key of a dict's key, which equal keys may not share: 1 and True differ."""
     kind = type(key)
-    if kind in (str, int, bool, bytes, type(None)):
-        return kind, key
-    if kind in (float, complex):
-        return kind, repr(key)
-    if kind is tuple:
-        return kind, tuple([_key_kind(item) for item in key])
-    if isinstance(key, np.generic):
-        return kind, key.dtype.str, key.tobytes()
-    return kind, id(key)
+    return kind, key if kind in (str, int, bool, bytes, type(None)) else id(key)
 
 
 def _dtype_key(dtype: np.dtype[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ class FrozenDataset(DatasetMixin):
 
     A forked worker shares the objects of a list or dict with its parent only until it reads them:
     reading an object changes its reference count, which copies its memory page. The arrays of this
-    dataset stay shared, however many workers read them. Delete the original to save its memory.
+    dataset stay shared. Delete the original to save its memory.
 
     Each fetch makes a new example, equal to the original and of the same types. Packed are str,
     bytes, None, numbers of Python and NumPy, arrays, and nested tuples, lists and dicts of them;
@@ -39,10 +40,9 @@ class FrozenDataset(DatasetMixin):
 
     Raises
     ------
-    TypeError
-        If ``data`` is of another kind, or a value can be neither packed nor pickled.
-    ValueError
-        If there is no column, columns differ in length, or two columns have one name.
+    TypeError, ValueError
+        If ``data`` is of another kind, or a value can be neither packed nor pickled; or if there is
+        no column, columns differ in length, or two columns have one name.
 
     Examples
     --------
@@ -64,7 +64,9 @@ class FrozenDataset(DatasetMixin):
     @property
     def nbytes(self) -> int:
         """Size of the packed memory in bytes."""
-        return sum(array.nbytes for array in self._column.arrays())
+        arrays: list[pickle.PickleBuffer] = []
+        pickle.dumps(self._column, 5, buffer_callback=arrays.append)
+        return sum(array.raw().nbytes for array in arrays)
 
 
 def _column_of(data: Any) -> Column:

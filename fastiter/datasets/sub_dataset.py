@@ -26,16 +26,11 @@ class SubDataset(BatchedWrapper):
         Has ``__len__`` and ``__getitem__``. If it has ``__getitems__``, this one has it too.
     start, finish : int
         First position of the part, and the position after its last, ``0 <= start <= finish <=
-        len(dataset)``.
+        len(dataset)``; else TypeError or ValueError.
     order : sequence of int, optional
         Indices into the dataset, one for each of its examples. An array is kept as it is; a list
         or tuple of integers becomes an array, which worker processes can share (8 bytes per
         example).
-
-    Raises
-    ------
-    TypeError, ValueError
-        If ``start`` or ``finish`` is not an integer in this range, or the order has another length.
 
     Examples
     --------

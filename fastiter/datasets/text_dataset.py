@@ -37,11 +37,9 @@ class TextDataset(Closing, DatasetMixin):
 
     Raises
     ------
-    OSError, UnicodeDecodeError, LookupError
-        If a file cannot be read or decoded, or the encoding is unknown.
-    TypeError, ValueError
-        If an argument is of a wrong type, no file is given, the numbers of files, lines or options
-        differ, or `open` does not accept ``newline``.
+    OSError, TypeError, ValueError, LookupError
+        Those of `open` and of decoding; also if no file is given, or the numbers of files, lines or
+        options differ.
     """
 
     def __init__(
