@@ -70,17 +70,11 @@ def concat_examples(
         tuple, have the keys ``name_lengths`` in a dict, and make a pair (array, lengths) of a
         single array.
 
-    Returns
-    -------
-    array, tuple of arrays or dict of arrays
-        Each of shape (len(batch), ...).
-
     Raises
     ------
     ValueError
         If the batch is empty, shapes differ without padding, an example has a field that the first
-        one lacks, the padding does not fit an integer dtype, or an option is given for a field to
-        which it cannot apply.
+        one lacks, or an option does not fit its field.
     IndexError, KeyError
         If an example or a tuple of paddings lacks a field of the first example, or a dict of
         paddings has an unknown key.
@@ -110,7 +104,7 @@ def concat_examples(
 
 
 def to_device(device: Any, x: Any) -> Any:
-    """Send an array, or a list or tuple of arrays, to a device.
+    """Send an array, or a list or tuple of arrays, to a device, unless it is there already.
 
     Parameters
     ----------
@@ -119,11 +113,6 @@ def to_device(device: Any, x: Any) -> Any:
         GPU: its number, ``'cuda'`` (the current one), ``'cuda:1'``, ``'@cupy:1'``. The ``send`` of
         an object with ``xp`` and ``send`` is called, such as those of `converter` and Chainer.
     x : array, number, None, or list or tuple of these
-
-    Returns
-    -------
-    array, None, or list or tuple of these
-        ``x`` itself if it is on the device already.
 
     Raises
     ------
@@ -165,12 +154,8 @@ class ConcatWithAsyncTransfer(Converter):
         The stream of the copies. By default a non-blocking stream for each GPU.
     compute_stream : cupy.cuda.Stream, optional
         The stream that uses the arrays. By default the stream that is current at the call. You have
-        to order kernels on any other stream, also before you drop the arrays.
-
-    Attributes
-    ----------
-    compute_stream : cupy.cuda.Stream or None
-        As above; a new value applies from the next call on.
+        to order kernels on any other stream, also before you drop the arrays. As an attribute, it
+        may be set between two calls.
     """
 
     def __init__(self, stream: Any = None, compute_stream: Any = None) -> None:
@@ -186,11 +171,9 @@ class ConcatWithAsyncTransfer(Converter):
 
         Raises
         ------
-        RuntimeError
-            If ``device`` is a GPU, and CuPy or the GPU is missing, or the object has used a GPU in
-            the parent from which this process was forked.
-        ValueError
-            If a stream belongs to another device.
+        RuntimeError, ValueError
+            If CuPy or the GPU is missing, the object has used a GPU in the parent from which this
+            process was forked, or a stream belongs to another device.
         """
         target = None if device is None else _device.resolve(device)
         if not isinstance(target, _device.GpuDevice):

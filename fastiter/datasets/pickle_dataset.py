@@ -36,10 +36,9 @@ class PickleDataset(Closing, DatasetMixin):
 
     Raises
     ------
-    TypeError, ValueError
-        If the reader is not a file, or not seekable.
-    pickle.UnpicklingError
-        If an example cannot be loaded: it is damaged or incomplete, or a class cannot be imported.
+    TypeError, ValueError, pickle.UnpicklingError
+        If the reader is not a file, or not seekable; or if an example cannot be loaded: it is
+        damaged or incomplete, or a class cannot be imported.
     """
 
     def __init__(self, reader: Any) -> None:
@@ -113,13 +112,10 @@ class _LockedReader:
     """A reader with a position, which one thread uses at a time."""
 
     def __init__(self, reader: Any) -> None:
+        self.name = repr(reader)
         self._reader = reader
         self._lock = threading.Lock()
         renew_in_child(self)
-
-    @property
-    def name(self) -> str:
-        return repr(self._reader)
 
     def read(self, offset: int, size: int) -> bytes:
         with self._lock:

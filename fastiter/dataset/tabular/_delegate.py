@@ -14,11 +14,7 @@ __all__ = ["DelegateDataset"]
 class DelegateDataset(TabularDataset):
     """Has the columns of ``dataset``, which a subclass makes in its constructor.
 
-    `convert` is that of `TabularDataset`, not that of ``dataset``.
-
-    Parameters
-    ----------
-    dataset : TabularDataset
+    `convert` is that of `TabularDataset`, not that of ``dataset``, a `TabularDataset`.
 
     Examples
     --------

@@ -36,11 +36,9 @@ def from_data(data: Any, *, size: int | None = None) -> TabularDataset:
 
     Raises
     ------
-    ValueError
-        If there is no column, lengths differ, two columns have one name, a function has no name,
-        or the number of rows is unknown.
-    TypeError
-        If a column is not an array, a list or a callable.
+    ValueError, TypeError
+        If there is no column, a column is of another kind, lengths differ, two columns have one
+        name, a function has no name, or the number of rows is unknown.
 
     Examples
     --------
@@ -66,9 +64,8 @@ def _is_name(key: Any) -> bool:
 def _joined(pairs: list[tuple[Any, Any]], size: int | None) -> TabularDataset:
     if not pairs:
         raise ValueError("data is empty: give at least one column")
-    for _, data in pairs:
-        if size is None and hasattr(data, "__len__"):
-            size = len(data)
+    if size is None:
+        size = next((len(data) for _, data in pairs if hasattr(data, "__len__")), None)
     columns = [_column(key, data, size) for key, data in pairs]
     return columns[0].join(*columns[1:])
 
