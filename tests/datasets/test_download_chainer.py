@@ -127,22 +127,12 @@ def test_both_find_what_the_other_has_downloaded(tmp_path):
 
 @pytest.mark.parametrize("value", ["/somewhere", "relative", None])
 def test_the_environment_counts_alike(value):
-    environment = {**os.environ, "HOME": "/home/user"}
-    environment.pop("CHAINER_DATASET_ROOT", None)
-    if value is not None:
-        environment["CHAINER_DATASET_ROOT"] = value
-    found = [
-        subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                f"from {name} import dataset; print(dataset.get_dataset_root())",
-            ],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+    environment = {**os.environ, "HOME": "/home/user", "CHAINER_DATASET_ROOT": value or ""}
+    if value is None:
+        del environment["CHAINER_DATASET_ROOT"]
+    code = "from {} import dataset; print(dataset.get_dataset_root())"
+    ours_found, theirs_found = (
+        subprocess.check_output([sys.executable, "-c", code.format(name)], env=environment)
         for name in ("fastiter", "chainer")
-    ]
-    assert found[0] == found[1]
+    )
+    assert ours_found == theirs_found
