@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import traceback
@@ -412,7 +413,7 @@ def test_the_password_of_a_proxy_is_never_shown(monkeypatch, caplog, proxy):
     assert "me:hidden@" not in "".join(traceback.format_exception_only(caught.value))
 
 
-def test_an_untrusted_certificate(root, tmp_path):
+def test_an_untrusted_certificate(root, tmp_path, monkeypatch):
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = (
         f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 "
@@ -422,42 +423,15 @@ def test_an_untrusted_certificate(root, tmp_path):
         subprocess.run(command.split(), check=True, capture_output=True)
     except FileNotFoundError:
         pytest.skip("there is no openssl to make a certificate")
-    server = subprocess.Popen(
-        [sys.executable, "-c", TLS_SERVER, certificate, key], stdout=subprocess.PIPE, text=True
-    )
-    with server:
-        url = f"https://localhost:{server.stdout.readline().strip()}/"
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    with serving(honest(BODY), tls) as server:
+        url = server.url.replace("http://127.0.0.1", "https://localhost")
         with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
             cached_download(url)
         assert files(root) == set()
-        code = f"from fastiter import dataset; print(dataset.cached_download({url!r}))"
-        environment = {**os.environ, "SSL_CERT_FILE": str(certificate)}
-        command = [sys.executable, "-c", code]
-        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        assert Path(run.stdout.strip()).read_bytes() == b"secret"
-        server.terminate()
-
-
-TLS_SERVER = """
-import http.server, ssl, sys
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.send_header("Content-Length", "6")
-        self.end_headers()
-        self.wfile.write(b"secret")
-
-    def log_message(self, *arguments):
-        pass
-
-server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-context.load_cert_chain(*sys.argv[1:])
-server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-print(server.server_port, flush=True)
-server.serve_forever()
-"""
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert Path(cached_download(url)).read_bytes() == BODY
 
 
 # Telling the user

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -29,10 +30,11 @@ Script = Callable[[Request], Iterator[bytes]]
 class ScriptedServer:
     """Answers each request with the parts that ``script(request)`` yields, then hangs up."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, tls: ssl.SSLContext | None = None) -> None:
         self.requests: list[Request] = []
         self.ended = threading.Event()  #: for scripts that have nothing to say any more
         self._script = script
+        self._tls = tls
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/"
@@ -55,6 +57,8 @@ class ScriptedServer:
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):  # the client may go
+            if self._tls is not None:
+                connection = self._tls.wrap_socket(connection, server_side=True)
             try:
                 for part in self._script(self._request(connection)):
                     connection.sendall(part)
@@ -77,8 +81,8 @@ class ScriptedServer:
 
 
 @contextlib.contextmanager
-def serving(script: Script) -> Iterator[ScriptedServer]:
-    server = ScriptedServer(script)
+def serving(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[ScriptedServer]:
+    server = ScriptedServer(script, tls)
     try:
         yield server
     finally:
