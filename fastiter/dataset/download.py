@@ -15,8 +15,6 @@ __all__ = [
     "set_dataset_root",
 ]
 
-_DEFAULT_TIMEOUT = 20.0
-
 #: The argument of the last `set_dataset_root`.
 _chosen_root: str | None = None
 
@@ -119,7 +117,7 @@ def cached_download(
 
     _check_url(url)
     if timeout is None:
-        timeout = socket.getdefaulttimeout() or _DEFAULT_TIMEOUT
+        timeout = socket.getdefaulttimeout() or 20.0
     if not timeout > 0:
         raise ValueError(f"timeout must be a positive number of seconds, but is {timeout}")
     if operator.index(retries) < 0:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +50,26 @@ def row_at(i: Any, size: int) -> int:
     if not -size <= i < size:
         raise out_of_range(i, size)
     return operator.index(i) % size
+
+
+def place_among(ends: list[int], i: int) -> tuple[int, int]:
+    """Return which of several datasets, of these accumulated lengths, has index `i`, and where."""
+    size = ends[-1] if ends else 0
+    if not 0 <= i < size:
+        raise out_of_range(i, size)
+    number = bisect_right(ends, i)
+    return number, i - (ends[number - 1] if number else 0)
+
+
+def places_among(ends: list[int], rows: Sequence[int]) -> dict[int, tuple[list[int], list[int]]]:
+    """Return, for each dataset that has some of the rows, their positions in `rows`, and there."""
+    parts: dict[int, tuple[list[int], list[int]]] = {}
+    for position, row in enumerate(rows):
+        number, below = place_among(ends, row)
+        positions, places = parts.setdefault(number, ([], []))
+        positions.append(position)
+        places.append(below)
+    return parts
 
 
 def out_of_range(i: Any, size: int) -> IndexError:

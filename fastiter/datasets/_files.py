@@ -71,7 +71,7 @@ class SharedFile:
         Raises ValueError if the file has been closed, OSError if it has become shorter.
         """
         handle = self._handle or self._open_again()
-        data = os.pread(handle.fd, size, offset)
+        data = b""
         while len(data) < size:
             more = os.pread(handle.fd, size - len(data), offset + len(data))
             if not more:

@@ -13,7 +13,6 @@ from fastiter.datasets._files import SharedFile
 from fastiter.datasets._packed import pack
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
-_ENCRYPTED = 1
 
 # What a directory says of a file: attributes of `zipfile.ZipInfo`.
 _FIELDS = ("header_offset", "compress_size", "file_size", "compress_type", "flag_bits", "CRC")
@@ -52,7 +51,7 @@ class ZipArchive:
         info = zipfile.ZipInfo(name)
         for field, value in zip(_FIELDS, self._entries[number].tolist(), strict=True):
             setattr(info, field, value)
-        if info.flag_bits & _ENCRYPTED:
+        if info.flag_bits & 1:
             raise RuntimeError(f"{name} is encrypted, which is not supported")
         start = data_start(self.file, info.header_offset, info.compress_size)
         stored = io.BytesIO(self.file.read(start, info.compress_size))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from itertools import accumulate
 from typing import Any
 
-from fastiter.dataset.mixin import out_of_range
+from fastiter.dataset.mixin import place_among, places_among
 from fastiter.datasets._batched import BatchedWrapper, fetch
 from fastiter.datasets._parts import length_of
 
@@ -41,28 +40,15 @@ class ConcatenatedDataset(BatchedWrapper):
 
     def get_example(self, i: int) -> Any:
         """Get example ``i``; IndexError if it is negative, or not below the length."""
-        number, local = self._find(i)
-        return self._datasets[number][local]
-
-    def _find(self, i: int) -> tuple[int, int]:
-        """Return which dataset holds example ``i``, and the index of the example there."""
-        if not 0 <= i < len(self):
-            raise out_of_range(i, len(self))
-        number = bisect_right(self._ends, i)
-        return number, i - (self._ends[number - 1] if number else 0)
+        number, below = place_among(self._ends, i)
+        return self._datasets[number][below]
 
     def _bases(self) -> tuple[Any, ...]:
         return self._datasets
 
     def _getitems(self, indices: list[int]) -> list[Any]:
-        parts: dict[int, tuple[list[int], list[int]]] = {}  # rows of the result, indices below
-        for row, index in enumerate(indices):
-            number, local = self._find(index)
-            rows, below = parts.setdefault(number, ([], []))
-            rows.append(row)
-            below.append(local)
         examples: list[Any] = [None] * len(indices)
-        for number, (rows, below) in parts.items():
+        for number, (rows, below) in places_among(self._ends, indices).items():
             for row, example in zip(rows, fetch(self._datasets[number], below), strict=True):
                 examples[row] = example
         return examples

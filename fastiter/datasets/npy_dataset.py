@@ -10,17 +10,15 @@ import os
 import struct
 import zipfile
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastiter.dataset import TabularDataset
+from fastiter.dataset.tabular._base import Mode, Rows
 from fastiter.datasets._files import SharedFile
 from fastiter.datasets._parts import Closing, common_length, iterated
 from fastiter.datasets._zip import data_start, directory
-
-if TYPE_CHECKING:
-    from fastiter.dataset.tabular._base import Mode, Rows
 
 __all__ = ["NpyDataset"]
 

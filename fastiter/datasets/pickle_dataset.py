@@ -49,9 +49,9 @@ class PickleDataset(Closing, DatasetMixin):
             )
         if not reader.seekable():
             raise ValueError(f"the reader must support random access, but {reader!r} does not")
-        self._reader = reader
         file = reader.file if type(reader) is Cursor else SharedFile.adopted(reader)
         self._source: SharedFile | _LockedReader = file or _LockedReader(reader)
+        self._reader = None if file is None else reader  # is closed with the file
         stream = reader if file is None else file.stream(_BUFFER_BYTES)
         self._bounds = np.array(_bounds(stream, self._source.name), dtype=np.int64)
 
@@ -70,14 +70,11 @@ class PickleDataset(Closing, DatasetMixin):
     def close(self) -> None:
         """Close the reader. Later fetches raise ValueError."""
         self._source.close()
-        if isinstance(self._source, SharedFile) and self._reader is not None:
+        if self._reader is not None:
             self._reader.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        if isinstance(self._source, SharedFile):
-            state["_reader"] = None  # the path opens it again
-        return state
+        return {**self.__dict__, "_reader": None}
 
 
 def open_pickle_dataset(path: Any) -> PickleDataset:
@@ -120,7 +117,7 @@ class _LockedReader:
     def read(self, offset: int, size: int) -> bytes:
         with self._lock:
             self._reader.seek(offset)
-            data: bytes = self._reader.read(size)
+            data = b""
             while len(data) < size:
                 more = self._reader.read(size - len(data))
                 if not more:

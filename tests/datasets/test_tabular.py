@@ -60,7 +60,7 @@ def test_rows_of_concatenated_datasets_are_those_of_a_list():
             assert list(whole.slice[cut].fetch()) == rows[cut]
     assert list(whole.get_examples([9, 0, 3, 0], None)[0]) == [9, 0, 3, 0]
     for wrong in ([0, 10], [0, 4, -1], [10]):
-        with pytest.raises(IndexError, match=f"row {wrong[-1]} is out of bounds"):
+        with pytest.raises(IndexError, match=f"index {wrong[-1]} is outside"):
             whole.get_examples(wrong, None)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import accumulate
 
+from fastiter.dataset.mixin import places_among
 from fastiter.dataset.tabular._base import ColumnValues, KeyIndices, Rows, TabularDataset
 from fastiter.dataset.tabular._views import ViewOfSeveral
 
@@ -63,24 +64,15 @@ class Concat(ViewOfSeveral):
         return parts[::-1] if is_backwards else parts
 
     def _of_list(self, rows: Sequence[int], key_indices: KeyIndices) -> ColumnValues:
-        places: list[Any] = [None] * len(rows)  # the part of each row, and the place there
-        parts: list[ColumnValues] = []
-        offset = 0
-        for dataset in self._datasets:
-            below: list[int] = []
-            for position, row in enumerate(rows):
-                if offset <= row < offset + len(dataset):
-                    places[position] = (len(parts), len(below))
-                    below.append(row - offset)
-            if below:
-                parts.append(dataset.get_examples(below, key_indices))
-            offset += len(dataset)
-        if None in places:
-            raise IndexError(
-                f"row {rows[places.index(None)]} is out of bounds for concatenated datasets of "
-                f"{offset} rows"
-            )
-        if len(parts) == 1:
-            return parts[0]
+        ends = list(accumulate(len(dataset) for dataset in self._datasets))
+        parts = sorted(places_among(ends, rows).items())
         n_columns = len(self.keys if key_indices is None else key_indices)
-        return tuple([parts[part][k][place] for part, place in places] for k in range(n_columns))
+        columns = tuple([None] * len(rows) for _ in range(n_columns))
+        for number, (positions, below) in parts:
+            found = self._datasets[number].get_examples(below, key_indices)
+            if len(parts) == 1:
+                return found
+            for column, values in zip(columns, found, strict=False):
+                for position, value in zip(positions, values, strict=False):
+                    column[position] = value
+        return columns
