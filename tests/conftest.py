@@ -249,7 +249,7 @@ def load() -> Callable[..., None]:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
+def make_world(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
     """Puts the stand-in in the place of CuPy; gives it and its machine. It is no GPU."""
 
     def make(seed: int = 0, n_devices: int = 2) -> SimpleNamespace:
@@ -260,3 +260,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
         return SimpleNamespace(cupy=cupy, machine=machine, stream=cupy.cuda.Stream)
 
     return make
+
+
+@pytest.fixture
+def world(make_world: Callable[..., SimpleNamespace]) -> SimpleNamespace:
+    return make_world()

@@ -82,21 +82,21 @@ def test_without_a_gpu_it_says_what_to_install(world):
     def fail(operation):
         raise CUDARuntimeError("no driver")
 
-    world().machine.fail = fail
+    world.machine.fail = fail
     with pytest.raises(RuntimeError, match=r"no driver.*driver.*pip install 'fastiter\[cuda12\]'"):
         ConcatWithAsyncTransfer()([1, 2], 0)
 
 
-def test_a_gpu_that_is_not_there(world):
-    world(n_devices=1)
+def test_a_gpu_that_is_not_there(make_world):
+    make_world(n_devices=1)
     with pytest.raises(RuntimeError, match=r"device 1 is not there: CuPy finds 1 GPU"):
         ConcatWithAsyncTransfer()([1, 2], 1)
 
 
 @pytest.mark.parametrize("is_given", [True, False])
 @pytest.mark.parametrize("seed", range(40))
-def test_kernels_see_their_batch_in_whatever_order_things_happen(world, seed, is_given):
-    world = world(seed)
+def test_kernels_see_their_batch_in_whatever_order_things_happen(make_world, seed, is_given):
+    world = make_world(seed)
     chance = random.Random(seed)
     stream = world.stream(non_blocking=True)
     converter = ConcatWithAsyncTransfer(compute_stream=stream if is_given else None)
@@ -117,7 +117,6 @@ def test_kernels_see_their_batch_in_whatever_order_things_happen(world, seed, is
 
 
 def test_the_host_does_not_wait_and_memory_is_used_again(world):
-    world = world()
     loop = Loop(world, ConcatWithAsyncTransfer(), world.cupy.cuda.get_current_stream())
     for number in range(50):
         arrays = loop.step(batch_of(number))
@@ -131,7 +130,6 @@ def test_the_host_does_not_wait_and_memory_is_used_again(world):
 
 
 def test_memory_is_bounded_if_the_host_runs_ahead(world):
-    world = world()
     machine = world.machine
     loop = Loop(world, ConcatWithAsyncTransfer(), world.cupy.cuda.get_current_stream())
     for number in range(50):  # nothing happens but what the host waits for
@@ -144,7 +142,6 @@ def test_memory_is_bounded_if_the_host_runs_ahead(world):
 
 
 def test_a_batch_is_copied_while_the_last_one_is_worked_on(world):
-    world = world()
     stream = world.cupy.cuda.get_current_stream()
     loop = Loop(world, ConcatWithAsyncTransfer(), stream)
     for number in range(3):
@@ -162,7 +159,6 @@ def test_a_batch_is_copied_while_the_last_one_is_worked_on(world):
 
 
 def test_it_never_gets_memory_that_another_stream_still_uses(world):
-    world = world()
     stream = world.cupy.cuda.get_current_stream()
     converter = ConcatWithAsyncTransfer()
     seen = []
@@ -180,7 +176,6 @@ def test_it_never_gets_memory_that_another_stream_still_uses(world):
 
 
 def test_views_keep_the_memory(world):
-    world = world()
     stream = world.cupy.cuda.get_current_stream()
     loop = Loop(world, ConcatWithAsyncTransfer(), stream)
     x, _ = loop.step(batch_of(7))
@@ -198,7 +193,6 @@ ALL_DTYPES = ["?", *"bhilqBHILQefdFD", ">i4", ">f8"]
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES)
 def test_dtypes_and_layouts(world, dtype):
-    world = world()
     converter = ConcatWithAsyncTransfer()
     batch = [np.arange(6).reshape(2, 3).astype(dtype)[:, ::-1] for _ in range(3)]
     made = converter(batch, 0)
@@ -209,7 +203,6 @@ def test_dtypes_and_layouts(world, dtype):
 
 
 def test_containers_padding_and_empty_arrays(world):
-    world = world()
     converter = ConcatWithAsyncTransfer()
     batch = [
         {"x": np.array([1, 2]), "n": 1.5, "e": np.empty(0)},
@@ -228,9 +221,9 @@ def test_containers_padding_and_empty_arrays(world):
         converter([], 0)
 
 
-def test_what_cupy_makes_on_the_current_stream_is_waited_for_too(world):
+def test_what_cupy_makes_on_the_current_stream_is_waited_for_too(make_world):
     for seed in range(20):
-        here = world(seed)
+        here = make_world(seed)
         stream = here.stream(non_blocking=True)
         loop = Loop(here, ConcatWithAsyncTransfer(compute_stream=stream), stream)
         # No dtype that the transfer copies, so this goes as to_device has it.
@@ -240,7 +233,6 @@ def test_what_cupy_makes_on_the_current_stream_is_waited_for_too(world):
 
 
 def test_several_devices(world):
-    world = world()
     converter = ConcatWithAsyncTransfer()
     null = world.cupy.cuda.get_current_stream()
     loops = [Loop(world, converter, null, device) for device in (0, 1)]
@@ -256,7 +248,6 @@ def test_several_devices(world):
 
 
 def test_objects_for_one_device_share_a_stream(world):
-    world = world()
     for _ in range(3):
         ConcatWithAsyncTransfer()([1, 2], 0)
     assert world.machine.n_streams == 1
@@ -264,7 +255,6 @@ def test_objects_for_one_device_share_a_stream(world):
 
 @pytest.mark.parametrize("name", ["stream", "compute_stream"])
 def test_a_stream_of_another_device(world, name):
-    world = world()
     converter = ConcatWithAsyncTransfer(**{name: world.stream(non_blocking=True)})
     assert converter([1, 2], 0).shape == (2,)
     with pytest.raises(ValueError, match=rf"^{name} belongs to device 0, .* device 1"):
@@ -272,7 +262,6 @@ def test_a_stream_of_another_device(world, name):
 
 
 def test_copies_run_on_the_stream_that_is_given(world):
-    world = world()
     stream = world.stream(non_blocking=True)
     converter = ConcatWithAsyncTransfer(stream)
     converter([1, 2], 0)
@@ -284,8 +273,8 @@ def test_copies_run_on_the_stream_that_is_given(world):
     "operation", ["alloc_pinned_memory", "alloc", "set", "record", "wait_event"]
 )
 @pytest.mark.parametrize("seed", range(30))
-def test_after_a_failure_it_goes_on(world, operation, seed):
-    world = world(seed)
+def test_after_a_failure_it_goes_on(make_world, operation, seed):
+    world = make_world(seed)
     chance = random.Random(seed)
     asked_before = []
 
@@ -312,8 +301,8 @@ def test_after_a_failure_it_goes_on(world, operation, seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_it_leaves_behind_is_safe(world, seed):
-    world = world(seed)
+def test_what_it_leaves_behind_is_safe(make_world, seed):
+    world = make_world(seed)
     machine = world.machine
     stream = world.cupy.cuda.get_current_stream()
     loops, held = [], []
@@ -336,7 +325,7 @@ def test_what_it_leaves_behind_is_safe(world, seed):
 
 
 def test_a_forked_child_is_told_and_leaves_cuda_alone(world):
-    machine = world().machine
+    machine = world.machine
     converter = ConcatWithAsyncTransfer()
     arrays = converter(batch_of(0), 0)
 

@@ -48,27 +48,39 @@ def test_what_is_no_array_is_refused(thing):
         to_device(-1, thing)
 
 
-@pytest.mark.parametrize(
-    "device",
-    ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "@cupy", "@cupy:x", "@numpy:0", "--1", "cpu:0"],
-)
-def test_wrong_names(make, device):
-    matches = rf"device must be None, .*'cuda:<id>'.*, not {device!r}"
-    for call in (resolve, partial(to_device, x=np.zeros(1)), partial(concat_examples, [1])):
-        with pytest.raises(ValueError, match=matches):
-            call(device)
-    with pytest.raises(ValueError, match=matches):
-        make([1], 1, converter=concat_examples, device=device)
+WRONG_NAMES = [
+    "",
+    "gpu",
+    "cuda:",
+    "cuda:x",
+    "cuda:-1",
+    "@cupy",
+    "@cupy:x",
+    "@numpy:0",
+    "--1",
+    "cpu:0",
+]
+WRONG_TYPES = [1.0, 1.5, True, np.bool_(True), [0], (0,), b"cpu", object()]
 
 
-@pytest.mark.parametrize("device", [1.0, 1.5, True, np.bool_(True), [0], (0,), b"cpu", object()])
-def test_wrong_types(make, device):
-    matches = rf"device must be None, .* of type {type(device).__qualname__}"
-    for call in (resolve, partial(to_device, x=np.zeros(1)), partial(concat_examples, [1])):
-        with pytest.raises(TypeError, match=matches):
+def fails_everywhere(make, device, error, matches):
+    for call in (
+        partial(to_device, x=np.zeros(1)),
+        partial(concat_examples, [1, 2]),
+        lambda device: next(make([1], 1, converter=concat_examples, device=device)),
+    ):
+        with pytest.raises(error, match=matches):
             call(device)
-    with pytest.raises(TypeError, match=matches):
-        make([1], 1, converter=concat_examples, device=device)
+
+
+@pytest.mark.parametrize("device", [*WRONG_NAMES, *WRONG_TYPES])
+def test_wrong_devices(make, device):
+    is_name = isinstance(device, str)
+    matches = rf"'cuda:<id>'.*, not {device!r}" if is_name else type(device).__qualname__
+    error = ValueError if is_name else TypeError
+    fails_everywhere(make, device, error, f"device must be None, .*{matches}")
+    with pytest.raises(error, match=matches):
+        resolve(device)
 
 
 class Elsewhere:
@@ -98,16 +110,10 @@ def test_devices_compare_hash_print_and_pickle():
 def test_gpu_without_cupy_says_what_to_install(make, device, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     matches = r"pip install 'fastiter\[cuda12\]' \(or 'fastiter\[cuda13\]'\)"
-    with pytest.raises(RuntimeError, match=matches):
-        resolve(device)
-    with pytest.raises(RuntimeError, match=matches):
-        to_device(device, np.zeros(1))
-    with pytest.raises(RuntimeError, match=matches):
-        concat_examples([1, 2], device)
-    with pytest.raises(RuntimeError, match=matches):
-        ConcatWithAsyncTransfer()([1, 2], device)
-    with pytest.raises(RuntimeError, match=matches):
-        make([1], 1, converter=concat_examples, device=device)
+    fails_everywhere(make, device, RuntimeError, matches)
+    for call in (resolve, partial(ConcatWithAsyncTransfer(), [1, 2])):
+        with pytest.raises(RuntimeError, match=matches):
+            call(device)
 
 
 @pytest.fixture
@@ -128,14 +134,9 @@ def test_cupy_without_a_gpu_says_what_to_install(without_gpu, make, device):
         device = without_gpu.cuda.Device(1)
         assert resolve(device).name == "@cupy:1"
     matches = r"needs a GPU, and CuPy finds none .*driver.*pip install 'fastiter\[cuda12\]'"
-    with pytest.raises(RuntimeError, match=matches):
-        to_device(device, np.zeros(1))
-    with pytest.raises(RuntimeError, match=matches):
-        concat_examples([1, 2], device)
+    fails_everywhere(make, device, RuntimeError, matches)
     with pytest.raises(RuntimeError, match=matches):
         ConcatWithAsyncTransfer()([1, 2], device)
-    with pytest.raises(RuntimeError, match=matches):
-        next(make([1], 1, converter=concat_examples, device=device))
 
 
 def test_cupy_is_not_imported_for_the_host():

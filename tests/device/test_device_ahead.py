@@ -28,8 +28,8 @@ __all__ = ["build"]  # the fixture
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(4))
-def test_kernels_see_their_batch_in_whatever_order_things_happen(world, build, kind, seed):
-    world = world(seed)
+def test_kernels_see_their_batch_in_whatever_order_things_happen(make_world, build, kind, seed):
+    world = make_world(seed)
     chance = random.Random(seed)
     arguments = {} if kind == "serial" else {"n_device_prefetch": seed % 4}
     stream = None if seed % 2 else world.stream(non_blocking=True)
@@ -46,7 +46,6 @@ def test_kernels_see_their_batch_in_whatever_order_things_happen(world, build, k
 
 @pytest.mark.parametrize("kind", AHEAD)
 def test_the_next_batch_is_under_way_before_it_is_asked_for(world, build, kind):
-    world = world()
     iterator = build(kind, Rows())
     assert (iterator.n_prefetch, iterator.n_device_prefetch) == (2, 1)
     loop = Loop(world, iterator)
@@ -63,7 +62,6 @@ def test_the_next_batch_is_under_way_before_it_is_asked_for(world, build, kind):
 
 @pytest.mark.parametrize("kind", AHEAD)
 def test_none_ahead(world, build, kind):
-    world = world()
     iterator = build(kind, Rows(), n_device_prefetch=0, n_prefetch=3)
     assert iterator.n_prefetch == 3
     loop = Loop(world, iterator)
@@ -76,7 +74,6 @@ def test_none_ahead(world, build, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_containers_padding_and_odd_rows(world, build, kind):
-    world = world()
     rows = [{"x": np.arange(i % 5 + 1, dtype=np.float32), "n": i / 2, "e": []} for i in range(12)]
     convert = partial(concat_examples, padding={"x": -1, "n": None, "e": None}, return_lengths=True)
     for expected, found in zip(
@@ -92,7 +89,6 @@ def test_other_containers_padding_and_odd_rows(world, build, kind):
 
 
 def test_what_another_converter_gives_is_sent_too(world, build):
-    world = world()
     iterator = build("processes", Rows(), converter=reversed_batch)
     for first in (0, 4, 8):
         found = next(iterator)
@@ -109,7 +105,6 @@ def reversed_batch(examples, device):
 
 
 def test_a_result_that_cannot_be_sent_is_an_error_of_its_batch(world, build):
-    world()
     iterator = build("processes", Rows(), converter=sets_at_first)
     with pytest.raises(TypeError, match="set"):
         next(iterator)
@@ -125,7 +120,6 @@ def sets_at_first(examples, device):
 
 
 def test_l8_a_slot_comes_back_with_the_event_of_its_copy(world, build):
-    world = world()
     iterator = build("processes", Rows(), n_device_prefetch=2, n_prefetch=4)
     loop = Loop(world, iterator)
     loop.step()
@@ -148,7 +142,6 @@ def test_l8_a_slot_comes_back_with_the_event_of_its_copy(world, build):
 
 
 def test_a_program_far_ahead_of_its_gpu_waits_for_copies_and_memory_is_bounded(world, build):
-    world = world()
     iterator = build("processes", Rows())
     loop = Loop(world, iterator)
     for _ in range(6):
@@ -170,7 +163,6 @@ def test_a_program_far_ahead_of_its_gpu_waits_for_copies_and_memory_is_bounded(w
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_is_bounded(world, build, kind):
-    world = world()
     loop = Loop(world, build(kind, Rows()))
     for _ in range(120):
         loop.step()
@@ -186,7 +178,6 @@ def test_memory_is_bounded(world, build, kind):
 
 
 def test_slots_are_registered_once_each_and_unregistered_with_finalize(world, build):
-    world = world()
     iterator = build("processes", Rows())
     loop = Loop(world, iterator)
     for _ in range(60):
@@ -213,7 +204,6 @@ class OneIsLarge(Rows):
 
 def test_a_registered_slot_keeps_its_pages(world, build):
     """Else the GPU, which knows where they are, would read others than the workers write."""
-    world = world()
     convert = partial(concat_examples, padding=(0, None))
     iterator = build("processes", OneIsLarge(), converter=convert)
     allocated = []
@@ -233,7 +223,6 @@ class Growing(Rows):
 
 
 def test_a_slot_that_has_grown_is_registered_anew(world, build):
-    world = world()
     convert = partial(concat_examples, padding=(0, None))
     iterator = build("processes", Growing(), converter=convert, n_prefetch=1)
     seen = []
@@ -256,7 +245,6 @@ def test_a_slot_that_has_grown_is_registered_anew(world, build):
 
 
 def test_without_permission_it_warns_once_and_goes_through_pinned_buffers(world, build):
-    world = world()
 
     def refuse(operation):
         if operation == "hostRegister":
@@ -276,7 +264,6 @@ def test_without_permission_it_warns_once_and_goes_through_pinned_buffers(world,
 
 
 def test_registration_can_be_switched_off(world, build, monkeypatch):
-    world = world()
     monkeypatch.setenv("FASTITER_REGISTER", "0")
     loop = Loop(world, build("processes", Rows()))
     with warnings.catch_warnings():

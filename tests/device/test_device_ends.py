@@ -30,7 +30,6 @@ __all__ = ["build"]  # the fixture
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_state_is_that_of_the_batch_handed_out(world, build, kind):
-    world = world()
     ours = build(kind, Rows(21), 4)
     host = SerialIterator(Rows(21), 4, shuffle=False)
     for number in range(25):
@@ -55,7 +54,6 @@ def test_the_state_is_that_of_the_batch_handed_out(world, build, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_epoch_ends_after_its_last_batch(world, build, kind):
-    world = world()
     iterator = build(kind, Rows(10), repeat=False)
     for _ in range(2):
         numbers = []
@@ -68,7 +66,6 @@ def test_an_epoch_ends_after_its_last_batch(world, build, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_outlive_the_iterator(world, build, kind):
-    world = world()
     iterator = build(kind, Rows())
     held = [next(iterator) for _ in range(6)]
     iterator.finalize()
@@ -84,7 +81,6 @@ def test_batches_outlive_the_iterator(world, build, kind):
 
 @pytest.mark.parametrize("kind", ["serial", "threads"])
 def test_reset_reopens(world, build, kind):
-    world = world()
     iterator = build(kind, Rows())
     next(iterator)
     iterator.finalize()
@@ -95,7 +91,6 @@ def test_reset_reopens(world, build, kind):
 
 
 def test_a_garbage_collected_iterator_gives_all_back(world, build):
-    world = world()
     iterator = MultiprocessIterator(
         Rows(), 4, n_processes=1, context="fork", converter=concat_examples, device=0
     )
@@ -109,7 +104,6 @@ def test_a_garbage_collected_iterator_gives_all_back(world, build):
 
 @pytest.mark.parametrize("operation", ["alloc", "set", "record", "wait_event", "hostRegister"])
 def test_finalize_in_a_signal_handler(world, build, operation):
-    world = world()
     machine = world.machine
     iterator = build("processes", Rows())
     held = [next(iterator) for _ in range(3)]  # the first ones are spilled: nothing is borrowed
@@ -163,7 +157,6 @@ def test_a_program_that_just_ends_unregisters_first():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_comes_with_its_batch(world, build, kind):
-    world = world()
     loop = Loop(world, build(kind, Rows(broken=[9, 21])))
     raised = []
     for number in range(10):
@@ -180,8 +173,8 @@ OPERATIONS = ["alloc", "set", "record", "wait_event", "alloc_pinned_memory", "ho
 
 @pytest.mark.parametrize("kind", AHEAD)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_copy_that_fails_costs_its_batch_alone(world, build, kind, operation):
-    world = world(3)
+def test_a_copy_that_fails_costs_its_batch_alone(make_world, build, kind, operation):
+    world = make_world(3)
     chance = random.Random(operation)
     loop = Loop(world, build(kind, Rows()))
     failures = 0
@@ -215,8 +208,8 @@ def test_a_copy_that_fails_costs_its_batch_alone(world, build, kind, operation):
 
 @pytest.mark.parametrize("kind", AHEAD)
 @pytest.mark.parametrize("operation", ["alloc", "set", "record", "wait_event"])
-def test_an_interrupt_amid_a_copy_loses_nothing(world, build, kind, operation):
-    world = world(5)
+def test_an_interrupt_amid_a_copy_loses_nothing(make_world, build, kind, operation):
+    world = make_world(5)
     chance = random.Random(operation)
     loop = Loop(world, build(kind, Rows()))
     interrupts = 0
@@ -238,7 +231,6 @@ def test_an_interrupt_amid_a_copy_loses_nothing(world, build, kind, operation):
 
 
 def test_a_worker_that_dies_loses_nothing(world, build):
-    world = world()
     iterator = build("processes", Rows())
     loop = Loop(world, iterator)
     for number in range(30):
@@ -252,7 +244,6 @@ def test_a_worker_that_dies_loses_nothing(world, build):
 
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_workers_do_not_import_cupy(world, build, context):
-    world = world()
     iterator = build("processes", Imports(), context=context)
     for _ in range(4):
         found = next(iterator)
@@ -272,7 +263,6 @@ class Asking(Rows):
 
 
 def test_workers_leave_the_gpu_alone(world, build):
-    world = world()
     asked = []
     world.machine.fail = asked.append
     iterator = build("processes", Asking(asked), maxtasksperchild=3)
@@ -294,7 +284,6 @@ def test_workers_leave_the_gpu_alone(world, build):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_current_device_stays(world, build, kind):
-    world = world()
     device = world.cupy.cuda.Device
     iterators = [build(kind, Rows(), device=number) for number in (0, 1)]
     loops = [Loop(world, it, device=number) for number, it in enumerate(iterators)]
@@ -316,8 +305,8 @@ def test_the_current_device_stays(world, build, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stream_that_the_program_uses_stays_the_current_one(world, build, kind):
-    world = world(4)
+def test_a_stream_that_the_program_uses_stays_the_current_one(make_world, build, kind):
+    world = make_world(4)
     stream = world.stream(non_blocking=True).use()
     loop = Loop(world, build(kind, Rows()))
     for _ in range(20):
@@ -330,8 +319,8 @@ def test_a_stream_that_the_program_uses_stays_the_current_one(world, build, kind
     loop.check(in_order(20))
 
 
-def test_a_gpu_that_is_not_there_is_told_before_anything_starts(world, build):
-    world(n_devices=1)
+def test_a_gpu_that_is_not_there_is_told_before_anything_starts(make_world, build):
+    make_world(n_devices=1)
     iterator = build("processes", Rows(), device=1)
     with pytest.raises(RuntimeError, match=r"device 1 is not there"):
         next(iterator)
@@ -342,7 +331,7 @@ def test_a_gpu_that_is_not_there_is_told_before_anything_starts(world, build):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_forked_child_leaves_cuda_alone(world, build, kind):
-    machine = world().machine
+    machine = world.machine
     iterator = build(kind, Rows())
     held = [next(iterator) for _ in range(4)]
     asked = []
@@ -367,7 +356,7 @@ def test_a_forked_child_leaves_cuda_alone(world, build, kind):
 
 
 def test_after_a_fork_from_a_program_with_cuda_errors_tell_of_it(world, monkeypatch):
-    machine = world().machine
+    machine = world.machine
     monkeypatch.setattr(_cupy, "_UVM", "/dev/null")  # which this program has open
     handle = open("/dev/null")  # noqa: SIM115 - to be open in the child
 
@@ -414,7 +403,6 @@ def test_the_host_needs_none_of_it():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_failed_rows_are_skipped_when_it_is_their_turn(world, build, kind):
-    world = world()
     iterator = build(kind, Rows(broken=[9, *range(20, 24)]), on_error="skip", skip_limit=None)
     loop = Loop(world, iterator)
     skipped = []

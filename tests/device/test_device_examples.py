@@ -16,7 +16,6 @@ __all__ = ["build"]  # the fixture
 
 
 def test_they_are_joined_where_they_are(world):
-    world = world()
     cupy = world.cupy
     batch = [(cupy.arange(2), 1), (cupy.arange(3), 2)]
     arrays, labels = concat_examples(batch, padding=(-1, None))
@@ -32,7 +31,6 @@ def test_they_are_joined_where_they_are(world):
 
 
 def test_they_are_joined_on_their_device_and_the_current_one_stays(world):
-    world = world()
     cupy = world.cupy
     with cupy.cuda.Device(1):
         batch = [cupy.arange(3), cupy.arange(3, 6)]
@@ -61,8 +59,8 @@ class OnGpu:
 @pytest.mark.parametrize("kind", ["serial", "threads"])
 @pytest.mark.parametrize("device", [0, None])
 @pytest.mark.parametrize("seed", range(5))
-def test_kernels_see_them_on_any_stream(world, build, kind, device, seed):
-    world = world(seed)
+def test_kernels_see_them_on_any_stream(make_world, build, kind, device, seed):
+    world = make_world(seed)
     iterator = build(kind, OnGpu(world.cupy), device=device)
     with contextlib.nullcontext() if kind == "serial" else world.stream(non_blocking=True):
         seen, held = [], []  # of another stream's memory: the loop keeps what it still reads

@@ -26,7 +26,7 @@ def small(world, monkeypatch):
     monkeypatch.setattr(device, "BATCH", 4)
     monkeypatch.setattr(device, "WARM_UP", 3)
     monkeypatch.setenv("FASTITER_REGISTER", "")
-    return world()
+    return world
 
 
 @pytest.mark.parametrize("name", ["fastiter", "staged", "host", "pinned"])

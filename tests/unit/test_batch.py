@@ -12,7 +12,8 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from fastiter._collate.concat import pad_stack, stack
+from fastiter import concat_examples
+from fastiter.kernels import pad_stack, stack
 
 try:
     from chainer.dataset import concat_examples as chainer_concat
@@ -201,6 +202,7 @@ def arrays_of(dtype, shapes, layouts, seed):
 def test_stack_equals_numpy_for_every_kind_of_array(dtype, shape, n, layouts, seed):
     arrays = arrays_of(dtype, [shape] * n, layouts, seed)
     check(stack, STACKS, arrays)
+    check(concat_examples, STACKS, arrays)
     assert not any(np.shares_memory(stack(arrays), array) for array in arrays)
 
 

@@ -97,6 +97,23 @@ class Tag:
     """Put into a list, it tells how long that lives: lists take no weak references."""
 
 
+@contextlib.contextmanager
+def all_die() -> Any:
+    """Gives a list of weak references to what has to die without a garbage collection."""
+    alive: list[Any] = []
+    gc.collect()
+    gc.disable()
+    try:
+        yield alive
+        assert alive
+        end = time.monotonic() + 10
+        while any(ref() is not None for ref in alive):  # a thread may not be through with it yet
+            assert time.monotonic() < end
+            time.sleep(0.001)
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("kind", [Missing, MissingMany])
 @pytest.mark.parametrize("converter", [None, concat_examples])
 def test_error_that_nobody_keeps_is_gone(make, kind, converter):
@@ -110,24 +127,17 @@ def test_error_that_nobody_keeps_is_gone(make, kind, converter):
 
     iterator = make(kind(), 4, shuffle=False, converter=converter)
     next(iterator)
-    gc.disable()
-    try:
-        error, end = raised(iterator), time.monotonic() + 10
-        while error() is not None:  # a thread may not be through with it yet
-            assert time.monotonic() < end
-            time.sleep(0.001)
-    finally:
-        gc.enable()
+    with all_die() as alive:
+        alive.append(raised(iterator))
 
 
 @pytest.mark.parametrize("kind", [Missing, MissingMany, MissingRun, MissingRunOfMany])
 @pytest.mark.parametrize("limit", [0, None])
 def test_skipped_errors_are_gone(make, kind, limit):
     """Those that a SkipLimitError had as its cause too."""
-    errors: list[Any] = []
 
     def skip(index: int, error: Exception) -> str:
-        errors.append(weakref.ref(error))
+        alive.append(weakref.ref(error))
         return "skip"
 
     def loop(iterator: Any) -> None:
@@ -136,17 +146,8 @@ def test_skipped_errors_are_gone(make, kind, limit):
                 next(iterator)
 
     iterator = make(kind(), 4, shuffle=False, on_error=skip, skip_limit=limit)
-    gc.collect()
-    gc.disable()
-    try:
+    with all_die() as alive:
         loop(iterator)
-        assert errors
-        end = time.monotonic() + 10
-        while any(error() is not None for error in errors):
-            assert time.monotonic() < end
-            time.sleep(0.001)
-    finally:
-        gc.enable()
 
 
 def decide(decision: str, index: int, error: Exception) -> Any:
@@ -159,10 +160,7 @@ def test_error_about_which_is_decided_keeps_no_batch(make, kind, decision):
     """The frames of what was skipped lead to the loop, and to its batches: memory of devices."""
     on_error = functools.partial(decide, decision)
     iterator = make(kind(), 4, shuffle=False, on_error=on_error, skip_limit=None)
-    gc.collect()
-    gc.disable()
-    try:
-        alive = []
+    with all_die() as alive:
         for _ in range(6):
             try:
                 batch = next(iterator)
@@ -171,12 +169,6 @@ def test_error_about_which_is_decided_keeps_no_batch(make, kind, decision):
             batch.append(Tag())
             alive.append(weakref.ref(batch[-1]))
             del batch
-        end = time.monotonic() + 10
-        while any(ref() is not None for ref in alive):
-            assert time.monotonic() < end
-            time.sleep(0.001)
-    finally:
-        gc.enable()
 
 
 def refuse_twos(batch: list[int], device: Any) -> list[int]:

@@ -32,45 +32,11 @@ dtypes = st.one_of(
 equal_arrays = st.tuples(dtypes, hnp.array_shapes(min_dims=0, min_side=0, max_side=4)).flatmap(
     lambda kind: st.lists(hnp.arrays(*kind), min_size=1, max_size=5)
 )
-ragged_arrays = st.tuples(dtypes, st.integers(0, 3)).flatmap(
-    lambda kind: st.lists(
-        hnp.arrays(kind[0], hnp.array_shapes(min_dims=kind[1], max_dims=kind[1], min_side=0))
-        if kind[1]
-        else hnp.arrays(kind[0], ()),
-        min_size=1,
-        max_size=5,
-    )
-)
-
 
 few = settings(max_examples=40)
 
 
 # -- by definition -------------------------------------------------------------------------------
-
-
-@few
-@given(equal_arrays)
-def test_equal_shapes_are_stacked(arrays):
-    result = concat_examples(arrays)
-    assert_same(result, np.concatenate([array[None] for array in arrays]))
-    assert not any(np.shares_memory(result, array) for array in arrays)
-
-
-@few
-@given(ragged_arrays)
-def test_other_shapes_are_padded(arrays):
-    shape = np.max([array.shape for array in arrays], axis=0).astype(int)
-    expected = np.full((len(arrays), *shape), 1, dtype=arrays[0].dtype)
-    for row, array in enumerate(arrays):
-        expected[(row, *map(slice, array.shape))] = array
-    assert_same(concat_examples(arrays, padding=1), expected)
-
-
-@few
-@given(st.lists(st.integers(-(2**63), 2**64 - 1), min_size=1) | st.lists(st.floats(), min_size=1))
-def test_numbers_become_what_asarray_makes(numbers):
-    assert_same(concat_examples(numbers), np.asarray(numbers))
 
 
 @few
@@ -209,20 +175,6 @@ def test_like_chainers_without_padding(name):
 @pytest.mark.parametrize("name", sorted(WITH_PADDING.keys() - OTHERWISE))
 def test_like_chainers_with_padding(name):
     assert_like_chainers(*WITH_PADDING[name])
-
-
-@pytest.mark.skipif(chainer is None, reason="Chainer does not import here")
-@few
-@given(equal_arrays, st.integers(0, 4), dtypes)
-def test_like_chainers_for_mixed_dtypes(arrays, index, dtype):
-    def cast():
-        index_here = index % len(arrays)
-        return [x.astype(dtype) if i == index_here else x for i, x in enumerate(arrays)]
-
-    mixed = outcome(cast)
-    if not isinstance(mixed, Exception):  # some dtypes do not cast
-        assert_like_chainers(mixed, None)
-        assert_like_chainers(mixed, 1)
 
 
 # -- converters ----------------------------------------------------------------------------------

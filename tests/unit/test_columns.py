@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from comparison import assert_same
 from epochs import steps
 
 from fastiter import (
@@ -112,25 +113,6 @@ class Examples:
 
     def __getitem__(self, index: int) -> Any:
         return self.dataset[index]
-
-
-def assert_same(result: Any, expected: Any) -> None:
-    assert type(result) is type(expected)
-    if isinstance(expected, (list, tuple)):
-        for one, other in zip(result, expected, strict=True):
-            assert_same(one, other)
-    elif isinstance(expected, dict):
-        assert list(result) == list(expected)
-        for key in expected:
-            assert_same(result[key], expected[key])
-    elif isinstance(expected, (np.ndarray, np.generic)):
-        assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
-        if expected.dtype == object:  # of arrays, with old NumPy
-            assert_same(result.tolist(), expected.tolist())
-        else:
-            assert result.tolist() == expected.tolist()
-    else:
-        assert result == expected
 
 
 def outcome(iterator: Any) -> Any:

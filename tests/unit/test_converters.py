@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from comparison import assert_same
 
 from fastiter import concat_examples
 
@@ -68,42 +69,21 @@ def test_converter_of_one_parameter_under_each_start_method(make_started):
     assert next(make_started(range(3), 3, shuffle=False, converter=count)) == 3
 
 
-class Lists:
-    """Rows of Hugging Face's kind."""
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"ids": [index] * (index % 3 + 1), "label": index}
-
-
-class ManyLists(Lists):
-    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+class ManyLists(list):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]
 
 
-@pytest.mark.parametrize("dataset", [Lists(), ManyLists()])
+LISTS = [{"ids": [i] * (i % 3 + 1), "label": i} for i in range(6)]  # as Hugging Face's rows
+
+
+@pytest.mark.parametrize("dataset", [LISTS, ManyLists(LISTS)])
 def test_lists_of_numbers_are_padded_in_every_batch(make, dataset):
     padded = functools.partial(concat_examples, padding={"ids": -1})
     for batch in itertools.islice(make(dataset, 3, shuffle=False, converter=padded), 4):
         first = batch["label"][0]
         expected = [[first, -1, -1], [first + 1] * 2 + [-1], [first + 2] * 3]
         assert (batch["ids"].dtype, batch["ids"].tolist()) == (np.int64, expected)
-
-
-class Faulty:
-    """Good for two batches; then with a fault of each sort."""
-
-    def __init__(self, fault: Any) -> None:
-        self.fault = fault
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        good = np.zeros(2)
-        return {"x": self.fault if index == 10 else good, "y": index}
 
 
 @pytest.mark.parametrize(
@@ -119,53 +99,29 @@ class Faulty:
     ],
 )
 def test_error_of_concat_examples_names_field_and_dataset_index(make, fault, error, text):
-    iterator = make(Faulty(fault), 4, shuffle=False, converter=concat_examples)
+    rows = [{"x": fault if index == 10 else np.zeros(2), "y": index} for index in range(12)]
+    iterator = make(rows, 4, shuffle=False, converter=concat_examples)
     next(iterator), next(iterator)
     with pytest.raises(error, match=re.escape(text)) as caught:
         next(iterator)
     assert str(caught.value).startswith("field 'x': ")
 
 
-class Wider:
-    """One example has a field more."""
-
-    def __init__(self, as_dict: bool) -> None:
-        self.as_dict = as_dict
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> Any:
-        fields = [np.zeros(2)] * (3 if index == 10 else 2)
-        return dict(enumerate(fields)) if self.as_dict else tuple(fields)
-
-
-@pytest.mark.parametrize("as_dict", [False, True])
-def test_field_that_the_first_example_lacks_is_not_lost_in_silence(make, as_dict):
-    iterator = make(Wider(as_dict), 4, shuffle=False, converter=concat_examples)
+@pytest.mark.parametrize("kind", [tuple, lambda fields: dict(enumerate(fields))])
+def test_field_that_the_first_example_lacks_is_not_lost_in_silence(make, kind):
+    rows = [kind([np.zeros(2)] * (3 if index == 10 else 2)) for index in range(12)]
+    iterator = make(rows, 4, shuffle=False, converter=concat_examples)
     next(iterator), next(iterator)
     with pytest.raises(ValueError, match=r"example 2 \(dataset index 10\) has .*fields"):
         next(iterator)
 
 
-class Ragged:
-    """Examples of different lengths, with a number each."""
-
-    def __len__(self) -> int:
-        return 5
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        return np.full(index + 1, index, dtype=np.int32), index
-
-
 @pytest.mark.parametrize("padding", [-1, (-1, None)])
 def test_converter_with_padding_makes_what_the_list_of_examples_makes(make, padding):
     converter = functools.partial(concat_examples, padding=padding)
-    converted = make(Ragged(), 3, repeat=False, shuffle=False, converter=converter)
-    listed = make(Ragged(), 3, repeat=False, shuffle=False)
+    rows = [(np.full(index + 1, index, dtype=np.int32), index) for index in range(5)]
+    converted = make(rows, 3, repeat=False, shuffle=False, converter=converter)
+    listed = make(rows, 3, repeat=False, shuffle=False)
     for arrays, examples in zip(converted, listed, strict=True):
         assert type(examples) is list
-        expected = concat_examples(examples, padding=padding, copy=True)
-        assert type(arrays) is tuple
-        for array, other in zip(arrays, expected, strict=True):
-            assert (array.dtype, array.tolist()) == (other.dtype, other.tolist())
+        assert_same(arrays, concat_examples(examples, padding=padding, copy=True))

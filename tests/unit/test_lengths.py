@@ -8,6 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
+from comparison import assert_same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,19 +58,6 @@ def expected_field(rows, fill=None, max_length=None, multiple=None):
     return result, lengths
 
 
-def same(result, expected):
-    assert type(result) is type(expected)
-    if isinstance(expected, dict):
-        assert list(result) == list(expected)
-        result, expected = list(result.values()), list(expected.values())
-    if isinstance(expected, (tuple, list)):
-        for one, other in zip(result, expected, strict=True):
-            same(one, other)
-        return
-    assert result.dtype == expected.dtype
-    np.testing.assert_array_equal(result, expected)
-
-
 # ---- one field ----
 
 
@@ -88,7 +76,7 @@ def test_one_field_by_definition(lengths, dtype, max_length, multiple, strided, 
         row = np.arange(number, number + length * int(np.prod(tail))).reshape(length, *tail)
         rows.append(row.astype(dtype)[::-1] if strided else row.astype(dtype))
     for batch in (rows, tuple(rows)):
-        same(
+        assert_same(
             concat_examples(
                 batch,
                 padding=1,
@@ -102,8 +90,8 @@ def test_one_field_by_definition(lengths, dtype, max_length, multiple, strided, 
 
 def test_without_padding_what_is_left_has_to_be_equal():
     rows = [tokens(5), tokens(7)]
-    same(concat_examples(rows, max_length=4), expected_field(rows, None, 4)[0])
-    same(concat_examples([tokens(4)] * 2, max_length=4), expected_field([tokens(4)] * 2)[0])
+    assert_same(concat_examples(rows, max_length=4), expected_field(rows, None, 4)[0])
+    assert_same(concat_examples([tokens(4)] * 2, max_length=4), expected_field([tokens(4)] * 2)[0])
     with pytest.raises(ValueError):
         concat_examples(rows, max_length=6)
 
@@ -118,8 +106,8 @@ def test_lists_of_numbers_are_arrays():
     arrays, lengths = concat_examples(
         [[1, 2, 3], [4, 5, 6]], padding=0, max_length=2, pad_to_multiple=3, return_lengths=True
     )
-    same(arrays, np.array([[1, 2, 0], [4, 5, 0]]))
-    same(lengths, np.array([2, 2]))
+    assert_same(arrays, np.array([[1, 2, 0], [4, 5, 0]]))
+    assert_same(lengths, np.array([2, 2]))
 
 
 def test_the_result_never_shares_memory():
@@ -183,7 +171,7 @@ CASES = [
 @pytest.mark.parametrize(("container", "rules"), CASES)
 def test_a_batch_by_definition(container, rules):
     batch = [Texts(container)[i] for i in range(len(LENGTHS))]
-    same(concat_examples(batch, **rules), expected_batch(batch, **rules))
+    assert_same(concat_examples(batch, **rules), expected_batch(batch, **rules))
 
 
 @pytest.mark.parametrize("equal", [False, True], ids=["ragged", "equal"])
@@ -197,8 +185,8 @@ def test_every_iterator_gives_the_same(make, container, rules, equal):
         for start in range(0, len(dataset), 4):
             batch = [dataset[i] for i in range(start, min(start + 4, len(dataset)))]
             expected = expected_batch(batch, **rules)
-            same(next(converting), expected)
-            same(concat_examples(next(listing), **rules), expected)
+            assert_same(next(converting), expected)
+            assert_same(concat_examples(next(listing), **rules), expected)
         converting.reset()
         listing.reset()
 
@@ -211,7 +199,7 @@ def test_columns_of_equal_shape_take_the_same_options(make):
         convert = functools.partial(concat_examples, **rules)
         iterator = make(dataset, 5, repeat=False, shuffle=False, converter=convert)
         for start in (0, 5):
-            same(
+            assert_same(
                 next(iterator),
                 expected_batch([dataset[i] for i in range(start, start + 5)], **rules),
             )
@@ -332,7 +320,7 @@ def test_what_an_integer_dtype_does_have_a_value_for():
 
 def test_the_partial_pickles():
     convert = functools.partial(concat_examples, padding=0, max_length=2, return_lengths=True)
-    same(pickle.loads(pickle.dumps(convert))(PAIR), convert(PAIR))
+    assert_same(pickle.loads(pickle.dumps(convert))(PAIR), convert(PAIR))
     assert not isinstance(convert, Converter)
 
 
@@ -346,4 +334,4 @@ def test_on_a_gpu():
         expected = expected_batch(batch, **rules)
         for result in (concat_examples(on_gpu, **rules), concat_examples(batch, 0, **rules)):
             assert all(isinstance(array, cupy.ndarray) for array in result)
-            same(tuple(array.get() for array in result), expected)
+            assert_same(tuple(array.get() for array in result), expected)
