@@ -1,7 +1,7 @@
 """The candidates of one library in a job of micro-benchmarks, in a process of their own.
 
-``python -m bench.harness.micro_runner JOB QUICK`` (``QUICK`` is 0 or 1) reads one request, a line
-of JSON, after the other from stdin and answers each by one on what was its stdout:
+``python -m bench.harness.micro_runner JOB QUICK`` (``QUICK`` is 0 or 1) obeys these requests
+(`serve`):
 
 ``{"do": "open", "case": name, "candidates": [name, ...]}``
     makes the sources, opens the candidates and checks their results; answers ``{"refused": {name:
@@ -20,8 +20,6 @@ import contextlib
 import gc
 import importlib
 import itertools
-import json
-import os
 import sys
 import time
 import traceback
@@ -32,6 +30,7 @@ from typing import Any
 
 from bench.harness.micro import Case, Measured, Prepared, WrongResult
 from bench.harness.procs import Watcher, own_cpu_seconds
+from bench.harness.serve import serve
 
 BUNDLE = 20e-6  # seconds that a sample lasts at least
 CHECKED = 3  # sources on which a candidate is checked before the timing
@@ -215,25 +214,8 @@ def _sample(
 
 
 def main(arguments: list[str]) -> int:
-    # What a library prints goes to stderr; workers inherit the answers' pipe as another descriptor.
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-
-    def answer(**fields: Any) -> None:
-        answers.write(json.dumps(fields) + "\n")
-
     job = importlib.import_module(f"bench.jobs.{arguments[0]}")
-    slices = Slices({case.name: case for case in job.cases(arguments[1] == "1")})
-    answer(ok=True)
-    try:
-        for line in sys.stdin:
-            request = json.loads(line)
-            answer(ok=True, **getattr(slices, request.pop("do"))(**request))
-    except Exception as error:
-        traceback.print_exc()
-        answer(ok=False, kind="FAILED", reason=f"{type(error).__name__}: {error}")
-        return 1
-    return 0
+    return serve(lambda: Slices({case.name: case for case in job.cases(arguments[1] == "1")}))
 
 
 if __name__ == "__main__":

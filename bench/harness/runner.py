@@ -3,8 +3,7 @@
 ``python -m bench.harness.runner CANDIDATE WORKLOAD [MEMCPY]``; the candidate ``limit`` needs the
 compiled program MEMCPY.
 
-It makes the dataset, then obeys one JSON line per request from stdin and answers each by one on
-what was its stdout:
+It makes the dataset, then obeys these requests (`serve`):
 
 ``{"do": "open", "seconds": s}``
     opens the loader, compares a few batches in full and warms up;
@@ -13,7 +12,7 @@ what was its stdout:
 ``{"do": "consume", "seconds": s}``
     an untimed slice, for the benchmark to look at the memory of all processes meanwhile;
 ``{"do": "close"}``
-    closes the loader, answers how long that took, and ends.
+    closes the loader, and answers how long that took.
 
 Between requests no batch is taken: the loader's workers fill their prefetch depth and then
 sleep.
@@ -22,21 +21,17 @@ sleep.
 from __future__ import annotations
 
 import importlib
-import json
-import os
 import sys
 import time
-import traceback
 from contextlib import AbstractContextManager
 from typing import Any
-
-import numpy as np
 
 from bench.harness.candidates import CANDIDATES, Candidate
 from bench.harness.interpreters import MODULES
 from bench.harness.limit import Limit
 from bench.harness.procs import own_cpu_seconds
-from bench.harness.verify import Verifier, WrongContent
+from bench.harness.serve import serve
+from bench.harness.verify import Verifier
 from bench.harness.workloads import N_PREFETCH, WORKLOADS, Workload
 
 FULL_CHECKS = 3
@@ -140,39 +135,10 @@ class LimitSlices:
 
 
 def main(arguments: list[str]) -> int:
-    # Workers inherit the answer's pipe as some other descriptor; what a library prints goes to
-    # stderr.
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-
-    def answer(**fields: Any) -> None:
-        answers.write(json.dumps(fields) + "\n")
-
     name, workload = arguments[0], WORKLOADS[arguments[1]]
-    try:
-        slices: Slices | LimitSlices
-        if name == "limit":
-            slices = LimitSlices(workload, arguments[2])
-        else:
-            slices = Slices(CANDIDATES[name], workload)
-        answer(ok=True, python=sys.version.split()[0], numpy=np.__version__)
-        for line in sys.stdin:
-            request = json.loads(line)
-            do = request.pop("do")
-            answer(ok=True, **getattr(slices, do)(**request))
-            if do == "close":
-                break
-    except WrongContent as error:
-        answer(ok=False, kind="WRONG", reason=str(error))
-        return 1
-    except ImportError as error:
-        answer(ok=False, kind="skipped", reason=f"{type(error).__name__}: {error}")
-        return 1
-    except Exception as error:
-        traceback.print_exc()
-        answer(ok=False, kind="FAILED", reason=f"{type(error).__name__}: {error}")
-        return 1
-    return 0
+    if name == "limit":
+        return serve(lambda: LimitSlices(workload, arguments[2]))
+    return serve(lambda: Slices(CANDIDATES[name], workload))
 
 
 if __name__ == "__main__":

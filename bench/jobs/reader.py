@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,35 +25,26 @@ Reader = Callable[[], Iterator[Any]]
 Samples = Iterator[Any]
 
 
-def _images(reader: int) -> Iterator[tuple[np.ndarray, int, int]]:
+def _images(reader: int) -> Samples:
     pool = np.empty((N_IMAGES, *SHAPE), np.uint8)
     pool[...] = np.arange(N_IMAGES).reshape(-1, 1, 1, 1) + N_IMAGES * reader
-    number = 0
-    while True:
-        yield pool[number % N_IMAGES], reader, number
-        number += 1
+    return ((pool[number % N_IMAGES], reader, number) for number in itertools.count())
 
 
-def _vectors(reader: int) -> Iterator[tuple[np.ndarray, int, int]]:
-    vector = np.full(16, reader, np.float32)
-    number = 0
-    while True:
-        yield vector, reader, number
-        number += 1
+def _vectors(reader: int) -> Samples:
+    return zip(itertools.repeat(np.full(16, reader, np.float32)), *_numbered(reader))
 
 
-def _numbers(reader: int) -> Iterator[tuple[float, int, int]]:
-    number = 0
-    while True:
-        yield float(reader), reader, number
-        number += 1
+def _numbers(reader: int) -> Samples:
+    return zip(itertools.repeat(float(reader)), *_numbered(reader))
 
 
-def _words(reader: int) -> Iterator[tuple[str, int, int]]:
-    number = 0
-    while True:
-        yield "a sample's name", reader, number
-        number += 1
+def _words(reader: int) -> Samples:
+    return zip(itertools.repeat("a sample's name"), *_numbered(reader))
+
+
+def _numbered(reader: int) -> tuple[Iterator[int], Iterator[int]]:
+    return itertools.repeat(reader), itertools.count()
 
 
 def _check_image(value: Any, reader: int, number: int) -> bool:

@@ -17,11 +17,6 @@ cdef class Timer:
 
     ``run`` makes each call of ``next()``. Any thread may call the rest at any time; none of it
     blocks.
-
-    Parameters
-    ----------
-    is_serial : bool
-        Whether the caller itself fetches, so that it waits during the whole call.
     """
 
     cdef readonly uint64_t batches, examples  # delivered
@@ -36,7 +31,7 @@ cdef class Timer:
     cdef int64_t cpu_ns  # of this process when the first call began; 0 before
     cdef bint is_opening  # workers start: until the first batch is there
     cdef public object opened  # called at the end of the start, unless it is None
-    cdef bint is_serial
+    cdef bint is_serial  # the caller itself fetches, and so waits during the whole call
     cdef object tracer
     cdef public int64_t rows  # that the current call delivers, or ENDED; the call sets it
     cdef unsigned long thread  # that makes the current call; 0 outside of next()

@@ -119,22 +119,18 @@ class _Single:
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
-        return _arrays(self.dataset[index])
+        return map_leaves(_array, self.dataset[index])
 
 
 class _Batched(_Single):
     """A dataset of torch that returns many examples per call."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        return [_arrays(example) for example in self.dataset.__getitems__(indices)]
-
-
-def _arrays(value: Any) -> Any:
-    """An example, or a part of it, with arrays instead of tensors."""
-    return map_leaves(_array, value)
+        return [map_leaves(_array, example) for example in self.dataset.__getitems__(indices)]
 
 
 def _array(value: Any) -> Any:
+    """A leaf of an example, as an array if it is a tensor."""
     kind = torch_tensors.tensor_type()
     if kind is None or not isinstance(value, kind):
         return value

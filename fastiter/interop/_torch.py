@@ -94,7 +94,7 @@ class TorchIterator(Wrapped):
         batch = next(self._iterator)
         if type(batch) is list and batch and getattr(self._iterator, "converter", None) is None:
             return self._joined(batch)
-        return self._tensors(batch)
+        return map_leaves(self._tensor, batch)
 
     def close(self) -> None:
         """Finalize the wrapped iterator; the same as `finalize`."""
@@ -119,22 +119,16 @@ class TorchIterator(Wrapped):
             return self._torch.stack(tuple(examples))
         numbers = np.ndarray, np.number, np.bool_, bool, int, float, complex, list
         if isinstance(first, numbers) or hasattr(first, "__dlpack__"):
-            return self._tensors(concat_examples(list(examples)))
+            return map_leaves(self._tensor, concat_examples(list(examples)))
         return list(examples)
 
-    def _tensors(self, value: Any) -> Any:
-        """A batch, or a part of it, with tensors instead of arrays."""
-        return map_leaves(self._leaf, value)
-
-    def _leaf(self, value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            return self._tensor(value)
-        if hasattr(value, "__dlpack__") and not isinstance(value, self._torch.Tensor):
-            return self._torch.from_dlpack(value)
-        return value
-
-    def _tensor(self, array: Any) -> Any:
-        dtype = array.dtype
+    def _tensor(self, value: Any) -> Any:
+        """A leaf of a batch, as a tensor if it is an array of numbers."""
+        if not isinstance(value, np.ndarray):
+            if hasattr(value, "__dlpack__") and not isinstance(value, self._torch.Tensor):
+                return self._torch.from_dlpack(value)
+            return value
+        array, dtype = value, value.dtype
         if dtype.kind not in "biufc" or isinstance(array, np.ma.MaskedArray):
             return array
         if not dtype.isnative:

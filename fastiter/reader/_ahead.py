@@ -98,12 +98,14 @@ class Ahead:
                 "this pass over a reader belongs to the process that forked this one: call the "
                 "reader again here"
             )
+        self._next = _END
         while not self._is_closed:
             with contextlib.suppress(queue.Empty):
                 self._next = self._ready.get(timeout=_WAIT_SECONDS)
-                return self._next is not _END
-        shutdown.block_if_exiting()  # only the exit closes a pass while its consumer waits
-        return False
+                break
+        if self._is_closed:
+            shutdown.block_if_exiting()  # only the exit closes a pass while its consumer waits
+        return self._next is not _END
 
     def pop(self) -> Any:
         """The next sample; raises what the reader or the mapper raised instead."""

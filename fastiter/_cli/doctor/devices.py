@@ -9,16 +9,13 @@ from fastiter._util.units import as_bytes
 def main() -> None:
     """Print a line for each device: its number, name, memory, and the versions of CUDA."""
     runtime = _device.import_cupy_for(0).cuda.runtime
-    driver, toolkit = runtime.driverGetVersion(), runtime.runtimeGetVersion()
+    versions = runtime.driverGetVersion(), runtime.runtimeGetVersion()
+    driver, toolkit = (f"{version // 1000}.{version % 1000 // 10}" for version in versions)
     for number in range(runtime.getDeviceCount()):
         properties = runtime.getDeviceProperties(number)
         name = properties["name"].decode()
-        versions = f"driver for CUDA {_dotted(driver)}, CuPy's CUDA {_dotted(toolkit)}"
-        print(f"{number} {name}, {as_bytes(properties['totalGlobalMem'])}; {versions}")
-
-
-def _dotted(version: int) -> str:
-    return f"{version // 1000}.{version % 1000 // 10}"
+        memory = as_bytes(properties["totalGlobalMem"])
+        print(f"{number} {name}, {memory}; driver for CUDA {driver}, CuPy's CUDA {toolkit}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fastiter._cli.profile.report import Measured
+from fastiter._cli.profile.trials import Kind, Settings
 
 _COLOURS = {"processes": "#1764ab", "threads": "#d9730d", "serial": "#6b6b6b"}
 _LIMIT = "#b3261e"
@@ -46,7 +47,7 @@ def draw(measured: Measured, path: Path) -> str:
 
 def _throughput(axes: Any, measured: Measured) -> None:
     best = measured.best
-    lines: dict[str, dict[int, float]] = {"processes": {}, "threads": {}}
+    lines: dict[Kind, dict[int, float]] = {"processes": {}, "threads": {}}
     for trials in measured.tried:
         kind, workers = trials.settings.kind, trials.settings.workers
         if kind != "serial" and trials.rates:
@@ -54,11 +55,10 @@ def _throughput(axes: Any, measured: Measured) -> None:
         elif trials.rates:
             style = {"color": _COLOURS[kind], "linewidth": 1.2, "zorder": 1}
             axes.axhline(trials.rate, label=trials.settings.name, **style)
-    names = {"processes": "MultiprocessIterator", "threads": "MultithreadIterator"}
-    for name, line in lines.items():
+    for kind, line in lines.items():
         if line:
             points = zip(*sorted(line.items()), strict=True)
-            axes.plot(*points, "o-", color=_COLOURS[name], label=names[name])
+            axes.plot(*points, "o-", color=_COLOURS[kind], label=Settings(kind).name)
     tried = sorted({*lines["processes"], *lines["threads"], 1})
     numbers = range(1, tried[-1] + 1)
     size, step = measured.measured_batch_size, measured.step

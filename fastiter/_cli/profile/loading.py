@@ -25,11 +25,7 @@ class UsageError(Exception):
 def load_dataset(name: str) -> Any:
     """The dataset of ``MODULE:DATASET``: an object, or what a callable without arguments returns.
 
-    Raises
-    ------
-    UsageError
-        If the module or the object does not exist, or is no dataset. What user code raises when it
-        is imported or called is the cause.
+    What user code raises when it is imported or called is the cause of a UsageError.
     """
     found = _load(name, "MODULE:DATASET")
     if callable(found) and (isinstance(found, type) or not _is_dataset(found)):
@@ -54,13 +50,7 @@ def load_dataset(name: str) -> Any:
 
 
 def load_converter(name: str, padding: float | None) -> tuple[Callable[..., Any] | None, str]:
-    """The converter of 'concat', 'none' or ``MODULE:CALLABLE``, and the code that names it.
-
-    Raises
-    ------
-    UsageError
-        If it does not exist, or cannot be called.
-    """
+    """The converter of 'concat', 'none' or ``MODULE:CALLABLE``, and the code that names it."""
     if padding is not None and name != "concat":
         raise UsageError(f"--padding is for --converter concat, not for {name!r}")
     if name == "none":

@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print and draw; return the exit status."""
+    say = (lambda text: None) if options.json else partial(print, flush=True)
     try:
-        measured = measure(options, (lambda text: None) if options.json else _say)
+        measured = measure(options, say)
     except loading.UsageError as error:
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__, file=sys.stderr)
@@ -255,10 +257,6 @@ def _write_trace(trace: Trace | None, path: Path) -> str:
     except OSError as error:
         return f"not written: {error}"
     return str(path)
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
 
 
 def _warn(text: str) -> None:

@@ -79,7 +79,7 @@ def show_result(measured: Measured) -> None:
             line += f"{as_seconds(trials.first):>12}"
         mark = "best" if trials is best else "fastest" if trials is fastest else ""
         print(line + (f"  <- {mark}" if mark else ""))
-        _show_error(trials)
+        _show(trials.error, " " * 6)
     print("  of limit: of what this machine allows; busy: time that workers spend working")
     if fastest is not best:
         print(f"  Best is the simplest of those within {SIMPLER:.0%} of the fastest.")
@@ -89,7 +89,7 @@ def show_result(measured: Measured) -> None:
         print(f"\n  Time to the first batch of MultiprocessIterator with {workers} worker{plural}")
     for method, trials in measured.starts.items():
         print(f"    {method:19}{as_seconds(trials.first) if trials.firsts else '-':>8}")
-        _show_error(trials)
+        _show(trials.error, " " * 6)
     for note in measured.notes:
         _show(note, "  ")
     size = measured.measured_batch_size
@@ -99,14 +99,10 @@ def show_result(measured: Measured) -> None:
         _show(sentence, "- ")
 
 
-def _show_error(trials: Trials) -> None:
-    if trials.error:
-        _show(trials.error, " " * 6)
-
-
 def _show(text: str, indent: str) -> None:
-    blank = " " * len(indent)
-    print(textwrap.fill(text, 98, initial_indent=indent, subsequent_indent=blank))
+    if text:
+        blank = " " * len(indent)
+        print(textwrap.fill(text, 98, initial_indent=indent, subsequent_indent=blank))
 
 
 def as_json(measured: Measured) -> dict[str, Any]:

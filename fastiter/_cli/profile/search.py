@@ -63,13 +63,7 @@ class Search:
         self.method: str | None = None  # None: the program's default
 
     def search(self) -> Trials:
-        """Try settings; return the best.
-
-        Raises
-        ------
-        RuntimeError
-            If no settings work.
-        """
+        """Try settings; return the best. RuntimeError if none work."""
         self._try_workers()
         self._repeat(list(self.tried), 2, _SHARE_OF_WORKERS)
         best = self._best().settings
@@ -120,8 +114,8 @@ class Search:
         for kind, numbers in self._numbers.items():
             if any(trials.rates and one.workers for one, trials in self.tried.items()):
                 return
-            settings = (Settings(kind, workers, self._prefetch[0]) for workers in numbers)
-            if untried := [one for one in settings if one not in self.tried]:
+            choices = (Settings(kind, workers, self._prefetch[0]) for workers in numbers)
+            if untried := [one for one in choices if one not in self.tried]:
                 # Of those that take about the least time, the fewest workers.
                 soon = 2 * min(map(self._cost, untried))
                 self._try_start(next(one for one in untried if self._cost(one) <= soon), None)

@@ -47,10 +47,8 @@ class Settings(NamedTuple):
         if self.kind == "serial":
             return {}
         workers = "n_threads" if self.kind == "threads" else "n_processes"
-        arguments: dict[str, Any] = {workers: self.workers, "n_prefetch": self.prefetch}
-        if self.method is not None:
-            arguments["context"] = self.method
-        return arguments
+        context = {} if self.method is None else {"context": self.method}
+        return {workers: self.workers, "n_prefetch": self.prefetch, **context}
 
     def code(self, batch_size: int, converter: str) -> str:
         """A line of Python that creates the iterator of ``dataset``."""
@@ -103,12 +101,11 @@ class Trials:
 
 
 def run_once(subject: Subject, trials: Trials, window: float) -> None:
-    """Add a trial to ``trials``.
+    """Add a trial: the first batch of a new iterator is compared with what is expected, others warm
+    it up, and then batches are counted for at least ``window`` seconds.
 
-    The first batch of a new iterator is compared with what is expected, more batches warm it up,
-    and then batches are counted for at least ``window`` seconds, and at least as many as
-    `least_batches` says. With a window of 0 the trial ends after the first batch. What the dataset
-    or the iterator raises becomes the ``error``.
+    With a window of 0 the trial ends after the first batch. What the dataset or the iterator raises
+    becomes the ``error``.
     """
     settings = trials.settings
     try:
