@@ -88,7 +88,7 @@ static void take(fi_parent *parent, const int event[2], uint32_t n)
         right &= column[r] == ~((int64_t)parent->head * MOST_ROWS + r);
     require(right, "contents");
     fi_parent_take(parent, false);
-    fi_parent_release(parent, slot);
+    fi_parent_release(parent, slot, false);
 }
 
 static uint64_t claims(const fi_ring *ring)
@@ -147,7 +147,7 @@ int main(int argc, char **argv)
     int fd, event[2];
     void *base;
     require(fi_ring_size(&geometry, &control, &total) == FI_OK, "1 to 65535 workers");
-    require(fi_shm_open(total, &fd) == FI_OK && fi_shm_map(fd, total, &base) == FI_OK, "memory");
+    require(fi_shm_open(total, &fd) == FI_OK && fi_shm_map(fd, total, false, &base) == FI_OK, "memory");
     require(fi_shm_commit(fd, 0, total, &need, &have) == FI_OK, "memory");
     require(fi_event_open(event) == FI_OK, "event");
     require(fi_ring_attach(&ring, &geometry, base, fd, event[1]) == FI_OK, "attach");

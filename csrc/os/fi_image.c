@@ -45,18 +45,6 @@ int fi_image_open(uint64_t bytes, int *fd, uint64_t *need, uint64_t *have)
     return bytes > *have ? FI_E_MEMORY : fi_shm_open(bytes, fd);
 }
 
-int fi_image_map(int fd, uint64_t bytes, void **base)
-{
-    void *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, 0);
-    if (address == MAP_FAILED)
-        return errno;
-#ifdef MADV_DONTDUMP
-    (void)madvise(address, bytes, MADV_DONTDUMP);
-#endif
-    *base = address;
-    return FI_OK;
-}
-
 struct mapping {
     void *base;
     uint64_t bytes;

@@ -1,6 +1,6 @@
 /* Memory that is written once and then read by many processes: the images of objects.
  *
- * An image is anonymous shared memory (fi_shm_open). Readers map it privately, so that what they
+ * An image is anonymous shared memory (fi_shm_open). Readers map it privately (fi_shm_map), so that what they
  * write is theirs alone, page by page. It lives as long as a descriptor or a mapping of it.
  */
 #ifndef FI_IMAGE_H
@@ -12,9 +12,6 @@
  * them is checked here, because the kernel answers a lack later by killing a process.
  * FI_E_MEMORY: refused by that check, with need and have in the results. */
 int fi_image_open(uint64_t bytes, int *fd, uint64_t *need, uint64_t *have);
-
-/* Maps the whole of it, writable, private (copy on write), left out of core dumps. */
-int fi_image_map(int fd, uint64_t bytes, void **base);
 
 /* Closes a descriptor of an image of `bytes`. If it was the last, the kernel frees the pages, some
  * 80 ms for each GB: that happens in a thread of its own, where `bytes` are many. The descriptor

@@ -112,16 +112,18 @@ uint64_t fi_shm_allocated(int fd)
     return fstat(fd, &status) == 0 ? (uint64_t)status.st_blocks * 512 : 0;
 }
 
-int fi_shm_map(int fd, uint64_t bytes, void **base)
+int fi_shm_map(int fd, uint64_t bytes, bool private, void **base)
 {
-    void *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    int flags = MAP_NORESERVE | (private ? MAP_PRIVATE : MAP_SHARED);
+    void *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
     if (address == MAP_FAILED)
         return errno;
 #ifdef MADV_DONTDUMP
     (void)madvise(address, bytes, MADV_DONTDUMP);
 #endif
 #ifdef MADV_HUGEPAGE
-    (void)madvise(address, bytes, MADV_HUGEPAGE); /* heeded only where shmem_enabled=advise */
+    if (!private)
+        (void)madvise(address, bytes, MADV_HUGEPAGE); /* heeded only where shmem_enabled=advise */
 #endif
     *base = address;
     return FI_OK;
@@ -138,24 +140,14 @@ int fi_shm_forget(void *base, uint64_t bytes)
     return mmap(base, bytes, PROT_READ | PROT_WRITE, flags, -1, 0) == base ? FI_OK : errno;
 }
 
-int fi_shm_dont_fork(void *base, uint64_t bytes)
+int fi_shm_inherit(void *base, uint64_t bytes, bool inherited)
 {
 #ifdef MADV_DONTFORK
-    return madvise(base, bytes, MADV_DONTFORK) == 0 ? FI_OK : errno;
+    return madvise(base, bytes, inherited ? MADV_DOFORK : MADV_DONTFORK) == 0 ? FI_OK : errno;
 #else
     (void)base;
     (void)bytes;
-    return FI_OK;
-#endif
-}
-
-int fi_shm_do_fork(void *base, uint64_t bytes)
-{
-#ifdef MADV_DOFORK
-    return madvise(base, bytes, MADV_DOFORK) == 0 ? FI_OK : errno;
-#else
-    (void)base;
-    (void)bytes;
+    (void)inherited;
     return FI_OK;
 #endif
 }

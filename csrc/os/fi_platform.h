@@ -16,20 +16,18 @@
  * RLIMIT_FSIZE or the file system allows no such size. */
 int fi_shm_open(uint64_t bytes, int *fd);
 
-/* Maps the whole of it, shared, readable and writable, left out of core dumps. */
-int fi_shm_map(int fd, uint64_t bytes, void **base);
+/* Maps the whole of it, readable and writable, left out of core dumps; shared, or `private` (copy on
+ * write). */
+int fi_shm_map(int fd, uint64_t bytes, bool private, void **base);
 int fi_shm_unmap(void *base, uint64_t bytes);
 
 /* Puts private empty pages in the place of the mapping, so that this process keeps the memory
  * alive no more and old pointers stay harmless. */
 int fi_shm_forget(void *base, uint64_t bytes);
 
-/* Children that this process forks from now on do not get the mapping: a grandchild of a worker
+/* Whether children that this process forks from now on get the mapping: a grandchild of a worker
  * must not be able to write late into a slot. */
-int fi_shm_dont_fork(void *base, uint64_t bytes);
-
-/* Children get all of it again, whoever has asked for the contrary. */
-int fi_shm_do_fork(void *base, uint64_t bytes);
+int fi_shm_inherit(void *base, uint64_t bytes, bool inherited);
 
 /* Largest size in bytes that the limits of this process leave for one of `parts` equal parts. */
 uint64_t fi_shm_limit(uint64_t parts);

@@ -83,6 +83,12 @@ typedef struct fi_board {
     _Atomic uint64_t credit;       /* streams only: samples that readers may still publish */
 } fi_board;
 
+/* Where a row's packed payload (a spill, an error) lies in its slot. */
+typedef struct fi_entry {
+    _Atomic uint64_t offset;
+    _Atomic uint64_t bytes;
+} fi_entry;
+
 typedef struct fi_slot {
     /* A worker that takes a range needs all of this first line. */
     _Alignas(FI_CACHE_LINE) _Atomic uint64_t claim; /* {sequence, next row to offer}: a hint */
@@ -98,8 +104,7 @@ typedef struct fi_slot {
     _Alignas(FI_CACHE_LINE) _Atomic uint64_t heap; /* fi_heap_word of the next free byte */
     _Atomic uint64_t committed;                    /* bytes of the slot that have pages */
     _Atomic uint64_t limit;                        /* the heap may not grow past this */
-    _Atomic uint64_t result_offset;                /* the finisher's packed object */
-    _Atomic uint64_t result_bytes;
+    fi_entry result;                               /* the finisher's packed object */
     _Atomic uint64_t filled; /* streams only: {sequence, rows published, flags} */
 } fi_slot;
 
@@ -112,12 +117,6 @@ typedef struct fi_origin {
     uint64_t position;
     uint64_t epoch_size;
 } fi_origin;
-
-/* Where a row's packed payload (a spill, an error) lies in its slot. */
-typedef struct fi_entry {
-    _Atomic uint64_t offset;
-    _Atomic uint64_t bytes;
-} fi_entry;
 
 typedef struct fi_geometry {
     uint32_t slots;      /* S: also the length of the map */
@@ -168,6 +167,8 @@ static inline _Atomic uint64_t *fi_row_word(const fi_ring *ring, uint32_t slot, 
 }
 static inline fi_entry *fi_row_entry(const fi_ring *ring, uint32_t slot, uint32_t row)
 {
+    if (row == FI_WHOLE_BATCH)
+        return &ring->slots[slot].result;
     return ring->entries + (uint64_t)slot * ring->geometry.rows + row;
 }
 static inline int64_t *fi_row_index(const fi_ring *ring, uint32_t slot, uint32_t row)
@@ -222,9 +223,9 @@ static inline uint64_t fi_row_epoch(const fi_ring *ring, uint32_t slot, uint32_t
     return epoch > before ? epoch - before : 0;
 }
 
-/* Packed objects: a row's spill or error, and the finisher's result. The done word of the row, or
- * READY, publishes them; the parent uses neither number before it has compared it with the bytes
- * that are committed. */
+/* Packed objects: a row's spill or error, and the finisher's result (row FI_WHOLE_BATCH). The done
+ * word of the row, or READY, publishes them; the parent uses neither number before it has compared
+ * it with the bytes that are committed. */
 static inline void fi_entry_set(const fi_ring *ring, uint32_t slot, uint32_t row, uint64_t offset,
                                 uint64_t bytes)
 {
@@ -238,18 +239,6 @@ static inline void fi_entry_get(const fi_ring *ring, uint32_t slot, uint32_t row
     fi_entry *entry = fi_row_entry(ring, slot, row);
     *offset = fi_load_relaxed(&entry->offset);
     *bytes = fi_load_relaxed(&entry->bytes);
-}
-static inline void fi_result_set(const fi_ring *ring, uint32_t slot, uint64_t offset,
-                                 uint64_t bytes)
-{
-    fi_store_relaxed(&ring->slots[slot].result_offset, offset);
-    fi_store_relaxed(&ring->slots[slot].result_bytes, bytes);
-}
-static inline void fi_result_get(const fi_ring *ring, uint32_t slot, uint64_t *offset,
-                                 uint64_t *bytes)
-{
-    *offset = fi_load_relaxed(&ring->slots[slot].result_offset);
-    *bytes = fi_load_relaxed(&ring->slots[slot].result_bytes);
 }
 /* Code of a row's word if it belongs to sequence q, else 0. */
 static inline uint32_t fi_row_code(const fi_ring *ring, uint32_t slot, uint32_t row, uint64_t q)

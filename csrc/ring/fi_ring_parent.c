@@ -35,11 +35,9 @@ int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int 
     parent->slot_of = calloc(slots, sizeof *parent->slot_of);
     parent->free_stack = calloc(slots, sizeof *parent->free_stack);
     parent->returned.next = calloc(slots, sizeof *parent->returned.next);
-    parent->committed = calloc(slots, sizeof *parent->committed);
     parent->indices = calloc((size_t)slots * ring->geometry.rows, sizeof *parent->indices);
-    parent->origins = calloc(slots, sizeof *parent->origins);
     if (!parent->slot || !parent->slot_of || !parent->free_stack || !parent->returned.next ||
-        !parent->committed || !parent->indices || !parent->origins) {
+        !parent->indices) {
         fi_parent_clear(parent);
         return ENOMEM;
     }
@@ -60,14 +58,8 @@ void fi_parent_clear(fi_parent *parent)
     free(parent->slot_of);
     free(parent->free_stack);
     free(parent->returned.next);
-    free(parent->committed);
     free(parent->indices);
-    free(parent->origins);
-    parent->slot = NULL;
-    parent->slot_of = parent->free_stack = parent->returned.next = NULL;
-    parent->committed = NULL;
-    parent->indices = NULL;
-    parent->origins = NULL;
+    *parent = (fi_parent){.ring = parent->ring};
 }
 
 /* ---- pages ----------------------------------------------------------------------------------- */
@@ -76,9 +68,9 @@ uint64_t fi_parent_committed(fi_parent *parent, uint32_t slot)
 {
     uint64_t shared = fi_slot_committed(parent->ring, slot);
     /* Workers commit pages for what they pack; only then, a system call now and then. */
-    if (shared > parent->committed[slot] && shared <= fi_shm_allocated(parent->ring->fd))
-        parent->committed[slot] = shared;
-    return parent->committed[slot];
+    if (shared > parent->slot[slot].committed && shared <= fi_shm_allocated(parent->ring->fd))
+        parent->slot[slot].committed = shared;
+    return parent->slot[slot].committed;
 }
 
 int fi_parent_commit(fi_parent *parent, uint32_t slot, uint64_t bytes, uint64_t *need,
@@ -87,7 +79,7 @@ int fi_parent_commit(fi_parent *parent, uint32_t slot, uint64_t bytes, uint64_t 
     uint64_t committed = fi_parent_committed(parent, slot);
     int rc = fi_slot_commit(parent->ring, slot, committed, bytes, need, have);
     if (rc == FI_OK)
-        parent->committed[slot] = fi_max_u64(committed, fi_align_up(bytes, FI_PAGE));
+        parent->slot[slot].committed = fi_max_u64(committed, fi_align_up(bytes, FI_PAGE));
     return rc;
 }
 
@@ -98,7 +90,7 @@ void fi_parent_decommit(fi_parent *parent, uint32_t slot, uint64_t bytes)
     if (parent->slot[slot].phase != FI_FREE || keep >= committed)
         return;
     /* First the numbers: they must never count pages that are gone. No other process uses the slot. */
-    parent->committed[slot] = keep;
+    parent->slot[slot].committed = keep;
     fi_store_relaxed(&ring->slots[slot].committed, keep);
     fi_shm_decommit(ring->fd, (uint64_t)(fi_slot_payload(ring, slot) - ring->base) + keep,
                     committed - keep);
@@ -137,7 +129,7 @@ static int take_free(fi_parent *parent, uint32_t slot)
 void fi_parent_origin(fi_parent *parent, uint32_t slot, const fi_origin *origin)
 {
     fi_slot *s = parent->ring->slots + slot;
-    fi_origin *own = parent->origins + slot;
+    fi_origin *own = &parent->slot[slot].origin;
     *own = *origin;
     /* A batch has fewer rows than these can count: what is more is as good as that. */
     own->position = fi_min_u64(origin->position, UINT32_MAX);
@@ -160,8 +152,12 @@ int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices,
     if (take_free(parent, slot) != FI_OK)
         return FI_E_FULL;
     *q = parent->tail;
-    parent->slot[slot] =
-        (fi_slot_record){.q = *q, .n = n, .schema = schema, .phase = FI_FILL}; /* S1 */
+    fi_slot_record *record = parent->slot + slot; /* S1 */
+    record->q = *q;
+    record->n = n;
+    record->schema = schema;
+    record->phase = FI_FILL;
+    record->corrupt = false;
     parent->slot_of[*q % ring->geometry.slots] = slot;
     fi_slot *s = ring->slots + slot; /* S2 */
     fi_store_relaxed(&s->n, n);
@@ -169,8 +165,7 @@ int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices,
     fi_store_relaxed(&s->single, single);
     fi_store_relaxed(&s->heap, fi_heap_word(heap));
     fi_store_relaxed(&s->limit, limit);
-    fi_store_relaxed(&s->result_offset, 0);
-    fi_store_relaxed(&s->result_bytes, 0);
+    fi_entry_set(ring, slot, FI_WHOLE_BATCH, 0, 0);
     memcpy(own_indices(parent, slot), indices, n * sizeof *indices);
     memcpy(fi_row_index(ring, slot, 0), indices, n * sizeof *indices);
     for (uint32_t row = 0; row < n; row++) /* S3, pairs with W5 (A1) */
@@ -272,14 +267,9 @@ void fi_parent_collect(fi_parent *parent)
     }
 }
 
-void fi_parent_release(fi_parent *parent, uint32_t slot)
+void fi_parent_release(fi_parent *parent, uint32_t slot, bool not_again)
 {
-    fi_returned_push(&parent->returned, slot, 0);
-}
-
-void fi_parent_retire(fi_parent *parent, uint32_t slot)
-{
-    fi_returned_push(&parent->returned, slot, FI_NOT_AGAIN);
+    fi_returned_push(&parent->returned, slot, not_again);
 }
 
 uint32_t fi_parent_usable(const fi_parent *parent)
@@ -357,7 +347,7 @@ static int check_task(const fi_parent *parent, uint32_t slot, uint32_t *row, uin
     if (n != record->n || schema != record->schema)
         return FI_E_CORRUPT;
     *word = fi_load_relaxed(&s->epoch);
-    if (!has_origin(s, parent->origins + slot))
+    if (!has_origin(s, &record->origin))
         return FI_E_CORRUPT;
     if (memcmp(own, shared, n * sizeof *own) == 0)
         return FI_OK;

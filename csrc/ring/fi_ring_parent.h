@@ -1,6 +1,6 @@
 /* The parent's half of the ring: it alone schedules, takes, frees, resets and recovers.
  *
- * All functions but fi_parent_release and fi_parent_retire are called under one lock of the caller.
+ * All functions but fi_parent_release are called under one lock of the caller.
  */
 #ifndef FI_RING_PARENT_H
 #define FI_RING_PARENT_H
@@ -16,7 +16,9 @@ typedef struct fi_slot_record {
     uint32_t n;
     uint32_t schema;
     enum fi_phase phase;
-    bool corrupt; /* given up: its words can no longer become those of a complete batch */
+    bool corrupt;       /* given up: its words can no longer become those of a complete batch */
+    uint64_t committed; /* bytes that certainly have pages */
+    fi_origin origin;   /* what the workers were told */
 } fi_slot_record;
 
 typedef struct fi_parent {
@@ -24,9 +26,7 @@ typedef struct fi_parent {
     fi_slot_record *slot;  /* S */
     uint32_t *slot_of;     /* sequence modulo S -> slot: the parent never trusts the map */
     uint32_t *free_stack;  /* last in, first out: the newest is still in cache */
-    uint64_t *committed;   /* S: bytes that certainly have pages */
     int64_t *indices;      /* S x B: what the workers were told */
-    fi_origin *origins;    /* S: likewise */
     const int *bell_pipes; /* write ends, or NULL for futexes */
     fi_returned returned;  /* slots of leases that have ended */
     uint32_t free_count;
@@ -86,11 +86,9 @@ void fi_parent_take(fi_parent *parent, bool copied);
  * a reset, since a worker may still be writing there; it is free at once if it was given up. */
 void fi_parent_drop(fi_parent *parent);
 /* The last view of a leased slot has ended: called once for each take that was not copied. Any
- * thread; takes no lock, calls nothing. */
-void fi_parent_release(fi_parent *parent, uint32_t slot);
-/* Called instead where the program has forked while there were views, so that the child may have
- * some: the slot is never written again, and a spare takes its place. */
-void fi_parent_retire(fi_parent *parent, uint32_t slot);
+ * thread; takes no lock, calls nothing. `not_again`: the program has forked while there were views,
+ * so that the child may have some: the slot is never written again, and a spare takes its place. */
+void fi_parent_release(fi_parent *parent, uint32_t slot, bool not_again);
 /* Slots that could be filled if the head were leased now. */
 uint32_t fi_parent_usable(const fi_parent *parent);
 

@@ -135,11 +135,6 @@ void fi_worker_pace(fi_worker *worker, uint32_t rows, int64_t nanoseconds)
     worker->least = least > 1 ? (uint32_t)least : 1;
 }
 
-void fi_worker_called(fi_worker *worker, uint32_t rows, int64_t nanoseconds)
-{
-    fi_call_cost_add(&worker->call, rows, nanoseconds);
-}
-
 /* Rows of a batch of n that leave as many for each worker that finds no other batch to fill. A wrong
  * word costs time only. */
 static uint32_t even_rows(const fi_ring *ring, uint32_t n)

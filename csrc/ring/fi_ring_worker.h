@@ -42,10 +42,9 @@ enum fi_turn_kind fi_worker_next(fi_worker *worker, fi_turn *turn);
 bool fi_row_own(const fi_worker *worker, const fi_turn *turn, uint32_t row);
 void fi_row_done(const fi_worker *worker, const fi_turn *turn, uint32_t row, uint32_t code);
 /* Says how long the range of the last turn took, so that the next ones of cheap rows are not so
- * short that taking them costs more than filling them. */
+ * short that taking them costs more than filling them. fi_call_cost_add(&worker->call, ...) is called
+ * instead where one call of the dataset fetched the rows of the range. */
 void fi_worker_pace(fi_worker *worker, uint32_t rows, int64_t nanoseconds);
-/* Called instead where one call of the dataset fetched the rows of the range. */
-void fi_worker_called(fi_worker *worker, uint32_t rows, int64_t nanoseconds);
 /* W6, second half. Publishes the batch and rings the parent if it sleeps for it. */
 void fi_worker_ready(const fi_worker *worker, const fi_turn *turn, uint32_t flags);
 

@@ -3,7 +3,7 @@
  * model/stream.pml is this file for the model checker. Its actions here: begin is fi_reader_begin
  * (find_slot free_slot, credit take_credit, B1 to B4 sleep_for_room), open_block fi_reader_open,
  * write fi_reader_publish, close_block fi_reader_close; find_block and look_at fi_stream_ready,
- * take_of fi_stream_lend, fi_stream_take and fi_stream_leave, hand_back, collect and grant the
+ * take_of fi_stream_lend and fi_stream_leave, hand_back, collect and grant the
  * functions of those names. What changes a step changes the model too; what changes an order,
  * model/orders.py.
  */
@@ -192,9 +192,7 @@ void fi_stream_clear(fi_stream *stream)
     free(stream->source);
     free(stream->phase);
     free(stream->returned.next);
-    stream->source = NULL;
-    stream->phase = NULL;
-    stream->returned.next = NULL;
+    *stream = (fi_stream){.ring = stream->ring};
 }
 
 /* Finds the next block of the reader, if it has begun one. */
@@ -237,11 +235,6 @@ uint32_t fi_stream_row_code(const fi_stream *stream, uint32_t reader, uint32_t r
     uint64_t word = fi_load_relaxed(fi_row_word(stream->ring, source->slot, row)); /* after G3 */
     uint32_t code = fi_word_code(word);
     return word == fi_word(source->q, reader, code, 0) ? code : 0;
-}
-
-void fi_stream_take(fi_stream *stream, uint32_t reader, uint32_t rows)
-{
-    stream->source[reader].taken += rows;
 }
 
 static void wake_reader(const fi_stream *stream, uint32_t reader)
@@ -303,14 +296,9 @@ void fi_stream_leave(fi_stream *stream, uint32_t reader, uint32_t flags)
         wake_all(stream);
 }
 
-void fi_stream_release(fi_stream *stream, uint32_t slot)
+void fi_stream_release(fi_stream *stream, uint32_t slot, bool not_again)
 {
-    fi_returned_push(&stream->returned, slot, 0);
-}
-
-void fi_stream_withdraw(fi_stream *stream, uint32_t slot)
-{
-    fi_returned_push(&stream->returned, slot, FI_NOT_AGAIN);
+    fi_returned_push(&stream->returned, slot, not_again);
 }
 
 void fi_stream_collect(fi_stream *stream)

@@ -77,7 +77,7 @@ enum fi_stream_phase { FI_AT_READER, FI_IN_HAND, FI_LENT, FI_WITHDRAWN };
 typedef struct fi_source {
     uint64_t q;     /* sequence of the current block, or of the next one */
     uint32_t slot;  /* of the current block */
-    uint32_t taken; /* rows */
+    uint32_t taken; /* rows; the caller adds what it takes */
     uint32_t away;  /* slots lent or withdrawn */
     bool in_hand;
     bool ended;
@@ -112,7 +112,6 @@ void fi_stream_clear(fi_stream *stream);
 int fi_stream_ready(fi_stream *stream, uint32_t reader, fi_part *part);
 /* Code of a published row of the current block; 0 if its word is none of that block's. */
 uint32_t fi_stream_row_code(const fi_stream *stream, uint32_t reader, uint32_t row);
-void fi_stream_take(fi_stream *stream, uint32_t reader, uint32_t rows);
 /* Before the first row of a block is taken: may its slot be viewed, for as long as the program likes?
  * Always two slots of each reader are left, so that holding views costs memory, never progress. */
 bool fi_stream_lend(fi_stream *stream, uint32_t reader);
@@ -121,11 +120,9 @@ bool fi_stream_lend(fi_stream *stream, uint32_t reader);
 void fi_stream_leave(fi_stream *stream, uint32_t reader, uint32_t flags);
 
 /* The last view of a lent slot died, whose block was left before. Once for each fi_stream_lend.
- * Any thread; takes no lock, calls nothing. */
-void fi_stream_release(fi_stream *stream, uint32_t slot);
-/* In its place, where the program has forked while there were views, so that the child may have
- * some: the slot never goes back. */
-void fi_stream_withdraw(fi_stream *stream, uint32_t slot);
+ * Any thread; takes no lock, calls nothing. `not_again`: the program has forked while there were
+ * views, so that the child may have some: the slot never goes back. */
+void fi_stream_release(fi_stream *stream, uint32_t slot, bool not_again);
 /* Gives the released slots back to their readers. */
 void fi_stream_collect(fi_stream *stream);
 

@@ -62,8 +62,9 @@ typedef struct fi_returned {
 /* Beside a slot on the stack: a forked child may have views of it. */
 #define FI_NOT_AGAIN (UINT32_C(1) << 31)
 
-static inline void fi_returned_push(fi_returned *returned, uint32_t slot, uint32_t mark)
+static inline void fi_returned_push(fi_returned *returned, uint32_t slot, bool not_again)
 {
+    uint32_t mark = not_again ? FI_NOT_AGAIN : 0;
     uint32_t top = fi_load_relaxed(&returned->top);
     do
         returned->next[slot] = top;

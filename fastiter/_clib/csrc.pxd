@@ -37,11 +37,10 @@ cdef extern from "ring/fi_views.h" nogil:
 
 cdef extern from "os/fi_platform.h" nogil:
     int fi_shm_open(uint64_t bytes, int *fd)
-    int fi_shm_map(int fd, uint64_t bytes, void **base)
+    int fi_shm_map(int fd, uint64_t bytes, bint private, void **base)
     int fi_shm_unmap(void *base, uint64_t bytes)
     int fi_shm_forget(void *base, uint64_t bytes)
-    int fi_shm_dont_fork(void *base, uint64_t bytes)
-    int fi_shm_do_fork(void *base, uint64_t bytes)
+    int fi_shm_inherit(void *base, uint64_t bytes, bint inherited)
     uint64_t fi_shm_limit(uint64_t parts)
     uint64_t fi_memory_available()
     bint fi_bells_need_pipes()
@@ -63,7 +62,6 @@ cdef extern from "os/fi_watch.h" nogil:
 
 cdef extern from "os/fi_image.h" nogil:
     int fi_image_open(uint64_t bytes, int *fd, uint64_t *need, uint64_t *have)
-    int fi_image_map(int fd, uint64_t bytes, void **base)
     void fi_image_close(int fd, uint64_t bytes)
 
 
@@ -173,8 +171,6 @@ cdef extern from "ring/fi_ring.h" nogil:
                       uint64_t bytes)
     void fi_entry_get(const fi_ring *ring, uint32_t slot, uint32_t row, uint64_t *offset,
                       uint64_t *bytes)
-    void fi_result_set(const fi_ring *ring, uint32_t slot, uint64_t offset, uint64_t bytes)
-    void fi_result_get(const fi_ring *ring, uint32_t slot, uint64_t *offset, uint64_t *bytes)
     uint32_t fi_row_code(const fi_ring *ring, uint32_t slot, uint32_t row, uint64_t q)
     int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t committed, uint64_t bytes,
                        uint64_t *need, uint64_t *have)
@@ -190,6 +186,7 @@ cdef extern from "ring/fi_ring_worker.h" nogil:
         fi_ring *ring
         uint32_t number
         int64_t row_ns
+        fi_call_cost call
         bint leave
     ctypedef struct fi_turn:
         uint64_t q
@@ -200,7 +197,6 @@ cdef extern from "ring/fi_ring_worker.h" nogil:
     void fi_worker_init(fi_worker *worker, fi_ring *ring, uint32_t number, int bell_pipe)
     int fi_worker_next(fi_worker *worker, fi_turn *turn)
     void fi_worker_pace(fi_worker *worker, uint32_t rows, int64_t nanoseconds)
-    void fi_worker_called(fi_worker *worker, uint32_t rows, int64_t nanoseconds)
     bint fi_row_own(const fi_worker *worker, const fi_turn *turn, uint32_t row)
     void fi_row_done(const fi_worker *worker, const fi_turn *turn, uint32_t row, uint32_t code)
     void fi_worker_ready(const fi_worker *worker, const fi_turn *turn, uint32_t flags)
@@ -250,8 +246,7 @@ cdef extern from "ring/fi_ring_parent.h" nogil:
                         uint64_t *word)
     void fi_parent_take(fi_parent *parent, bint copied)
     void fi_parent_drop(fi_parent *parent)
-    void fi_parent_release(fi_parent *parent, uint32_t slot)
-    void fi_parent_retire(fi_parent *parent, uint32_t slot)
+    void fi_parent_release(fi_parent *parent, uint32_t slot, bint not_again)
     uint32_t fi_parent_usable(const fi_parent *parent)
     void fi_parent_reset(fi_parent *parent)
     uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *losses,
@@ -311,6 +306,7 @@ cdef extern from "ring/fi_stream.h" nogil:
     void fi_reader_close(fi_reader *reader, bint last)
 
     ctypedef struct fi_source:
+        uint32_t taken
         uint32_t away
         bint in_hand
         bint ended
@@ -327,11 +323,9 @@ cdef extern from "ring/fi_stream.h" nogil:
     void fi_stream_clear(fi_stream *stream)
     int fi_stream_ready(fi_stream *stream, uint32_t reader, fi_part *part)
     uint32_t fi_stream_row_code(const fi_stream *stream, uint32_t reader, uint32_t row)
-    void fi_stream_take(fi_stream *stream, uint32_t reader, uint32_t rows)
     bint fi_stream_lend(fi_stream *stream, uint32_t reader)
     void fi_stream_leave(fi_stream *stream, uint32_t reader, uint32_t flags)
-    void fi_stream_release(fi_stream *stream, uint32_t slot)
-    void fi_stream_withdraw(fi_stream *stream, uint32_t slot)
+    void fi_stream_release(fi_stream *stream, uint32_t slot, bint not_again)
     void fi_stream_collect(fi_stream *stream)
     void fi_stream_grant(fi_stream *stream, uint64_t samples)
 

@@ -81,7 +81,7 @@ cdef class Arena:
             rc = fi_shm_open(self.total, &fd)
         if rc != FI_OK:
             return rc
-        rc = fi_shm_map(fd, self.total, &base)
+        rc = fi_shm_map(fd, self.total, False, &base)
         if rc != FI_OK:
             if self.fd < 0:
                 close(fd)
@@ -104,11 +104,11 @@ cdef class Arena:
 
     def dont_fork(self):
         """Hides the mapping from children that this process forks from now on."""
-        check(fi_shm_dont_fork(self.ring.base, self.total), "hiding the arena from children")
+        check(fi_shm_inherit(self.ring.base, self.total, False), "hiding the arena from children")
 
     def do_fork(self):
         """Shows the mapping to children again. GPU drivers hide what is registered with them."""
-        check(fi_shm_do_fork(self.ring.base, self.total), "showing the arena to children")
+        check(fi_shm_inherit(self.ring.base, self.total, True), "showing the arena to children")
 
     def forget(self):
         """Unmaps the memory in a child that has inherited it and has no view of a batch."""

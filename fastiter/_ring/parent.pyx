@@ -119,10 +119,7 @@ cdef class ParentRing:
 
         Called on any thread, without the lock.
         """
-        if may_be_forked:
-            fi_parent_retire(&self.parent, slot)
-        else:
-            fi_parent_release(&self.parent, slot)
+        fi_parent_release(&self.parent, slot, may_be_forked)
 
     def bell_pipe(self, uint32_t worker):
         """The descriptor that worker `worker` sleeps on, or -1 where doorbells are futexes."""
@@ -300,10 +297,7 @@ cdef class Lease:
         OverwrittenError if it is not what was packed there; or what the object's class raises.
         """
         cdef uint64_t offset, size
-        if row == FI_WHOLE_BATCH:
-            fi_result_get(&self.arena.ring, self.slot, &offset, &size)
-        else:
-            fi_entry_get(&self.arena.ring, self.slot, row, &offset, &size)
+        fi_entry_get(&self.arena.ring, self.slot, row, &offset, &size)
         if size == 0 and kind == FI_PACKED_ERROR:
             return None
         return self.load_at(offset, size, row, kind, copy)

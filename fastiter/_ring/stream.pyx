@@ -135,8 +135,7 @@ cdef class SampleWriter(SlotWriter):
         else:
             self.room = self.schema.rows
             packed = Packed(self.schema)
-            fi_result_set(self.reader.ring, self.reader.slot,
-                          self.end.pack(packed, FI_WHOLE_BATCH, FI_PACKED_RESULT), packed.size)
+            self.end.pack_row(packed, FI_WHOLE_BATCH, FI_PACKED_RESULT)
         return 0
 
     cdef int pack(self, object sample) except -1:
@@ -223,10 +222,7 @@ cdef class StreamRing(ParentRing):
         fi_stream_clear(&self.stream)
 
     cdef void release(self, uint32_t slot, bint may_be_forked) noexcept:
-        if may_be_forked:
-            fi_stream_withdraw(&self.stream, slot)
-        else:
-            fi_stream_release(&self.stream, slot)
+        fi_stream_release(&self.stream, slot, may_be_forked)
 
     def take_samples(self, Py_ssize_t most):
         """Some of what is ready, of one reader, in turn; None if nothing is ready.
@@ -274,7 +270,7 @@ cdef class StreamRing(ParentRing):
                         if not samples:
                             raise
                         return None  # after those before it: it is the first one of the next turn
-                    fi_stream_take(&self.stream, reader, 1)
+                    self.stream.source[reader].taken += 1
             if not part.flags & FI_CLOSED:
                 return None
             fi_stream_leave(&self.stream, reader, part.flags)

@@ -124,7 +124,7 @@ cdef class RowWriter(SlotWriter):
             self.put_traced()
         now = fi_now_ns()
         if together > 0:
-            fi_worker_called(&end.worker, together, now - since)
+            fi_call_cost_add(&end.worker.call, together, now - since)
         elif self.getitems is None:
             fi_worker_pace(&end.worker, end.turn.count, now - since)
         fi_worker_stat_busy(stat, now - since)
@@ -490,6 +490,5 @@ cdef class RowWriter(SlotWriter):
 
     def put_result(self, packed, bint failed):
         """Writes the converter's result, or its exception, into the slot."""
-        cdef uint64_t offset = self.end.pack(
+        self.end.pack_row(
             packed, FI_WHOLE_BATCH, FI_PACKED_FAILURE if failed else FI_PACKED_RESULT)
-        fi_result_set(self.end.worker.ring, self.end.turn.slot, offset, packed.size)

@@ -6,7 +6,7 @@ from libc.errno cimport ENOMEM
 from libc.stdint cimport uint64_t
 from posix.mman cimport munmap
 
-from fastiter._clib.csrc cimport FI_E_MEMORY, FI_OK, fi_image_close, fi_image_map, fi_image_open
+from fastiter._clib.csrc cimport FI_E_MEMORY, FI_OK, fi_image_close, fi_image_open, fi_shm_map
 
 import os
 
@@ -50,7 +50,7 @@ cdef class Image:
     def map(self):
         """A writable memoryview of a `Mapping` of it."""
         cdef Mapping mapping = Mapping.__new__(Mapping)
-        cdef int rc = fi_image_map(self.fd, self.nbytes, &mapping.base)
+        cdef int rc = fi_shm_map(self.fd, self.nbytes, True, &mapping.base)
         if rc == ENOMEM:
             raise MemoryError(
                 f"no address space left to map an image of {self.nbytes} bytes; raise RLIMIT_AS"

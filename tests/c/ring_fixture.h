@@ -44,7 +44,7 @@ static inline void set_up(fixture *f, uint32_t spares)
     void *base;
     CHECK_EQ(fi_ring_size(&geometry, &control, &f->bytes), FI_OK);
     CHECK_EQ(fi_shm_open(f->bytes, &fd), FI_OK);
-    CHECK_EQ(fi_shm_map(fd, f->bytes, &base), FI_OK);
+    CHECK_EQ(fi_shm_map(fd, f->bytes, false, &base), FI_OK);
     CHECK_EQ(fi_event_open(f->event), FI_OK);
     CHECK_EQ(fi_ring_attach(&f->ring, &geometry, base, fd, f->event[1]), FI_OK);
     CHECK_EQ(fi_parent_init(&f->parent, &f->ring, spares, NULL), FI_OK);

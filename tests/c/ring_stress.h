@@ -300,7 +300,7 @@ static void stress_open(stress *t, uint32_t slots, uint32_t workers, uint64_t fi
     CHECK(slots <= MOST_SLOTS && workers <= MOST_WORKERS);
     CHECK_EQ(fi_ring_size(&geometry, &control, &t->bytes), FI_OK);
     CHECK_EQ(fi_shm_open(t->bytes, &fd), FI_OK);
-    CHECK_EQ(fi_shm_map(fd, t->bytes, &base), FI_OK);
+    CHECK_EQ(fi_shm_map(fd, t->bytes, false, &base), FI_OK);
     CHECK_EQ(fi_shm_commit(fd, 0, control, &need, &have), FI_OK);
     CHECK_EQ(fi_event_open(t->event), FI_OK);
     CHECK_EQ(fi_ring_attach(&t->ring, &geometry, base, fd, t->event[1]), FI_OK);

@@ -154,7 +154,7 @@ static void work(fi_ring *ring, uint32_t number, int bell_pipe, uint64_t seed)
             fill_range(&worker, &turn, draw(&seed, 4) == 0);
             fi_worker_pace(&worker, 1, (int64_t)draw(&seed, 4000)); /* ranges of any length */
             if (number % 2 == 1)
-                fi_worker_called(&worker, turn.count, (int64_t)draw(&seed, 4000));
+                fi_call_cost_add(&worker.call, turn.count, (int64_t)draw(&seed, 4000));
             break;
         case FI_TURN_FINISH:
             step();

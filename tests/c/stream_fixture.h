@@ -51,7 +51,7 @@ static inline void channel_open(channel *c, uint32_t readers, uint32_t each, uin
     *c = (channel){.random = seed, .credit = credit, .pipes = pipes || fi_bells_need_pipes()};
     CHECK_EQ(fi_ring_size(&geometry, &control, &c->bytes), FI_OK);
     CHECK_EQ(fi_shm_open(c->bytes, &fd), FI_OK);
-    CHECK_EQ(fi_shm_map(fd, c->bytes, &base), FI_OK);
+    CHECK_EQ(fi_shm_map(fd, c->bytes, false, &base), FI_OK);
     CHECK_EQ(fi_event_open(c->event), FI_OK);
     CHECK_EQ(fi_ring_attach(&c->ring, &geometry, base, fd, c->event[1]), FI_OK);
     for (uint32_t reader = 0; c->pipes && reader < readers; reader++) {

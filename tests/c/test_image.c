@@ -13,6 +13,7 @@
 
 #include "check.h"
 #include "os/fi_image.h"
+#include "os/fi_platform.h"
 
 #define MIB (UINT64_C(1) << 20)
 
@@ -41,8 +42,8 @@ static void test_readers_write_for_themselves(void)
     void *first, *second;
     char seen;
     write_at(fd, MIB - 1, 7);
-    CHECK_EQ(fi_image_map(fd, MIB, &first), FI_OK);
-    CHECK_EQ(fi_image_map(fd, MIB, &second), FI_OK);
+    CHECK_EQ(fi_shm_map(fd, MIB, true, &first), FI_OK);
+    CHECK_EQ(fi_shm_map(fd, MIB, true, &second), FI_OK);
     CHECK_EQ(((char *)first)[MIB - 1], 7);
     ((char *)first)[MIB - 1] = 8;
     CHECK_EQ(((char *)second)[MIB - 1], 7);
@@ -53,7 +54,7 @@ static void test_readers_write_for_themselves(void)
     CHECK_EQ(((char *)second)[MIB - 1], 7);
     CHECK_EQ(munmap(first, MIB), 0);
     CHECK_EQ(munmap(second, MIB), 0);
-    CHECK_EQ(fi_image_map(-1, MIB, &first), EBADF);
+    CHECK_EQ(fi_shm_map(-1, MIB, true, &first), EBADF);
 }
 
 static void test_no_page_before_the_writing(void)

@@ -174,7 +174,7 @@ static void test_slots_come_back_before_the_schedule(void)
     work_all(&f, 0);
     take_ready(&f, false);
     CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &chosen), FI_OK);
-    fi_parent_release(&f.parent, leased);
+    fi_parent_release(&f.parent, leased, false);
     fi_parent_collect(&f.parent); /* now the one used last */
     CHECK_EQ(fi_parent_schedule(&f.parent, chosen, &index, 1, 0, 0, 0, false, &q), FI_OK);
     CHECK(chosen != leased && slot_of(&f, q) == chosen);
@@ -242,7 +242,7 @@ static void test_ranges_where_calls_have_a_fixed_cost(void)
     fi_turn turn;
     set_up(&f, 0);
     for (uint32_t rows = 5; rows <= 20; rows += 5) /* a call costs as much as 40 rows */
-        fi_worker_called(f.workers, rows, 1000 * (40 + rows));
+        fi_call_cost_add(&f.workers->call, rows, 1000 * (40 + rows));
     schedule(&f, 50);
     CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
     CHECK_EQ(turn.count, 25); /* two workers have nothing else to do */
@@ -323,7 +323,7 @@ static void test_finish_and_take(void)
     take_ready(&f, true); /* copied: free at once, and the next to be used */
     CHECK_EQ(f.parent.slot[slot].phase, FI_FREE);
     CHECK_EQ(slot_of(&f, schedule(&f, 1)), slot);
-    fi_parent_release(&f.parent, leased);
+    fi_parent_release(&f.parent, leased, false);
     CHECK_EQ(f.parent.slot[leased].phase, FI_LEASED);
     fi_parent_collect(&f.parent);
     CHECK_EQ(f.parent.slot[leased].phase, FI_FREE);

@@ -148,9 +148,9 @@ static void test_usable_and_release(void)
     fi_parent_reset(&f.parent); /* leases are none of its business */
     fi_parent_collect(&f.parent);
     CHECK_EQ(f.parent.leased, 3);
-    fi_parent_release(&f.parent, slots[1]);
-    fi_parent_release(&f.parent, slots[0]);
-    fi_parent_release(&f.parent, slots[2]);
+    fi_parent_release(&f.parent, slots[1], false);
+    fi_parent_release(&f.parent, slots[0], false);
+    fi_parent_release(&f.parent, slots[2], false);
     CHECK_EQ(f.parent.leased, 3); /* a stack of its own until the parent comes by */
     fi_parent_collect(&f.parent);
     CHECK_EQ(f.parent.leased, 0);
@@ -183,9 +183,9 @@ static void test_retire_after_fork(void)
     set_up(&f, 1);
     CHECK_EQ(f.parent.free_count, SLOTS - 1);
     uint32_t first = lease_one(&f), second = lease_one(&f), back = lease_one(&f);
-    fi_parent_release(&f.parent, back);
-    fi_parent_retire(&f.parent, second);
-    fi_parent_retire(&f.parent, first);
+    fi_parent_release(&f.parent, back, false);
+    fi_parent_release(&f.parent, second, true);
+    fi_parent_release(&f.parent, first, true);
     CHECK_EQ(f.parent.retired, 0); /* any thread says so: nothing but the stack changes */
     fi_parent_collect(&f.parent);
     CHECK_EQ(f.parent.retired, 2);
@@ -346,7 +346,7 @@ static void test_commit_refused(void)
     void *base;
     CHECK_EQ(fi_ring_size(&geometry, &control, &total), FI_OK);
     CHECK_EQ(fi_shm_open(total, &fd), FI_OK);
-    CHECK_EQ(fi_shm_map(fd, control, &base), FI_OK);
+    CHECK_EQ(fi_shm_map(fd, control, false, &base), FI_OK);
     CHECK_EQ(fi_ring_attach(&ring, &geometry, base, fd, -1), FI_OK);
     CHECK_EQ(fi_parent_init(&parent, &ring, 0, NULL), FI_OK);
     CHECK_EQ(

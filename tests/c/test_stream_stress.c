@@ -90,7 +90,7 @@ static void release_one(run *t)
             t->held[i] = t->held[--t->held_count];
     for (uint32_t row = 0; row < h.rows; row++)
         check_row(fi_slot_payload(&t->c.ring, h.slot) + row * ROW_BYTES, h.reader, h.first + row);
-    fi_stream_release(&t->c.stream, h.slot);
+    fi_stream_release(&t->c.stream, h.slot, false);
 }
 
 /* Takes some rows of one reader; false if there is nothing new. */
@@ -113,7 +113,7 @@ static bool visit(run *t, uint32_t reader)
         closed = false;
     }
     check_rows(c, reader, &part);
-    fi_stream_take(&c->stream, reader, part.count);
+    c->stream.source[reader].taken += part.count;
     c->next[reader] += part.count;
     t->taken += part.count;
     if (closed) {

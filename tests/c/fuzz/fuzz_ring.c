@@ -39,7 +39,7 @@ static void check_records(const game *g)
         seen[slot] = true;
     }
     for (uint32_t slot = 0; slot < SLOTS; slot++)
-        CHECK(parent->committed[slot] <= SLOT_BYTES);
+        CHECK(parent->slot[slot].committed <= SLOT_BYTES);
 }
 
 /* A process that is gone, and another with its number. */
@@ -163,7 +163,7 @@ static void play(game *g, fuzz_input *in)
     case 6: take(g, chosen & 1); break;
     case 7:
         if (g->leased > 0)
-            fi_parent_release(parent, g->leases[--g->leased]);
+            fi_parent_release(parent, g->leases[--g->leased], false);
         break;
     case 8: fi_parent_collect(parent); break;
     case 9: fi_parent_reset(parent); break;
