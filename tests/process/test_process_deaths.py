@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from examples_of import Blocks, Gated, Misfits, Numbered, Unloadable, killing_converter
-from outside import HANG, is_alive, kill, later, pids_of, run_script, wait_until
+from outside import HANG, is_alive, kill, later, pids_of, wait_until
 
 from fastiter import WorkerDiedError, concat_examples
 
@@ -114,10 +114,8 @@ def test_a_death_with_thousands_of_rows_in_hand(make, tmp_path):
     assert (tmp_path / "dead").exists() and iterator._pool.restarts == 1
 
 
-def test_a_death_is_noticed_in_a_thread_with_a_small_stack(tmp_path):
-    status, out, err = run_script(
-        tmp_path,
-        f"""
+def test_a_death_is_noticed_in_a_thread_with_a_small_stack(tmp_path, output_of):
+    out = output_of(f"""
         import pathlib, threading, warnings
         from examples_of import Misfits
         from fastiter import MultiprocessIterator
@@ -137,9 +135,8 @@ def test_a_death_is_noticed_in_a_thread_with_a_small_stack(tmp_path):
             thread.start()
             thread.join()
             print(found == [*range(240)], iterator.stats().deaths)
-        """,
-    )
-    assert (status, out, err) == (0, "True 1\n", "")
+        """)
+    assert out == "True 1\n"
 
 
 def test_a_converter_that_kills_is_named(make):

@@ -323,11 +323,8 @@ ENDS = {
         ("workers stopped", "forkserver"),
     ],
 )
-def test_the_exit_is_silent(tmp_path, state, method):
-    status, out, err = run_script(
-        tmp_path,
-        HEAD
-        + f"""
+def test_the_exit_is_silent(tmp_path, output_of, state, method):
+    out = output_of(f"""
 if __name__ == "__main__":
     iterator = MultiprocessIterator(
         Blocks(40), 4, n_processes=2, shuffle=False, context={method!r}
@@ -336,9 +333,8 @@ if __name__ == "__main__":
     pids = pids_of(iterator)
     pathlib.Path({str(tmp_path / "pids")!r}).write_text(" ".join(map(str, pids)))
     {ENDS[state]}
-""",
-    )
-    assert (status, out, err) == (0, "", "")
+""")
+    assert out == ""
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     wait_until(lambda: not any(map(is_alive, pids)), "workers end with the program", 10)
 
@@ -380,22 +376,18 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("how", ["sleep", "loop", "stop"])
-def test_the_exit_with_hung_workers_is_silent(tmp_path, how):
+def test_the_exit_with_hung_workers_is_silent(tmp_path, output_of, how):
     marks = tmp_path / "marks"
     marks.mkdir()
-    status, out, err = run_script(
-        tmp_path,
-        HEAD
-        + f"""
+    out = output_of(f"""
 if __name__ == "__main__":
     iterator = MultiprocessIterator(
         Stuck(40, {how!r}, {str(marks)!r}), 4, n_processes=2, shuffle=False, context="fork"
     )
     iterator.start()
     wait_until(lambda: len(os.listdir({str(marks)!r})) == 2, "both workers hang")
-""",
-    )
-    assert (status, out, err) == (0, "", "")
+""")
+    assert out == ""
 
 
 def test_an_unhandled_exception_is_the_only_thing_said(tmp_path):
@@ -468,11 +460,8 @@ if __name__ == "__main__":
     assert status == 7
 
 
-def test_a_daemonic_process_is_told(tmp_path):
-    status, out, err = run_script(
-        tmp_path,
-        HEAD
-        + """
+def test_a_daemonic_process_is_told(output_of):
+    out = output_of("""
 from multiprocessing import get_context
 
 def child():
@@ -488,9 +477,8 @@ if __name__ == "__main__":
     process.start()
     process.join()
     print(process.exitcode)
-""",
-    )
-    assert (status, out, err) == (0, "0\n", "")
+""")
+    assert out == "0\n"
 
 
 def test_handlers_and_states_of_the_program_stay():

@@ -12,6 +12,7 @@ import sys
 
 import numpy as np
 import pytest
+from comparison import same
 from examples_of import (
     Blocks,
     ForeignText,
@@ -391,25 +392,7 @@ def test_converters_that_change_keep_or_return_examples(make, name, kind):
             result, expected = result(), expected()
         held.append((result, expected))
     for result, expected in held:
-        assert_same(result, expected)
-
-
-def assert_same(a, b):
-    assert type(a) is type(b)
-    if isinstance(a, np.ndarray):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(a, b)
-        assert a.flags.writeable
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b)
-        for x, y in zip(a, b, strict=True):
-            assert_same(x, y)
-    elif isinstance(a, dict):
-        assert list(a) == list(b)
-        for key in a:
-            assert_same(a[key], b[key])
-    else:
-        assert a == b
+        same(result, expected)
 
 
 def test_interrupts_in_the_parents_own_part_lose_nothing(make):

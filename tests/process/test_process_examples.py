@@ -11,6 +11,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from comparison import same
 from examples_of import (
     Marked,
     MyArray,
@@ -214,44 +215,6 @@ class Made:
         return self.make(index)
 
 
-def same(a, b, path="example"):
-    """Fails unless type, content, dtype, byte order and shape of all parts are equal."""
-    if isinstance(b, np.longlong):
-        b = np.int64(b)  # its pickle does not tell them apart
-    assert type(a) is type(b), path
-    if isinstance(a, np.ndarray):
-        assert a.dtype == b.dtype, path
-        assert a.dtype.byteorder == b.dtype.byteorder, path
-        assert a.dtype.isalignedstruct == b.dtype.isalignedstruct, path
-        assert a.shape == b.shape, path
-        assert a.flags.writeable, path
-        if isinstance(a, np.ma.MaskedArray):
-            np.testing.assert_array_equal(np.ma.getmaskarray(a), np.ma.getmaskarray(b), path)
-            np.testing.assert_array_equal(a.data, b.data, path)
-            assert a.fill_value == b.fill_value, path
-        elif a.dtype.hasobject:
-            same(a.tolist(), b.tolist(), path)
-        elif a.dtype.char in "gG" or a.dtype.isalignedstruct:
-            np.testing.assert_array_equal(a, b, path)  # bytes between the values mean nothing
-        else:
-            assert a.tobytes() == b.tobytes(), path
-    elif isinstance(a, np.generic):
-        assert a.dtype == b.dtype, path
-        assert repr(a) == repr(b), path
-    elif isinstance(a, (tuple, list)):
-        assert len(a) == len(b), path
-        for number, (x, y) in enumerate(zip(a, b, strict=True)):
-            same(x, y, f"{path}[{number}]")
-    elif isinstance(a, dict):
-        assert [(type(k), k) for k in a] == [(type(k), k) for k in b], path
-        for key in a:
-            same(a[key], b[key], f"{path}[{key!r}]")
-    elif isinstance(a, (float, complex)):
-        assert repr(a) == repr(b), path
-    else:
-        assert a == b, path
-
-
 def iterators(dataset, batch_size=8, **arguments):
     """The process iterator, to be closed, and its judge."""
     ours = MultiprocessIterator(
@@ -368,19 +331,6 @@ def outcome(function, *args):
             return None, error
 
 
-def same_result(a, b):
-    assert type(a) is type(b)
-    if isinstance(a, tuple):
-        for x, y in zip(a, b, strict=True):
-            same_result(x, y)
-    elif isinstance(a, dict):
-        assert list(a) == list(b)
-        for key in a:
-            same_result(a[key], b[key])
-    else:
-        same(a, b)
-
-
 CONVERTERS = {
     "plain": concat_examples,
     "padded": functools.partial(concat_examples, padding=0),
@@ -423,7 +373,7 @@ def test_converted_as_afterwards(name, how):
             for result, error in (outcome(next, ours), outcome(lambda: convert(next(lists)))):
                 assert type(error) is type(wanted_error), (number, error, wanted_error)
                 if error is None:
-                    same_result(result, expected)
+                    same(result, expected)
 
 
 # -- random mixtures ------------------------------------------------------------------------------

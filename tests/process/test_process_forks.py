@@ -117,12 +117,9 @@ def test_a_fork_in_another_thread_while_next_runs(iterator):
     assert set(statuses) == {0}
 
 
-def test_a_fork_while_memory_for_a_batch_is_allocated(tmp_path):
+def test_a_fork_while_memory_for_a_batch_is_allocated(output_of):
     """A slot that comes back meanwhile changes nothing for the batch that gets the memory."""
-    status, out, err = run_script(
-        tmp_path,
-        HEAD
-        + """
+    out = output_of("""
         import threading, warnings
 
         warnings.simplefilter("ignore", RuntimeWarning)  # the thread makes forks unsafe, too
@@ -153,9 +150,8 @@ def test_a_fork_while_memory_for_a_batch_is_allocated(tmp_path):
                     thread.join()
                 iterator.finalize()
             print("done")
-        """.replace("\n        ", "\n"),
-    )
-    assert (status, out, err) == (0, "done\n", "")
+        """)
+    assert out == "done\n"
 
 
 @pytest.mark.parametrize("deed", ["next", "copy", "state_dict", "finalize"])
@@ -224,12 +220,9 @@ def test_neither_a_fork_nor_another_iterators_start_changes_a_ring(iterator):
         ("forkserver", "None"),
     ],
 )
-def test_a_childs_exit_does_not_touch_the_workers(tmp_path, method, end):
+def test_a_childs_exit_does_not_touch_the_workers(output_of, method, end):
     """An ordinary end runs the exit handlers that the child inherited, multiprocessing's too."""
-    status, out, err = run_script(
-        tmp_path,
-        HEAD
-        + f"""
+    out = output_of(f"""
         if __name__ == "__main__":
             iterator = MultiprocessIterator(
                 Blocks(60), 3, n_processes=2, shuffle=False, context={method!r}
@@ -249,16 +242,12 @@ def test_a_childs_exit_does_not_touch_the_workers(tmp_path, method, end):
             assert pids_of(iterator) == pids
             assert iterator._pool.restarts == 0
             print("done")
-        """.replace("\n        ", "\n"),
-    )
-    assert (status, out, err) == (0, "done\n", "")
+        """)
+    assert out == "done\n"
 
 
-def test_a_multiprocessing_child_that_holds_the_iterator(tmp_path):
-    status, out, err = run_script(
-        tmp_path,
-        HEAD
-        + """
+def test_a_multiprocessing_child_that_holds_the_iterator(output_of):
+    out = output_of("""
 def look(iterator):
     try:
         next(iterator)
@@ -278,9 +267,8 @@ if __name__ == "__main__":
     assert all(map(is_alive, pids))
     assert next(iterator)[0][0] == 3 * 64
     print("done")
-""",
-    )
-    assert (status, out, err) == (0, "done\n", "")
+""")
+    assert out == "done\n"
 
 
 THREADS = (

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from comparison import same
 from outside import is_shared
 
 from fastiter import MultiprocessIterator, SerialIterator, concat_examples
@@ -59,13 +60,6 @@ def pair(request):
 
 def fields(x):
     return list(x.values()) if isinstance(x, dict) else list(x) if isinstance(x, tuple) else [x]
-
-
-def same(a, b):
-    assert type(a) is type(b)
-    for x, y in zip(fields(a), fields(b), strict=True):
-        assert x.dtype == y.dtype
-        np.testing.assert_array_equal(x, y)
 
 
 def test_no_copy_is_made(pair):

@@ -15,23 +15,9 @@ import numpy as np
 import pytest
 
 import fastiter
-from fastiter import MultiprocessIterator, get_worker_info
+from fastiter import get_worker_info
 
 METHODS = ["fork", "spawn", "forkserver"]
-
-
-@pytest.fixture
-def make():
-    made = []
-
-    def build(dataset, batch_size, **arguments):
-        defaults = {"n_processes": 2, "shuffle": False}
-        made.append(MultiprocessIterator(dataset, batch_size, **{**defaults, **arguments}))
-        return made[-1]
-
-    yield build
-    for iterator in made:
-        iterator.finalize()
 
 
 def leave_mark(directory, number):

@@ -28,7 +28,6 @@ from outside import (
     mapped_arenas,
     pids_of,
     resident,
-    run_script,
     sleeps,
     wait_until,
 )
@@ -407,10 +406,8 @@ def test_l9_other_iterators_workers_retire_nothing(make):
     assert is_intact(batch, dataset, 0)
 
 
-def test_l6_leases_at_exit_are_silent(tmp_path):
-    status, out, err = run_script(
-        tmp_path,
-        """
+def test_l6_leases_at_exit_are_silent(output_of):
+    out = output_of("""
         import builtins
         from examples_of import Blocks
         from fastiter import MultiprocessIterator, concat_examples
@@ -422,9 +419,8 @@ def test_l6_leases_at_exit_are_silent(tmp_path):
             cycle.append(cycle)
             builtins.iterator = iterator
             print("done")
-        """,
-    )
-    assert (status, out, err) == (0, "done\n", "")
+        """)
+    assert out == "done\n"
 
 
 def test_memory_of_a_long_run_stays(make):

@@ -181,12 +181,11 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_limits_of_memory(tmp_path, limit):
+def test_limits_of_memory(output_of, limit):
     """Slots take what there is; where that is too little, the error names the limit, nothing stays,
     and no process gets SIGXFSZ or SIGBUS."""
     checks = textwrap.dedent(LIMITS[limit]).strip().replace("\n", "\n" + " " * 8)
-    status, out, err = run_script(tmp_path, LIMITED.format(checks=checks))
-    assert (status, out, err) == (0, "done\n", "")
+    assert output_of(LIMITED.format(checks=checks)) == "done\n"
 
 
 # -- processes --------------------------------------------------------------------------------
@@ -231,11 +230,9 @@ def can_be_anybody() -> bool:
 
 @pytest.mark.skipif(not can_be_anybody(), reason="cannot become another user")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_program_that_gives_up_its_rights(tmp_path, method):
+def test_a_program_that_gives_up_its_rights(output_of, method):
     """It may send its workers no signal any more; hung ones end all the same."""
-    status, out, err = run_script(
-        tmp_path,
-        f"""
+    out = output_of(f"""
         import os, time
         from examples_of import Blocks
         from fastiter import MultiprocessIterator
@@ -257,9 +254,8 @@ def test_a_program_that_gives_up_its_rights(tmp_path, method):
             next(iterator)
             iterator.finalize()
             print(any(map(is_alive, pids)))
-        """,
-    )
-    assert (status, out, err) == (0, "False\n", "")
+        """)
+    assert out == "False\n"
 
 
 @pytest.mark.skipif(not can_be_anybody(), reason="cannot become a user without processes")
@@ -368,7 +364,7 @@ ODD = {
         ),
     ],
 )
-def test_odd_surroundings(tmp_path, monkeypatch, odd, method):
+def test_odd_surroundings(tmp_path, output_of, monkeypatch, odd, method):
     environment, before = ODD[odd]
     for name, value in environment.items():
         if value is None:
@@ -376,8 +372,7 @@ def test_odd_surroundings(tmp_path, monkeypatch, odd, method):
         else:
             monkeypatch.setenv(name, value)
     source = COUNT.format(before=before, n=24 if "24" in odd else 2, method=method)
-    status, out, err = run_script(tmp_path, textwrap.dedent(source), cwd=tmp_path)
-    assert (status, out, err) == (0, "True\n", "")
+    assert output_of(textwrap.dedent(source), cwd=tmp_path) == "True\n"
 
 
 def test_a_directory_that_is_gone_is_named_where_it_is_needed(tmp_path):
@@ -408,11 +403,9 @@ def test_a_directory_that_is_gone_is_named_where_it_is_needed(tmp_path):
     assert (status, out, err) == (0, "spawn\nforkserver\n4\n", "")
 
 
-def test_a_storm_of_signals(tmp_path):
+def test_a_storm_of_signals(output_of):
     """A timer of the program interrupts every wait, in whatever system call."""
-    status, out, err = run_script(
-        tmp_path,
-        """
+    out = output_of("""
         import signal
         from examples_of import Blocks
         from fastiter import MultiprocessIterator
@@ -440,9 +433,8 @@ def test_a_storm_of_signals(tmp_path):
             signal.setitimer(signal.ITIMER_REAL, 0)
             assert signal.getsignal(signal.SIGALRM) is handler
             print("done")
-        """,
-    )
-    assert (status, out, err) == (0, "done\n", "")
+        """)
+    assert out == "done\n"
 
 
 # -- a parent whose orphans do not go to process 1 ---------------------------------------------
@@ -457,11 +449,9 @@ def test_a_storm_of_signals(tmp_path):
         pytest.param("forkserver", "they compute", marks=pytest.mark.stress),
     ],
 )
-def test_a_parent_killed_under_a_subreaper(tmp_path, method, when):
+def test_a_parent_killed_under_a_subreaper(output_of, method, when):
     """As under systemd --user, docker-init and tini: the orphans' new parent is not process 1."""
-    status, out, err = run_script(
-        tmp_path,
-        f"""
+    out = output_of(f"""
         import ctypes, os, pathlib, subprocess, sys, time
         from examples_of import Blocks
         from fastiter import MultiprocessIterator
@@ -508,6 +498,5 @@ def test_a_parent_killed_under_a_subreaper(tmp_path, method, when):
 
         if __name__ == "__main__":
             parent() if len(sys.argv) > 1 else grandparent()
-        """,
-    )
-    assert (status, out, err) == (0, "done\n", "")
+        """)
+    assert out == "done\n"

@@ -21,24 +21,10 @@ from examples_of import Big, Blocks, Locked, Numbered, Opened
 from outside import HANG, environment, pids_of, run_script
 
 import fastiter
-from fastiter import MultiprocessIterator, concat_examples
+from fastiter import concat_examples
 from fastiter._workers import forkserver as _forkserver
 
 METHODS = ["fork", "spawn", "forkserver"]
-
-
-@pytest.fixture
-def make():
-    made = []
-
-    def build(dataset, batch_size, **arguments):
-        defaults = {"n_processes": 2, "shuffle": False}
-        made.append(MultiprocessIterator(dataset, batch_size, **{**defaults, **arguments}))
-        return made[-1]
-
-    yield build
-    for iterator in made:
-        iterator.finalize()
 
 
 @pytest.mark.parametrize("method", METHODS)

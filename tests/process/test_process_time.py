@@ -151,10 +151,9 @@ if __name__ == "__main__":
 """
 
 
-def test_a_worker_that_does_not_start_is_warned_of(tmp_path):
+def test_a_worker_that_does_not_start_is_warned_of(output_of):
     """Its main module is imported before anything of the iterator's runs."""
-    status, out, err = run_script(tmp_path, SLOW_START)
-    assert (status, out, err) == (0, "it has been starting\n[0, 1, 2, 3]\n", "")
+    assert output_of(SLOW_START) == "it has been starting\n[0, 1, 2, 3]\n"
 
 
 def test_no_warning_for_many_short_fetches(make):

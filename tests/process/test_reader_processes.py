@@ -15,6 +15,7 @@ import threading
 import numpy as np
 import psutil
 import pytest
+from comparison import same
 from examples_of import fork_one_that_stays
 from outside import (
     HANG,
@@ -80,20 +81,6 @@ def forked(readers, *arguments, **keywords):
     return multiprocess_reader(readers, *arguments, **keywords, context="fork")
 
 
-def same(a, b):
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, np.ma.MaskedArray):
-        return np.array_equal(a.mask, b.mask) and np.array_equal(a.compressed(), b.compressed())
-    if isinstance(a, np.ndarray):
-        return a.dtype == b.dtype and a.shape == b.shape and a.tolist() == b.tolist()
-    if isinstance(a, (tuple, list)):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
-    return a == b or (a != a and b != b)
-
-
 # ---- samples -------------------------------------------------------------------------------------
 
 
@@ -114,7 +101,7 @@ def test_every_kind_of_sample_arrives_as_it_was(use_pipe, queue_size):
     found = list(forked([samples_of_every_kind], use_pipe, queue_size)())
     assert len(found) == len(expected)
     for a, b in zip(found, expected, strict=True):
-        assert same(a, b), (a, b)
+        same(a, b)
 
 
 def test_plain_tuples_arrive_as_they_were():
