@@ -132,20 +132,18 @@ class Run:
             if self.interpreters[peer].reason is None and paths[peer] != paths["fastiter"]
         }
 
+    def _pace(self, module: Any) -> tuple[int, float]:
+        """Rounds, and seconds of a slice."""
+        given, rounds, seconds = self._arguments, module.ROUNDS, module.SECONDS
+        if given.quick:
+            rounds, seconds = module.QUICK_ROUNDS, module.QUICK_SECONDS
+        return given.rounds or rounds, given.seconds or seconds
+
     def micro(self) -> None:
-        arguments, quick = self._arguments, self._arguments.quick
-        rounds, seconds = (
-            (micro_measure.QUICK_ROUNDS, micro_measure.QUICK_SECONDS)
-            if quick
-            else (micro_measure.ROUNDS, micro_measure.SECONDS)
-        )
-        settings = micro_measure.MicroSettings(
-            arguments.rounds or rounds,
-            arguments.rounds is not None,
-            arguments.seconds or seconds,
-            ROOT,
-            quick,
-        )
+        arguments = self._arguments
+        rounds, seconds = self._pace(micro_measure)
+        is_fixed = arguments.rounds is not None
+        settings = micro_measure.MicroSettings(rounds, is_fixed, seconds, ROOT, arguments.quick)
         for name, (module, cases) in self.cases.items():
             results = {}
             with closing(micro_measure.Job(module, settings)) as job:
@@ -163,18 +161,10 @@ class Run:
             }
 
     def pipelines(self) -> None:
-        arguments, quick = self._arguments, self._arguments.quick
-        rounds, seconds = (
-            (pipelines.QUICK_ROUNDS, pipelines.QUICK_SECONDS)
-            if quick
-            else (pipelines.ROUNDS, pipelines.SECONDS)
-        )
-        settings = pipelines.Settings(
-            arguments.rounds or rounds, arguments.seconds or seconds, ROOT
-        )
+        settings = pipelines.Settings(*self._pace(pipelines), ROOT)
         results = {}
         for name in self.workloads:
-            rows = pipelines.rows_of(self.interpreters, self.twins, main_only=quick)
+            rows = pipelines.rows_of(self.interpreters, self.twins, main_only=self._arguments.quick)
             pipelines.measure(name, rows, settings, lambda text, name=name: _say(f"{name}: {text}"))
             results[name] = report.pipeline_json(name, rows)
             self._show(report.pipeline_table(name, rows), rows)

@@ -141,47 +141,30 @@ def ours_for(
 
 def judge(goals: Iterable[Goal | AtMost], rows: list[Row]) -> list[dict[str, Any]]:
     """Each of `goals` with what was reached; those whose figures are missing are left out."""
-    verdicts = (
-        _judge_ratio(goal, rows) if isinstance(goal, Goal) else _judge_most(goal, rows)
-        for goal in goals
-    )
-    return [verdict for verdict in verdicts if verdict is not None]
+    return [verdict for goal in goals if (verdict := _judge(goal, rows)) is not None]
 
 
-def _judge_ratio(goal: Goal, rows: list[Row]) -> dict[str, Any] | None:
-    others = [row for row in matching(rows, goal.other) if row.name != goal.without]
-    other = best(others, goal.figure)
-    if other is None:
+def _judge(goal: Goal | AtMost, rows: list[Row]) -> dict[str, Any] | None:
+    other, figure = None, goal.figure
+    if isinstance(goal, Goal):
+        others = [row for row in matching(rows, goal.other) if row.name != goal.without]
+        other = best(others, figure)
+        if other is None:
+            return None
+    ours = ours_for(rows, goal.ours, other, figure)
+    reached = value(ours, figure) if ours is not None else None
+    if ours is None or reached is None:
         return None
-    ours = ours_for(rows, goal.ours, other, goal.figure)
-    mine = value(ours, goal.figure) if ours is not None else None
-    theirs = value(other, goal.figure)
-    if ours is None or not mine or not theirs:
+    verdict = {"ours": ours.name, "figure": figure, "other": other and other.name}
+    if isinstance(goal, AtMost):
+        met = MET_FROM * reached <= goal.value
+        return {**verdict, "wanted": goal.value, "reached": reached, "met": met}
+    theirs = value(other, figure) if other is not None else None
+    if not reached or not theirs:
         return None
-    reached = mine / theirs if goal.figure == "rate" else theirs / mine
-    return {
-        "ours": ours.name,
-        "figure": goal.figure,
-        "other": other.name,
-        "wanted": round(goal.ratio, 3),
-        "reached": reached,
-        "met": reached >= MET_FROM * goal.ratio,
-    }
-
-
-def _judge_most(goal: AtMost, rows: list[Row]) -> dict[str, Any] | None:
-    ours = ours_for(rows, goal.ours, figure=goal.figure)
-    mine = value(ours, goal.figure) if ours is not None else None
-    if ours is None or mine is None:
-        return None
-    return {
-        "ours": ours.name,
-        "figure": goal.figure,
-        "other": None,
-        "wanted": goal.value,
-        "reached": mine,
-        "met": MET_FROM * mine <= goal.value,
-    }
+    reached = reached / theirs if figure == "rate" else theirs / reached
+    met = reached >= MET_FROM * goal.ratio
+    return {**verdict, "wanted": round(goal.ratio, 3), "reached": reached, "met": met}
 
 
 def sentence(verdict: dict[str, Any]) -> str:

@@ -20,48 +20,50 @@ import numpy as np
 N_PREFETCH = 4
 
 
-class Images:
+class _Indexed:
+    """``length`` examples with the index in the field ``index_field``."""
+
+    length: int
+    index_field: int | str = 1
+
+    def __len__(self) -> int:
+        return self.length
+
+    def reference(self, i: int) -> Any:
+        """Example `i`, without a wait."""
+        return self[i]  # type: ignore[index]
+
+
+class Images(_Indexed):
     """W1: 20,480 indices over 1,024 images of 224x224x3 uint8 in one array, with the index."""
 
     distinct = 1_024
-    index_field = 1
+    length = 20_480
 
     def __init__(self) -> None:
         generator = np.random.default_rng(1)
         shape = (self.distinct, 224, 224, 3)
         self._array = generator.integers(0, 256, size=shape, dtype=np.uint8)
 
-    def __len__(self) -> int:
-        return 20_480
-
     def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
         return self._array[i % 1024], i
 
-    def reference(self, i: int) -> tuple[np.ndarray, int]:
-        return self[i]
 
-
-class ReadyTuples:
+class ReadyTuples(_Indexed):
     """W2: a list of 102,400 ready tuples of float32[16] and the index."""
 
     distinct = 102_400
-    index_field = 1
+    length = 102_400
 
     def __init__(self) -> None:
         rows = np.random.default_rng(2).random((self.distinct, 16), dtype=np.float32)
         self._items = [(row.copy(), i) for i, row in enumerate(rows)]
 
-    def __len__(self) -> int:
-        return 102_400
-
     def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
         return self._items[i]
 
-    def reference(self, i: int) -> tuple[np.ndarray, int]:
-        return self[i]
 
-
-class CompressedImages:
+class CompressedImages(_Indexed):
     """W3: 2,048 indices over 64 images under zlib level 1, normalised to CHW float32; the index.
 
     Noise summed along the rows keeps neighbours alike as in a photograph; it compresses to about
@@ -69,7 +71,7 @@ class CompressedImages:
     """
 
     distinct = 64
-    index_field = 1
+    length = 2_048
 
     def __init__(self) -> None:
         noise = np.random.default_rng(3).integers(0, 4, size=(self.distinct, 224, 224, 3))
@@ -78,9 +80,6 @@ class CompressedImages:
         self._std = images.std(axis=(0, 1, 2), dtype=np.float64).astype(np.float32)[:, None, None]
         self._compressed = [zlib.compress(image.tobytes(), 1) for image in images]
 
-    def __len__(self) -> int:
-        return 2_048
-
     def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
         pixels = np.frombuffer(zlib.decompress(self._compressed[i % 64]), dtype=np.uint8)
         image = pixels.reshape(224, 224, 3).transpose(2, 0, 1).astype(np.float32, order="C")
@@ -88,15 +87,12 @@ class CompressedImages:
         image /= self._std
         return image, i
 
-    def reference(self, i: int) -> tuple[np.ndarray, int]:
-        return self[i]
 
-
-class RaggedSequences:
+class RaggedSequences(_Indexed):
     """W4: 40,960 int64 slices of one pool, lengths lognormal(ln 64, 0.8) in 8..512; the index."""
 
     distinct = 40_960
-    index_field = 1
+    length = 40_960
 
     def __init__(self) -> None:
         generator = np.random.default_rng(4)
@@ -105,21 +101,16 @@ class RaggedSequences:
         self._bounds = [0, *stops.tolist()]
         self._pool = generator.integers(0, 50_000, size=self._bounds[-1], dtype=np.int64)
 
-    def __len__(self) -> int:
-        return 40_960
-
     def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
         return self._pool[self._bounds[i] : self._bounds[i + 1]], i
 
-    def reference(self, i: int) -> tuple[np.ndarray, int]:
-        return self[i]
 
-
-class Records:
+class Records(_Indexed):
     """W5: 20,480 indices, dicts of six views of arrays of 4,096 rows; int32[1] is the index."""
 
     distinct = 4_096
-    index_field = "index"
+    length = 20_480
+    index_field: int | str = "index"
 
     def __init__(self) -> None:
         generator = np.random.default_rng(5)
@@ -130,9 +121,6 @@ class Records:
         self._tokens = generator.integers(0, 50_000, size=(n, 128), dtype=np.int64)
         self._pose = generator.random((n, 4))
         self._index = np.arange(len(self), dtype=np.int32)[:, None]
-
-    def __len__(self) -> int:
-        return 20_480
 
     def __getitem__(self, i: int) -> dict[str, np.ndarray]:
         row = i % 4096
@@ -145,42 +133,30 @@ class Records:
             "index": self._index[i],
         }
 
-    def reference(self, i: int) -> dict[str, np.ndarray]:
-        return self[i]
 
-
-class LargeArrays:
+class LargeArrays(_Indexed):
     """W6: 512 indices over 16 arrays of float32[3,1024,1024], with the index."""
 
     distinct = 16
-    index_field = 1
+    length = 512
 
     def __init__(self) -> None:
         generator = np.random.default_rng(6)
         shape = (3, 1024, 1024)
         self._arrays = [generator.random(shape, dtype=np.float32) for _ in range(self.distinct)]
 
-    def __len__(self) -> int:
-        return 512
-
     def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
         return self._arrays[i % 16], i
 
-    def reference(self, i: int) -> tuple[np.ndarray, int]:
-        return self[i]
 
-
-class SlowRows:
+class SlowRows(_Indexed):
     """W7: 2,048 indices, 2 ms of waiting each as for a network, then float32[256] and the index."""
 
     distinct = 2_048
-    index_field = 1
+    length = 2_048
 
     def __init__(self) -> None:
         self._rows = np.random.default_rng(7).random((self.distinct, 256), dtype=np.float32)
-
-    def __len__(self) -> int:
-        return 2_048
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
         time.sleep(0.002)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import fastiter
 from fastiter._cli.doctor.findings import Finding
@@ -17,24 +16,15 @@ _LENGTH, _WORKERS = 100, 2
 _TIMEOUT = 30.0  # seconds until a worker counts as hung
 
 
-class Indices:
-    """A hundred pairs of 4,096 float32, each equal to the index, and the index."""
-
-    def __len__(self) -> int:
-        return _LENGTH
-
-    def __getitem__(self, index: int) -> tuple[NDArray[np.float32], int]:
-        return np.full(4096, index, np.float32), index
-
-
 def findings() -> Iterator[Finding]:
     """Run the self-test and report how it went; never raises an Exception."""
+    dataset = [(np.full(4096, index, np.float32), index) for index in range(_LENGTH)]
     begin = time.perf_counter()
     seen: list[int] = []  # indices of the examples that arrived intact
     first = 0.0
     try:
         iterator: Any = fastiter.MultiprocessIterator(
-            Indices(),
+            dataset,
             10,
             repeat=False,
             n_processes=_WORKERS,

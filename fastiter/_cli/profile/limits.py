@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fastiter._cli.profile.dataset_cost import DatasetCost
 from fastiter._cli.profile.trials import ENOUGH_GAIN, Kind, Trials
@@ -72,60 +72,47 @@ def advice(
 ) -> list[str]:
     """What to know and to do, the most important first."""
     settings, each = best.settings, batch_size / best.rate
-    holds_gil = cost.gain is not None and cost.gain < 1.3 and not cost.waits
     found = [_gain(cost, tried, best)]
-
-    def add_if(holds: Any, text: str) -> None:
-        if holds:
-            found.append(text)
-
-    add_if(
-        step,
-        f"With steps of {as_seconds(step)} the loop waits for data "
-        f"{max(0.0, 1 - step / each):.0%} of its time.",
-    )
-    add_if(
-        not step and settings.workers,
-        f"A batch takes {as_seconds(each)}: a longer training step does not wait, and fewer "
-        "workers may be enough; --step SECONDS measures that.",
-    )
-    add_if(
-        not step and not settings.workers,
-        f"The loop itself spends {as_seconds(each)} on each batch.",
-    )
-    add_if(
-        cost.waits,
-        f"The dataset waits for files or the network (it keeps {cost.cpu:.0%} of a CPU busy): "
-        "more workers than CPUs help.",
-    )
-    add_if(
-        holds_gil and settings.kind == "processes",
-        "The dataset holds the GIL: threads do not help, processes do.",
-    )
-    add_if(
-        cost.cpu > 1.3,
-        f"The dataset computes in {cost.cpu:.1f} threads of its own. In worker processes it has "
-        "one each; the workers run in parallel instead.",
-    )
-    add_if(
-        cost.seconds < _TINY and not cost.by_columns and not cost.by_many,
-        "Examples are tiny: a call for each costs more than its bytes. Arrays in a TupleDataset or "
-        "DictDataset need no calls; a method __getitems__(indices) saves most.",
-    )
-    add_if(
-        cost.is_ragged and not is_padded,
-        "Arrays differ in shape: --padding VALUE measures concat_examples with padding=VALUE.",
-    )
-    add_if(
-        best.rate > 0.8 * limits.memory_rate,
-        "Memory is the limit: smaller dtypes (uint8 instead of float32) help.",
-    )
+    if step:
+        share, steps = max(0.0, 1 - step / each), f"steps of {as_seconds(step)}"
+        found.append(f"With {steps} the loop waits for data {share:.0%} of its time.")
+    elif settings.workers:
+        found.append(
+            f"A batch takes {as_seconds(each)}: a longer training step does not wait, and fewer "
+            "workers may be enough; --step SECONDS measures that."
+        )
+    else:
+        found.append(f"The loop itself spends {as_seconds(each)} on each batch.")
+    if cost.waits:
+        found.append(
+            f"The dataset waits for files or the network (it keeps {cost.cpu:.0%} of a CPU busy): "
+            "more workers than CPUs help."
+        )
+    elif cost.gain is not None and cost.gain < 1.3 and settings.kind == "processes":
+        found.append("The dataset holds the GIL: threads do not help, processes do.")
+    if cost.cpu > 1.3:
+        found.append(
+            f"The dataset computes in {cost.cpu:.1f} threads of its own. In worker processes it "
+            "has one each; the workers run in parallel instead."
+        )
+    if cost.seconds < _TINY and not cost.by_columns and not cost.by_many:
+        found.append(
+            "Examples are tiny: a call for each costs more than its bytes. Arrays in a "
+            "TupleDataset or DictDataset need no calls; a method __getitems__(indices) saves most."
+        )
+    if cost.is_ragged and not is_padded:
+        found.append(
+            "Arrays differ in shape: --padding VALUE measures concat_examples with padding=VALUE."
+        )
+    if best.rate > 0.8 * limits.memory_rate:
+        found.append("Memory is the limit: smaller dtypes (uint8 instead of float32) help.")
     verdict = best.stats.verdict if best.stats is not None and settings.workers else "unknown"
     if best.stats is not None and verdict != "unknown":
         is_futile = _was_tried(tried, best, best.stats.change)
         futile = "more workers, or more prefetch, gained nothing in these trials"
         found.append(f"stats() says {verdict}: {futile if is_futile else best.stats.advice}.")
-    add_if(cost.trouble, f"Do not use MultithreadIterator: in two threads {cost.trouble}.")
+    if cost.trouble:
+        found.append(f"Do not use MultithreadIterator: in two threads {cost.trouble}.")
     return found
 
 
@@ -142,15 +129,15 @@ def _gain(cost: DatasetCost, tried: Sequence[Trials], best: Trials) -> str:
 
 def _was_tried(tried: Sequence[Trials], best: Trials, change: Mapping[str, int]) -> bool:
     """Whether a change, or a larger one, was measured and was not faster than the best."""
+    kind, workers, prefetch, _ = best.settings
+    kinds: dict[str, Kind] = {"n_processes": "processes", "n_threads": "threads"}
     for name, value in change.items():
-        wanted = best.settings._replace(prefetch=value)
-        if name != "n_prefetch":
-            kind: Kind = "processes" if name == "n_processes" else "threads"
-            wanted = best.settings._replace(kind=kind, workers=value)
-        for other in tried:
-            settings = other.settings
-            enough = settings.workers >= wanted.workers and settings.prefetch >= wanted.prefetch
-            slower = bool(other.rates) and other.rate < ENOUGH_GAIN * best.rate
-            if settings.kind == wanted.kind and enough and slower:
-                return True
-    return False
+        if name == "n_prefetch":
+            prefetch = value
+        else:
+            kind, workers = kinds[name], value
+    slower = [other.settings for other in tried if 0 < other.rate < ENOUGH_GAIN * best.rate]
+    return bool(change) and any(
+        other.kind == kind and other.workers >= workers and other.prefetch >= prefetch
+        for other in slower
+    )
