@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -88,7 +89,7 @@ def _objects_that_stay() -> None:
 def _rehearsal(request: pytest.FixtureRequest) -> None:
     """Puts the stand-in in CuPy's place for tests marked gpu, if that was asked for."""
     if request.config.getoption("--rehearse-gpu") and request.node.get_closest_marker("gpu"):
-        request.getfixturevalue("world")()
+        request.getfixturevalue("world")
 
 
 @pytest.fixture
@@ -246,6 +247,12 @@ def load() -> Callable[..., None]:
         iterator.serialize(Loader(stored) if strict else LenientLoader(stored))
 
     return put
+
+
+@pytest.fixture
+def cupy() -> Any:
+    """CuPy, or the stand-in of a rehearsal, for a test marked gpu."""
+    return importlib.import_module("cupy")
 
 
 @pytest.fixture

@@ -36,9 +36,6 @@ cdef class Buffer:
     cdef void *data
     cdef size_t capacity
 
-    def __cinit__(self):
-        self.data = NULL
-
     def __dealloc__(self):
         if self.data != NULL:
             fi_buffers_give(&pool, self.data, self.capacity, fi_coarse_ns())

@@ -95,18 +95,15 @@ def join_parts(parts: list[tuple[Any, ...]]) -> tuple[Any, ...] | None:
 
     Arrays in another byte order do not: padding keeps it, and joining does not.
     """
-    first = parts[0]
-    if any(len(part) != len(first) for part in parts):
+    if any(len(part) != len(parts[0]) for part in parts):
         return None
-    for number, column in enumerate(first):
-        if type(column) is not np.ndarray or not is_plain_number(column.dtype):
+    for columns in zip(*parts, strict=True):
+        column = columns[0]
+        if any(
+            type(other) is not np.ndarray
+            or other.dtype != column.dtype
+            or other.shape[1:] != column.shape[1:]
+            for other in columns
+        ) or not is_plain_number(column.dtype):
             return None
-        for part in parts:
-            other = part[number]
-            if (
-                type(other) is not np.ndarray
-                or other.dtype != column.dtype
-                or other.shape[1:] != column.shape[1:]
-            ):
-                return None
     return tuple(map(np.concatenate, zip(*parts, strict=True)))

@@ -170,25 +170,15 @@ def join_batch(batch, bint copy):
 
 
 cpdef list join_fields(object batch, tuple names, tuple rules, bint copy):
-    """Join each field of a batch of plain examples, as far as the compiled code can.
+    """Join each field of a batch of plain examples, at least one, as far as the compiled code can.
 
-    Parameters
-    ----------
-    batch : list or tuple
-        At least one example: tuples that have these fields, or dicts that have these keys in this
-        order; anything else is not joined here.
-    names : tuple or None
-        The keys of dicts, the numbers of a tuple's fields; None if each example is one field.
-    rules : tuple of FieldRule, or None
-        One for each field; None: no field is padded.
-    copy : bool
-        False: a field of a batch as an iterator delivered it becomes its column in shared memory.
+    `names` are the numbers of a tuple's fields, the keys of dicts, in their order, or None if each
+    example is one field; `rules` holds a FieldRule for each, or is None if no field is padded.
+    Unless `copy`, a field of a batch as an iterator delivered it becomes its column in shared
+    memory.
 
-    Returns
-    -------
-    list
-        For each field an array; a pair of array and lengths if the rule asks for these; None if the
-        field is not joined here, for whatever reason.
+    Returns a list: for each field an array; a pair of array and lengths if the rule asks for these;
+    None if the field is not joined here, for whatever reason.
     """
     cdef Table table
     cdef Rule rule = [-1, 1, False, False]

@@ -41,11 +41,11 @@ def as_arrays(rows: Sequence[Any]) -> Any:
     Lists of numbers that vary in length become a list of arrays, of the dtype that NumPy promotes
     all their numbers to. ValueError if such lists hold anything else than numbers.
     """
-    if not isinstance(rows[0], (list, tuple)):
+    if not isinstance(rows[0], (list, tuple)) or not all(
+        isinstance(row, (list, tuple, np.ndarray)) and getattr(row, "ndim", 1) for row in rows
+    ):
         return np.asarray(rows)
-    lengths = {_length(row) for row in rows}
-    if -1 in lengths:
-        return np.asarray(rows)
+    lengths = {len(row) for row in rows}
     if len(lengths) == 1:
         array = np.asarray(rows)
         # NumPy below 1.24 makes objects of lists that vary in length.
@@ -62,13 +62,6 @@ def as_arrays(rows: Sequence[Any]) -> Any:
         (array if array.size else array.reshape((0,) * ndim)).astype(dtype, copy=False)
         for array in arrays
     ]
-
-
-def _length(row: Any) -> int:
-    """Length of the first axis; -1 for other values than lists and arrays with an axis."""
-    if isinstance(row, np.ndarray):
-        return len(row) if row.ndim else -1
-    return len(row) if isinstance(row, (list, tuple)) else -1
 
 
 #: Errors of a field whose examples do not fit together; exactly these, not their subclasses.

@@ -367,9 +367,7 @@ def spin(cupy, milliseconds):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("is_given", [True, False])
-def test_on_a_gpu_kernels_see_their_batch(is_given):
-    import cupy
-
+def test_on_a_gpu_kernels_see_their_batch(cupy, is_given):
     stream = cupy.cuda.Stream(non_blocking=True)
     converter = ConcatWithAsyncTransfer(compute_stream=stream if is_given else None)
     sums, wanted = [], []
@@ -390,9 +388,7 @@ def test_on_a_gpu_kernels_see_their_batch(is_given):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_call_returns_while_the_device_works():
-    import cupy
-
+def test_on_a_gpu_the_call_returns_while_the_device_works(cupy):
     converter = ConcatWithAsyncTransfer()
     converter(batch_of(0), 0)
     spin(cupy, 0)
@@ -406,9 +402,7 @@ def test_on_a_gpu_the_call_returns_while_the_device_works():
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_memory_is_flat(long_loop):
-    import cupy
-
+def test_on_a_gpu_memory_is_flat(cupy, long_loop):
     converter = ConcatWithAsyncTransfer()
     before, used = cupy.get_default_memory_pool().total_bytes(), []
     for number in range(long_loop):
@@ -430,9 +424,7 @@ def test_on_a_gpu_dtypes(dtype):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_its_arrays_are_joined_there():
-    import cupy
-
+def test_on_a_gpu_its_arrays_are_joined_there(cupy):
     stream = cupy.cuda.Stream(non_blocking=True)
     iterator = SerialIterator([(cupy.arange(3) + i, i) for i in range(4)], 4, shuffle=False)
     x, t = ConcatWithAsyncTransfer(compute_stream=stream)(next(iterator), 0)

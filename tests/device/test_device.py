@@ -166,9 +166,7 @@ def test_the_benchmark_says_what_it_needs():
 
 
 @pytest.mark.gpu
-def test_to_a_gpu_and_back():
-    import cupy
-
+def test_to_a_gpu_and_back(cupy):
     array = np.arange(6.0).reshape(2, 3)
     for device in (0, "cuda:0", "@cupy:0", cupy.cuda.Device(0)):
         there = to_device(device, array)
@@ -179,9 +177,7 @@ def test_to_a_gpu_and_back():
 
 
 @pytest.mark.gpu
-def test_gpu_examples_are_joined_where_they_are():
-    import cupy
-
+def test_gpu_examples_are_joined_where_they_are(cupy):
     batch = [(cupy.arange(2), 1), (cupy.arange(3), 2)]
     arrays, labels = concat_examples(batch, padding=(-1, None))
     assert isinstance(arrays, cupy.ndarray)

@@ -83,9 +83,7 @@ def assert_is(batch, number, size=64):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", ["plain", "fortran", "reversed", "ragged", "scalar"])
 @pytest.mark.parametrize("dtype", ALL_DTYPES)
-def test_content_is_bit_exact(build, kind, layout, dtype):
-    import cupy
-
+def test_content_is_bit_exact(cupy, build, kind, layout, dtype):
     convert = partial(concat_examples, padding=1 if layout == "ragged" else None)
     dataset = Shaped(dtype, layout)
     host = SerialIterator(dataset, 5, shuffle=False, repeat=False, converter=convert)
@@ -101,9 +99,7 @@ def processes(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_kernels_see_their_batch_on_any_stream(build, kind):
-    import cupy
-
+def test_kernels_see_their_batch_on_any_stream(cupy, build, kind):
     iterator = build(kind, Wide(64))
     streams = [cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream.null]
     sums, wanted = [], []
@@ -118,9 +114,7 @@ def test_kernels_see_their_batch_on_any_stream(build, kind):
     assert [int(total) for total in sums] == wanted
 
 
-def test_l8_slots_come_back_after_their_copies_only(build):
-    import cupy
-
+def test_l8_slots_come_back_after_their_copies_only(cupy, build):
     iterator = build("processes", Wide(64), n_device_prefetch=3, n_prefetch=6)
     for number in range(8):
         assert_is(next(iterator), number)
@@ -143,9 +137,7 @@ def test_l8_slots_come_back_after_their_copies_only(build):
         assert_is(batch, number)
 
 
-def test_next_does_not_wait_for_the_device(build):
-    import cupy
-
+def test_next_does_not_wait_for_the_device(cupy, build):
     iterator = build("processes", Wide(64))
     for number in range(6):
         assert_is(next(iterator), number)
@@ -160,9 +152,7 @@ def test_next_does_not_wait_for_the_device(build):
     assert_is(batch, 6)
 
 
-def test_slots_are_registered_and_unregistered(build):
-    import cupy
-
+def test_slots_are_registered_and_unregistered(cupy, build):
     runtime = cupy.cuda.runtime
     iterator = build("processes", Wide(64))
     for _ in range(20):
@@ -199,8 +189,9 @@ def test_slots_that_grow(build):
 
 
 @pytest.mark.parametrize("is_registered", [True, False])
-def test_memory_is_flat_over_ten_thousand_batches(build, monkeypatch, long_loop, is_registered):
-    import cupy
+def test_memory_is_flat_over_ten_thousand_batches(
+    cupy, build, monkeypatch, long_loop, is_registered
+):
     import psutil
 
     if not is_registered:
@@ -252,9 +243,7 @@ def test_workers_that_die_lose_nothing(build):
     assert n_killed > 1
 
 
-def test_reset_and_finalize_amid_copies(build):
-    import cupy
-
+def test_reset_and_finalize_amid_copies(cupy, build):
     for _ in range(20):
         iterator = build("processes", Wide(64), n_device_prefetch=2, context="fork")
         for _ in range(2):
@@ -270,9 +259,7 @@ def test_reset_and_finalize_amid_copies(build):
     cupy.cuda.Device().synchronize()
 
 
-def test_examples_of_the_gpu_are_joined_there(build):
-    import cupy
-
+def test_examples_of_the_gpu_are_joined_there(cupy, build):
     rows = [(cupy.arange(3) + i, i) for i in range(8)]
     for kind in ("serial", "threads"):
         x, t = next(build(kind, rows, 8))
@@ -281,9 +268,7 @@ def test_examples_of_the_gpu_are_joined_there(build):
 
 
 @pytest.mark.gpu(real="the pointers are CuPy's")
-def test_other_libraries_take_the_arrays_without_copying(build):
-    import cupy
-
+def test_other_libraries_take_the_arrays_without_copying(cupy, build):
     x, _ = next(build("processes", Wide(64)))
     assert x.__cuda_array_interface__["data"][0] == x.data.ptr
     again = cupy.from_dlpack(x)
@@ -295,9 +280,7 @@ def test_other_libraries_take_the_arrays_without_copying(build):
         assert tensor[3, 0].item() == 3
 
 
-def test_a_second_gpu_from_a_program_that_uses_the_first(build):
-    import cupy
-
+def test_a_second_gpu_from_a_program_that_uses_the_first(cupy, build):
     if cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("there is one GPU only")
     with cupy.cuda.Device(0):
@@ -313,9 +296,7 @@ def test_a_second_gpu_from_a_program_that_uses_the_first(build):
 
 
 @pytest.mark.gpu(real="it is CUDA that does not work in forked processes")
-def test_a_forked_child_is_told():
-    import cupy
-
+def test_a_forked_child_is_told(cupy):
     cupy.zeros(3)
     pid = os.fork()
     if pid == 0:

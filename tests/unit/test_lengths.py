@@ -325,9 +325,7 @@ def test_the_partial_pickles():
 
 
 @pytest.mark.gpu
-def test_on_a_gpu():
-    import cupy
-
+def test_on_a_gpu(cupy):
     batch = [Texts("tuple")[i] for i in range(len(LENGTHS))]
     on_gpu = [(cupy.asarray(a), cupy.asarray(i), cupy.asarray(b)) for a, i, b in batch]
     for rules in RULES:
