@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -45,11 +46,7 @@ class Concat(ViewOfSeveral):
         offset = 0
         for dataset in self._datasets:
             length = len(dataset)
-            # The ascending rows that lie in this dataset.
-            first, last = (
-                -(-(max(bound, ascending.start) - ascending.start) // ascending.step)
-                for bound in (offset, offset + length)
-            )
+            first, last = (bisect_left(ascending, bound) for bound in (offset, offset + length))
             inside = ascending[first:last]
             if len(inside) > 0:
                 # The stop is the requested one, as far as it lies here: the get_examples of a
