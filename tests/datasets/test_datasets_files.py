@@ -30,9 +30,9 @@ def same(found: Any, expected: Any) -> bool:
     return type(found) is type(expected) and bool(np.all(found == expected))
 
 
-def write_lines(path: Path, n: int) -> list[str]:
+def write_lines(path: Path, n: int, encoding: str = "utf-8") -> list[str]:
     lines = [f"line {i} {'é' * (i % 50)}\n" for i in range(n)]
-    path.write_text("".join(lines), encoding="utf-8")
+    path.write_text("".join(lines), encoding=encoding)
     return lines
 
 
@@ -46,15 +46,16 @@ def write_pickles(path: Path, examples: Any) -> Path:
 # -- TextDataset ---------------------------------------------------------------------------------
 
 
-def test_lines(any_library, tmp_path):
+@pytest.mark.parametrize("n", [0, 4])
+def test_lines(any_library, tmp_path, n):
     path = tmp_path / "a.txt"
-    path.write_bytes("eins\nzw\u00f6i\r\n\ndrei".encode())
+    path.write_bytes("eins\nzw\u00f6i\r\n\ndrei".encode() if n else b"")
     dataset = any_library.TextDataset(str(path), encoding="utf-8")
-    expected = ["eins\n", "zw\u00f6i\n", "\n", "drei"]
-    assert len(dataset) == 4
-    assert dataset[:] == [dataset[i] for i in range(4)] == expected
-    assert dataset[[2, 0]] == ["\n", "eins\n"]
-    for index in (-1, 4):
+    expected = ["eins\n", "zw\u00f6i\n", "\n", "drei"][:n]
+    assert len(dataset) == n
+    assert dataset[:] == [dataset[i] for i in range(n)] == expected
+    assert dataset[[*range(n)][::-1]] == expected[::-1]
+    for index in (-1, n):
         with pytest.raises(IndexError):
             dataset[index]
     dataset.close()
@@ -89,30 +90,18 @@ def test_filtered_lines(any_library, tmp_path):
     dataset.close()
 
 
-def test_empty_text(any_library, tmp_path):
-    path = tmp_path / "empty.txt"
-    path.touch()
-    dataset = any_library.TextDataset(str(path))
-    assert len(dataset) == 0
-    with pytest.raises(IndexError):
-        dataset[0]
-    dataset.close()
-
-
 def test_wrong_arguments_for_text(any_library, tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("a\n")
-    for arguments in (
-        {"paths": []},
-        {"paths": [str(path)], "encoding": ["utf-8", "utf-8"]},
-        {"paths": str(path), "newline": "\t"},
+    for error, paths, options in (
+        (ValueError, [], {}),
+        (ValueError, [str(path)], {"encoding": ["utf-8", "utf-8"]}),
+        (ValueError, str(path), {"newline": "\t"}),
+        (FileNotFoundError, str(tmp_path / "none.txt"), {}),
+        (LookupError, str(path), {"encoding": "no-such-encoding"}),
     ):
-        with pytest.raises(ValueError):
-            any_library.TextDataset(**arguments)
-    with pytest.raises(FileNotFoundError, match=r"none\.txt"):
-        any_library.TextDataset(str(tmp_path / "none.txt"))
-    with pytest.raises(LookupError):
-        any_library.TextDataset(str(path), encoding="no-such-encoding")
+        with pytest.raises(error):
+            any_library.TextDataset(paths, **options)
     gc.collect()
 
 
@@ -144,36 +133,26 @@ def test_decoding_errors_tell_the_place(tmp_path):
 newlines = st.sampled_from([None, "", "\n", "\r", "\r\n"])
 errors = st.sampled_from(["ignore", "replace", "surrogateescape", "backslashreplace"])
 encodings = st.sampled_from(["utf-8", "ascii", "latin-1", "cp1252", "utf-8-sig", "utf-7", "gbk"])
+pieces = st.sampled_from([b"a", b"\r", b"\n", b"\xc3", b"\xa9", b"\xe3\x81", b"\xff"])
 texts = st.text(st.sampled_from("ab\r\n\u00e9\u3042\U0001f600\x85\u2028"), max_size=40)
+encodings_of_all = st.sampled_from(
+    ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32", "gb18030"]
+)
 
 
 @given(
-    data=st.lists(st.sampled_from([b"a", b"\r", b"\n", b"\xc3", b"\xa9", b"\xe3\x81", b"\xff"])),
-    encoding=encodings,
-    errors=errors,
-    newline=newlines,
-    chunk=st.integers(1, 5),
+    st.one_of(
+        st.tuples(st.lists(pieces).map(b"".join), encodings, errors),
+        st.tuples(texts, encodings_of_all, st.none()),
+    ),
+    newlines,
+    st.integers(1, 5),
 )
-def test_any_bytes_give_the_lines_of_open(data, encoding, errors, newline, chunk):
-    compare_with_open(b"".join(data), encoding, errors, newline, chunk)
-
-
-@given(
-    text=texts,
-    encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32", "gb18030"]),
-    newline=newlines,
-    chunk=st.integers(1, 5),
-)
-def test_any_text_gives_the_lines_of_open(text, encoding, newline, chunk):
-    compare_with_open(text.encode(encoding), encoding, None, newline, chunk)
-
-
-def compare_with_open(
-    data: bytes, encoding: str, errors: str | None, newline: str | None, chunk: int
-) -> None:
+def test_any_content_gives_the_lines_of_open(content, newline, chunk):
+    data, encoding, errors = content
     with tempfile.NamedTemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
         patch.setattr(_text_lines, "_CHUNK_BYTES", chunk)
-        file.write(data)
+        file.write(data if isinstance(data, bytes) else data.encode(encoding))
         file.flush()
         options = {"encoding": encoding, "errors": errors, "newline": newline}
         with open(file.name, **options) as text:
@@ -355,15 +334,13 @@ def test_threads_write(tmp_path):
 # -- shared files --------------------------------------------------------------------------------
 
 
-def text_of(path: Path) -> tuple[Any, list[Any]]:
-    lines = write_lines(path, 400)
-    return datasets.TextDataset(path, encoding="utf-8"), lines
+def text_of(path: Path, encoding: str = "utf-8") -> tuple[Any, list[Any]]:
+    lines = write_lines(path, 400, encoding)
+    return datasets.TextDataset(path, encoding=encoding), lines
 
 
 def stateful_text_of(path: Path) -> tuple[Any, list[Any]]:
-    lines = [f"{i} \u3042\n" for i in range(400)]
-    path.write_text("".join(lines), encoding="utf-16")
-    return datasets.TextDataset(path, encoding="utf-16"), lines
+    return text_of(path, "utf-16")
 
 
 def pickles_of(path: Path) -> tuple[Any, list[Any]]:

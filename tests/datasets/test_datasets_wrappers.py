@@ -56,17 +56,11 @@ def test_concatenated(any_library):
     assert dataset[:] == [dataset[i] for i in range(6)] == [1, 2, 10, 11, 12, 5.0]
     assert dataset[::-2] == [5.0, 11, 2]
     assert dataset[[4, 0]] == dataset[np.array([4, 0])] == [12, 1]
-    for index in (-1, 6):
+    for nothing in (any_library.ConcatenatedDataset(), any_library.ConcatenatedDataset([], [])):
+        assert (len(nothing), nothing[:]) == (0, [])
+    for empty, index in ((dataset, -1), (dataset, 6), (nothing, 0)):
         with pytest.raises(IndexError):
-            dataset[index]
-
-
-def test_concatenation_of_nothing(any_library):
-    for dataset in (any_library.ConcatenatedDataset(), any_library.ConcatenatedDataset([], [])):
-        assert len(dataset) == 0
-        assert dataset[:] == []
-        with pytest.raises(IndexError):
-            dataset[0]
+            empty[index]
 
 
 def test_concatenated_does_not_scan():
@@ -177,12 +171,6 @@ def test_split_in_two(any_library):
     assert examples_of(any_library.split_dataset("abcde", 2)) == (["a", "b"], ["c", "d", "e"])
     assert examples_of(any_library.split_dataset("abc", np.int8(0))) == ([], ["a", "b", "c"])
     assert examples_of(any_library.split_dataset("abc", 3, [2, 1, 0])) == (["c", "b", "a"], [])
-    for split_at in (-1, 6):
-        with pytest.raises(ValueError):
-            any_library.split_dataset("abcde", split_at)
-    for split_at in (1.0, "1", None):
-        with pytest.raises(TypeError):
-            any_library.split_dataset("abcde", split_at)
 
 
 def test_split_in_n(any_library):
@@ -225,39 +213,35 @@ def test_random_splits_without_a_seed_differ(any_library):
     assert splits[0] != splits[1]
 
 
-def test_the_old_name_of_n_folds(any_library):
-    with pytest.warns(DeprecationWarning, match="n_fold"):
-        folds = any_library.get_cross_validation_datasets("abcd", n_fold=2)
-    assert examples_of(folds) == [(["a", "b"], ["c", "d"]), (["c", "d"], ["a", "b"])]
-
-
-def test_the_old_name_in_random_folds():
+@pytest.mark.parametrize("suffix", ["", "_random"])
+def test_the_old_name_of_n_folds(any_library, suffix):
+    library, options = (datasets, {"seed": 1}) if suffix else (any_library, {})
+    split = getattr(library, "get_cross_validation_datasets" + suffix)
     with pytest.warns(DeprecationWarning, match="n_fold") as caught:
-        folds = datasets.get_cross_validation_datasets_random("abcd", n_fold=2, seed=1)
-    assert caught[0].filename == __file__
-    assert examples_of(folds) == examples_of(
-        datasets.get_cross_validation_datasets_random("abcd", 2, 1)
-    )
+        folds = split("abcd", n_fold=2, **options)
+    assert library is not datasets or caught[0].filename == __file__
+    assert examples_of(folds) == examples_of(split("abcd", 2, **options))
 
 
-@pytest.mark.parametrize("split", [datasets.split_dataset_n, datasets.split_dataset_n_random])
-def test_numbers_of_parts_that_are_none(split):
-    for n in (0, -1):
-        with pytest.raises(ValueError, match="n must be at least 1"):
-            split("abc", n)
-    with pytest.raises(TypeError, match="n must be an integer"):
-        split("abc", 1.5)
-
-
-def test_numbers_of_folds_that_are_none():
-    split = datasets.get_cross_validation_datasets
-    for n_folds, expected in ((0, "at least 1"), (4, "at most 3, not 4")):
-        with pytest.raises(ValueError, match=expected):
-            split("abc", n_folds)
-    with pytest.raises(TypeError, match="n_folds must be an integer, not None"):
-        split("abc")
-    with pytest.raises(ValueError, match="order has 2 indices"):
-        split("abc", 2, [0, 1])
+@pytest.mark.parametrize(
+    ("name", "arguments", "error", "match"),
+    [
+        ("split_dataset", (-1,), ValueError, "split_at must be at least 0"),
+        ("split_dataset", (4,), ValueError, "split_at must be at most 3, not 4"),
+        ("split_dataset", (1.0,), TypeError, "split_at must be an integer"),
+        ("split_dataset", (None,), TypeError, "split_at must be an integer"),
+        ("split_dataset_n", (0,), ValueError, "n must be at least 1"),
+        ("split_dataset_n_random", (-1,), ValueError, "n must be at least 1"),
+        ("split_dataset_n_random", (1.5,), TypeError, "n must be an integer"),
+        ("get_cross_validation_datasets", (0,), ValueError, "n_folds must be at least 1"),
+        ("get_cross_validation_datasets", (4,), ValueError, "n_folds must be at most 3, not 4"),
+        ("get_cross_validation_datasets", (2, [0, 1]), ValueError, "order has 2 indices"),
+        ("get_cross_validation_datasets", (), TypeError, "n_folds must be an integer, not None"),
+    ],
+)
+def test_numbers_of_parts_that_are_none(name, arguments, error, match):
+    with pytest.raises(error, match=match):
+        getattr(datasets, name)("abc", *arguments)
 
 
 # -- batched access ------------------------------------------------------------------------------

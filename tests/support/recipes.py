@@ -1,7 +1,6 @@
 """Recipes of datasets of columns, which any library with Chainer's interface can follow.
 
-A recipe is data: a column set to begin with, and the steps that follow. `Model` follows it too, by
-lists of rows, the plainest way there is.
+A recipe is data: a column set to begin with, and the steps that follow.
 """
 
 from __future__ import annotations
@@ -18,11 +17,6 @@ class NothingToTransformError(Exception):
     """The recipe transforms no rows, so that nothing tells the mode."""
 
 
-def digest(values: Any) -> str:
-    """What the functions of the recipes make of an example's fields."""
-    return "+".join(str(np.asarray(value).tolist()) for value in values)
-
-
 def square(i: int) -> int:
     return i * i
 
@@ -32,7 +26,7 @@ def both_ways(i: int) -> tuple[int, int]:
 
 
 def one_of_two(*values: Any, **named: Any) -> str:
-    return digest([*values, *named.values()])
+    return "+".join(str(np.asarray(value).tolist()) for value in [*values, *named.values()])
 
 
 def as_pair(*values: Any, **named: Any) -> tuple[str, int]:
@@ -69,11 +63,6 @@ def batched(function: Any) -> Any:
         return [*rows, None] if function is unsteady else rows  # one row too many
 
     return of_columns
-
-
-def joined_text(*columns: Any, **named: Any) -> str:
-    """A converter."""
-    return one_of_two(*columns, **named)
 
 
 # ---- recipes ----------------------------------------------------------------------------------
@@ -149,14 +138,14 @@ def columns_of(size: int, kinds: tuple[str, ...]) -> list[tuple[Any, Any]]:
 
 def begin(tabular: Any, size: int, kinds: tuple[str, ...], form: str) -> Any:
     columns = columns_of(size, kinds)
-    if form == "bare":
-        return tabular.from_data(columns[0][1], size=size)
-    if form == "named":
-        return tabular.from_data(columns[0], size=size)
-    if form == "tuple":
-        data = tuple(pair if callable(pair[1]) else pair[1] for pair in columns)
-        return tabular.from_data(data, size=size)
-    return tabular.from_data(dict(columns) if form == "dict" else tuple(columns), size=size)
+    data = {
+        "bare": columns[0][1],
+        "named": columns[0],
+        "tuple": tuple(pair if callable(pair[1]) else pair[1] for pair in columns),
+        "pairs": tuple(columns),
+        "dict": dict(columns),
+    }
+    return tabular.from_data(data[form], size=size)
 
 
 def follow(tabular: Any, recipe: tuple[Any, ...]) -> Any:
@@ -170,7 +159,7 @@ def follow(tabular: Any, recipe: tuple[Any, ...]) -> Any:
         elif name == "delegate":
             dataset = tabular.DelegateDataset(dataset)
         elif name == "with_converter":
-            dataset = dataset.with_converter(joined_text)
+            dataset = dataset.with_converter(one_of_two)
         elif name == "concat":
             rows, is_behind = arguments
             part = dataset.slice[rows]
@@ -181,11 +170,10 @@ def follow(tabular: Any, recipe: tuple[Any, ...]) -> Any:
             dataset = dataset.join(other)
         elif name.startswith("transform") and len(dataset) == 0:
             raise NothingToTransformError
-        elif name == "transform":
-            dataset = dataset.transform(KEYS_OF[arguments[0]], FUNCTIONS[arguments[0]])
-        elif name == "transform_batch":
-            function = batched(FUNCTIONS[arguments[0]])
-            dataset = dataset.transform_batch(KEYS_OF[arguments[0]], function)
+        elif name.startswith("transform"):
+            function = FUNCTIONS[arguments[0]]
+            function = function if name == "transform" else batched(function)
+            dataset = getattr(dataset, name)(KEYS_OF[arguments[0]], function)
         else:
             dataset = getattr(dataset, name)()
     return dataset
