@@ -23,8 +23,8 @@ from fastiter._util.start_default import default_method_kept
 try:
     import pooch
     import requests
-    import urllib3
     from requests.exceptions import ChunkedEncodingError
+    from urllib3.exceptions import HTTPError, ReadTimeoutError
 except ImportError as error:
     raise ImportError(
         f"cached_download needs pooch: pip install 'fastiter[download]' ({error})"
@@ -131,10 +131,12 @@ class _Content(FileIO):
             get(self._url, self, None)
             if self._total not in (None, self.tell()):
                 raise requests.ConnectionError(f"more bytes came than the {self._total} announced")
-        except (requests.RequestException, urllib3.exceptions.HTTPError, ValueError) as error:
+        except (requests.RequestException, HTTPError, ValueError) as error:
             of_total = "" if self._total is None else f" of {self._total}"
             text = f"{error} ({self.tell()}{of_total} bytes received)"
-            if _is_timeout(error):
+            # requests raises a timeout within a body as a ConnectionError.
+            cause = error.args[0] if error.args else None
+            if isinstance(error, requests.Timeout) or isinstance(cause, ReadTimeoutError):
                 self._fail(f"no byte for {timeout} seconds: {text}", TimeoutError)
             is_broken = isinstance(error, (requests.ConnectionError, ChunkedEncodingError))
             self._fail(text, ConnectionError if is_broken else OSError)
@@ -173,12 +175,6 @@ class _Content(FileIO):
     def _fail(self, reason: str, kind: type[Exception] = OSError) -> NoReturn:
         # Without the error of requests, which may show the password of a proxy.
         raise kind(_redacted(f"{self._url}: {reason}")) from None
-
-
-def _is_timeout(error: Exception) -> bool:
-    # requests raises a timeout within a body as a ConnectionError.
-    is_body = bool(error.args) and isinstance(error.args[0], urllib3.exceptions.ReadTimeoutError)
-    return is_body or isinstance(error, requests.Timeout)
 
 
 def _redacted(text: str) -> str:

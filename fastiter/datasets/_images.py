@@ -66,10 +66,18 @@ def listed_paths(paths: Any) -> Column:
 
 def listed_pairs(pairs: Any) -> Column:
     """Pack a list of (path, label), or the lines of a text file if its name is given."""
+    found: list[tuple[Any, Any]] = []
     if not isinstance(pairs, (str, os.PathLike)):
         listed = iterated("pairs", f"a list of (path, label), or {_FILE}", pairs)
-        return pack([_pair(number, pair) for number, pair in enumerate(listed)])
-    found = []
+        for number, pair in enumerate(listed):
+            try:
+                path, label = pair
+                found.append((path, label))
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"entry {number} of pairs must be (path, label), not {pair!r}"
+                ) from None
+        return pack(found)
     with open(pairs) as file:
         for number, line in enumerate(file, 1):
             try:
@@ -81,11 +89,3 @@ def listed_pairs(pairs: Any) -> Column:
                     f"separated by a space, not {line.rstrip()!r}"
                 ) from None
     return pack(found)
-
-
-def _pair(number: int, pair: Any) -> tuple[Any, Any]:
-    try:
-        path, label = pair
-    except (TypeError, ValueError):
-        raise ValueError(f"entry {number} of pairs must be (path, label), not {pair!r}") from None
-    return path, label

@@ -289,7 +289,12 @@ def _column(kind: Any, values: Sequence[Any]) -> Column:
     if kind in _PLAIN:
         return _PLAIN[kind](values)
     if kind in (tuple, list):
-        return _sequences(kind, values)
+        items = [item for value in values for item in value]
+        lengths = {len(value) for value in values}
+        is_record = len(lengths) == 1 and 0 < len(values[0]) <= _MAX_FIELDS
+        if is_record and (kind is tuple or len({_kind(item) for item in items}) > 1):
+            return Records(kind, values)
+        return Runs(kind, values, pack(items))
     if kind[0] is dict:
         fields = [pack(field) for field in zip(*map(dict.values, values), strict=True)]
         return Dicts(tuple(values[0]), fields, len(values))
@@ -300,18 +305,6 @@ def _column(kind: Any, values: Sequence[Any]) -> Column:
         return Ragged(values)
     data = np.stack(values, out=np.empty((len(values), *shape), values[0].dtype))
     return Rows(data) if shape else Places(data)
-
-
-def _sequences(kind: type, values: Sequence[Any]) -> Column:
-    items = [item for value in values for item in value]
-    length = len(values[0])
-    if (
-        0 < length <= _MAX_FIELDS
-        and all(len(value) == length for value in values)
-        and (kind is tuple or len({_kind(item) for item in items}) > 1)
-    ):
-        return Records(kind, values)
-    return Runs(kind, values, pack(items))
 
 
 def _pickle(value: Any) -> bytes:

@@ -72,7 +72,14 @@ class ByteLines(CookieLines):
     """Lines in an encoding in which each line can be decoded by itself."""
 
     def _find_lines(self) -> None:
-        self._check_decodes()
+        decoder = codecs.getincrementaldecoder(self._encoding)(self._errors)
+        for start in range(0, self._file.size, _CHUNK_BYTES):
+            stop = min(start + _CHUNK_BYTES, self._file.size)
+            try:
+                decoder.decode(self._file.read(start, stop - start), stop == self._file.size)
+            except UnicodeDecodeError as error:
+                error.reason += f" (in {self._file.name}, near byte {start + error.start})"
+                raise
         # In Latin-1 each byte is a character: the lengths of the lines are in bytes.
         stream = self._file.stream(_CHUNK_BYTES)
         lines = io.TextIOWrapper(stream, "latin-1", newline=self._newline or "")
@@ -88,13 +95,3 @@ class ByteLines(CookieLines):
         if self._newline is None and line.endswith(("\r", "\r\n")):
             line = line.rstrip("\r\n") + "\n"
         return line
-
-    def _check_decodes(self) -> None:
-        decoder = codecs.getincrementaldecoder(self._encoding)(self._errors)
-        for start in range(0, self._file.size, _CHUNK_BYTES):
-            stop = min(start + _CHUNK_BYTES, self._file.size)
-            try:
-                decoder.decode(self._file.read(start, stop - start), stop == self._file.size)
-            except UnicodeDecodeError as error:
-                error.reason += f" (in {self._file.name}, near byte {start + error.start})"
-                raise

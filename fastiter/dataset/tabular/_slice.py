@@ -66,7 +66,12 @@ class Slice(View):
         rows = self._row_numbers()
         if isinstance(indices, slice):
             taken = rows[indices]
-            return _slice_of(taken) if isinstance(taken, range) else taken
+            if not isinstance(taken, range):
+                return taken  # type: ignore[no-any-return]
+            if not taken:
+                return slice(0, 0)
+            stop = taken[-1] + taken.step
+            return slice(taken[0], stop if stop >= 0 else None, taken.step)
         return [rows[row_at(index, len(rows))] for index in indices]
 
     def __fastiter_columns__(self) -> Columns | None:
@@ -82,14 +87,6 @@ class Slice(View):
             return columns
         chosen = tuple(columns.columns[place] for place in self._key_indices)
         return columns._replace(keys=self.keys, columns=chosen)
-
-
-def _slice_of(rows: range) -> slice:
-    """Return the slice of a sequence that has these rows, which are not negative."""
-    if len(rows) == 0:
-        return slice(0, 0)
-    stop = rows[-1] + rows.step
-    return slice(rows[0], stop if stop >= 0 else None, rows.step)
 
 
 def _checked_rows(rows: Any, length: int) -> Any:
