@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import logging
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -63,7 +63,7 @@ def new_file(target: str, *, replace: bool) -> Iterator[str]:
     directory, name = os.path.split(target)
     prefix = f"{_hidden_path(target)}-"
     with contextlib.suppress(OSError):
-        _remove_abandoned(directory, os.path.basename(prefix))
+        _remove_abandoned(prefix)
     pid = os.getpid()
     folder = tempfile.mkdtemp("", f"{prefix}{'-'.join(_identity(pid))}-", directory)
     path = os.path.join(folder, name)  # np.savez looks at the end of the name
@@ -89,16 +89,12 @@ def _hidden_path(target: str) -> str:
     return os.path.join(directory, f".fastiter-{digest.hexdigest()}")
 
 
-def _remove_abandoned(directory: str, prefix: str) -> None:
+def _remove_abandoned(prefix: str) -> None:
     """Remove the temporary folders of processes that have died."""
-    for name in os.listdir(directory):
-        owner = re.match(rf"{re.escape(prefix)}(\w+)-(\d+)-(\d+)-", name)
-        if owner is None:
-            continue
-        folder = os.path.join(directory, name)
-        kernel, pid, start = owner.groups()
+    for folder in glob.glob(f"{glob.escape(prefix)}*"):
+        kernel, pid, start, _ = folder.removeprefix(prefix).split("-")
         if start != "0" and kernel == _identity(os.getpid())[0]:
-            is_abandoned = _identity(int(pid)) != owner.groups()
+            is_abandoned = _identity(int(pid)) != (kernel, pid, start)
         else:  # of another machine, container or boot: its processes are invisible here
             paths = [folder, *(os.path.join(folder, inner) for inner in os.listdir(folder))]
             newest = max(os.lstat(path).st_mtime for path in paths)

@@ -15,22 +15,18 @@ class ImageDataset(DatasetMixin):
     """Images in files, decoded by Pillow when they are fetched.
 
     An example is a new array (channels, height, width). It has the channels of the file, a
-    grayscale image one: images of different modes have different shapes. Needs the extra ``image``.
+    grayscale image one: images of different modes have different shapes. Needs the extra ``image``;
+    ImportError without it.
 
     Parameters
     ----------
     paths : sequence of str, or str or path-like
-        The files, relative to ``root``; or the name of a text file with one path in each line.
-        The paths are packed, so that worker processes share them.
+        The files, relative to ``root``; or the name of a text file with one path in each line
+        (ValueError if one is empty). The paths are packed, so that worker processes share them.
     root : str or path-like
         The directory of the files; a relative one is resolved at once.
     dtype : dtype, optional
         The dtype of the arrays, by default float32. Values are not scaled.
-
-    Raises
-    ------
-    ImportError, OSError, ValueError
-        If Pillow is not installed, or the text file cannot be read, or has an empty line.
     """
 
     def __init__(self, paths: Any, root: Any = ".", dtype: Any = None) -> None:

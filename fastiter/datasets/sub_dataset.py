@@ -41,16 +41,9 @@ class SubDataset(BatchedWrapper):
 
     def __init__(self, dataset: Any, start: int, finish: int, order: Any = None) -> None:
         size = len(dataset)
-        start = checked_int("start", start, minimum=0)
-        finish = checked_int("finish", finish, minimum=0)
-        if not start <= finish <= size:
-            raise ValueError(
-                f"start is {start} and finish is {finish}, expected 0 <= start <= finish <= "
-                f"len(dataset) = {size}"
-            )
         self._dataset = dataset
-        self._start = start
-        self._finish = finish
+        self._finish = checked_int("finish", finish, minimum=0, maximum=size)
+        self._start = checked_int("start", start, minimum=0, maximum=self._finish)
         self._order = checked_order(order, size)
 
     def __len__(self) -> int:

@@ -22,14 +22,10 @@ class ZippedImageDataset(Closing, DatasetMixin):
     Parameters
     ----------
     zipfilename : str or path-like
-        The archive; a relative path is resolved at once.
+        The archive; a relative path is resolved at once. OSError if it cannot be read, BadZipFile
+        if it is none.
     dtype : dtype, optional
         See `ImageDataset`.
-
-    Raises
-    ------
-    ImportError, OSError, zipfile.BadZipFile
-        If Pillow is not installed, or the file cannot be read, or is not an archive.
     """
 
     def __init__(self, zipfilename: Any, dtype: Any = None) -> None:

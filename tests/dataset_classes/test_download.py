@@ -16,7 +16,7 @@ import pytest
 from scripted_server import (
     Request,
     Reset,
-    ScriptedServer,
+    Script,
     breaking,
     head,
     honest,
@@ -50,15 +50,20 @@ def name_of(url: str) -> str:
     return hashlib.md5(url.encode()).hexdigest()
 
 
-def fails(
-    server: ScriptedServer, root: Path, match: str, requests: int = 1, **arguments
-) -> OSError:
+def fails(script: Script, root: Path, match: str, requests: int = 1, **arguments) -> OSError:
     """Checks that a download fails as it should, and leaves nothing."""
-    with pytest.raises(OSError, match=match) as caught:
+    with serving(script) as server, pytest.raises(OSError, match=match) as caught:
         cached_download(server.url, **arguments)
     assert files(root) == set()
     assert len(server.requests) == requests
     return caught.value
+
+
+def downloads(script: Script, at: str = "", body: bytes = BODY, **arguments) -> list[Request]:
+    """Checks that a download succeeds, and returns what was requested."""
+    with serving(script) as server:
+        assert Path(cached_download(server.url + at, **arguments)).read_bytes() == body
+        return server.requests
 
 
 def test_a_file_is_downloaded_once(root):
@@ -99,15 +104,13 @@ def test_neither_url_nor_headers_name_the_file(root):
     ids=["empty", "small", "closed", "chunked"],
 )
 def test_bodies_of_every_kind(reply, body):
-    with serving(saying(reply)) as server:
-        assert Path(cached_download(server.url)).read_bytes() == body
+    downloads(saying(reply), body=body)
 
 
 def test_an_encoded_body_is_kept_as_it_was_sent():
-    with serving(honest(gzip.compress(BODY), Content_Encoding="gzip")) as server:
-        content = Path(cached_download(server.url)).read_bytes()
-        assert server.requests[0].headers["accept-encoding"] == "identity"
-    assert gzip.decompress(content) == BODY
+    body = gzip.compress(BODY)
+    (request,) = downloads(honest(body, Content_Encoding="gzip"), body=body)
+    assert request.headers["accept-encoding"] == "identity"
 
 
 def test_local_files(root, tmp_path):
@@ -173,9 +176,8 @@ def test_without_the_extra_the_error_says_what_to_install(root, package):
 
 
 def test_a_checksum_is_checked(root):
-    with serving(honest(BODY)) as server:
-        fails(server, root, f"SHA-256 is {SHA256}", sha256="0" * 64)
-        assert Path(cached_download(server.url, sha256=SHA256.upper())).read_bytes() == BODY
+    fails(honest(BODY), root, f"SHA-256 is {SHA256}", sha256="0" * 64)
+    downloads(honest(BODY), sha256=SHA256.upper())
 
 
 def test_a_cached_file_with_another_checksum_is_replaced(root):
@@ -209,8 +211,7 @@ ELSEWHERE = ["file:///etc/hostname", "ftp://127.0.0.1/", "data:,x", "http://:80/
     ids=lambda value: str(value)[:40],
 )
 def test_answers_that_are_no_file(root, reply, match, requests, retries):
-    with serving(saying(reply)) as server:
-        error = fails(server, root, match, requests=requests, retries=retries)
+    error = fails(saying(reply), root, match, requests=requests, retries=retries)
     if requests > 1:
         assert isinstance(error, ConnectionError) == ("redirects" not in match)
 
@@ -221,8 +222,7 @@ def test_headers_without_an_end(root):
         while not request.server.ended.is_set():
             yield b"x" * 10000
 
-    with serving(script) as server:
-        fails(server, root, "header", retries=0)
+    fails(script, root, "header", retries=0)
 
 
 # Redirections
@@ -237,11 +237,8 @@ def test_redirections_are_followed(root):
             yield head("302 Found", Location=there[request.target], Content_Length=10**9)
             request.server.ended.wait()  # its body is of no interest
 
-    with serving(script) as server:
-        path = cached_download(server.url)
-        assert Path(path).read_bytes() == BODY
-        assert [request.target for request in server.requests] == ["/", "/next", "/third", "/end"]
-    assert Path(path).name == name_of(server.url)
+    targets = [request.target for request in downloads(script)]
+    assert targets == ["/", "/next", "/third", "/end"]
 
 
 @pytest.mark.parametrize("sent", ["/grüße 1.bin", "/gr%C3%BC%C3%9Fe%201.bin"])
@@ -252,9 +249,8 @@ def test_a_redirection_need_not_be_quoted(sent):
         else:
             yield head(Content_Length=len(BODY)) + BODY
 
-    with serving(script) as server:
-        assert Path(cached_download(server.url)).read_bytes() == BODY
-        assert [r.target for r in server.requests] == ["/", "/gr%C3%BC%C3%9Fe%201.bin"]
+    targets = [request.target for request in downloads(script)]
+    assert targets == ["/", "/gr%C3%BC%C3%9Fe%201.bin"]
 
 
 # Time
@@ -265,8 +261,9 @@ def test_a_redirection_need_not_be_quoted(sent):
     [b"", b"HTTP/1.1 200 OK\r\nX", head(Content_Length=9), head(Content_Length=9) + b"body"],
 )
 def test_a_silent_server_is_given_up(root, sent):
-    with serving(saying(sent, and_waiting=True)) as server:
-        error = fails(server, root, "no byte for 0.2 seconds", timeout=0.2, retries=5)
+    error = fails(
+        saying(sent, and_waiting=True), root, "no byte for 0.2 seconds", timeout=0.2, retries=5
+    )
     assert isinstance(error, TimeoutError)
 
 
@@ -286,16 +283,14 @@ def test_a_slow_server_is_waited_for():
             yield b"x"
             request.server.ended.wait(0.15)
 
-    with serving(script) as server:  # 1.8 seconds in all
-        assert Path(cached_download(server.url, timeout=1.5)).read_bytes() == b"x" * 12
+    downloads(script, body=b"x" * 12, timeout=1.5)  # 1.8 seconds in all
 
 
 # Retries
 
 
 def test_retries_without_end_take_no_memory():
-    with serving(honest(BODY)) as server:
-        assert Path(cached_download(server.url, retries=10**400)).read_bytes() == BODY
+    downloads(honest(BODY), retries=10**400)
 
 
 def test_a_refused_connection(root):
@@ -320,9 +315,8 @@ OLD = {"Last_Modified": "Fri, 20 Nov 2026 23:00:00 GMT", **NEW_DATE}
     ("headers", "proof"), [({"ETag": '"1"'}, '"1"'), (OLD, OLD["Last_Modified"])]
 )
 def test_a_short_body_goes_on_where_it_ended(headers, proof):
-    with serving(breaking(BODY, 100_000, rest(BODY), **headers)) as server:
-        assert Path(cached_download(server.url, sha256=SHA256)).read_bytes() == BODY
-        second = server.requests[1].headers
+    script = breaking(BODY, 100_000, rest(BODY), **headers)
+    second = downloads(script, sha256=SHA256)[1].headers
     assert (second["range"], second["if-range"]) == ("bytes=98304-", proof)  # whole chunks
 
 
@@ -339,9 +333,7 @@ def test_a_short_body_goes_on_where_it_ended(headers, proof):
 )
 def test_what_cannot_be_told_apart_is_downloaded_anew(headers, is_asked):
     script = breaking(BODY[::-1], 100_000, honest(BODY, ETag='"2"'), **headers)
-    with serving(script) as server:
-        assert Path(cached_download(server.url, sha256=SHA256)).read_bytes() == BODY
-        assert ("range" in server.requests[1].headers) == is_asked
+    assert ("range" in downloads(script, sha256=SHA256)[1].headers) == is_asked
 
 
 @pytest.mark.parametrize(
@@ -356,8 +348,12 @@ def test_what_cannot_be_told_apart_is_downloaded_anew(headers, is_asked):
     ],
 )
 def test_a_part_that_does_not_fit(root, given):
-    with serving(breaking(BODY, 100_000, rest(BODY, **given), ETag='"1"')) as server:
-        fails(server, root, "asked for bytes 98304-255999/256000", requests=2)
+    fails(
+        breaking(BODY, 100_000, rest(BODY, **given), ETag='"1"'),
+        root,
+        "asked for bytes 98304-255999/256000",
+        requests=2,
+    )
 
 
 @pytest.mark.parametrize(
@@ -373,8 +369,13 @@ def test_a_part_that_does_not_fit(root, given):
     ids=["too long", "failure"],
 )
 def test_a_second_answer_that_ends_the_retries(root, second, match, retries):
-    with serving(breaking(BODY, 100_000, saying(second), ETag='"1"')) as server:
-        fails(server, root, match, requests=2, retries=retries)
+    fails(
+        breaking(BODY, 100_000, saying(second), ETag='"1"'),
+        root,
+        match,
+        requests=2,
+        retries=retries,
+    )
 
 
 def test_a_connection_that_is_reset(root):
@@ -382,8 +383,7 @@ def test_a_connection_that_is_reset(root):
         yield head(Content_Length=len(BODY), ETag='"1"') + BODY[:1000]
         raise Reset
 
-    with serving(script) as server:
-        fails(server, root, "bytes received", retries=1, requests=2)
+    fails(script, root, "bytes received", retries=1, requests=2)
 
 
 # What stands between
@@ -438,8 +438,8 @@ def test_an_untrusted_certificate(root, tmp_path, monkeypatch):
 
 
 def test_a_bar_is_shown_if_asked_for(capfd):
-    with serving(breaking(BODY, 100_000, rest(BODY), ETag='"1"')) as server:
-        cached_download(server.url + "dir/file.npz?x=/y", progress=True)
+    script = breaking(BODY, 100_000, rest(BODY), ETag='"1"')
+    downloads(script, at="dir/file.npz?x=/y", progress=True)
     out, err = capfd.readouterr()
     assert out == ""
     assert "file.npz: 100%" in err
@@ -447,8 +447,7 @@ def test_a_bar_is_shown_if_asked_for(capfd):
 
 
 def test_otherwise_nothing_is_written(capfd):
-    with serving(honest(BODY)) as server:
-        cached_download(server.url)
+    downloads(honest(BODY))
     assert capfd.readouterr() == ("", "")
 
 
