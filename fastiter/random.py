@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fastiter._order import example_context
-from fastiter._order.example_rng import generator, generator_of
+from fastiter._order.example_rng import checked_word, generator_of
 from fastiter._order.permutation import VirtualOrder, fast_permutation, seed_words
 
 if TYPE_CHECKING:
@@ -179,7 +179,8 @@ def example_rng(
     """
     if seed is None and epoch is None and index is None:
         return generator_of(*example_context.key())
-    return generator(seed, epoch, index)  # type: ignore[arg-type]
+    words = seed_words(seed)
+    return generator_of(words, checked_word("epoch", epoch), checked_word("index", index))
 
 
 def _virtual_order(n: int, seed: int | Sequence[int] | np.random.SeedSequence) -> VirtualOrder:

@@ -406,8 +406,6 @@ cdef extern from "order/fi_virtual.h" nogil:
 
 
 cdef extern from "order/fi_weighted.h" nogil:
-    enum:
-        FI_ISA_AVX2
     const uint32_t FI_WEIGHTED_MAX
     ctypedef struct fi_alias:
         pass

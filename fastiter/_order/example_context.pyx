@@ -29,15 +29,7 @@ class Counter:
 cdef class ExampleContext:
     """Rows of one batch that this thread is fetching.
 
-    Parameters
-    ----------
-    seed : two words of 64 bits, of the iteration.
-    plan : Plan
-        The batch.
-    counter : object with ``row``, or None
-        Tells the current row; None if one call fetches many.
-    rows : sequence of int, or None
-        Those that one call fetches.
+    ``counter.row`` is the current row; None if one call fetches many, which are ``rows``.
     """
 
     cdef object seed, plan

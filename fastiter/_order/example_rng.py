@@ -8,12 +8,10 @@ import numpy as np
 from numpy.random import PCG64DXSM, Generator
 from numpy.random.bit_generator import ISeedSequence
 
-from fastiter._order.permutation import example_words, seed_words
+from fastiter._order.permutation import example_words
 from fastiter._util.arguments import checked_int
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy.typing as npt
 
 
@@ -29,14 +27,8 @@ class _Words(ISeedSequence):
         return self._words
 
 
-def generator(
-    seed: int | Sequence[int] | np.random.SeedSequence, epoch: int, index: int
-) -> Generator:
-    """The generator of checked arguments."""
-    return generator_of(seed_words(seed), _word("epoch", epoch), _word("index", index))
-
-
-def _word(name: str, value: Any) -> int:
+def checked_word(name: str, value: Any) -> int:
+    """``value`` as a number of 64 bits."""
     if type(value) is int and 0 <= value < 2**64:  # the usual case, fast
         return value
     return checked_int(name, value, minimum=0, maximum=2**64 - 1)

@@ -6,15 +6,10 @@ import numpy.typing as npt
 class _Permutes(Protocol):
     def permutation(self, n: int, /) -> Any: ...
 
-MOST_THREADS: int
-TABLE_MAX: int
-LENGTH_MAX: int
 ROUNDS: int
 WEIGHTS_MAX: int
-ISA_AVX2: int
 
-def permutation(random_state: _Permutes | None, n: int) -> Any: ...
-def entropy_of(seed: Any) -> npt.NDArray[np.uint32]: ...
+def permutation(random_state: _Permutes, n: int) -> Any: ...
 def seed_words(seed: Any) -> tuple[int, int]: ...
 def fast_permutation(
     n: int,
@@ -38,8 +33,6 @@ def fast_permutation_by(
 
 @final
 class VirtualOrder:
-    words: tuple[int, int]
-    stream: int
     def __init__(self, n: SupportsIndex, words: tuple[int, int], stream: int) -> None: ...
     @property
     def index_bound(self) -> int: ...
@@ -67,14 +60,5 @@ class AliasTable:
 
 @final
 class Race:
-    weights: npt.NDArray[np.float64]
     def __init__(self, weights: npt.NDArray[np.float64]) -> None: ...
     def draw(self, words: tuple[int, int], stream: int, count: int) -> npt.NDArray[np.int64]: ...
-
-def arrivals_by(
-    weights: npt.NDArray[np.float64],
-    words: tuple[int, int],
-    stream: int,
-    horizon: float,
-    isa: int,
-) -> list[tuple[float, int]]: ...

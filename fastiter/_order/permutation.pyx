@@ -13,7 +13,6 @@ cimport numpy as cnp
 from fastiter._clib.csrc cimport (
     FI_E_FULL,
     FI_E_MEMORY,
-    FI_ISA_AVX2,
     FI_OK,
     FI_SHUFFLE_MAX,
     FI_VIRTUAL_MAX,
@@ -42,7 +41,7 @@ from fastiter._clib.csrc cimport (
 )
 
 import numpy as np
-from numpy.random import RandomState, SeedSequence, mtrand
+from numpy.random import RandomState, SeedSequence
 
 from fastiter._util.arguments import checked_int
 from fastiter._util.cpus import whole_cpus
@@ -55,13 +54,13 @@ cdef enum:
     RELEASE_VIRTUAL_FROM = 1 << 12
     SPARE = 4096  # room for more arrivals than were estimated
 
-MOST_THREADS = 8  # by default: with more, memory is the limit
-# Up to this length a virtual order is a table, exactly uniform. It determines the orders of seeds.
-TABLE_MAX = 1 << 16
-LENGTH_MAX = FI_VIRTUAL_MAX
+    # Up to this length a virtual order is a table, exactly uniform. It determines the orders of
+    # seeds.
+    TABLE_MAX = 1 << 16
+
+cdef unsigned int MOST_THREADS = 8  # by default: with more, memory is the limit
 ROUNDS = FI_VIRTUAL_ROUNDS
 WEIGHTS_MAX = FI_WEIGHTED_MAX
-ISA_AVX2 = FI_ISA_AVX2
 
 
 cdef cnp.ndarray empty_order(Py_ssize_t n):
@@ -80,11 +79,9 @@ cdef fi_seed seed_of(tuple words):
 def permutation(random_state, n):
     """The order that ``random_state.permutation(n)`` gives; leaves the same state behind.
 
-    None is NumPy's global state. For exactly a `numpy.random.RandomState` the order is drawn in C,
-    with the bit generator's lock held and the GIL released.
+    For exactly a `numpy.random.RandomState` the order is drawn in C, with the bit generator's lock
+    held and the GIL released.
     """
-    if random_state is None:
-        random_state = mtrand._rand
     # A subclass may draw differently, and NumPy rejects a negative n.
     if type(random_state) is not RandomState or n < 0:
         return random_state.permutation(n)
@@ -103,7 +100,7 @@ def permutation(random_state, n):
     return order
 
 
-def entropy_of(seed):
+cdef object entropy_of(object seed):
     """The 32-bit words, lowest first, that SeedSequence makes of ints."""
     try:
         values = [operator.index(seed)]
@@ -253,13 +250,13 @@ cdef class VirtualOrder:
 
     cdef fi_virtual order
     cdef Py_ssize_t size
-    cdef readonly tuple words
-    cdef readonly uint64_t stream
+    cdef tuple words
+    cdef uint64_t stream
     cdef object table  # int64[size], or None if the order is computed
 
     def __init__(self, n, words, stream):
         cdef fi_seed seed = seed_of(words)
-        n = checked_int("n", n, minimum=0, maximum=LENGTH_MAX)
+        n = checked_int("n", n, minimum=0, maximum=FI_VIRTUAL_MAX)
         self.size = n
         self.words = words
         self.stream = stream
@@ -279,16 +276,11 @@ cdef class VirtualOrder:
 
     def __getitem__(self, key):
         cdef Py_ssize_t start, stop, step, count
-        cdef int64_t index
         if not isinstance(key, slice):
             start = operator.index(key)
             if not -self.size <= start < self.size:
                 raise IndexError(f"position {start} is outside an order of {self.size}")
-            start += self.size if start < 0 else 0
-            if self.table is not None:
-                return int(self.table[start])
-            fi_virtual_fill(&self.order, fi_isa(), start, 1, &index)
-            return index
+            return int(self.part(start + self.size if start < 0 else start, 1)[0])
         PySlice_Unpack(key, &start, &stop, &step)
         if step != 1:
             raise ValueError(f"a virtual order has slices of step 1 only, not {step}")
@@ -329,9 +321,6 @@ cdef class VirtualOrder:
     def __hash__(self):
         return hash((self.size, self.words, self.stream))
 
-    def __repr__(self):
-        return f"VirtualOrder({self.size}, {self.words}, {self.stream})"
-
 
 def fill_by(n, words, stream, start, count, isa, rounds):
     """A part of the keyed bijection by a chosen instruction set and number of half-rounds.
@@ -368,7 +357,8 @@ def example_words(words, epoch, index):
 
 
 cdef class AliasTable:
-    """Draws with replacement, by a table of 16 bytes per weight (positive, finite)."""
+    """Draws with replacement, by a table of 16 bytes per weight; there are 1 to WEIGHTS_MAX, all
+    positive and finite."""
 
     cdef fi_alias *cells
     cdef uint32_t n
@@ -376,9 +366,6 @@ cdef class AliasTable:
     def __cinit__(self, const double[::1] weights):
         cdef double *shares
         cdef uint32_t *stack
-        self.cells = NULL
-        if not 1 <= weights.shape[0] <= FI_WEIGHTED_MAX:
-            raise ValueError(f"there must be 1 to {FI_WEIGHTED_MAX} weights")
         self.n = <uint32_t>weights.shape[0]
         self.cells = <fi_alias *>malloc(self.n * sizeof(fi_alias))
         shares = <double *>malloc(self.n * sizeof(double))
@@ -410,34 +397,27 @@ cdef class AliasTable:
 cdef class Race:
     """Draws without replacement, by exponential variates.
 
-    Weights are positive and finite, the largest at most 1e290 times the smallest.
+    There are 1 to WEIGHTS_MAX weights, positive and finite, the largest at most 1e290 times the
+    smallest.
     """
 
-    cdef readonly object weights  # keeps what the view sees
-    cdef const double[::1] view
-    cdef uint32_t n
+    cdef const double[::1] weights
 
     def __init__(self, weights):
-        if not 1 <= len(weights) <= FI_WEIGHTED_MAX:
-            raise ValueError(f"there must be 1 to {FI_WEIGHTED_MAX} weights")
         # Times are as long as weights are small: of the largest weight they cannot overflow.
         self.weights = np.ascontiguousarray(weights / np.max(weights), dtype=np.float64)
-        self.view = self.weights
-        self.n = <uint32_t>len(weights)
 
     def draw(self, words, stream, count):
-        """Draw ``count`` items; releases the GIL."""
-        cdef uint32_t k = count, n = self.n
+        """Draw ``count`` items, at most as many as there are weights; releases the GIL."""
+        cdef uint32_t k = count, n = <uint32_t>self.weights.shape[0]
         cdef double horizon
         cdef fi_seed seed = seed_of(words)
         cdef uint64_t number = stream
-        cdef const double *weights = &self.view[0]
+        cdef const double *weights = &self.weights[0]
         cdef fi_arrivals arrivals = fi_arrivals(NULL, NULL, 0, 0)
         cdef uint64_t *keys = NULL
         cdef int64_t *data
         cdef int rc = FI_E_FULL
-        if k > n:
-            raise ValueError(f"{k} of {n} items cannot be drawn without replacement")
         cdef cnp.ndarray out = empty_order(k)
         data = <int64_t *>cnp.PyArray_DATA(out)
         try:
@@ -479,19 +459,3 @@ cdef void arrivals_close(fi_arrivals *arrivals) noexcept:
     free(arrivals.times)
     free(arrivals.items)
     arrivals[0] = fi_arrivals(NULL, NULL, 0, 0)
-
-
-def arrivals_by(const double[::1] weights, words, stream, horizon, isa):
-    """(time, item) of the items that arrive before ``horizon``, by a chosen instruction set."""
-    cdef uint32_t n = <uint32_t>weights.shape[0]
-    cdef fi_seed seed = seed_of(words)
-    cdef fi_arrivals arrivals = fi_arrivals(NULL, NULL, 0, 0)
-    cdef uint32_t i
-    try:
-        arrivals_open(&arrivals, n)
-        rc = fi_race_run(isa, &weights[0], n, &seed, stream, horizon, &arrivals)
-        if rc != FI_OK:
-            raise ValueError(f"fi_race_run refuses: {rc}")
-        return [(arrivals.times[i], arrivals.items[i]) for i in range(arrivals.count)]
-    finally:
-        arrivals_close(&arrivals)

@@ -7,8 +7,8 @@ cdef class Plan:
     cdef readonly object error
     cdef public object work
     cdef public object outcome
-    cdef readonly object skip_state
-    cdef readonly Py_ssize_t n_dropped
+    cdef public object skip_state
+    cdef public Py_ssize_t n_dropped
 
 
 cdef class PlanQueue:
@@ -21,7 +21,7 @@ cdef class PlanQueue:
     cdef bint is_passing  # the batch of the state was passed over
     cdef void put_state(self, object state) noexcept
     cdef Plan first(self)
-    cdef Plan next_ahead(self)
+    cpdef Plan ahead(self)
     cdef Plan plan_one(self)
     cdef Plan advance(self, object state)
     cdef object piece(self, object order, int64_t start, int64_t stop)

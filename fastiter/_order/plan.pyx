@@ -29,9 +29,6 @@ cdef enum:
     N_DRAWN = 6
     STATE_ITEMS = 7
 
-# A double holds all integers up to here, so that a quotient of them is the one that Python gives.
-cdef int64_t MOST_EXACT = <int64_t>1 << 53
-
 
 cdef inline int64_t *data_of(object array) noexcept:
     return <int64_t *>bytes_of(<cnp.PyArrayObject *>array)
@@ -78,11 +75,6 @@ cdef class Plan:
         self.state = state
         self.error = error
 
-    def set_skips(self, skip_state, n_dropped):
-        """Note what was skipped, when failed rows of the batch have been decided about."""
-        self.skip_state = skip_state
-        self.n_dropped = n_dropped
-
     def label(self, batch_size):
         """The epoch in which the batch begins and its number there, both from 0, for messages."""
         state = self.state
@@ -123,17 +115,6 @@ cdef class PlanQueue:
     - ``_slice(order, start, stop)``: a part of an order that is not a contiguous int64 array, as
       such an array;
     - ``_note(state)``: told of a state with another number of orders drawn.
-
-    Parameters
-    ----------
-    state : State
-        State of the batch delivered last.
-    batch_size : int
-        Examples in a batch, at least 1.
-    repeat : bool
-        Whether another epoch follows the first.
-    skip_state : object, optional
-        What was skipped up to that batch.
     """
 
     def __init__(self, state, batch_size, bint repeat, skip_state=None):
@@ -171,14 +152,11 @@ cdef class PlanQueue:
     cdef Plan first(self):
         return <Plan>self.plans[0] if self.plans else self.plan_one()
 
-    def ahead(self):
+    cpdef Plan ahead(self):
         """The first plan without work: the batch to begin next.
 
         At the end of the iteration, or an error, that plan is returned again and again.
         """
-        return self.next_ahead()
-
-    cdef Plan next_ahead(self):
         cdef Py_ssize_t count = len(self.plans), i = count
         while i > 0 and (<Plan>self.plans[i - 1]).work is None:
             i -= 1
@@ -247,14 +225,6 @@ cdef class PlanQueue:
         self.put_state(state)
         self.skip_state = skip_state
 
-    def copy(self):
-        """A queue with the same future, which shares sampler and dataset with this one."""
-        other = type(self).__new__(type(self))
-        other.__setstate__(self.__getstate__())
-        return other
-
-    __copy__ = copy
-
     def __getstate__(self):
         # A copy begins all work anew, and asks a sampler that failed again.
         plans = [(plan.indices, plan.state) for plan in list(self.plans) if plan.error is None]
@@ -310,10 +280,7 @@ cdef class PlanQueue:
         cdef int64_t left = self.batch_size, n
         cdef bint is_new_epoch = False
         epoch, order, n_drawn = item(state, EPOCH), item(state, ORDER), item(state, N_DRAWN)
-        if size <= MOST_EXACT:
-            detail = epoch + <double>position / <double>size
-        else:
-            detail = epoch + item(state, POSITION) / item(state, EPOCH_SIZE)
+        detail = epoch + item(state, POSITION) / item(state, EPOCH_SIZE)
         if not self.repeat and epoch > 0:
             return new_plan(None, state._replace(previous_epoch_detail=detail), None)
         indices = new_indices(left) if self.repeat and left > size - position else None

@@ -367,7 +367,7 @@ cdef class BatchScheduler(ParentRing):
                     plan.work = None
         fi_parent_collect(&self.parent)
         while len(self.scheduled) <= self.n_prefetch:
-            plan = plans.next_ahead()
+            plan = plans.ahead()
             if plan.indices is None:
                 break
             try:

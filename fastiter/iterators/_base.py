@@ -6,6 +6,7 @@ make the batch (`_fetch`), and then delivers it (`PlanQueue.deliver`).
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 import threading
@@ -547,7 +548,7 @@ class PlannedIterator(Iterator):
             left_out = {*self._runtime, "_runtime"}
             state = {k: v for k, v in self.__dict__.items() if k not in left_out}
             # Taken now: what is pickled later must not see batches delivered in between.
-            state["_planner"] = self._planner.copy()
+            state["_planner"] = copy.copy(self._planner)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -160,7 +160,7 @@ class SkipPolicy:
                 return AllSkipped(failures[-1].error)
             return replaced
         finally:
-            plan.set_skips(skips, n_dropped)
+            plan.skip_state, plan.n_dropped = skips, n_dropped
             for failure in failures:
                 failure.clear()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import pickle
@@ -228,7 +229,9 @@ def test_whatever_is_planned_ahead_the_same_is_delivered(size, batch_size, repea
         elif action == "peek":
             assert not handed_out or planner.peek() is handed_out[0]
         else:
-            planner = planner.copy() if action == "copy" else pickle.loads(pickle.dumps(planner))
+            planner = (
+                copy.copy(planner) if action == "copy" else pickle.loads(pickle.dumps(planner))
+            )
             handed_out.clear()  # the copy hands its plans out again
 
 

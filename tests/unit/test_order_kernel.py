@@ -66,22 +66,6 @@ def test_golden_files_of_several_versions_are_there():
     assert len(GOLDEN) >= 2
 
 
-@pytest.fixture
-def _global_state():
-    state = np.random.get_state()
-    yield
-    np.random.set_state(state)
-
-
-@pytest.mark.usefixtures("_global_state")
-def test_none_is_numpys_global_state():
-    np.random.seed(11)
-    expected = [np.random.permutation(100), np.random.rand()]
-    np.random.seed(11)
-    assert np.array_equal(permutation(None, 100), expected[0])
-    assert np.random.rand() == expected[1]
-
-
 def test_other_objects_are_asked_themselves():
     ours, theirs = np.random.default_rng(5), np.random.default_rng(5)
     assert np.array_equal(permutation(ours, 1000), theirs.permutation(1000))

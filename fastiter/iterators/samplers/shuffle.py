@@ -71,7 +71,7 @@ class ShuffleOrderSampler(SeededSampler, OrderSampler):
     _follows_numbers: ClassVar[bool] = True
 
     def __init__(self, random_state: Any = None) -> None:
-        self._random_state = None
+        self._random_state: Any = None
         self._words = None
         if _is_seed(random_state):
             super().__init__(random_state)
