@@ -95,13 +95,10 @@ def plain_columns(dataset: Any) -> PlainColumns | None:
 
 
 def rows_getter(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
-    """Return a function that fetches the examples at a list of indices in one call of the dataset.
+    """Return a function that fetches the examples at a list of indices in one call of the dataset,
+    or None if the dataset returns single examples only.
 
-    Returns
-    -------
-    callable or None
-        None if the dataset returns single examples only. The function raises `RowCountError` if the
-        dataset returns another number of examples; what the dataset raises passes through.
+    The function raises `RowCountError` if the dataset returns another number of examples.
     """
     getitems = getattr(dataset, "__getitems__", None)
     if getitems is not None:

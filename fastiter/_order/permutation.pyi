@@ -20,15 +20,7 @@ def fast_permutation(
 ) -> npt.NDArray[np.int64]: ...
 def isa_levels() -> list[int]: ...
 def fast_permutation_by(
-    n: int,
-    words: tuple[int, int],
-    stream: int,
-    threads: int,
-    isa: int,
-    method: int,
-    bucket_bits: int,
-    block_bits: int,
-    cells32: bool,
+    n: int, words: tuple[int, int], stream: int, method: int, bucket_bits: int, block_bits: int
 ) -> npt.NDArray[np.int64]: ...
 
 @final
@@ -48,9 +40,7 @@ class VirtualOrder:
     def __hash__(self) -> int: ...
     def __reduce__(self) -> tuple[type[VirtualOrder], tuple[int, tuple[int, int], int]]: ...
 
-def fill_by(
-    n: int, words: tuple[int, int], stream: int, start: int, count: int, isa: int, rounds: int
-) -> npt.NDArray[np.int64]: ...
+def whole_by(n: int, words: tuple[int, int], rounds: int) -> npt.NDArray[np.int64]: ...
 def example_words(words: tuple[int, int], epoch: int, index: int) -> npt.NDArray[np.uint64]: ...
 
 @final

@@ -217,23 +217,13 @@ def isa_levels():
     return list(range(fi_isa() + 1))
 
 
-def fast_permutation_by(n, words, stream, threads, isa, method, bucket_bits, block_bits, cells32):
-    """An order by a chosen instruction set and method, for tests and benchmarks."""
+def fast_permutation_by(n, words, stream, method, bucket_bits, block_bits):
+    """An order by a chosen method, for tests and benchmarks."""
     cdef Py_ssize_t length = order_length(n)
     cdef cnp.ndarray order = empty_order(length)
-    cdef int64_t *data = <int64_t *>cnp.PyArray_DATA(order)
-    cdef fi_shuffle_plan plan
-    cdef uint64_t number = stream
-    cdef unsigned int count = threads
-    cdef int level = isa, rc
+    cdef fi_shuffle_plan plan = fi_shuffle_plan(method, bucket_bits, block_bits, False)
     cdef fi_seed seed = seed_of(words)
-
-    plan.method, plan.cells32 = method, cells32
-    plan.bucket_bits, plan.block_bits = bucket_bits, block_bits
-    with nogil:
-        rc = fi_shuffle_by(&plan, level, data, length, &seed, number, count)
-    if rc != FI_OK:
-        raise ValueError(f"fi_shuffle_by refuses: {rc}")
+    fi_shuffle_by(&plan, fi_isa(), <int64_t *>cnp.PyArray_DATA(order), length, &seed, stream, 1)
     return order
 
 
@@ -322,24 +312,14 @@ cdef class VirtualOrder:
         return hash((self.size, self.words, self.stream))
 
 
-def fill_by(n, words, stream, start, count, isa, rounds):
-    """A part of the keyed bijection by a chosen instruction set and number of half-rounds.
-
-    For tests: also for ``n`` below ``TABLE_MAX``, and for orders made weak on purpose.
-    """
+def whole_by(n, words, rounds):
+    """The keyed bijection by a chosen number of half-rounds, for tests: also for ``n`` below
+    ``TABLE_MAX``, and for orders made weak on purpose."""
     cdef fi_seed seed = seed_of(words)
     cdef fi_virtual order
-    cdef uint64_t first = start
-    cdef Py_ssize_t size = count
-    cdef int level = isa, rc
-
-    rc = fi_virtual_init(&order, n, &seed, stream, rounds)
-    if rc != FI_OK:
-        raise ValueError(f"fi_virtual_init refuses: {rc}")
-    cdef cnp.ndarray out = empty_order(size)
-    rc = fi_virtual_fill(&order, level, first, size, <int64_t *>cnp.PyArray_DATA(out))
-    if rc != FI_OK:
-        raise ValueError(f"fi_virtual_fill refuses: {rc}")
+    cdef cnp.ndarray out = empty_order(n)
+    fi_virtual_init(&order, n, &seed, 0, rounds)
+    fi_virtual_fill(&order, fi_isa(), 0, n, <int64_t *>cnp.PyArray_DATA(out))
     return out
 
 

@@ -196,16 +196,14 @@ cdef class BatchBuffer:
     # ---- filling rows
 
     def fetch(self, dataset, indices, Py_ssize_t first, Py_ssize_t stop, Position at):
-        """Fills the rows first .. stop - 1 with ``dataset[indices[row]]``.
+        """Fills the rows first .. stop - 1, of this batch, with ``dataset[indices[row]]``.
 
         Returns None, or the first row that failed and its exception; the rows after it are not
         filled. `indices`: int64[rows], of the whole batch. `at` tells the row meanwhile.
         """
-        cdef RangeWriter writer = self.writer(first, stop)
+        cdef RangeWriter writer = RangeWriter.__new__(RangeWriter, self)
         cdef Py_ssize_t row = first, n
         cdef const int64_t *numbers = indices_of(indices, &n)
-        if n != self.rows:
-            raise ValueError(f"there are {n} indices for a batch of {self.rows} rows")
         try:
             while row < stop and not self.stopped:
                 at.row = row
@@ -219,8 +217,8 @@ cdef class BatchBuffer:
         return None
 
     def put(self, Py_ssize_t first, list examples):
-        """Fills rows, from `first` on, with examples."""
-        cdef RangeWriter writer = self.writer(first, first + len(examples))
+        """Fills rows of this batch, from `first` on, with examples."""
+        cdef RangeWriter writer = RangeWriter.__new__(RangeWriter, self)
         cdef Py_ssize_t row = first
         try:
             for example in examples:
@@ -228,11 +226,6 @@ cdef class BatchBuffer:
                 row += 1
         finally:
             writer.make_copies()
-
-    cdef RangeWriter writer(self, Py_ssize_t first, Py_ssize_t stop):
-        if not 0 <= first <= stop <= self.rows:
-            raise ValueError(f"rows {first} .. {stop} do not lie in a batch of {self.rows}")
-        return RangeWriter.__new__(RangeWriter, self)
 
     # ---- what came of it
 

@@ -61,7 +61,7 @@ class Work(NamedTuple):
     n_threads: int
     row_cost: RowCost
     call_cost: CallCost  #: where one call of the dataset fetches many rows
-    convert: Callable[[list[Any]], Any] | None  #: any converter that is not concat_examples
+    converts: bool  #: whether the threads call a converter that is not concat_examples
     tolerates: bool  #: whether the iterator decides about rows that fail
 
 
@@ -230,9 +230,11 @@ class BatchTask:
         return self._convert([found[row] for row in sorted(found)])
 
     def _convert(self, examples: list[Any]) -> Any:
-        concat = self._work.source.concat
+        converter, concat = self._work.source.converter, self._work.source.concat
         if concat is None:
-            return examples if self._work.convert is None else self._work.convert(examples)
+            if converter is None or not self._work.converts:
+                return examples
+            return converter(examples, None)
         indices = self.indices if len(examples) == len(self.indices) else None
         return collate(examples, concat.padding, copy=concat.copy, indices=indices)
 

@@ -104,7 +104,7 @@ class PlannedIterator(Iterator):
         """
         # Reentrant: a signal handler may save a snapshot while its thread waits in next().
         self._lock = threading.RLock()
-        self._timer = Timer(not self._has_workers)
+        self._timer = Timer(is_serial=True)
         self._source = Source(self._dataset, self._converter, self._device)
         self._finalized = False
         # The threads that began a loop since the start, a reset or a load.
@@ -139,11 +139,6 @@ class PlannedIterator(Iterator):
         Called by every `finalize`, without the lock (another thread may be in `_fetch`, and has to
         wake up), also from ``__del__`` of an object whose constructor failed.
         """
-
-    @property
-    def _has_workers(self) -> bool:
-        """Whether threads or processes fetch, not the caller."""
-        return False
 
     def _loader_stats(self, seconds: float) -> LoaderStats:
         """What workers have done in `seconds`. Any thread may ask, without the lock."""

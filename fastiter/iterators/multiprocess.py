@@ -13,6 +13,7 @@ from fastiter._stats.autotune import (
     most_workers,
 )
 from fastiter._stats.stats import LoaderStats, WorkerKind
+from fastiter._stats.timer import Timer
 from fastiter._stats.trace import WorkerTraces
 from fastiter._util import shutdown
 from fastiter._util.arguments import checked_callable, checked_optional_int, checked_seconds
@@ -35,7 +36,7 @@ from fastiter.iterators._arguments import (
 from fastiter.iterators._device_prefetch import PrefetchingIterator
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._source import Source
-from fastiter.iterators._state import Plan, State
+from fastiter.iterators._state import Plan
 
 __all__ = ["MultiprocessIterator"]
 
@@ -61,9 +62,7 @@ class MultiprocessIterator(PrefetchingIterator):
         caller's process (for debugging). 'auto' begins with few, and has more or fewer as the
         iterator's statistics advise, within the limits of CPUs and memory.
     n_prefetch : int, 'auto' or None
-        Batches fetched ahead of the one that ``next()`` waits for, at least 1. None for 1, or 2 if
-        ``device`` is a GPU. 'auto' begins with 2 and has more, up to 16, where some batches take
-        much longer than others.
+        As in `MultithreadIterator`.
     shared_mem : int, optional
         Bytes per example that slots have room for at first. They grow as needed; None lets the
         first batches tell.
@@ -171,6 +170,7 @@ class MultiprocessIterator(PrefetchingIterator):
 
     def _init_runtime(self) -> None:
         super()._init_runtime()
+        self._timer = Timer(is_serial=self._n_processes == 0)
         self._pool: Pool | None = None
         self._remains: _Remains | None = None
         most: dict[str, int] = {}
@@ -289,31 +289,33 @@ class MultiprocessIterator(PrefetchingIterator):
 
     def _running_pool(self) -> Pool:
         pool = self._pool
-        if pool is not None and pool.is_own and not pool.closed:
-            pool.ring.seed = self._seed
-            if pool.is_starting:
-                pool.look_at_starts()
-            return pool
-        if pool is not None and not pool.is_own:
-            raise RuntimeError(
-                f"this iterator belongs to process {pool.pid}; in a child, iterate over a copy "
-                "(copy.copy(iterator))"
-            )
+        if pool is not None:
+            if not pool.is_own:
+                raise RuntimeError(
+                    f"this iterator belongs to process {pool.pid}; in a child, iterate over a copy "
+                    "(copy.copy(iterator))"
+                )
+            if not pool.closed:
+                pool.ring.seed = self._seed
+                if pool.is_starting:
+                    pool.look_at_starts()
+                return pool
         shutdown.block_if_exiting(self._lock)
         # Not started yet, or the last start failed and said why.
         self._planner.rewind()
         most = {} if self._tuner is None else self._tuner.most
-        workers, n_prefetch = self.n_processes, self.n_prefetch
         converter = _batch_converter_of(self._source, self._skips is not None)
         pool = self._pool = Pool(
             job=BatchJob(self._dataset, converter, self._worker_init, self._maxtasksperchild),
-            workers=workers,
+            workers=self.n_processes,
             most_workers=most.get("n_processes", 0),
             most_prefetch=most.get("n_prefetch", 0),
             batch_size=self._batch_size,
-            rows=self._most_rows(self._planner.state),
-            n_prefetch=n_prefetch,
-            n_held=self._most_held(),
+            rows=self._most_rows(),
+            n_prefetch=self.n_prefetch,
+            # Slots that the consumer has while the loop goes on: those of _fetch_to_gpu and one to
+            # be copied, or those of a loop that keeps its batch while it calls next().
+            n_held=self._n_device_prefetch + 3 if self._source.is_on_gpu else 2,
             shared_mem=self._shared_mem,
             dataset_timeout=self._dataset_timeout,
             start=choose(self._context),
@@ -324,10 +326,6 @@ class MultiprocessIterator(PrefetchingIterator):
         if self._timer.trace is not None:
             pool.ring.start_trace()
         return pool
-
-    @property
-    def _has_workers(self) -> bool:
-        return self._n_processes != 0
 
     def _loader_stats(self, seconds: float) -> LoaderStats:
         pool, remains = self._pool, self._remains
@@ -352,24 +350,17 @@ class MultiprocessIterator(PrefetchingIterator):
             return {f"worker {n}": pool.ring.trace_events(n) for n in range(pool.n_workers)}
         return {} if remains is None else remains.traces
 
-    def _most_held(self) -> int:
-        """Slots that the consumer has while the loop goes on."""
-        if self._source.is_on_gpu:
-            # Those of _fetch_to_gpu, and one to be copied.
-            return self._n_device_prefetch + 3
-        return 2  # a loop that keeps its batch while it calls next()
-
     def _drop_works(self, works: list[Any]) -> None:
         pool = self._pool
         if pool is None or not pool.is_own:
             return
         pool.ring.reset()
-        if not pool.closed and pool.rows < self._most_rows(self._planner.state):
+        if not pool.closed and pool.rows < self._most_rows():
             pool.close()  # the dataset has grown: the next one has room for its batches
 
-    def _most_rows(self, state: State) -> int:
+    def _most_rows(self) -> int:
         """Examples that a batch has at most."""
-        return self._batch_size if self._repeat else min(self._batch_size, state.epoch_size)
+        return self._batch_size if self._repeat else min(self._batch_size, self._epoch_size)
 
     def _close(self) -> None:
         pool = self._pool

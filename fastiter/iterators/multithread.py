@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fastiter._fetch.dataset_access import column_getter
 from fastiter._stats.autotune import FIRST_PREFETCH, MOST_PREFETCH, Lookahead, Tuner
 from fastiter._stats.stats import LoaderStats
+from fastiter._stats.timer import Timer
 from fastiter._stats.trace import WorkerTraces
 from fastiter._threads.batch_buffer import CallCost
 from fastiter._threads.collator import Assembler
@@ -125,6 +126,7 @@ class MultithreadIterator(PrefetchingIterator):
 
     def _init_runtime(self) -> None:
         super()._init_runtime()
+        self._timer = Timer()
         self._threads: Threads | None = None
         self._all_counters = [ThreadCounters() for _ in range(self._n_threads)]
         self._calls = self._ready_sum = 0
@@ -136,18 +138,15 @@ class MultithreadIterator(PrefetchingIterator):
             self._lookahead = Lookahead(self._n_prefetch)
         self._recorded: list[deque[Event]] = []
         self._assembler: Assembler | None = None
-        convert = None
         if self._source.concat is not None:
             self._assembler = Assembler(*self._source.concat, self._batch_size, self.n_prefetch + 1)
-        elif self._source.converter is not None and not self._converts_itself:
-            convert = _without_device(self._source.converter)
         self._work = Work(
             self._source,
             self._batch_size,
             self._n_threads,
             RowCost(),
             CallCost(),
-            convert,
+            converts=not self._converts_itself,
             tolerates=self._skips is not None,
         )
 
@@ -232,10 +231,6 @@ class MultithreadIterator(PrefetchingIterator):
     def _count_ready(self) -> int:
         """Complete batches, from the oldest one on."""
         return sum(1 for _ in itertools.takewhile(lambda task: task.is_ready, self._tasks))
-
-    @property
-    def _has_workers(self) -> bool:
-        return True
 
     def _loader_stats(self, seconds: float) -> LoaderStats:
         return LoaderStats(
@@ -331,7 +326,3 @@ class MultithreadIterator(PrefetchingIterator):
 def _note_start(all_counters: Sequence[ThreadCounters]) -> None:
     for counters in all_counters:
         counters.note_start()
-
-
-def _without_device(converter: Callable[[Any, Any], Any]) -> Callable[[list[Any]], Any]:
-    return lambda examples: converter(examples, None)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
-import time
 from typing import Any
 
 import numpy as np
 import pytest
+from failing import Failing
 
 from fastiter import DatasetError, MultithreadIterator, concat_examples
 from fastiter._threads import tasks
@@ -55,31 +54,23 @@ def wait_until_gone(threads: set[threading.Thread]) -> None:
         assert not thread.is_alive()
 
 
+def run(program: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
     before = our_threads()
     yield
     gc.collect()
     wait_until_gone(our_threads() - before)
-
-
-def test_one_batch_is_fetched_ahead():
-    asked: list[int] = []
-
-    class Noting:
-        def __len__(self):
-            return 100
-
-        def __getitem__(self, index):
-            asked.append(index)
-            return index
-
-    with MultithreadIterator(Noting(), 3, shuffle=False) as iterator:
-        for n in range(1, 6):
-            next(iterator)
-            # The batch ahead is with the thread, which may be through with it or not.
-            assert asked[: 3 * n] == list(range(3 * n))
-            assert len(asked) <= 3 * (n + 1)
 
 
 def test_all_threads_work_on_one_batch():
@@ -94,16 +85,14 @@ def test_all_threads_work_on_one_batch():
             barrier.wait()  # passed only if all rows are fetched at the same time
             return index
 
-    with MultithreadIterator(
-        Meeting(), n_threads, repeat=False, shuffle=False, n_threads=n_threads
-    ) as iterator:
+    with MultithreadIterator(Meeting(), n_threads, shuffle=False, n_threads=n_threads) as iterator:
         assert next(iterator) == [0, 1, 2, 3]
 
 
 def test_first_failing_row_gives_the_error():
     release = threading.Event()
 
-    class Failing:
+    class FailingTwice:
         def __len__(self):
             return 4
 
@@ -119,7 +108,7 @@ def test_first_failing_row_gives_the_error():
     for _ in range(5):
         release.clear()
         with (
-            MultithreadIterator(Failing(), 4, repeat=False, shuffle=False, n_threads=4) as iterator,
+            MultithreadIterator(FailingTwice(), 4, shuffle=False, n_threads=4) as iterator,
             pytest.raises(LookupError),
         ):
             next(iterator)
@@ -127,16 +116,7 @@ def test_first_failing_row_gives_the_error():
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
 def test_error_that_would_end_a_thread_comes_as_dataset_error(error):
-    class Failing:
-        def __len__(self):
-            return 3
-
-        def __getitem__(self, index):
-            if index == 1:
-                raise error
-            return index
-
-    with MultithreadIterator(Failing(), 1, repeat=False, shuffle=False) as iterator:
+    with MultithreadIterator(Failing({1: error}, 3), 1, repeat=False, shuffle=False) as iterator:
         assert next(iterator) == [0]
         with pytest.raises(DatasetError, match=type(error).__name__) as caught:
             next(iterator)
@@ -214,24 +194,14 @@ def test_finalize_wakes_up_who_waits():
     dataset.gate.set()
 
 
-def test_finalize_leaves_a_hanging_thread_behind_and_reset_goes_on():
-    dataset = Gated(1)
-    iterator = MultithreadIterator(dataset, 1, shuffle=False)
-    assert next(iterator) == [0]  # the thread hangs in the batch ahead
-    assert dataset.is_waiting.wait(PATIENCE)
-    start = time.monotonic()
-    iterator.finalize()
-    assert time.monotonic() - start < 5
-    dataset.gate.set()
-    iterator.reset()
-    assert [next(iterator), next(iterator)] == [[0], [1]]
-    iterator.finalize()
-
-
-def test_dropped_iterator_ends_its_threads():
+@pytest.mark.parametrize("n_prefetch", [1, 7])
+@pytest.mark.parametrize("in_cycle", [False, True])
+def test_dropped_iterator_ends_its_threads(n_prefetch, in_cycle):
     before = our_threads()
-    iterator = MultithreadIterator(range(8), 2, n_threads=3)
+    iterator = MultithreadIterator(range(50), 3, n_threads=3, n_prefetch=n_prefetch)
     next(iterator)
+    if in_cycle:
+        iterator.itself = iterator
     started = our_threads() - before
     assert len(started) == 3
     del iterator
@@ -274,19 +244,6 @@ def test_copy_has_threads_of_its_own():
             assert other.n_threads == 2
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_goes_on_in_a_forked_child():
-    with MultithreadIterator(range(6), 2, shuffle=False) as iterator:
-        next(iterator)
-        child = os.fork()
-        if child == 0:
-            signal.alarm(int(PATIENCE))
-            os._exit(0 if [next(iterator), next(iterator)] == [[2, 3], [4, 5]] else 1)
-        assert os.waitpid(child, 0)[1] == 0
-        assert next(iterator) == [2, 3]
-
-
 @pytest.mark.parametrize("n_threads", [0, -1, 1.5, None, True])
 def test_n_threads_is_checked(n_threads):
     with pytest.raises((TypeError, ValueError), match="n_threads"):
@@ -310,14 +267,7 @@ def test_program_ends_silently_with_an_iterator_alive_and_a_thread_hanging():
         iterator = MultithreadIterator(Hanging(), 2, shuffle=False)
         print(next(iterator))
     """
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert (run.returncode, run.stdout, run.stderr) == (0, "[0, 1]\n", "")
+    assert run(program) == (0, "[0, 1]\n", "")
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import collections
 import functools
-import gc
 import os
 import pickle
 import random
 import signal
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 from itertools import chain
@@ -21,7 +18,7 @@ import numpy as np
 import pytest
 from comparison import assert_same
 from failing import Failing, FailingTogether
-from test_multithread import PATIENCE, Gated, no_thread_is_left, our_threads, wait_until_gone
+from test_multithread import PATIENCE, Gated, no_thread_is_left, our_threads, run
 
 from fastiter import MultithreadIterator, SerialIterator, concat_examples
 from fastiter.dataset import TabularDataset
@@ -209,6 +206,9 @@ def test_a_hanging_example_delays_finalize_by_a_second_and_no_more():
     iterator.finalize()
     assert time.monotonic() - begin < 4
     dataset.gate.set()
+    iterator.reset()
+    assert [next(iterator), next(iterator)] == [[0, 1], [2, 3]]
+    iterator.finalize()
 
 
 def test_finalize_does_not_wait_for_rows_that_were_only_taken():
@@ -252,17 +252,6 @@ def test_reset_and_snapshots_with_batches_ahead(save, load):
         assert len(set(chain(*again))) == 48
 
 
-def test_iterator_in_a_cycle_is_collected_and_its_threads_end():
-    before = our_threads()
-    iterator = MultithreadIterator(range(50), 3, n_threads=3, n_prefetch=7)
-    next(iterator)
-    iterator.itself = iterator
-    started = our_threads() - before
-    del iterator
-    gc.collect()
-    wait_until_gone(started)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_child_of_a_fork_goes_on_though_another_thread_was_in_next():
@@ -285,17 +274,6 @@ def test_child_of_a_fork_goes_on_though_another_thread_was_in_next():
     waiting.join(PATIENCE)
     assert next(iterator) == [4, 5]
     iterator.finalize()
-
-
-def run(program: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
 
 
 BUSY = """

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from batches import WITH_PADDING, WITHOUT_PADDING, Point
 from comparison import assert_same, outcome
+from failing import Failing
 
 from fastiter._collate.collate import collate
 from fastiter._collate.padding import Padding
@@ -140,18 +141,12 @@ def test_few_strange_rows_do_not_change_what_is_learnt():
 
 def test_fetch_tells_which_row_failed_and_keeps_those_before():
     error = LookupError("no five")
-
-    class Failing:
-        def __getitem__(self, index):
-            if index == 5:
-                raise error
-            return index
-
+    dataset = Failing({5: error})
     rows = BatchBuffer(4)
     indices = np.array([3, 4, 5, 6])
-    assert rows.fetch(Failing(), indices, 0, 4, Position()) == (2, error)
+    assert rows.fetch(dataset, indices, 0, 4, Position()) == (2, error)
     assert rows.examples()[:2] == [3, 4]
-    assert rows.fetch(Failing(), indices, 3, 4, Position()) is None
+    assert rows.fetch(dataset, indices, 3, 4, Position()) is None
     assert rows.examples() == [3, 4, 6]
 
 
@@ -166,26 +161,6 @@ def test_fetch_stops_when_told():
     rows = BatchBuffer(3)
     assert rows.fetch(Stopping(), np.arange(3), 0, 3, Position()) is None
     assert asked == [0]
-
-
-@pytest.mark.parametrize(
-    ("indices", "first", "stop", "error"),
-    [
-        (np.arange(3), 0, 4, ValueError),
-        (np.arange(3), -1, 2, ValueError),
-        (np.arange(3), 2, 1, ValueError),
-        (np.arange(4), 0, 3, ValueError),
-        (np.arange(3.0), 0, 3, TypeError),
-        (np.arange(6)[::2], 0, 3, TypeError),
-        ([0, 1, 2], 0, 3, TypeError),
-    ],
-)
-def test_rows_and_indices_are_checked(indices, first, stop, error):
-    rows = BatchBuffer(3)
-    with pytest.raises(error):
-        rows.fetch(range(9), indices, first, stop, Position())
-    with pytest.raises(ValueError, match="batch of 3"):
-        rows.put(1, [1, 2, 3])
 
 
 def test_dict_that_another_thread_changes_stays_whole():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import itertools
 import math
 from pathlib import Path
 
@@ -16,12 +15,7 @@ from fastiter._order import permutation
 
 GOLDEN = Path(__file__).parents[1] / "data" / "shuffles.csv"
 CELLS16, CELLS32, SCATTER = range(3)
-BEST = permutation.isa_levels()[-1]
 WORDS = permutation.seed_words(20261)
-
-
-def made_by(n, method, *, isa=BEST, threads=1, shape=(0, 0), cells32=False, stream=0):
-    return permutation.fast_permutation_by(n, WORDS, stream, threads, isa, method, *shape, cells32)
 
 
 # ---- always the same ------------------------------------------------------------------------
@@ -34,35 +28,6 @@ def test_golden_orders():
             order = permutation.fast_permutation(int(line["n"]), words, int(line["stream"]))
             assert " ".join(map(str, order[:8])) == line["first"], line
             assert hashlib.sha256(order.astype("<i8").tobytes()).hexdigest() == line["sha256"]
-
-
-@pytest.mark.parametrize("isa", permutation.isa_levels())
-@pytest.mark.parametrize("method", [CELLS16, CELLS32])
-def test_cells_of_both_widths_and_all_instruction_sets_agree(method, isa):
-    for n in [*range(70), 255, 256, 257, 4095, 65_535, 65_536]:
-        order = random.permutation(n, 20261)
-        assert order.dtype == np.int64
-        assert np.array_equal(np.sort(order), np.arange(n))
-        assert np.array_equal(made_by(n, method, isa=isa), order), n
-
-
-@pytest.mark.parametrize("shape", [(0, 5), (1, 6), (3, 5), (6, 9), (12, 16)], ids=str)
-def test_scatters_agree_for_all_instruction_sets_and_numbers_of_threads(shape):
-    for n in [0, 1, 2, 31, 32, 33, 100, 1000, 5000]:
-        order = made_by(n, SCATTER, isa=0, shape=shape)
-        assert np.array_equal(np.sort(order), np.arange(n))
-        for isa, threads, cells32 in itertools.product(
-            permutation.isa_levels(), (1, 3), (False, True)
-        ):
-            other = made_by(n, SCATTER, isa=isa, threads=threads, shape=shape, cells32=cells32)
-            assert np.array_equal(other, order), (n, isa, threads, cells32)
-
-
-@pytest.mark.parametrize("isa", permutation.isa_levels())
-def test_a_bucket_that_16_bits_do_not_suffice_for(isa):
-    order = made_by(200_000, SCATTER, isa=isa, shape=(1, 16))  # buckets of about 100,000
-    assert np.array_equal(np.sort(order), np.arange(200_000))
-    assert np.array_equal(order, made_by(200_000, SCATTER, shape=(1, 16), cells32=True))
 
 
 def test_threads_do_not_change_an_order():
@@ -160,13 +125,6 @@ def test_wrong_arguments(arguments, error, message):
         random.permutation(**{"n": 5, "seed": 0, **arguments})
 
 
-def test_a_plan_that_cannot_be_is_an_error():
-    with pytest.raises(ValueError, match="refuses"):
-        made_by(65_537, CELLS16)
-    with pytest.raises(ValueError, match="refuses"):
-        made_by(5, CELLS16, isa=99)
-
-
 # ---- equally likely -------------------------------------------------------------------------
 # The orders are always the same ones, so these tests pass or fail for good. z is about normal.
 
@@ -181,7 +139,9 @@ METHODS = [
 
 
 def orders_of(n: int, count: int, method: int, shape: tuple[int, int]) -> np.ndarray:
-    return np.array([made_by(n, method, shape=shape, stream=k) for k in range(count)])
+    return np.array(
+        [permutation.fast_permutation_by(n, WORDS, k, method, *shape) for k in range(count)]
+    )
 
 
 def z_of(counts: np.ndarray, freedom: int) -> float:

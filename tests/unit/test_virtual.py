@@ -7,8 +7,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from uniformity import chi_square_z, lag_z, pair_z, place_z
 
 from fastiter import random
@@ -17,11 +15,10 @@ from fastiter._order.permutation import VirtualOrder
 
 WORDS = permutation.seed_words(20262)
 ROUNDS = permutation.ROUNDS
-ISAS = permutation.isa_levels()
 
 
-def whole(n, words=WORDS, stream=0, rounds=ROUNDS, isa=ISAS[-1]):
-    return permutation.fill_by(n, words, stream, 0, n, isa, rounds)
+def whole(n, words=WORDS, rounds=ROUNDS):
+    return permutation.whole_by(n, words, rounds)
 
 
 def many_words(count):
@@ -35,26 +32,8 @@ def many_words(count):
 @pytest.mark.parametrize(
     "n", [4, 5, 7, 8, 9, 31, 32, 33, 60, 64, 65, 1000, 4095, 4096, 4097, 65_537, 300_001]
 )
-def test_every_index_comes_once_by_every_instruction_set(n):
-    first = whole(n, isa=ISAS[0])
-    assert np.array_equal(np.sort(first), np.arange(n))
-    for isa in ISAS[1:]:
-        assert np.array_equal(whole(n, isa=isa), first)
-
-
-@given(
-    n=st.integers(4, 2**62) | st.integers(2, 62).flatmap(lambda k: st.just(2**k)),
-    stream=st.integers(0, 2**64 - 1),
-    count=st.integers(1, 300),
-    data=st.data(),
-)
-def test_instruction_sets_agree_on_any_part(n, stream, count, data):
-    count = min(count, n)
-    start = data.draw(st.integers(0, n - count))
-    parts = [permutation.fill_by(n, WORDS, stream, start, count, isa, ROUNDS) for isa in ISAS]
-    assert all(np.array_equal(part, parts[0]) for part in parts)
-    assert 0 <= parts[0].min() <= parts[0].max() < n
-    assert len(set(parts[0].tolist())) == count
+def test_every_index_comes_once(n):
+    assert np.array_equal(np.sort(whole(n)), np.arange(n))
 
 
 #: Made once: what a seed gives may never change.
@@ -160,9 +139,6 @@ def test_wrong_places():
         order[10**6]
     with pytest.raises(ValueError, match="step"):
         order[::2]
-    for refused in [(3, 12), (2**62 + 1, 12), (100, 11), (100, 14)]:
-        with pytest.raises(ValueError, match="refuses"):
-            permutation.fill_by(refused[0], WORDS, 0, 0, 1, 0, refused[1])
 
 
 # -- how well it mixes -----------------------------------------------------------------------------

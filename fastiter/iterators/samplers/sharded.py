@@ -77,7 +77,10 @@ class ShardedOrderSampler(SeededSampler, OrderSampler):
         checked_callable("sampler", sampler)
         if isinstance(sampler, ShardedOrderSampler):
             raise TypeError("sampler must draw global orders, but is a ShardedOrderSampler itself")
-        if _is_of_the_global_generator(sampler):
+        if (
+            isinstance(sampler, ShuffleOrderSampler)
+            and sampler._random_state is np.random.mtrand._rand
+        ):
             raise ValueError(
                 "sampler must draw the same orders in all processes, but this ShuffleOrderSampler "
                 "draws from NumPy's global generator, whose state is each process's own: give it a "
@@ -254,9 +257,3 @@ def _place_in_environment() -> tuple[int, int]:
     raise ValueError(
         f"rank and size are not given, and no launcher has set them ({names}): pass rank and size"
     )
-
-
-def _is_of_the_global_generator(sampler: Any) -> bool:
-    if not isinstance(sampler, ShuffleOrderSampler) or sampler._words is not None:
-        return False
-    return sampler._random_state is np.random.mtrand._rand
