@@ -518,9 +518,7 @@ class PlannedIterator(Iterator):
             self._go_on_from(loaded)
 
     def _snapshot(self) -> Snapshot:
-        skips = None
-        if self._skips is not None:
-            skips = self._planner.skip_state or SkipState()
+        skips = None if self._skips is None else self._planner.skip_state or SkipState()
         return Snapshot(self._planner.state, self._seed, skips)
 
     def _go_on_from(self, snapshot: Snapshot) -> None:

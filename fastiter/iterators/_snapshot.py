@@ -239,9 +239,7 @@ def _order_again(
             f"this is one of {ours.share.size} (or their tail differs): only at the start of an "
             "epoch can their number change"
         )
-    order = seeded_order(
-        sampler, record.n_drawn - 1, state.epoch_size, dataset_size, size=state.epoch_size
-    )
+    order = seeded_order(sampler, record.n_drawn - 1, dataset_size, state.epoch_size)
     if (
         record.share == ours.share
         and isinstance(order, np.ndarray)

@@ -71,7 +71,7 @@ def initial_state(
     order, n_drawn = None, 0
     if is_seeded(order_sampler):
         number = order_sampler._upcoming() if number is None else number
-        order = seeded_order(order_sampler, number, dataset_size, dataset_size)
+        order = seeded_order(order_sampler, number, dataset_size)
         n_drawn = number + 1
     elif order_sampler is not None:
         fresh = _gives_fresh_orders(order_sampler)
@@ -87,16 +87,12 @@ def initial_state(
 
 
 def seeded_order(
-    sampler: SeededSampler,
-    number: int,
-    order_size: int,
-    dataset_size: int,
-    *,
-    size: int | None = None,
+    sampler: SeededSampler, number: int, dataset_size: int, size: int | None = None
 ) -> Order:
-    """Draw the order of that number; ``size`` is the length that it must have."""
-    drawn = sampler._draw(sampler._population(order_size, dataset_size), number)
-    return checked_order(drawn, dataset_size, size=size, copy=False)
+    """Draw the order of that number; ``size`` is the length of the orders before, which it must
+    have, too."""
+    population = sampler._population(dataset_size if size is None else size, dataset_size)
+    return checked_order(sampler._draw(population, number), dataset_size, size=size, copy=False)
 
 
 def checked_order(
@@ -211,8 +207,7 @@ class Planner(PlanQueue):
                 "the state has an order, but there is no order_sampler for the next one"
             )
         if is_seeded(sampler):
-            order = seeded_order(sampler, n_drawn, size, dataset_size, size=size)
-            return order, size, n_drawn + 1
+            return seeded_order(sampler, n_drawn, dataset_size, size), size, n_drawn + 1
         fresh = _gives_fresh_orders(sampler)
         # A sampler of the user's may shuffle what it is given in place, or keep what it returns:
         # the order of the batch delivered last must survive both.
