@@ -102,17 +102,11 @@ def test_a_dict_of_indices_is_a_dataset():
 
 
 FOREIGN = {
-    "batch_sampler": "set batch_size and order_sampler",
     "collate_fn": "use converter=",
     "drop_last": "with repeat=True all batches are full",
-    "generator": "use order_sampler=ShuffleOrderSampler(seed)",
     "num_workers": "n_processes, threads are MultithreadIterator's n_threads",
-    "padding": "use converter=functools.partial(concat_examples, padding=...)",
-    "persistent_workers": "workers always stay",
     "pin_memory": "leave it out",
-    "prefetch_factor": "use n_prefetch=",
     "sampler": "use order_sampler=",
-    "timeout": "use MultiprocessIterator's dataset_timeout=",
     "worker_init_fn": "use MultiprocessIterator's worker_init=",
 }
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from failing import Calling
 
 from fastiter import MultithreadIterator, SerialIterator, concat_examples
 from fastiter._threads import collator
@@ -92,24 +93,10 @@ def meanwhile(action: Callable[[], Any], n_threads: int = 1) -> Iterator[None]:
 # ---- forks ---------------------------------------------------------------------------------------
 
 
-class Stopping:
-    """Example i is i; the thread that fetches number 4 waits."""
-
-    def __init__(self) -> None:
-        self.gate = Gate()
-
-    def __len__(self) -> int:
-        return 100
-
-    def __getitem__(self, index: int) -> int:
-        if index == 4:
-            self.gate()
-        return index
-
-
 @pytest.mark.parametrize("kind", [SerialIterator, MultithreadIterator])
 def test_a_child_forked_while_a_thread_is_in_next(kind):
-    dataset = Stopping()
+    gate = Gate()  # of the thread that fetches number 4
+    dataset = Calling(lambda index: (index == 4 and gate(), index)[1], 100)
     iterator = kind(dataset, 4, shuffle=False)
     assert next(iterator) == [0, 1, 2, 3]
     position = iterator.state_dict()["current_position"]
@@ -124,7 +111,7 @@ def test_a_child_forked_while_a_thread_is_in_next(kind):
             and next(iterator) == [8, 9, 10, 11]
         )
 
-    with dataset.gate.held(lambda: next(iterator)):
+    with gate.held(lambda: next(iterator)):
         status = in_child(child)
     assert status == 0
     assert next(iterator) == [8, 9, 10, 11]
@@ -134,18 +121,17 @@ def test_a_child_forked_while_a_thread_is_in_next(kind):
 def test_a_child_forked_by_the_dataset_is_still_in_next():
     statuses = []
 
-    class Forking(Stopping):
-        def __getitem__(self, index: int) -> int:
-            if index == 2:
-                statuses.append(in_child(refuses))
-            return index
+    def fork(index: int) -> int:
+        if index == 2:
+            statuses.append(in_child(refuses))
+        return index
 
     def refuses() -> bool:
         with pytest.raises(RuntimeError, match="inside another call"):
             next(iterator)
         return iterator.current_position == 0
 
-    iterator = SerialIterator(Forking(), 4, shuffle=False)
+    iterator = SerialIterator(Calling(fork, 100), 4, shuffle=False)
     assert next(iterator) == [0, 1, 2, 3]
     assert statuses == [0]
 
@@ -257,18 +243,12 @@ def test_examples_that_another_thread_changes():
     """A dict whose values are replaced, so that each dies, while threads copy them."""
     shared = {"a": np.zeros(40), "b": 1.0}
 
-    class Sharing:
-        def __len__(self) -> int:
-            return 1000
-
-        def __getitem__(self, index: int) -> dict[str, Any]:
-            return shared
-
     def change() -> None:
         for number in range(100):
             shared["a"], shared["b"] = np.full(40, number), float(number)
 
-    iterator = MultithreadIterator(Sharing(), 64, n_threads=2, converter=concat_examples)
+    dataset = Calling(lambda index: shared, 1000)
+    iterator = MultithreadIterator(dataset, 64, n_threads=2, converter=concat_examples)
     with iterator, meanwhile(change):
         for _ in range(300):
             batch = next(iterator)

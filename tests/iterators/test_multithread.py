@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failing import Failing
+from failing import Calling, Failing
 
 from fastiter import DatasetError, MultithreadIterator, concat_examples
 from fastiter._threads import tasks
@@ -77,38 +77,31 @@ def test_all_threads_work_on_one_batch():
     n_threads = 4
     barrier = threading.Barrier(n_threads, timeout=PATIENCE)
 
-    class Meeting:
-        def __len__(self):
-            return n_threads
+    def meet(index):
+        barrier.wait()  # passed only if all rows are fetched at the same time
+        return index
 
-        def __getitem__(self, index):
-            barrier.wait()  # passed only if all rows are fetched at the same time
-            return index
-
-    with MultithreadIterator(Meeting(), n_threads, shuffle=False, n_threads=n_threads) as iterator:
+    dataset = Calling(meet, n_threads)
+    with MultithreadIterator(dataset, n_threads, shuffle=False, n_threads=n_threads) as iterator:
         assert next(iterator) == [0, 1, 2, 3]
 
 
 def test_first_failing_row_gives_the_error():
     release = threading.Event()
 
-    class FailingTwice:
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, index):
-            if index == 1:
-                assert release.wait(PATIENCE)
-                raise LookupError(index)
-            if index == 2:
-                release.set()
-                raise ValueError(index)
-            return index
+    def fail_twice(index):
+        if index == 1:
+            assert release.wait(PATIENCE)
+            raise LookupError(index)
+        if index == 2:
+            release.set()
+            raise ValueError(index)
+        return index
 
     for _ in range(5):
         release.clear()
         with (
-            MultithreadIterator(FailingTwice(), 4, shuffle=False, n_threads=4) as iterator,
+            MultithreadIterator(Calling(fail_twice, 4), 4, shuffle=False, n_threads=4) as iterator,
             pytest.raises(LookupError),
         ):
             next(iterator)
@@ -244,10 +237,11 @@ def test_copy_has_threads_of_its_own():
             assert other.n_threads == 2
 
 
-@pytest.mark.parametrize("n_threads", [0, -1, 1.5, None, True])
-def test_n_threads_is_checked(n_threads):
-    with pytest.raises((TypeError, ValueError), match="n_threads"):
-        MultithreadIterator(range(3), 1, n_threads=n_threads)
+@pytest.mark.parametrize("name", ["n_threads", "n_prefetch"])
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True])
+def test_numbers_are_checked(name, wrong):
+    with pytest.raises((TypeError, ValueError), match=name):
+        MultithreadIterator(range(3), 1, **{name: wrong})
 
 
 def test_program_ends_silently_with_an_iterator_alive_and_a_thread_hanging():

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from comparison import assert_same
-from failing import Failing, FailingTogether
+from failing import Calling, Failing, FailingTogether
 from test_multithread import PATIENCE, Gated, no_thread_is_left, our_threads, run
 
 from fastiter import MultithreadIterator, SerialIterator, concat_examples
@@ -65,12 +65,6 @@ def test_so_many_batches_are_fetched_ahead_and_no_more(n_prefetch):
             assert iterator.current_position == 3 * n
     assert set(dataset.asked.values()) == {1}
     assert all(name.startswith("fastiter-") for name in dataset.threads)
-
-
-@pytest.mark.parametrize("n_prefetch", [0, -1, 1.5, True])
-def test_n_prefetch_is_checked(n_prefetch):
-    with pytest.raises((TypeError, ValueError), match="n_prefetch"):
-        MultithreadIterator(range(3), 1, n_prefetch=n_prefetch)
 
 
 def test_threads_are_as_many_as_asked_for_and_gone_after_finalize():
@@ -216,18 +210,14 @@ def test_finalize_does_not_wait_for_rows_that_were_only_taken():
     asked = []
     first = threading.Event()
 
-    class Slow:
-        def __len__(self):
-            return size
+    def slow(index):
+        asked.append(index)
+        if len(asked) > size // 2:
+            first.set()
+            threading.Event().wait(0.01)
+        return index
 
-        def __getitem__(self, index):
-            asked.append(index)
-            if len(asked) > size // 2:
-                first.set()
-                threading.Event().wait(0.01)
-            return index
-
-    iterator = MultithreadIterator(Slow(), size // 2, shuffle=False)
+    iterator = MultithreadIterator(Calling(slow, size), size // 2, shuffle=False)
     next(iterator)  # the thread has learnt that rows are quick, so it takes many at a time
     assert first.wait(PATIENCE)
     iterator.finalize()

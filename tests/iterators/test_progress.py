@@ -9,23 +9,12 @@ import sys
 import time
 
 import pytest
+from failing import Calling
 
 import fastiter
 from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator
 
 tqdm = pytest.importorskip("tqdm")
-
-
-class Sleeping:
-    def __init__(self, seconds, n):
-        self.seconds, self.n = seconds, n
-
-    def __len__(self):
-        return self.n
-
-    def __getitem__(self, index):
-        time.sleep(self.seconds)
-        return index
 
 
 class Screen(io.StringIO):
@@ -144,7 +133,8 @@ def convert(batch, device):
 
 def test_tells_the_share_of_waiting():
     screen = Screen()
-    with SerialIterator(Sleeping(0.01, 8), 2, repeat=False) as iterator:
+    sleeping = Calling(lambda index: time.sleep(0.01), 8)
+    with SerialIterator(sleeping, 2, repeat=False) as iterator:
         for _ in fastiter.progress(iterator, file=screen, **OPTIONS):
             pass
     share = int(re.search(r"waiting (\d+)%", screen.drawn()[-1])[1])

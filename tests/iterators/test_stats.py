@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from failing import Calling, Failing
 from statistics_of import figures
 
 import fastiter
@@ -46,17 +47,8 @@ class Computing(Sleeping):
         return np.full(16, index, np.float32), index
 
 
-class Failing:
-    def __init__(self, n=40, bad=(9,)):
-        self.n, self.bad = n, set(bad)
-
-    def __len__(self):
-        return self.n
-
-    def __getitem__(self, index):
-        if index in self.bad:
-            raise ValueError("nine")
-        return index
+def failing(n=40, bad=(9,)):
+    return Failing({index: ValueError("nine") for index in bad}, n)
 
 
 def serial(dataset, **options):
@@ -157,7 +149,7 @@ def test_a_pause_after_the_end_a_reset_or_a_snapshot_is_no_part_of_the_loop(make
 
 @pytest.mark.parametrize("make", KINDS)
 def test_errors_are_counted_beside_batches(make):
-    with make(Failing(), shuffle=False, repeat=False) as iterator:
+    with make(failing(), shuffle=False, repeat=False) as iterator:
         next(iterator)
         with pytest.raises(ValueError, match="nine"):
             next(iterator)
@@ -168,7 +160,7 @@ def test_errors_are_counted_beside_batches(make):
 
 @pytest.mark.parametrize("make", KINDS)
 def test_skipped_examples_are_not_delivered(make):
-    with make(Failing(), shuffle=False, repeat=False, on_error="skip", skip_limit=5) as iterator:
+    with make(failing(), shuffle=False, repeat=False, on_error="skip", skip_limit=5) as iterator:
         assert sum(map(len, iterator)) == 39
         stats = iterator.stats()
     assert (stats.batches, stats.examples, stats.skipped, stats.errors) == (5, 39, 1, 0)
@@ -177,7 +169,7 @@ def test_skipped_examples_are_not_delivered(make):
 @pytest.mark.parametrize("make", KINDS)
 def test_the_end_is_no_part_of_the_loop_where_nothing_is_left_of_the_last_batch(make):
     skip = {"on_error": "skip", "skip_limit": None}
-    with make(Failing(16, range(8, 16)), shuffle=False, repeat=False, **skip) as iterator:
+    with make(failing(16, range(8, 16)), shuffle=False, repeat=False, **skip) as iterator:
         assert len(list(iterator)) == 1
         stats = iterator.stats()
         with pytest.raises(StopIteration):
@@ -189,7 +181,7 @@ def test_the_end_is_no_part_of_the_loop_where_nothing_is_left_of_the_last_batch(
 @pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize(("bad", "limit", "skipped"), [([1, 2, 3], 2, 2), (range(16), None, 16)])
 def test_what_a_failing_batch_skipped_counts(make, bad, limit, skipped):
-    with make(Failing(16, bad), shuffle=False, on_error="skip", skip_limit=limit) as iterator:
+    with make(failing(16, bad), shuffle=False, on_error="skip", skip_limit=limit) as iterator:
         with pytest.raises(SkipLimitError):
             next(iterator)
         stats = iterator.stats()
@@ -232,14 +224,8 @@ def test_bytes_are_those_of_the_examples():
 
 
 def test_spills_and_copies_out_are_counted():
-    class Odd:
-        def __len__(self):
-            return 10_000
-
-        def __getitem__(self, index):
-            return "odd" if index == 100 else np.zeros(4)
-
-    with processes(Odd(), shuffle=False, n_prefetch=1) as iterator:
+    dataset = Calling(lambda index: "odd" if index == 100 else np.zeros(4), 10_000)
+    with processes(dataset, shuffle=False, n_prefetch=1) as iterator:
         held = [next(iterator) for _ in range(20)]
         stats = iterator.stats()
     assert stats.spills == 1

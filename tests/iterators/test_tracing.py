@@ -11,19 +11,19 @@ import time
 
 import numpy as np
 import pytest
+from failing import Calling, FailingTogether
 
 import fastiter
 from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator
 from fastiter.datasets import TupleDataset
 
 
-class Sleeping:
-    def __len__(self):
-        return 10_000
+def sleep(index):
+    time.sleep(0.002)
+    return np.full(8, index), index
 
-    def __getitem__(self, index):
-        time.sleep(0.002)
-        return np.full(8, index), index
+
+SLEEPING = Calling(sleep, 10_000)
 
 
 class Waiting:
@@ -44,15 +44,15 @@ class Waiting:
 
 
 def serial(**options):
-    return SerialIterator(Sleeping(), 8, **options)
+    return SerialIterator(SLEEPING, 8, **options)
 
 
 def threads(**options):
-    return MultithreadIterator(Sleeping(), 8, n_threads=2, **options)
+    return MultithreadIterator(SLEEPING, 8, n_threads=2, **options)
 
 
 def processes(**options):
-    return MultiprocessIterator(Sleeping(), 8, n_processes=2, context="fork", **options)
+    return MultiprocessIterator(SLEEPING, 8, n_processes=2, context="fork", **options)
 
 
 WORKERS = {serial: [], threads: ["thread 0", "thread 1"], processes: ["worker 0", "worker 1"]}
@@ -145,20 +145,14 @@ def test_cheap_rows_are_counted_together():
 
 @pytest.mark.parametrize("kind", ["columns", "getitems"])
 def test_rows_that_are_fetched_together(kind):
-    dataset = TupleDataset(np.zeros((500, 3)), np.arange(500)) if kind == "columns" else Many()
+    dataset = FailingTogether({}, 500)
+    if kind == "columns":
+        dataset = TupleDataset(np.zeros((500, 3)), np.arange(500))
     iterator = MultiprocessIterator(dataset, 50, n_processes=1, context="fork")
     with iterator, iterator.trace() as trace:
         for _ in range(10):
             next(iterator)
     assert sum(span["args"]["rows"] for span in spans(trace.events(), "fetch")) >= 500
-
-
-class Many:
-    def __len__(self):
-        return 500
-
-    def __getitems__(self, indices):
-        return [index * 2 for index in indices]
 
 
 def test_finishes_are_events():
@@ -204,7 +198,7 @@ def test_writes_into_no_file_of_the_program_after_a_start_that_failed(tmp_path):
     def fail(number):
         raise OSError("no file server")
 
-    iterator = MultiprocessIterator(Sleeping(), 8, n_processes=2, context="fork", worker_init=fail)
+    iterator = MultiprocessIterator(SLEEPING, 8, n_processes=2, context="fork", worker_init=fail)
     with contextlib.ExitStack() as stack:
         with pytest.raises(OSError, match="no file server"):
             next(iterator)
@@ -228,7 +222,7 @@ def test_is_saved_although_an_exception_leaves_the_block(tmp_path):
 def test_a_replaced_worker_goes_on_recording():
     with (
         MultiprocessIterator(
-            Sleeping(), 4, n_processes=1, context="fork", maxtasksperchild=3
+            SLEEPING, 4, n_processes=1, context="fork", maxtasksperchild=3
         ) as iterator,
         iterator.trace() as trace,
     ):

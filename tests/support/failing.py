@@ -1,6 +1,23 @@
-"""Datasets whose examples fail."""
+"""Datasets whose examples a test makes, or that fail."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Calling:
+    """Each example is what ``function(index)`` gives."""
+
+    def __init__(self, function: Callable[[int], Any], size: int) -> None:
+        self.function = function
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return self.function(index)
 
 
 class Failing:

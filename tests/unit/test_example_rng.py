@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+from failing import Calling
 
 from fastiter import (
     MultiprocessIterator,
@@ -105,20 +106,14 @@ def test_spawned_workers():
         assert taken(iterator, 9) == expected(5, 3, 9)
 
 
-class Nested:
-    """Examples that are batches of an iterator of their own, whose workers are forked there."""
-
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, i):
+def test_workers_that_an_example_forks_have_their_own_numbers():
+    def nest(i):
         arguments = {"order_sampler": ShuffleOrderSampler(5), "n_processes": 2, "context": "fork"}
         with MultiprocessIterator(Draws(), 3, **arguments) as iterator:
             return taken(iterator, 9)
 
-
-def test_workers_that_an_example_forks_have_their_own_numbers():
-    with SerialIterator(Nested(), 2, order_sampler=ShuffleOrderSampler(7)) as iterator:
+    nested = Calling(nest, 2)
+    with SerialIterator(nested, 2, order_sampler=ShuffleOrderSampler(7)) as iterator:
         assert next(iterator) == [expected(5, 3, 9)] * 2
 
 
@@ -224,15 +219,11 @@ def test_a_seed_that_is_none_is_refused(wrong):
 
 
 def test_datasets_within_datasets():
-    class Pairs:
-        def __len__(self):
-            return N
+    def pair(i):
+        inner = taken(SerialIterator(Draws(), 2, order_sampler=ShuffleOrderSampler(9)), 1)
+        return inner, example_rng().integers(2**62)
 
-        def __getitem__(self, i):
-            inner = taken(SerialIterator(Draws(), 2, order_sampler=ShuffleOrderSampler(9)), 1)
-            return inner, example_rng().integers(2**62)
-
-    iterator = SerialIterator(Pairs(), 3, shuffle=False)
+    iterator = SerialIterator(Calling(pair, N), 3, shuffle=False)
     seed = iterator.state_dict()["example_seed"]
     for inner, _ in taken(iterator, 4):
         assert inner == expected(9, 2, 1)

@@ -31,13 +31,6 @@ def test_equals_the_global_generator(size):
     assert state_of(np.random.mtrand._rand) == after
 
 
-@pytest.mark.parametrize("make", [np.random.RandomState, np.random.default_rng])
-def test_equals_the_generator_given(make):
-    sampler, random = ShuffleOrderSampler(make(5)), make(5)
-    for _ in range(3):
-        assert (sampler(np.arange(20), 7) == random.permutation(20)).all()
-
-
 class Rotating:
     """No generator of NumPy's; keeps the array that it gives."""
 
