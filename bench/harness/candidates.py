@@ -25,27 +25,17 @@ Open = Callable[[Workload, Any], AbstractContextManager[Iterator[Any]]]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One row of a table.
-
-    Attributes
-    ----------
-    family : str
-        The library; ``--peers`` and ``--python`` go by it.
-    main : bool
-        Whether a ``--quick`` run includes it.
-    prefetches : bool
-        Whether batches are made before they are asked for, so that each slice must use them up
-        first.
-    """
+    """One row of a table."""
 
     name: str
     title: str
     open: Open
-    main: bool = True
-    prefetches: bool = True
+    main: bool = True  # a --quick run includes it
+    prefetches: bool = True  # batches that were made ahead, which each slice must use up first
 
     @property
     def family(self) -> str:
+        """The library; ``--peers`` and ``--python`` go by it."""
         return self.name.partition(".")[0]
 
 

@@ -18,36 +18,22 @@ MET_FROM = 0.9
 class Goal:
     """At least `ratio` times as good as the best row of `other`.
 
-    Attributes
-    ----------
-    other : str
-        A row and its variants (``torch.mp``, ``torch.mp-numpy``; ``torch``: all of torch's; the
-        best one counts), or ``best peer``: the best row of all peers.
-    ours : str
-        The row of fastiter; with ``.*`` behind it ("fastiter.*") the best that begins so.
-    figure : str
-        What is compared. ``rate`` is better when more, every other figure when less.
-    without : str
-        A variant of ``other`` that is shown but sets no goal.
+    `other` is a row and its variants (``torch.mp``, ``torch.mp-numpy``; ``torch``: all of torch's;
+    the best one counts), or ``best peer``: the best row of all peers.
     """
 
     other: str
     ratio: float
-    ours: str = "fastiter"
-    figure: str = "rate"
-    without: str = ""
+    ours: str = "fastiter"  # with ".*" behind it the best that begins so
+    figure: str = "rate"  # better when more, every other figure when less
+    without: str = ""  # a variant of `other` that is shown but sets no goal
 
 
 @dataclass(frozen=True)
 class AtMost:
-    """A figure of our row that is to be `value` or less, in its own unit.
-
-    Attributes
-    ----------
-    figure : str
-        ``seconds`` (per call), ``p95_ratio`` (95th percentile over median), ``ns_per_item``,
-        ``cpu_us_per_example``, ``pss_added`` (bytes), or one that the candidate measured itself.
-    """
+    """A figure of our row that is to be `value` or less, in its own unit: ``seconds`` (per call),
+    ``p95_ratio`` (95th percentile over median), ``ns_per_item``, ``cpu_us_per_example``,
+    ``pss_added`` (bytes), or one that the candidate measured itself."""
 
     figure: str
     value: float

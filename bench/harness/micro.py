@@ -141,60 +141,35 @@ Open = Callable[[], Run | Prepared | AbstractContextManager[Run | Prepared]]
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure, the same for all candidates.
+    """One thing to measure, the same for all `candidates`.
 
-    Attributes
-    ----------
-    name : str
-        Unique within the job.
-    sources : callable
-        Makes what the candidates are called with: a sequence, which calls take in turns.
-        `rotating` makes one; ``lambda: [None]`` where there is nothing to hand over.
-    candidates : dict of str to callable
-        See above.
-    check : callable
-        ``check(result, source)`` raises `WrongResult`, or anything, if the result is wrong. It is
-        given ``Measured.result`` where a candidate returns `Measured`.
-    items : int
-        Of what, per call, the rate counts; `item` names one ("index", "example", "batch").
-    nbytes : int
-        Output per call in bytes, for a column of GB/s; 0 for none.
-    goals : sequence of Goal and AtMost
-    share : float
-        Length of this case's slices, as a share of the usual one.
-    processes : bool
-        Whether candidates start processes. The memory is then that of all together, looked at from
-        outside (PSS); without, the kernel's high-water mark of the candidate's own process.
+    ``check(result, source)`` raises `WrongResult`, or anything, if the result is wrong. It is given
+    ``Measured.result`` where a candidate returns `Measured`.
     """
 
-    name: str
+    name: str  # unique within the job
+    # What the candidates are called with, in turns: `rotating` makes it; ``lambda: [None]`` where
+    # there is nothing to hand over.
     sources: Callable[[], Sequence[Any]]
-    candidates: Mapping[str, Open]
+    candidates: Mapping[str, Open]  # see above
     check: Callable[[Any, Any], None]
-    items: int = 1
-    item: str = "call"
-    nbytes: int = 0
+    items: int = 1  # of what, per call, the rate counts
+    item: str = "call"  # names one: "index", "example", "batch"
+    nbytes: int = 0  # output per call, for a column of GB/s
     goals: Sequence[Goal | AtMost] = ()
-    share: float = 1.0
+    share: float = 1.0  # length of this case's slices, as a share of the usual one
+    # Whether candidates start processes. The memory is then that of all together, looked at from
+    # outside (PSS); without, the kernel's high-water mark of the candidate's own process.
     processes: bool = False
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A candidate's own measurement of one call.
+    """A candidate's own measurement of one call."""
 
-    Attributes
-    ----------
-    seconds : float
-        What counts as the duration of the call.
-    result : object
-        For ``check``.
-    figures : dict of str to float
-        More figures, of which less is better; columns of their own, goals may name them.
-    """
-
-    seconds: float
-    result: Any = None
+    seconds: float  # what counts as the duration of the call
+    result: Any = None  # for ``check``
+    # More figures, of which less is better; columns of their own, goals may name them.
     figures: Mapping[str, float] = field(default_factory=dict)
 
 

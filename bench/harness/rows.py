@@ -11,26 +11,17 @@ from bench.harness.interpreters import Interpreter
 
 @dataclass
 class Row:
-    """What was measured of a candidate; `status` is ``ok`` or says why there are no figures.
-
-    Attributes
-    ----------
-    family : str
-        The library it belongs to, ``limit`` for the machine's limit.
-    slices : list of dict
-        The figures of each round; ``rate``, items per second, is always among them.
-    facts : dict
-        Figures taken once.
-    """
+    """What was measured of a candidate; `status` is ``ok`` or says why there are no figures."""
 
     name: str
     title: str
-    family: str
+    family: str  # the library, ``limit`` for the machine's limit
     interpreter: Interpreter | None
     status: str = "ok"
     reason: str = ""
+    # The figures of each round; ``rate``, items per second, is always among them.
     slices: list[dict[str, Any]] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)  # figures taken once
 
     @property
     def ok(self) -> bool:

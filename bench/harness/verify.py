@@ -55,21 +55,8 @@ def _places(lengths: np.ndarray, width: int) -> np.ndarray:
 class Verifier:
     """Checks batch after batch of endless epochs in sequential order.
 
-    Parameters
-    ----------
-    dataset
-        One of `bench.harness.workloads`.
-    batch_size : int
-        Must divide ``len(dataset)``: each epoch then consists of the same batches.
-    padding : tuple, optional
-        Fill value per field; a field with a fill value is ragged, one-dimensional and comes padded.
-
-    Attributes
-    ----------
-    number : int
-        The batch of the epoch that is due next.
-    epochs : int
-        Complete epochs seen so far.
+    ``batch_size`` must divide ``len(dataset)``: each epoch then consists of the same batches. A
+    field with a fill value in ``padding`` is ragged, one-dimensional and comes padded.
     """
 
     def __init__(
@@ -79,8 +66,8 @@ class Verifier:
             raise ValueError(
                 f"batch_size {batch_size} must divide the length of the dataset, {len(dataset)}"
             )
-        self.number = 0
-        self.epochs = 0
+        self.number = 0  # of the batch that is due next in the epoch
+        self.epochs = 0  # complete ones
         self._dataset = dataset
         self._batch_size = batch_size
         first = dataset.reference(0)
@@ -148,13 +135,8 @@ class Verifier:
         return list(batch.values())
 
     def check(self, batch: Any) -> None:
-        """Checks the batch that is due next: cheap, inside the timed part.
-
-        Raises
-        ------
-        WrongContent
-            Naming the batch, the field and the first wrong row.
-        """
+        """Checks the batch that is due next: cheap, inside the timed part. WrongContent names the
+        batch, the field and the first wrong row."""
         for field, (array, expected) in enumerate(
             zip(self._arrays(batch), self._batches[self.number], strict=True)
         ):
@@ -186,9 +168,8 @@ class Verifier:
     def check_fully(self, batch: Any) -> None:
         """Compares every byte of the batch that is due next, then `check`: slow, never timed."""
         first = self.number * self._batch_size
-        examples = [
-            _fields(self._dataset.reference(first + row)) for row in range(self._batch_size)
-        ]
+        indices = range(first, first + self._batch_size)
+        examples = [_fields(self._dataset.reference(index)) for index in indices]
         for field, array in enumerate(self._arrays(batch)):
             for row, example in enumerate(examples):
                 value = np.asarray(example[field])

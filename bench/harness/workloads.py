@@ -186,30 +186,17 @@ class ManyImages:
 
 @dataclass(frozen=True)
 class Workload:
-    """One pipeline: a dataset and how it is loaded.
-
-    Attributes
-    ----------
-    make : callable
-        Makes the dataset (seconds at most).
-    batch_size : int
-        Divides ``len(dataset)``.
-    n_workers : int
-        Worker processes, or threads, of every candidate that has them.
-    padding : tuple or None
-        One fill value per field, as ``concat_examples`` takes it; None where all shapes are equal.
-    source_rows : int
-        Rows of memory that the examples are copied from, for the machine's limit: what
-        ``__getitem__`` produces afresh lies in cache, what it looks up does not.
-    """
+    """One pipeline: a dataset and how it is loaded."""
 
     name: str
     title: str
-    make: Callable[[], Any]
-    batch_size: int
+    make: Callable[[], Any]  # the dataset; seconds at most
+    batch_size: int  # divides its length
+    # Rows of memory that the examples are copied from, for the machine's limit: what __getitem__
+    # produces afresh lies in cache, what it looks up does not.
     source_rows: int
-    n_workers: int = 2
-    padding: tuple[int | None, ...] | None = None
+    n_workers: int = 2  # processes, or threads, of every candidate that has them
+    padding: tuple[int | None, ...] | None = None  # as concat_examples takes it
 
 
 WORKLOADS = {
