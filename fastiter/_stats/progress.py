@@ -77,8 +77,8 @@ class Progress(Managed, Iterator[Any]):
         iterator = iter(iterator)  # may begin an epoch: see as_torch
         self._iterator = iterator
         self._timer = timer
-        self._name = options.pop("desc", None)
-        self._note = options.pop("postfix", None)
+        name, self._note = options.pop("desc", None), options.pop("postfix", None)
+        self._prefix = "" if name is None else f"{name} "
         self._epoch = iterator.epoch
         self._is_full = False
         self._last = self._times()
@@ -86,7 +86,7 @@ class Progress(Managed, Iterator[Any]):
             self._bar = tqdm(
                 total=iterator._epoch_size,
                 initial=iterator.current_position,
-                desc=self._label(),
+                desc=f"{self._prefix}epoch {self._epoch}",
                 **{"unit": " examples", "unit_scale": True, **options},
             )
 
@@ -124,7 +124,7 @@ class Progress(Managed, Iterator[Any]):
             return
         if self._is_full:
             self._is_full = False
-            bar.set_description(self._label(), refresh=False)
+            bar.set_description(f"{self._prefix}epoch {self._epoch}", refresh=False)
             bar.reset(total=iterator._epoch_size)
         if now() - self._last[0] >= _SHARE_NS:
             self._show_waiting(bar)
@@ -151,7 +151,3 @@ class Progress(Managed, Iterator[Any]):
         """The time in ns, and seconds of the loop and of its waiting so far, start included."""
         start, inside, waited, between, _ = self._timer.read()
         return now(), start + inside + between, start + waited
-
-    def _label(self) -> str:
-        epoch = f"epoch {self._epoch}"
-        return epoch if self._name is None else f"{self._name} {epoch}"

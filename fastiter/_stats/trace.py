@@ -31,14 +31,8 @@ WorkerTraces = dict[str, Iterable[tuple[str, int, int, int, int, int]]]
 class Trace:
     """Records what an iterator and its workers do while a ``with`` block runs.
 
-    ``iterator.trace(path)`` creates it.
-
-    Parameters
-    ----------
-    iterator
-        It need not have begun; one object at a time traces it.
-    path : path or None
-        Where the end of the block saves the trace, also if an exception leaves it.
+    ``iterator.trace(path)`` creates it. The end of the block saves the trace at the path, also if
+    an exception leaves it. The iterator need not have begun; one object at a time traces it.
     """
 
     def __init__(self, iterator: PlannedIterator, path: str | os.PathLike[str] | None) -> None:

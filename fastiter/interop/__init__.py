@@ -1,6 +1,7 @@
 """Adapters of iterators and datasets for PyTorch and Chainer.
 
-A function imports its library when it is first called.
+A function imports its library when it is first called. ImportError says what to install where that
+does not work.
 """
 
 from __future__ import annotations

@@ -30,8 +30,6 @@ def as_chainer(iterator: Iterator[Any]) -> Any:
 
     Raises
     ------
-    ImportError
-        If Chainer is not installed, or does not work with the installed NumPy.
     TypeError
         If ``iterator`` is no iterator.
     """

@@ -32,8 +32,6 @@ def from_torch(dataset: Any) -> Any:
 
     Raises
     ------
-    ImportError
-        If torch is not installed.
     TypeError
         If it is an ``IterableDataset``, or has no length or no indexing. Later, if NumPy has no
         array for a tensor of an example, such as one of bfloat16.

@@ -32,8 +32,6 @@ def as_torch(iterator: Iterator[Any]) -> TorchIterator:
 
     Raises
     ------
-    ImportError
-        If torch is not installed.
     TypeError
         If ``iterator`` is no iterator.
     """
