@@ -99,27 +99,39 @@ static ALWAYS_INLINE unsigned char *copy_run(const pad_layout *layout, unsigned 
 
 /* Writes dimension dim and all below it of one row: the real data from *src, then the fill.
  * whole: the dimension below which source and row have the same shape, so that its data are one
- * run of bytes. Returns the end of what was written; *src moves behind what was read. */
-static unsigned char *pad_dimension(const pad_layout *layout, int dim, int whole,
-                                    const int64_t *shape, unsigned char *out,
-                                    const unsigned char **src)
+ * run of bytes. Returns the end of what was written; *src moves behind what was read. This is for
+ * dim == whole, and for the one above, rows of a matrix: without recursion, since most are that. */
+static ALWAYS_INLINE unsigned char *pad_matrix(const pad_layout *layout, int dim, int whole,
+                                               const int64_t *shape, unsigned char *out,
+                                               const unsigned char **src)
 {
     const size_t stride = layout->stride[dim];
     const size_t length = (size_t)shape[dim];
     const size_t rest = ((size_t)layout->shape[dim] - length) * stride;
+    const size_t real = (size_t)shape[whole] * layout->stride[whole];
 
     if (dim == whole) {
-        out = copy_run(layout, out, src, length * stride);
-    } else if (dim + 1 == whole) { /* rows of a matrix: no call for each of them */
-        const size_t real = (size_t)shape[whole] * layout->stride[whole];
+        out = copy_run(layout, out, src, real);
+    } else {
         for (size_t i = 0; i < length; i++) {
             out = copy_run(layout, out, src, real);
             out = fill_run(layout, out, stride - real);
         }
-    } else {
-        for (size_t i = 0; i < length; i++) {
-            out = pad_dimension(layout, dim + 1, whole, shape, out, src);
-        }
+    }
+    return rest != 0 ? fill_run(layout, out, rest) : out;
+}
+
+/* The same for more dimensions between dim and whole. */
+static unsigned char *pad_dimension(const pad_layout *layout, int dim, int whole,
+                                    const int64_t *shape, unsigned char *out,
+                                    const unsigned char **src)
+{
+    const size_t length = (size_t)shape[dim];
+    const size_t rest = ((size_t)layout->shape[dim] - length) * layout->stride[dim];
+
+    for (size_t i = 0; i < length; i++) {
+        out = dim + 2 == whole ? pad_matrix(layout, dim + 1, dim + 2, shape, out, src)
+                               : pad_dimension(layout, dim + 1, whole, shape, out, src);
     }
     return rest != 0 ? fill_run(layout, out, rest) : out;
 }
@@ -145,42 +157,17 @@ static bool has_long_runs(const pad_layout *layout, const int64_t *shape)
     return (size_t)shape[whole] * layout->stride[whole] >= FI_UNCACHED_LEAST;
 }
 
-/* One row, dimension 0 to the last. Most have one or two: those are written without recursion. */
-static ALWAYS_INLINE unsigned char *pad_row(const pad_layout *layout, const int64_t *shape,
-                                            unsigned char *out, const unsigned char *src)
-{
-    const int whole = whole_dimension(layout, shape);
-
-    if (whole == 0) {
-        out = copy_run(layout, out, &src, (size_t)shape[0] * layout->stride[0]);
-        const size_t rest = (size_t)(layout->shape[0] - shape[0]) * layout->stride[0];
-        return rest != 0 ? fill_run(layout, out, rest) : out;
-    }
-    if (whole == 1) {
-        const size_t stride = layout->stride[0];
-        const size_t real = (size_t)shape[1] * layout->stride[1];
-        for (int64_t i = 0; i < shape[0]; i++) {
-            out = copy_run(layout, out, &src, real);
-            out = fill_run(layout, out, stride - real);
-        }
-        const size_t rest = (size_t)(layout->shape[0] - shape[0]) * stride;
-        return rest != 0 ? fill_run(layout, out, rest) : out;
-    }
-    return pad_dimension(layout, 0, whole, shape, out, &src);
-}
-
 static ALWAYS_INLINE void pad_rows(const pad_layout *layout, unsigned char *out,
                                    const void *const *src, const int64_t *shapes, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        out = pad_row(layout, shapes + i * (size_t)layout->ndim, out, src[i]);
+        const int64_t *const shape = shapes + i * (size_t)layout->ndim;
+        const unsigned char *from = src[i];
+        const int whole = whole_dimension(layout, shape);
+        out = whole == 0   ? pad_matrix(layout, 0, 0, shape, out, &from)
+              : whole == 1 ? pad_matrix(layout, 0, 1, shape, out, &from)
+                           : pad_dimension(layout, 0, whole, shape, out, &from);
     }
-}
-
-static void pad_rows_baseline(const pad_layout *layout, unsigned char *out, const void *const *src,
-                              const int64_t *shapes, size_t n)
-{
-    pad_rows(layout, out, src, shapes, n);
 }
 
 #if defined(__x86_64__)
@@ -194,29 +181,6 @@ __attribute__((target("avx2"))) static void pad_rows_avx2(const pad_layout *layo
 }
 #endif
 
-static bool bytes_are_equal(const unsigned char *bytes, size_t n)
-{
-    return memcmp(bytes, bytes + 1, n - 1) == 0;
-}
-
-static bool shapes_fit(const int64_t *dst_shape, int ndim, const int64_t *src_shapes, size_t n)
-{
-    for (int d = 0; d < ndim; d++) {
-        if (dst_shape[d] < 0) {
-            return false;
-        }
-    }
-    for (size_t i = 0; i < n; i++) {
-        const int64_t *shape = src_shapes + i * (size_t)ndim;
-        for (int d = 0; d < ndim; d++) {
-            if (shape[d] < 0 || shape[d] > dst_shape[d]) {
-                return false;
-            }
-        }
-    }
-    return true;
-}
-
 static bool is_empty(const int64_t *shape, int ndim)
 {
     for (int d = 0; d < ndim; d++) {
@@ -227,27 +191,21 @@ static bool is_empty(const int64_t *shape, int ndim)
     return false;
 }
 
-int fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
-           const void *const *src, const int64_t *src_shapes, size_t n, const void *fill)
+void fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
+            const void *const *src, const int64_t *src_shapes, size_t n, const void *fill)
 {
     pad_layout layout = {.fill = fill, .itemsize = itemsize, .ndim = ndim, .shape = dst_shape};
 
-    if (ndim < 0 || ndim > FI_MOST_NDIM || itemsize == 0) {
-        return FI_E_RANGE;
-    }
-    if (!shapes_fit(dst_shape, ndim, src_shapes, n)) {
-        return FI_E_RANGE;
-    }
     if (ndim == 0) {
         fi_gather(dst, itemsize, src, n);
-        return FI_OK;
+        return;
     }
     /* An empty row may have huge other lengths: their product would overflow, and looping over
      * them would take for ever. */
     if (is_empty(dst_shape, ndim)) {
-        return FI_OK;
+        return;
     }
-    layout.uniform = bytes_are_equal(fill, itemsize);
+    layout.uniform = memcmp(fill, (const char *)fill + 1, itemsize - 1) == 0;
     layout.in_blocks = BLOCK % itemsize == 0;
     for (size_t b = 0; layout.in_blocks && b < BLOCK; b += itemsize) {
         memcpy((unsigned char *)&layout.block + b, fill, itemsize);
@@ -265,11 +223,10 @@ int fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx2")) {
         pad_rows_avx2(&layout, dst, src, src_shapes, n);
-        return FI_OK;
+        return;
     }
 #endif
-    pad_rows_baseline(&layout, dst, src, src_shapes, n);
-    return FI_OK;
+    pad_rows(&layout, dst, src, src_shapes, n);
 }
 
 /* ---- ragged rows --------------------------------------------------------------------------- */

@@ -19,13 +19,12 @@ int fi_pad_shape(int64_t *out_shape, int ndim, const int64_t *src_shapes, size_t
 /* Writes n C-contiguous arrays into the rows of one C-contiguous array of shape
  * (n, dst_shape[0], ..., dst_shape[ndim-1]) and sets every other element to the fill value.
  *
- * dst_shape: ndim lengths; the caller holds n * product * itemsize bytes at dst.
+ * dst_shape: what fi_pad_shape gives for these shapes, or more; the caller holds n * product *
+ * itemsize bytes at dst.
  * src[i]: first byte of array i, of shape src_shapes[i * ndim ...]; may be NULL if it is empty.
- * fill: one element, itemsize bytes.
- * Returns FI_OK; FI_E_RANGE, with nothing written, if ndim is not in 0..FI_MOST_NDIM, itemsize
- * is 0, or a source is longer than dst_shape in some dimension. */
-int fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
-           const void *const *src, const int64_t *src_shapes, size_t n, const void *fill);
+ * fill: one element, itemsize bytes, at least 1. */
+void fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
+            const void *const *src, const int64_t *src_shapes, size_t n, const void *fill);
 
 /* Bytes of an array of that shape; UINT64_MAX if a dimension is negative or it would be
  * FI_MOST_BYTES or more. */

@@ -335,8 +335,8 @@ cdef extern from "batch/fi_batch.h" nogil:
     int fi_ragged_rows(const char *payload, uint64_t available, const char *entries,
                        uint64_t stride, int ndim, uint64_t itemsize, size_t n,
                        const void **sources, int64_t *shapes)
-    int fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
-               const void *const *src, const int64_t *src_shapes, size_t n, const void *fill)
+    void fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
+                const void *const *src, const int64_t *src_shapes, size_t n, const void *fill)
 
 
 cdef extern from "batch/fi_copy.h" nogil:
