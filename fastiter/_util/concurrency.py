@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -32,18 +32,11 @@ class WeakObjects(Generic[T]):
         return (item for reference in references if (item := reference()) is not None)
 
 
-class Owner(Protocol):
-    """An object with locks, or other state that a thread may be changing during a fork."""
-
-    def _after_fork(self) -> None:
-        """In a forked child, which has only one thread: replace locks that it does not hold."""
+_owners: WeakObjects[Any] = WeakObjects()
 
 
-_owners: WeakObjects[Owner] = WeakObjects()
-
-
-def renew_in_child(owner: Owner) -> None:
-    """Call ``owner._after_fork()`` in each child that this process forks.
+def renew_in_child(owner: Any) -> None:
+    """Call ``owner._after_fork()`` in each child that this process forks, to replace its locks.
 
     A lock that another thread held during the fork would never be free there. The child finds the
     object as an exception, such as that of Ctrl-C, would have left it at that moment.

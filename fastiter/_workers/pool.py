@@ -213,9 +213,8 @@ class Pool:
 
     def _look_at_hints(self) -> None:
         """Handles, after a silent period, overwritten words that make workers sleep or wait for
-        their start. First all hints are restored: if all is well, the workers have looked for work
-        once in vain. If they all sleep again, the batches that are not complete are given up, and
-        each ends in an OverwrittenError."""
+        their start. First all hints are restored, at the cost of a look for work in vain. If all
+        workers sleep again, the batches that are not complete are given up (OverwrittenError)."""
         self.ring.fast_path_ok = False  # until a batch has been delivered
         self._group.reopen_barrier()
         if self._hints_restored and self.ring.stalled:
@@ -339,8 +338,8 @@ class Pool:
         shutdown.block_if_exiting(self._lock)
         self.ring.fast_path_ok = False
         ring = self.ring
-        report = ring.report(worker.number)
-        note = ring.start_error(worker.number) if report["ready"] == worker.start else b""
+        was_ready = ring.report(worker.number)["ready"] == worker.start
+        note = ring.start_error(worker.number) if was_ready else b""
         end = worker.exit_reason()
         losses = ring.losses(worker.number)
         suspects = [loss for loss in losses if loss[1] >= 0]
@@ -356,25 +355,12 @@ class Pool:
         if (failure := load_start_error(note, steps)) is not None:
             self.close()
             reraise(failure)
-        was_ready = report["ready"] == worker.start
         leaves = (self.job.claims or worker.leaves) and not losses
         # Where the kernel reaps the program's children (SIGCHLD ignored), the status is unknown.
         planned = leaves and (end == LEFT or (end == UNKNOWN_END and was_ready))
         self.restarts += not planned
         self.replacements += planned and worker.number < self._group.wanted
-        if not losses and not planned:
-            self._count_idle_death(worker, was_ready, end)
-
-    def _is_poison(self, row: int, q: int, end: str, suspects: int) -> bool:
-        """Counts a death for the one index, or finish, that must have caused it."""
-        record = next((s for s in self.ring.scheduled if s.q == q), None)
-        if record is None:
-            return False  # of a batch that was reset
-        index = int(record.indices[row]) if row >= 0 and suspects == 1 else None
-        return self._crash_counts.count(q, row, index, end)
-
-    def _count_idle_death(self, worker: WorkerProcess, was_ready: bool, end: str) -> None:
-        if not self._crash_counts.count_idle(self._group.wanted):
+        if losses or planned or not self._crash_counts.count_idle(self._group.wanted):
             return
         when = "without a row" if was_ready else "before they have loaded the dataset"
         raise WorkerDiedError(
@@ -383,6 +369,14 @@ class Pool:
             "imported; under context='spawn' or 'forkserver' the main module needs an "
             "if __name__ == '__main__' guard"
         )
+
+    def _is_poison(self, row: int, q: int, end: str, suspects: int) -> bool:
+        """Counts a death for the one index, or finish, that must have caused it."""
+        record = next((s for s in self.ring.scheduled if s.q == q), None)
+        if record is None:
+            return False  # of a batch that was reset
+        index = int(record.indices[row]) if row >= 0 and suspects == 1 else None
+        return self._crash_counts.count(q, row, index, end)
 
     # ---- reset, end
 

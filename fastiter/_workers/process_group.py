@@ -64,23 +64,18 @@ _processes: weakref.WeakSet[Any] = weakref.WeakSet()
 _this_thread = threading.local()
 
 
-def _is_of_program() -> bool:
-    """Whether the fork under way in this thread makes a child of the program. Such a child keeps
-    the batches that the program holds. A worker reads its own dataset only, and a batch in there
-    is alive in this process, too."""
-    return not getattr(_this_thread, "starts_worker", False)
-
-
-# These hooks do not look at a ring: another thread may be changing it.
+# These hooks do not look at a ring: another thread may be changing it. A child of the program keeps
+# the batches that the program holds. A worker reads its own dataset only, and a batch in there is
+# alive in this process, too.
 
 
 def _before_fork() -> None:
-    if _is_of_program():
+    if not getattr(_this_thread, "starts_worker", False):
         fork_begins()
 
 
 def _after_fork_in_parent() -> None:
-    if _is_of_program():
+    if not getattr(_this_thread, "starts_worker", False):
         fork_ended()
 
 
@@ -102,12 +97,7 @@ class WorkerGroup:
     """Starts, watches and ends the workers of a ring: `wanted` of them, at most `count`."""
 
     def __init__(
-        self,
-        ring: ParentRing,
-        count: int,
-        job: Job,
-        start: Start,
-        wanted: int | None = None,
+        self, ring: ParentRing, count: int, job: Job, start: Start, wanted: int | None = None
     ):
         self.count = count
         self.wanted = count if wanted is None else wanted  # may be set, see `Pool.set_workers`
@@ -121,8 +111,7 @@ class WorkerGroup:
         self._starts = 0
         self._image: Shared[Job] | None = None
         self._seed = _generator_digest()
-        self._life: tuple[int, int] = (-1, -1)
-        self._stacks: tuple[int, int] = (-1, -1)
+        self._life = self._stacks = (-1, -1)
         self._self_pidfd = -1
         self._workers_own: set[int] = set()
 
@@ -146,10 +135,11 @@ class WorkerGroup:
             start_method.require_guard(self._method)
             self._prepare(self._start)
         with self._ready():
-            workers = [self._launch(number) for number in range(self.wanted)]
+            for number in range(self.wanted):
+                self._launch(number)
         if self._method == "spawn" and self._image is not None:
             self._image.write()
-        for worker in workers:
+        for worker in list(self.workers.values()):
             self._allow_start(worker)
         self.await_starts()
 

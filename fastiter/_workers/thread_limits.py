@@ -126,12 +126,9 @@ _own_pools = _OwnPools()
 
 @contextlib.contextmanager
 def ready_to_fork() -> Iterator[None]:
-    """Limits the program's own pools to one thread while the block forks workers.
-
-    Workers inherit the limit. To set it in a worker would start all threads of OpenBLAS there, one
-    for each processor, each of which spins for some 20 ms. Here they start once, when the block
-    ends, as they would with the next use.
-    """
+    """Limits the program's own pools to one thread while the block forks workers, which inherit
+    that. To limit them in a worker would start all threads of OpenBLAS there, one for each
+    processor, each of which spins for some 20 ms. Here they start once, when the block ends."""
     forking = object()
     try:
         _own_pools.limit(forking)
