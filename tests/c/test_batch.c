@@ -124,7 +124,7 @@ static void random_fill(unsigned char *fill, size_t itemsize)
 
 static void check_pad(int ndim, size_t itemsize, size_t n, int64_t *shapes, const int64_t *dst_shape)
 {
-    const void *src[8];
+    const void *src[8] = {NULL};
     unsigned char fill[40];
     const size_t bytes = n * product(dst_shape, ndim) * itemsize;
     unsigned char *out = guarded(bytes);
