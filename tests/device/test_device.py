@@ -174,15 +174,3 @@ def test_to_a_gpu_and_back(cupy):
         assert to_device(0, there) is there
         np.testing.assert_array_equal(to_device(-1, there), array)
     assert to_device(0, [2.5])[0].shape == ()
-
-
-@pytest.mark.gpu
-def test_gpu_examples_are_joined_where_they_are(cupy):
-    batch = [(cupy.arange(2), 1), (cupy.arange(3), 2)]
-    arrays, labels = concat_examples(batch, padding=(-1, None))
-    assert isinstance(arrays, cupy.ndarray)
-    assert arrays.get().tolist() == [[0, 1, -1], [0, 1, 2]]
-    assert isinstance(labels, np.ndarray)
-    assert concat_examples([cupy.ones(2)] * 3).shape == (3, 2)
-    with pytest.raises(ValueError, match="dimensions"):
-        concat_examples([cupy.ones(2), cupy.ones((2, 2))], padding=0)

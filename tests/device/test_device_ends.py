@@ -17,7 +17,17 @@ import warnings
 import numpy as np
 import pytest
 from cupy_standin import CUDARuntimeError
-from device_loops import AHEAD, KINDS, Imports, Loop, Rows, build, in_order, wait_for_ready
+from device_loops import (
+    AHEAD,
+    KINDS,
+    Imports,
+    Loop,
+    Rows,
+    build,
+    in_order,
+    run_in_fork,
+    wait_for_ready,
+)
 
 from fastiter import MultiprocessIterator, SerialIterator, concat_examples, to_device
 from fastiter._device import cupy as _cupy
@@ -335,21 +345,19 @@ def test_a_forked_child_leaves_cuda_alone(world, build, kind):
     iterator = build(kind, Rows())
     held = [next(iterator) for _ in range(4)]
     asked = []
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            machine.fail = asked.append
-            with pytest.raises(RuntimeError, match=r"belongs to process|spawn or forkserver"):
-                next(iterator)
-            iterator.finalize()
-            held.clear()
-            del iterator
-            gc.collect()
-            status = 2 if asked else 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
+
+    def child():
+        nonlocal iterator
+        machine.fail = asked.append
+        with pytest.raises(RuntimeError, match=r"belongs to process|spawn or forkserver"):
+            next(iterator)
+        iterator.finalize()
+        held.clear()
+        iterator = None
+        gc.collect()
+        assert not asked
+
+    run_in_fork(child)
     _, t = next(iterator)
     machine.finish()
     assert t.content.tolist() == [16, 17, 18, 19]
@@ -363,20 +371,15 @@ def test_after_a_fork_from_a_program_with_cuda_errors_tell_of_it(world, monkeypa
     def fail(operation):
         raise CUDARuntimeError("cudaErrorInitializationError")
 
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            machine.fail = fail
-            with pytest.raises(RuntimeError, match="forked from one that uses CUDA"):
-                to_device(0, np.zeros(3))
-            with pytest.raises(RuntimeError, match="forked from one that uses CUDA"):
-                next(SerialIterator(Rows(), 4, converter=concat_examples, device=0))
-            status = 0
-        finally:
-            os._exit(status)
+    def child():
+        machine.fail = fail
+        with pytest.raises(RuntimeError, match="forked from one that uses CUDA"):
+            to_device(0, np.zeros(3))
+        with pytest.raises(RuntimeError, match="forked from one that uses CUDA"):
+            next(SerialIterator(Rows(), 4, converter=concat_examples, device=0))
+
+    run_in_fork(child)
     handle.close()
-    assert os.waitpid(pid, 0)[1] == 0
     machine.fail = fail
     with pytest.raises(RuntimeError, match="CuPy finds none"):  # here it is no fork's fault
         next(SerialIterator(Rows(), 4, converter=concat_examples, device=0))

@@ -1,5 +1,5 @@
-"""Examples that lie on a GPU already, over a stand-in for CuPy: no test here needs a GPU, or shows
-what one does.
+"""Examples that lie on a GPU already, over a stand-in for CuPy: most tests here need no
+GPU, and show nothing of one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,16 @@ from fastiter import concat_examples, to_device
 __all__ = ["build"]  # the fixture
 
 
+@pytest.mark.gpu
+def test_they_are_joined_on_a_gpu(cupy):
+    check_joined(cupy)
+
+
 def test_they_are_joined_where_they_are(world):
-    cupy = world.cupy
+    check_joined(world.cupy)
+
+
+def check_joined(cupy):
     batch = [(cupy.arange(2), 1), (cupy.arange(3), 2)]
     arrays, labels = concat_examples(batch, padding=(-1, None))
     assert isinstance(arrays, cupy.ndarray)

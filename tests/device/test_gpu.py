@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from device_loops import KINDS, Rows, slots
+from device_loops import KINDS, Rows, run_in_fork, slots
 from device_loops import WIDTH as NARROW
 from test_async_transfer import ALL_DTYPES, spin
 
@@ -298,16 +298,12 @@ def test_a_second_gpu_from_a_program_that_uses_the_first(cupy, build):
 @pytest.mark.gpu(real="it is CUDA that does not work in forked processes")
 def test_a_forked_child_is_told(cupy):
     cupy.zeros(3)
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            with pytest.raises(RuntimeError, match="forked from one that uses CUDA"):
-                to_device(0, np.zeros(3))
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
+
+    def child():
+        with pytest.raises(RuntimeError, match="forked from one that uses CUDA"):
+            to_device(0, np.zeros(3))
+
+    run_in_fork(child)
 
 
 EXIT = """

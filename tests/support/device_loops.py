@@ -95,6 +95,19 @@ class Loop:
             assert (x == t[:, None]).all()
 
 
+def run_in_fork(function):
+    """Runs a function in a forked child; fails if it raises there."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            function()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
 def in_order(n_batches, size=64, batch_size=4):
     every = [i % size for i in range(n_batches * batch_size)]
     return [every[k : k + batch_size] for k in range(0, len(every), batch_size)]

@@ -49,13 +49,6 @@ def test_fields_are_joined_one_by_one(first, second):
     assert_same(concat_examples(keys), dict(zip("ab", expected, strict=True)))
 
 
-def test_padding_of_one_field():
-    assert_same(
-        concat_examples([(np.float32([1, 2]), 3), (np.float32([4]), 5)], padding=(-1, None)),
-        (np.float32([[1, 2], [4, -1]]), np.array([3, 5])),
-    )
-
-
 @pytest.mark.parametrize(
     ("values", "expected"),
     [

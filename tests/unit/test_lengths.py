@@ -102,14 +102,6 @@ def test_the_multiple_comes_last():
     assert concat_examples([tokens(0)], padding=0, pad_to_multiple=4).shape == (1, 0)
 
 
-def test_lists_of_numbers_are_arrays():
-    arrays, lengths = concat_examples(
-        [[1, 2, 3], [4, 5, 6]], padding=0, max_length=2, pad_to_multiple=3, return_lengths=True
-    )
-    assert_same(arrays, np.array([[1, 2, 0], [4, 5, 0]]))
-    assert_same(lengths, np.array([2, 2]))
-
-
 def test_the_result_never_shares_memory():
     rows = [tokens(4), tokens(4)]
     result = concat_examples(rows, max_length=2)
