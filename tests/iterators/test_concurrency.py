@@ -104,12 +104,14 @@ def test_a_child_forked_while_a_thread_is_in_next(kind):
     def child() -> bool:
         state, other = iterator.state_dict(), copy.copy(iterator)
         stats = iterator.stats()
-        return (
+        right = (
             state["current_position"] == position
             and stats.next_seconds == iterator.stats().next_seconds
             and next(iterator) == next(other) == [4, 5, 6, 7]
             and next(iterator) == [8, 9, 10, 11]
         )
+        iterator.finalize()
+        return right
 
     with gate.held(lambda: next(iterator)):
         status = in_child(child)

@@ -328,7 +328,6 @@ def test_len_is_batches_per_epoch(make, size, batch_size, length):
         (TypeError, "repeat", {"repeat": None}),
         (TypeError, "repeat", {"repeat": "no"}),
         (TypeError, "shuffle", {"shuffle": "yes"}),
-        (TypeError, "order_sampler", {"order_sampler": [1, 2]}),
         (TypeError, "converter", {"converter": 1}),
         (TypeError, "device", {"converter": len, "device": 1.5}),
         (ValueError, "converter", {"device": -1}),

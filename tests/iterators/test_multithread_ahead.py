@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import collections
 import functools
-import os
 import pickle
 import random
-import signal
 import sys
 import threading
 import time
@@ -240,30 +238,6 @@ def test_reset_and_snapshots_with_batches_ahead(save, load):
         assert pickle.loads(pickle.dumps(iterator)).n_prefetch == 7
         again = [next(iterator) for _ in range(16)]
         assert len(set(chain(*again))) == 48
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_child_of_a_fork_goes_on_though_another_thread_was_in_next():
-    dataset = Gated(2, size=6)
-    iterator = MultithreadIterator(dataset, 2, shuffle=False, n_prefetch=3)
-    assert next(iterator) == [0, 1]
-    waiting = threading.Thread(target=next, args=(iterator,))
-    waiting.start()
-    assert dataset.is_waiting.wait(PATIENCE)
-    child = os.fork()
-    if child == 0:
-        signal.alarm(int(PATIENCE))
-        dataset.gate = threading.Event()
-        dataset.gate.set()
-        right = [next(iterator), next(iterator)] == [[2, 3], [4, 5]]
-        iterator.finalize()
-        os._exit(0 if right else 1)
-    dataset.gate.set()
-    assert os.waitpid(child, 0)[1] == 0
-    waiting.join(PATIENCE)
-    assert next(iterator) == [4, 5]
-    iterator.finalize()
 
 
 BUSY = """
