@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastiter._clib import status
 from fastiter._collate.numpy_fallback import Indices
@@ -15,22 +15,16 @@ from fastiter._workers.crash_counts import CrashCounts
 from fastiter.errors import DatasetError, OverwrittenError, WorkerDiedError
 
 
-class Irregular(NamedTuple):
-    """The rows of a batch that are not in its columns."""
-
-    examples: dict[int, Any]  # spilled ones, loaded
-    failures: list[Failure]
-
-
 def read_irregular(
     lease: Lease,
     record: ScheduledBatch,
     codes: Sequence[tuple[int, int]],
     crash_counts: CrashCounts,
     tolerates: bool,
-) -> Irregular:
+) -> tuple[dict[int, Any], list[Failure]]:
     """Load the rows that are not in the columns: those of `codes`, (row, code), ascending. Unless
-    the batch `tolerates` failures, the first one is enough."""
+    the batch `tolerates` failures, the first one is enough. Returns the examples, by row, and the
+    failures."""
     examples: dict[int, Any] = {}
     failures: list[Failure] = []
     for row, code in codes:
@@ -54,12 +48,13 @@ def read_irregular(
             failures[-1].error.__cause__ = error
         if failures and not tolerates:
             break
-    return Irregular(examples, failures)
+    return examples, failures
 
 
 def drop_failed(
     lease: Lease,
-    irregular: Irregular,
+    spilled: dict[int, Any],
+    failures: list[Failure],
     replaced: dict[int, Any],
     codes: Sequence[tuple[int, int]],
 ) -> tuple[dict[int, Any], bool]:
@@ -68,11 +63,11 @@ def drop_failed(
     Returns the examples that are not in the columns, by the numbers that rows have now, and whether
     the batch converter's result in the slot is of these rows.
     """
-    dropped = {failure.row for failure in irregular.failures}.difference(replaced)
+    dropped = {failure.row for failure in failures}.difference(replaced)
     rows = [row for row in range(lease.rows) if row not in dropped]
     without = {row for row, code in codes if code in (status.ROW_ERROR, status.ROW_POISON)}
     row_reader.compact_rows(lease, rows)
-    beside = {**irregular.examples, **replaced}
+    beside = {**spilled, **replaced}
     examples = {place: beside[row] for place, row in enumerate(rows) if row in beside}
     return examples, dropped == without
 

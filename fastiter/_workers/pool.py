@@ -132,23 +132,23 @@ class Pool:
         try:
             lease, codes = self.ring.take_irregular()
             tolerates = policy is not None
-            irregular = read_irregular(lease, record, codes, self._crash_counts, tolerates)
+            spilled, failures = read_irregular(lease, record, codes, self._crash_counts, tolerates)
             poison = (row for row, code in codes if code == status.ROW_POISON)
             self._crash_counts.clear(record.indices, poison)
-            examples = irregular.examples
-            if irregular.failures:
+            examples = spilled
+            if failures:
                 if policy is None:
-                    return irregular.failures[0]
-                replaced = policy.resolve(plan, irregular.failures)
+                    return failures[0]
+                replaced = policy.resolve(plan, failures)
                 if isinstance(replaced, Failure):
                     return replaced
-                examples, is_finished = drop_failed(lease, irregular, replaced, codes)
+                examples, is_finished = drop_failed(lease, spilled, failures, replaced, codes)
                 if not is_finished:
                     lease.flags &= status.FINISH_POISON
             if lease.flags & status.FINISH_POISON:
                 end = self._crash_counts.exit_reason(record.q)
                 raise crash_error("the converter", end, record.label)
-            self._learn(record, irregular.examples)
+            self._learn(record, spilled)
             return assemble(lease, record, examples, self.job.batch_converter)
         finally:
             self.copied_out += lease is not None and lease.is_copied
