@@ -127,11 +127,6 @@ def allocate(cupy: Any, nbytes: int, stream: Any) -> Any:
         before.use()
 
 
-def new_event(cupy: Any) -> Any:
-    """Make an event without times; a host that waits for it sleeps and does not poll."""
-    return cupy.cuda.Event(block=True, disable_timing=True)
-
-
 def synchronize(batch: Any) -> None:
     """Wait for this thread's current streams on the GPUs that a batch lies on.
 
@@ -165,17 +160,10 @@ def leak_after_fork(*objects: Any) -> None:
 
 def _after_fork_in_child() -> None:
     global _is_cut_off
-    _is_cut_off = _is_cut_off or _has_open(_UVM)
-
-
-def _has_open(path: str) -> bool:
-    if not os.path.exists(path):
-        return False
-    for entry in os.scandir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the descriptor of this loop itself
-            if os.readlink(entry.path) == path:
-                return True
-    return False
+    if os.path.exists(_UVM):
+        for entry in os.scandir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # the descriptor of this loop itself
+                _is_cut_off = _is_cut_off or os.readlink(entry.path) == _UVM
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -19,7 +19,6 @@ from fastiter._device.cupy import (
     allocate,
     import_cupy_for,
     leak_after_fork,
-    new_event,
     on_device,
 )
 from fastiter._device.devices import GpuDevice
@@ -284,7 +283,6 @@ class AsyncTransfer:
             offsets.append(offsets[-1] + nbytes + -nbytes % _ALIGNMENT)
         n_staged = offsets.pop()
         staging = self._idle_staging(n_staged) if n_staged else None
-        copied = new_event(self._cupy)
         there = []
         try:
             for array, stays, offset in zip(arrays, in_place, offsets, strict=True):
@@ -296,7 +294,7 @@ class AsyncTransfer:
                     source[...] = array
                 target.set(source, stream=self._stream)
                 there.append(target)
-            copied.record(self._stream)
+            copied = self._record(self._stream)
             if staging is not None:
                 staging.copied = copied
                 self._staging.append(staging)
@@ -377,7 +375,8 @@ class AsyncTransfer:
         return events, [memory for memory, _ in taken]
 
     def _record(self, stream: Any) -> Any:
-        event = new_event(self._cupy)
+        # Without times; a host that waits for it sleeps and does not poll.
+        event = self._cupy.cuda.Event(block=True, disable_timing=True)
         event.record(stream)
         return event
 
