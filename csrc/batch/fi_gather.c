@@ -43,6 +43,20 @@ static inline const char *row_at(const void *base, ptrdiff_t stride, int64_t row
     return (const char *)base + row * stride;
 }
 
+/* A constant size lets the compiler turn the copy into a few moves; a call of memcpy costs more
+ * than moving the 64 bytes of a small example. */
+#define FIXED_SIZES(CASE)                                                                          \
+    CASE(1);                                                                                       \
+    CASE(2);                                                                                       \
+    CASE(4);                                                                                       \
+    CASE(8);                                                                                       \
+    CASE(12);                                                                                      \
+    CASE(16);                                                                                      \
+    CASE(24);                                                                                      \
+    CASE(32);                                                                                      \
+    CASE(64);                                                                                      \
+    CASE(128)
+
 /* The last rows, which have nothing ahead of them, are a loop of their own. */
 #define GATHER_ROWS(bytes)                                                       \
     case (bytes):                                                                \
@@ -89,22 +103,12 @@ void fi_gather_rows(void *dst, size_t row_bytes, const void *base, ptrdiff_t str
         return;
     }
     switch (row_bytes) {
-    GATHER_ROWS(1);
-    GATHER_ROWS(2);
-    GATHER_ROWS(4);
-    GATHER_ROWS(8);
-    GATHER_ROWS(12);
-    GATHER_ROWS(16);
-    GATHER_ROWS(24);
-    GATHER_ROWS(32);
-    GATHER_ROWS(64);
+    FIXED_SIZES(GATHER_ROWS);
     default:
         gather_large_rows(out, row_bytes, base, stride, rows, n, uncached);
     }
 }
 
-/* A constant size lets the compiler turn the copy into a few moves; a call of memcpy costs more
- * than moving the 64 bytes of a small example. */
 #define GATHER_ITEMS(bytes)                                             \
     case (bytes):                                                       \
         for (size_t i = 0; i < n; i++) {                                \
@@ -129,16 +133,7 @@ void fi_gather(void *dst, size_t item_bytes, const void *const *src, size_t n)
     switch (item_bytes) {
     case 0:
         break;
-    GATHER_ITEMS(1);
-    GATHER_ITEMS(2);
-    GATHER_ITEMS(4);
-    GATHER_ITEMS(8);
-    GATHER_ITEMS(12);
-    GATHER_ITEMS(16);
-    GATHER_ITEMS(24);
-    GATHER_ITEMS(32);
-    GATHER_ITEMS(64);
-    GATHER_ITEMS(128);
+    FIXED_SIZES(GATHER_ITEMS);
     default:
         gather_large_items(out, item_bytes, src, n);
     }

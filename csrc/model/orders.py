@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-RELAXED, ACQUIRE, RELEASE, BOTH = "relaxed", "acquire", "release", "acq_rel"
+RELAXED, ACQUIRE, RELEASE = "relaxed", "acquire", "release"
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Step:
 
     @property
     def acquires(self) -> bool:
-        return self.kind == "F" or (self.reads and self.order in (ACQUIRE, BOTH))
+        return self.kind == "F" or (self.reads and self.order == ACQUIRE)
 
     @property
     def releases(self) -> bool:
-        return self.kind == "F" or (self.writes and self.order in (RELEASE, BOTH))
+        return self.kind == "F" or (self.writes and self.order == RELEASE)
 
 
 def read(place: str, order: str = RELAXED, name: str = "", wanted: int | None = None) -> Step:
@@ -93,10 +93,7 @@ def weakened(step: Step, left_out: str) -> Step | None:
     """The step without the order of that name; None for a fence that is left out."""
     if not left_out or step.name != left_out.partition(":")[0]:
         return step
-    if step.kind == "F":
-        return None
-    rest = {RELEASE: ACQUIRE, ACQUIRE: RELEASE}[left_out.partition(":")[2]]
-    return replace(step, order=rest if step.order == BOTH else RELAXED)
+    return None if step.kind == "F" else replace(step, order=RELAXED)
 
 
 def traces(thread: Thread, values: dict[str, set[int]], left_out: str) -> list[list[Step]]:

@@ -17,27 +17,14 @@ static uint64_t mask_of(uint64_t bound)
     return bound;
 }
 
-/* The two loops below write each word and advance only if it is accepted: about every third word
- * is rejected, at random, and a branch on it would be mispredicted. */
-static void draw_masked32(const fi_bitgen *generator, uint64_t *draws, uint64_t highest,
-                          size_t count, uint32_t mask)
-{
-    for (size_t k = 0; k < count;) {
-        const uint32_t word = generator->next32(generator->state) & mask;
-        draws[k] = word;
-        k += word <= highest - k;
+/* Writes each word and advances only if it is accepted: about every third word is rejected, at
+ * random, and a branch on it would be mispredicted. */
+#define FI_DRAW_MASKED(NEXT, WORD)                                                                 \
+    for (size_t k = 0; k < run;) {                                                                 \
+        const WORD word = NEXT(generator->state) & (WORD)mask;                                     \
+        draws[k] = word;                                                                           \
+        k += word <= highest - k;                                                                  \
     }
-}
-
-static void draw_masked64(const fi_bitgen *generator, uint64_t *draws, uint64_t highest,
-                          size_t count, uint64_t mask)
-{
-    for (size_t k = 0; k < count;) {
-        const uint64_t word = generator->next64(generator->state) & mask;
-        draws[k] = word;
-        k += word <= highest - k;
-    }
-}
 
 void fi_order_draw(const fi_bitgen *generator, uint64_t *draws, uint64_t highest, size_t count)
 {
@@ -51,9 +38,9 @@ void fi_order_draw(const fi_bitgen *generator, uint64_t *draws, uint64_t highest
             return;
         }
         if (mask <= UINT32_MAX) {
-            draw_masked32(generator, draws, highest, run, (uint32_t)mask);
+            FI_DRAW_MASKED(generator->next32, uint32_t)
         } else {
-            draw_masked64(generator, draws, highest, run, mask);
+            FI_DRAW_MASKED(generator->next64, uint64_t)
         }
         draws += run;
         highest -= run;
