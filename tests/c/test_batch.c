@@ -5,47 +5,10 @@
 #include <string.h>
 
 #include "check.h"
+#include "guarded.h"
 #include "base/fi_base.h"
 #include "batch/fi_batch.h"
 #include "batch/fi_gather.h"
-
-enum { GUARD = 64, GUARD_BYTE = 0xA5 };
-
-static uint64_t random_state = 88172645463325252u;
-
-static uint64_t random_below(uint64_t bound)
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return random_state % bound;
-}
-
-static unsigned char *random_bytes(size_t n)
-{
-    unsigned char *bytes = malloc(n + 1); /* malloc(0) may be NULL */
-    CHECK(bytes != NULL);
-    for (size_t i = 0; i < n; i++) {
-        bytes[i] = (unsigned char)random_below(256);
-    }
-    return bytes;
-}
-
-static unsigned char *guarded(size_t n)
-{
-    unsigned char *block = malloc(n + 2 * GUARD);
-    CHECK(block != NULL);
-    memset(block, GUARD_BYTE, n + 2 * GUARD);
-    return block;
-}
-
-static void check_guards(const unsigned char *block, size_t n)
-{
-    for (size_t i = 0; i < GUARD; i++) {
-        CHECK(block[i] == GUARD_BYTE);
-        CHECK(block[GUARD + n + i] == GUARD_BYTE);
-    }
-}
 
 static size_t product(const int64_t *shape, int ndim)
 {

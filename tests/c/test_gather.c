@@ -5,30 +5,10 @@
 #include <string.h>
 
 #include "check.h"
+#include "guarded.h"
 #include "batch/fi_gather.h"
 
-enum { GUARD = 64, GUARD_BYTE = 0xA5, TABLE_ROWS = 100 };
-
-static uint64_t random_state = 88172645463325252u;
-
-static uint64_t random_below(uint64_t bound)
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return random_state % bound;
-}
-
-/* Exactly as large as needed, so that AddressSanitizer sees each byte too many. */
-static unsigned char *random_bytes(size_t n)
-{
-    unsigned char *bytes = malloc(n ? n : 1);
-    CHECK(bytes != NULL);
-    for (size_t i = 0; i < n; i++) {
-        bytes[i] = (unsigned char)random_below(256);
-    }
-    return bytes;
-}
+enum { TABLE_ROWS = 100 };
 
 typedef enum { ANY, ASCENDING, ASCENDING_BUT_ONE } row_order;
 
@@ -38,11 +18,10 @@ static void check_gather(const unsigned char *base, ptrdiff_t stride, size_t row
 {
     const size_t first = random_below(TABLE_ROWS - n + 1);
     const size_t bytes = n * row_bytes;
-    unsigned char *block = malloc(bytes + 2 * GUARD);
+    unsigned char *block = guarded(bytes);
     int64_t *rows = calloc(n + 1, sizeof *rows);
 
-    CHECK(block != NULL && rows != NULL);
-    memset(block, GUARD_BYTE, bytes + 2 * GUARD);
+    CHECK(rows != NULL);
     for (size_t i = 0; i < n; i++) {
         rows[i] = (int64_t)(order == ANY ? random_below(TABLE_ROWS) : first + i);
     }
@@ -55,10 +34,7 @@ static void check_gather(const unsigned char *base, ptrdiff_t stride, size_t row
             CHECK_EQ(block[GUARD + i * row_bytes + byte], *(base + rows[i] * stride + byte));
         }
     }
-    for (size_t i = 0; i < GUARD; i++) {
-        CHECK_EQ(block[i], GUARD_BYTE);
-        CHECK_EQ(block[GUARD + bytes + i], GUARD_BYTE);
-    }
+    check_guards(block, bytes);
     free(rows);
     free(block);
 }
