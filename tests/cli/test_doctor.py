@@ -171,7 +171,6 @@ def test_memory_of_a_machine(
     contents = {
         "proc/self/cgroup": groups,
         "proc/meminfo": MEMORY,
-        "sys/kernel/mm/transparent_hugepage/shmem_enabled": "always [within_size] never",
         **{f"sys/fs/cgroup/{name}": text for name, text in limits.items()},
     }
     for name, text in contents.items():
@@ -180,12 +179,10 @@ def test_memory_of_a_machine(
         path.write_text(f"{text}\n")
     assert machine.memory(tmp_path) == {"MemTotal": 8 << 30, "MemAvailable": 4 << 30}
     assert machine.memory_limit(tmp_path) == (None if found is None else (1 << 30, found))
-    assert machine.huge_pages(tmp_path) == "within_size"
 
 
 def test_a_system_that_reports_nothing(tmp_path: Path) -> None:
     assert (machine.memory(tmp_path), machine.memory_limit(tmp_path)) == ({}, None)
-    assert machine.huge_pages(tmp_path) is None
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,11 @@ class ScriptedServer:
                 self._threads[-1].start()
 
     def _serve(self, connection: socket.socket) -> None:
+        if self._tls is not None:  # the handshake comes with the first byte that is read
+            connection = self._tls.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            )
         with connection, contextlib.suppress(OSError):  # the client may go
-            if self._tls is not None:
-                connection = self._tls.wrap_socket(connection, server_side=True)
             try:
                 for part in self._script(self._request(connection)):
                     connection.sendall(part)

@@ -171,11 +171,6 @@ def _memory() -> Iterator[Finding]:
         "too little for many pipelines: reduce batch_size and n_prefetch, free memory, or raise "
         "the limit",
     )
-    huge = machine.huge_pages()
-    if huge is not None:
-        pages = "huge pages" if huge in ("always", "within_size", "force") else "small pages"
-        fact = f"shmem_enabled={huge}: slots use {pages}; both are equally fast"
-        yield Finding("huge pages", fact)
 
 
 def _shared_memory() -> Iterator[Finding]:

@@ -44,13 +44,6 @@ def memory_limit(root: Path = _ROOT) -> tuple[int, str] | None:
     return smallest
 
 
-def huge_pages(root: Path = _ROOT) -> str | None:
-    """Whether the kernel uses huge pages for shared memory: its setting of shmem_enabled."""
-    path = root / "sys/kernel/mm/transparent_hugepage/shmem_enabled"
-    chosen = re.search(r"\[(\w+)\]", text_of(path))
-    return chosen[1] if chosen else None
-
-
 def is_open_to_writing(path: str) -> bool:
     """Whether files can be created below ``path``, which need not exist yet."""
     place = Path(path).absolute()
