@@ -152,13 +152,13 @@ def join_batch(batch, bint copy):
     cdef list arrays
     if type(batch) is not list and type(batch) is not tuple or not batch:
         return []
-    kind = type(batch[0])
+    first = batch[0]
     names = None
-    if kind is dict:
-        names = tuple(batch[0])
-    elif issubclass(kind, tuple):
-        names = tuple(range(len(batch[0])))
-    elif issubclass(kind, dict):
+    if type(first) is dict:
+        names = tuple(first)
+    elif isinstance(first, tuple):
+        names = tuple(range(len(first)))
+    elif isinstance(first, dict):
         return []
     arrays = join_fields(batch, names, None, copy)
     for array in arrays:
@@ -166,7 +166,7 @@ def join_batch(batch, bint copy):
             return arrays
     if names is None:
         return arrays[0]
-    return dict(zip(names, arrays)) if kind is dict else tuple(arrays)
+    return dict(zip(names, arrays)) if type(first) is dict else tuple(arrays)
 
 
 cpdef list join_fields(object batch, tuple names, tuple rules, bint copy):
