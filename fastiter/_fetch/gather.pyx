@@ -103,14 +103,18 @@ cdef class ColumnReader:
         return self.batch(outputs)
 
     def gather_part(self, list outputs, Py_ssize_t start, indices, uint64_t n_batches=1):
-        """Gather rows into `outputs` of this reader, from row `start` on, which have room for them;
-        False if a column lacks an index.
+        """Gather rows into `outputs`, from row `start` on; False if a column lacks an index.
 
         n_batches: how many such outputs are filled ahead of their use. If the caches do not hold so
         many, rows are written past them.
         """
         cdef Py_ssize_t n
         cdef const int64_t *rows = indices_of(indices, &n)
+        for output in outputs:
+            if len(outputs) != self.count or start < 0 or n > len(output) - start:
+                raise ValueError(
+                    f"rows {start} .. {start + n} of {self.count} columns do not lie in "
+                    f"{len(outputs)} outputs of {len(output)} rows")
         return self.gather_rows(outputs, start, rows, n, n_batches)
 
     cdef bint gather_rows(self, list outputs, Py_ssize_t start, const int64_t *rows, Py_ssize_t n,

@@ -201,9 +201,11 @@ cdef class BatchBuffer:
         Returns None, or the first row that failed and its exception; the rows after it are not
         filled. `indices`: int64[rows], of the whole batch. `at` tells the row meanwhile.
         """
-        cdef RangeWriter writer = RangeWriter.__new__(RangeWriter, self)
+        cdef RangeWriter writer = self.writer(first, stop)
         cdef Py_ssize_t row = first, n
         cdef const int64_t *numbers = indices_of(indices, &n)
+        if n != self.rows:
+            raise ValueError(f"{n} indices are given for a batch of {self.rows} rows")
         try:
             while row < stop and not self.stopped:
                 at.row = row
@@ -218,7 +220,7 @@ cdef class BatchBuffer:
 
     def put(self, Py_ssize_t first, list examples):
         """Fills rows of this batch, from `first` on, with examples."""
-        cdef RangeWriter writer = RangeWriter.__new__(RangeWriter, self)
+        cdef RangeWriter writer = self.writer(first, first + len(examples))
         cdef Py_ssize_t row = first
         try:
             for example in examples:
@@ -226,6 +228,11 @@ cdef class BatchBuffer:
                 row += 1
         finally:
             writer.make_copies()
+
+    cdef RangeWriter writer(self, Py_ssize_t first, Py_ssize_t stop):
+        if not 0 <= first <= stop <= self.rows:
+            raise ValueError(f"rows {first} .. {stop} do not lie in a batch of {self.rows}")
+        return RangeWriter.__new__(RangeWriter, self)
 
     # ---- what came of it
 
