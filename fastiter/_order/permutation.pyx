@@ -40,6 +40,8 @@ from fastiter._clib.csrc cimport (
     fi_virtual_init,
 )
 
+from fastiter._clib.status cimport check
+
 import numpy as np
 from numpy.random import RandomState, SeedSequence
 
@@ -223,7 +225,8 @@ def fast_permutation_by(n, words, stream, method, bucket_bits, block_bits):
     cdef cnp.ndarray order = empty_order(length)
     cdef fi_shuffle_plan plan = fi_shuffle_plan(method, bucket_bits, block_bits, False)
     cdef fi_seed seed = seed_of(words)
-    fi_shuffle_by(&plan, fi_isa(), <int64_t *>cnp.PyArray_DATA(order), length, &seed, stream, 1)
+    check(fi_shuffle_by(&plan, fi_isa(), <int64_t *>cnp.PyArray_DATA(order), length, &seed, stream,
+                        1), "shuffling by this method")
     return order
 
 
@@ -318,7 +321,7 @@ def whole_by(n, words, rounds):
     cdef fi_seed seed = seed_of(words)
     cdef fi_virtual order
     cdef cnp.ndarray out = empty_order(n)
-    fi_virtual_init(&order, n, &seed, 0, rounds)
+    check(fi_virtual_init(&order, n, &seed, 0, rounds), f"an order of {n} by {rounds} rounds")
     fi_virtual_fill(&order, fi_isa(), 0, n, <int64_t *>cnp.PyArray_DATA(out))
     return out
 

@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -11,6 +12,8 @@ from fastiter._ring.schema import Schema
 
 Event: TypeAlias = tuple[str, int, int, int, int, int]
 Report: TypeAlias = dict[str, int]
+
+this_thread: threading.local
 
 def fork_begins() -> None: ...
 def fork_ended() -> None: ...

@@ -6,6 +6,7 @@ reports and traces. `BatchScheduler` keeps the ring full of batches and takes th
 """
 
 import pickle
+import threading
 
 cimport cython
 cimport numpy as cnp
@@ -40,6 +41,7 @@ cdef enum:
 
 cdef object loads = pickle.loads
 cdef fi_forks forks  # of this process
+this_thread = threading.local()  # starts_worker: whether its forks are workers, which keep no view
 # What a worker says of itself, see `fi_report`. The times are in ns on the clock of `now`.
 Report = dict[str, int]
 # Kind, begin and length in ns, dataset index of the first row, rows, and number of the batch.
@@ -51,13 +53,17 @@ cdef dict EVENT_KINDS = {
 }
 
 
+# These hooks are compiled, so that no signal handler runs within: CPython drops what a hook raises,
+# and a fork that never ends would cost each later batch its slot.
 def fork_begins():
     """Any view that exists between here and `fork_ended` may exist in the child too."""
-    fi_fork_begins(&forks)
+    if not getattr(this_thread, "starts_worker", False):
+        fi_fork_begins(&forks)
 
 
 def fork_ended():
-    fi_fork_ended(&forks)
+    if not getattr(this_thread, "starts_worker", False):
+        fi_fork_ended(&forks)
 
 
 def begin_anew():

@@ -33,9 +33,9 @@ class CrashCounts:
         return bool(self._of_index or self._of_finish or self._ends)
 
     def count(self, q: int, row: int, index: int | None, end: str) -> bool:
-        """Notes a death with a row in hand, or amid the finish of a batch (`row` is -1); returns
-        whether the row's index, or the finish, is given up. `index` is None where there was another
-        row that may have caused it."""
+        """Notes the death of a worker that had a row, or that was finishing a batch (`row` is -1).
+        Returns whether the row's index, or the finish, is given up. `index` is None where another
+        row may have caused the death."""
         self._ends[q, row] = end
         if row < 0:
             self._of_finish[q] += 1

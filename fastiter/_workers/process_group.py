@@ -23,7 +23,7 @@ import numpy as np
 
 from fastiter._clib import status
 from fastiter._ring.arena import Arena
-from fastiter._ring.parent import ParentRing, begin_anew, fork_begins, fork_ended
+from fastiter._ring.parent import ParentRing, begin_anew, fork_begins, fork_ended, this_thread
 from fastiter._util import fds
 from fastiter._util.concurrency import WeakObjects
 from fastiter._util.start_default import default_method_kept
@@ -61,7 +61,6 @@ _KILL_SECONDS = 3.0  # for the kernel to end what was killed
 
 _rings: WeakObjects[ParentRing] = WeakObjects()
 _processes: weakref.WeakSet[Any] = weakref.WeakSet()
-_this_thread = threading.local()
 
 
 # These hooks do not look at a ring: another thread may be changing it. A child of the program keeps
@@ -69,28 +68,16 @@ _this_thread = threading.local()
 # alive in this process, too.
 
 
-def _before_fork() -> None:
-    if not getattr(_this_thread, "starts_worker", False):
-        fork_begins()
-
-
-def _after_fork_in_parent() -> None:
-    if not getattr(_this_thread, "starts_worker", False):
-        fork_ended()
-
-
 def _after_fork_in_child() -> None:
     """Without it multiprocessing takes the program's workers for the child's own, and ends them
     when the child exits."""
-    begin_anew()
     getattr(multiprocessing.process, "_children", set()).difference_update(_processes)
 
 
 os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
+    before=fork_begins, after_in_parent=fork_ended, after_in_child=_after_fork_in_child
 )
+os.register_at_fork(after_in_child=begin_anew)
 
 
 class WorkerGroup:
@@ -267,14 +254,14 @@ class WorkerGroup:
         )
         _processes.add(process)
         with default_method_kept(), self._start_guard():
-            _this_thread.starts_worker = True
+            this_thread.starts_worker = True
             try:
                 process.start()
             except BaseException as error:
                 _close_pipes_of_no_process(error)
                 raise
             finally:
-                _this_thread.starts_worker = False
+                this_thread.starts_worker = False
         return process
 
     @contextlib.contextmanager

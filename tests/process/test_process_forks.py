@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -188,6 +189,33 @@ def test_a_child_forked_while_a_thread_waits_in_next(iterator, deed):
                 os.kill(pid, signal.SIGCONT)
     assert status == 0
     assert next(iterator)[0][0] == 3 * 64
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_an_interrupt_within_a_fork_costs_no_slot(iterator, number):
+    """CPython drops what is raised within a hook of a fork, and calls the hooks that follow."""
+    n_calls = 0
+
+    def interrupt(frame, event, argument):  # our call of this number within os.fork
+        nonlocal n_calls
+        if "fastiter" in frame.f_globals["__name__"]:
+            n_calls += 1
+            if n_calls == number:
+                raise KeyboardInterrupt
+
+    former = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+    finally:
+        sys.settrace(former)
+    assert os.waitpid(pid, 0)[1] == 0
+    for _ in range(4):
+        next(iterator)
+    assert iterator._pool.ring.slots["retired"] == 0
 
 
 def test_neither_a_fork_nor_another_iterators_start_changes_a_ring(iterator):
