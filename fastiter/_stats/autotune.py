@@ -7,6 +7,7 @@ of CPUs and memory, and undoes a change that did not help.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import statistics
 from collections.abc import Callable
@@ -60,10 +61,10 @@ class Adjustable(Protocol):
 
 
 class _Trial(NamedTuple):
-    """A change whose effect is not known yet."""
+    """Changes whose effect is not known yet. The second one follows where the first only moved the
+    bottleneck: more workers wait for batches to fetch, more batches wait for workers."""
 
-    name: str
-    before: int
+    before: dict[str, int]  # the settings that were changed
     rate: float
 
 
@@ -75,9 +76,8 @@ class Tuner:
         self.changes: list[str] = []
         self.most = most
         self._due = 0
-        self._before: IteratorStats | None = None
+        self._marks: list[IteratorStats] = []  # where the last windows began and ended
         self._trial: _Trial | None = None
-        self._rates: list[float] = []  # of the last windows since something was changed
         self._futile: dict[str, int] = {}  # looks until a setting is tried again
         self._refusals: dict[str, int] = {}  # how often in a row it did not help
         self._calm = 0
@@ -90,60 +90,54 @@ class Tuner:
         self._due = now + _LOOK_NS
         stats = stats_of()
         if stats.batches == 0 or not pool.is_steady():
-            self._before = None  # what starting workers use belongs to no measurement
+            self._marks = []  # what starting workers use belongs to no measurement
             return
-        if self._before is None:
-            self._before = stats
-            return
-        window = stats - self._before
-        diagnosis = bottleneck.diagnose(window)
-        if diagnosis.verdict == "unknown":
+        if self._marks and bottleneck.diagnose(stats - self._marks[-1]).verdict == "unknown":
             return  # continue with a longer window
-        self._before = stats
-        change = self._next_change(pool, window, diagnosis)
-        if change is None:
-            return
-        name, count, why = change
-        current = _current(window, name)
-        if count != current:
+        self._marks = [*self._marks, stats][-_WINDOWS - 1 :]
+        settings, why = self._next_change(pool) if len(self._marks) > 1 else ({}, "")
+        for name, count in settings.items():
+            current = _current(stats, name)
             when = f"after {stats.seconds:.1f} s"
             self.changes.append(f"{name} from {current} to {count} {when}: {why}")
             pool.adjust(name, count)
-            self._rates = []
-        self._before = None
+            self._marks = []
 
-    def _next_change(
-        self, pool: Adjustable, window: IteratorStats, diagnosis: bottleneck.Diagnosis
-    ) -> tuple[str, int, str] | None:
-        """Name of a setting, its new value, and why; None if nothing is to change."""
-        looks = _EAGERNESS if window.busy > _VERY_BUSY else 1
+    def _next_change(self, pool: Adjustable) -> tuple[dict[str, int], str]:
+        """Settings with their new values, and why."""
+        recent = self._marks[-1] - self._marks[0]
+        diagnosis = bottleneck.diagnose(recent)
+        looks = _EAGERNESS if recent.busy > _VERY_BUSY else 1
         self._futile = {name: left - looks for name, left in self._futile.items() if left > looks}
         self._calm = self._calm + 1 if diagnosis.verdict == "consumer-bound" else 0
-        self._rates = [*self._rates, window.batches_per_second][-_WINDOWS:]
-        if len(self._rates) < _WINDOWS:
-            return None
-        rate = statistics.median(self._rates)
-        trial, self._trial = self._trial, None
-        if trial is not None:
-            if rate < trial.rate * (1 + _LEAST_GAIN):
-                refusals = min(self._refusals.get(trial.name, 0) + 1, _MOST_REFUSALS)
-                self._refusals[trial.name] = refusals
-                self._futile[trial.name] = refusals * _PATIENCE
-                return trial.name, trial.before, "that did not help"
-            self._refusals.pop(trial.name, None)
+        if len(self._marks) <= _WINDOWS:
+            return {}, ""
+        windows = [after - before for before, after in itertools.pairwise(self._marks)]
+        rate = statistics.median(window.batches_per_second for window in windows)
+        trial, self._trial = self._trial or _Trial({}, 0.0), None
+        if rate >= trial.rate * (1 + _LEAST_GAIN):
+            for name in trial.before:
+                self._refusals.pop(name, None)
+            trial = _Trial({}, rate)
         for name, wanted in diagnosis.change.items():
-            current = _current(window, name)
+            current = _current(recent, name)
             count = self._allowed(pool, name, current, wanted)
-            if count > current:
-                self._trial = _Trial(name, current, rate)
-                why = f"waiting {window.wait_share:.0%}, workers {window.busy:.0%} busy"
-                return name, count, why
+            if count > current and name not in trial.before:
+                self._trial = _Trial({**trial.before, name: current}, trial.rate)
+                why = f"waiting {recent.wait_share:.0%}, workers {recent.busy:.0%} busy"
+                return {name: count}, why
+        if trial.before:
+            for name in trial.before:
+                refusals = min(self._refusals.get(name, 0) + 1, _MOST_REFUSALS)
+                self._refusals[name] = refusals
+                self._futile[name] = refusals * _PATIENCE
+            return trial.before, "that did not help"
         if self._calm >= _CALM_LOOKS and "n_processes" in self.most:
-            enough = max(1, math.ceil(1.5 * window.busy * window.n_workers))
-            if 2 * enough <= window.n_workers:
+            enough = max(1, math.ceil(1.5 * recent.busy * recent.n_workers))
+            if 2 * enough <= recent.n_workers:
                 self._calm = 0
-                return "n_processes", enough, f"workers {window.busy:.0%} busy"
-        return None
+                return {"n_processes": enough}, f"workers {recent.busy:.0%} busy"
+        return {}, ""
 
     def _allowed(self, pool: Adjustable, name: str, current: int, wanted: int) -> int:
         """How many there may be next: at most twice as many, and as memory allows."""

@@ -209,7 +209,7 @@ def tune(figures, steps=30, most=64):
         def ask(one=one, worker=worker):
             return Window(one, worker, figures.workers)
 
-        tuner._before = Window.zero(one)
+        tuner._marks = tuner._marks or [Window(one, worker, figures.workers)]
         tuner._due = 0
         tuner.look(figures, ask)
     return tuner
@@ -224,9 +224,8 @@ class Window:
     def __init__(self, one, worker, count):
         self.one, self.worker, self.count = one, worker, count
 
-    @staticmethod
-    def zero(one):
-        return one
+    def __getattr__(self, name):
+        return getattr(self.one, name)
 
     def __sub__(self, earlier):
         workers = tuple(self.worker for _ in range(self.count))
@@ -309,6 +308,24 @@ def test_one_slow_window_decides_nothing():
     tuner = tune(figures)
     assert figures.workers >= 10
     assert not any("did not help" in change for change in tuner.changes[:2])
+
+
+def test_a_bottleneck_that_moves_is_followed_before_a_change_is_taken_back():
+    """Each worker that finds a batch to fetch works: more workers help only with more batches."""
+
+    class Starved(Figures):
+        def step(self):
+            workers, self.workers = self.workers, min(self.workers, self.prefetch)
+            one, worker = super().step()
+            busy = worker.busy_seconds * self.workers / workers
+            self.workers = workers
+            worker = dataclasses.replace(worker, busy_seconds=busy)
+            return dataclasses.replace(one, n_workers=workers), worker
+
+    figures = Starved(work=0.1, loop=0.01)
+    tuner = tune(figures, steps=60)
+    assert figures.workers >= 8 and figures.prefetch >= 8
+    assert not any("did not help" in change for change in tuner.changes[:4])
 
 
 def test_few_for_a_loop_that_is_slower():
