@@ -41,25 +41,22 @@ FI_TARGET static inline void fi_draw16(fi_vector *vector, fi_unit *unit, uint32_
  * processors make only one of in a cycle, this saves nearly one. */
 
 /* Lane LANE of `values` takes the cell that is drawn for cell last - M, which moves there. */
-#define FI_TAKE16(LANE, M)                                                                         \
-    values = _mm_insert_epi16(values, cells[draws[M]], LANE);                                      \
-    cells[draws[M]] = cells[last - (M)];
-#define FI_TAKE32(LANE, M)                                                                         \
-    values = _mm_insert_epi32(values, (int)cells[draws[M]], LANE);                                 \
+#define FI_TAKE(INSERT, LANE, M)                                                                   \
+    values = INSERT(values, (int)cells[draws[M]], LANE);                                           \
     cells[draws[M]] = cells[last - (M)];
 
 FI_TARGET static inline __m128i fi_take8(uint16_t *cells, uint32_t last, const uint32_t *draws)
 {
     __m128i values = _mm_setzero_si128();
 
-    FI_TAKE16(7, 0)
-    FI_TAKE16(6, 1)
-    FI_TAKE16(5, 2)
-    FI_TAKE16(4, 3)
-    FI_TAKE16(3, 4)
-    FI_TAKE16(2, 5)
-    FI_TAKE16(1, 6)
-    FI_TAKE16(0, 7)
+    FI_TAKE(_mm_insert_epi16, 7, 0)
+    FI_TAKE(_mm_insert_epi16, 6, 1)
+    FI_TAKE(_mm_insert_epi16, 5, 2)
+    FI_TAKE(_mm_insert_epi16, 4, 3)
+    FI_TAKE(_mm_insert_epi16, 3, 4)
+    FI_TAKE(_mm_insert_epi16, 2, 5)
+    FI_TAKE(_mm_insert_epi16, 1, 6)
+    FI_TAKE(_mm_insert_epi16, 0, 7)
     return values;
 }
 
@@ -67,30 +64,25 @@ FI_TARGET static inline __m128i fi_take4(uint32_t *cells, uint32_t last, const u
 {
     __m128i values = _mm_setzero_si128();
 
-    FI_TAKE32(3, 0)
-    FI_TAKE32(2, 1)
-    FI_TAKE32(1, 2)
-    FI_TAKE32(0, 3)
+    FI_TAKE(_mm_insert_epi32, 3, 0)
+    FI_TAKE(_mm_insert_epi32, 2, 1)
+    FI_TAKE(_mm_insert_epi32, 1, 2)
+    FI_TAKE(_mm_insert_epi32, 0, 3)
     return values;
 }
 
-FI_TARGET static inline void fi_swap16_16(uint16_t *cells, uint16_t *out, uint32_t last,
-                                          const uint32_t *draws)
-{
-    for (uint32_t m = 0; m < 16; m += 8) {
-        const __m128i values = fi_take8(cells, last - m, draws + m);
-        _mm_storeu_si128((__m128i *)(out + last - m - 7), values);
+#define FI_SWAP16(NAME, CELL, TAKE, TAKEN)                                                         \
+    FI_TARGET static inline void NAME(CELL *cells, CELL *out, uint32_t last,                       \
+                                      const uint32_t *draws)                                       \
+    {                                                                                              \
+        for (uint32_t m = 0; m < 16; m += (TAKEN)) {                                               \
+            const __m128i values = TAKE(cells, last - m, draws + m);                               \
+            _mm_storeu_si128((__m128i *)(out + last - m - (TAKEN) + 1), values);                   \
+        }                                                                                          \
     }
-}
 
-FI_TARGET static inline void fi_swap16_32(uint32_t *cells, uint32_t *out, uint32_t last,
-                                          const uint32_t *draws)
-{
-    for (uint32_t m = 0; m < 16; m += 4) {
-        const __m128i values = fi_take4(cells, last - m, draws + m);
-        _mm_storeu_si128((__m128i *)(out + last - m - 3), values);
-    }
-}
+FI_SWAP16(fi_swap16_16, uint16_t, fi_take8, 8)
+FI_SWAP16(fi_swap16_32, uint32_t, fi_take4, 4)
 
 FI_TARGET static inline void fi_swap16_16_out(uint16_t *cells, int64_t *out, uint32_t last,
                                               const uint32_t *draws)

@@ -20,31 +20,25 @@ enum {
     SAMPLE = 1024           /* weights that an estimate looks at */
 };
 
-typedef struct {
-    uint64_t s[4][FI_LANES];
-} words_state;
-
-static words_state words_begin(const fi_seed *seed, uint64_t stream, unsigned purpose)
+static fi_unit words_begin(const fi_seed *seed, uint64_t stream, unsigned purpose)
 {
     const fi_seed key = fi_seed_mixed(seed, stream);
-    words_state state;
     fi_unit unit;
 
     fi_unit_init(&unit, &key, purpose, 0);
-    memcpy(state.s, unit.lanes, sizeof state.s);
-    return state;
+    return unit;
 }
 
-static inline __attribute__((always_inline)) void words_next(words_state *state, uint64_t *words)
+static inline __attribute__((always_inline)) void words_next(fi_unit *unit, uint64_t *words)
 {
-    words_state v = *state;
+    fi_unit v = *unit;
 
     for (int turn = 0; turn < TURNS; turn++) {
         for (int l = 0; l < FI_LANES; l++) {
-            FI_XOSHIRO(words[turn * FI_LANES + l], v.s, l);
+            FI_XOSHIRO(words[turn * FI_LANES + l], v.lanes, l);
         }
     }
-    *state = v;
+    *unit = v;
 }
 
 /* -- with replacement ---------------------------------------------------------------------------- */
@@ -101,11 +95,11 @@ void fi_alias_draw(const fi_alias *table, uint32_t n, const fi_seed *seed, uint6
     uint64_t fractions[2][BLOCK];
     uint32_t items[2][BLOCK];
     uint64_t words[BLOCK];
-    words_state state = words_begin(seed, stream, FI_PURPOSE_REPLACED);
+    fi_unit unit = words_begin(seed, stream, FI_PURPOSE_REPLACED);
 
     for (size_t from = 0, turn = 0; turn * BLOCK < count + BLOCK; turn++) {
         const size_t now = turn % 2, before = 1 - now;
-        words_next(&state, words);
+        words_next(&unit, words);
         for (int k = 0; k < BLOCK; k++) {
             const unsigned __int128 product = (unsigned __int128)words[k] * n;
             items[now][k] = (uint32_t)(product >> 64);
@@ -251,7 +245,7 @@ all_arrivals_of(const uint64_t *words, const double *weights, uint32_t count, ui
 }
 
 static inline __attribute__((always_inline)) int race(const double *weights, uint32_t n,
-                                                      words_state *state, double horizon,
+                                                      fi_unit *unit, double horizon,
                                                       fi_arrivals *arrivals)
 {
     /* A little more, for the rounding of the logarithm. */
@@ -266,7 +260,7 @@ static inline __attribute__((always_inline)) int race(const double *weights, uin
         if (count > arrivals->room - arrived) {
             return FI_E_FULL;
         }
-        words_next(state, words);
+        words_next(unit, words);
         if (isinf(horizon)) {
             all_arrivals_of(words, weights + first, count, (uint32_t)first, times, items);
             arrived += count;
@@ -281,27 +275,27 @@ static inline __attribute__((always_inline)) int race(const double *weights, uin
 
 #ifdef __x86_64__
 __attribute__((target("avx2"))) static int race_avx2(const double *weights, uint32_t n,
-                                                     words_state *state, double horizon,
+                                                     fi_unit *unit, double horizon,
                                                      fi_arrivals *arrivals)
 {
-    return race(weights, n, state, horizon, arrivals);
+    return race(weights, n, unit, horizon, arrivals);
 }
 #endif
 
 int fi_race_run(int isa, const double *weights, uint32_t n, const fi_seed *seed, uint64_t stream,
                 double horizon, fi_arrivals *arrivals)
 {
-    words_state state = words_begin(seed, stream, FI_PURPOSE_RACE);
+    fi_unit unit = words_begin(seed, stream, FI_PURPOSE_RACE);
 
     if (fi_loops_of(isa) == NULL) {
         return FI_E_RANGE;
     }
 #ifdef __x86_64__
     if (isa >= FI_ISA_AVX2) {
-        return race_avx2(weights, n, &state, horizon, arrivals);
+        return race_avx2(weights, n, &unit, horizon, arrivals);
     }
 #endif
-    return race(weights, n, &state, horizon, arrivals);
+    return race(weights, n, &unit, horizon, arrivals);
 }
 
 /* Stable, by the lower DIGIT_BITS * 3 bits of the keys' upper halves: from `keys` into `sorted`. */

@@ -59,36 +59,25 @@ static void *unmap(void *argument)
     return NULL;
 }
 
-static bool unmap_in_a_thread(struct mapping *mapping)
-{
-    change_settling(1);
-    int rc = fi_thread_start(unmap, mapping);
-    if (rc != 0)
-        change_settling(UINT32_MAX);
-    return rc == 0;
-}
-
 void fi_image_close(int fd, uint64_t bytes)
 {
-    struct mapping *last = NULL;
+    struct mapping last = {MAP_FAILED, bytes};
 #ifdef MADV_DONTFORK
-    if (bytes >= MANY_BYTES)
-        last = malloc(sizeof *last);
-    if (last) {
-        /* A mapping in the descriptor's place, which no child gets. */
-        *last = (struct mapping){mmap(NULL, bytes, PROT_NONE, MAP_SHARED, fd, 0), bytes};
-        if (last->base == MAP_FAILED || madvise(last->base, bytes, MADV_DONTFORK) != 0) {
-            if (last->base != MAP_FAILED)
-                (void)munmap(last->base, bytes);
-            free(last);
-            last = NULL;
+    if (bytes >= MANY_BYTES) { /* a mapping in the descriptor's place, which no child gets */
+        last.base = mmap(NULL, bytes, PROT_NONE, MAP_SHARED, fd, 0);
+        if (last.base != MAP_FAILED && madvise(last.base, bytes, MADV_DONTFORK) != 0) {
+            (void)munmap(last.base, bytes);
+            last.base = MAP_FAILED;
         }
     }
 #endif
     close(fd);
-    if (last && !unmap_in_a_thread(last)) {
-        (void)munmap(last->base, last->bytes);
-        free(last);
+    if (last.base == MAP_FAILED)
+        return;
+    change_settling(1);
+    if (fi_thread_start(unmap, &last, sizeof last) != 0) {
+        (void)munmap(last.base, bytes);
+        change_settling(UINT32_MAX);
     }
 }
 

@@ -33,16 +33,10 @@ static void *watch_parent(void *argument)
 
 int fi_watch_parent(int parent_pidfd, int parent_death_pipe)
 {
-    struct watch *watch = malloc(sizeof *watch);
-    if (!watch)
-        return ENOMEM;
     /* poll ignores a negative descriptor. */
-    watch->entries[0] = (struct pollfd){.fd = parent_pidfd, .events = POLLIN};
-    watch->entries[1] = (struct pollfd){.fd = parent_death_pipe, .events = POLLIN};
-    int rc = fi_thread_start(watch_parent, watch);
-    if (rc != FI_OK)
-        free(watch);
-    return rc;
+    struct watch watch = {{{.fd = parent_pidfd, .events = POLLIN},
+                           {.fd = parent_death_pipe, .events = POLLIN}}};
+    return fi_thread_start(watch_parent, &watch, sizeof watch);
 }
 
 int fi_die_with_parent(int parent)
@@ -74,14 +68,8 @@ static void *wait_for_deadline(void *argument)
 
 int fi_exit_within(int64_t ns, int status)
 {
-    struct deadline *deadline = malloc(sizeof *deadline);
-    if (!deadline)
-        return ENOMEM;
-    deadline->rest.tv_sec = (time_t)(ns / 1000000000);
-    deadline->rest.tv_nsec = (long)(ns % 1000000000);
-    deadline->status = status;
-    int rc = fi_thread_start(wait_for_deadline, deadline);
-    if (rc != FI_OK)
-        free(deadline);
-    return rc;
+    struct deadline deadline = {.status = status};
+    deadline.rest.tv_sec = (time_t)(ns / 1000000000);
+    deadline.rest.tv_nsec = (long)(ns % 1000000000);
+    return fi_thread_start(wait_for_deadline, &deadline, sizeof deadline);
 }
