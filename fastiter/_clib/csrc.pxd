@@ -215,7 +215,6 @@ cdef extern from "ring/fi_ring_parent.h" nogil:
         fi_slot_record *slot
         uint32_t *free_stack
         uint32_t free_count
-        uint32_t spares
         uint64_t head
         uint64_t tail
         uint32_t leased
@@ -293,7 +292,6 @@ cdef extern from "ring/fi_stream.h" nogil:
         uint64_t q
         uint32_t slot
         uint32_t rows
-        uint64_t credit
         bint has_slot
         bint is_open
     void fi_reader_init(fi_reader *reader, fi_ring *ring, uint32_t number, int bell_pipe,
@@ -307,8 +305,6 @@ cdef extern from "ring/fi_stream.h" nogil:
 
     ctypedef struct fi_source:
         uint32_t taken
-        uint32_t away
-        bint in_hand
         bint ended
     ctypedef struct fi_stream:
         fi_source *source

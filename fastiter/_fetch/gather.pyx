@@ -22,7 +22,6 @@ from fastiter._clib.numpy_api cimport (
 from fastiter._ring.schema cimport (
     ARRAY, BARE, DICT, MOST_NDIM, SCALAR, TUPLE, Field, Schema, is_plain_number)
 
-
 import numpy
 
 cnp.import_array()

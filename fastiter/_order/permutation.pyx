@@ -10,36 +10,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 cimport numpy as cnp
 
-from fastiter._clib.csrc cimport (
-    FI_E_FULL,
-    FI_E_MEMORY,
-    FI_OK,
-    FI_SHUFFLE_MAX,
-    FI_VIRTUAL_MAX,
-    FI_VIRTUAL_ROUNDS,
-    FI_WEIGHTED_MAX,
-    fi_alias,
-    fi_alias_build,
-    fi_alias_draw,
-    fi_arrivals,
-    fi_bitgen,
-    fi_example_words,
-    fi_isa,
-    fi_order_permutation,
-    fi_race_horizon,
-    fi_race_rank,
-    fi_race_run,
-    fi_seed,
-    fi_seed_from_entropy,
-    fi_shuffle,
-    fi_shuffle_by,
-    fi_shuffle_plan,
-    fi_shuffle_threads,
-    fi_virtual,
-    fi_virtual_fill,
-    fi_virtual_init,
-)
-
+from fastiter._clib.csrc cimport *
 from fastiter._clib.status cimport check
 
 import numpy as np
