@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fastiter import _device
 from fastiter._collate import concat, numpy_fallback
 from fastiter._collate.numpy_fallback import Indices
 from fastiter._collate.padding import FieldRule, Padding
+from fastiter._device.cupy import array_module, is_cupy_array
 from fastiter._util import array_subtypes
 
 Joined = tuple[Any, Any]  # an array, and the lengths of its rows or None
@@ -151,7 +151,7 @@ def _field_of(batch: Sequence[Any], name: Any, indices: Indices | None) -> list[
 def _join(field: Sequence[Any], rule: FieldRule, copy: bool) -> Joined:
     """Join one field that the compiled code leaves to NumPy, on the device of the first value."""
     field = array_subtypes.unwrap(field)
-    on_gpu = _device.is_cupy_array(field[0])
+    on_gpu = is_cupy_array(field[0])
     if rule.only_fills or (not on_gpu and not _has_axis(field[0])):
         _refuse_numbers(field, rule)
         if on_gpu:
@@ -176,7 +176,7 @@ def _join(field: Sequence[Any], rule: FieldRule, copy: bool) -> Joined:
     if rule.lengths:
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
         if on_gpu:
-            cupy, device = _device.array_module(rows[0])
+            cupy, device = array_module(rows[0])
             with device:
                 lengths = cupy.asarray(lengths)
     return joined, lengths
@@ -196,7 +196,7 @@ def _refuse_numbers(field: Sequence[Any], rule: FieldRule) -> None:
 
 
 def _join_cupy(field: Sequence[Any], rule: FieldRule) -> Any:
-    cupy, device = _device.array_module(field[0])
+    cupy, device = array_module(field[0])
     with device:
         if rule.fill is None:
             return cupy.concatenate([array[None] for array in field])
@@ -204,7 +204,7 @@ def _join_cupy(field: Sequence[Any], rule: FieldRule) -> Any:
         if len(ndims) > 1:
             raise ValueError(f"arrays of one field differ in number of dimensions: {sorted(ndims)}")
         fill = rule.fill
-        if not _device.is_cupy_array(fill):
+        if not is_cupy_array(fill):
             fill = numpy_fallback.checked_fill(fill, field[0].dtype, field[0].ndim)
         shape = [max(lengths) for lengths in zip(*(a.shape for a in field), strict=True)]
         if shape:

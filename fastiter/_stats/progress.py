@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fastiter._stats.timer import Timer, now
-from fastiter._util.context import Managed
+from fastiter._util.context import Closing
 from fastiter._util.start_default import default_method_kept
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from fastiter.iterators._base import PlannedIterator
 
 _SHARE_NS = 500_000_000  # at least; the share of waiting is of such a time, and drawn as often
@@ -57,7 +55,7 @@ def progress(iterator: PlannedIterator, **options: Any) -> Progress:
     return Progress(iterator, options)
 
 
-class Progress(Managed, Iterator[Any]):
+class Progress(Closing, Iterator[Any]):
     """What `progress` returns."""
 
     def __init__(self, iterator: PlannedIterator, options: dict[str, Any]) -> None:
@@ -90,9 +88,6 @@ class Progress(Managed, Iterator[Any]):
                 **{"unit": " examples", "unit_scale": True, **options},
             )
 
-    def __iter__(self) -> Self:
-        return self
-
     def __next__(self) -> Any:
         try:
             batch = next(self._iterator)
@@ -108,9 +103,6 @@ class Progress(Managed, Iterator[Any]):
         if bar is not None:
             self._show_waiting(bar)
             bar.close()
-
-    def _let_go(self) -> None:
-        self.close()
 
     def __del__(self, _exits: Callable[[], bool] = sys.is_finalizing) -> None:
         if not _exits():  # else globals of modules may be None; tqdm closes its bars itself

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fastiter import _device
 from fastiter._collate.collate import collate
 from fastiter._collate.columns import collate_columns, examples_of, join_parts
+from fastiter._device.cupy import synchronize
 from fastiter._order.example_context import ExampleContext
 from fastiter._stats.timer import now
 from fastiter._threads.batch_buffer import BatchBuffer, CallCost, Position
@@ -144,7 +144,7 @@ class BatchTask:
         elif len(self._tolerated) < len(self.indices):
             try:
                 batch = self._make()
-                _device.synchronize(batch)
+                synchronize(batch)
                 self._batch = batch
             except BaseException as error:
                 self._batch = Failure.of(error, f"converter, {self._facts()}")

@@ -1,4 +1,4 @@
-"""Context managers that release what they hold at the end of their ``with`` block."""
+"""Context managers that are closed at the end of their ``with`` block."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Managed:
-    """A context manager that returns itself. A subclass defines ``_let_go``, the end of a block."""
+class Closing:
+    """A context manager that returns itself, and calls `close` at the end."""
 
-    def _let_go(self) -> None:
+    def close(self) -> None:
+        """Close it."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._let_go()
+        self.close()

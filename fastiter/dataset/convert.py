@@ -12,9 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fastiter import _device
 from fastiter._collate import collate
 from fastiter._collate.padding import Padding
+from fastiter._device import devices
 
 if TYPE_CHECKING:
     from fastiter._device.transfer import AsyncTransfer
@@ -90,7 +90,7 @@ def concat_examples(
     (array([[5, 6, 7, 0],
            [8, 0, 0, 0]]), array([3, 1]))
     """
-    target = None if device is None else _device.resolve(device)
+    target = None if device is None else devices.resolve(device)
     rules = _NO_PADDING
     if (
         padding is not None
@@ -100,7 +100,7 @@ def concat_examples(
     ):
         rules = Padding(padding, max_length, pad_to_multiple, return_lengths)
     arrays = collate.collate(batch, rules, copy=copy)
-    return _device.send_batch(target, arrays)
+    return devices.send_batch(target, arrays)
 
 
 def to_device(device: Any, x: Any) -> Any:
@@ -119,7 +119,7 @@ def to_device(device: Any, x: Any) -> Any:
     TypeError, ValueError, RuntimeError
         If ``device`` is not a device, or a GPU without CuPy, or ``x`` is not an array.
     """
-    target = _device.resolve(device)
+    target = devices.resolve(device)
     return x if target is None else target.send(x)
 
 
@@ -175,8 +175,8 @@ class ConcatWithAsyncTransfer(Converter):
             If CuPy or the GPU is missing, the object has used a GPU in the parent from which this
             process was forked, or a stream belongs to another device.
         """
-        target = None if device is None else _device.resolve(device)
-        if not isinstance(target, _device.GpuDevice):
+        target = None if device is None else devices.resolve(device)
+        if not isinstance(target, devices.GpuDevice):
             return concat_examples(batch, target, padding)
         from fastiter._device.transfer import AsyncTransfer
 
@@ -206,9 +206,9 @@ class _FunctionConverter(Converter):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) > 1:
-            args = (args[0], _device.resolve(args[1]), *args[2:])
+            args = (args[0], devices.resolve(args[1]), *args[2:])
         elif "device" in kwargs:
-            kwargs["device"] = _device.resolve(kwargs["device"])
+            kwargs["device"] = devices.resolve(kwargs["device"])
         return self._function(*args, **kwargs)
 
     def __reduce__(self) -> str:

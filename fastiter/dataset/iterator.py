@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastiter._util.context import Managed
-
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["Iterator"]
 
 
-class Iterator(Managed):
+class Iterator:
     """Base class of dataset iterators, which return one batch at a time.
 
     A subclass defines ``__next__`` and these attributes, which need not be writable.
@@ -46,7 +44,10 @@ class Iterator(Managed):
     def finalize(self) -> None:
         """Release resources; may be called any number of times. Does nothing here."""
 
-    def _let_go(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
         self.finalize()
 
     def __del__(self) -> None:

@@ -1,22 +1,9 @@
-"""Checks of indices and arguments that several datasets share, and their ``close``."""
+"""Checks of indices and arguments that several datasets share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
-
-from fastiter._util.context import Managed
-
-
-class Closing(Managed):
-    """A context manager that returns itself, and calls `close` at the end."""
-
-    def close(self) -> None:
-        """Close the files."""
-        raise NotImplementedError
-
-    def _let_go(self) -> None:
-        self.close()
 
 
 def length_of(name: Any, dataset: Any) -> int:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from fastiter._util.context import Closing
 from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.datasets._images import listed_pairs
-from fastiter.datasets._parts import Closing
 from fastiter.datasets._zip import ZipArchive
 from fastiter.datasets.zipped_image_dataset import ZippedImageDataset
 

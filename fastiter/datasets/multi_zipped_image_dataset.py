@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastiter._util.context import Closing
 from fastiter.dataset.mixin import DatasetMixin
-from fastiter.datasets._parts import Closing
 from fastiter.datasets.concatenated_dataset import ConcatenatedDataset
 from fastiter.datasets.zipped_image_dataset import ZippedImageDataset
 

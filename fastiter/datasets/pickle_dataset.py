@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from fastiter._util.concurrency import renew_in_child
+from fastiter._util.context import Closing
 from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.datasets._files import Cursor, SharedFile
-from fastiter.datasets._parts import Closing
 
 __all__ = ["PickleDataset", "open_pickle_dataset"]
 

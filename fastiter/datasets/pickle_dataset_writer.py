@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 from fastiter._util.concurrency import renew_in_child
-from fastiter.datasets._parts import Closing
+from fastiter._util.context import Closing
 
 __all__ = ["PickleDatasetWriter", "open_pickle_dataset_writer"]
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from fastiter._util.context import Closing
 from fastiter.dataset.mixin import DatasetMixin, out_of_range
-from fastiter.datasets._parts import Closing, common_length, iterated
+from fastiter.datasets._parts import common_length, iterated
 from fastiter.datasets._text_lines import open_lines
 
 __all__ = ["TextDataset"]

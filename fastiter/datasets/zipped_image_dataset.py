@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 from typing import Any
 
+from fastiter._util.context import Closing
 from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.datasets._images import image_dtype, read_image
-from fastiter.datasets._parts import Closing
 from fastiter.datasets._zip import ZipArchive
 
 __all__ = ["ZippedImageDataset"]

@@ -7,15 +7,13 @@ import importlib
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from fastiter._util.context import Managed
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from typing_extensions import Self
 
 
-class Wrapped(Managed):
+class Wrapped:
     """Wraps an iterator, and delegates to it what the wrapper does not define.
 
     The iterator stays usable. Its own end or ``finalize()`` closes it, not the wrapper's deletion.
@@ -60,7 +58,10 @@ class Wrapped(Managed):
         if finalize is not None:
             finalize()
 
-    def _let_go(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
         self.finalize()
 
     def __del__(self) -> None:

@@ -8,7 +8,7 @@ import multiprocessing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
-from fastiter import _device
+from fastiter._device import devices
 from fastiter._util.arguments import checked_callable, checked_flag, checked_int
 
 _Function = TypeVar("_Function", bound=Callable[..., None])
@@ -107,7 +107,7 @@ def checked_converter(converter: Any, device: Any) -> Any:
             f"device={device!r} needs a converter: set converter=fastiter.concat_examples, or "
             "leave device at None"
         )
-    _device.resolve(device)
+    devices.resolve(device)
     return converter
 
 
@@ -116,7 +116,7 @@ def checked_prefetch(value: Any, device: Any) -> int | Literal["auto"]:
     of them is being copied."""
     if value is not None:
         return checked_auto("n_prefetch", value, maximum=MOST_PREFETCH)
-    return 2 if isinstance(_device.resolve(device), _device.GpuDevice) else 1
+    return 2 if isinstance(devices.resolve(device), devices.GpuDevice) else 1
 
 
 def checked_device_prefetch(value: Any) -> int:

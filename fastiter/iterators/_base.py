@@ -13,7 +13,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fastiter import _device
+from fastiter._device.cupy import leak_after_fork
 from fastiter._stats.stats import IteratorStats, LoaderStats
 from fastiter._stats.timer import ENDED, Timer
 from fastiter._util.arguments import checked_flag, checked_int
@@ -115,7 +115,7 @@ class PlannedIterator(Iterator):
         self._timer.after_fork()
         self._lock = threading.RLock()
         if self._source.is_on_gpu:
-            _device.leak_after_fork(*self._planner.works())
+            leak_after_fork(*self._planner.works())
         self._planner.rewind()  # threads, processes and copies are the parent's
 
     def _fetch(self, plan: Plan) -> Any:

@@ -7,11 +7,11 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fastiter import _device
 from fastiter._collate import collate
 from fastiter._collate.columns import collate_columns
 from fastiter._collate.numpy_fallback import fill_casts
 from fastiter._collate.padding import Padding
+from fastiter._device import devices
 from fastiter._fetch.dataset_access import (
     PlainColumns,
     column_getter,
@@ -87,9 +87,9 @@ class Source:
         #: called with batch and device
         self.converter = None if converter is None else called_with_both(converter)
         self._device = device
-        self._target = _device.resolve(device)
+        self._target = devices.resolve(device)
         self._gpu: AsyncTransfer | None = None
-        self.is_on_gpu = isinstance(self._target, _device.GpuDevice)
+        self.is_on_gpu = isinstance(self._target, devices.GpuDevice)
         self.concat = concat_of(converter)  #: None if the converter is not concat_examples
         #: whether the converter, which is not concat_examples, uses the device
         self.takes_device = self.concat is None and self.converter is converter
@@ -212,7 +212,7 @@ class Source:
 
     def sent(self, batch: Any) -> Any:
         """Send an array, or a list, tuple or dict of arrays, to the iterator's device."""
-        return self.gpu().send(batch) if self.is_on_gpu else _device.send_batch(self._target, batch)
+        return self.gpu().send(batch) if self.is_on_gpu else devices.send_batch(self._target, batch)
 
     def gpu(self) -> AsyncTransfer:
         """Return what copies batches to the iterator's GPU. Initialises CUDA."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fastiter import concat_examples, to_device
-from fastiter._device import CpuDevice, resolve
+from fastiter._device.devices import CpuDevice, resolve
 from fastiter.dataset import ConcatWithAsyncTransfer
 
 HOST = [-1, -5, np.int64(-1), "cpu", "@numpy", "-1"]

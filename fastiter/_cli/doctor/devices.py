@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fastiter import _device
+from fastiter._device.cupy import import_cupy_for
 from fastiter._util.units import as_bytes
 
 
 def main() -> None:
     """Print a line for each device: its number, name, memory, and the versions of CUDA."""
-    runtime = _device.import_cupy_for(0).cuda.runtime
+    runtime = import_cupy_for(0).cuda.runtime
     versions = runtime.driverGetVersion(), runtime.runtimeGetVersion()
     driver, toolkit = (f"{version // 1000}.{version % 1000 // 10}" for version in versions)
     for number in range(runtime.getDeviceCount()):

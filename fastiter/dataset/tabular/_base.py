@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fastiter import _device
+from fastiter._device.cupy import array_module, is_cupy_array
 from fastiter.dataset.mixin import DatasetMixin
 
 __all__ = ["TabularDataset"]
@@ -168,14 +168,14 @@ class TabularDataset(DatasetMixin):
 def _as_array(column: Any) -> Any:
     if is_array(column):
         return column
-    xp, device = _device.array_module(column[0])
+    xp, device = array_module(column[0])
     with device:
         return xp.asarray(column)
 
 
 def is_array(data: Any) -> bool:
     """Return whether it is an array of NumPy or CuPy."""
-    return isinstance(data, np.ndarray) or _device.is_cupy_array(data)
+    return isinstance(data, np.ndarray) or is_cupy_array(data)
 
 
 # The views derive from `TabularDataset`, so it must be there first.
