@@ -99,11 +99,6 @@ class Trace:
         return [{**event, "ts": round(event["ts"] - earliest, 3)} for event in found]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace as JSON, which https://ui.perfetto.dev opens.
-
-        Raises
-        ------
-        OSError
-        """
+        """Write the trace as JSON, which https://ui.perfetto.dev opens; OSError if that fails."""
         content = {"traceEvents": self.events(), "displayTimeUnit": "ms"}
         Path(path).write_text(json.dumps(content), encoding="utf-8")

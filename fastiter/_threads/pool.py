@@ -76,7 +76,7 @@ class ThreadCounters:
 
     def end(self) -> None:
         """Called in the thread when it ends."""
-        cpu, delay = _thread_times(self.native_id)
+        cpu, delay = thread_times(self.native_id)
         self.native_id = 0
         self.cpu += cpu
         self.delay += delay
@@ -86,11 +86,11 @@ class ThreadCounters:
         self.at_start = self._times()
 
     def _times(self) -> tuple[float, float, float, float]:
-        cpu, delay = _thread_times(self.native_id)
+        cpu, delay = thread_times(self.native_id)
         return self.fetch / 1e9, self.finish / 1e9, self.cpu + cpu, self.delay + delay
 
 
-def _thread_times(native_id: int) -> tuple[float, float]:
+def thread_times(native_id: int) -> tuple[float, float]:
     """Seconds that a thread of this process was on a CPU, and that it waited for one; 0 if
     unknown."""
     with contextlib.suppress(OSError, ValueError):

@@ -68,10 +68,10 @@ class Work(NamedTuple):
 class BatchTask:
     """One batch, whose rows threads fetch.
 
-    A subclass defines ``_fill(start, stop)``, which fetches rows and returns the first `Failure`
-    that ``_fail`` returns for them; ``_make()``, which makes the batch of the rows that have not
-    failed; and ``_examples()``, which returns the examples of these rows. ``origin`` is the
-    iteration's seed and the plan of the batch.
+    A subclass defines ``_fetch(start, stop)``, which fetches rows by one call of the dataset, or
+    its own ``_fill``; ``_make()``, which makes the batch of the rows that have not failed; and
+    ``_examples()``, which returns the examples of these rows. ``origin`` is the iteration's seed
+    and the plan of the batch.
     """
 
     _in_one_call = False  #: whether one call of the dataset fetches all rows that a thread takes
@@ -150,11 +150,7 @@ class BatchTask:
                 self._batch = Failure.of(error, f"converter, {self._facts()}")
         self.is_ready = True
 
-    def _fill(self, start: int, stop: int) -> Failure | None:
-        raise NotImplementedError
-
     def _fetch(self, start: int, stop: int) -> None:
-        """Fetch rows by one call of the dataset."""
         raise NotImplementedError
 
     def _make(self) -> Any:
@@ -163,8 +159,9 @@ class BatchTask:
     def _examples(self) -> list[Any]:
         raise NotImplementedError
 
-    def _fill_in_one_call(self, start: int, stop: int) -> Failure | None:
-        """Fetch rows by one call; if that fails, one by one, to find the row that fails."""
+    def _fill(self, start: int, stop: int) -> Failure | None:
+        """Fetch rows by one call; if that fails, one by one, to find the row that fails. Return the
+        first failure that ``_fail`` returns for them."""
         since = now()
         try:
             self._fetch(start, stop)
@@ -176,7 +173,7 @@ class BatchTask:
             if isinstance(error, RowCountError):
                 raise
         for row in range(start, stop):
-            if (failure := self._fill_in_one_call(row, row + 1)) is not None:
+            if (failure := self._fill(row, row + 1)) is not None:
                 return failure
         return None
 
@@ -274,7 +271,7 @@ class RowsTask(BatchTask):
 
     def _fill(self, start: int, stop: int) -> Failure | None:
         if self._in_one_call:
-            return self._fill_in_one_call(start, stop)
+            return super()._fill(start, stop)
         at = Position()
         return ExampleContext(*self._origin, at).run(self._fill_each, start, stop, at)
 
@@ -320,9 +317,6 @@ class PartsTask(BatchTask):
         super().__init__(work, origin)
         self._getter = getter
         self._parts: dict[int, tuple[int, tuple[Any, ...]]] = {}  # rows, by the first of them
-
-    def _fill(self, start: int, stop: int) -> Failure | None:
-        return self._fill_in_one_call(start, stop)
 
     def _fetch(self, start: int, stop: int) -> None:
         self._parts[start] = (stop - start, self._getter(self.indices[start:stop].tolist()))

@@ -8,16 +8,15 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastiter._cli.doctor.machine import text_of
 from fastiter._cli.profile.loading import RAISED, UsageError
 from fastiter._fetch.dataset_access import plain_columns, rows_getter
+from fastiter._threads.pool import thread_times
 from fastiter._util.failures import summary_of
 from fastiter._util.units import nbytes_of
 from fastiter.iterators._source import fetch_examples
@@ -190,27 +189,21 @@ def _time(
     samples: list[Any] = []
     cpu = delay = 0.0
     end = time.perf_counter() + seconds
-    start = 1
+    start, thread = 1, threading.get_native_id()
     while not timed or time.perf_counter() < end:
         indices = part_of(order, start, group)
         start += group
-        waited = -_cpu_delay()
+        waited = -thread_times(thread)[1]
         busy, begin = time.process_time(), time.perf_counter()
         examples = fetch(indices)
         elapsed = time.perf_counter() - begin
         used = time.process_time() - busy
-        waited += _cpu_delay()
+        waited += thread_times(thread)[1]
         timed.append(elapsed)
         cpu += used
         delay += min(waited, max(0.0, elapsed - used))  # some may have passed before it began
         samples += examples[: _SAMPLES - len(samples)]
     return timed, samples, cpu / max(sum(timed) - delay, 1e-9)
-
-
-def _cpu_delay() -> float:
-    """Seconds that this thread has waited for a CPU; 0 if the system does not report them."""
-    words = text_of(Path("/proc/thread-self/schedstat")).split()
-    return int(words[1]) / 1e9 if len(words) == 3 else 0.0
 
 
 def _gain_of_threads(

@@ -93,21 +93,20 @@ class ShuffleOrderSampler(SeededSampler, OrderSampler):
         """Give a permutation of ``len(current_order)`` indices as an array of its own."""
         if self._words is not None:
             return super().__call__(current_order, current_position)
-        from fastiter._order import (
-            permutation as _order,  # here, since it imports numpy.random, which takes a while
-        )
+        # Here, since it imports numpy.random, which takes a while.
+        from fastiter._order import permutation
 
-        order = _order.permutation(self._random_state, len(current_order))
+        order = permutation.permutation(self._random_state, len(current_order))
         if isinstance(self._random_state, (np.random.RandomState, np.random.Generator)):
             return order
         return np.array(order)  # of a foreign generator we do not know whether it keeps it
 
     def _draw(self, n_examples: int, number: int) -> npt.NDArray[np.int64]:
-        from fastiter._order import permutation as _order
+        from fastiter._order import permutation
 
         assert self._words is not None
         out = self._buffers.take(n_examples)
-        return _order.fast_permutation(n_examples, self._words, number, out=out)
+        return permutation.fast_permutation(n_examples, self._words, number, out=out)
 
 
 def gives_permutations(sampler: Any) -> bool:
