@@ -181,16 +181,6 @@ __attribute__((target("avx2"))) static void pad_rows_avx2(const pad_layout *layo
 }
 #endif
 
-static bool is_empty(const int64_t *shape, int ndim)
-{
-    for (int d = 0; d < ndim; d++) {
-        if (shape[d] == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 void fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
             const void *const *src, const int64_t *src_shapes, size_t n, const void *fill)
 {
@@ -202,8 +192,10 @@ void fi_pad(void *dst, const int64_t *dst_shape, int ndim, size_t itemsize,
     }
     /* An empty row may have huge other lengths: their product would overflow, and looping over
      * them would take for ever. */
-    if (is_empty(dst_shape, ndim)) {
-        return;
+    for (int d = 0; d < ndim; d++) {
+        if (dst_shape[d] == 0) {
+            return;
+        }
     }
     layout.uniform = memcmp(fill, (const char *)fill + 1, itemsize - 1) == 0;
     layout.in_blocks = BLOCK % itemsize == 0;

@@ -102,13 +102,17 @@ static uint32_t remove_surplus(fi_buffers *pool, int64_t now, fi_idle_buffer *ou
     return removed;
 }
 
-/* Fresh memory that begins at a multiple of `alignment`. */
-static int map_aligned(size_t bytes, size_t alignment, void **data)
+/* Fresh memory, of a capacity and alignment as the header promises. */
+static int map_fresh(size_t bytes, void **data, size_t *capacity)
 {
-    if (bytes > SIZE_MAX - alignment) {
+    const size_t rounded = capacity_for(bytes);
+    const bool huge = rounded >= FI_HUGE_PAGE;
+    const size_t alignment = huge ? FI_HUGE_PAGE : FI_PAGE;
+
+    if (rounded == 0 || rounded > SIZE_MAX - alignment) {
         return ENOMEM;
     }
-    const size_t total = bytes + alignment - FI_PAGE;
+    const size_t total = rounded + alignment - FI_PAGE;
     char *base = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED) {
         return errno;
@@ -117,31 +121,16 @@ static int map_aligned(size_t bytes, size_t alignment, void **data)
     if (head != 0) {
         munmap(base, head);
     }
-    if (total - head > bytes) {
-        munmap(base + head + bytes, total - head - bytes);
+    if (total - head > rounded) {
+        munmap(base + head + rounded, total - head - rounded);
     }
     *data = base + head;
-    return FI_OK;
-}
-
-static int map_fresh(size_t bytes, void **data, size_t *capacity)
-{
-    const size_t rounded = capacity_for(bytes);
-    const bool huge = rounded >= FI_HUGE_PAGE;
-
-    if (rounded == 0) {
-        return ENOMEM;
-    }
-    const int status = map_aligned(rounded, huge ? FI_HUGE_PAGE : FI_PAGE, data);
-    if (status != FI_OK) {
-        return status;
-    }
+    *capacity = rounded;
 #ifdef MADV_HUGEPAGE
     if (huge) {
         madvise(*data, rounded, MADV_HUGEPAGE); /* a refusal costs time only */
     }
 #endif
-    *capacity = rounded;
     return FI_OK;
 }
 

@@ -25,6 +25,4 @@ typedef uint32_t fi_halves __attribute__((vector_size(32)));
 
 const fi_loops fi_loops_avx2 = FI_LOOPS(virtual_step);
 
-#else
-typedef int fi_loops_avx2_unused; /* a translation unit may not be empty */
 #endif

@@ -28,6 +28,4 @@ typedef uint32_t fi_halves __attribute__((vector_size(64)));
 
 const fi_loops fi_loops_avx512 = FI_LOOPS(virtual_step);
 
-#else
-typedef int fi_loops_avx512_unused; /* a translation unit may not be empty */
 #endif

@@ -26,7 +26,12 @@ static uint64_t mask_of(uint64_t bound)
         k += word <= highest - k;                                                                  \
     }
 
-void fi_order_draw(const fi_bitgen *generator, uint64_t *draws, uint64_t highest, size_t count)
+/* For k = 0 .. count-1: draws[k] is uniform in [0, highest - k]; count <= highest + 1.
+ *
+ * Consumes the generator exactly as the bounded draw of NumPy's RandomState does: a bound of 0
+ * takes nothing; otherwise words masked to the bound's bits, 32-bit words for a bound below 2^32
+ * and 64-bit words above, until one does not exceed the bound. */
+static void draw(const fi_bitgen *generator, uint64_t *draws, uint64_t highest, size_t count)
 {
     while (count != 0) {
         const uint64_t mask = mask_of(highest);
@@ -64,7 +69,7 @@ void fi_order_draw(const fi_bitgen *generator, uint64_t *draws, uint64_t highest
         while (n > 1) {                                                                            \
             const size_t count = (size_t)fi_min_u64(LOOK_AHEAD, n - 1);                            \
                                                                                                    \
-            fi_order_draw(generator, draws, n - 1, count);                                         \
+            draw(generator, draws, n - 1, count);                                         \
             for (size_t k = 0; k < count; k++) {                                                   \
                 __builtin_prefetch(cells + draws[k], 1);                                           \
             }                                                                                      \

@@ -19,13 +19,6 @@ typedef struct {
     uint64_t (*next_raw)(void *state);
 } fi_bitgen;
 
-/* For k = 0 .. count-1: draws[k] is uniform in [0, highest - k]; count <= highest + 1.
- *
- * Consumes the generator exactly as the bounded draw of NumPy's RandomState does: a bound of 0
- * takes nothing; otherwise words masked to the bound's bits, 32-bit words for a bound below 2^32
- * and 64-bit words above, until one does not exceed the bound. */
-void fi_order_draw(const fi_bitgen *generator, uint64_t *draws, uint64_t highest, size_t count);
-
 /* order[0 .. n-1]: the permutation that RandomState.permutation(n) gives from this generator;
  * leaves the generator in the same state. */
 void fi_order_permutation(const fi_bitgen *generator, int64_t *order, size_t n);

@@ -137,7 +137,8 @@ static inline double double_of(uint64_t bits)
     return x;
 }
 
-/* x = 2^e m with m within the square roots of 1/2 and 2, and log(m) = 2 artanh(s), s = (m - 1) / (m + 1),
+/* -log(x) for 2^-53 <= x <= 1, within 4 units in the last place.
+ * x = 2^e m with m within the square roots of 1/2 and 2, and log(m) = 2 artanh(s), s = (m - 1) / (m + 1),
  * by its series: s^2 <= 0.0295, so that the terms after the tenth are below half a unit. */
 static inline __attribute__((always_inline)) double minus_log(double x)
 {
@@ -159,11 +160,6 @@ static inline __attribute__((always_inline)) double minus_log(double x)
     /* log(2) in two parts: the first has zeros at its end, so that its product is exact. */
     return 0.0 - (exponent * 0x1.62e42fefap-1 +
                   (2.0 * s + (2.0 * s * z * series + exponent * 0x1.cf79abc9e3b3ap-40)));
-}
-
-double fi_minus_log(double x)
-{
-    return minus_log(x);
 }
 
 double fi_race_horizon(const double *weights, uint32_t n, uint32_t k)

@@ -55,7 +55,4 @@ int fi_race_run(int isa, const double *weights, uint32_t n, const fi_seed *seed,
  * keys: scratch for two words an arrival. */
 void fi_race_rank(const fi_arrivals *arrivals, uint32_t k, uint64_t *keys, int64_t *out);
 
-/* -log(x) for 2^-53 <= x <= 1, within 4 units in the last place. */
-double fi_minus_log(double x);
-
 #endif

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "order/fi_order.h"
+#include "../../csrc/order/fi_order.c"
 
 /* splitmix64, and how many words of each width were taken */
 typedef struct {
@@ -116,7 +116,7 @@ static void test_draws_around(uint64_t highest, size_t count)
     uint64_t *draws = malloc(count * sizeof *draws);
 
     CHECK(draws != NULL);
-    fi_order_draw(&our_generator, draws, highest, count);
+    draw(&our_generator, draws, highest, count);
     for (size_t k = 0; k < count; k++) {
         CHECK(draws[k] == naive_draw(&their_generator, highest - k));
     }

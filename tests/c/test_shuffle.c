@@ -179,7 +179,7 @@ static void check_plan(const fi_shuffle_plan *plan, uint32_t n, uint64_t stream,
     free(order);
 }
 
-static void test_worker_stats(void)
+static void test_cells(void)
 {
     const fi_shuffle_plan cells16 = {.method = FI_SHUFFLE_CELLS16};
     const fi_shuffle_plan cells32 = {.method = FI_SHUFFLE_CELLS32};
@@ -301,7 +301,7 @@ static void test_seeds(void)
 
 int main(void)
 {
-    test_worker_stats();
+    test_cells();
     test_scatters();
     test_own_plans();
     test_refusals();
