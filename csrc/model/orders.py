@@ -288,6 +288,19 @@ def saw(**seen: int) -> Callable[[Values, Values], bool]:
     return lambda read, _: all(read.get(place) == value for place, value in seen.items())
 
 
+def published(pair: str, place: str, flag: str) -> Litmus:
+    """One thread writes a place and then its flag; another one that sees the flag reads it."""
+    return Litmus(
+        (
+            (write(place, 1), write(flag, 1, RELEASE, f"{pair} {flag}")),
+            (read(flag, ACQUIRE, f"{pair} look", 1), read(place)),
+        ),
+        {place: 0, flag: 0},
+        saw(**{place: 0}),
+        [f"{pair} {flag}:release", f"{pair} look:acquire"],
+    )
+
+
 PAIRS = {
     "A1": Litmus(
         (schedule(write("index", 1)), (swap("row", TODO, OWNED, ACQUIRE, "W5"), read("index"))),
@@ -371,15 +384,7 @@ PAIRS = {
         lambda read, _: read["row"] == OWNED and not read.get("pwait"),
         ["F1", "F5"],
     ),
-    "G1": Litmus(
-        (
-            (write("filled", 1), write("map", 1, RELEASE, "G1 map")),
-            (read("map", ACQUIRE, "G1 look", 1), read("filled")),
-        ),
-        {"filled": 0, "map": 0},
-        saw(filled=0),
-        ["G1 map:release", "G1 look:acquire"],
-    ),
+    "G1": published("G1", "filled", "map"),
     "G2": Litmus(
         (
             (read("bytes"), write("state", CANCELLED, RELEASE, "G2 state")),
@@ -389,15 +394,7 @@ PAIRS = {
         saw(bytes=2),
         ["G2 state:release", "G2 look:acquire"],
     ),
-    "G3": Litmus(
-        (
-            (write("bytes", 1), write("filled", 1, RELEASE, "G3 filled")),
-            (read("filled", ACQUIRE, "G3 look", 1), read("bytes")),
-        ),
-        {"bytes": 0, "filled": 0},
-        saw(bytes=0),
-        ["G3 filled:release", "G3 look:acquire"],
-    ),
+    "G3": published("G3", "bytes", "filled"),
 }
 
 

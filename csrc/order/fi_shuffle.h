@@ -71,7 +71,7 @@ unsigned fi_shuffle_threads(uint64_t n);
  * for the buckets; a thread that cannot be started is done without. */
 int fi_shuffle(int64_t *order, uint64_t n, const fi_seed *seed, uint64_t stream, unsigned threads);
 
-/* The same by another plan or instruction set than the best one, for tests and benchmarks.
+/* The same by another plan or instruction set than the best one, for tests.
  * FI_E_RANGE for an instruction set that this processor lacks, or a plan that does not fit n. */
 int fi_shuffle_by(const fi_shuffle_plan *plan, int isa, int64_t *order, uint64_t n,
                   const fi_seed *seed, uint64_t stream, unsigned threads);

@@ -374,17 +374,10 @@ cdef extern from "order/fi_shuffle.h" nogil:
     const uint32_t FI_SHUFFLE_MAX
     ctypedef struct fi_seed:
         uint64_t words[2]
-    ctypedef struct fi_shuffle_plan:
-        int method
-        unsigned int bucket_bits
-        unsigned int block_bits
-        bint cells32
     int fi_isa()
     unsigned int fi_shuffle_threads(uint64_t n)
     int fi_shuffle(int64_t *order, uint64_t n, const fi_seed *seed, uint64_t stream,
                    unsigned int threads)
-    int fi_shuffle_by(const fi_shuffle_plan *plan, int isa, int64_t *order, uint64_t n,
-                      const fi_seed *seed, uint64_t stream, unsigned int threads)
     void fi_seed_from_entropy(fi_seed *seed, const uint32_t *entropy, size_t words)
 
 

@@ -8,6 +8,7 @@ class _Permutes(Protocol):
 
 ROUNDS: int
 WEIGHTS_MAX: int
+ISA: int
 
 def permutation(random_state: _Permutes, n: int) -> Any: ...
 def seed_words(seed: Any) -> tuple[int, int]: ...
@@ -17,10 +18,6 @@ def fast_permutation(
     stream: int = 0,
     threads: int | None = None,
     out: npt.NDArray[np.int64] | None = None,
-) -> npt.NDArray[np.int64]: ...
-def isa_levels() -> list[int]: ...
-def fast_permutation_by(
-    n: int, words: tuple[int, int], stream: int, method: int, bucket_bits: int, block_bits: int
 ) -> npt.NDArray[np.int64]: ...
 
 @final

@@ -34,6 +34,7 @@ cdef enum:
 cdef unsigned int MOST_THREADS = 8  # by default: with more, memory is the limit
 ROUNDS = FI_VIRTUAL_ROUNDS
 WEIGHTS_MAX = FI_WEIGHTED_MAX
+ISA = fi_isa()  # the best instruction set of this processor, numbered as in csrc/order/fi_shuffle.h
 
 
 cdef cnp.ndarray empty_order(Py_ssize_t n):
@@ -182,22 +183,6 @@ def fast_permutation(n, words, stream=0, threads=None, out=None):
             f"no memory to shuffle {length} indices: this takes about {length // 8 + (8 << 20)} "
             "bytes besides the order itself"
         )
-    return order
-
-
-def isa_levels():
-    """Instruction sets that this processor has, numbered as in csrc/order/fi_shuffle.h."""
-    return list(range(fi_isa() + 1))
-
-
-def fast_permutation_by(n, words, stream, method, bucket_bits, block_bits):
-    """An order by a chosen method, for tests and benchmarks."""
-    cdef Py_ssize_t length = order_length(n)
-    cdef cnp.ndarray order = empty_order(length)
-    cdef fi_shuffle_plan plan = fi_shuffle_plan(method, bucket_bits, block_bits, False)
-    cdef fi_seed seed = seed_of(words)
-    check(fi_shuffle_by(&plan, fi_isa(), <int64_t *>cnp.PyArray_DATA(order), length, &seed, stream,
-                        1), "shuffling by this method")
     return order
 
 

@@ -111,17 +111,17 @@ def checked_converter(converter: Any, device: Any) -> Any:
     return converter
 
 
-def checked_prefetch(value: Any, device: Any) -> int | Literal["auto"]:
-    """``n_prefetch``, which may be 'auto'. None becomes 1, or 2 if batches go to a GPU, since one
-    of them is being copied."""
-    if value is not None:
-        return checked_auto("n_prefetch", value, maximum=MOST_PREFETCH)
-    return 2 if isinstance(devices.resolve(device), devices.GpuDevice) else 1
-
-
-def checked_device_prefetch(value: Any) -> int:
-    """``n_device_prefetch``, 0 or more."""
-    return checked_int("n_device_prefetch", value, minimum=0, maximum=MOST_PREFETCH)
+def checked_prefetch(
+    n_prefetch: Any, n_device_prefetch: Any, device: Any
+) -> tuple[int | Literal["auto"], int]:
+    """Both arguments. ``n_prefetch`` may be 'auto'; None becomes 1, or 2 if batches go to a GPU,
+    since one of them is being copied."""
+    if n_prefetch is None:
+        n_prefetch = 2 if isinstance(devices.resolve(device), devices.GpuDevice) else 1
+    ahead = checked_auto("n_prefetch", n_prefetch, maximum=MOST_PREFETCH)
+    return ahead, checked_int(
+        "n_device_prefetch", n_device_prefetch, minimum=0, maximum=MOST_PREFETCH
+    )
 
 
 def checked_auto(

@@ -40,8 +40,6 @@ _ORDER_KEYS = ("order", "_order")  # the second is that of older files
 _RECORD_KEY = "order_sampler"
 _SEED_KEY = "example_seed"
 _UNTOUCHED = -2  # in no order that was ever stored
-
-
 _ABSENT: Any = object()  # what a key has that is not in the snapshot
 
 

@@ -139,8 +139,7 @@ def is_virtual(order: Any) -> bool:
         hasattr(order, "__len__")
         and hasattr(order, "__getitem__")
         and not hasattr(order, "__array__")
-        and not isinstance(order, (list, tuple, range, str, bytes, bytearray, memoryview))
-        and not isinstance(order, Mapping)
+        and not isinstance(order, (list, tuple, range, str, bytes, bytearray, memoryview, Mapping))
     )
 
 

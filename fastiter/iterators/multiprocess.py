@@ -29,7 +29,6 @@ from fastiter.iterators._arguments import (
     MOST_WORKERS,
     checked_auto,
     checked_context,
-    checked_device_prefetch,
     checked_prefetch,
     names_counterparts,
 )
@@ -144,8 +143,9 @@ class MultiprocessIterator(PrefetchingIterator):
             self._n_processes = checked_auto(
                 "n_processes", n_processes, minimum=0, maximum=MOST_WORKERS
             )
-        self._n_prefetch = checked_prefetch(n_prefetch, device)
-        self._n_device_prefetch = checked_device_prefetch(n_device_prefetch)
+        self._n_prefetch, self._n_device_prefetch = checked_prefetch(
+            n_prefetch, n_device_prefetch, device
+        )
         self._shared_mem = checked_optional_int("shared_mem", shared_mem, minimum=0)
         self._dataset_timeout = checked_seconds("dataset_timeout", dataset_timeout)
         self._maxtasksperchild = checked_optional_int("maxtasksperchild", maxtasksperchild)

@@ -24,7 +24,6 @@ from fastiter._util.failures import Failure, capture
 from fastiter._util.units import nbytes_of
 from fastiter.iterators._arguments import (
     MOST_WORKERS,
-    checked_device_prefetch,
     checked_prefetch,
     names_counterparts,
 )
@@ -110,8 +109,9 @@ class MultithreadIterator(PrefetchingIterator):
         skip_limit: float | None = DEFAULT_LIMIT,
     ) -> None:
         self._n_threads = checked_int("n_threads", n_threads, maximum=MOST_WORKERS)
-        self._n_prefetch = checked_prefetch(n_prefetch, device)
-        self._n_device_prefetch = checked_device_prefetch(n_device_prefetch)
+        self._n_prefetch, self._n_device_prefetch = checked_prefetch(
+            n_prefetch, n_device_prefetch, device
+        )
         super().__init__(
             dataset,
             batch_size,

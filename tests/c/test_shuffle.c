@@ -1,5 +1,6 @@
 /* fi_shuffle against the plainest possible version of itself, under every instruction set, plan and
  * number of threads; its seed against NumPy's figures. Aborts at the first broken promise. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -299,6 +300,74 @@ static void test_seeds(void)
     }
 }
 
+/* ---- equally likely ----------------------------------------------------------------------- */
+
+/* The orders are always the same ones, so these tests pass or fail for good. */
+static const fi_shuffle_plan METHODS[] = {
+    {.method = FI_SHUFFLE_CELLS16},         {.method = FI_SHUFFLE_CELLS32},
+    {FI_SHUFFLE_SCATTER, 1, 1, false},      {FI_SHUFFLE_SCATTER, 2, 0, false},
+    {FI_SHUFFLE_SCATTER, 0, 2, false},      {FI_SHUFFLE_SCATTER, 3, 4, false},
+    {FI_SHUFFLE_SCATTER, 1, 4, false}, /* of pairs alone */
+};
+
+/* Counts of `cells` equally likely outcomes, of which others of the n never come: chi-squared lies
+ * within four standard deviations of its mean, that is the degrees of freedom. */
+static void check_even(const uint32_t *counts, size_t n, size_t cells, double freedom)
+{
+    double expected = 0, squares = 0;
+    size_t seen = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        seen += counts[i] != 0;
+        expected += (double)counts[i] / (double)cells;
+    }
+    CHECK_EQ(seen, cells);
+    for (size_t i = 0; i < n; i++) {
+        squares += counts[i] == 0 ? 0 : (counts[i] - expected) * (counts[i] - expected);
+    }
+    CHECK(fabs(squares / expected - freedom) < 4 * sqrt(2 * freedom));
+}
+
+enum outcome { WHOLE_ORDER, VALUES_BY_POSITION, FIRST_PAIR };
+
+static void check_outcomes(const fi_shuffle_plan *plan, enum outcome kind, uint32_t n,
+                           uint64_t orders, size_t outcomes, size_t cells, double freedom)
+{
+    uint32_t *const counts = calloc(outcomes, sizeof *counts);
+    int64_t order[100];
+    fi_seed seed;
+
+    CHECK(counts != NULL);
+    fi_seed_from_entropy(&seed, &(uint32_t){20261}, 1);
+    for (uint64_t k = 0; k < orders; k++) {
+        uint64_t whole = 0;
+        CHECK_EQ(fi_shuffle_by(plan, fi_isa(), order, n, &seed, k, 1), FI_OK);
+        for (uint32_t i = 0; i < n; i++) {
+            whole = whole * n + (uint64_t)order[i];
+            counts[i * n + (uint64_t)order[i]] += kind == VALUES_BY_POSITION;
+        }
+        if (kind == WHOLE_ORDER) {
+            counts[whole]++;
+        } else if (kind == FIRST_PAIR) {
+            counts[order[0] * n + order[1]]++;
+        }
+    }
+    check_even(counts, outcomes, cells, freedom);
+    free(counts);
+}
+
+static void test_outcomes(void)
+{
+    for (size_t m = 0; m < 6; m++) {
+        check_outcomes(&METHODS[m], WHOLE_ORDER, 5, 60 * 120, 3125, 120, 119);
+        check_outcomes(&METHODS[m], WHOLE_ORDER, 6, 20 * 720, 46656, 720, 719);
+        check_outcomes(&METHODS[m], VALUES_BY_POSITION, 100, 1500, 10000, 10000, 99 * 99);
+    }
+    check_outcomes(&METHODS[0], FIRST_PAIR, 40, 12000, 1600, 1560, 1559);
+    check_outcomes(&METHODS[1], FIRST_PAIR, 40, 12000, 1600, 1560, 1559);
+    check_outcomes(&METHODS[6], FIRST_PAIR, 40, 12000, 1600, 1560, 1559);
+}
+
 int main(void)
 {
     test_cells();
@@ -307,5 +376,6 @@ int main(void)
     test_refusals();
     test_rejection();
     test_seeds();
+    test_outcomes();
     return 0;
 }

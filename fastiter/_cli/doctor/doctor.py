@@ -115,8 +115,7 @@ def _fastiter() -> Iterator[Finding]:
     cython = [name.removeprefix("_cython_") for name in sys.modules if name[:8] == "_cython_"]
     built = f"; compiled by Cython {cython[0].replace('_', '.')}" if cython else ""
     yield Finding("python", f"{python}, NumPy {np.__version__}{built}")
-    names = ("baseline", "AVX2", "AVX-512")
-    levels = [names[level] for level in permutation.isa_levels()]
+    levels = ("baseline", "AVX2", "AVX-512")[: permutation.ISA + 1]
     fact = f"the processor has {', '.join(levels)}; the kernels use up to {levels[-1]}"
     yield Finding("instructions", fact)
 

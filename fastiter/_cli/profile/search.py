@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from fastiter._cli.profile.trials import (
     ENOUGH_GAIN,
@@ -24,6 +25,7 @@ _SHARE_OF_WORKERS = 0.65  # of the time
 _SHARE_OF_ONE = 0.2  # of the time: what the first trial of one choice of settings may take
 
 
+@dataclass
 class Search:
     """Tries settings, more workers only while they help, and the promising ones repeatedly.
 
@@ -34,33 +36,24 @@ class Search:
     predict how long a trial takes.
     """
 
-    def __init__(
-        self,
-        subject: Subject,
-        numbers: dict[Kind, Sequence[int]],
-        prefetch: Sequence[int],
-        methods: Sequence[str],
-        seconds: float,
-        batch_bytes: float,
-        example_seconds: float = 0.0,
-        most_parallel: float = math.inf,
-    ) -> None:
-        self._subject = subject
-        self._numbers = numbers
-        self._prefetch = prefetch
-        self._methods = methods
+    subject: Subject
+    numbers: dict[Kind, Sequence[int]]
+    prefetch: Sequence[int]
+    methods: Sequence[str]
+    seconds: float
+    batch_bytes: float
+    example_seconds: float = 0.0
+    most_parallel: float = math.inf
+    tried: dict[Settings, Trials] = field(default_factory=dict)
+    starts: dict[str, Trials] = field(default_factory=dict)  # first batches by start method
+    left_out: list[Settings] = field(default_factory=list)  # for lack of time
+    method: str | None = None  # None: the program's default
+
+    def __post_init__(self) -> None:
         self._begin = time.perf_counter()
-        self._seconds = seconds
-        self._batch_bytes = batch_bytes
-        self._example_seconds = example_seconds
-        self._most_parallel = most_parallel
-        self._window = min(1.0, max(0.15, seconds / 60))
+        self._window = min(1.0, max(0.15, self.seconds / 60))
         self._costs: dict[Settings, float] = {}
         self._overruns: dict[Kind, float] = {}  # most seconds that starts and the like took
-        self.tried: dict[Settings, Trials] = {}
-        self.starts: dict[str, Trials] = {}  # first batches by start method
-        self.left_out: list[Settings] = []  # for lack of time
-        self.method: str | None = None  # None: the program's default
 
     def search(self) -> Trials:
         """Try settings; return the best. RuntimeError if none work."""
@@ -68,7 +61,7 @@ class Search:
         self._repeat(list(self.tried), 2, _SHARE_OF_WORKERS)
         best = self._best().settings
         if best.workers:
-            for prefetch in self._prefetch:
+            for prefetch in self.prefetch:
                 if not self._try(best._replace(prefetch=prefetch), 0.8):
                     break
         self._compare_starts()
@@ -87,7 +80,7 @@ class Search:
         works = [trials for trials in self.tried.values() if trials.rates]
         if not works:
             raise RuntimeError("; ".join(sorted({trials.error for trials in self.tried.values()})))
-        kinds = ["serial", *self._numbers]
+        kinds = ["serial", *self.numbers]
 
         def complexity(trials: Trials) -> tuple[int, int, int]:
             kind, workers, prefetch, _ = trials.settings
@@ -96,25 +89,25 @@ class Search:
         least = (1 - SIMPLER) * max(trials.rate for trials in works)
         good = [trials for trials in works if trials.rate >= least]
         with_workers = [trials for trials in good if trials.settings.workers]
-        return min(good if self._subject.step or not with_workers else with_workers, key=complexity)
+        return min(good if self.subject.step or not with_workers else with_workers, key=complexity)
 
     def _try_workers(self) -> None:
         """One trial of each number of workers, upwards while it helps."""
         self._try(Settings("serial"), _SHARE_OF_WORKERS)
-        for kind, numbers in self._numbers.items():
+        for kind, numbers in self.numbers.items():
             before = 0.0
             for workers in numbers:
-                settings = Settings(kind, workers, self._prefetch[0])
+                settings = Settings(kind, workers, self.prefetch[0])
                 trials = self._try_start(settings, _SHARE_OF_WORKERS)
                 if trials is None:
                     continue  # more workers may be done sooner
                 if trials.error or trials.rate < ENOUGH_GAIN * before:
                     break
                 before = trials.rate
-        for kind, numbers in self._numbers.items():
+        for kind, numbers in self.numbers.items():
             if any(trials.rates and one.workers for one, trials in self.tried.items()):
                 return
-            choices = (Settings(kind, workers, self._prefetch[0]) for workers in numbers)
+            choices = (Settings(kind, workers, self.prefetch[0]) for workers in numbers)
             if untried := [one for one in choices if one not in self.tried]:
                 # Of those that take about the least time, the fewest workers.
                 soon = 2 * min(map(self._cost, untried))
@@ -130,7 +123,7 @@ class Search:
         settings = settings._replace(method=self.method)
         if not self._try(settings, share):
             return None
-        for method in () if self.method else self._methods:
+        for method in () if self.method else self.methods:
             if not self.tried[settings].error:
                 break
             other = settings._replace(method=method)
@@ -145,11 +138,11 @@ class Search:
         if fastest is None or not fastest.rates:
             return
         workers = min(fastest.settings.workers, _STARTED)
-        for method in self._methods:
+        for method in self.methods:
             settings = fastest.settings._replace(method=method, workers=workers)
             if self._left(0.9) > self._cost(fastest.settings):
                 self.starts[method] = Trials(settings)
-                run_once(self._subject, self.starts[method], 0)
+                run_once(self.subject, self.starts[method], 0)
 
     def _try(self, settings: Settings, share: float | None) -> bool:
         """Measure settings that have not been, if this share of the time leaves room for it; None:
@@ -157,7 +150,7 @@ class Search:
         if settings in self.tried:
             return True
         if share is not None:
-            most = max(_SHARE_OF_ONE * self._seconds, 3 * self._window)
+            most = max(_SHARE_OF_ONE * self.seconds, 3 * self._window)
             if min(most, self._left(share)) < self._cost(settings):
                 self.left_out.append(settings)
                 return False
@@ -179,7 +172,7 @@ class Search:
             works = [one for one in works if not self.tried[one].error]
 
     def _left(self, share: float) -> float:
-        return self._begin + share * self._seconds - time.perf_counter()
+        return self._begin + share * self.seconds - time.perf_counter()
 
     def _cost(self, settings: Settings) -> float:
         """Seconds that a trial will take: as before, or as predicted from the dataset's cost, plus
@@ -190,21 +183,21 @@ class Search:
 
     def _predicted(self, settings: Settings) -> float:
         """Seconds of the dataset and the loop: the first batch, one to warm up, those counted."""
-        size = self._subject.batch_size
-        at_once = min(settings.workers, size * (settings.prefetch + 1), self._most_parallel)
-        each = size * self._example_seconds / max(at_once, 1)
-        each = max(each, self._subject.step) if settings.workers else each + self._subject.step
-        return 2 * each + max(self._window, least_batches(self._subject, settings) * each)
+        size = self.subject.batch_size
+        at_once = min(settings.workers, size * (settings.prefetch + 1), self.most_parallel)
+        each = size * self.example_seconds / max(at_once, 1)
+        each = max(each, self.subject.step) if settings.workers else each + self.subject.step
+        return 2 * each + max(self._window, least_batches(self.subject, settings) * each)
 
     def _measure(self, settings: Settings) -> None:
         trials = self.tried.setdefault(settings, Trials(settings))
         batches = settings.prefetch + 3 + settings.workers
         room = status.memory_available() // 2
-        if settings.kind == "processes" and batches * self._batch_bytes > room:
+        if settings.kind == "processes" and batches * self.batch_bytes > room:
             trials.error = "not tried: its slots would take more than half of the memory"
             return
         begin = time.perf_counter()
-        run_once(self._subject, trials, self._window)
+        run_once(self.subject, trials, self._window)
         cost = self._costs[settings] = time.perf_counter() - begin
         overrun = max(cost - self._predicted(settings), self._overruns.get(settings.kind, 0.0))
         self._overruns[settings.kind] = overrun
