@@ -120,7 +120,7 @@ class NpyDataset(Closing, TabularDataset):
     def _map(self) -> tuple[np.ndarray[Any, Any], ...]:
         if self._is_closed:
             raise ValueError(f"this dataset of {', '.join(self.keys)} has been closed")
-        maps: dict[Any, mmap.mmap] = {}
+        maps: dict[Any, mmap.mmap | bytes] = {}
         self._columns = tuple(place.map(maps) for place in self._places.values())
         return self._columns
 
@@ -136,11 +136,13 @@ class _Place(NamedTuple):
     dtype: np.dtype[Any]
     is_fortran: bool
 
-    def map(self, maps: dict[Any, mmap.mmap]) -> np.ndarray[Any, Any]:
+    def map(self, maps: dict[Any, mmap.mmap | bytes]) -> np.ndarray[Any, Any]:
         """Return the array in the mapping of its file, which is kept in `maps`."""
         if self.path not in maps:
             with open(self.path, "rb") as file:
-                maps[self.path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                maps[self.path] = b""
+                if os.fstat(file.fileno()).st_size > 0:  # else it cannot be mapped
+                    maps[self.path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         memory = maps[self.path]
         offset = self.start + len(self.header)
         if len(memory) != self.size or memory[self.start : offset] != self.header:

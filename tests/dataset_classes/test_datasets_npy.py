@@ -194,6 +194,9 @@ def test_file_that_is_another_one_by_now(files):
         np.save(files["x"], other)
         with pytest.raises(ValueError, match="has changed since"):
             pickle.loads(image)[0]
+    files["x"].write_bytes(b"")
+    with pytest.raises(ValueError, match="has changed since"):
+        pickle.loads(image)[0]
     files["x"].unlink()
     with pytest.raises(FileNotFoundError):
         pickle.loads(image)[0]
