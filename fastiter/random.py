@@ -125,11 +125,8 @@ def virtual_permutation(
     >>> virtual_permutation(10**12, seed=0, start=5 * 10**11, count=3).shape
     (3,)
     """
-    if type(n) is int and type(seed) is int:
-        order = _kept_order(n, seed)
-    else:
-        order = _virtual_order(n, seed)
-    return order.checked_part(start, count)
+    order_of = _kept_order if type(n) is int and type(seed) is int else _virtual_order
+    return order_of(n, seed).checked_part(start, count)
 
 
 def example_rng(

@@ -127,16 +127,6 @@ def seed_words(seed):
     return made.words[0], made.words[1]
 
 
-cdef Py_ssize_t order_length(object n) except -1:
-    n = checked_int("n", n, minimum=0)
-    if n > FI_SHUFFLE_MAX:
-        raise ValueError(
-            f"n is {n}, but the fast shuffle makes orders of at most {FI_SHUFFLE_MAX}: for more, "
-            "use fastiter.random.virtual_permutation or VirtualShuffleOrderSampler"
-        )
-    return n
-
-
 cdef cnp.ndarray output_order(object out, Py_ssize_t n):
     if out is None:
         return empty_order(n)
@@ -165,7 +155,13 @@ def fast_permutation(n, words, stream=0, threads=None, out=None):
     independent. The order does not depend on ``threads``, which end with the call. The GIL is
     released for long orders. If memory runs out, what ``out`` holds is undefined.
     """
-    cdef Py_ssize_t length = order_length(n)
+    n = checked_int("n", n, minimum=0)
+    if n > FI_SHUFFLE_MAX:
+        raise ValueError(
+            f"n is {n}, but the fast shuffle makes orders of at most {FI_SHUFFLE_MAX}: for more, "
+            "use fastiter.random.virtual_permutation or VirtualShuffleOrderSampler"
+        )
+    cdef Py_ssize_t length = n
     cdef cnp.ndarray order = output_order(out, length)
     cdef int64_t *data = <int64_t *>cnp.PyArray_DATA(order)
     cdef uint64_t number = stream
