@@ -1,8 +1,10 @@
-/* What tests of processes share: a child to run something in, and a look at a descriptor. */
+/* What tests of processes share: a child to run something in, its death, and a look at a descriptor. */
 #ifndef FASTITER_TESTS_PROCESSES_H
 #define FASTITER_TESTS_PROCESSES_H
 
+#include <signal.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -29,6 +31,17 @@ static inline int in_child(void (*body)(void))
     }
     CHECK_EQ(waitpid(pid, &status, 0), pid);
     return status;
+}
+
+/* SIGKILL from the kernel at an instant that has nothing to do with what this process does. */
+static inline void kill_me_after(uint64_t microseconds)
+{
+    struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGKILL};
+    struct itimerspec when = {.it_value = {.tv_sec = (time_t)(microseconds / 1000000),
+                                           .tv_nsec = (long)(microseconds % 1000000) * 1000}};
+    timer_t timer;
+    CHECK_EQ(timer_create(CLOCK_MONOTONIC, &event, &timer), 0);
+    CHECK_EQ(timer_settime(timer, 0, &when, NULL), 0);
 }
 
 #endif

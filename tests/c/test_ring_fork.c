@@ -4,12 +4,9 @@
  * STRESS_SEED repeats the choices, though not the instants of a run.
  */
 #define _GNU_SOURCE
-#include <signal.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
-#include <time.h>
 
-#include "os/fi_platform.h"
+#include "processes.h"
 #include "ring_stress.h"
 
 struct process {
@@ -22,17 +19,6 @@ static bool stopping;
 
 static void step(void)
 {
-}
-
-/* SIGKILL from the kernel at an instant that has nothing to do with what the worker does. */
-static void kill_me_after(uint64_t microseconds)
-{
-    struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGKILL};
-    struct itimerspec when = {.it_value = {.tv_sec = (time_t)(microseconds / 1000000),
-                                           .tv_nsec = (long)(microseconds % 1000000) * 1000}};
-    timer_t timer;
-    CHECK_EQ(timer_create(CLOCK_MONOTONIC, &event, &timer), 0);
-    CHECK_EQ(timer_settime(timer, 0, &when, NULL), 0);
 }
 
 static int death_descriptor_of(pid_t pid, const int life[2])

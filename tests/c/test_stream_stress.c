@@ -5,10 +5,8 @@
  */
 #define _GNU_SOURCE
 #include <pthread.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <time.h>
 
+#include "processes.h"
 #include "stream_fixture.h"
 
 enum { MOST_HELD = 64 };
@@ -49,17 +47,6 @@ static void *run_reader(void *argument)
     reader_init(&r, &reader->run->c, reader->number);
     (void)read_all(&r, reader->run->samples, &random);
     return NULL;
-}
-
-/* SIGKILL from the kernel at an instant that has nothing to do with what the reader does. */
-static void kill_me_after(uint64_t microseconds)
-{
-    struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGKILL};
-    struct itimerspec when = {.it_value = {.tv_sec = (time_t)(microseconds / 1000000),
-                                           .tv_nsec = (long)(microseconds % 1000000) * 1000}};
-    timer_t timer;
-    CHECK_EQ(timer_create(CLOCK_MONOTONIC, &event, &timer), 0);
-    CHECK_EQ(timer_settime(timer, 0, &when, NULL), 0);
 }
 
 static void start(run *t, uint32_t number)

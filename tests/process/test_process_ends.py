@@ -199,6 +199,17 @@ def test_a_parent_ended_by_a_signal_leaves_nothing(tmp_path, number):
         program.communicate()
 
 
+def said_after_ctrl_c(program, imports):
+    try:
+        wait_until(imports, "a worker, or the fork server, imports")
+        os.killpg(program.pid, signal.SIGINT)
+        out, err = program.communicate(timeout=30)
+        return program.returncode, out, err
+    finally:
+        program.kill()
+        program.communicate()
+
+
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_ctrl_c_while_workers_import_is_the_parents_alone(tmp_path, method):
     """Sent to the whole group, as a terminal does, while the workers import the main program."""
@@ -230,15 +241,8 @@ if __name__ == "__main__":
 """,
         start_new_session=True,
     )
-    try:
-        assert program.stdout.readline() == "started\n"
-        wait_until(lambda: os.listdir(marks), "a worker, or its server, imports")
-        os.killpg(program.pid, signal.SIGINT)
-        out, err = program.communicate(timeout=30)
-    finally:
-        program.kill()
-        program.communicate()
-    assert (program.returncode, out, err) == (0, "64.0 True\n", "")
+    assert program.stdout.readline() == "started\n"
+    assert said_after_ctrl_c(program, lambda: os.listdir(marks)) == (0, "64.0 True\n", "")
 
 
 def test_ctrl_c_while_the_fork_server_imports(tmp_path):
@@ -264,14 +268,7 @@ if __name__ == "__main__":
 """,
         start_new_session=True,
     )
-    try:
-        wait_until((tmp_path / "imports").exists, "the server imports")
-        os.killpg(program.pid, signal.SIGINT)
-        out, err = program.communicate(timeout=30)
-    finally:
-        program.kill()
-        program.communicate()
-    assert (program.returncode, out, err) == (0, "64.0\n", "")
+    assert said_after_ctrl_c(program, (tmp_path / "imports").exists) == (0, "64.0\n", "")
 
 
 # -- the interpreter exits in silence --------------------------------------------------------------
