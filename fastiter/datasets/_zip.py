@@ -54,9 +54,13 @@ class ZipArchive:
         if info.flag_bits & 1:
             raise RuntimeError(f"{name} is encrypted, which is not supported")
         start = data_start(self.file, info.header_offset, info.compress_size)
-        stored = io.BytesIO(self.file.read(start, info.compress_size))
+        stored = self.file.read(start, info.compress_size)
+        if info.compress_type == zipfile.ZIP_LZMA:
+            # The dictionary is allocated at once: a damaged size of it must not take much.
+            size = min(int.from_bytes(stored[5:9], "little"), max(info.file_size, 4096))
+            stored = stored[:5] + size.to_bytes(4, "little") + stored[9:]
         try:
-            with zipfile.ZipExtFile(stored, "r", info) as file:
+            with zipfile.ZipExtFile(io.BytesIO(stored), "r", info) as file:
                 content = file.read()
         except NotImplementedError as error:
             raise NotImplementedError(

@@ -7,6 +7,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -333,6 +334,19 @@ def test_damaged_content(tmp_path, method):
         pytest.raises(zipfile.BadZipFile, match=r"a\.bmp in .*a\.zip is damaged"),
     ):
         dataset[0]
+
+
+def test_a_damaged_size_of_the_dictionary_takes_no_memory(tmp_path):
+    path = tmp_path / "a.zip"
+    entry_changed(path, zipfile.ZIP_LZMA, OFFSET, "<I", lambda offset: offset)
+    with path.open("r+b") as file:
+        file.seek(40)
+        file.write(b"\xff\xff\xff\xff")
+    with datasets.ZippedImageDataset(path) as dataset:
+        tracemalloc.start()
+        assert dataset[0].shape == (3, 5, 4)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+        tracemalloc.stop()
 
 
 def test_a_damaged_directory(tmp_path):
