@@ -178,6 +178,18 @@ def test_an_error_comes_with_its_batch(world, build, kind):
     loop.check([batch for k, batch in enumerate(in_order(10)) if k not in (2, 5)])
 
 
+def failing(operation, probability, error):
+    """A machine's `fail`, and the list of what it has raised."""
+    chance, raised = random.Random(operation), []
+
+    def fail(asked):
+        if asked == operation and chance.random() < probability:
+            raised.append(asked)
+            raise error(asked)
+
+    return fail, raised
+
+
 OPERATIONS = ["alloc", "set", "record", "wait_event", "alloc_pinned_memory", "hostRegister"]
 
 
@@ -185,16 +197,8 @@ OPERATIONS = ["alloc", "set", "record", "wait_event", "alloc_pinned_memory", "ho
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_copy_that_fails_costs_its_batch_alone(make_world, build, kind, operation):
     world = make_world(3)
-    chance = random.Random(operation)
     loop = Loop(world, build(kind, Rows()))
-    failures = 0
-
-    def fail(asked):
-        nonlocal failures
-        if asked == operation and chance.random() < 0.15:
-            failures += 1
-            raise CUDARuntimeError(asked)
-
+    fail, failures = failing(operation, 0.15, CUDARuntimeError)
     taken = []
     for number in range(40):
         world.machine.fail = fail
@@ -209,9 +213,9 @@ def test_a_copy_that_fails_costs_its_batch_alone(make_world, build, kind, operat
         world.machine.fail = lambda asked: None
         world.machine.some_steps(12)
     if operation in ("hostRegister", "alloc_pinned_memory"):
-        assert len(taken) >= 40 - failures
+        assert len(taken) >= 40 - len(failures)
     else:
-        assert 0 < 40 - len(taken) <= failures
+        assert 0 < 40 - len(taken) <= len(failures)
     expected = in_order(40)
     loop.check([expected[number] for number in taken])
 
@@ -220,16 +224,8 @@ def test_a_copy_that_fails_costs_its_batch_alone(make_world, build, kind, operat
 @pytest.mark.parametrize("operation", ["alloc", "set", "record", "wait_event"])
 def test_an_interrupt_amid_a_copy_loses_nothing(make_world, build, kind, operation):
     world = make_world(5)
-    chance = random.Random(operation)
     loop = Loop(world, build(kind, Rows()))
-    interrupts = 0
-
-    def fail(asked):
-        nonlocal interrupts
-        if asked == operation and chance.random() < 0.2:
-            interrupts += 1
-            raise KeyboardInterrupt
-
+    fail, interrupts = failing(operation, 0.2, KeyboardInterrupt)
     while len(loop.seen) < 40:
         world.machine.fail = fail
         with contextlib.suppress(KeyboardInterrupt):

@@ -201,14 +201,3 @@ def test_runs_and_fixed_points_are_as_many_as_by_chance(n):
         descents = int((order[1:] < order[:-1]).sum())
         assert abs(descents - (n - 1) / 2) < 5 * (n / 12) ** 0.5
         assert (order == np.arange(n)).sum() <= 10  # Poisson of mean 1
-
-
-def test_grains_shuffle_of_four_rounds_fails():
-    """The shuffle that Grain's loaders use, where it is installed: the tests see what is wrong."""
-    module = pytest.importorskip(
-        "grain._src.python.experimental.index_shuffle.python.index_shuffle_module"
-    )
-    n = 65_536
-    order = np.array([module.index_shuffle(i, n - 1, 5, 4) for i in range(n)])
-    assert np.array_equal(np.sort(order), np.arange(n))
-    assert abs(lag_z(order, 256)) > 50
