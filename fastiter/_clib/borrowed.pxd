@@ -6,6 +6,7 @@
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
+from libc.string cimport memcpy
 
 from fastiter._clib.objects cimport *
 
@@ -15,6 +16,9 @@ cdef enum:
     STACK_ITEMS = 1024
     # How many objects ahead the processor is told of.
     AHEAD = 8
+
+cdef extern from "Python.h":
+    PyObject **PySequence_Fast_ITEMS(object rows)
 
 cdef struct Table:
     Py_ssize_t n
@@ -47,10 +51,8 @@ cdef inline int _make_table(Table *table, object rows, Py_ssize_t count) except 
 
 
 cdef inline int table_of_one(Table *table, object rows) except -1:
-    cdef Py_ssize_t i
     _make_table(table, rows, 1)
-    for i in range(table.n):
-        table.items[i] = item_of(<PyObject *>rows, i)
+    memcpy(table.items, PySequence_Fast_ITEMS(rows), table.n * sizeof(PyObject *))
     return 0
 
 
