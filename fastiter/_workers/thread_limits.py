@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from threadpoolctl import ThreadpoolController
 
@@ -30,12 +31,24 @@ _VARIABLES = (
 
 
 def native_threads() -> int:
-    """Threads of this process that Python does not know; 0 where the system does not tell."""
+    """Threads of this process that Python does not know; 0 where the system does not tell.
+
+    That of jemalloc, the allocator of pyarrow, does not count: it holds no lock at a fork.
+    """
     try:
         tasks = {int(name) for name in os.listdir("/proc/self/task")}
     except OSError:
         return 0
-    return len(tasks - {thread.native_id for thread in threading.enumerate()})
+    tasks -= {thread.native_id for thread in threading.enumerate()}
+    return sum(not _is_harmless(task) for task in tasks)
+
+
+def _is_harmless(task: int) -> bool:
+    # jemalloc takes its locks before a fork and releases them in both processes afterwards
+    # (pthread_atfork, in its jemalloc_prefork and jemalloc_postfork_child).
+    with contextlib.suppress(OSError):  # the thread has ended
+        return Path(f"/proc/self/task/{task}/comm").read_text() == "jemalloc_bg_thd\n"
+    return True
 
 
 def threads_that_end_before_forks(pools: ThreadpoolController | None = None) -> int:

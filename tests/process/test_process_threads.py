@@ -55,6 +55,14 @@ OPENCV = """
         return float(cv2.resize(image, (500, 400), interpolation=cv2.INTER_AREA).sum())
 """
 
+ARROW = """
+    import pyarrow
+
+    def work(index):  # a list is made anew by jemalloc, whose thread purges what was freed
+        pool = pyarrow.jemalloc_memory_pool()
+        return float(pyarrow.array(np.full(100_000, index).tolist(), memory_pool=pool)[-1].as_py())
+"""
+
 PROGRAM = """
     import logging
     import multiprocessing
@@ -185,6 +193,16 @@ def test_a_forked_worker_has_no_threads_of_blas(tmp_path, method):
 def test_opencv(tmp_path, start, method):
     pytest.importorskip("cv2", exc_type=ImportError)
     assert run(tmp_path, OPENCV, start) == f"{method} True"
+
+
+def test_the_allocator_of_arrow(tmp_path):
+    """Its thread, which `import pyarrow` starts, makes a fork no less safe."""
+    arrow = pytest.importorskip("pyarrow", reason="Arrow is not installed")
+    if "jemalloc" not in arrow.supported_memory_backends():
+        pytest.skip("this Arrow is built without jemalloc")
+    before = "assert any(open(f'/proc/self/task/{t}/comm').read() == 'jemalloc_bg_thd\\n' "
+    before += "for t in os.listdir('/proc/self/task'))"
+    assert run(tmp_path, ARROW, GUARDED, before) == "fork True"
 
 
 @stress
