@@ -2,9 +2,11 @@
 
 BEFORE and AFTER are interpreters, each of an environment where one version is installed, from its
 wheel and beside the same NumPy. Every case runs in one process per version; their slices take turns
-in an order that changes with each round, so that a change of the machine's speed meets both.
-Printed are, per row, both medians and the ratio after / before; then, per job, the geometric mean
-of the ratios and the lowest one.
+in an order that changes with each round, so that a change of the machine's speed meets both. A
+pipeline is measured with new processes for each run: where the allocator of a process happens to
+have its memory decides about up to 30 % of some rows, for as long as it lives. Printed are, per
+row, both medians and the ratio after / before; then, per job, the geometric mean of the ratios and
+the lowest one.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import shutil
 import tempfile
 from contextlib import closing
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from types import ModuleType
 
 import bench
@@ -26,6 +28,7 @@ from bench.harness.workloads import WORKLOADS
 from bench.jobs import pipelines
 
 ROUNDS = 9
+RUNS = 3
 VERSIONS = ("before", "after")
 
 
@@ -40,10 +43,13 @@ def _pairs(names: list[str], interpreters: dict[str, Interpreter]) -> list[Row]:
 class Comparison:
     """Measures jobs under both interpreters, and prints and keeps the ratios."""
 
-    def __init__(self, interpreters: dict[str, Interpreter], root: str, rounds: int) -> None:
+    def __init__(
+        self, interpreters: dict[str, Interpreter], root: str, rounds: int, runs: int
+    ) -> None:
         self._interpreters = interpreters
         self._root = root
         self._rounds = rounds
+        self._runs = runs
         self.failed = False
 
     def pipelines(self, workloads: list[str]) -> None:
@@ -51,9 +57,10 @@ class Comparison:
         settings = pipelines.Settings(self._rounds, pipelines.SECONDS, self._root)
         ratios = []
         for workload in workloads:
-            rows = _pairs(names, self._interpreters)
-            pipelines.measure(workload, rows, settings, lambda text: None)
-            ratios += self._show(workload, rows)
+            runs = [_pairs(names, self._interpreters) for _ in range(self._runs)]
+            for rows in runs:
+                pipelines.measure(workload, rows, settings, lambda text: None)
+            ratios += self._show(workload, runs)
         self._conclude("pipelines", ratios)
 
     def micro(self, name: str, job: ModuleType, quick: bool) -> None:
@@ -66,22 +73,24 @@ class Comparison:
                 ours = [name for name in case.candidates if name.partition(".")[0] == "fastiter"]
                 rows = _pairs(ours, self._interpreters)
                 measurement.measure(case, rows, lambda text: None)
-                ratios += self._show(f"{name}, {case.name}", rows)
+                ratios += self._show(f"{name}, {case.name}", [rows])
         self._conclude(name, ratios)
 
-    def _show(self, case: str, rows: list[Row]) -> list[float]:
+    def _show(self, case: str, runs: list[list[Row]]) -> list[float]:
+        """Print the medians of a case's rows, of which each run has as many."""
         ratios = []
+        rows = list(zip(*runs, strict=True))
         for before, after in zip(rows[::2], rows[1::2], strict=True):
-            label = f"{case}, {before.name.partition('@')[0]}"
-            broken = [row for row in (before, after) if not row.ok]
+            label = f"{case}, {before[0].name.partition('@')[0]}"
+            broken = [row for row in (*before, *after) if not row.ok]
             for row in broken:
                 self.failed = True
                 print(f"{label}: {row.name.partition('@')[2]}: {row.status}: {row.reason}")
             if not broken:
-                ratios.append(after.rate / before.rate)
+                rates = [median(row.rate for row in version) for version in (before, after)]
+                ratios.append(rates[1] / rates[0])
                 print(
-                    f"{ratios[-1]:6.3f}  {before.rate:14,.0f}  {after.rate:14,.0f}  {label}",
-                    flush=True,
+                    f"{ratios[-1]:6.3f}  {rates[0]:14,.0f}  {rates[1]:14,.0f}  {label}", flush=True
                 )
         return ratios
 
@@ -103,6 +112,7 @@ def main(arguments: list[str], jobs: dict[str, ModuleType], loader_jobs: tuple[s
         "jobs", nargs="*", metavar="JOB", help=f"of {', '.join(known)}; default all"
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"default {ROUNDS}")
+    parser.add_argument("--runs", type=int, default=RUNS, help=f"of pipelines; default {RUNS}")
     parser.add_argument("--quick", action="store_true", help="the few cases of each job")
     parsed = parser.parse_args(arguments)
     for name in parsed.jobs:
@@ -120,7 +130,7 @@ def main(arguments: list[str], jobs: dict[str, ModuleType], loader_jobs: tuple[s
                 parser.error(f"{version}: {interpreter.path}: {interpreter.reason}")
             print(f"{version}: fastiter {interpreter.version}, {interpreter.label}")
         print(" ratio          before           after  row (items per second)")
-        comparison = Comparison(interpreters, root, parsed.rounds)
+        comparison = Comparison(interpreters, root, parsed.rounds, parsed.runs)
         for name, job in jobs.items():
             if name in chosen or ("kernels" in chosen and name not in loader_jobs):
                 comparison.micro(name, job, parsed.quick)
