@@ -98,6 +98,12 @@ class Trace:
         return [{**event, "ts": round(event["ts"] - earliest, 3)} for event in found]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace as JSON, which https://ui.perfetto.dev opens; OSError if that fails."""
+        """Write the trace as JSON, which https://ui.perfetto.dev opens.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be written.
+        """
         content = {"traceEvents": self.events(), "displayTimeUnit": "ms"}
         Path(path).write_text(json.dumps(content), encoding="utf-8")

@@ -31,10 +31,8 @@ _VARIABLES = (
 
 
 def native_threads() -> int:
-    """Threads of this process that Python does not know; 0 where the system does not tell.
-
-    That of jemalloc, the allocator of pyarrow, does not count: it holds no lock at a fork.
-    """
+    """Threads of this process that Python does not know, but for those that are harmless to forks;
+    0 where the system does not tell."""
     try:
         tasks = {int(name) for name in os.listdir("/proc/self/task")}
     except OSError:
@@ -44,9 +42,12 @@ def native_threads() -> int:
 
 
 def _is_harmless(task: int) -> bool:
-    # jemalloc takes its locks before a fork and releases them in both processes afterwards
-    # (pthread_atfork, in its jemalloc_prefork and jemalloc_postfork_child).
-    with contextlib.suppress(OSError):  # the thread has ended
+    """Whether a thread has ended by now, or is that of jemalloc, the allocator of pyarrow.
+
+    jemalloc takes its locks before a fork and releases them in both processes afterwards, by
+    pthread_atfork.
+    """
+    with contextlib.suppress(OSError):  # it has ended
         return Path(f"/proc/self/task/{task}/comm").read_text() == "jemalloc_bg_thd\n"
     return True
 
