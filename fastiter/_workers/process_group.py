@@ -198,7 +198,9 @@ class WorkerGroup:
         worker.allowed = status.now()
 
     def _ready(self) -> contextlib.AbstractContextManager[None]:
-        return thread_limits.ready_to_fork() if self._method == "fork" else contextlib.nullcontext()
+        if self._method != "fork":
+            return contextlib.nullcontext()
+        return thread_limits.ready_to_fork(self.count)
 
     def _launch(self, number: int) -> WorkerProcess:
         """Starts a process, which waits at the start barrier."""
@@ -435,6 +437,7 @@ class WorkerGroup:
         if self._image is not None:
             self._image.close()
             self._image = None
+        thread_limits.lift_limits()
 
 
 def _require_directory(method: str) -> None:

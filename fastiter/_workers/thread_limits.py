@@ -33,12 +33,15 @@ _VARIABLES = (
 def native_threads() -> int:
     """Threads of this process that Python does not know, but for those that are harmless to forks;
     0 where the system does not tell."""
-    try:
-        tasks = {int(name) for name in os.listdir("/proc/self/task")}
-    except OSError:
-        return 0
-    tasks -= {thread.native_id for thread in threading.enumerate()}
+    tasks = _tasks() - {thread.native_id for thread in threading.enumerate()}
     return sum(not _is_harmless(task) for task in tasks)
+
+
+def _tasks() -> set[int]:
+    """Ids of the threads of this process; none where the system does not tell."""
+    with contextlib.suppress(OSError):
+        return {int(name) for name in os.listdir("/proc/self/task")}
+    return set()
 
 
 def _is_harmless(task: int) -> bool:
@@ -107,26 +110,27 @@ class _OwnPools:
         self._limits: list[tuple[contextlib.ExitStack, int]] = []  # and the threads to start again
         renew_in_child(self)
 
-    def limit(self, forking: object) -> None:
+    def limit(self, forking: object, workers: int) -> None:
         with self._lock:
             self._forking.add(forking)
             pools, limits = _parallel_pools(), contextlib.ExitStack()
             threads = threads_that_end_before_forks(pools)
-            if _can_start(threads - native_threads()):  # an earlier fork may have ended them
+            # An earlier fork may have ended them.
+            if _can_start(threads - native_threads(), workers):
                 limits.enter_context(pools.limit(limits=1))
                 self._limits.append((limits, threads))
 
-    def lift(self, forking: object) -> None:
+    def lift(self, forking: object | None, workers: int) -> None:
         """Lifts the limits if no other thread forks, and their threads can be started."""
         with self._lock:
             self._forking.discard(forking)
             if self._forking:
                 return
-            while self._limits and _can_start(self._limits[-1][1] - native_threads()):
+            while self._limits and _can_start(self._limits[-1][1] - native_threads(), workers):
                 self._limits.pop()[0].close()
             if self._limits:
                 logger.warning(
-                    "OpenBLAS computes in one thread until workers are started again: its threads "
+                    "OpenBLAS computes in one thread until workers start or end: its threads "
                     "cannot be started now (a limit of processes or memory: ulimit -a)"
                 )
 
@@ -139,16 +143,23 @@ _own_pools = _OwnPools()
 
 
 @contextlib.contextmanager
-def ready_to_fork() -> Iterator[None]:
-    """Limits the program's own pools to one thread while the block forks workers, which inherit
-    that. To limit them in a worker would start all threads of OpenBLAS there, one for each
-    processor, each of which spins for some 20 ms. Here they start once, when the block ends."""
+def ready_to_fork(workers: int) -> Iterator[None]:
+    """Limits the program's own pools to one thread while the block forks one of so many `workers`,
+    which inherit that. To limit them in a worker would start all threads of OpenBLAS there, one for
+    each processor, each of which spins for some 20 ms. Here they start once, when the block ends.
+    """
     forking = object()
     try:
-        _own_pools.limit(forking)
+        _own_pools.limit(forking, workers)
         yield
     finally:
-        _own_pools.lift(forking)
+        _own_pools.lift(forking, workers)
+
+
+def lift_limits() -> None:
+    """Lifts the limits that could not be lifted when workers were forked. Called when workers have
+    ended, which may leave room for the threads."""
+    _own_pools.lift(None, 0)
 
 
 def _parallel_pools() -> ThreadpoolController:
@@ -159,12 +170,14 @@ def _parallel_pools() -> ThreadpoolController:
     return pools.select(filepath=paths)
 
 
-def _can_start(count: int) -> bool:
-    """Whether this process can start so many threads now: tried, since OpenBLAS sends the process
-    SIGINT where it cannot start a thread."""
+def _can_start(count: int, workers: int) -> bool:
+    """Whether this process can start so many threads now, even if each of the workers starts one
+    meanwhile: tried, since OpenBLAS sends the process SIGINT where it cannot start a thread."""
+    if count <= 0:
+        return True
     started, end = [], threading.Event()
     try:
-        for _ in range(count):
+        for _ in range(count + workers):
             thread = threading.Thread(target=end.wait, daemon=True)
             thread.start()
             started.append(thread)
@@ -174,4 +187,8 @@ def _can_start(count: int) -> bool:
         end.set()
         for thread in started:
             thread.join()
+        # The system counts a thread for a moment after it was joined.
+        ended, give_up = {thread.native_id for thread in started}, time.monotonic() + 0.1
+        while ended & _tasks() and time.monotonic() < give_up:
+            time.sleep(0.0005)
     return True
