@@ -1,7 +1,9 @@
 #define _GNU_SOURCE
 #include "os/fi_process.h"
 
+#include <errno.h>
 #include <pthread.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/fi_base.h"
@@ -30,4 +32,13 @@ int fi_process_id(void)
     if (forks_are_noticed)
         fi_store_relaxed(&known, id);
     return id;
+}
+
+void fi_run_fork_handlers(void)
+{
+    pid_t child = fork();
+    if (child == 0)
+        _exit(0);
+    while (child > 0 && waitpid(child, NULL, 0) < 0 && errno == EINTR)
+        ;
 }

@@ -20,6 +20,7 @@ cdef extern from "base/fi_base.h" nogil:
 
 cdef extern from "os/fi_process.h" nogil:
     int fi_process_id()
+    void fi_run_fork_handlers()
 
 
 cdef extern from "ring/fi_views.h" nogil:

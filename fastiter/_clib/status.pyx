@@ -79,6 +79,11 @@ def exit_within(double seconds, int status):
     check(fi_exit_within(<int64_t>(seconds * 1e9), status), "starting the clock of the last moments")
 
 
+def run_fork_handlers():
+    """Forks a process that exits at once, for what native libraries do before a fork."""
+    fi_run_fork_handlers()  # with the GIL, which `before_fork` may need
+
+
 def checksum(data, uint64_t start, uint64_t stop, uint64_t seed):
     """Of bytes `start` to `stop` of a buffer: an int in 1 .. 2**64 - 1."""
     cdef Py_buffer buffer
@@ -105,12 +110,8 @@ def free_lock_at_fork(take_lock):
     A forked process inherits a lock that another thread holds, and waits for it for ever. Here the
     forking thread calls `take_lock` before the fork, as long as that has to wait. It keeps the GIL
     from then on, since no Python code runs in between, and threads that come back to Python wait
-    for the GIL, without the lock.
-
-    Parameters
-    ----------
-    take_lock : builtin callable
-        Takes the lock and gives it back, and keeps the GIL meanwhile.
+    for the GIL, without the lock. `take_lock` is a builtin that takes the lock and gives it back,
+    and keeps the GIL meanwhile.
     """
     global lock_user, forking_thread, is_armed
     kept.clear()

@@ -437,7 +437,7 @@ class WorkerGroup:
         if self._image is not None:
             self._image.close()
             self._image = None
-        thread_limits.lift_limits()
+        thread_limits.own_pools.lift()  # those whose threads had no room beside the workers
 
 
 def _require_directory(method: str) -> None:

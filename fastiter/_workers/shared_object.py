@@ -52,21 +52,12 @@ _context = _Reduction()
 
 
 class Shared(Generic[T]):
-    """A handle of an object in shared memory; `fastiter.kernels.share` makes one.
-
-    Parameters
-    ----------
-    image : Image
-    carried : tuple of Shared
-        Handles that are part of the object.
-    key : bytes
-        The same in all processes.
-    """
+    """A handle of an object in shared memory; `fastiter.kernels.share` makes one."""
 
     def __init__(self, image: Image, carried: tuple[Shared[Any], ...], key: bytes):
         self._image = image
-        self._carried = carried
-        self._key = key
+        self._carried = carried  # handles that are part of the object
+        self._key = key  # the same in all processes
         self._packed: Packed | None = None  # what is still to be written
         self._loaded: dict[str, T] = {}
 

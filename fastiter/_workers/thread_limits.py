@@ -17,6 +17,7 @@ from pathlib import Path
 
 from threadpoolctl import ThreadpoolController
 
+from fastiter._clib import status
 from fastiter._util.concurrency import lock_of_child, renew_in_child
 
 logger = logging.getLogger("fastiter")
@@ -120,14 +121,17 @@ class _OwnPools:
                 limits.enter_context(pools.limit(limits=1))
                 self._limits.append((limits, threads))
 
-    def lift(self, forking: object | None, workers: int) -> None:
+    def lift(self, forking: object = None, workers: int = 0) -> None:
         """Lifts the limits if no other thread forks, and their threads can be started."""
         with self._lock:
             self._forking.discard(forking)
             if self._forking:
                 return
             while self._limits and _can_start(self._limits[-1][1] - native_threads(), workers):
-                self._limits.pop()[0].close()
+                limits, threads = self._limits.pop()
+                limits.close()
+                if threads:  # end them until the program needs them: they would spin for 0.1 s
+                    status.run_fork_handlers()
             if self._limits:
                 logger.warning(
                     "OpenBLAS computes in one thread until workers start or end: its threads "
@@ -139,7 +143,7 @@ class _OwnPools:
         self._forking = set()
 
 
-_own_pools = _OwnPools()
+own_pools = _OwnPools()
 
 
 @contextlib.contextmanager
@@ -150,16 +154,10 @@ def ready_to_fork(workers: int) -> Iterator[None]:
     """
     forking = object()
     try:
-        _own_pools.limit(forking, workers)
+        own_pools.limit(forking, workers)
         yield
     finally:
-        _own_pools.lift(forking, workers)
-
-
-def lift_limits() -> None:
-    """Lifts the limits that could not be lifted when workers were forked. Called when workers have
-    ended, which may leave room for the threads."""
-    _own_pools.lift(None, 0)
+        own_pools.lift(forking, workers)
 
 
 def _parallel_pools() -> ThreadpoolController:
