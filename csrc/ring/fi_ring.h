@@ -38,13 +38,14 @@ enum {
     FI_FINISH_POISON = 8     /* set by the parent: the converter keeps killing workers */
 };
 
-/* What a packed object is, for its checksum (fi_place_seed); the last two belong to the batch. */
+/* What a packed object is, for its checksum (fi_place_seed); the last three belong to the batch. */
 enum {
     FI_PACKED_EXAMPLE,
     FI_PACKED_ERROR,
     FI_PACKED_FIELD,
     FI_PACKED_RESULT,
-    FI_PACKED_FAILURE
+    FI_PACKED_FAILURE,
+    FI_PACKED_REQUEST
 };
 #define FI_WHOLE_BATCH UINT32_MAX /* the row of an object that belongs to the batch */
 
@@ -98,6 +99,7 @@ typedef struct fi_slot {
     _Atomic uint32_t single;   /* 1: offer the rows one by one, for one of them kills workers */
     _Atomic uint32_t position; /* fi_origin, for the owner of a row */
     _Atomic uint32_t epoch_size;
+    _Atomic uint32_t worker; /* fi_request */
     _Atomic uint64_t epoch;
     _Atomic uint64_t seed[2];
     /* Written by the workers while they fill the slot. */
@@ -106,6 +108,8 @@ typedef struct fi_slot {
     _Atomic uint64_t limit;                        /* the heap may not grow past this */
     fi_entry result;                               /* the finisher's packed object */
     _Atomic uint64_t filled; /* streams only: {sequence, rows published, flags} */
+    _Atomic uint64_t request_offset; /* fi_request, for the owner of a row */
+    _Atomic uint64_t request_bytes;
 } fi_slot;
 
 /* What the random numbers of a batch's examples are derived from, besides their indices: the seed
@@ -117,6 +121,14 @@ typedef struct fi_origin {
     uint64_t position;
     uint64_t epoch_size;
 } fi_origin;
+
+/* What the workers are told of a batch besides its rows: a packed object in the slot, and for which
+ * worker the batch is. */
+typedef struct fi_request {
+    uint64_t offset;
+    uint64_t bytes;  /* 0: there is no object */
+    uint32_t worker; /* 1 + number of the only worker that is offered the rows; 0: all are */
+} fi_request;
 
 typedef struct fi_geometry {
     uint32_t slots;      /* S: also the length of the map */
@@ -210,6 +222,15 @@ static inline void fi_slot_seed(const fi_ring *ring, uint32_t slot, uint64_t *se
 {
     seed[0] = fi_load_relaxed(&ring->slots[slot].seed[0]);
     seed[1] = fi_load_relaxed(&ring->slots[slot].seed[1]);
+}
+/* Where the batch's request lies; bytes 0 if there is none. FI_E_CORRUPT if not within the slot. */
+static inline int fi_slot_request(const fi_ring *ring, uint32_t slot, uint64_t *offset,
+                                  uint64_t *bytes)
+{
+    uint64_t committed = fi_slot_committed(ring, slot);
+    *offset = fi_load_relaxed(&ring->slots[slot].request_offset);
+    *bytes = fi_load_relaxed(&ring->slots[slot].request_bytes);
+    return *offset <= committed && *bytes <= committed - *offset ? FI_OK : FI_E_CORRUPT;
 }
 /* The epoch of a row that the caller owns, in a batch of n. */
 static inline uint64_t fi_row_epoch(const fi_ring *ring, uint32_t slot, uint32_t row, uint32_t n)

@@ -142,6 +142,19 @@ void fi_parent_origin(fi_parent *parent, uint32_t slot, const fi_origin *origin)
     fi_store_relaxed(&s->epoch_size, (uint32_t)own->epoch_size);
 }
 
+int fi_parent_request(fi_parent *parent, uint32_t slot, const fi_request *request)
+{
+    fi_slot *s = parent->ring->slots + slot;
+    if (request->worker > parent->ring->geometry.workers)
+        return FI_E_RANGE;
+    parent->slot[slot].request = *request;
+    /* S2: no worker owns a row of a free slot */
+    fi_store_relaxed(&s->worker, request->worker);
+    fi_store_relaxed(&s->request_offset, request->offset);
+    fi_store_relaxed(&s->request_bytes, request->bytes);
+    return FI_OK;
+}
+
 int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices, uint32_t n,
                        uint32_t schema, uint64_t heap, uint64_t limit, bool single, uint64_t *q)
 {
@@ -176,6 +189,7 @@ int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices,
     parent->tail = *q + 1;
     fi_store_release(&ring->board->tail, parent->tail); /* S7, pairs with W2: the map is readable */
     parent->offered += n;
+    parent->is_for_one |= parent->slot[slot].request.worker > 0;
     return FI_OK;
 }
 
@@ -192,8 +206,10 @@ static void ring_workers(fi_parent *parent, uint32_t most)
 void fi_parent_publish(fi_parent *parent)
 {
     if (parent->offered > 0)
-        ring_workers(parent, parent->offered); /* S8 */
+        /* S8: workers are woken in the order of their numbers; to reach a certain one, all are. */
+        ring_workers(parent, parent->is_for_one ? UINT32_MAX : parent->offered);
     parent->offered = 0;
+    parent->is_for_one = false;
 }
 
 void fi_parent_ring_all(fi_parent *parent)
@@ -324,6 +340,13 @@ void fi_parent_cancel_sleep(fi_parent *parent)
     fi_store_relaxed(parent->ring->pwait, 0);
 }
 
+static bool has_request(const fi_slot *s, const fi_request *own)
+{
+    return fi_load_relaxed(&s->worker) == own->worker &&
+           fi_load_relaxed(&s->request_offset) == own->offset &&
+           fi_load_relaxed(&s->request_bytes) == own->bytes;
+}
+
 static bool has_origin(const fi_slot *s, const fi_origin *own)
 {
     return fi_load_relaxed(&s->seed[0]) == own->seed[0] &&
@@ -347,7 +370,7 @@ static int check_task(const fi_parent *parent, uint32_t slot, uint32_t *row, uin
     if (n != record->n || schema != record->schema)
         return FI_E_CORRUPT;
     *word = fi_load_relaxed(&s->epoch);
-    if (!has_origin(s, &record->origin))
+    if (!has_origin(s, &record->origin) || !has_request(s, &record->request))
         return FI_E_CORRUPT;
     if (memcmp(own, shared, n * sizeof *own) == 0)
         return FI_OK;

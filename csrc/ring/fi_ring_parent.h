@@ -18,7 +18,8 @@ typedef struct fi_slot_record {
     enum fi_phase phase;
     bool corrupt;       /* given up: its words can no longer become those of a complete batch */
     uint64_t committed; /* bytes that certainly have pages */
-    fi_origin origin;   /* what the workers were told */
+    fi_origin origin;   /* what the workers were told, and: */
+    fi_request request;
 } fi_slot_record;
 
 typedef struct fi_parent {
@@ -33,6 +34,7 @@ typedef struct fi_parent {
     uint32_t spares; /* slots never used yet, kept to replace retired ones */
     uint64_t head, tail;
     uint32_t offered; /* rows scheduled since the last publish */
+    bool is_for_one;  /* some of them are for a certain worker */
     uint32_t leased, draining, retired;
     uint32_t worker_count; /* what the board should say */
     bool stopping;
@@ -47,6 +49,9 @@ void fi_parent_clear(fi_parent *parent);
 int fi_parent_next_slot(fi_parent *parent, uint64_t bytes, uint32_t *slot);
 /* Sets the origin of the batch that the next schedule puts into this slot. */
 void fi_parent_origin(fi_parent *parent, uint32_t slot, const fi_origin *origin);
+/* Likewise its request, which holds for all later batches of the slot, too. FI_E_RANGE for a worker
+ * that cannot exist. */
+int fi_parent_request(fi_parent *parent, uint32_t slot, const fi_request *request);
 /* S1 to S7, in a free slot; FI_E_FULL if it is not free. `heap` is where the slot's bump allocation
  * starts, `limit` where it ends. `single` offers the rows one by one. */
 int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices, uint32_t n,

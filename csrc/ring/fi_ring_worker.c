@@ -163,7 +163,8 @@ static bool take_range(fi_worker *worker, fi_turn *turn)
             turn->n = 0; /* the slot serves another batch */
             return false;
         }
-        uint32_t next = (uint32_t)claim;
+        uint32_t only = fi_load_relaxed(&s->worker);
+        uint32_t next = only == 0 || only == worker->number + 1 ? (uint32_t)claim : UINT32_MAX;
         uint32_t n = fi_load_relaxed(&s->n);
         turn->n = n < ring->geometry.rows ? n : ring->geometry.rows;
         if (next >= turn->n)

@@ -136,6 +136,7 @@ cdef extern from "ring/fi_ring.h" nogil:
         FI_PACKED_FIELD
         FI_PACKED_RESULT
         FI_PACKED_FAILURE
+        FI_PACKED_REQUEST
         FI_SCHEMA_BYTES
         FI_START_ERROR_BYTES
     const uint64_t FI_ANY
@@ -160,6 +161,11 @@ cdef extern from "ring/fi_ring.h" nogil:
     int64_t *fi_row_index(const fi_ring *ring, uint32_t slot, uint32_t row)
     uint64_t fi_row_epoch(const fi_ring *ring, uint32_t slot, uint32_t row, uint32_t n)
     void fi_slot_seed(const fi_ring *ring, uint32_t slot, uint64_t *seed)
+    int fi_slot_request(const fi_ring *ring, uint32_t slot, uint64_t *offset, uint64_t *bytes)
+    ctypedef struct fi_request:
+        uint64_t offset
+        uint64_t bytes
+        uint32_t worker
     ctypedef struct fi_origin:
         uint64_t[2] seed
         uint64_t epoch
@@ -229,6 +235,7 @@ cdef extern from "ring/fi_ring_parent.h" nogil:
     void fi_parent_clear(fi_parent *parent)
     int fi_parent_next_slot(fi_parent *parent, uint64_t bytes, uint32_t *slot)
     void fi_parent_origin(fi_parent *parent, uint32_t slot, const fi_origin *origin)
+    int fi_parent_request(fi_parent *parent, uint32_t slot, const fi_request *request)
     int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices, uint32_t n,
                            uint32_t schema, uint64_t heap, uint64_t limit, bint single, uint64_t *q)
     void fi_parent_publish(fi_parent *parent)

@@ -9,6 +9,8 @@ cdef class Plan:
     cdef public object outcome
     cdef public object skip_state
     cdef public Py_ssize_t n_dropped
+    cdef readonly object request
+    cdef readonly int worker
 
 
 cdef class PlanQueue:
@@ -23,5 +25,5 @@ cdef class PlanQueue:
     cdef Plan first(self)
     cpdef Plan ahead(self)
     cdef Plan plan_one(self)
-    cdef Plan advance(self, object state)
+    cpdef Plan advance(self, object state)
     cdef object piece(self, object order, int64_t start, int64_t stop)

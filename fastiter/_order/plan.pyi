@@ -11,8 +11,17 @@ class Plan:
     skip_state: Any
     n_dropped: int
     def __init__(
-        self, indices: NDArray[np.int64] | None, state: Any, error: Exception | None = None
+        self,
+        indices: NDArray[np.int64] | None,
+        state: Any,
+        error: Exception | None = None,
+        request: Any = None,
+        worker: int = -1,
     ) -> None: ...
+    @property
+    def request(self) -> Any: ...
+    @property
+    def worker(self) -> int: ...
     @property
     def indices(self) -> NDArray[np.int64] | None: ...
     @property

@@ -68,12 +68,20 @@ cdef class Plan:
     skip_state : what was skipped up to this batch; before it is resolved, up to the one before it
     n_dropped : how many rows of the batch were skipped
     outcome : the batch, or its `Failure`, from when it is made until it is delivered; else None
+    request : what the workers are told of the batch besides its indices, any object that can be
+        pickled; None for nothing
+    worker : the number of the only worker process that is offered the batch; -1: all are
     """
 
-    def __init__(self, indices, state, error=None):
+    def __cinit__(self):
+        self.worker = -1
+
+    def __init__(self, indices, state, error=None, request=None, int worker=-1):
         self.indices = indices
         self.state = state
         self.error = error
+        self.request = request
+        self.worker = worker
 
     def label(self, batch_size):
         """The epoch in which the batch begins and its number there, both from 0, for messages."""
@@ -108,7 +116,7 @@ cdef class PlanQueue:
 
     Not safe to call from two threads at a time, except for `state` and `works`.
 
-    A subclass defines
+    A subclass defines another rule of epochs by `advance`, or for the rule here
 
     - ``_next_epoch(order, position, size, n_drawn)``: order, size and number of orders drawn of the
       epoch after one in which the last batch begins at ``position``;
@@ -268,7 +276,7 @@ cdef class PlanQueue:
         self.plans.append(plan)
         return plan
 
-    cdef Plan advance(self, object state):
+    cpdef Plan advance(self, object state):
         """The plan of the batch after ``state``; without indices at the end of the iteration.
 
         With ``repeat`` a batch that reaches the end of an epoch goes on in the next one. Without,

@@ -12,7 +12,9 @@ cimport cython
 cimport numpy as cnp
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.buffer cimport PyBUF_WRITE
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.errno cimport EBADF, EINTR
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -25,7 +27,7 @@ from fastiter._order.plan cimport Plan, PlanQueue
 from fastiter._ring.arena cimport HEAD_BYTES, SUM_BYTES, Arena
 from fastiter._ring.schema cimport Schema
 
-from fastiter._ring.serialization import unpack
+from fastiter._ring.serialization import Packed, unpack
 from fastiter._util.fds import closed_by_others
 from fastiter.errors import OverwrittenError
 
@@ -399,7 +401,8 @@ cdef class BatchScheduler(ParentRing):
     cdef bint schedule(self, Plan plan) except -1:
         """Puts a batch into the ring; False if no slot is free yet."""
         cdef int64_t slot
-        cdef uint64_t columns = 0, commit = self.least_bytes, q = 0
+        cdef uint64_t columns = 0, commit = self.least_bytes, q = 0, heap
+        cdef fi_request request = fi_request(0, 0, <uint32_t>(plan.worker + 1))
         cdef cnp.ndarray indices = plan.indices
         cdef tuple state = <tuple>plan.state  # a named tuple, which is no exact one
         cdef fi_origin origin  # of the random numbers of the batch's examples
@@ -411,17 +414,30 @@ cdef class BatchScheduler(ParentRing):
         record.plan = plan
         record.schema = self.schema
         record.batch_size = self.batch_size
+        packed = None if plan.request is None else Packed(plan.request)
         if self.schema is not None:
             columns = commit = self.schema.bytes
+        if packed is not None:
+            request.bytes = packed.size
+        heap = fi_align_up(columns + request.bytes, 64)
+        commit = max(commit, heap)
         # Workers commit what the heap takes themselves, but for some room for an error's text: that
         # there is no memory has to be told, too.
         slot = self.free_slot(commit + FI_PAGE)
         if slot < 0:
             return False
         fi_parent_origin(&self.parent, <uint32_t>slot, &origin)
+        request.offset = columns
+        if packed is not None:
+            packed.write_into(
+                PyMemoryView_FromMemory(
+                    fi_slot_payload(&self.arena.ring, <uint32_t>slot) + columns, request.bytes,
+                    PyBUF_WRITE),
+                fi_place_seed(self.parent.tail, 0, FI_PACKED_REQUEST))
+        check(fi_parent_request(&self.parent, <uint32_t>slot, &request), "assigning a batch")
         check(fi_parent_schedule(
             &self.parent, <uint32_t>slot, <const int64_t *>cnp.PyArray_DATA(indices),
-            <uint32_t>cnp.PyArray_SIZE(indices), self.schema_number, columns,
+            <uint32_t>cnp.PyArray_SIZE(indices), self.schema_number, heap,
             self.arena.ring.geometry.slot_bytes, self.single_until >= 0, &q),
             "scheduling a batch")
         record.q = q

@@ -86,7 +86,7 @@ class Job(Protocol):
         start's own."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class BatchJob:
     """Fills batches, and has `batch_converter` convert complete ones. `worker_init` is called
     first, with the worker's number."""

@@ -65,6 +65,7 @@ class Pool:
         lock: Any,
         most_workers: int = 0,
         most_prefetch: int = 0,
+        timeouts: Any = None,
     ):
         self.pid = os.getpid()
         self.closed = False
@@ -91,7 +92,7 @@ class Pool:
         self.ring.least_bytes = (shared_mem or 0) * rows
         self._engage(workers)
         self._group = WorkerGroup(self.ring, most, job, start, workers)
-        self._timeouts = Timeouts(dataset_timeout, self.ring, self._group)
+        self._timeouts = timeouts or Timeouts(dataset_timeout, self.ring, self._group)
         self._at_exit = shutdown.end_at_exit(self, lock)
         try:
             self._group.open()

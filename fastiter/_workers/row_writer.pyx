@@ -3,6 +3,7 @@
 import pickle
 
 cimport numpy as cnp
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.long cimport PyLong_FromLongLong
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject_GetItem
@@ -17,7 +18,8 @@ from fastiter._ring.parent cimport Lease
 from fastiter._ring.schema cimport MOST_NDIM, RAGGED, Field, Schema, SlotWriter, entry_of
 from fastiter._ring import row_reader
 from fastiter._util.failures import RowCountError, dump
-from fastiter._ring.serialization import Packed
+from fastiter._ring.serialization import Packed, unpack
+from fastiter.errors import OverwrittenError
 
 
 cnp.import_array()
@@ -83,6 +85,25 @@ cdef class RowWriter(SlotWriter):
             fi_row_epoch(end.worker.ring, end.turn.slot, <uint32_t>row, end.turn.n),
             self.index_of(<uint32_t>row),
         )
+
+    def request(self):
+        """What the plan of the current batch asks for besides its indices, or None.
+
+        Raises
+        ------
+        OverwrittenError
+            If it is not what was packed for the batch.
+        """
+        cdef WorkerRing end = self.end
+        cdef uint64_t offset = 0, size = 0
+        if fi_slot_request(end.worker.ring, end.turn.slot, &offset, &size) != FI_OK:
+            raise OverwrittenError("shared memory was overwritten: the place of a request")
+        if size == 0:
+            return None
+        part = PyBytes_FromStringAndSize(
+            fi_slot_payload(end.worker.ring, end.turn.slot) + offset, size)
+        return unpack(memoryview(bytearray(part)),
+                      fi_place_seed(end.turn.q, 0, FI_PACKED_REQUEST))
 
     def work(self, batch_converter, uint64_t claims):
         """Fills rows and finishes batches until the ring says stop, or `claims` ranges are done."""

@@ -1,0 +1,13 @@
+"""A data loader for PyTorch: torch's `DataLoader` over the ring of shared memory, with a state.
+
+Change ``from torch.utils.data import DataLoader`` to ``from fastiter.torch import DataLoader``. This
+package alone imports torch; it may import all packages but `_cli`.
+"""
+
+from __future__ import annotations
+
+from torch.utils.data import default_collate, default_convert, get_worker_info
+
+from fastiter.torch._loader import DataLoader
+
+__all__ = ["DataLoader", "default_collate", "default_convert", "get_worker_info"]

@@ -1,0 +1,379 @@
+"""Fetches in worker processes: each batch is made by one worker, in turn, as torch's loader does."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch._utils import ExceptionWrapper
+from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind, _utils
+from torch.utils.data import dataloader as torch_dataloader
+
+from fastiter._clib import status
+from fastiter._order.plan import Plan, PlanQueue
+from fastiter._util.failures import Failure, capture, reraise
+from fastiter._workers.pool import Pool
+from fastiter._workers.start_method import choose
+from fastiter.errors import WorkerDiedError
+from fastiter.iterators._arguments import checked_context
+from fastiter.iterators._state import State
+from fastiter.torch._iterator import LoaderIterator
+from fastiter.torch._state import Resume, is_stateful, state_if_any
+from fastiter.torch._worker import LoaderJob, Reply, Request
+
+if TYPE_CHECKING:
+    from fastiter.torch._loader import DataLoader
+
+_ENDLESS = 1 << 60  # examples in an epoch, where their number is not known
+
+
+class _Plans(PlanQueue):
+    """Plans one batch for each of the sampler's keys, and assigns it to the next active worker."""
+
+    def __init__(self, sampler: Any, keys: Iterator[Any], n_workers: int) -> None:
+        super().__init__(State(0, 0, False, None, _ENDLESS, None), 1, False)
+        self.sampler = sampler
+        self.n_workers = n_workers
+        self.wants_state = False
+        self.shared_seed: int | None = None
+        self.begin(keys, -1, 0, -1, [0] * n_workers, False)
+
+    def begin(
+        self,
+        keys: Iterator[Any],
+        epoch: int,
+        n_drawn: int,
+        last_worker: int,
+        n_made: list[int],
+        asks_first: bool,
+    ) -> None:
+        """Begin an epoch.
+
+        Parameters
+        ----------
+        keys : the sampler's iterator.
+        epoch : number of the epoch in this process.
+        n_drawn : keys that the sampler has given before.
+        last_worker : that has made the batch before; -1 for none.
+        n_made : batches that each worker has made before.
+        asks_first : whether each worker is asked for its state before the first batch.
+        """
+        self.keys = keys
+        self.is_stateful = is_stateful(self.sampler) or is_stateful(keys)
+        self.epoch = epoch
+        self.n_drawn = n_drawn
+        self.last_worker = last_worker
+        self.n_made = n_made
+        self.is_active = [True] * self.n_workers
+        self.n_asked = 0 if asks_first else self.n_workers
+        self.sampler_states: dict[int, dict[str, Any]] = {}
+
+    def advance(self, state: State) -> Plan:
+        """Plan the batch after ``state``; without indices at the end of the epoch."""
+        number = state.position
+        after = state._replace(position=number + 1)
+        indices = np.array([number], np.int64)
+        if self.n_asked < self.n_workers:
+            request = Request(None, self.epoch, -1, True, self.shared_seed)
+            self.n_asked += 1
+            return Plan(indices, after, None, request, self.n_asked - 1)
+        worker = self._next_worker()
+        if worker is None:
+            return Plan(None, state)
+        try:
+            keys = next(self.keys)
+        except StopIteration:
+            return Plan(None, state)
+        self.n_drawn += 1
+        self.last_worker = worker
+        made = self.n_made[worker]
+        self.n_made[worker] += 1
+        if self.is_stateful:
+            self.sampler_states[number] = self.sampler_state()
+        request = Request(keys, self.epoch, made, self.wants_state, self.shared_seed)
+        return Plan(indices, after, None, request, worker)
+
+    def _note(self, state: State) -> None:
+        """Nothing depends on the state."""
+
+    def _next_worker(self) -> int | None:
+        for step in range(1, self.n_workers + 1):
+            worker = (self.last_worker + step) % self.n_workers
+            if self.is_active[worker]:
+                return worker
+        return None
+
+    def sampler_state(self) -> dict[str, Any]:
+        """Where the sampler is now."""
+        return {
+            "_index_sampler_state": state_if_any(self.sampler),
+            "_sampler_iter_state": state_if_any(self.keys),
+        }
+
+
+class _WaitLimit:
+    """The loader's ``timeout``: seconds that ``next()`` may wait for one batch, 0 for no limit."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = 0.0
+
+    def begin(self) -> None:
+        self._end = status.now() + self.seconds
+
+    def slice(self, most: float) -> float:
+        return most if not self.seconds else max(0.0, min(most, self._end - status.now()))
+
+    def look(self, goal: str) -> None:
+        if self.seconds and status.now() >= self._end:
+            raise RuntimeError(f"DataLoader timed out after {self.seconds} seconds")
+
+
+class WorkersIterator(LoaderIterator):
+    """Has worker processes make the batches, and delivers them in the sampler's order."""
+
+    def __init__(self, loader: DataLoader, resume: Resume | None) -> None:
+        super().__init__(loader, resume)
+        self._interval = loader.snapshot_every_n_steps
+        self._is_iterable = self._dataset_kind == _DatasetKind.Iterable
+        self._asks_first = self._is_iterable or is_stateful(self._dataset)
+        self._plans = _Plans(self._index_sampler, self._sampler_iter, self._num_workers)
+        self._states: list[dict[str, Any]] = []
+        self._epoch = 0
+        self._pool: Pool | None = None
+        self._pool = self._start(loader, resume)
+        self._begin(resume)
+
+    def _start(self, loader: DataLoader, resume: Resume | None) -> Pool:
+        states: list[Any] = [None] * self._num_workers
+        if resume is not None and resume.has_worker_state:
+            states = [
+                (resume.of_worker(number, self._num_workers), made)
+                for number, made in enumerate(resume.main["_batches_by_worker"])
+            ]
+        init_fn = loader.worker_init_fn
+        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
+            init_fn = _ShardingInit(init_fn, self._world_size, self._rank)
+        job = LoaderJob(
+            kind=self._dataset_kind,
+            dataset=self._dataset,
+            auto_collation=self._auto_collation,
+            collate_fn=self._collate_fn,
+            drop_last=self._drop_last,
+            init_fn=init_fn,
+            base_seed=self._base_seed,
+            states=states,
+        )
+        pool = Pool(
+            job=job,
+            workers=self._num_workers,
+            batch_size=1,
+            rows=1,
+            n_prefetch=max(1, loader.prefetch_factor * self._num_workers) - 1,
+            n_held=2,
+            shared_mem=None,
+            dataset_timeout=None,
+            start=choose(checked_context(loader.multiprocessing_context)),
+            lock=threading.RLock(),
+            timeouts=_WaitLimit(self._timeout),
+        )
+        return pool
+
+    def _begin(self, resume: Resume | None) -> None:
+        """Begin an epoch, or continue a loaded one."""
+        n_workers = self._num_workers
+        n_made, last_worker = [0] * n_workers, -1
+        if resume is not None and resume.n_workers == n_workers:
+            n_made, last_worker = list(resume.main["_batches_by_worker"]), resume.last_worker
+        elif resume is not None and self._is_iterable and resume.n_yielded:
+            raise ValueError(
+                f"state_dict was saved with {resume.n_workers} workers, but num_workers is "
+                f"{n_workers}: what each worker takes of an IterableDataset depends on it; pass "
+                f"num_workers={resume.n_workers}"
+            )
+        self._plans.shared_seed = self._shared_seed
+        self._plans.wants_state = self._asks_first and bool(self._interval)
+        self._plans.begin(
+            self._sampler_iter, self._epoch, self._n_drawn, last_worker, n_made, self._asks_first
+        )
+        self._states = [
+            {"worker_id": number, "fetcher_state": None, "dataset_state": None}
+            for number in range(n_workers)
+        ]
+        self._delivered_by = list(n_made)
+        self._last_worker = n_workers - 1 if last_worker < 0 else last_worker
+        self._sampler_now = self._plans.sampler_state()
+        self._is_state_known = not self._asks_first
+        self._snapshot = self._snapshot_now(0 if resume is None else resume.n_yielded)
+        n_more = 0 if resume is None else resume.n_more
+        for _ in range(n_more):
+            next(self)
+        self._finished = resume is not None and resume.is_finished
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if self._pool is None or self._pool.closed:  # it ended by an error, or was closed
+            self._pool = self._start(loader, None)
+            self._epoch = -1
+        super()._reset(loader, first_iter)
+        self._epoch += 1
+        self._pool.ring.reset()
+        self._plans.restart(State(0, 0, False, None, _ENDLESS, None))
+        self._begin(None)
+        self._pool.ring.top_up(self._plans)
+
+    # ---- batches
+
+    def _next_data(self) -> Any:
+        if not self._is_state_known:
+            self._ask_first()
+        while True:
+            plan, reply = self._next_reply()
+            request = plan.request
+            if type(reply) is Reply:
+                if isinstance(reply.batch, ExceptionWrapper):
+                    reply.batch.reraise()
+                if reply.state is not None:
+                    self._states[plan.worker] = reply.state
+                if reply.is_end:
+                    self._plans.is_active[plan.worker] = False
+                    continue
+                reply = reply.batch
+            self._last_worker = plan.worker
+            self._delivered_by[plan.worker] = request.number + 1
+            self._n_drawn += 1
+            self._sampler_now = self._plans.sampler_states.pop(
+                plan.state.position - 1, self._sampler_now
+            )
+            step = self._num_yielded + 1
+            if self._interval and step % self._interval == 0 and self._takes_snapshots:
+                self._snapshot = self._snapshot_now(step)
+            if self._pin_memory:
+                reply = _utils.pin_memory.pin_memory(reply, self._pin_memory_device)
+            return reply
+
+    def _next_reply(self) -> tuple[Plan, Any]:
+        """The plan of the next batch, and what its worker has made of it."""
+        plans, pool = self._plans, self._pool
+        if pool is None:
+            raise StopIteration
+        plan = plans.peek()
+        if plan.indices is None:
+            try:
+                plans.deliver()
+            except StopIteration:
+                if not self._persistent_workers:
+                    self.close()
+                raise
+        if plan.outcome is None:
+            try:
+                plan.outcome = self._fetch(pool, plan)
+            except WorkerDiedError as error:
+                raise _died(error) from error
+        outcome = plan.outcome
+        plans.deliver()
+        if type(outcome) is Failure:
+            if isinstance(outcome.error, WorkerDiedError):
+                raise _died(outcome.error)
+            reraise(outcome)
+        return plan, outcome[0]
+
+    def _fetch(self, pool: Pool, plan: Plan) -> Any:
+        pool.ring.top_up(self._plans)
+        if pool.is_starting:
+            pool.look_at_starts()
+        lease = pool.ring.take()
+        if lease is not None:
+            return capture(pool.deliver_fast, plan, lease)
+        while not pool.ring.scheduled:
+            pool.wait_for_slot()
+            pool.ring.top_up(self._plans)
+        pool.wait()
+        return capture(pool.deliver, plan, None)
+
+    # ---- state
+
+    def _ask_first(self) -> None:
+        """Receive the state of each worker at the start of the epoch."""
+        for number in range(self._num_workers):
+            _, reply = self._next_reply()
+            if isinstance(reply.batch, ExceptionWrapper):
+                reply.batch.reraise()
+            self._states[number] = reply.state
+        self._is_state_known = True
+        self._plans.wants_state = bool(self._interval) and self._has_worker_state
+        self._snapshot = self._snapshot_now(self._num_yielded)
+
+    @property
+    def _has_worker_state(self) -> bool:
+        return any(
+            state["dataset_state"] is not None
+            or (state["fetcher_state"] or {}).get("dataset_iter_state") is not None
+            for state in self._states
+        )
+
+    @property
+    def _takes_snapshots(self) -> bool:
+        """Whether the state is saved with the batches, because it cannot be told afterwards."""
+        return self._has_worker_state or self._plans.is_stateful
+
+    def _snapshot_now(self, step: int) -> dict[str, Any]:
+        main = {
+            **self._sampler_state(),
+            **self._sampler_now,
+            "_num_workers": self._num_workers,
+            "_base_seed": self._base_seed,
+            "_batches_by_worker": list(self._delivered_by),
+        }
+        return {
+            "_snapshot_step": step,
+            "_last_yielded_worker_id": self._last_worker,
+            "_main_snapshot": main,
+            "_worker_snapshots": {
+                f"worker_{number}": state for number, state in enumerate(self._states)
+            },
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        if not self._is_state_known:
+            self._ask_first()
+        if not self._takes_snapshots:
+            self._snapshot = self._snapshot_now(self._num_yielded)
+        snapshot = self._snapshot
+        return {
+            "_snapshot": snapshot,
+            "_steps_since_snapshot": self._num_yielded - snapshot["_snapshot_step"],
+            "_iterator_finished": self._finished,
+        }
+
+    # ---- end
+
+    def close(self) -> None:
+        """End the workers."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_pool", None) is not None and not sys.is_finalizing():
+            with contextlib.suppress(Exception):
+                self.close()
+
+
+class _ShardingInit:
+    """Calls ``worker_init_fn`` after a data pipe was told its part."""
+
+    def __init__(
+        self, init_fn: Callable[[int], Any] | None, world_size: int, rank: int
+    ) -> None:
+        self._arguments = init_fn, world_size, rank
+
+    def __call__(self, number: int) -> None:
+        torch_dataloader._sharding_worker_init_fn(*self._arguments, number)
+
+
+def _died(error: WorkerDiedError) -> RuntimeError:
+    return RuntimeError(f"DataLoader worker is killed: {error}")

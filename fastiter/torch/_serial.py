@@ -1,0 +1,68 @@
+"""Fetches in the program's own process: ``num_workers=0``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch.utils.data
+from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind, _utils
+
+from fastiter.torch._iterator import LoaderIterator
+from fastiter.torch._state import Resume, begin_fetching, state_of
+
+if TYPE_CHECKING:
+    from fastiter.torch._loader import DataLoader
+
+
+class SerialIterator(LoaderIterator):
+    """Fetches each batch when it is asked for."""
+
+    def __init__(self, loader: DataLoader, resume: Resume | None) -> None:
+        super().__init__(loader, resume)
+        if self._timeout:
+            raise AssertionError("timeout must be 0 where num_workers is 0")
+        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
+            torch.utils.data.graph_settings.apply_sharding(
+                self._dataset, self._world_size, self._rank
+            )
+        self._begin(None if resume is None else resume)
+
+    def _begin(self, resume: Resume | None) -> None:
+        """Make the fetcher; of a loaded state, where that was."""
+        state = None if resume is None else resume.of_worker(0, 0)
+        self._fetcher = begin_fetching(
+            self._dataset_kind,
+            self._dataset,
+            self._auto_collation,
+            self._collate_fn,
+            self._drop_last,
+            state,
+        )
+        if resume is not None:
+            n_missing = resume.n_more
+            if self._dataset_kind == _DatasetKind.Iterable and not resume.has_worker_state:
+                n_missing += resume.n_yielded
+                self._num_yielded = 0
+            for _ in range(n_missing):
+                next(self)
+            self._finished = resume.is_finished
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        self._begin(None)
+
+    def _next_data(self) -> Any:
+        data = self._fetcher.fetch(self._next_index())
+        if self._pin_memory:
+            data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)
+        return data
+
+    def state_dict(self) -> dict[str, Any]:
+        state = state_of(0, self._dataset_kind, self._fetcher, self._dataset)
+        return {
+            **self._sampler_state(),
+            "_num_yielded": self._num_yielded,
+            "fetcher_state": state["fetcher_state"],
+            "dataset_state": state["dataset_state"],
+            "_iterator_finished": self._finished,
+        }

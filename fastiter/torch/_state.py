@@ -1,0 +1,130 @@
+"""The states of datasets, samplers and their iterators, and the layout of a loader's state.
+
+The layout is that of torchdata's ``StatefulDataLoader``, with one more entry for the generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch.utils.data import _DatasetKind
+
+
+def is_stateful(value: Any) -> bool:
+    """Whether an object has ``state_dict()`` and ``load_state_dict()``."""
+    return callable(getattr(value, "state_dict", None)) and callable(
+        getattr(value, "load_state_dict", None)
+    )
+
+
+def state_if_any(value: Any) -> Any:
+    """The state of an object that has one, else None."""
+    return value.state_dict() if is_stateful(value) else None
+
+
+def state_of(worker: int, kind: int, fetcher: Any, dataset: Any) -> dict[str, Any]:
+    """What a worker has to know to go on from here."""
+    fetcher_state = None
+    of_dataset = dataset
+    if kind == _DatasetKind.Iterable:
+        fetcher_state = {
+            "dataset_iter_state": state_if_any(fetcher.dataset_iter),
+            "fetcher_ended": fetcher.ended,
+        }
+        if fetcher.dataset_iter is dataset:
+            of_dataset = None  # its state is that of the iterator
+    return {
+        "worker_id": worker,
+        "fetcher_state": fetcher_state,
+        "dataset_state": state_if_any(of_dataset),
+    }
+
+
+class Resume(NamedTuple):
+    """A loaded state, whichever way to fetch has saved it."""
+
+    n_yielded: int  #: batches delivered in the epoch
+    main: dict[str, Any]  #: where the sampler was
+    workers: list[dict[str, Any]]  #: what `state_of` gave for each worker; one without workers
+    n_workers: int
+    last_worker: int  #: that made the last batch
+    n_more: int  #: batches delivered after the state of the workers was taken
+    is_finished: bool
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> Resume:
+        """Read what `state_dict` has returned.
+
+        Raises
+        ------
+        ValueError
+            If it is not the state of such a loader.
+        """
+        try:
+            if "_snapshot" not in state:
+                worker = {key: state[key] for key in ("fetcher_state", "dataset_state")}
+                return cls(
+                    state["_num_yielded"], state, [worker], 0, 0, 0, state["_iterator_finished"]
+                )
+            snapshot = state["_snapshot"]
+            main = snapshot["_main_snapshot"]
+            n_workers = main["_num_workers"]
+            found = snapshot["_worker_snapshots"]
+            return cls(
+                snapshot["_snapshot_step"],
+                main,
+                [found[f"worker_{number}"] for number in range(n_workers)],
+                n_workers,
+                snapshot["_last_yielded_worker_id"],
+                state["_steps_since_snapshot"],
+                state["_iterator_finished"],
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"state_dict is not the state of a DataLoader: {type(error).__name__}: {error}"
+            ) from error
+
+    @property
+    def has_worker_state(self) -> bool:
+        """Whether a dataset, or its iterator, has a state of its own."""
+        return any(
+            worker["dataset_state"] is not None
+            or (worker["fetcher_state"] or {}).get("dataset_iter_state") is not None
+            for worker in self.workers
+        )
+
+    def of_worker(self, number: int, n_workers: int) -> dict[str, Any] | None:
+        """The state that a worker goes on from, or None.
+
+        Raises
+        ------
+        ValueError
+            If the datasets of another number of workers had states.
+        """
+        if not self.has_worker_state:
+            return None
+        if n_workers != self.n_workers:
+            raise ValueError(
+                f"state_dict holds a state of the dataset for each of {self.n_workers} workers, "
+                f"but num_workers is {n_workers}: pass num_workers={self.n_workers}"
+            )
+        return self.workers[number]
+
+
+def begin_fetching(
+    kind: int,
+    dataset: Any,
+    auto_collation: bool,
+    collate_fn: Callable[[Any], Any],
+    drop_last: bool,
+    state: dict[str, Any] | None,
+) -> Any:
+    """Make torch's fetcher of a dataset, and have it go on from ``state``."""
+    if state is not None and state["dataset_state"] is not None and is_stateful(dataset):
+        dataset.load_state_dict(state["dataset_state"])
+    fetcher = _DatasetKind.create_fetcher(kind, dataset, auto_collation, collate_fn, drop_last)
+    of_fetcher = None if state is None else state["fetcher_state"]
+    if of_fetcher is not None and of_fetcher["dataset_iter_state"] is not None:
+        fetcher.dataset_iter.load_state_dict(of_fetcher["dataset_iter_state"])
+    return fetcher

@@ -1,0 +1,179 @@
+"""What a worker process of `DataLoader` runs: it makes whole batches, one for each request."""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.utils.data._utils.worker as torch_worker
+from torch._utils import ExceptionWrapper
+from torch.utils.data import IterDataPipe, _DatasetKind
+from torch.utils.data.graph_settings import apply_random_seed
+
+from fastiter._workers import row_writer
+from fastiter._workers.main import BatchJob, WorkerArguments
+from fastiter.torch._state import begin_fetching, state_of
+
+if TYPE_CHECKING:
+    from fastiter._ring.arena import WorkerRing
+
+
+class Request(NamedTuple):
+    """What a worker is asked for."""
+
+    keys: Any  #: of the sampler
+    epoch: int
+    number: int  #: batches that this worker makes before this one in the epoch; -1: only its state
+    wants_state: bool
+    shared_seed: int | None
+
+
+class Reply(NamedTuple):
+    """A worker's answer, where that is not the batch alone."""
+
+    batch: Any  #: `ExceptionWrapper` if making it failed; None if the worker's dataset has ended
+    state: dict[str, Any] | None
+    is_end: bool
+
+
+class LoaderJob(BatchJob):
+    """Makes the batches of a `DataLoader`.
+
+    Parameters
+    ----------
+    loader : attributes of the `DataLoader` that the workers need, by their names.
+    base_seed : int
+        Worker w seeds the global generators with ``base_seed + w``.
+    states : list of dict or None
+        For each worker: the state to begin the epoch from, and how many batches it covers.
+    """
+
+    image = "the image of dataset and collate_fn"
+    instead = "or pass multiprocessing_context='fork'"
+
+    def __init__(
+        self,
+        *,
+        kind: int,
+        dataset: Any,
+        auto_collation: bool,
+        collate_fn: Callable[[Any], Any],
+        drop_last: bool,
+        init_fn: Callable[[int], Any] | None,
+        base_seed: int,
+        states: list[tuple[dict[str, Any], int] | None],
+    ) -> None:
+        super().__init__(dataset, None, init_fn, None)
+        self.kind = kind
+        self.auto_collation = auto_collation
+        self.collate_fn = collate_fn
+        self.drop_last = drop_last
+        self.base_seed = base_seed
+        self.states = states
+
+    @property
+    def names(self) -> dict[str, Any]:
+        return {
+            "worker_init_fn": self.worker_init,
+            "collate_fn": self.collate_fn,
+            "the dataset": self.dataset,
+        }
+
+    def prepare(
+        self, end: WorkerRing, arguments: WorkerArguments, seed: int
+    ) -> Callable[[], None]:
+        maker = _BatchMaker(self, arguments.number, len(self.states))
+        rows = row_writer.RowWriter(end, maker)
+        maker.request = rows.request
+        return functools.partial(rows.work, None, 0)
+
+
+class _BatchMaker:
+    """The dataset of the ring's rows: row 0 of each batch in the ring is a whole batch."""
+
+    request: Callable[[], Request]
+
+    def __init__(self, job: LoaderJob, number: int, n_workers: int) -> None:
+        self._job = job
+        self._number = number
+        self._epoch = -1
+        self._error: ExceptionWrapper | None = None
+        self._dataset = job.dataset
+        self._shared = torch.Generator()
+        seed = job.base_seed + number
+        random.seed(seed)
+        torch.manual_seed(seed)
+        np.random.seed(torch_worker._generate_state(job.base_seed, number))
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=number, num_workers=n_workers, seed=seed, dataset=self._dataset
+        )
+        try:
+            if job.worker_init is not None:
+                job.worker_init(number)
+        except Exception:
+            self._error = self._wrapped()
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, index: int) -> Any:
+        request = self.request()
+        try:
+            if self._error is not None:
+                return Reply(self._error, None, False)
+            if request.epoch != self._epoch:
+                self._begin(request)
+            if request.number < 0:
+                return Reply(None, self._first_state, False)
+            return self._reply(request)
+        except Exception:
+            return Reply(self._wrapped(), None, False)
+
+    def _wrapped(self) -> ExceptionWrapper:
+        return ExceptionWrapper(where=f"in DataLoader worker process {self._number}")
+
+    def _begin(self, request: Request) -> None:
+        """Begin an epoch: the first one of this process from the state that was loaded."""
+        job = self._job
+        if isinstance(self._dataset, IterDataPipe) and request.shared_seed is not None:
+            self._shared.manual_seed(request.shared_seed)
+            self._dataset = apply_random_seed(self._dataset, self._shared)
+        loaded = job.states[self._number] if self._epoch < 0 and request.epoch == 0 else None
+        state, n_made = loaded or (None, 0)
+        self._fetcher = begin_fetching(
+            job.kind, self._dataset, job.auto_collation, job.collate_fn, job.drop_last, state
+        )
+        self._n_made = n_made
+        self._epoch = request.epoch
+        self._first_state = self._state()
+
+    def _reply(self, request: Request) -> Any:
+        is_iterable = self._job.kind == _DatasetKind.Iterable
+        try:
+            while is_iterable and self._n_made < request.number:
+                self._skip(request.keys)
+            batch = self._fetcher.fetch(request.keys)
+        except StopIteration:
+            if not is_iterable:
+                raise
+            return Reply(None, self._state(), True)
+        finally:
+            self._n_made += 1
+        if request.wants_state:
+            return Reply(batch, self._state(), False)
+        return Reply(batch, None, False) if isinstance(batch, Reply) else batch
+
+    def _skip(self, keys: Any) -> None:
+        """Fetch the examples of one batch that was delivered before, and drop them."""
+        for _ in keys if self._job.auto_collation else range(1):
+            next(self._fetcher.dataset_iter)
+        self._n_made += 1
+
+    def _state(self) -> dict[str, Any]:
+        return state_of(self._number, self._job.kind, self._fetcher, self._dataset)
+
