@@ -153,7 +153,7 @@ class WorkersIterator(LoaderIterator):
         if resume is not None and resume.has_worker_state:
             states = [
                 (resume.of_worker(number, self._num_workers), made)
-                for number, made in enumerate(resume.main["_batches_by_worker"])
+                for number, made in enumerate(resume.batches_by_worker(self._num_workers))
             ]
         init_fn = loader.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
@@ -188,7 +188,7 @@ class WorkersIterator(LoaderIterator):
         n_workers = self._num_workers
         n_made, last_worker = [0] * n_workers, -1
         if resume is not None and resume.n_workers == n_workers:
-            n_made, last_worker = list(resume.main["_batches_by_worker"]), resume.last_worker
+            n_made, last_worker = resume.batches_by_worker(n_workers), resume.last_worker
         elif resume is not None and self._is_iterable and resume.n_yielded:
             raise ValueError(
                 f"state_dict was saved with {resume.n_workers} workers, but num_workers is "
@@ -207,8 +207,9 @@ class WorkersIterator(LoaderIterator):
         self._delivered_by = list(n_made)
         self._last_worker = n_workers - 1 if last_worker < 0 else last_worker
         self._sampler_now = self._plans.sampler_state()
-        self._is_state_known = not self._asks_first
         self._snapshot = self._snapshot_now(0 if resume is None else resume.n_yielded)
+        if self._asks_first:
+            self._ask_first()
         n_more = 0 if resume is None else resume.n_more
         for _ in range(n_more):
             next(self)
@@ -228,8 +229,6 @@ class WorkersIterator(LoaderIterator):
     # ---- batches
 
     def _next_data(self) -> Any:
-        if not self._is_state_known:
-            self._ask_first()
         while True:
             plan, reply = self._next_reply()
             request = plan.request
@@ -303,7 +302,6 @@ class WorkersIterator(LoaderIterator):
             if isinstance(reply.batch, ExceptionWrapper):
                 reply.batch.reraise()
             self._states[number] = reply.state
-        self._is_state_known = True
         self._plans.wants_state = bool(self._interval) and self._has_worker_state
         self._snapshot = self._snapshot_now(self._num_yielded)
 
@@ -338,8 +336,6 @@ class WorkersIterator(LoaderIterator):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        if not self._is_state_known:
-            self._ask_first()
         if not self._takes_snapshots:
             self._snapshot = self._snapshot_now(self._num_yielded)
         snapshot = self._snapshot

@@ -94,6 +94,10 @@ class Resume(NamedTuple):
             for worker in self.workers
         )
 
+    def batches_by_worker(self, n_workers: int) -> list[int]:
+        """How many batches each worker has made in the epoch."""
+        return list(self.main.get("_batches_by_worker", [0] * n_workers))
+
     def of_worker(self, number: int, n_workers: int) -> dict[str, Any] | None:
         """The state that a worker goes on from, or None.
 
