@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.utils.data
 
@@ -11,7 +11,10 @@ from fastiter.torch._state import Resume
 from fastiter.torch._parallel import WorkersIterator
 
 
-class DataLoader(torch.utils.data.DataLoader[Any]):
+_T = TypeVar("_T", covariant=True)
+
+
+class DataLoader(torch.utils.data.DataLoader[_T]):
     def __init__(
         self,
         *args: Any,

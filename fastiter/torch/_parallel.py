@@ -16,6 +16,7 @@ from torch.utils.data import dataloader as torch_dataloader
 from fastiter._clib import status
 from fastiter._order.plan import Plan, PlanQueue
 from fastiter._util.failures import Failure, capture, reraise
+from fastiter._workers.delivery import from_rows
 from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import choose
 from fastiter.errors import WorkerDiedError
@@ -286,7 +287,7 @@ class WorkersIterator(LoaderIterator):
             pool.look_at_starts()
         lease = pool.ring.take()
         if lease is not None:
-            return capture(pool.deliver_fast, plan, lease)
+            return capture(from_rows, lease, plan.indices, {}, None)
         while not pool.ring.scheduled:
             pool.wait_for_slot()
             pool.ring.top_up(self._plans)
