@@ -223,6 +223,11 @@ static inline void fi_slot_seed(const fi_ring *ring, uint32_t slot, uint64_t *se
     seed[0] = fi_load_relaxed(&ring->slots[slot].seed[0]);
     seed[1] = fi_load_relaxed(&ring->slots[slot].seed[1]);
 }
+static inline bool fi_slot_has_request(const fi_ring *ring, uint32_t slot)
+{
+    return fi_load_relaxed(&ring->slots[slot].request_bytes) > 0;
+}
+
 /* Where the batch's request lies; bytes 0 if there is none. FI_E_CORRUPT if not within the slot. */
 static inline int fi_slot_request(const fi_ring *ring, uint32_t slot, uint64_t *offset,
                                   uint64_t *bytes)

@@ -175,6 +175,8 @@ static bool take_range(fi_worker *worker, fi_turn *turn)
         if (worker->call.calls > 0)
             share =
                 fi_call_cost_claim(&worker->call, turn->n, left, share, even_rows(ring, turn->n));
+        if (only > 0)
+            share = left; /* no other worker takes any */
         uint32_t count = fi_load_relaxed(&s->single) ? 1 : share < left ? share : left;
         if (atomic_compare_exchange_weak_explicit(&s->claim, &claim,
                                                   fi_claim_word(worker->current, next + count),

@@ -161,6 +161,7 @@ cdef extern from "ring/fi_ring.h" nogil:
     int64_t *fi_row_index(const fi_ring *ring, uint32_t slot, uint32_t row)
     uint64_t fi_row_epoch(const fi_ring *ring, uint32_t slot, uint32_t row, uint32_t n)
     void fi_slot_seed(const fi_ring *ring, uint32_t slot, uint64_t *seed)
+    bint fi_slot_has_request(const fi_ring *ring, uint32_t slot)
     int fi_slot_request(const fi_ring *ring, uint32_t slot, uint64_t *offset, uint64_t *bytes)
     ctypedef struct fi_request:
         uint64_t offset

@@ -23,6 +23,8 @@ from fastiter._ring.schema import (
     OBJECT,
     RAGGED,
     SCALAR,
+    TEXT,
+    TREE,
     TUPLE,
     Schema,
     dtype_traits,
@@ -36,6 +38,7 @@ Spec = tuple[int, Any, Any]
 _MOST_NDIM = 31  # a batch has one more, and NumPy 1 allows 32
 
 _OBJECT: Spec = (OBJECT, None, None)
+_CONTAINERS: dict[type[Any], int] = {tuple: TUPLE, list: LIST, dict: DICT}
 
 
 def _field_of(values: Sequence[Any]) -> Spec:
@@ -104,8 +107,7 @@ def derive_schema(examples: Sequence[Any], rows: int) -> Schema:
     first: Any = examples[0]
     kind: type[Any] = type(first)
     named = NAMED if _is_named_tuple(kind) else BARE
-    containers: dict[type[Any], int] = {tuple: TUPLE, list: LIST, dict: DICT}
-    container = containers.get(kind, named)
+    container = _CONTAINERS.get(kind, named)
     keys: Any = kind if container == NAMED else None
     columns: Iterable[Sequence[Any]] = [examples]
     if container != BARE:
@@ -129,6 +131,56 @@ def derive_schema(examples: Sequence[Any], rows: int) -> Schema:
         if subtype != array_subtypes.NONE and specs[-1] != _OBJECT:
             subtypes[number] = subtype
     return Schema(container, keys, specs, rows, subtypes)
+
+
+def derive_tree(examples: Sequence[Any], rows: int) -> Schema | None:
+    """The schema of examples of containers in containers that fits all of `examples`, with a field
+    for each leaf; None if they differ in their containers, or a leaf is no array, number or text."""
+    columns: list[Sequence[Any]] = []
+    tree = _tree_of(list(examples), columns)
+    if not 0 < len(columns) <= MOST_FIELDS:
+        return None
+    specs: list[Spec] = []
+    subtypes = {}
+    for number, values in enumerate(columns):
+        if all(type(value) in (str, bytes) for value in values):
+            specs.append((TEXT, None, None))
+            continue
+        arrays, subtype = array_subtypes.arrays_of(values)
+        specs.append(_field_of(arrays))
+        if specs[-1] == _OBJECT:
+            return None
+        if subtype != array_subtypes.NONE:
+            subtypes[number] = subtype
+    if tree is None:
+        return Schema(BARE, None, specs, rows, subtypes)
+    return Schema(TREE, tree, specs, rows, subtypes)
+
+
+def _tree_of(values: list[Any], columns: list[Sequence[Any]]) -> Any:
+    """The node of the containers in one place of all examples, whose leaves go to `columns`; None
+    if they are no such containers, but leaves themselves."""
+    first = values[0]
+    kind: type[Any] = type(first)
+    container = _CONTAINERS.get(kind, NAMED if _is_named_tuple(kind) else BARE)
+    if (
+        container == BARE
+        or not first
+        or any(type(value) is not kind or len(value) != len(first) for value in values)
+    ):
+        columns.append(values)
+        return None
+    keys: Any = kind if container == NAMED else None
+    names: Iterable[Any] = range(len(first))
+    if container == DICT:
+        names = keys = tuple(first)
+        if any(type(key) not in (str, int) for key in keys) or any(
+            key not in value for key in keys for value in values
+        ):
+            columns.append(values)
+            return None
+    children = [_tree_of([value[name] for value in values], columns) for name in names]
+    return container, keys, tuple(children)
 
 
 def _whole(rows: int) -> Schema:

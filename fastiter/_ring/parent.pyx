@@ -412,11 +412,11 @@ cdef class BatchScheduler(ParentRing):
         origin.seed[0], origin.seed[1] = self.seed
         origin.position, origin.epoch, origin.epoch_size = state[0], state[1], state[4]
         record.plan = plan
-        record.schema = self.schema
+        record.schema = self.schema if plan.request is None else None
         record.batch_size = self.batch_size
         packed = None if plan.request is None else Packed(plan.request)
-        if self.schema is not None:
-            columns = commit = self.schema.bytes
+        if record.schema is not None:
+            columns = self.schema.bytes
         if packed is not None:
             request.bytes = packed.size
         heap = fi_align_up(columns + request.bytes, 64)
@@ -437,7 +437,8 @@ cdef class BatchScheduler(ParentRing):
         check(fi_parent_request(&self.parent, <uint32_t>slot, &request), "assigning a batch")
         check(fi_parent_schedule(
             &self.parent, <uint32_t>slot, <const int64_t *>cnp.PyArray_DATA(indices),
-            <uint32_t>cnp.PyArray_SIZE(indices), self.schema_number, heap,
+            <uint32_t>cnp.PyArray_SIZE(indices),
+            0 if record.schema is None else self.schema_number, heap,
             self.arena.ring.geometry.slot_bytes, self.single_until >= 0, &q),
             "scheduling a batch")
         record.q = q

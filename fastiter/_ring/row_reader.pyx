@@ -5,6 +5,7 @@ checked before they are used; the schema's own are trusted.
 """
 
 cimport numpy as cnp
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.long cimport PyLong_FromLongLong
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
@@ -18,12 +19,15 @@ from fastiter._clib.objects cimport fi_new_tuple
 from fastiter._ring.parent cimport Lease
 from fastiter._ring.schema cimport (
     MOST_NDIM, Field, Schema, ARRAY, BARE, BOOL, DICT, FLOAT, INT, LIST, NAMED,
-    OBJECT, RAGGED, SCALAR, TUPLE, entry_of)
+    OBJECT, RAGGED, SCALAR, TEXT, TREE, TUPLE, entry_of)
 
 from fastiter._util.array_subtypes import wrap
 from fastiter.errors import OverwrittenError
 
 cnp.import_array()
+
+cdef extern from "Python.h":
+    object PyUnicode_FromKindAndData(int kind, const void *buffer, Py_ssize_t size)
 
 
 cdef inline object view(Lease lease, Field *f, int ndim, const cnp.npy_intp *dims, uint64_t offset,
@@ -88,11 +92,36 @@ cdef object read_example(Lease lease, Py_ssize_t row, bint copy):
         return read_field(lease, row, &fields[0], copy)
     if container == LIST:
         return [read_field(lease, row, &fields[number], copy) for number in range(count)]
+    if container == TREE:
+        return grow(schema.tree, iter([
+            read_field(lease, row, &fields[number], copy) for number in range(count)]))
     named = {}
     for number in range(count):
         named[<object>PyTuple_GET_ITEM(schema.keys, number)] = read_field(
             lease, row, &fields[number], copy)
     return named
+
+
+def grow(tuple node, leaves):
+    """The containers of a tree around leaves, an iterator over which gives them in order."""
+    cdef int container = node[0]
+    values = [next(leaves) if child is None else grow(child, leaves) for child in node[2]]
+    if container == DICT:
+        return dict(zip(node[1], values))
+    if container == LIST:
+        return values
+    return tuple(values) if container == TUPLE else node[1](*values)
+
+
+cdef object text_at(Lease lease, const int64_t *entry):
+    cdef int width = entry[1] & 7
+    cdef uint64_t size = <uint64_t>entry[1] >> 3
+    lease.check(<uint64_t>entry[0], size)
+    if width == 0:
+        return PyBytes_FromStringAndSize(lease.payload + entry[0], size)
+    if width not in (1, 2, 4) or size % width or entry[0] % width:
+        raise OverwrittenError(f"shared memory was overwritten: characters of {width} bytes")
+    return PyUnicode_FromKindAndData(width, lease.payload + entry[0], size // width)
 
 
 cdef inline object read_field(Lease lease, Py_ssize_t row, Field *f, bint copy):
@@ -110,6 +139,8 @@ cdef inline object read_field(Lease lease, Py_ssize_t row, Field *f, bint copy):
         return (<double *>place)[0]
     if f.kind == BOOL:
         return (<uint8_t *>place)[0] != 0
+    if f.kind == TEXT:
+        return text_at(lease, entry)
     if f.kind == SCALAR:
         return scalar_of(place, f.descr, NULL)
     if f.kind == RAGGED:
@@ -156,7 +187,7 @@ def columns(Lease lease, bint copy):
     """The batch as concat_examples would give it, or None if the columns do not hold that."""
     cdef Schema schema = lease.schema
     cdef Py_ssize_t number
-    if schema.container == LIST:
+    if schema.container == LIST or schema.container == TREE:
         return None
     outputs = []
     for number in range(schema.count):
@@ -167,6 +198,27 @@ def columns(Lease lease, bint copy):
     if schema.container == BARE:
         return outputs[0]
     return dict(zip(schema.keys, outputs)) if schema.container == DICT else tuple(outputs)
+
+
+def leaves(Lease lease, bint copy):
+    """The fields of a batch: an array for each that is stored in a column, a list of texts; or None
+    if a field is neither."""
+    cdef Schema schema = lease.schema
+    cdef Py_ssize_t number, row
+    cdef Field *f
+    cdef list outputs = []
+    lease.check(0, schema.bytes)
+    for number in range(schema.count):
+        f = &schema.fields[number]
+        if f.kind == TEXT:
+            outputs.append([
+                text_at(lease, entry_of(f, lease.payload, row)) for row in range(lease.rows)])
+            continue
+        array = column(lease, f, copy)
+        if array is None:
+            return None
+        outputs.append(array)
+    return outputs
 
 
 cdef object column(Lease lease, Field *f, bint copy):

@@ -12,12 +12,14 @@ cdef enum:
 
 cpdef enum:
     MOST_FIELDS = 64  # a lease marks the columns that were exported in 64 bits
-    # Containers of an example: none, or one of these; NAMED is a tuple with names for its items.
+    # Containers of an example: none, or one of these; NAMED is a tuple with names for its items, a
+    # TREE has containers in containers, and its fields are the leaves.
     BARE = 0
     TUPLE = 1
     LIST = 2
     DICT = 3
     NAMED = 4
+    TREE = 5
     # Kinds of field.
     ARRAY = 0
     RAGGED = 1
@@ -26,6 +28,7 @@ cpdef enum:
     BOOL = 4
     SCALAR = 5
     OBJECT = 6
+    TEXT = 7  # str or bytes
     # Answers of `dtype_traits`.
     COPYABLE = 1
     STACKABLE = 2
@@ -60,6 +63,7 @@ cdef class Schema:
     cdef Field *fields
     cdef Py_ssize_t count
     cdef readonly object type  # of the examples, if they are named tuples
+    cdef readonly tuple tree  # of a TREE: its outermost node, see `Schema`
     cdef readonly dict subtypes
 
 
@@ -72,6 +76,7 @@ cdef class ColumnWriter:
     cdef void use_schema(self, Schema schema) noexcept
     cdef int write(self, Py_ssize_t row, object example) except -1
     cdef int hold(self, object example, PyObject **values) except -1
+    cdef int write_tree(self, Py_ssize_t row, object example) except -1
     cdef int write_fields(self, Py_ssize_t row, PyObject **values) except -1
     cdef bint is_array_of(self, Py_ssize_t number, PyObject *value)
     cdef int copy_array(self, Field *f, char *place, PyObject *array, Py_ssize_t size,
@@ -86,6 +91,7 @@ cdef class SlotWriter(ColumnWriter):
     cdef char *payload  # of the slot in which `places` lie
     cdef char *places[MOST_FIELDS]
     cdef int write_into_slot(self, Py_ssize_t row, object example) except -1
+    cdef int write_text(self, int64_t *entry, object value) except -1
 
 
 cdef inline int64_t *entry_of(Field *f, char *payload, Py_ssize_t row) noexcept:

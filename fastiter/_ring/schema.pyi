@@ -14,6 +14,7 @@ TUPLE: int
 LIST: int
 DICT: int
 NAMED: int
+TREE: int
 ARRAY: int
 RAGGED: int
 INT: int
@@ -21,6 +22,7 @@ FLOAT: int
 BOOL: int
 SCALAR: int
 OBJECT: int
+TEXT: int
 MOST_FIELDS: int
 
 COPYABLE: int
@@ -33,11 +35,15 @@ def is_plain_number(dtype: np.dtype[Any]) -> bool: ...
 # Kind, dtype, and the shape (ARRAY) or the number of dimensions (RAGGED).
 _Spec: TypeAlias = tuple[int, np.dtype[Any] | None, tuple[int, ...] | int | None]
 
+# Container, its keys or type, and for each of its values None or the container in its place.
+Node: TypeAlias = tuple[int, Any, tuple[Any, ...]]
+
 @disjoint_base
 class Schema:
     container: int
     keys: tuple[str | int, ...] | None
     type: builtins.type[tuple[Any, ...]] | None
+    tree: Node | None
     specs: tuple[_Spec, ...]
     subtypes: dict[int, int]
     dtypes: list[np.dtype[Any] | None]
@@ -48,7 +54,7 @@ class Schema:
     def __new__(
         cls,
         container: int,
-        keys: Iterable[str | int] | builtins.type[tuple[Any, ...]] | None,
+        keys: Iterable[str | int] | builtins.type[tuple[Any, ...]] | Node | None,
         specs: Iterable[_Spec],
         rows: int,
         subtypes: Mapping[int, int] | None = None,

@@ -2,8 +2,8 @@
 
 A `Schema` holds the examples' container, and each field's kind, dtype and shape. Fields of equal
 shape are stored in columns; ragged arrays in the slot's heap, with a column of offsets and shapes;
-other objects are packed into the heap, with a column of offsets and lengths. An example that does
-not fit is spilled: packed as a whole. `fastiter._ring.row_reader` reads the rows again.
+texts and packed objects in the heap, with a column of offsets and lengths. An example that does not
+fit is spilled: packed as a whole. `fastiter._ring.row_reader` reads the rows again.
 """
 
 import sys
@@ -12,6 +12,7 @@ import numpy
 
 cimport cython
 cimport numpy as cnp
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_CheckExact, PyDict_Next, PyDict_Size
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
 from cpython.list cimport PyList_CheckExact, PyList_GET_ITEM, PyList_GET_SIZE
@@ -37,12 +38,17 @@ cnp.import_array()
 cdef extern from "Python.h":
     PyObject **items_of "&PyTuple_GET_ITEM"(object example, int first)
     void *type_of "Py_TYPE"(PyObject *value)
+    bint PyUnicode_CheckExact(object text)
+    int PyUnicode_KIND(object text)
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+    void *PyUnicode_DATA(object text)
 
 cdef enum:
     ALIGNMENT = 64
     # Below it, giving up and taking back Python's lock costs more than the copy.
     NOGIL_BYTES = 65536
 
+cdef object MISSING = object()
 cdef tuple NUMBERS = tuple(map(numpy.dtype, (numpy.int64, numpy.float64, numpy.bool_)))
 
 
@@ -78,7 +84,8 @@ cdef class Schema:
 
     Parameters
     ----------
-    keys : the keys of a DICT, in order; the type of a NAMED; else None.
+    keys : the keys of a DICT, in order; the type of a NAMED; the outermost node of a TREE; else None.
+        A node is (container, its keys or type, children), a child None for a field, or a node.
     specs : per field (kind, dtype or None, shape or number of dimensions).
     rows : rows that a slot has room for.
     subtypes : what the values of ARRAY and RAGGED fields are if not plain arrays, by the numbers of
@@ -90,6 +97,7 @@ cdef class Schema:
         cdef uint64_t end = 0
         self.container = container
         self.type = keys if container == NAMED else None
+        self.tree = keys if container == TREE else None
         self.keys = None if container != DICT else tuple(
             sys.intern(key) if type(key) is str else key for key in keys)
         self.specs = tuple(specs)
@@ -128,7 +136,7 @@ cdef class Schema:
             elif kind == RAGGED:
                 f.ndim = shape
                 f.stride = (1 + f.ndim) * sizeof(int64_t)
-            elif kind == OBJECT:
+            elif kind in (OBJECT, TEXT):
                 f.stride = 2 * sizeof(int64_t)
             self.row_bytes += f.stride
             f.offset = end
@@ -145,7 +153,8 @@ cdef class Schema:
     @property
     def parts(self):
         """The arguments that make an equal schema."""
-        return self.container, self.type or self.keys, self.specs, self.rows, self.subtypes
+        keys = self.type or self.tree or self.keys
+        return self.container, keys, self.specs, self.rows, self.subtypes
 
     @property
     def has_ragged_fields(self):
@@ -200,6 +209,8 @@ cdef class ColumnWriter:
         if schema.container == BARE:
             values[0] = <PyObject *>example
             return self.write_fields(row, values)
+        if schema.container == TREE:
+            return self.write_tree(row, example)
         # Code that pickles a field, or another thread, may change a list or a dict meanwhile.
         if not self.hold(example, values):
             return 0
@@ -219,6 +230,18 @@ cdef class ColumnWriter:
             for number in range(self.schema.count if fits else 0):
                 Py_XINCREF(values[number])
         return fits
+
+    @cython.final
+    cdef int write_tree(self, Py_ssize_t row, object example) except -1:
+        cdef PyObject *values[MOST_FIELDS]
+        cdef Py_ssize_t number, count = 0
+        try:
+            if not hold_leaves(self.schema.tree, example, values, &count):
+                return 0
+            return self.write_fields(row, values)
+        finally:
+            for number in range(count):
+                Py_DECREF(<object>values[number])
 
     @cython.final
     cdef int write_fields(self, Py_ssize_t row, PyObject **values) except -1:
@@ -313,7 +336,8 @@ cdef class SlotWriter(ColumnWriter):
             self.payload = payload
             for number in range(self.schema.count):
                 f = &self.schema.fields[number]
-                self.places[number] = NULL if f.kind in (RAGGED, OBJECT) else payload + f.offset
+                self.places[number] = (
+                    NULL if f.kind in (RAGGED, OBJECT, TEXT) else payload + f.offset)
         return self.write(row, example)
 
     cdef int copy_large(self, char *place, PyObject *array, Py_ssize_t size,
@@ -338,6 +362,8 @@ cdef class SlotWriter(ColumnWriter):
             entry[1] = packed.size
             entry[0] = self.end.pack(packed, <uint32_t>row, FI_PACKED_FIELD)
             return 1
+        if f.kind == TEXT:
+            return self.write_text(entry, <object>value)
         if f.subtype == TENSOR:
             array = array_of(<object>value)  # keeps it alive during the copy
             value = <PyObject *>array
@@ -349,6 +375,62 @@ cdef class SlotWriter(ColumnWriter):
         for axis in range(f.ndim):
             entry[1 + axis] = dims_of(<cnp.PyArrayObject *>value)[axis]
         return self.copy_array(f, self.payload + offset, value, size, False)
+
+
+    cdef int write_text(self, int64_t *entry, object value) except -1:
+        """Puts the characters of a str, or a bytes object, into the slot's heap."""
+        cdef Py_ssize_t size
+        cdef const char *source
+        cdef int width = 0  # bytes of a character; 0 for bytes
+        if PyUnicode_CheckExact(value):
+            width = PyUnicode_KIND(value)
+            size = PyUnicode_GET_LENGTH(value) * width
+            source = <const char *>PyUnicode_DATA(value)
+        elif PyBytes_CheckExact(value):
+            size = PyBytes_GET_SIZE(value)
+            source = PyBytes_AS_STRING(value)
+        else:
+            return 0
+        entry[0] = <int64_t>self.end.heap_take(size)
+        entry[1] = size * 8 + width
+        memcpy(self.payload + entry[0], source, size)
+        return 1
+
+
+cdef int hold_leaves(tuple node, object example, PyObject **values, Py_ssize_t *count) except -1:
+    """Appends references to the leaves of an example to `values`; 0 if it is not of this tree."""
+    cdef int container = <int>node[0]
+    cdef tuple children = <tuple>node[2]
+    cdef Py_ssize_t number, length = PyTuple_GET_SIZE(children)
+    if container == DICT:
+        if not PyDict_CheckExact(example) or PyDict_Size(example) != length:
+            return 0
+    elif container == LIST:
+        if not PyList_CheckExact(example) or len(<list>example) != length:
+            return 0
+    elif container == TUPLE:
+        if not PyTuple_CheckExact(example) or PyTuple_GET_SIZE(example) != length:
+            return 0
+    elif <PyObject *>Py_TYPE(example) != <PyObject *>node[1]:
+        return 0
+    for number in range(length):
+        if container == DICT:
+            value = (<dict>example).get((<tuple>node[1])[number], MISSING)
+        elif container == LIST:
+            value = (<list>example)[number] if number < len(<list>example) else MISSING
+        else:
+            value = <object>PyTuple_GET_ITEM(example, number)
+        if value is MISSING:
+            return 0
+        child = <object>PyTuple_GET_ITEM(children, number)
+        if child is not None:
+            if not hold_leaves(<tuple>child, value, values, count):
+                return 0
+        else:
+            Py_INCREF(value)
+            values[count[0]] = <PyObject *>value
+            count[0] += 1
+    return 1
 
 
 cdef int find_values(Schema schema, object example, PyObject **values) except -1:

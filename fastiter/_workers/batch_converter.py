@@ -1,15 +1,10 @@
-"""The finish of a slot: what a converter makes of a batch, done by the worker that ends it.
-
-A batch converter has two sides. ``finish(rows)`` runs in the worker that found all rows done; it
-may leave something in the slot, says so by flags, and never raises. ``convert(examples, indices)``
-runs in the parent for the batches of which the worker could make nothing.
-"""
+"""The finish of a slot: what a converter makes of a batch, done by the worker that ends it."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,6 +18,21 @@ from fastiter._ring.schema import ARRAY, RAGGED, Schema
 from fastiter._ring.serialization import Packed
 from fastiter._util.failures import dump
 from fastiter._workers import row_writer
+
+
+class BatchConverter(Protocol):
+    """Makes batches of rows, in the worker or in the parent."""
+
+    def finish(self, rows: row_writer.RowWriter) -> int:
+        """Leave something in the slot, and say what by flags. Runs in the worker that found all
+        rows done; never raises."""
+
+    def from_columns(self, lease: Lease) -> Any:
+        """The batch of a slot whose columns hold all rows; None to have `convert` called. Runs in
+        the parent."""
+
+    def convert(self, examples: list[Any], indices: Indices) -> Any:
+        """The batch of examples. Runs in the parent."""
 
 
 class ConcatConverter:
@@ -149,8 +159,10 @@ class CallableConverter:
             return 0  # no pickle, or no room: the parent converts
         return flags
 
+    def from_columns(self, lease: Lease) -> None:
+        """Nothing: the function is for examples."""
+
     def convert(self, examples: list[Any], indices: Indices) -> Any:
         return self.function(examples, None)
 
 
-BatchConverter = ConcatConverter | CallableConverter

@@ -10,7 +10,7 @@ from fastiter._collate.numpy_fallback import Indices
 from fastiter._ring import row_reader
 from fastiter._ring.parent import Lease, ScheduledBatch
 from fastiter._util.failures import Failure, load
-from fastiter._workers.batch_converter import BatchConverter, ConcatConverter
+from fastiter._workers.batch_converter import BatchConverter
 from fastiter._workers.crash_counts import CrashCounts
 from fastiter.errors import DatasetError, OverwrittenError, WorkerDiedError
 
@@ -103,7 +103,7 @@ def from_rows(
     batch_converter: BatchConverter | None,
 ) -> Any:
     """Make the batch of its rows. Messages name their dataset indices."""
-    if isinstance(batch_converter, ConcatConverter) and lease.schema and not irregular:
+    if batch_converter is not None and lease.schema and not irregular:
         batch = batch_converter.from_columns(lease)
         if batch is not None:
             return batch

@@ -96,6 +96,8 @@ class BatchJob:
     worker_init: Callable[[int], Any] | None
     claims: int | None  # ranges that a worker completes before it leaves, to be replaced
 
+    #: whether the columns of later batches follow the rows that do not fit those of now
+    learns_columns = True
     image = "the dataset's image"
     instead = "or pass context='fork', or use MultithreadIterator"
 

@@ -164,6 +164,8 @@ class Pool:
         """Lets later batches have the columns that this one would have needed."""
         ring = self.ring
         self.spilled_rows += len(irregular) if record.schema is not None else 0
+        if not self.job.learns_columns:
+            return
         if len(irregular) * 8 < len(record.indices) or ring.schema_number + 1 >= _SCHEMAS:
             return
         known = ring.schema

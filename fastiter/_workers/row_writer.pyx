@@ -41,6 +41,7 @@ cdef class RowWriter(SlotWriter):
     """
 
     cdef object dataset
+    cdef object answer  # makes the only row of a batch that has a request
     cdef object getitems
     cdef object plain
     cdef int64_t schema_number
@@ -58,8 +59,9 @@ cdef class RowWriter(SlotWriter):
     cdef int64_t traced_write_ns
     cdef uint32_t traced_rows
 
-    def __cinit__(self, WorkerRing end, dataset):
+    def __cinit__(self, WorkerRing end, dataset, answer=None):
         self.dataset = dataset
+        self.answer = answer
         self.plain = plain_columns(dataset)
         self.getitems = rows_getter(dataset) if self.plain is None else None
         self.schema_number = -1
@@ -86,14 +88,8 @@ cdef class RowWriter(SlotWriter):
             self.index_of(<uint32_t>row),
         )
 
-    def request(self):
-        """What the plan of the current batch asks for besides its indices, or None.
-
-        Raises
-        ------
-        OverwrittenError
-            If it is not what was packed for the batch.
-        """
+    cdef object request(self):
+        """What the plan of the current batch asks for besides its indices, or None."""
         cdef WorkerRing end = self.end
         cdef uint64_t offset = 0, size = 0
         if fi_slot_request(end.worker.ring, end.turn.slot, &offset, &size) != FI_OK:
@@ -133,7 +129,9 @@ cdef class RowWriter(SlotWriter):
         self.traces = fi_traces(end.worker.ring)
         # By the schema of the claim before: the slot's own is read with its first row.
         self.uncached = fi_worker_outruns_cache(&end.worker, self.row_bytes * end.turn.n)
-        if self.plain is not None and self.are_columns_fitting():
+        if self.answer is not None and fi_slot_has_request(end.worker.ring, end.turn.slot):
+            self.fill_by_request(stat)
+        elif self.plain is not None and self.are_columns_fitting():
             self.fill_columns(stat)
             self.timed(stat, since, since, self.index_of(end.turn.first), end.turn.count, 1)
         elif self.getitems is not None:
@@ -201,6 +199,23 @@ cdef class RowWriter(SlotWriter):
                 row += 1
         self.row = -1
         self.timed_row = NO_ROW
+        return 0
+
+    cdef int fill_by_request(self, fi_worker_stat *stat) except -1:
+        """Has the only row of a batch made of what its plan asks for."""
+        cdef WorkerRing end = self.end
+        cdef uint32_t row = end.turn.first, code
+        cdef int64_t since
+        if not fi_row_own(&end.worker, &end.turn, row):
+            return 0
+        fi_worker_stat_fetch_begins(stat, self.index_of(row))
+        since = fi_now_ns()
+        try:
+            code = self.store(row, self.answer(self.request()))
+        except BaseException as error:
+            code = self.store_failure(row, error)
+        self.timed(stat, since, fi_now_ns(), self.index_of(row), 1, 1)
+        self.mark(stat, row, code)
         return 0
 
     cdef void timed(self, fi_worker_stat *stat, int64_t since, int64_t fetched, int64_t index,
