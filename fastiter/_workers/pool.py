@@ -8,7 +8,7 @@ iterator, under the iterator's lock; there is no thread beside it.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fastiter._clib import status
 from fastiter._order.plan import Plan
@@ -38,6 +38,19 @@ _SLICE = 0.5  # seconds; the longest sleep before a look at clocks and hints
 _SPIN = 100  # pauses, about 2 us
 
 
+class WaitLimit(Protocol):
+    """How long the pool may wait for a batch, and what it says then."""
+
+    def begin(self) -> None:
+        """A wait begins."""
+
+    def slice(self, most: float) -> float:
+        """Seconds of the next sleep, at most these."""
+
+    def look(self, goal: str) -> None:
+        """Called after each sleep, with what is waited for; may raise."""
+
+
 class Pool:
     """Workers, the ring between them and the caller, and the arena that holds it.
 
@@ -46,8 +59,8 @@ class Pool:
 
     A batch has `rows` examples at most, fewer than `batch_size` where the dataset is smaller; the
     loop that goes on has `n_held` slots. `most_workers` and `most_prefetch` are how far `adjust`
-    may go, no further than now by default. `lock` is the iterator's. The rest is as in
-    MultiprocessIterator.
+    may go, no further than now by default. `lock` is the iterator's. `timeouts` limit the waits,
+    instead of `dataset_timeout`. The rest is as in MultiprocessIterator.
     """
 
     def __init__(
@@ -65,7 +78,7 @@ class Pool:
         lock: Any,
         most_workers: int = 0,
         most_prefetch: int = 0,
-        timeouts: Any = None,
+        timeouts: WaitLimit | None = None,
     ):
         self.pid = os.getpid()
         self.closed = False
@@ -92,7 +105,9 @@ class Pool:
         self.ring.least_bytes = (shared_mem or 0) * rows
         self._engage(workers)
         self._group = WorkerGroup(self.ring, most, job, start, workers)
-        self._timeouts = timeouts or Timeouts(dataset_timeout, self.ring, self._group)
+        self._timeouts: WaitLimit = timeouts or Timeouts(
+            dataset_timeout, self.ring, self._group
+        )
         self._at_exit = shutdown.end_at_exit(self, lock)
         try:
             self._group.open()
@@ -150,7 +165,8 @@ class Pool:
                 end = self._crash_counts.exit_reason(record.q)
                 raise crash_error("the converter", end, record.label)
             self._learn(record, spilled)
-            return assemble(lease, record, examples, self.job.batch_converter)
+            converter = self.job.batch_converter if plan.request is None else None
+            return assemble(lease, record, examples, converter)
         finally:
             self.copied_out += lease is not None and lease.is_copied
             del lease  # or it lives as long as the traceback of what is raised

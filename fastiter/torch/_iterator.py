@@ -4,15 +4,75 @@ from __future__ import annotations
 
 import collections
 import itertools
+import weakref
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch.autograd import _profiler_enabled
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data import dataloader as torch_dataloader
 
 from fastiter.torch._state import Resume, is_stateful, state_if_any
 
 if TYPE_CHECKING:
     from fastiter.torch._loader import DataLoader
+
+
+class Kept:
+    """What a loader keeps of its last iteration."""
+
+    def __init__(self) -> None:
+        self.iterator: weakref.ref[LoaderIterator] | None = None
+        self.state: dict[str, Any] | None = None  # where the iteration was left
+
+
+class IndexBatches:
+    """The keys of torch's own batch sampler over all examples, in order or shuffled, without a
+    Python object for each: int64 arrays, with the order that its iterator would give."""
+
+    def __init__(self, sampler: BatchSampler) -> None:
+        self._sampler = sampler
+        self._order: npt.NDArray[np.int64] | None = None
+        self._start = 0
+
+    def __iter__(self) -> IndexBatches:
+        return self
+
+    def __next__(self) -> npt.NDArray[np.int64]:
+        if self._order is None:  # now, when the sampler's iterator would draw its seed
+            self._order = _whole_order(self._sampler.sampler)
+        keys = self._order[self._start : self._start + self._sampler.batch_size]
+        if len(keys) < (self._sampler.batch_size if self._sampler.drop_last else 1):
+            raise StopIteration
+        self._start += self._sampler.batch_size
+        return keys
+
+
+def _whole_order(sampler: Any) -> npt.NDArray[np.int64]:
+    n = len(sampler.data_source)
+    if type(sampler) is SequentialSampler:
+        return np.arange(n, dtype=np.int64)
+    generator = sampler.generator
+    if generator is None:
+        generator = torch.Generator()
+        generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+    return torch.randperm(n, generator=generator).numpy()
+
+
+def _faster(keys: Any, sampler: Any) -> Any:
+    """The sampler's iterator, which has given nothing yet, or one that gives the same keys faster,
+    as arrays in place of lists."""
+    if type(sampler) is BatchSampler:
+        inner: Any = sampler.sampler
+        if type(inner) is SequentialSampler or (
+            type(inner) is RandomSampler
+            and not inner.replacement
+            and inner.num_samples == len(inner.data_source)
+        ):
+            return IndexBatches(sampler)
+    return keys
 
 
 class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
@@ -30,7 +90,9 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
             _set_generator(loader, resume.main.get("_generator_state"))
         self._generator_state = _generator_state(loader)
         super().__init__(loader)
-        self._loader = loader
+        self._sampler_iter = _faster(self._sampler_iter, self._index_sampler)
+        self._kept = loader._kept
+        self._is_iterable = self._dataset_kind == torch_dataloader._DatasetKind.Iterable
         self._n_drawn = 0
         self._finished = False
         if resume is not None:
@@ -40,6 +102,7 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._generator_state = _generator_state(loader)
         super()._reset(loader, first_iter)
+        self._sampler_iter = _faster(self._sampler_iter, self._index_sampler)
         self._n_drawn = 0
         self._finished = False
 
@@ -50,10 +113,14 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
 
     def __next__(self) -> Any:
         try:
-            return super().__next__()
+            if self._is_iterable or _profiler_enabled():
+                return super().__next__()
+            data = self._next_data()
         except StopIteration:
             self._finished = True
             raise
+        self._num_yielded += 1
+        return data
 
     def _sampler_state(self) -> dict[str, Any]:
         """Where the sampler is now."""
@@ -76,7 +143,6 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
             if main["_sampler_iter_state"] is not None:
                 self._sampler_iter.load_state_dict(main["_sampler_iter_state"])
         elif self._dataset_kind != torch_dataloader._DatasetKind.Iterable:
-            self._sampler_iter = iter(sampler)
             # Now, since a sampler draws its seed with its first key, and what is loaded later, such
             # as a dataset's state, may set the generator.
             collections.deque(itertools.islice(self._sampler_iter, self._n_drawn), maxlen=0)

@@ -2,62 +2,150 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch.utils.data
 
+from fastiter.torch._iterator import Kept, LoaderIterator
+from fastiter.torch._parallel import WorkersIterator
 from fastiter.torch._serial import SerialIterator
 from fastiter.torch._state import Resume
-from fastiter.torch._parallel import WorkersIterator
+
+_T_co = TypeVar("_T_co", covariant=True)
 
 
-_T = TypeVar("_T", covariant=True)
+class DataLoader(torch.utils.data.DataLoader[_T_co]):
+    """torch's `DataLoader`: the same batches, from faster workers, and with a state.
 
+    The arguments, attributes, errors and the order of a seed are torch's; see
+    `torch.utils.data.DataLoader`. A batch's tensors lie in shared memory, where the workers have
+    written them: the memory is used again when the last tensor of a batch is gone. A worker that
+    dies is replaced, and its batches are made again.
 
-class DataLoader(torch.utils.data.DataLoader[_T]):
+    `state_dict` and `load_state_dict` have the protocol of torchdata's ``StatefulDataLoader``: a
+    dataset, sampler or their iterator that has these two methods itself is saved and loaded with
+    the loader. Where none of them has, the state may be loaded with another ``num_workers``.
+
+    Parameters
+    ----------
+    dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, \
+drop_last, timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor, \
+persistent_workers, pin_memory_device, in_order
+        As in torch. With ``in_order=False`` batches come in order, too.
+    snapshot_every_n_steps : int, optional
+        How often datasets and samplers with a state of their own are asked for it; what was
+        delivered since then is fetched again on resuming. 1 by default.
+    """
+
     def __init__(
         self,
-        *args: Any,
+        dataset: torch.utils.data.Dataset[_T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
         snapshot_every_n_steps: int | None = 1,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,  # type: ignore[arg-type]
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._loaded: Resume | None = None
+        self._kept = Kept()
         self._is_untouched = False  # the iterator was made for its state, and is not in a loop yet
 
-    def _get_iterator(self) -> Any:
+    def _get_iterator(self) -> LoaderIterator:
         loaded, self._loaded = self._loaded, None
+        self._kept = Kept()
         if self.num_workers == 0:
             return SerialIterator(self, loaded)
         self.check_worker_number_rationality()
         return WorkersIterator(self, loaded)
 
     def __iter__(self) -> Any:
-        iterator = self._iterator
+        iterator: Any = self._iterator
         if self._is_untouched:
             self._is_untouched = False
         elif self.persistent_workers and iterator is not None:
             iterator._reset(self)
         else:
-            iterator = self._iterator = self._get_iterator()
+            iterator = self._get_iterator()
         if iterator._finished:  # by the loaded state
             if self.persistent_workers:
                 iterator._reset(self)
             else:
-                iterator = self._iterator = self._get_iterator()
+                iterator = self._get_iterator()
+        # As torch's: a loop that is left early leaves no workers behind.
+        is_kept = self.persistent_workers or self.num_workers == 0
+        self._iterator = iterator if is_kept else None
+        self._kept.iterator = weakref.ref(iterator)
         return iterator
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the batch that was delivered last; before the first, that of its start."""
-        if self._iterator is None:
-            self._iterator = self._get_iterator()
-            self._is_untouched = True
-        return self._iterator.state_dict()
+        """The state after the batch that was delivered last; before the first, that of its start.
+
+        Starts the workers if there is no iteration yet.
+
+        Returns
+        -------
+        dict
+            What `load_state_dict` takes, of this class and of torchdata's loader. Datasets with a
+            state of their own give what is in it; the rest can be saved by `torch.save`, and is
+            small.
+        """
+        iterator: Any = self._iterator
+        if iterator is None and self._kept.iterator is not None:
+            iterator = self._kept.iterator()
+        if iterator is not None:
+            return iterator.state_dict()  # type: ignore[no-any-return]
+        if self._kept.state is not None:
+            return self._kept.state
+        self._iterator = self._get_iterator()
+        self._is_untouched = True
+        return self._iterator.state_dict()  # type: ignore[no-any-return, attr-defined]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Have the next iteration begin after the batch at which `state_dict` was called."""
+        """Have the next iteration begin after the batch at which `state_dict` was called.
+
+        Raises
+        ------
+        ValueError
+            If it is no such state. The next iteration raises it where the number of workers has
+            changed, and the dataset has a state of its own in each of them.
+        """
         self._iterator = None
+        self._kept = Kept()
         self._is_untouched = False
         if state_dict:
             self._loaded = Resume.of(state_dict)

@@ -6,22 +6,25 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 from torch._utils import ExceptionWrapper
 from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind, _utils
 from torch.utils.data import dataloader as torch_dataloader
 
 from fastiter._clib import status
 from fastiter._order.plan import Plan, PlanQueue
+from fastiter._ring.schema import Schema
 from fastiter._util.failures import Failure, capture, reraise
 from fastiter._workers.delivery import from_rows
 from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import choose
-from fastiter.errors import WorkerDiedError
+from fastiter.errors import WorkerDiedError, WorkerTraceback
 from fastiter.iterators._arguments import checked_context
 from fastiter.iterators._state import State
+from fastiter.torch._collate import converter_for
 from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._state import Resume, is_stateful, state_if_any
 from fastiter.torch._worker import LoaderJob, Reply, Request
@@ -30,24 +33,32 @@ if TYPE_CHECKING:
     from fastiter.torch._loader import DataLoader
 
 _ENDLESS = 1 << 60  # examples in an epoch, where their number is not known
+_MOST_ROWS = 1 << 16
+_MOST_SCHEMAS = 8  # of one pool
 
 
 class _Plans(PlanQueue):
-    """Plans one batch for each of the sampler's keys, and assigns it to the next active worker."""
+    """Plans one batch for each of the sampler's keys, and assigns it to the next active worker.
 
-    def __init__(self, sampler: Any, keys: Iterator[Any], n_workers: int) -> None:
+    `rows` is how many examples a batch from columns has at most, 0 if there are no such batches.
+    """
+
+    def __init__(self, sampler: Any, keys: Iterator[Any], n_workers: int, rows: int) -> None:
         super().__init__(State(0, 0, False, None, _ENDLESS, None), 1, False)
         self.sampler = sampler
         self.n_workers = n_workers
+        self.rows = rows
+        self.has_columns = False  # whether the rows of a batch are known to fit into columns
+        self.n_schemas_left = _MOST_SCHEMAS if rows else 0
         self.wants_state = False
         self.shared_seed: int | None = None
-        self.begin(keys, -1, 0, -1, [0] * n_workers, False)
+        self.begin(keys, -1, -1, [0] * n_workers, False)
+        self.ask_schema()
 
     def begin(
         self,
         keys: Iterator[Any],
         epoch: int,
-        n_drawn: int,
         last_worker: int,
         n_made: list[int],
         asks_first: bool,
@@ -58,7 +69,6 @@ class _Plans(PlanQueue):
         ----------
         keys : the sampler's iterator.
         epoch : number of the epoch in this process.
-        n_drawn : keys that the sampler has given before.
         last_worker : that has made the batch before; -1 for none.
         n_made : batches that each worker has made before.
         asks_first : whether each worker is asked for its state before the first batch.
@@ -66,7 +76,6 @@ class _Plans(PlanQueue):
         self.keys = keys
         self.is_stateful = is_stateful(self.sampler) or is_stateful(keys)
         self.epoch = epoch
-        self.n_drawn = n_drawn
         self.last_worker = last_worker
         self.n_made = n_made
         self.is_active = [True] * self.n_workers
@@ -79,7 +88,7 @@ class _Plans(PlanQueue):
         after = state._replace(position=number + 1)
         indices = np.array([number], np.int64)
         if self.n_asked < self.n_workers:
-            request = Request(None, self.epoch, -1, True, self.shared_seed)
+            request = Request(None, self.epoch, -1, True, False, self.shared_seed)
             self.n_asked += 1
             return Plan(indices, after, None, request, self.n_asked - 1)
         worker = self._next_worker()
@@ -89,14 +98,28 @@ class _Plans(PlanQueue):
             keys = next(self.keys)
         except StopIteration:
             return Plan(None, state)
-        self.n_drawn += 1
         self.last_worker = worker
         made = self.n_made[worker]
         self.n_made[worker] += 1
         if self.is_stateful:
             self.sampler_states[number] = self.sampler_state()
-        request = Request(keys, self.epoch, made, self.wants_state, self.shared_seed)
+        if self.has_columns:
+            rows = _index_array(keys, self.rows)
+            if rows is not None:
+                return Plan(rows, after, None, None, worker)
+        if type(keys) is np.ndarray:
+            keys = keys.tolist()
+        request = Request(
+            keys, self.epoch, made, self.wants_state, self.asks_schema, self.shared_seed
+        )
+        self.asks_schema = False
         return Plan(indices, after, None, request, worker)
+
+    def ask_schema(self) -> None:
+        """Have the next batch tell which columns the rows would fit into."""
+        self.has_columns = False
+        self.asks_schema = self.n_schemas_left > 0
+        self.n_schemas_left -= 1
 
     def _note(self, state: State) -> None:
         """Nothing depends on the state."""
@@ -114,6 +137,18 @@ class _Plans(PlanQueue):
             "_index_sampler_state": state_if_any(self.sampler),
             "_sampler_iter_state": state_if_any(self.keys),
         }
+
+
+def _index_array(keys: Any, most: int) -> npt.NDArray[np.int64] | None:
+    """The keys of a batch as dataset indices; None if they are no list of Python's integers."""
+    if type(keys) is np.ndarray:
+        return keys
+    if type(keys) is not list or not 0 < len(keys) <= most or set(map(type, keys)) != {int}:
+        return None
+    try:
+        return np.array(keys, np.int64)
+    except OverflowError:
+        return None
 
 
 class _WaitLimit:
@@ -142,12 +177,30 @@ class WorkersIterator(LoaderIterator):
         self._interval = loader.snapshot_every_n_steps
         self._is_iterable = self._dataset_kind == _DatasetKind.Iterable
         self._asks_first = self._is_iterable or is_stateful(self._dataset)
-        self._plans = _Plans(self._index_sampler, self._sampler_iter, self._num_workers)
+        rows, self._converter = self._rows_of(loader)
+        self._plans = _Plans(self._index_sampler, self._sampler_iter, self._num_workers, rows)
         self._states: list[dict[str, Any]] = []
         self._epoch = 0
+        self._n_spilled = 0
         self._pool: Pool | None = None
         self._pool = self._start(loader, resume)
         self._begin(resume)
+
+    def _rows_of(self, loader: DataLoader) -> tuple[int, Any]:
+        """How many examples a batch from columns has at most, and what makes it of them; 0 if
+        whole batches have to be made one by one."""
+        rows = getattr(self._index_sampler, "batch_size", None)
+        if (
+            not self._auto_collation
+            or self._is_iterable
+            or isinstance(self._dataset, MapDataPipe)
+            or is_stateful(self._dataset)
+            or type(rows) is not int
+            or not 0 < rows <= _MOST_ROWS
+        ):
+            return 0, None
+        converter = converter_for(loader.collate_fn)
+        return (0, None) if converter is None else (rows, converter)
 
     def _start(self, loader: DataLoader, resume: Resume | None) -> Pool:
         states: list[Any] = [None] * self._num_workers
@@ -167,13 +220,15 @@ class WorkersIterator(LoaderIterator):
             drop_last=self._drop_last,
             init_fn=init_fn,
             base_seed=self._base_seed,
+            batch_converter=self._converter,
+            rows=self._plans.rows,
             states=states,
         )
         pool = Pool(
             job=job,
             workers=self._num_workers,
             batch_size=1,
-            rows=1,
+            rows=max(1, self._plans.rows),
             n_prefetch=max(1, loader.prefetch_factor * self._num_workers) - 1,
             n_held=2,
             shared_mem=None,
@@ -199,7 +254,7 @@ class WorkersIterator(LoaderIterator):
         self._plans.shared_seed = self._shared_seed
         self._plans.wants_state = self._asks_first and bool(self._interval)
         self._plans.begin(
-            self._sampler_iter, self._epoch, self._n_drawn, last_worker, n_made, self._asks_first
+            self._sampler_iter, self._epoch, last_worker, n_made, self._asks_first
         )
         self._states = [
             {"worker_id": number, "fetcher_state": None, "dataset_state": None}
@@ -232,7 +287,6 @@ class WorkersIterator(LoaderIterator):
     def _next_data(self) -> Any:
         while True:
             plan, reply = self._next_reply()
-            request = plan.request
             if type(reply) is Reply:
                 if isinstance(reply.batch, ExceptionWrapper):
                     reply.batch.reraise()
@@ -241,19 +295,26 @@ class WorkersIterator(LoaderIterator):
                 if reply.is_end:
                     self._plans.is_active[plan.worker] = False
                     continue
+                if reply.schema is not None:
+                    self._use_columns(reply.schema)
                 reply = reply.batch
             self._last_worker = plan.worker
-            self._delivered_by[plan.worker] = request.number + 1
+            self._delivered_by[plan.worker] += 1
             self._n_drawn += 1
-            self._sampler_now = self._plans.sampler_states.pop(
-                plan.state.position - 1, self._sampler_now
-            )
+            if self._plans.is_stateful:
+                self._sampler_now = self._plans.sampler_states.pop(plan.state.position - 1)
             step = self._num_yielded + 1
             if self._interval and step % self._interval == 0 and self._takes_snapshots:
                 self._snapshot = self._snapshot_now(step)
             if self._pin_memory:
                 reply = _utils.pin_memory.pin_memory(reply, self._pin_memory_device)
             return reply
+
+    def _use_columns(self, schema: Schema) -> None:
+        """Have later batches made from columns."""
+        assert self._pool is not None
+        self._pool.ring.use_schema(schema)
+        self._plans.has_columns = True
 
     def _next_reply(self) -> tuple[Plan, Any]:
         """The plan of the next batch, and what its worker has made of it."""
@@ -276,10 +337,13 @@ class WorkersIterator(LoaderIterator):
         outcome = plan.outcome
         plans.deliver()
         if type(outcome) is Failure:
-            if isinstance(outcome.error, WorkerDiedError):
-                raise _died(outcome.error)
-            reraise(outcome)
-        return plan, outcome[0]
+            _raise(outcome, plan.worker)
+        if plan.request is not None:
+            return plan, outcome[0]
+        if pool.spilled_rows > self._n_spilled:
+            self._n_spilled = pool.spilled_rows
+            plans.ask_schema()  # the examples have changed
+        return plan, outcome
 
     def _fetch(self, pool: Pool, plan: Plan) -> Any:
         pool.ring.top_up(self._plans)
@@ -287,7 +351,7 @@ class WorkersIterator(LoaderIterator):
             pool.look_at_starts()
         lease = pool.ring.take()
         if lease is not None:
-            return capture(from_rows, lease, plan.indices, {}, None)
+            return capture(from_rows, lease, plan.indices, {}, self._converter)
         while not pool.ring.scheduled:
             pool.wait_for_slot()
             pool.ring.top_up(self._plans)
@@ -352,6 +416,7 @@ class WorkersIterator(LoaderIterator):
         """End the workers."""
         pool, self._pool = self._pool, None
         if pool is not None:
+            self._kept.state = self.state_dict()
             pool.close()
 
     def __del__(self) -> None:
@@ -374,3 +439,17 @@ class _ShardingInit:
 
 def _died(error: WorkerDiedError) -> RuntimeError:
     return RuntimeError(f"DataLoader worker is killed: {error}")
+
+
+def _raise(failure: Failure, worker: int) -> NoReturn:
+    """Raise an example's failure as torch's loader does: by its type, with the worker's traceback
+    as its text."""
+    error = failure.error
+    if isinstance(error, WorkerDiedError):
+        raise _died(error)
+    if not isinstance(error.__cause__, WorkerTraceback):
+        reraise(failure)
+    failure.clear()
+    wrapper = ExceptionWrapper((type(error), error, None), f"in DataLoader worker process {worker}")
+    wrapper.exc_msg = f"{error.__cause__}"
+    wrapper.reraise()

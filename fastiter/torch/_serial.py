@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch.utils.data
 from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind, _utils
 
@@ -52,7 +53,8 @@ class SerialIterator(LoaderIterator):
         self._begin(None)
 
     def _next_data(self) -> Any:
-        data = self._fetcher.fetch(self._next_index())
+        keys = self._next_index()
+        data = self._fetcher.fetch(keys.tolist() if type(keys) is np.ndarray else keys)
         if self._pin_memory:
             data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)
         return data

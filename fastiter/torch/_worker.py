@@ -1,10 +1,9 @@
-"""What a worker process of `DataLoader` runs: it makes whole batches, one for each request."""
+"""What a worker process of `DataLoader` runs: it makes whole batches, or rows of columns."""
 
 from __future__ import annotations
 
 import functools
 import random
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,11 +11,13 @@ import numpy as np
 import torch
 import torch.utils.data._utils.worker as torch_worker
 from torch._utils import ExceptionWrapper
-from torch.utils.data import IterDataPipe, _DatasetKind
+from torch.utils.data import IterDataPipe, _DatasetKind, default_collate
 from torch.utils.data.graph_settings import apply_random_seed
 
+from fastiter._ring.schema import Schema
 from fastiter._workers import row_writer
 from fastiter._workers.main import BatchJob, WorkerArguments
+from fastiter.torch._collate import collate, collate_in_worker, schema_for
 from fastiter.torch._state import begin_fetching, state_of
 
 if TYPE_CHECKING:
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
 
 
 class Request(NamedTuple):
-    """What a worker is asked for."""
+    """A batch that one worker makes as a whole."""
 
     keys: Any  #: of the sampler
     epoch: int
     number: int  #: batches that this worker makes before this one in the epoch; -1: only its state
     wants_state: bool
+    wants_schema: bool  #: the columns that such batches could be made from
     shared_seed: int | None
 
 
@@ -37,8 +39,9 @@ class Reply(NamedTuple):
     """A worker's answer, where that is not the batch alone."""
 
     batch: Any  #: `ExceptionWrapper` if making it failed; None if the worker's dataset has ended
-    state: dict[str, Any] | None
-    is_end: bool
+    state: dict[str, Any] | None = None
+    is_end: bool = False
+    schema: Schema | None = None
 
 
 class LoaderJob(BatchJob):
@@ -46,6 +49,8 @@ class LoaderJob(BatchJob):
 
     Parameters
     ----------
+    batch_converter : what makes batches from columns, or None.
+    rows : examples in a batch made from columns, at most.
     loader : attributes of the `DataLoader` that the workers need, by their names.
     base_seed : int
         Worker w seeds the global generators with ``base_seed + w``.
@@ -53,6 +58,7 @@ class LoaderJob(BatchJob):
         For each worker: the state to begin the epoch from, and how many batches it covers.
     """
 
+    learns_columns = False
     image = "the image of dataset and collate_fn"
     instead = "or pass multiprocessing_context='fork'"
 
@@ -66,14 +72,17 @@ class LoaderJob(BatchJob):
         drop_last: bool,
         init_fn: Callable[[int], Any] | None,
         base_seed: int,
+        batch_converter: Any,
+        rows: int,
         states: list[tuple[dict[str, Any], int] | None],
     ) -> None:
-        super().__init__(dataset, None, init_fn, None)
+        super().__init__(dataset, batch_converter, init_fn, None)
         self.kind = kind
         self.auto_collation = auto_collation
         self.collate_fn = collate_fn
         self.drop_last = drop_last
         self.base_seed = base_seed
+        self.rows = rows
         self.states = states
 
     @property
@@ -84,27 +93,40 @@ class LoaderJob(BatchJob):
             "the dataset": self.dataset,
         }
 
-    def prepare(
-        self, end: WorkerRing, arguments: WorkerArguments, seed: int
-    ) -> Callable[[], None]:
+    def prepare(self, end: WorkerRing, arguments: WorkerArguments, seed: int) -> Callable[[], None]:
         maker = _BatchMaker(self, arguments.number, len(self.states))
-        rows = row_writer.RowWriter(end, maker)
-        maker.request = rows.request
-        return functools.partial(rows.work, None, 0)
+        dataset: Any = self.dataset if maker.error is None else _Broken(maker.error)
+        rows = row_writer.RowWriter(end, dataset, maker.answer)
+        return functools.partial(rows.work, self.batch_converter, 0)
+
+
+class _Broken:
+    """A dataset whose worker_init_fn has failed."""
+
+    def __init__(self, error: ExceptionWrapper) -> None:
+        self._error = error
+
+    def __len__(self) -> int:
+        return 0
+
+    def __getitem__(self, index: int) -> None:
+        self._error.reraise()
 
 
 class _BatchMaker:
-    """The dataset of the ring's rows: row 0 of each batch in the ring is a whole batch."""
-
-    request: Callable[[], Request]
+    """Answers requests, as torch's worker does."""
 
     def __init__(self, job: LoaderJob, number: int, n_workers: int) -> None:
         self._job = job
         self._number = number
         self._epoch = -1
-        self._error: ExceptionWrapper | None = None
+        self.error: ExceptionWrapper | None = None
         self._dataset = job.dataset
         self._shared = torch.Generator()
+        is_default = job.auto_collation and job.collate_fn is default_collate
+        self._collate_fn = collate_in_worker if is_default else job.collate_fn
+        self._finds_misfits = is_default
+        self._wants_schema = False
         seed = job.base_seed + number
         random.seed(seed)
         torch.manual_seed(seed)
@@ -116,23 +138,20 @@ class _BatchMaker:
             if job.worker_init is not None:
                 job.worker_init(number)
         except Exception:
-            self._error = self._wrapped()
+            self.error = self._wrapped()
 
-    def __len__(self) -> int:
-        return sys.maxsize
-
-    def __getitem__(self, index: int) -> Any:
-        request = self.request()
+    def answer(self, request: Request) -> Any:
+        """The batch that is asked for, or a `Reply`."""
         try:
-            if self._error is not None:
-                return Reply(self._error, None, False)
+            if self.error is not None:
+                return Reply(self.error)
             if request.epoch != self._epoch:
                 self._begin(request)
             if request.number < 0:
-                return Reply(None, self._first_state, False)
+                return Reply(None, self._first_state)
             return self._reply(request)
         except Exception:
-            return Reply(self._wrapped(), None, False)
+            return Reply(self._wrapped())
 
     def _wrapped(self) -> ExceptionWrapper:
         return ExceptionWrapper(where=f"in DataLoader worker process {self._number}")
@@ -146,14 +165,23 @@ class _BatchMaker:
         loaded = job.states[self._number] if self._epoch < 0 and request.epoch == 0 else None
         state, n_made = loaded or (None, 0)
         self._fetcher = begin_fetching(
-            job.kind, self._dataset, job.auto_collation, job.collate_fn, job.drop_last, state
+            job.kind, self._dataset, job.auto_collation, self._collate, job.drop_last, state
         )
         self._n_made = n_made
         self._epoch = request.epoch
         self._first_state = self._state()
 
+    def _collate(self, examples: Any) -> Any:
+        if self._wants_schema:
+            self._schema = schema_for(self._job.batch_converter, examples, self._job.rows)
+        if self._finds_misfits:
+            return collate(self._collate_fn, examples, self._keys)
+        return self._collate_fn(examples)
+
     def _reply(self, request: Request) -> Any:
         is_iterable = self._job.kind == _DatasetKind.Iterable
+        self._keys, self._wants_schema = request.keys, request.wants_schema
+        self._schema = None
         try:
             while is_iterable and self._n_made < request.number:
                 self._skip(request.keys)
@@ -164,9 +192,10 @@ class _BatchMaker:
             return Reply(None, self._state(), True)
         finally:
             self._n_made += 1
-        if request.wants_state:
-            return Reply(batch, self._state(), False)
-        return Reply(batch, None, False) if isinstance(batch, Reply) else batch
+        if request.wants_state or request.wants_schema or isinstance(batch, Reply):
+            state = self._state() if request.wants_state else None
+            return Reply(batch, state, False, self._schema)
+        return batch
 
     def _skip(self, keys: Any) -> None:
         """Fetch the examples of one batch that was delivered before, and drop them."""
@@ -176,4 +205,3 @@ class _BatchMaker:
 
     def _state(self) -> dict[str, Any]:
         return state_of(self._number, self._job.kind, self._fetcher, self._dataset)
-

@@ -1,0 +1,146 @@
+"""What `default_collate` makes of a batch, made in place: each leaf is a column of the slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data._utils import collate as torch_collate
+
+from fastiter._ring import row_reader
+from fastiter._ring.infer_schema import derive_schema, derive_tree
+from fastiter._ring.parent import Lease
+from fastiter._ring.schema import ARRAY, BARE, BOOL, FLOAT, INT, LIST, SCALAR, TEXT, TUPLE, Schema
+from fastiter._workers.batch_converter import ConcatConverter
+from fastiter._workers.row_writer import RowWriter
+from fastiter.iterators._source import concat_of
+
+_COLUMNS = {ARRAY, INT, FLOAT, BOOL, SCALAR}
+# Entries of torch's table whose work columns do, unless the program has put others there.
+_TABLE = (torch.Tensor, np.ndarray, (np.bool_, np.number, np.object_), float, int, str, bytes)
+
+
+class DefaultCollate:
+    """torch's `default_collate`, of rows that lie in columns. A `BatchConverter`."""
+
+    def __init__(self) -> None:
+        self._schema: Schema | None = None
+        self._tree: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DefaultCollate, ()
+
+    def finish(self, rows: RowWriter) -> int:
+        return 0
+
+    def from_columns(self, lease: Lease) -> Any:
+        """The batch, its tensors views of the slot; None if the columns do not hold all of it."""
+        leaves = row_reader.leaves(lease, lease.is_copied)
+        if leaves is None:
+            return None
+        if lease.schema is not self._schema:
+            self._schema, self._tree = lease.schema, _batch_tree(lease.schema)
+        values = [leaf if type(leaf) is list else torch.from_numpy(leaf) for leaf in leaves]
+        return values[0] if self._tree is None else row_reader.grow(self._tree, iter(values))
+
+    def convert(self, examples: list[Any], indices: Sequence[Any]) -> Any:
+        return collate(torch_collate.default_collate, examples, indices)
+
+
+def _batch_tree(schema: Any) -> Any:
+    """The containers of a batch: those of an example, but lists for tuples."""
+    if schema.tree is not None:
+        return _with_lists(schema.tree)
+    if schema.container == BARE:
+        return None
+    return _with_lists((schema.container, schema.keys or schema.type, (None,) * len(schema.specs)))
+
+
+def _with_lists(node: Any) -> Any:
+    if node is None:
+        return None
+    container, keys, children = node
+    return LIST if container == TUPLE else container, keys, tuple(map(_with_lists, children))
+
+
+def converter_for(collate_fn: Any) -> DefaultCollate | ConcatConverter | None:
+    """What makes the batches of a ``collate_fn`` from columns; None if it has to be called."""
+    concat = concat_of(collate_fn)
+    if concat is not None:
+        return ConcatConverter(*concat, False)
+    return DefaultCollate() if collate_fn is torch_collate.default_collate else None
+
+
+def schema_for(
+    converter: DefaultCollate | ConcatConverter, examples: Sequence[Any], rows: int
+) -> Schema | None:
+    """The columns for batches like this one; None if they cannot be made from columns."""
+    schema: Schema | None = derive_schema(examples, rows)
+    assert schema is not None
+    if isinstance(converter, ConcatConverter):
+        return schema if schema.has_ragged_fields or _are_columns(schema, _COLUMNS) else None
+    table = torch_collate.default_collate_fn_map
+    if any(table[kind].__module__ != torch_collate.__name__ for kind in _TABLE):
+        return None
+    if not _are_columns(schema, _COLUMNS):
+        schema = derive_tree(examples, rows)
+    if schema is None or not _are_columns(schema, {*_COLUMNS, TEXT}):
+        return None
+    try:
+        for dtype in schema.dtypes:
+            torch.from_numpy(np.empty(0, dtype or np.uint8))
+    except TypeError:
+        return None
+    return schema
+
+
+def _are_columns(schema: Schema, kinds: set[int]) -> bool:
+    return all(spec[0] in kinds for spec in schema.specs)
+
+
+def collate(
+    collate_fn: Callable[[list[Any]], Any], examples: list[Any], keys: Sequence[Any]
+) -> Any:
+    """Call torch's `default_collate`, whose errors are told which example is the first that does
+    not fit."""
+    try:
+        return collate_fn(examples)
+    except Exception as error:
+        place = _misfit(collate_fn, examples)
+        if place is None:
+            raise
+        text = f"{error} (example {place} of the batch, dataset index {keys[place]!r})"
+        try:
+            told = type(error)(text)
+        except Exception:
+            raise error from None
+        raise told.with_traceback(error.__traceback__) from error.__cause__
+
+
+def _misfit(collate_fn: Callable[[list[Any]], Any], examples: list[Any]) -> int | None:
+    """Place of the first example that cannot be collated with the first one."""
+    for place, example in enumerate(examples):
+        try:
+            collate_fn([examples[0], example])
+        except Exception:
+            return place
+    return None
+
+
+def stack(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+    """As torch's own function for tensors, but in ordinary memory: torch's allocates a file of
+    shared memory for each tensor that a worker makes."""
+    first = batch[0]
+    if first.is_nested or first.layout is not torch.strided:
+        return torch_collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+    return torch.stack(batch, 0)
+
+
+def collate_in_worker(examples: list[Any]) -> Any:
+    """torch's `default_collate`, with all that the program has registered."""
+    table = torch_collate.default_collate_fn_map
+    if table[torch.Tensor] is torch_collate.collate_tensor_fn:
+        table = {**table, torch.Tensor: stack}
+    return torch_collate.collate(examples, collate_fn_map=table)
