@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,19 @@ from torch.utils.data._utils import collate as torch_collate
 from fastiter._ring import row_reader
 from fastiter._ring.infer_schema import derive_schema, derive_tree
 from fastiter._ring.parent import Lease
-from fastiter._ring.schema import ARRAY, BARE, BOOL, FLOAT, INT, LIST, SCALAR, TEXT, TUPLE, Schema
+from fastiter._ring.schema import (
+    ARRAY,
+    BARE,
+    BOOL,
+    DICT,
+    FLOAT,
+    INT,
+    LIST,
+    SCALAR,
+    TEXT,
+    TUPLE,
+    Schema,
+)
 from fastiter._workers.batch_converter import ConcatConverter
 from fastiter._workers.row_writer import RowWriter
 from fastiter.iterators._source import concat_of
@@ -28,6 +40,7 @@ class DefaultCollate:
     def __init__(self) -> None:
         self._schema: Schema | None = None
         self._tree: Any = None
+        self._tuples: list[bool] = []  # leaves whose texts come in a tuple
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DefaultCollate, ()
@@ -42,7 +55,11 @@ class DefaultCollate:
             return None
         if lease.schema is not self._schema:
             self._schema, self._tree = lease.schema, _batch_tree(lease.schema)
-        values = [leaf if type(leaf) is list else torch.from_numpy(leaf) for leaf in leaves]
+            self._tuples = [*_in_tuples(self._tree)]
+        values = [
+            torch.from_numpy(leaf) if type(leaf) is not list else tuple(leaf) if is_tuple else leaf
+            for leaf, is_tuple in zip(leaves, self._tuples, strict=True)
+        ]
         return values[0] if self._tree is None else row_reader.grow(self._tree, iter(values))
 
     def convert(self, examples: list[Any], indices: Sequence[Any]) -> Any:
@@ -63,6 +80,19 @@ def _with_lists(node: Any) -> Any:
         return None
     container, keys, children = node
     return LIST if container == TUPLE else container, keys, tuple(map(_with_lists, children))
+
+
+def _in_tuples(node: Any) -> Iterator[bool]:
+    """For each leaf, whether torch finds its values by ``zip``, and returns texts as they are."""
+    if node is None:
+        yield False
+        return
+    container, _, children = node
+    for child in children:
+        if child is None:
+            yield container != DICT
+        else:
+            yield from _in_tuples(child)
 
 
 def converter_for(collate_fn: Any) -> DefaultCollate | ConcatConverter | None:

@@ -36,29 +36,36 @@ class IndexBatches:
         self._sampler = sampler
         self._order: npt.NDArray[np.int64] | None = None
         self._start = 0
+        self._has_ended = False
 
     def __iter__(self) -> IndexBatches:
         return self
 
     def __next__(self) -> npt.NDArray[np.int64]:
         if self._order is None:  # now, when the sampler's iterator would draw its seed
-            self._order = _whole_order(self._sampler.sampler)
+            self._order = self._draw(self._sampler.sampler)
         keys = self._order[self._start : self._start + self._sampler.batch_size]
+        self._start += self._sampler.batch_size
+        if len(keys) < self._sampler.batch_size and not self._has_ended:
+            self._has_ended = True
+            inner: Any = self._sampler.sampler
+            if type(inner) is RandomSampler and inner.generator is not None:
+                # torch's iterator draws another order at its end, of which it takes nothing.
+                torch.randperm(len(inner.data_source), generator=inner.generator)
         if len(keys) < (self._sampler.batch_size if self._sampler.drop_last else 1):
             raise StopIteration
-        self._start += self._sampler.batch_size
         return keys
 
-
-def _whole_order(sampler: Any) -> npt.NDArray[np.int64]:
-    n = len(sampler.data_source)
-    if type(sampler) is SequentialSampler:
-        return np.arange(n, dtype=np.int64)
-    generator = sampler.generator
-    if generator is None:
-        generator = torch.Generator()
-        generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-    return torch.randperm(n, generator=generator).numpy()
+    @staticmethod
+    def _draw(sampler: Any) -> npt.NDArray[np.int64]:
+        n = len(sampler.data_source)
+        if type(sampler) is SequentialSampler:
+            return np.arange(n, dtype=np.int64)
+        generator = sampler.generator
+        if generator is None:
+            generator = torch.Generator()
+            generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+        return torch.randperm(n, generator=generator).numpy()
 
 
 def _faster(keys: Any, sampler: Any) -> Any:

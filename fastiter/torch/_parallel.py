@@ -253,9 +253,7 @@ class WorkersIterator(LoaderIterator):
             )
         self._plans.shared_seed = self._shared_seed
         self._plans.wants_state = self._asks_first and bool(self._interval)
-        self._plans.begin(
-            self._sampler_iter, self._epoch, last_worker, n_made, self._asks_first
-        )
+        self._plans.begin(self._sampler_iter, self._epoch, last_worker, n_made, self._asks_first)
         self._states = [
             {"worker_id": number, "fetcher_state": None, "dataset_state": None}
             for number in range(n_workers)
@@ -428,9 +426,7 @@ class WorkersIterator(LoaderIterator):
 class _ShardingInit:
     """Calls ``worker_init_fn`` after a data pipe was told its part."""
 
-    def __init__(
-        self, init_fn: Callable[[int], Any] | None, world_size: int, rank: int
-    ) -> None:
+    def __init__(self, init_fn: Callable[[int], Any] | None, world_size: int, rank: int) -> None:
         self._arguments = init_fn, world_size, rank
 
     def __call__(self, number: int) -> None:
