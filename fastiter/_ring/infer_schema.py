@@ -135,7 +135,7 @@ def derive_schema(examples: Sequence[Any], rows: int) -> Schema:
 
 def derive_tree(examples: Sequence[Any], rows: int) -> Schema | None:
     """The schema of examples of containers in containers that fits all of `examples`, with a field
-    for each leaf; None if they differ in their containers, or a leaf is no array, number or text."""
+    for each leaf; None if their containers differ, or a leaf is no array, number or text."""
     columns: list[Sequence[Any]] = []
     tree = _tree_of(list(examples), columns)
     if not 0 < len(columns) <= MOST_FIELDS:

@@ -164,5 +164,3 @@ class CallableConverter:
 
     def convert(self, examples: list[Any], indices: Indices) -> Any:
         return self.function(examples, None)
-
-

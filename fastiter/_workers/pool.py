@@ -105,9 +105,7 @@ class Pool:
         self.ring.least_bytes = (shared_mem or 0) * rows
         self._engage(workers)
         self._group = WorkerGroup(self.ring, most, job, start, workers)
-        self._timeouts: WaitLimit = timeouts or Timeouts(
-            dataset_timeout, self.ring, self._group
-        )
+        self._timeouts: WaitLimit = timeouts or Timeouts(dataset_timeout, self.ring, self._group)
         self._at_exit = shutdown.end_at_exit(self, lock)
         try:
             self._group.open()

@@ -63,7 +63,7 @@ class DefaultCollate:
         return values[0] if self._tree is None else row_reader.grow(self._tree, iter(values))
 
     def convert(self, examples: list[Any], indices: Sequence[Any]) -> Any:
-        return collate(torch_collate.default_collate, examples, indices)
+        return collate(torch_collate.default_collate, examples, [int(i) for i in indices])
 
 
 def _batch_tree(schema: Any) -> Any:

@@ -14,7 +14,15 @@ from torch.autograd import _profiler_enabled
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data import dataloader as torch_dataloader
 
-from fastiter.torch._state import Resume, is_stateful, state_if_any
+from fastiter.torch._state import (
+    Resume,
+    generators_of,
+    is_stateful,
+    own_rank,
+    set_states,
+    state_if_any,
+    states_of,
+)
 
 if TYPE_CHECKING:
     from fastiter.torch._loader import DataLoader
@@ -93,9 +101,11 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
     """
 
     def __init__(self, loader: DataLoader, resume: Resume | None) -> None:
-        if resume is not None:
-            _set_generator(loader, resume.main.get("_generator_state"))
-        self._generator_state = _generator_state(loader)
+        self._generators = generators_of(loader)
+        former = torch.get_rng_state()
+        if resume is not None:  # so that what is drawn now is what was drawn then
+            set_states(self._generators, resume.main["_generator_states"])
+        self._generator_states = states_of(self._generators)
         super().__init__(loader)
         self._sampler_iter = _faster(self._sampler_iter, self._index_sampler)
         self._kept = loader._kept
@@ -105,9 +115,14 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
         if resume is not None:
             self._load_sampler(resume)
             self._finished = resume.is_finished
+            # The rest of the program draws from the global generator, too.
+            if loader.generator is None and resume.rank != own_rank():
+                torch.set_rng_state(former)
+            elif loader.generator is None and self._n_drawn > 0:
+                set_states([torch.default_generator], [resume.global_state])
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        self._generator_state = _generator_state(loader)
+        self._generator_states = states_of(self._generators)
         super()._reset(loader, first_iter)
         self._sampler_iter = _faster(self._sampler_iter, self._index_sampler)
         self._n_drawn = 0
@@ -137,7 +152,7 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
             "_sampler_iter_yielded": self._n_drawn,
             "_IterableDataset_len_called": self._IterableDataset_len_called,
             "_shared_seed": self._shared_seed,
-            "_generator_state": self._generator_state.tolist(),
+            "_generator_states": self._generator_states,
         }
 
     def _load_sampler(self, resume: Resume) -> None:
@@ -156,19 +171,3 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
         self._num_yielded = resume.n_yielded
         self._IterableDataset_len_called = main["_IterableDataset_len_called"]
         self._shared_seed = main["_shared_seed"]
-
-
-def _generator_state(loader: DataLoader) -> torch.Tensor:
-    generator = loader.generator
-    return torch.get_rng_state() if generator is None else generator.get_state()
-
-
-def _set_generator(loader: DataLoader, state: Any) -> None:
-    """Go back to the random numbers at the start of the resumed epoch."""
-    if state is None:
-        return
-    state = torch.as_tensor(state, dtype=torch.uint8)
-    if loader.generator is None:
-        torch.set_rng_state(state)
-    else:
-        loader.generator.set_state(state)

@@ -11,7 +11,7 @@ import torch.utils.data
 from fastiter.torch._iterator import Kept, LoaderIterator
 from fastiter.torch._parallel import WorkersIterator
 from fastiter.torch._serial import SerialIterator
-from fastiter.torch._state import Resume
+from fastiter.torch._state import Resume, program_state
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -130,7 +130,7 @@ persistent_workers, pin_memory_device, in_order
         if iterator is not None:
             return iterator.state_dict()  # type: ignore[no-any-return]
         if self._kept.state is not None:
-            return self._kept.state
+            return {**self._kept.state, **program_state()}
         self._iterator = self._get_iterator()
         self._is_untouched = True
         return self._iterator.state_dict()  # type: ignore[no-any-return, attr-defined]

@@ -1,4 +1,4 @@
-"""Fetches in worker processes: each batch is made by one worker, in turn, as torch's loader does."""
+"""Fetches in worker processes: each batch is made by one worker, in turn, as in torch's loader."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fastiter.iterators._arguments import checked_context
 from fastiter.iterators._state import State
 from fastiter.torch._collate import converter_for
 from fastiter.torch._iterator import LoaderIterator
-from fastiter.torch._state import Resume, is_stateful, state_if_any
+from fastiter.torch._state import Resume, is_stateful, program_state, state_if_any
 from fastiter.torch._worker import LoaderJob, Reply, Request
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class WorkersIterator(LoaderIterator):
             rows=self._plans.rows,
             states=states,
         )
-        pool = Pool(
+        return Pool(
             job=job,
             workers=self._num_workers,
             batch_size=1,
@@ -237,7 +237,6 @@ class WorkersIterator(LoaderIterator):
             lock=threading.RLock(),
             timeouts=_WaitLimit(self._timeout),
         )
-        return pool
 
     def _begin(self, resume: Resume | None) -> None:
         """Begin an epoch, or continue a loaded one."""
@@ -406,6 +405,7 @@ class WorkersIterator(LoaderIterator):
             "_snapshot": snapshot,
             "_steps_since_snapshot": self._num_yielded - snapshot["_snapshot_step"],
             "_iterator_finished": self._finished,
+            **program_state(),
         }
 
     # ---- end
@@ -447,5 +447,6 @@ def _raise(failure: Failure, worker: int) -> NoReturn:
         reraise(failure)
     failure.clear()
     wrapper = ExceptionWrapper((type(error), error, None), f"in DataLoader worker process {worker}")
-    wrapper.exc_msg = f"{error.__cause__}"
+    facts, _, text = str(error.__cause__).partition("\n")
+    wrapper.exc_msg = f"{text.rstrip()} ({facts})"
     wrapper.reraise()

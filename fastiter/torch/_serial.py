@@ -9,7 +9,7 @@ import torch.utils.data
 from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind, _utils
 
 from fastiter.torch._iterator import LoaderIterator
-from fastiter.torch._state import Resume, begin_fetching, state_of
+from fastiter.torch._state import Resume, begin_fetching, program_state, state_of
 
 if TYPE_CHECKING:
     from fastiter.torch._loader import DataLoader
@@ -67,4 +67,5 @@ class SerialIterator(LoaderIterator):
             "fetcher_state": state["fetcher_state"],
             "dataset_state": state["dataset_state"],
             "_iterator_finished": self._finished,
+            **program_state(),
         }

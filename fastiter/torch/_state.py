@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
+import torch.distributed as dist
 from torch.utils.data import _DatasetKind
 
 
@@ -41,6 +43,41 @@ def state_of(worker: int, kind: int, fetcher: Any, dataset: Any) -> dict[str, An
     }
 
 
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """The generators that an iteration draws from: the loader's, or the global one; and those of
+    its samplers."""
+    found = [torch.default_generator if loader.generator is None else loader.generator]
+    samplers = [loader.batch_sampler, loader.sampler]
+    while samplers:
+        sampler = samplers.pop(0)
+        generator = getattr(sampler, "generator", None)
+        if isinstance(generator, torch.Generator) and all(generator is not g for g in found):
+            found.append(generator)
+        inner = (getattr(sampler, name, None) for name in ("batch_sampler", "sampler"))
+        samplers += [one for one in inner if one is not None and one is not sampler]
+    return found
+
+
+def states_of(generators: list[torch.Generator]) -> list[list[int]]:
+    return [generator.get_state().tolist() for generator in generators]
+
+
+def set_states(generators: list[torch.Generator], states: list[list[int]]) -> None:
+    """Set generators back to what `states_of` gave."""
+    for generator, state in zip(generators, states, strict=False):
+        generator.set_state(torch.tensor(state, dtype=torch.uint8))
+
+
+def own_rank() -> int:
+    """Number of this process among those that train together."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def program_state() -> dict[str, Any]:
+    """What is asked of the program when a state is saved."""
+    return {"_global_state": states_of([torch.default_generator])[0], "_rank": own_rank()}
+
+
 class Resume(NamedTuple):
     """A loaded state, whichever way to fetch has saved it."""
 
@@ -51,6 +88,8 @@ class Resume(NamedTuple):
     last_worker: int  #: that made the last batch
     n_more: int  #: batches delivered after the state of the workers was taken
     is_finished: bool
+    global_state: list[int]  #: of torch's global generator when the state was saved
+    rank: int
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Resume:
@@ -62,11 +101,10 @@ class Resume(NamedTuple):
             If it is not the state of such a loader.
         """
         try:
+            program = state["_iterator_finished"], state["_global_state"], state["_rank"]
             if "_snapshot" not in state:
                 worker = {key: state[key] for key in ("fetcher_state", "dataset_state")}
-                return cls(
-                    state["_num_yielded"], state, [worker], 0, 0, 0, state["_iterator_finished"]
-                )
+                return cls(state["_num_yielded"], state, [worker], 0, 0, 0, *program)
             snapshot = state["_snapshot"]
             main = snapshot["_main_snapshot"]
             n_workers = main["_num_workers"]
@@ -78,7 +116,7 @@ class Resume(NamedTuple):
                 n_workers,
                 snapshot["_last_yielded_worker_id"],
                 state["_steps_since_snapshot"],
-                state["_iterator_finished"],
+                *program,
             )
         except (KeyError, TypeError) as error:
             raise ValueError(

@@ -1,0 +1,453 @@
+"""The batches of `fastiter.torch.DataLoader` are those of torch's own loader, bit for bit."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import functools
+import os
+import random
+import signal
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import torch.utils.data as torch_data  # noqa: E402
+
+from fastiter import concat_examples  # noqa: E402
+from fastiter.torch import DataLoader  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning")
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+N = 37
+
+
+class Dataset(torch_data.Dataset):
+    def __init__(self, function, n=N):
+        self.function, self.n = function, n
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        return self.function(index)
+
+
+def nested(i):
+    inner = {"a": (i, [float(i), Point(i, f"k{i}")]), "b": b"z", "c": torch.full((2, 1), i)}
+    return {"x": np.full(3, i), "inner": inner, "name": f"q{i}", "parts": (f"r{i}", b"s", i)}
+
+
+EXAMPLES = {
+    "int": lambda i: i,
+    "float": lambda i: i / 2,
+    "bool": lambda i: i % 2 == 0,
+    "str": lambda i: ["", "é", "一", "\U0001f600", "\ud800", "plain"][i % 6] + str(i),
+    "bytes": lambda i: b"x" * i,
+    "tensor": lambda i: torch.full((3, 2), i),
+    "0-d tensor": lambda i: torch.tensor(i),
+    "empty tensor": lambda i: torch.empty(0, 4),
+    "bfloat16": lambda i: torch.full((2,), i, dtype=torch.bfloat16),
+    "complex": lambda i: torch.full((2,), i, dtype=torch.complex64),
+    "bool tensor": lambda i: torch.tensor([i % 2 == 0]),
+    "view": lambda i: torch.arange(12).reshape(3, 4).t() + i,
+    "gradients": lambda i: torch.ones(2, requires_grad=i == 5) * i,
+    "array": lambda i: np.full((2, 3), i, np.float32),
+    "0-d array": lambda i: np.array(i),
+    "numpy scalar": lambda i: np.float32(i),
+    "uint16": lambda i: np.uint16(i),
+    "tuple": lambda i: (np.full(3, i), i, f"s{i}"),
+    "list": lambda i: [i, float(i)],
+    "list of arrays": lambda i: [np.full(2, i) for _ in range(3)],
+    "named tuple": lambda i: Point(torch.full((2,), i), f"t{i}"),
+    "dict": lambda i: {"x": i, "y": torch.full((2,), i), 3: f"u{i}"},
+    "ordered dict": lambda i: collections.OrderedDict(x=i, y=torch.full((2,), i)),
+    "nested": nested,
+    "empty containers": lambda i: (i, (), {"a": [], "b": i}),
+    "numbers of two types": lambda i: i if i < 20 else float(i),
+    "shapes that change": lambda i: torch.full((2 + i // 15,), i),
+    "keys that change": lambda i: {"x": i, "y": i} if i < 20 else {"y": i, "x": i, "z": 0},
+}
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two batches have the same types, shapes, dtypes and values."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return bool(a == b)
+
+
+def epochs_of(loader_class, dataset, epochs=3, seed=3, **arguments):
+    """All batches of some epochs, or the text of the first error."""
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    loader = loader_class(dataset, generator=generator, **arguments)
+    found = []
+    try:
+        for _ in range(epochs):
+            found.append(list(loader))
+    except Exception as error:
+        return type(error), str(error)
+    return found
+
+
+def check(dataset, workers=(0, 2), **arguments):
+    """Compare with torch's loader, with as many workers."""
+    for number in workers:
+        expected, found = (
+            epochs_of(loader_class, copy.deepcopy(dataset), num_workers=number, **arguments)
+            for loader_class in (torch_data.DataLoader, DataLoader)
+        )
+        assert equal(found, expected), (number, str(found)[:500], str(expected)[:500])
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+@pytest.mark.parametrize("arguments", [{}, {"shuffle": True}, {"drop_last": True}], ids=str)
+def test_default_collate(kind, arguments):
+    found = epochs_of(DataLoader, Dataset(EXAMPLES[kind]), batch_size=5, num_workers=2, **arguments)
+    expected = epochs_of(torch_data.DataLoader, Dataset(EXAMPLES[kind]), batch_size=5, **arguments)
+    if isinstance(expected, tuple):  # shapes that do not fit: torch's error, and the index
+        kind, text = expected
+        assert found[0] is kind and text in found[1]
+    else:
+        assert equal(found, expected), (str(found)[:500], str(expected)[:500])
+
+
+def test_columns_are_used():
+    """The examples of most kinds are written straight into columns; no batch is pickled."""
+    plain = {"int", "str", "tensor", "array", "tuple", "list", "named tuple", "dict", "nested"}
+    for kind in plain:
+        loader = DataLoader(Dataset(EXAMPLES[kind], 200), batch_size=5, num_workers=2)
+        iterator = iter(loader)
+        for _ in range(30):
+            next(iterator)
+        assert iterator._plans.has_columns, kind
+
+
+def test_random_numbers_are_those_of_torchs_workers():
+    def draw(index):
+        return random.random(), np.random.rand(), torch.rand(2), index
+
+    check(Dataset(draw), workers=(2,), batch_size=4, shuffle=True)
+    check(Dataset(draw), workers=(2,), batch_size=4, persistent_workers=True)
+
+
+class Sliced(torch_data.Dataset):
+    """Takes keys of any type."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, key):
+        if isinstance(key, slice):
+            return torch.arange(*key.indices(N))
+        return str(key)
+
+
+SAMPLERS = {
+    "sequential": lambda d, g: torch_data.SequentialSampler(d),
+    "random": lambda d, g: torch_data.RandomSampler(d, generator=g),
+    "random, own seed": lambda d, g: torch_data.RandomSampler(d),
+    "with replacement": lambda d, g: torch_data.RandomSampler(d, True, 50, generator=g),
+    "more than all": lambda d, g: torch_data.RandomSampler(d, num_samples=91, generator=g),
+    "weighted": lambda d, g: torch_data.WeightedRandomSampler(range(1, N + 1), 40, generator=g),
+    "subset": lambda d, g: torch_data.SubsetRandomSampler([3, 5, 11, 7], generator=g),
+    "distributed": lambda d, g: torch_data.DistributedSampler(d, 2, 1),
+    "list": lambda d, g: [1, 5, 9, 1],
+    "numpy integers": lambda d, g: list(np.arange(7)),
+    "tensors": lambda d, g: list(torch.arange(7)),
+    "bool": lambda d, g: [True, False],
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_samplers(kind, batch_size):
+    found = []
+    for loader_class in (torch_data.DataLoader, DataLoader, DataLoader):
+        torch.manual_seed(5)
+        generator = torch.Generator()
+        generator.manual_seed(4)
+        dataset = Dataset(lambda i: torch.as_tensor(i) * 10)
+        workers = 2 if len(found) == 2 else 0
+        loader = loader_class(
+            dataset,
+            batch_size=batch_size,
+            sampler=SAMPLERS[kind](dataset, generator),
+            num_workers=workers,
+        )
+        batches = []
+        for epoch in range(3):
+            if kind == "distributed":
+                loader.sampler.set_epoch(epoch)
+            batches += list(loader)
+        found.append(batches)
+    assert len(found[0]) > 0
+    assert equal(found[1], found[0]) and equal(found[2], found[0])
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [["a", "bcd"], [(1, 2), ()], [slice(2, 5), slice(0, 3)], [2**63, 5], [-1, 3]],
+    ids=str,
+)
+def test_keys_of_any_type(keys):
+    check(Sliced(), sampler=keys, batch_size=1)
+    check(Sliced(), sampler=keys, batch_size=None)
+    check(Sliced(), batch_sampler=[keys[:1], keys[:1], keys[1:]])
+
+
+def test_batches_of_varying_size():
+    batches = [[0, 1, 2], [3], [4, 5, 6, 7], [8, 8]]
+    check(Dataset(lambda i: (torch.full((2,), i), i)), batch_sampler=batches)
+
+
+class Many(Dataset):
+    """Fetches a batch in one call, and counts the calls in its examples."""
+
+    calls = 0
+
+    def __getitems__(self, indices):
+        self.calls += 1
+        return [(index, self.calls) for index in indices]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_getitems_is_called_once_for_a_batch(workers):
+    check(Many(None), workers=(workers,), batch_size=5, epochs=1)
+
+
+def test_the_datasets_of_torch():
+    first, second = torch.arange(40).reshape(20, 2), torch.arange(20)
+    tensors = torch_data.TensorDataset(first, second)
+    check(tensors, batch_size=3)
+    check(torch_data.Subset(tensors, [4, 2, 9]), batch_size=2)
+    check(torch_data.ConcatDataset([tensors, tensors]), batch_size=7, shuffle=True)
+    check(torch_data.StackDataset(a=tensors, b=tensors), batch_size=3)
+
+
+def total(batch):
+    return {"sum": sum(x.sum() for x, _ in batch), "names": [name for _, name in batch]}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_collate_fn_of_ones_own(workers):
+    dataset = Dataset(lambda i: (torch.full((i % 3 + 1,), i), f"n{i}"))
+    check(dataset, workers=(workers,), batch_size=4, collate_fn=total)
+    check(dataset, workers=(workers,), batch_size=4, collate_fn=lambda batch: batch)
+
+
+def test_concat_examples_pads_in_place():
+    collate_fn = functools.partial(concat_examples, padding=-1)
+    dataset = Dataset(lambda i: (np.arange(i % 7 + 1), i), 200)
+    check(dataset, batch_size=8, collate_fn=collate_fn)
+    iterator = iter(DataLoader(dataset, batch_size=8, collate_fn=collate_fn, num_workers=2))
+    for _ in range(20):
+        next(iterator)
+    assert iterator._plans.has_columns
+
+
+class Registered:
+    def __init__(self, value):
+        self.value = value
+
+
+def test_types_registered_with_torchs_collate():
+    table = torch_data._utils.collate.default_collate_fn_map
+    former = dict(table)
+
+    def join(batch, *, collate_fn_map=None):
+        return torch.tensor([part.value for part in batch])
+
+    try:
+        table[Registered] = join
+        check(Dataset(lambda i: {"a": Registered(i), "b": i}), batch_size=4)
+        table[int] = lambda batch, *, collate_fn_map=None: torch.tensor(batch) + 1000
+        check(Dataset(lambda i: (i, float(i))), batch_size=4)
+    finally:
+        table.clear()
+        table.update(former)
+
+
+class Stream(torch_data.IterableDataset):
+    def __init__(self, n=23):
+        self.n = n
+
+    def __iter__(self):
+        info = torch_data.get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        if info is not None:
+            assert info.seed == torch.initial_seed()
+            assert self in (info.dataset, *getattr(info.dataset, "datasets", ()))
+        # One part of the stream is longer.
+        for i in range(first, self.n + 20 * (first == 1), step):
+            yield torch.tensor([i, first])
+
+
+@pytest.mark.parametrize("batch_size", [None, 4])
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_iterable_datasets(workers, batch_size):
+    check(Stream(), workers=(workers,), batch_size=batch_size)
+    if batch_size:
+        check(Stream(), workers=(workers,), batch_size=batch_size, drop_last=True)
+    check(
+        torch_data.ChainDataset([Stream(5), Stream(9)]), workers=(workers,), batch_size=batch_size
+    )
+
+
+class Lying(Stream):
+    def __len__(self):
+        return 3
+
+
+def test_a_length_that_lies_is_warned_of():
+    for loader_class in (torch_data.DataLoader, DataLoader):
+        loader = loader_class(Lying(), num_workers=1)
+        assert len(loader) == 3
+        with pytest.warns(UserWarning, match="was reported to be 3") as warned:
+            list(loader)
+        assert len(warned) == 20
+
+
+def lacking(index):
+    if index == 7:
+        raise KeyError(f"no row {index}")
+    return index
+
+
+class Odd(Exception):
+    def __init__(self, one, two):
+        super().__init__(one, two)
+
+
+def odd(index):
+    raise Odd(1, 2)
+
+
+@pytest.mark.parametrize("function", [lacking, odd])
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_errors_of_the_dataset(function, batch_size):
+    found = []
+    for loader_class in (torch_data.DataLoader, DataLoader):
+        loader = loader_class(Dataset(function), batch_size=batch_size, num_workers=1)
+        with pytest.raises(Exception) as caught:
+            list(loader)
+        found.append((type(caught.value), str(caught.value)))
+    assert found[0][0] is found[1][0]
+    first_lines = [text.splitlines()[0] for _, text in found]
+    assert first_lines[0] == first_lines[1]
+    last_lines = [text.strip().splitlines()[-1] for _, text in found]
+    assert last_lines[0] in found[1][1], last_lines
+
+
+def test_the_error_of_columns_is_that_of_whole_batches():
+    """The failing example comes when its rows are written into columns."""
+    dataset = Dataset(lambda i: 1 / (i - 100), 300)
+    loader = DataLoader(dataset, batch_size=5, num_workers=1)
+    with pytest.raises(
+        ZeroDivisionError,
+        match=r"(?s)Caught ZeroDivisionError in DataLoader "
+        r"worker process 0.*Original Traceback.*ZeroDivisionError",
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize("place", [0, 8])
+def test_misfits_are_named(place):
+    """torch's message, and which example."""
+    shapes = {place * 5 + 3: (4,)}
+    dataset = Dataset(lambda i: (torch.zeros(shapes.get(i, (3,))), i), 60)
+    loader = DataLoader(dataset, batch_size=5, num_workers=1)
+    text = rf"stack expects each tensor to be equal size.*dataset index {place * 5 + 3}\)"
+    with pytest.raises(RuntimeError, match=f"(?s){text}"):
+        list(loader)
+
+
+def test_a_killed_worker_loses_nothing(tmp_path):
+    """torch's loader raises RuntimeError."""
+
+    def once(index):
+        if index == 40 and not (tmp_path / "killed").exists():
+            (tmp_path / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.full((3,), index)
+
+    loader = DataLoader(Dataset(once, 100), batch_size=5, num_workers=2)
+    assert torch.equal(torch.cat(list(loader))[:, 0], torch.arange(100))
+    assert (tmp_path / "killed").exists()
+
+
+def test_a_killed_worker_of_a_stream_loses_nothing(tmp_path):
+    class Fragile(Stream):
+        def __iter__(self):
+            for i, example in enumerate(super().__iter__()):
+                if i == 9 and not (tmp_path / "killed").exists():
+                    (tmp_path / "killed").touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield example
+
+    expected = list(torch_data.DataLoader(Stream(60), batch_size=4, num_workers=2))
+    assert equal(list(DataLoader(Fragile(60), batch_size=4, num_workers=2)), expected)
+    assert (tmp_path / "killed").exists()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_start_methods(method):
+    check_method(method, torch_data.TensorDataset(torch.arange(50).reshape(25, 2)))
+
+
+def check_method(method, dataset):
+    found = epochs_of(
+        DataLoader, dataset, batch_size=4, num_workers=2, multiprocessing_context=method
+    )
+    assert equal(found, epochs_of(torch_data.DataLoader, dataset, batch_size=4))
+
+
+def test_the_loader_is_torchs():
+    loader = DataLoader(list(range(5)), batch_size=2)
+    assert isinstance(loader, torch_data.DataLoader)
+    assert len(loader) == 3 and loader.batch_size == 2
+    with pytest.raises(ValueError, match="batch_size attribute should not be set"):
+        loader.batch_size = 3
+    assert DataLoader[int] is not None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_workers": -1},
+        {"timeout": -1},
+        {"prefetch_factor": 2},
+        {"persistent_workers": True},
+        {"shuffle": True, "sampler": [1]},
+        {"batch_sampler": [[1]], "batch_size": 2},
+        {"batch_size": None, "drop_last": True},
+        {"num_workers": 1, "multiprocessing_context": "none"},
+        {"multiprocessing_context": "fork"},
+    ],
+    ids=str,
+)
+def test_arguments_that_torch_refuses(arguments):
+    found = []
+    for loader_class in (torch_data.DataLoader, DataLoader):
+        with pytest.raises((ValueError, TypeError)) as caught:
+            loader_class(list(range(5)), **arguments)
+        found.append((type(caught.value), str(caught.value)))
+    assert found[0] == found[1]
