@@ -70,7 +70,7 @@ def _reduce(tensor: Any) -> Any:
     torch itself pickles the whole storage, of which a tensor like ``data[7]`` is a small part, and
     copies it twice more.
     """
-    if _has_overlaps(tensor):
+    if tensor.is_nested or _has_overlaps(tensor):
         return tensor.__reduce_ex__(5)
     array = array_of(tensor)
     if array is not None:

@@ -323,6 +323,7 @@ class WorkersIterator(LoaderIterator):
             try:
                 plans.deliver()
             except StopIteration:
+                self._finished = True
                 if not self._persistent_workers:
                     self.close()
                 raise
