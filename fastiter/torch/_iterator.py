@@ -18,7 +18,6 @@ from fastiter.torch._state import (
     Resume,
     generators_of,
     is_stateful,
-    own_rank,
     set_states,
     state_if_any,
     states_of,
@@ -107,26 +106,32 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
             set_states(self._generators, resume.main["_generator_states"])
         self._generator_states = states_of(self._generators)
         super().__init__(loader)
+        # Workers that persist have the base seed of their first epoch.
+        self._is_reset = resume is not None and resume.main["_is_reset"]
+        if resume is not None and self._is_reset:
+            self._base_seed = resume.main["_base_seed"]
+            set_states(self._generators, self._generator_states)
         self._sampler_iter = _faster(self._sampler_iter, self._index_sampler)
         self._kept = loader._kept
         self._is_iterable = self._dataset_kind == torch_dataloader._DatasetKind.Iterable
         self._n_drawn = 0
         self._finished = False
+        self._example_seed = (self._base_seed, 0) if loader.seed_examples else None
         if resume is not None:
             self._load_sampler(resume)
             self._finished = resume.is_finished
-            # The rest of the program draws from the global generator, too.
-            if loader.generator is None and resume.rank != own_rank():
+            if loader.generator is None:  # the program draws from the global one, too
                 torch.set_rng_state(former)
-            elif loader.generator is None and self._n_drawn > 0:
-                set_states([torch.default_generator], [resume.global_state])
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._generator_states = states_of(self._generators)
         super()._reset(loader, first_iter)
+        self._is_reset = True
         self._sampler_iter = _faster(self._sampler_iter, self._index_sampler)
         self._n_drawn = 0
         self._finished = False
+        if self._example_seed is not None:
+            self._example_seed = self._example_seed[0], self._example_seed[1] + 1
 
     def _next_index(self) -> Any:
         keys = next(self._sampler_iter)
@@ -153,6 +158,9 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
             "_IterableDataset_len_called": self._IterableDataset_len_called,
             "_shared_seed": self._shared_seed,
             "_generator_states": self._generator_states,
+            "_base_seed": self._base_seed,
+            "_is_reset": self._is_reset,
+            "_example_seed": self._example_seed,
         }
 
     def _load_sampler(self, resume: Resume) -> None:
@@ -171,3 +179,5 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
         self._num_yielded = resume.n_yielded
         self._IterableDataset_len_called = main["_IterableDataset_len_called"]
         self._shared_seed = main["_shared_seed"]
+        if self._example_seed is not None and main["_example_seed"] is not None:
+            self._example_seed = tuple(main["_example_seed"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -11,7 +12,14 @@ import torch.utils.data
 from fastiter.torch._iterator import Kept, LoaderIterator
 from fastiter.torch._parallel import WorkersIterator
 from fastiter.torch._serial import SerialIterator
-from fastiter.torch._state import Resume, program_state
+from fastiter.torch._state import (
+    Resume,
+    generators_of,
+    is_stateful,
+    load_program_state,
+    program_state,
+    states_of,
+)
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -37,6 +45,17 @@ persistent_workers, pin_memory_device, in_order
     snapshot_every_n_steps : int, optional
         How often datasets and samplers with a state of their own are asked for it; what was
         delivered since then is fetched again on resuming. 1 by default.
+    seed_examples : bool, optional
+        Whether `random`, NumPy's and torch's global generators are seeded for each example, by the
+        epoch and the place of the example in it. A dataset with random transforms then gives the
+        same examples with any number of workers, and after resuming. A dataset that fetches
+        batches by ``__getitems__`` is called with generators seeded for each batch.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As torch; or if ``seed_examples`` is set for an `IterableDataset`, whose examples have no
+        place of their own.
     """
 
     def __init__(
@@ -60,6 +79,7 @@ persistent_workers, pin_memory_device, in_order
         pin_memory_device: str = "",
         in_order: bool = True,
         snapshot_every_n_steps: int | None = 1,
+        seed_examples: bool = False,
     ) -> None:
         super().__init__(
             dataset,
@@ -81,12 +101,19 @@ persistent_workers, pin_memory_device, in_order
             in_order=in_order,
         )
         self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.seed_examples = seed_examples
+        if seed_examples and isinstance(dataset, torch.utils.data.IterableDataset):
+            raise ValueError(
+                "seed_examples=True needs a dataset with __getitem__, not an IterableDataset: seed "
+                "the generators in its __iter__"
+            )
         self._loaded: Resume | None = None
+        self._loaded_state: dict[str, Any] | None = None  # the same, as it was given
         self._kept = Kept()
         self._is_untouched = False  # the iterator was made for its state, and is not in a loop yet
 
     def _get_iterator(self) -> LoaderIterator:
-        loaded, self._loaded = self._loaded, None
+        loaded, self._loaded, self._loaded_state = self._loaded, None, None
         self._kept = Kept()
         if self.num_workers == 0:
             return SerialIterator(self, loaded)
@@ -115,7 +142,7 @@ persistent_workers, pin_memory_device, in_order
     def state_dict(self) -> dict[str, Any]:
         """The state after the batch that was delivered last; before the first, that of its start.
 
-        Starts the workers if there is no iteration yet.
+        Before the first iteration it starts the workers if dataset or sampler have a state.
 
         Returns
         -------
@@ -131,12 +158,19 @@ persistent_workers, pin_memory_device, in_order
             return iterator.state_dict()  # type: ignore[no-any-return]
         if self._kept.state is not None:
             return {**self._kept.state, **program_state()}
+        if self._loaded_state is not None:
+            return self._loaded_state
+        if not (is_stateful(self.dataset) or is_stateful(self._index_sampler)):
+            return {"_unbegun_states": states_of(generators_of(self)), **program_state()}
         self._iterator = self._get_iterator()
         self._is_untouched = True
         return self._iterator.state_dict()  # type: ignore[no-any-return, attr-defined]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Have the next iteration begin after the batch at which `state_dict` was called.
+
+        A loader without a ``generator`` of its own also sets torch's global generator back, at
+        once: set your own random numbers after this call.
 
         Raises
         ------
@@ -147,5 +181,10 @@ persistent_workers, pin_memory_device, in_order
         self._iterator = None
         self._kept = Kept()
         self._is_untouched = False
-        if state_dict:
+        self._loaded = self._loaded_state = None
+        if not state_dict:
+            return
+        if "_unbegun_states" not in state_dict:
             self._loaded = Resume.of(state_dict)
+            self._loaded_state = copy.deepcopy(state_dict)
+        load_program_state(self, state_dict)

@@ -52,13 +52,15 @@ class _Plans(PlanQueue):
         self.n_schemas_left = _MOST_SCHEMAS if rows else 0
         self.wants_state = False
         self.shared_seed: int | None = None
-        self.begin(keys, -1, -1, [0] * n_workers, False)
+        self.example_seed: tuple[int, int] | None = None
+        self.begin(keys, -1, 0, -1, [0] * n_workers, False)
         self.ask_schema()
 
     def begin(
         self,
         keys: Iterator[Any],
         epoch: int,
+        n_drawn: int,
         last_worker: int,
         n_made: list[int],
         asks_first: bool,
@@ -69,6 +71,7 @@ class _Plans(PlanQueue):
         ----------
         keys : the sampler's iterator.
         epoch : number of the epoch in this process.
+        n_drawn : keys that the sampler has given before.
         last_worker : that has made the batch before; -1 for none.
         n_made : batches that each worker has made before.
         asks_first : whether each worker is asked for its state before the first batch.
@@ -76,6 +79,7 @@ class _Plans(PlanQueue):
         self.keys = keys
         self.is_stateful = is_stateful(self.sampler) or is_stateful(keys)
         self.epoch = epoch
+        self.n_drawn = n_drawn
         self.last_worker = last_worker
         self.n_made = n_made
         self.is_active = [True] * self.n_workers
@@ -88,7 +92,7 @@ class _Plans(PlanQueue):
         after = state._replace(position=number + 1)
         indices = np.array([number], np.int64)
         if self.n_asked < self.n_workers:
-            request = Request(None, self.epoch, -1, True, False, self.shared_seed)
+            request = Request(None, self.epoch, -1, True, False, self.shared_seed, None)
             self.n_asked += 1
             return Plan(indices, after, None, request, self.n_asked - 1)
         worker = self._next_worker()
@@ -98,6 +102,7 @@ class _Plans(PlanQueue):
             keys = next(self.keys)
         except StopIteration:
             return Plan(None, state)
+        self.n_drawn += 1
         self.last_worker = worker
         made = self.n_made[worker]
         self.n_made[worker] += 1
@@ -109,8 +114,9 @@ class _Plans(PlanQueue):
                 return Plan(rows, after, None, None, worker)
         if type(keys) is np.ndarray:
             keys = keys.tolist()
+        seed = None if self.example_seed is None else (*self.example_seed, self.n_drawn - 1)
         request = Request(
-            keys, self.epoch, made, self.wants_state, self.asks_schema, self.shared_seed
+            keys, self.epoch, made, self.wants_state, self.asks_schema, self.shared_seed, seed
         )
         self.asks_schema = False
         return Plan(indices, after, None, request, worker)
@@ -193,6 +199,7 @@ class WorkersIterator(LoaderIterator):
         if (
             not self._auto_collation
             or self._is_iterable
+            or self._example_seed is not None
             or isinstance(self._dataset, MapDataPipe)
             or is_stateful(self._dataset)
             or type(rows) is not int
@@ -251,8 +258,11 @@ class WorkersIterator(LoaderIterator):
                 f"num_workers={resume.n_workers}"
             )
         self._plans.shared_seed = self._shared_seed
+        self._plans.example_seed = self._example_seed
         self._plans.wants_state = self._asks_first and bool(self._interval)
-        self._plans.begin(self._sampler_iter, self._epoch, last_worker, n_made, self._asks_first)
+        self._plans.begin(
+            self._sampler_iter, self._epoch, self._n_drawn, last_worker, n_made, self._asks_first
+        )
         self._states = [
             {"worker_id": number, "fetcher_state": None, "dataset_state": None}
             for number in range(n_workers)
@@ -386,7 +396,6 @@ class WorkersIterator(LoaderIterator):
             **self._sampler_state(),
             **self._sampler_now,
             "_num_workers": self._num_workers,
-            "_base_seed": self._base_seed,
             "_batches_by_worker": list(self._delivered_by),
         }
         return {

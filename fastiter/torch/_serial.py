@@ -9,6 +9,7 @@ import torch.utils.data
 from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind, _utils
 
 from fastiter.torch._iterator import LoaderIterator
+from fastiter.torch._seeds import Seeded, generators_kept
 from fastiter.torch._state import Resume, begin_fetching, program_state, state_of
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class SerialIterator(LoaderIterator):
             self._drop_last,
             state,
         )
+        if self._example_seed is not None:
+            self._fetcher.dataset = Seeded(self._dataset)
         if resume is not None:
             n_missing = resume.n_more
             if self._dataset_kind == _DatasetKind.Iterable and not resume.has_worker_state:
@@ -54,7 +57,14 @@ class SerialIterator(LoaderIterator):
 
     def _next_data(self) -> Any:
         keys = self._next_index()
-        data = self._fetcher.fetch(keys.tolist() if type(keys) is np.ndarray else keys)
+        if type(keys) is np.ndarray:
+            keys = keys.tolist()
+        if self._example_seed is None:
+            data = self._fetcher.fetch(keys)
+        else:
+            with generators_kept():
+                self._fetcher.dataset.begin((*self._example_seed, self._n_drawn - 1))
+                data = self._fetcher.fetch(keys)
         if self._pin_memory:
             data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)
         return data

@@ -78,6 +78,17 @@ def program_state() -> dict[str, Any]:
     return {"_global_state": states_of([torch.default_generator])[0], "_rank": own_rank()}
 
 
+def load_program_state(loader: Any, state: dict[str, Any]) -> None:
+    """Set the global generator back, if the loader draws from it; and those of its samplers, if the
+    iteration had not begun. Another rank's random numbers are not this one's."""
+    if loader.generator is None and state["_rank"] == own_rank():
+        set_states([torch.default_generator], [state["_global_state"]])
+    if "_unbegun_states" in state:
+        generators = generators_of(loader)
+        start = loader.generator is None
+        set_states(generators[start:], state["_unbegun_states"][start:])
+
+
 class Resume(NamedTuple):
     """A loaded state, whichever way to fetch has saved it."""
 
@@ -88,8 +99,6 @@ class Resume(NamedTuple):
     last_worker: int  #: that made the last batch
     n_more: int  #: batches delivered after the state of the workers was taken
     is_finished: bool
-    global_state: list[int]  #: of torch's global generator when the state was saved
-    rank: int
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Resume:
@@ -101,10 +110,12 @@ class Resume(NamedTuple):
             If it is not the state of such a loader.
         """
         try:
-            program = state["_iterator_finished"], state["_global_state"], state["_rank"]
+            _ = state["_rank"], state["_global_state"]
             if "_snapshot" not in state:
                 worker = {key: state[key] for key in ("fetcher_state", "dataset_state")}
-                return cls(state["_num_yielded"], state, [worker], 0, 0, 0, *program)
+                return cls(
+                    state["_num_yielded"], state, [worker], 0, 0, 0, state["_iterator_finished"]
+                )
             snapshot = state["_snapshot"]
             main = snapshot["_main_snapshot"]
             n_workers = main["_num_workers"]
@@ -116,7 +127,7 @@ class Resume(NamedTuple):
                 n_workers,
                 snapshot["_last_yielded_worker_id"],
                 state["_steps_since_snapshot"],
-                *program,
+                state["_iterator_finished"],
             )
         except (KeyError, TypeError) as error:
             raise ValueError(

@@ -18,6 +18,7 @@ from fastiter._ring.schema import Schema
 from fastiter._workers import row_writer
 from fastiter._workers.main import BatchJob, WorkerArguments
 from fastiter.torch._collate import collate, collate_in_worker, schema_for
+from fastiter.torch._seeds import BatchKey, Seeded
 from fastiter.torch._state import begin_fetching, state_of
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Request(NamedTuple):
     wants_state: bool
     wants_schema: bool  #: the columns that such batches could be made from
     shared_seed: int | None
+    seed: BatchKey | None  #: of the examples' random numbers
 
 
 class Reply(NamedTuple):
@@ -167,6 +169,8 @@ class _BatchMaker:
         self._fetcher = begin_fetching(
             job.kind, self._dataset, job.auto_collation, self._collate, job.drop_last, state
         )
+        if request.seed is not None:
+            self._fetcher.dataset = Seeded(self._dataset)
         self._n_made = n_made
         self._epoch = request.epoch
         self._first_state = self._state()
@@ -181,6 +185,8 @@ class _BatchMaker:
     def _reply(self, request: Request) -> Any:
         is_iterable = self._job.kind == _DatasetKind.Iterable
         self._keys, self._wants_schema = request.keys, request.wants_schema
+        if request.seed is not None:
+            self._fetcher.dataset.begin(request.seed)
         self._schema = None
         try:
             while is_iterable and self._n_made < request.number:

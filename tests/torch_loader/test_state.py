@@ -1,0 +1,298 @@
+"""`state_dict` and `load_state_dict`: what is left of an iteration is what comes."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import multiprocessing
+import random
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import torch.utils.data as torch_data  # noqa: E402
+
+from fastiter.torch import DataLoader  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning")
+
+DATA = torch_data.TensorDataset(torch.arange(46))
+
+
+def own_generator():
+    return torch_data.RandomSampler(DATA, generator=torch.Generator().manual_seed(7))
+
+
+LOADERS = {
+    "in order": dict,
+    "shuffled": lambda: {"shuffle": True},
+    "seeded": lambda: {"shuffle": True, "generator": torch.Generator().manual_seed(2)},
+    "drop_last": lambda: {"shuffle": True, "drop_last": True},
+    "own generator": lambda: {"sampler": own_generator()},
+    "batch sampler": lambda: {
+        "batch_sampler": torch_data.BatchSampler(own_generator(), 4, False),
+        "batch_size": 1,
+    },
+    "with replacement": lambda: {"sampler": torch_data.RandomSampler(DATA, True, 30)},
+    "weighted": lambda: {"sampler": torch_data.WeightedRandomSampler([1.0] * 46, 30)},
+    "no batches": lambda: {"batch_size": None, "shuffle": True},
+}
+
+
+def loader_of(kind, workers, **arguments):
+    arguments = {"batch_size": 4, **LOADERS[kind](), **arguments}
+    return DataLoader(DATA, num_workers=workers, **arguments)
+
+
+def values(batch):
+    return (batch[0] if isinstance(batch, (list, tuple)) else batch).tolist()
+
+
+def take(loader, count=None, epochs=3):
+    """Batches of some epochs with a number that the program draws beside each, and the state after
+    `count` of them, of which no more are taken."""
+    found = []
+    for _ in range(epochs):
+        for batch in loader:
+            draws = loader.generator is None  # else the state is not that of the global generator
+            found.append((values(batch), torch.rand(()).item() if draws else 0))
+            if len(found) == count:
+                return found, loader.state_dict()
+    return found, None
+
+
+def epochs_left(count, whole):
+    per_epoch = len(whole) // 3
+    return 3 - (count - 1) // per_epoch
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 2), (2, 3), (0, 1), (2, 0)])
+def test_resume(kind, before, after):
+    """With any number of workers, the epochs that follow, and the program's numbers, too."""
+    torch.manual_seed(3)
+    whole, _ = take(loader_of(kind, before))
+    for count in (1, len(whole) // 3, len(whole) // 3 + 2):
+        torch.manual_seed(3)
+        first, state = take(loader_of(kind, before), count)
+        torch.manual_seed(99)
+        loader = loader_of(kind, after)
+        loader.load_state_dict(copy.deepcopy(state))
+        rest, _ = take(loader, epochs=epochs_left(count, whole))
+        assert first + rest == whole, count
+
+
+def test_resume_with_persistent_workers():
+    torch.manual_seed(3)
+    arguments = {"persistent_workers": True, "seed_examples": True}
+    whole, _ = take(loader_of("shuffled", 2, **arguments))
+    for count in (5, 17):
+        torch.manual_seed(3)
+        first, state = take(loader_of("shuffled", 2, **arguments), count)
+        loader = loader_of("shuffled", 3, **arguments)
+        loader.load_state_dict(state)
+        assert first + take(loader, epochs=epochs_left(count, whole))[0] == whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_state_before_the_first_batch_and_after_the_last(workers):
+    torch.manual_seed(3)
+    loader = loader_of("shuffled", workers)
+    state = loader.state_dict()
+    expected = [values(batch) for batch in loader]
+    again = loader_of("shuffled", workers)
+    again.load_state_dict(state)
+    assert [values(batch) for batch in again] == expected
+    # After the last batch, but before the end is known, the rest is empty; then it is an epoch.
+    iterator = iter(loader)
+    for _ in range(12):
+        next(iterator)
+    again.load_state_dict(loader.state_dict())
+    assert list(again) == []
+    with pytest.raises(StopIteration):
+        next(iterator)
+    del iterator
+    state = loader.state_dict()
+    following = [values(batch) for batch in loader]
+    again.load_state_dict(state)
+    assert [values(batch) for batch in again] == following
+
+
+def test_states_are_plain_data():
+    loader = loader_of("seeded", 2)
+    next(iter(loader))
+    state = loader.state_dict()
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == state
+
+
+def test_a_state_that_was_loaded_is_given_back_until_it_is_used():
+    """A program that is killed twice goes on from it."""
+    loader = loader_of("shuffled", 2)
+    next(iter(loader))
+    state = loader.state_dict()
+    again = loader_of("shuffled", 2)
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+
+
+def test_state_before_the_first_iteration_starts_nothing():
+    """The workers have the dataset as it is when the loop begins."""
+    former = children()
+    dataset = [0] * 8
+    loader = DataLoader(dataset, num_workers=2)
+    assert loader.state_dict() and children() == former
+    dataset[0] = 100
+    assert next(iter(loader)).item() == 100
+
+
+@pytest.mark.parametrize("state", [{"a": 1}, {"_snapshot": 3}, [1]])
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(ValueError, match="state_dict is not the state of a DataLoader"):
+        loader_of("in order", 2).load_state_dict(state)
+
+
+class Stateful(torch_data.IterableDataset):
+    """A stream that knows where it is."""
+
+    def __init__(self, n=40):
+        self.n, self.start = n, 0
+
+    def __iter__(self):
+        info = torch_data.get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        self.i, self.start = self.start, 0
+        while self.i * step + first < self.n:
+            self.i += 1
+            yield torch.tensor([(self.i - 1) * step + first, random.randrange(1)])
+
+    def state_dict(self):
+        return {"i": self.i if hasattr(self, "i") else 0}
+
+    def load_state_dict(self, state):
+        self.start = state["i"]
+
+
+class Stateless(torch_data.IterableDataset):
+    def __iter__(self):
+        info = torch_data.get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return (torch.tensor([i]) for i in range(first, 40 + 9 * first, step))
+
+
+@pytest.mark.parametrize("dataset", [Stateful, Stateless])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("every", [1, 3])
+def test_resume_of_streams(dataset, workers, every):
+    arguments = {"batch_size": 3, "num_workers": workers, "snapshot_every_n_steps": every}
+    whole = [batch[:, 0].tolist() for batch in DataLoader(dataset(), **arguments)]
+    for count in (1, 4, 7):
+        loader = DataLoader(dataset(), **arguments)
+        first = [batch[:, 0].tolist() for _, batch in zip(range(count), loader, strict=False)]
+        state = loader.state_dict()
+        again = DataLoader(dataset(), **arguments)
+        again.load_state_dict(state)
+        assert first + [batch[:, 0].tolist() for batch in again] == whole
+
+
+def test_another_number_of_workers_for_a_stream_is_refused():
+    loader = DataLoader(Stateful(), num_workers=2)
+    next(iter(loader))
+    again = DataLoader(Stateful(), num_workers=3)
+    again.load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match=r"pass num_workers=2"):
+        next(iter(again))
+
+
+class Drawing(torch_data.Dataset):
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        return index, random.random(), np.random.rand(), torch.rand(2)
+
+
+def drawn(workers, count=None, state=None):
+    torch.manual_seed(4)
+    loader = DataLoader(
+        Drawing(), batch_size=4, shuffle=True, num_workers=workers, seed_examples=True
+    )
+    if state is not None:
+        loader.load_state_dict(state)
+    found = []
+    for batch in loader:
+        found.append([part.tolist() for part in batch])
+        if len(found) == count:
+            return found, loader.state_dict()
+    return found, None
+
+
+def test_random_numbers_that_belong_to_examples():
+    """The same with any number of workers, and after resuming."""
+    whole, _ = drawn(0)
+    assert len({number for _, numbers, *_ in whole for number in numbers}) == 30
+    for workers in (1, 3):
+        assert drawn(workers)[0] == whole
+    for before, after in ((2, 3), (0, 2), (2, 0)):
+        first, state = drawn(before, 3)
+        assert first + drawn(after, state=state)[0] == whole
+
+
+def test_seeded_examples_leave_the_programs_generators_alone():
+    states = []
+    for seed_examples in (False, True):
+        torch.manual_seed(1), random.seed(1), np.random.seed(1)
+        loader = DataLoader(list(range(8)), shuffle=True, seed_examples=seed_examples)
+        list(loader)
+        states.append((torch.rand(()).item(), random.random(), np.random.rand()))
+    assert states[0] == states[1]
+
+
+def test_seeded_examples_of_a_stream_are_refused():
+    with pytest.raises(ValueError, match="seed_examples=True needs a dataset with __getitem__"):
+        DataLoader(Stateless(), seed_examples=True)
+
+
+# ---- what is left behind -------------------------------------------------------------------------
+
+
+def children():
+    return {process.pid for process in multiprocessing.active_children()}
+
+
+def test_a_loop_that_is_left_leaves_no_workers():
+    """And its state can be asked for afterwards."""
+    former = children()
+    gc.disable()  # nothing waits for a collection
+    try:
+        loader = loader_of("in order", 2)
+        for _ in loader:
+            assert len(children() - former) == 2
+            break
+        assert children() == former
+        again = loader_of("in order", 2)
+        again.load_state_dict(loader.state_dict())
+        assert [values(batch)[0] for batch in again] == list(range(4, 46, 4))
+        del loader, again
+        assert children() == former
+    finally:
+        gc.enable()
+
+
+def test_several_iterations_at_a_time():
+    loader = loader_of("in order", 2)
+    pairs = [(values(a), values(b)) for a, b in zip(iter(loader), iter(loader), strict=True)]
+    assert all(a == b for a, b in pairs) and len(pairs) == 12
+
+
+def test_batches_outlive_the_loader():
+    loader = loader_of("in order", 2)
+    batches = list(loader)
+    del loader
+    gc.collect()
+    assert torch.equal(torch.cat([batch[0] for batch in batches]), torch.arange(46))
