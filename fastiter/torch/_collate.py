@@ -141,7 +141,8 @@ def collate(
         place = _misfit(collate_fn, examples)
         if place is None:
             raise
-        text = f"{error} (example {place} of the batch, dataset index {keys[place]!r})"
+        index = "" if keys[place] is None else f", dataset index {keys[place]!r}"
+        text = f"{error} (example {place} of the batch{index})"
         try:
             told = type(error)(text)
         except Exception:

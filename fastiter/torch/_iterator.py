@@ -149,6 +149,11 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
         self._num_yielded += 1
         return data
 
+    @property
+    def _has_begun(self) -> bool:
+        """Whether the sampler has given a key, and drawn its seed."""
+        return self._n_drawn > 0
+
     def _sampler_state(self) -> dict[str, Any]:
         """Where the sampler is now."""
         return {
@@ -158,6 +163,7 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
             "_IterableDataset_len_called": self._IterableDataset_len_called,
             "_shared_seed": self._shared_seed,
             "_generator_states": self._generator_states,
+            "_has_begun": self._has_begun,
             "_base_seed": self._base_seed,
             "_is_reset": self._is_reset,
             "_example_seed": self._example_seed,
@@ -176,6 +182,9 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
             # Now, since a sampler draws its seed with its first key, and what is loaded later, such
             # as a dataset's state, may set the generator.
             collections.deque(itertools.islice(self._sampler_iter, self._n_drawn), maxlen=0)
+            if main["_has_begun"] and self._n_drawn == 0:
+                first = list(itertools.islice(self._sampler_iter, 1))
+                self._sampler_iter = itertools.chain(first, self._sampler_iter)
         self._num_yielded = resume.n_yielded
         self._IterableDataset_len_called = main["_IterableDataset_len_called"]
         self._shared_seed = main["_shared_seed"]

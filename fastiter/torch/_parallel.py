@@ -26,7 +26,7 @@ from fastiter.iterators._arguments import checked_context
 from fastiter.iterators._state import State
 from fastiter.torch._collate import converter_for
 from fastiter.torch._iterator import LoaderIterator
-from fastiter.torch._state import Resume, is_stateful, program_state, state_if_any
+from fastiter.torch._state import Resume, is_stateful, other_workers, program_state, state_if_any
 from fastiter.torch._worker import LoaderJob, Reply, Request
 
 if TYPE_CHECKING:
@@ -252,11 +252,7 @@ class WorkersIterator(LoaderIterator):
         if resume is not None and resume.n_workers == n_workers:
             n_made, last_worker = resume.batches_by_worker(n_workers), resume.last_worker
         elif resume is not None and self._is_iterable and resume.n_yielded:
-            raise ValueError(
-                f"state_dict was saved with {resume.n_workers} workers, but num_workers is "
-                f"{n_workers}: what each worker takes of an IterableDataset depends on it; pass "
-                f"num_workers={resume.n_workers}"
-            )
+            raise other_workers(resume.n_workers, n_workers)
         self._plans.shared_seed = self._shared_seed
         self._plans.example_seed = self._example_seed
         self._plans.wants_state = self._asks_first and bool(self._interval)
@@ -341,11 +337,11 @@ class WorkersIterator(LoaderIterator):
             try:
                 plan.outcome = self._fetch(pool, plan)
             except WorkerDiedError as error:
-                raise _died(error) from error
+                raise _died(error, plan) from error
         outcome = plan.outcome
         plans.deliver()
         if type(outcome) is Failure:
-            _raise(outcome, plan.worker)
+            _raise(outcome, plan)
         if plan.request is not None:
             return plan, outcome[0]
         if pool.spilled_rows > self._n_spilled:
@@ -367,6 +363,10 @@ class WorkersIterator(LoaderIterator):
         return capture(pool.deliver, plan, None)
 
     # ---- state
+
+    @property
+    def _has_begun(self) -> bool:
+        return self._plans.n_drawn > 0
 
     def _ask_first(self) -> None:
         """Receive the state of each worker at the start of the epoch."""
@@ -443,20 +443,30 @@ class _ShardingInit:
         torch_dataloader._sharding_worker_init_fn(*self._arguments, number)
 
 
-def _died(error: WorkerDiedError) -> RuntimeError:
-    return RuntimeError(f"DataLoader worker is killed: {error}")
+def _named(text: str, plan: Plan) -> str:
+    """The text of an error, with the keys of a batch that was made as a whole, of which the ring
+    knows a number only."""
+    if plan.request is None:
+        return text
+    keys = plan.request.keys
+    return text.replace(f"dataset index {plan.indices[0]}", f"the batch of {keys!r:.200}")
 
 
-def _raise(failure: Failure, worker: int) -> NoReturn:
+def _died(error: WorkerDiedError, plan: Plan) -> RuntimeError:
+    return RuntimeError(f"DataLoader worker is killed: {_named(str(error), plan)}")
+
+
+def _raise(failure: Failure, plan: Plan) -> NoReturn:
     """Raise an example's failure as torch's loader does: by its type, with the worker's traceback
     as its text."""
     error = failure.error
     if isinstance(error, WorkerDiedError):
-        raise _died(error)
+        raise _died(error, plan)
     if not isinstance(error.__cause__, WorkerTraceback):
         reraise(failure)
     failure.clear()
-    wrapper = ExceptionWrapper((type(error), error, None), f"in DataLoader worker process {worker}")
+    where = f"in DataLoader worker process {plan.worker}"
+    wrapper = ExceptionWrapper((type(error), error, None), where)
     facts, _, text = str(error.__cause__).partition("\n")
-    wrapper.exc_msg = f"{text.rstrip()} ({facts})"
+    wrapper.exc_msg = f"{text.rstrip()} ({_named(facts, plan)})"
     wrapper.reraise()

@@ -6,11 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch.utils.data
-from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind, _utils
+from torch.utils.data import (
+    IterDataPipe,
+    MapDataPipe,
+    _DatasetKind,
+    _utils,
+    default_collate,
+)
 
+from fastiter.torch._collate import collate
 from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._seeds import Seeded, generators_kept
-from fastiter.torch._state import Resume, begin_fetching, program_state, state_of
+from fastiter.torch._state import (
+    Resume,
+    begin_fetching,
+    other_workers,
+    program_state,
+    state_of,
+)
 
 if TYPE_CHECKING:
     from fastiter.torch._loader import DataLoader
@@ -31,12 +44,15 @@ class SerialIterator(LoaderIterator):
 
     def _begin(self, resume: Resume | None) -> None:
         """Make the fetcher; of a loaded state, where that was."""
+        is_iterable = self._dataset_kind == _DatasetKind.Iterable
+        if resume is not None and is_iterable and resume.n_workers and resume.n_yielded:
+            raise other_workers(resume.n_workers, 0)
         state = None if resume is None else resume.of_worker(0, 0)
         self._fetcher = begin_fetching(
             self._dataset_kind,
             self._dataset,
             self._auto_collation,
-            self._collate_fn,
+            self._collate if self._collate_fn is default_collate else self._collate_fn,
             self._drop_last,
             state,
         )
@@ -44,7 +60,7 @@ class SerialIterator(LoaderIterator):
             self._fetcher.dataset = Seeded(self._dataset)
         if resume is not None:
             n_missing = resume.n_more
-            if self._dataset_kind == _DatasetKind.Iterable and not resume.has_worker_state:
+            if is_iterable and not resume.has_worker_state:
                 n_missing += resume.n_yielded
                 self._num_yielded = 0
             for _ in range(n_missing):
@@ -55,10 +71,14 @@ class SerialIterator(LoaderIterator):
         super()._reset(loader, first_iter)
         self._begin(None)
 
+    def _collate(self, examples: list[Any]) -> Any:
+        return collate(default_collate, examples, self._keys)
+
     def _next_data(self) -> Any:
         keys = self._next_index()
         if type(keys) is np.ndarray:
             keys = keys.tolist()
+        self._keys = keys
         if self._example_seed is None:
             data = self._fetcher.fetch(keys)
         else:

@@ -89,6 +89,14 @@ def load_program_state(loader: Any, state: dict[str, Any]) -> None:
         set_states(generators[start:], state["_unbegun_states"][start:])
 
 
+def other_workers(before: int, now: int) -> ValueError:
+    """The error of a stream whose parts were those of another number of workers."""
+    return ValueError(
+        f"state_dict was saved with {before} workers, but num_workers is {now}: what each worker "
+        f"takes of an IterableDataset depends on it; pass num_workers={before}"
+    )
+
+
 class Resume(NamedTuple):
     """A loaded state, whichever way to fetch has saved it."""
 

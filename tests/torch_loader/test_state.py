@@ -200,10 +200,12 @@ def test_resume_of_streams(dataset, workers, every):
         assert first + [batch[:, 0].tolist() for batch in again] == whole
 
 
-def test_another_number_of_workers_for_a_stream_is_refused():
-    loader = DataLoader(Stateful(), num_workers=2)
+@pytest.mark.parametrize("dataset", [Stateful, Stateless])
+@pytest.mark.parametrize("workers", [0, 3])
+def test_another_number_of_workers_for_a_stream_is_refused(dataset, workers):
+    loader = DataLoader(dataset(), num_workers=2)
     next(iter(loader))
-    again = DataLoader(Stateful(), num_workers=3)
+    again = DataLoader(dataset(), num_workers=workers)
     again.load_state_dict(loader.state_dict())
     with pytest.raises(ValueError, match=r"pass num_workers=2"):
         next(iter(again))
