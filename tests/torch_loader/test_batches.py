@@ -370,11 +370,12 @@ def test_the_error_of_columns_is_that_of_whole_batches():
 
 
 @pytest.mark.parametrize("place", [0, 8])
-def test_misfits_are_named(place):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_misfits_are_named(place, workers):
     """torch's message, and which example."""
     shapes = {place * 5 + 3: (4,)}
     dataset = Dataset(lambda i: (torch.zeros(shapes.get(i, (3,))), i), 60)
-    loader = DataLoader(dataset, batch_size=5, num_workers=1)
+    loader = DataLoader(dataset, batch_size=5, num_workers=workers)
     text = rf"stack expects each tensor to be equal size.*dataset index {place * 5 + 3}\)"
     with pytest.raises(RuntimeError, match=f"(?s){text}"):
         list(loader)
