@@ -1,8 +1,8 @@
-"""A JAX training loop: batches reach the compiled step without a copy on the host.
+"""A JAX training loop: the next batch is transferred while the step computes with this one.
 
-`jax.dlpack.from_dlpack` takes an array of shared memory as it is. Workers are started before JAX
-computes for the first time: its threads make a later fork unsafe, and fastiter would take a fork
-server instead (see docs/guide/starting.md)::
+`as_jax` transfers it; on the CPU, JAX shares the memory of the batch instead. Workers are started
+before JAX computes for the first time: its threads make a later fork unsafe, and fastiter would
+take a fork server instead (see docs/guide/starting.md)::
 
     python examples/jax_loop.py
 
@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fastiter import MultiprocessIterator, concat_examples
+from fastiter.interop import as_jax
 
 
 class Waves:
@@ -68,8 +69,7 @@ def main(gpu: int | None) -> None:
         ]
         params = [jnp.asarray(p, jnp.float32) for p in params]
         errors = []
-        for batch in iterator:
-            waves, frequencies = map(jax.dlpack.from_dlpack, batch)  # no copy
+        for waves, frequencies in as_jax(iterator):
             params, value = step(params, waves, frequencies)
             errors.append(float(value))
             if iterator.is_new_epoch:

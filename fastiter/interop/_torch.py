@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastiter.dataset.convert import concat_examples
-from fastiter.interop._wrapped import Wrapped, library, map_leaves, mapping_like, tuple_like
+from fastiter.interop._wrapped import EpochLoops, library, map_leaves, mapping_like, tuple_like
 
 _REMEDY = "install PyTorch, see https://pytorch.org/get-started (without a GPU: pip install torch)"
 
@@ -38,7 +38,7 @@ def as_torch(iterator: Iterator[Any]) -> TorchIterator:
     return TorchIterator(iterator)
 
 
-class TorchIterator(Wrapped):
+class TorchIterator(EpochLoops):
     """Returns the batches of an iterator as tensors; `as_torch` creates it.
 
     Arrays in tuples, lists, dicts and other mutable mappings, at any depth, become tensors that
@@ -61,22 +61,6 @@ class TorchIterator(Wrapped):
         self._torch = library("torch", "as_torch", _REMEDY)
         super().__init__(iterator)
 
-    @property
-    def iterator(self) -> Any:
-        """The wrapped iterator."""
-        return self._iterator
-
-    def __iter__(self) -> Iterator[Any]:
-        """Begin an epoch, or continue from a loaded state; with ``repeat`` always continue."""
-        inner = self._iterator
-        begin_loop = getattr(inner, "_begin_loop", None)  # of an iterator of fastiter
-        if begin_loop is not None:
-            begin_loop(each_is_an_epoch=True)
-        # Any other one only knows its end, by the attributes of Chainer's interface.
-        elif getattr(inner, "repeat", True) is False and getattr(inner, "epoch", 0) > 0:
-            self.reset()
-        return _Loop(self)
-
     def __next__(self) -> Any:
         """Return the next batch, of tensors.
 
@@ -93,10 +77,6 @@ class TorchIterator(Wrapped):
         if type(batch) is list and batch and getattr(self._iterator, "converter", None) is None:
             return self._joined(batch)
         return map_leaves(self._tensor, batch)
-
-    def close(self) -> None:
-        """Finalize the wrapped iterator; the same as `finalize`."""
-        self.finalize()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return as_torch, (self._iterator,)
@@ -143,11 +123,6 @@ class TorchIterator(Wrapped):
                 f"{array.shape} and dtype {array.dtype}: let the dataset or the converter return "
                 "another dtype, for example by array.astype(numpy.float32)"
             ) from error
-
-
-class _Loop(Wrapped):
-    """The iterator of one ``for``. Its own ``iter()`` begins no epoch, so that ``for`` can follow
-    ``batches = iter(loader); first = next(batches)``."""
 
 
 def _differ_in_shape(parts: list[Any]) -> bool:

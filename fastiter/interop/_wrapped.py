@@ -77,6 +77,35 @@ class Wrapped:
         return f"<{type(self).__name__} of {self._iterator!r}>"
 
 
+class EpochLoops(Wrapped):
+    """A wrapper over which, with ``repeat=False``, each ``for`` is an epoch."""
+
+    @property
+    def iterator(self) -> Any:
+        """The wrapped iterator."""
+        return self._iterator
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin an epoch, or continue from a loaded state; with ``repeat`` always continue."""
+        inner = self._iterator
+        begin_loop = getattr(inner, "_begin_loop", None)  # of an iterator of fastiter
+        if begin_loop is not None:
+            begin_loop(each_is_an_epoch=True)
+        # Any other one only knows its end, by the attributes of Chainer's interface.
+        elif getattr(inner, "repeat", True) is False and getattr(inner, "epoch", 0) > 0:
+            self.reset()
+        return _Loop(self)
+
+    def close(self) -> None:
+        """Finalize the wrapped iterator; the same as `finalize`."""
+        self.finalize()
+
+
+class _Loop(Wrapped):
+    """The iterator of one ``for``. Its own ``iter()`` begins no epoch, so that ``for`` can follow
+    ``batches = iter(loader); first = next(batches)``."""
+
+
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """Apply ``function`` to everything in nested tuples, lists and mutable mappings."""
     if isinstance(value, tuple):

@@ -11,7 +11,7 @@ import pytest
 from programs import environment, run
 
 from fastiter import MultiprocessIterator, SerialIterator, concat_examples, interop
-from fastiter.interop import as_chainer, as_torch, from_torch
+from fastiter.interop import as_chainer, as_jax, as_torch, from_torch
 
 DATASET = [(np.full((2, 3), i, np.float32), i) for i in range(40)]
 
@@ -20,6 +20,7 @@ DATASET = [(np.full((2, 3), i, np.float32), i) for i in range(40)]
     ("function", "module", "remedy"),
     [
         (as_chainer, "chainer", "chainer 7.8.1"),
+        (as_jax, "jax", r"pip install 'fastiter\[jax\]'"),
         (as_torch, "torch", "pip install torch"),
         (from_torch, "torch.utils.data", "pip install torch"),
     ],
@@ -41,7 +42,9 @@ def test_neither_the_import_nor_an_iteration_imports_other_libraries():
 
 
 def test_public_names():
-    assert set(interop.__all__) == {"TorchIterator", "as_chainer", "as_torch", "from_torch"}
+    assert set(interop.__all__) == {
+        *("JaxIterator", "TorchIterator", "as_chainer", "as_jax", "as_torch", "from_torch")
+    }
 
 
 def test_batches_offer_dlpack_over_shared_memory():
