@@ -28,6 +28,8 @@ CLIENTS = {
     "image_folder.py": (("torch", "PIL"), (2, 1)),
     "lightning_trainer.py": (("torch", "lightning"), (2,)),
 }
+pytestmark = pytest.mark.slow  # importing the clients takes seconds, in each of the programs
+
 KILLED_AFTER = "epoch 1 batch 7 "  # the last checkpoint is that after batch 4
 RESUMED_AT = "epoch 1 batch 5 "
 N_BATCHES = 15  # in each of the 3 epochs
