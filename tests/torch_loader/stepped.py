@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import select
@@ -70,9 +69,8 @@ class Stepped:
         assert self._process.wait(_PATIENCE) == -signal.SIGKILL, self.errors()
 
     def close(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        if self._process.poll() is None:
+            self.kill()
         os.close(self._fd)
 
 
