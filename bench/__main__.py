@@ -25,7 +25,7 @@ ROOT = str(Path(__file__).resolve().parent.parent)
 PEERS = tuple(family for family in FAMILIES if family != "fastiter")
 
 
-LOADER_JOBS = ("import", "startup")  # not about one kernel
+LOADER_JOBS = ("consumer", "import", "startup")  # not about one kernel
 
 
 def micro_jobs() -> dict[str, ModuleType]:
@@ -44,7 +44,7 @@ def _arguments(jobs: dict[str, ModuleType]) -> argparse.Namespace:
         "jobs",
         nargs="*",
         metavar="JOB",
-        help=f"of {', '.join(known)}; kernels: all before it but {' and '.join(LOADER_JOBS)}; "
+        help=f"of {', '.join(known)}; kernels: all before it but {', '.join(LOADER_JOBS)}; "
         "default all",
     )
     parser.add_argument(
@@ -164,7 +164,9 @@ class Run:
         settings = pipelines.Settings(*self._pace(pipelines), ROOT)
         results = {}
         for name in self.workloads:
-            rows = pipelines.rows_of(self.interpreters, self.twins, main_only=self._arguments.quick)
+            rows = pipelines.rows_of(
+                name, self.interpreters, self.twins, main_only=self._arguments.quick
+            )
             pipelines.measure(name, rows, settings, lambda text, name=name: _say(f"{name}: {text}"))
             results[name] = report.pipeline_json(name, rows)
             self._show(report.pipeline_table(name, rows), rows)

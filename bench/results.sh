@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-python}
 for table in pipelines startup kernels; do
     jobs=$table
-    [ "$table" = startup ] && jobs="startup import"
+    [ "$table" = startup ] && jobs="startup import consumer"
     # shellcheck disable=SC2086
     "$python" -m bench $jobs --json "bench/results/$table.json" "$@" \
         > "bench/results/$table.txt" || { cat "bench/results/$table.txt"; exit 1; }

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +32,7 @@ class Candidate:
     open: Open
     main: bool = True  # a --quick run includes it
     prefetches: bool = True  # batches that were made ahead, which each slice must use up first
+    imports: str = ""  # a module beside its family's, so that its memory is not the loader's
 
     @property
     def family(self) -> str:
@@ -39,23 +40,30 @@ class Candidate:
         return self.name.partition(".")[0]
 
 
-def concat(examples: list[Any], padding: tuple[int | None, ...] | None) -> Any:
+def concat(examples: Sequence[Any], padding: tuple[int | None, ...] | None = None) -> Any:
     """A batch by plain NumPy, as one writes it by hand."""
     first = examples[0]
     if isinstance(first, dict):
-        return {key: np.stack([example[key] for example in examples]) for key in first}
-    columns = []
-    for field, values in enumerate(zip(*examples, strict=True)):
-        if not isinstance(values[0], np.ndarray):
-            columns.append(np.array(values))
-        elif padding is None or padding[field] is None:
-            columns.append(np.stack(values))
-        else:
-            padded = np.full((len(values), max(map(len, values))), padding[field], values[0].dtype)
-            for row, value in enumerate(values):
-                padded[row, : len(value)] = value
-            columns.append(padded)
-    return tuple(columns)
+        return {key: concat([example[key] for example in examples]) for key in first}
+    if isinstance(first, tuple):
+        columns = zip(*examples, strict=True)
+        fills = padding if padding is not None else itertools.repeat(None)
+        return tuple(
+            concat(values) if fill is None else _padded(values, fill)
+            for values, fill in zip(columns, fills)  # noqa: B905 (one may be endless)
+        )
+    if isinstance(first, str):
+        return list(examples)
+    if isinstance(first, (int, float)):
+        return np.array(examples)
+    return np.stack(examples)
+
+
+def _padded(values: Sequence[np.ndarray], fill: int) -> np.ndarray:
+    padded = np.full((len(values), max(map(len, values))), fill, values[0].dtype)
+    for row, value in enumerate(values):
+        padded[row, : len(value)] = value
+    return padded
 
 
 @contextmanager
@@ -82,16 +90,21 @@ def _chainer_like(library: str, iterator: str, **options: Any) -> Open:
     return open_
 
 
+def _concat_examples(workload: Workload) -> Callable[[list[Any]], Any]:
+    """fastiter's, as a converter or collate function."""
+    from fastiter.dataset import concat_examples
+
+    if workload.padding is None:
+        return concat_examples
+    return functools.partial(concat_examples, padding=workload.padding)
+
+
 def _converting(iterator: str) -> Open:
     """An iterator of fastiter that is given ``concat_examples`` as its converter."""
 
     @contextmanager
     def open_(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
-        from fastiter.dataset import concat_examples
-
-        converter = concat_examples
-        if workload.padding is not None:
-            converter = functools.partial(concat_examples, padding=workload.padding)
+        converter = _concat_examples(workload)
         batches = _iterator("fastiter", iterator, workload, dataset, converter=converter)
         with closing_iterator(batches):
             yield batches
@@ -142,47 +155,112 @@ def _torch_collate(padding: tuple[int | None, ...] | None) -> Callable[[list[Any
     return collate
 
 
-def _torch(workers: bool, numpy_collate: bool = False, strategy: str | None = None) -> Open:
+def _collate(workload: Workload, kind: str) -> Any:
+    """A loader's ``collate_fn``: `kind` is one of ``torch``, ``fastiter`` and ``numpy``."""
+    if kind == "numpy":
+        return functools.partial(concat, padding=workload.padding)
+    if workload.padding is None:
+        return None
+    return _concat_examples(workload) if kind == "fastiter" else _torch_collate(workload.padding)
+
+
+@contextmanager
+def torch_batches(
+    workload: Workload,
+    dataset: Any,
+    loader: str = "torch.utils.data.DataLoader",
+    *,
+    collate: str = "torch",
+    workers: bool = True,
+) -> Iterator[Iterator[Any]]:
+    """Endless batches of a loader with torch's arguments, as it gives them."""
+    import torch
+
+    torch.set_num_threads(1)
+    options: dict[str, Any] = {}
+    if workers:
+        # A worker builds whole batches alone, so its depth counts per worker: at least one batch
+        # each.
+        options = {
+            "num_workers": workload.n_workers,
+            "prefetch_factor": max(1, N_PREFETCH // workload.n_workers),
+            "persistent_workers": True,
+            "multiprocessing_context": "fork",
+        }
+    module, _, name = loader.rpartition(".")
+    epochs = getattr(importlib.import_module(module), name)(
+        dataset,
+        workload.batch_size,
+        shuffle=False,
+        collate_fn=_collate(workload, collate),
+        **options,
+    )
+    with closing(batch for _ in itertools.count() for batch in epochs) as batches:
+        yield batches
+
+
+@contextmanager
+def as_torch_batches(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
+    """`MultiprocessIterator` with ``concat_examples``, its batches as tensors."""
+    from fastiter.interop import as_torch
+
+    with _converting("MultiprocessIterator")(workload, dataset) as batches:
+        yield as_torch(batches)
+
+
+def _as_numpy(batch: Any) -> Any:
+    """A batch with views of its tensors."""
+    if isinstance(batch, dict):
+        return {key: _as_numpy(value) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return [_as_numpy(value) for value in batch]
+    return batch.numpy() if hasattr(batch, "numpy") else batch
+
+
+def _torch(
+    loader: str = "torch.utils.data.DataLoader", strategy: str | None = None, **options: Any
+) -> Open:
+    """`torch_batches`, as NumPy's views."""
+
     @contextmanager
     def open_(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
-        import torch
-        from torch.utils.data import DataLoader
-
-        torch.set_num_threads(1)
         if strategy is not None:
+            import torch
+
             torch.multiprocessing.set_sharing_strategy(strategy)
-        if numpy_collate:
-            collate = functools.partial(concat, padding=workload.padding)
-        else:
-            collate = _torch_collate(workload.padding)
-        options: dict[str, Any] = {}
-        if workers:
-            # A worker builds whole batches alone, so its depth counts per worker: at least one
-            # batch each.
-            options = {
-                "num_workers": workload.n_workers,
-                "prefetch_factor": max(1, N_PREFETCH // workload.n_workers),
-                "persistent_workers": True,
-                "multiprocessing_context": "fork",
-            }
-        loader = DataLoader(
-            dataset, workload.batch_size, shuffle=False, collate_fn=collate, **options
-        )
-
-        def batches() -> Iterator[Any]:
-            while True:
-                for batch in loader:
-                    if numpy_collate:
-                        yield batch
-                    elif isinstance(batch, dict):
-                        yield {key: tensor.numpy() for key, tensor in batch.items()}
-                    else:
-                        yield [tensor.numpy() for tensor in batch]
-
-        with closing(batches()) as iterator:
-            yield iterator
+        with torch_batches(workload, dataset, loader, **options) as batches:
+            yield map(_as_numpy, batches)
 
     return open_
+
+
+@contextmanager
+def _as_torch(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
+    with as_torch_batches(workload, dataset) as batches:
+        yield map(_as_numpy, batches)
+
+
+@contextmanager
+def _dataloader_rs(workload: Workload, dataset: Any) -> Iterator[Iterator[Any]]:
+    from dataloader_rs import PyDataloader, PyDataset
+
+    class Rows(PyDataset):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return len(dataset)
+
+        def __getitem__(self, i: int) -> Any:
+            return dataset[i]
+
+    loader = PyDataloader(
+        Rows(),
+        workload.batch_size,
+        # As many as are made ahead beyond one in the hands of each thread.
+        prefetch_depth=max(1, N_PREFETCH - workload.n_workers),
+        num_workers=workload.n_workers,
+        collate_fn=_collate(workload, "numpy"),
+    )
+    with closing(batch for _ in itertools.count() for batch in loader) as batches:
+        yield batches
 
 
 @contextmanager
@@ -261,17 +339,30 @@ CANDIDATES = {
             _converting("MultithreadIterator"),
             main=False,
         ),
-        Candidate("torch.mp", "DataLoader, workers, tensors", _torch(workers=True)),
+        Candidate(
+            "fastiter.mp-torch-loader",
+            "fastiter.torch.DataLoader, workers, tensors",
+            _torch("fastiter.torch.DataLoader", collate="fastiter"),
+            imports="fastiter.torch",
+        ),
+        Candidate(
+            "fastiter.mp-as-torch",
+            "as_torch(MultiprocessIterator(converter=concat_examples))",
+            _as_torch,
+            imports="torch.utils.data",
+            main=False,
+        ),
+        Candidate("torch.mp", "DataLoader, workers, tensors", _torch()),
         Candidate(
             "torch.mp-files",
             "DataLoader, workers, tensors shared by file name",
-            _torch(workers=True, strategy="file_system"),
+            _torch(strategy="file_system"),
             main=False,
         ),
         Candidate(
             "torch.mp-numpy",
             "DataLoader, workers, collated to NumPy arrays",
-            _torch(workers=True, numpy_collate=True),
+            _torch(collate="numpy"),
         ),
         Candidate(
             "torch.serial",
@@ -279,6 +370,18 @@ CANDIDATES = {
             _torch(workers=False),
             main=False,
             prefetches=False,
+        ),
+        Candidate(
+            "torchdata.mp",
+            "StatefulDataLoader, workers, tensors",
+            _torch("torchdata.stateful_dataloader.StatefulDataLoader"),
+            main=False,
+        ),
+        Candidate(
+            "dataloader_rs.thread",
+            "PyDataloader, threads, collated to NumPy arrays",
+            _dataloader_rs,
+            main=False,
         ),
         Candidate(
             "chainer.mp",

@@ -61,20 +61,44 @@ def _torch(ratio: float) -> Goal:
     return Goal("torch.mp", ratio, "fastiter.mp", without="torch.mp-numpy")
 
 
+def _loader(ratio: float, *, level: bool = True) -> list[Goal]:
+    """Of the loader for torch: `ratio` times torch, and with `level` as fast as `as_torch`."""
+    ours, torch = "fastiter.mp-torch-loader", []
+    if ratio:
+        torch = [Goal("torch.mp", ratio, ours, without="torch.mp-numpy")]
+    return [*torch, Goal("fastiter.mp-as-torch", 0.9, ours)] if level else torch
+
+
 PIPELINES = {
     "W1": _pipeline(
         _torch(16),
         _mp("chainer.mp", 6),
         _mp("limit", 0.70),
         Goal("best peer", 1.0, "fastiter.*"),
+        *_loader(12),
         list_share=0.8,
     ),
-    "W2": _pipeline(_torch(12), _mp("chainer.mp", 35), _mp("best peer", 1.5), list_share=0.5),
-    "W3": _pipeline(_torch(2), _mp("chainer.mp", 1.3), _mp("limit", 0.85), list_share=0.8),
-    "W4": _pipeline(_torch(15), _mp("chainer.mp", 40), _mp("best peer", 1.4), list_share=0.5),
-    "W5": _pipeline(_torch(15), _mp("chainer.mp", 30), _mp("best peer", 1.6), list_share=0.5),
-    "W6": _pipeline(_torch(11), _mp("chainer.mp", 5), _mp("best peer", 1.9), list_share=0.8),
+    "W2": _pipeline(
+        _torch(12), _mp("chainer.mp", 35), _mp("best peer", 1.5), *_loader(12), list_share=0.5
+    ),
+    "W3": _pipeline(
+        _torch(2),
+        _mp("chainer.mp", 1.3),
+        _mp("limit", 0.85),
+        *_loader(2, level=False),
+        list_share=0.8,
+    ),
+    "W4": _pipeline(
+        _torch(15), _mp("chainer.mp", 40), _mp("best peer", 1.4), *_loader(0), list_share=0.5
+    ),
+    "W5": _pipeline(
+        _torch(15), _mp("chainer.mp", 30), _mp("best peer", 1.6), *_loader(12), list_share=0.5
+    ),
+    "W6": _pipeline(
+        _torch(11), _mp("chainer.mp", 5), _mp("best peer", 1.9), *_loader(0), list_share=0.8
+    ),
     "W7": _pipeline(_mp("limit", 0.99), list_share=0.8),
+    "W9": tuple(_loader(10, level=False)),
 }
 
 

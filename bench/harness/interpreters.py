@@ -33,6 +33,8 @@ print("\\n" + json.dumps(facts))
 MODULES = {
     "fastiter": ("fastiter.iterators", "fastiter"),
     "torch": ("torch", "torch"),
+    "torchdata": ("torchdata.stateful_dataloader", "torchdata"),
+    "dataloader_rs": ("dataloader_rs", "dataloader-rs"),
     "chainer": ("chainer.iterators", "chainer"),
     "grain": ("grain", "grain"),
     "spdl": ("spdl.pipeline", "spdl-core"),

@@ -26,11 +26,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bench.harness.candidates import concat
 from bench.harness.micro import compile_c
-from bench.harness.verify import Verifier
+from bench.harness.verify import Verifier, fields_of, form_of
 from bench.harness.workloads import Workload
 
 COPY_THREADS = 2
@@ -122,11 +120,11 @@ class Limit:
     def _row_nbytes(self) -> Sequence[int]:
         """Bytes of one example, per array; the mean where they differ. Numbers are no copy."""
         examples = [self._dataset.reference(i) for i in range(min(256, self._dataset.distinct))]
-        values = [list(e.values()) if isinstance(e, dict) else list(e) for e in examples]
+        form = form_of(examples[0])
         return [
             max(1, round(sum(array.nbytes for array in column) / len(column)))
-            for column in zip(*values, strict=True)
-            if isinstance(column[0], np.ndarray)
+            for column in zip(*(fields_of(example, form) for example in examples), strict=True)
+            if hasattr(column[0], "nbytes")
         ]
 
     def _consume_rate(self, seconds: float) -> float:

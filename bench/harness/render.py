@@ -45,8 +45,8 @@ class Workload:
 
     @property
     def ours(self) -> Row | None:
-        """`MultiprocessIterator` with a converter."""
-        return self._rows.get("fastiter.mp")
+        """`MultiprocessIterator` with a converter; else the loader for torch."""
+        return self._rows.get("fastiter.mp", self._rows.get("fastiter.mp-torch-loader"))
 
     def workers(self, family: str) -> Row | None:
         """The fastest of a peer's ways to use worker processes."""

@@ -111,7 +111,7 @@ _PIPELINE_HEAD = (
 )
 
 
-def _pipeline_cells(rows: list[Row], row: Row, limit: Row | None) -> tuple[str, ...]:
+def _pipeline_cells(rows: list[Row], row: Row, limit: Row | None, ours: str) -> tuple[str, ...]:
     rates = [one["rate"] for one in row.slices]
     cells = [row.name, f"{row.rate:,.0f}", f"{min(rates):,.0f}", f"{max(rates):,.0f}"]
     if row.family == "limit":
@@ -119,7 +119,7 @@ def _pipeline_cells(rows: list[Row], row: Row, limit: Row | None) -> tuple[str, 
     return (
         *cells,
         f"{row.rate / limit.rate:.0%}" if limit else "",
-        _ratio(rows, row, "fastiter.mp"),
+        _ratio(rows, row, ours),
         f"{row.median('cpu_us_per_example'):,.2f}",
         f"{row.median('cores'):.2f}",
         f"{row.facts['pss_added'] / 1e6:,.0f}",
@@ -132,7 +132,10 @@ def pipeline_table(name: str, rows: list[Row]) -> str:
     workload = WORKLOADS[name]
     limit = _limit(rows)
     loaded = f"batch {workload.batch_size}, {workload.n_workers} workers, n_prefetch {N_PREFETCH}"
-    cells = [_PIPELINE_HEAD, *(_pipeline_cells(rows, row, limit) for row in rows if row.ok)]
+    cells = [
+        _PIPELINE_HEAD,
+        *(_pipeline_cells(rows, row, limit, workload.ours) for row in rows if row.ok),
+    ]
     lines = [f"{name}: {workload.title}; {loaded}", *lay_out(cells)]
     if limit:
         parts = [

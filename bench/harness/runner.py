@@ -45,7 +45,8 @@ class Slices:
         self._workload = workload
         self._dataset = workload.make()
         self._verifier = Verifier(self._dataset, workload.batch_size, workload.padding)
-        importlib.import_module(MODULES[candidate.family][0])
+        for module in filter(None, (MODULES[candidate.family][0], candidate.imports)):
+            importlib.import_module(module)
         # Batches that a slice begins with: those prefetched, one in the hands of each worker.
         self._warm_up = N_PREFETCH + workload.n_workers + 2 if candidate.prefetches else 1
         self._loader: AbstractContextManager[Any] = candidate.open(workload, self._dataset)

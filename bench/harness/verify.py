@@ -9,7 +9,7 @@ timed part (`check_fully`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,13 +26,14 @@ class WrongContent(ValueError):
 class _Expected(NamedTuple):
     """What one array of one batch must show.
 
-    `places` are the elements that are read of a padded array, None for others.
+    `places` are the elements that are read of a padded array, None for others. Texts are a list,
+    and have no shape and dtype.
     """
 
     shape: tuple[int, ...]
-    dtype: np.dtype
+    dtype: np.dtype | None
     places: np.ndarray | None
-    probes: bytes
+    probes: bytes | list[str]
 
 
 def _probe(array: np.ndarray) -> np.ndarray:
@@ -41,8 +42,30 @@ def _probe(array: np.ndarray) -> np.ndarray:
     return rows if rows.shape[1] <= WHOLE else rows[:, ::PAGE]
 
 
-def _fields(example: Any) -> list[Any]:
-    return list(example.values()) if isinstance(example, Mapping) else list(example)
+def form_of(example: Any) -> Any:
+    """The containers of an example, with None for each value in them."""
+    if isinstance(example, dict):
+        return {key: form_of(value) for key, value in example.items()}
+    return tuple(map(form_of, example)) if isinstance(example, tuple) else None
+
+
+def fields_of(nested: Any, form: Any) -> list[Any]:
+    """The values of an example, or the arrays of a batch, in a flat list."""
+    if form is None:
+        return [nested]
+    if isinstance(form, dict):
+        if list(nested) != list(form):
+            raise WrongContent(f"keys {list(nested)} came where {list(form)} were due")
+        nested, form = nested.values(), form.values()
+    elif len(nested) != len(form):
+        raise WrongContent(f"{len(nested)} fields came where {len(form)} were due")
+    fields = []
+    for value, inner in zip(nested, form, strict=True):
+        if inner is None:
+            fields.append(value)
+        else:
+            fields += fields_of(value, inner)
+    return fields
 
 
 def _places(lengths: np.ndarray, width: int) -> np.ndarray:
@@ -71,20 +94,21 @@ class Verifier:
         self._dataset = dataset
         self._batch_size = batch_size
         first = dataset.reference(0)
-        self._keys = list(first) if isinstance(first, Mapping) else None
-        self._fill = list(padding) if padding is not None else [None] * len(first)
+        self._form = form_of(first)
+        self._fill = list(padding or [None] * len(fields_of(first, self._form)))
         self._batches = self._expect()
 
     def _expect(self) -> list[list[_Expected]]:
         """What every batch of an epoch must show, per array."""
         dataset = self._dataset
-        contents = [_fields(dataset.reference(i)) for i in range(dataset.distinct)]
-        index_field = dataset.index_field
-        index_place = self._keys.index(index_field) if self._keys else index_field
+        contents = [fields_of(dataset.reference(i), self._form) for i in range(dataset.distinct)]
         columns = []
         for place, values in enumerate(zip(*contents, strict=True)):
+            if isinstance(values[0], str):
+                columns.append(self._expect_texts(np.array(values)))
+                continue
             arrays = [np.asarray(value) for value in values]
-            if place == index_place:
+            if place == dataset.index_field:
                 columns.append(self._expect_index(arrays[0]))
             elif self._fill[place] is not None:
                 columns.append(self._expect_padded(arrays, self._fill[place]))
@@ -108,6 +132,9 @@ class Verifier:
         batches = self._batches_of(probes)
         return [_Expected(shape, arrays[0].dtype, None, rows.tobytes()) for rows in batches]
 
+    def _expect_texts(self, texts: np.ndarray) -> list[_Expected]:
+        return [_Expected((), None, None, rows.tolist()) for rows in self._batches_of(texts)]
+
     def _expect_index(self, example: np.ndarray) -> list[_Expected]:
         indices = np.arange(len(self._dataset), dtype=example.dtype)
         shape = (self._batch_size, *example.shape)
@@ -127,19 +154,18 @@ class Verifier:
             expected.append(_Expected((len(rows), width), firsts.dtype, places, probes))
         return expected
 
-    def _arrays(self, batch: Any) -> Sequence[np.ndarray]:
-        if self._keys is None:
-            return batch
-        if list(batch) != self._keys:
-            raise WrongContent(f"keys {list(batch)} came where {self._keys} were due")
-        return list(batch.values())
-
     def check(self, batch: Any) -> None:
         """Checks the batch that is due next: cheap, inside the timed part. WrongContent names the
         batch, the field and the first wrong row."""
         for field, (array, expected) in enumerate(
-            zip(self._arrays(batch), self._batches[self.number], strict=True)
+            zip(fields_of(batch, self._form), self._batches[self.number], strict=True)
         ):
+            if expected.dtype is None:
+                if array != expected.probes:
+                    raise WrongContent(
+                        f"epoch {self.epochs}, batch {self.number}, field {field}: not the texts"
+                    )
+                continue
             if array.shape != expected.shape or array.dtype != expected.dtype:
                 raise WrongContent(
                     f"epoch {self.epochs}, batch {self.number}, field {field}: "
@@ -169,8 +195,10 @@ class Verifier:
         """Compares every byte of the batch that is due next, then `check`: slow, never timed."""
         first = self.number * self._batch_size
         indices = range(first, first + self._batch_size)
-        examples = [_fields(self._dataset.reference(index)) for index in indices]
-        for field, array in enumerate(self._arrays(batch)):
+        examples = [fields_of(self._dataset.reference(index), self._form) for index in indices]
+        for field, array in enumerate(fields_of(batch, self._form)):
+            if isinstance(array, list):  # texts, which `check` compares all
+                continue
             for row, example in enumerate(examples):
                 value = np.asarray(example[field])
                 got = array[row]

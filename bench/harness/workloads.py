@@ -1,10 +1,10 @@
-"""The datasets of the pipeline benchmarks, W1 to W7, and of `bench.jobs.startup`, W8.
+"""The datasets of the pipeline benchmarks, W1 to W7 and W9, and of `bench.jobs.startup`, W8.
 
 Each dataset class stands at module level, so that it can be pickled for workers that are spawned.
-Content is random but fixed by a seed. Beside ``__len__`` and ``__getitem__`` W1 to W7 have what the
-verification needs: ``reference(i)`` (the example that index ``i`` must give, never slow on
-purpose), ``distinct`` (the content of index ``i`` is that of ``i % distinct``) and ``index_field``
-(the field of an example that carries its index).
+Content is random but fixed by a seed. Beside ``__len__`` and ``__getitem__`` those of
+pipelines have what the verification needs: ``reference(i)`` (the example that index ``i`` must
+give, never slow on purpose), ``distinct`` (the content of index ``i`` is that of ``i % distinct``)
+and ``index_field`` (which of the example's values, nested ones counted in order, is its index).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Indexed:
     """``length`` examples with the index in the field ``index_field``."""
 
     length: int
-    index_field: int | str = 1
+    index_field = 1
 
     def __len__(self) -> int:
         return self.length
@@ -110,7 +110,7 @@ class Records(_Indexed):
 
     distinct = 4_096
     length = 20_480
-    index_field: int | str = "index"
+    index_field = 5
 
     def __init__(self) -> None:
         generator = np.random.default_rng(5)
@@ -184,6 +184,36 @@ class ManyImages:
         return self.images[i], i
 
 
+class NestedExamples(_Indexed):
+    """W9: a list of 20,480 ready dicts of tensors, numbers and texts, of 4,096 contents.
+
+    ``meta.id`` is the index.
+    """
+
+    distinct = 4_096
+    length = 20_480
+
+    def __init__(self) -> None:
+        import torch
+
+        generator = np.random.default_rng(9)
+        images = generator.random((self.distinct, 3, 32, 32), dtype=np.float32)
+        labels = generator.integers(0, 1_000, size=(self.distinct, 8))
+        tensors = [
+            (torch.from_numpy(image).clone(), torch.from_numpy(label).clone())
+            for image, label in zip(images, labels, strict=True)
+        ]
+        self._items = []
+        for i in range(self.length):
+            row = i % self.distinct
+            image, label = tensors[row]
+            meta = {"id": i, "name": f"image {row:05}"}
+            self._items.append({"image": image, "meta": meta, "target": (label, row / 7)})
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return self._items[i]
+
+
 @dataclass(frozen=True)
 class Workload:
     """One pipeline: a dataset and how it is loaded."""
@@ -197,6 +227,8 @@ class Workload:
     source_rows: int
     n_workers: int = 2  # processes, or threads, of every candidate that has them
     padding: tuple[int | None, ...] | None = None  # as concat_examples takes it
+    ours: str = "fastiter.mp"  # the row that the others are compared with
+    only: tuple[str, ...] = ()  # the candidates that can load it, if not all can
 
 
 WORKLOADS = {
@@ -211,5 +243,20 @@ WORKLOADS = {
         Workload("W5", "dict of 6 arrays", Records, 64, 4_096),
         Workload("W6", "float32 3x1024x1024", LargeArrays, 4, 16),
         Workload("W7", "2 ms of waiting per example, 8 workers", SlowRows, 32, 2_048, n_workers=8),
+        Workload(
+            "W9",
+            "nested dict of tensors, numbers and texts",
+            NestedExamples,
+            128,
+            4_096,
+            ours="fastiter.mp-torch-loader",
+            only=(
+                "fastiter.mp-torch-loader",
+                "torch.mp",
+                "torch.mp-files",
+                "torch.serial",
+                "torchdata.mp",
+            ),
+        ),
     )
 }

@@ -1,4 +1,4 @@
-"""Pipelines W1 to W7: every candidate on the same dataset, under the same checks, in turns."""
+"""Pipelines: every candidate on the same dataset, under the same checks, in turns."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from bench.harness.interpreters import Interpreter
 from bench.harness.limit import compile_memcpy
 from bench.harness.remote import CandidateError, Remote
 from bench.harness.rows import Row
+from bench.harness.workloads import WORKLOADS
 
 ROUNDS, SECONDS = 5, 0.25
 QUICK_ROUNDS, QUICK_SECONDS = 3, 0.2
@@ -34,12 +35,17 @@ class Settings:
 
 
 def rows_of(
-    interpreters: dict[str, Interpreter], twins: dict[str, Interpreter], main_only: bool
+    workload: str,
+    interpreters: dict[str, Interpreter],
+    twins: dict[str, Interpreter],
+    main_only: bool,
 ) -> list[Row]:
-    """The rows of every workload, skipped ones included.
+    """The rows of a workload, skipped ones included.
 
     Parameters
     ----------
+    workload : str
+        Its name.
     interpreters : dict
         Per chosen family, the interpreter that runs its candidates.
     twins : dict
@@ -50,7 +56,10 @@ def rows_of(
         Leave out the candidates that a quick run does not need.
     """
     rows = [Row("limit", "fetch + copy + consume, see bench/harness/limit.py", "limit", None)]
+    only = WORKLOADS[workload].only or CANDIDATES
     for candidate in CANDIDATES.values():
+        if candidate.name not in only:
+            continue
         if candidate.family in interpreters and (candidate.main or not main_only):
             rows.append(_row(candidate, candidate.name, interpreters[candidate.family]))
         if candidate.name == "fastiter.mp":

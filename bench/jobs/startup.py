@@ -8,6 +8,7 @@ has free then: it knows of pages in shared memory too that no process has touche
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ N_WORKERS = 2
 BATCHES = 8
 IMAGES = 7_134
 QUICK_IMAGES = 640
+CONTEXTS = ("fork", "forkserver", "spawn")
 
 Loader = Callable[[ManyImages], AbstractContextManager[Iterator[Any]]]
 
@@ -90,17 +92,21 @@ def _fastiter(context: str) -> Callable[[], Callable[[ManyImages], Measured]]:
     return open_
 
 
-def _torch(context: str) -> Callable[[], Callable[[ManyImages], Measured]]:
+def _torch(
+    context: str, library: str = "torch.utils.data"
+) -> Callable[[], Callable[[ManyImages], Measured]]:
+    """`library` has a ``DataLoader`` with torch's arguments."""
+
     def open_() -> Callable[[ManyImages], Measured]:
         import torch
-        from torch.utils.data import DataLoader
 
         torch.set_num_threads(1)
+        loader_class = importlib.import_module(library).DataLoader
 
         @contextmanager
         def loader(dataset: ManyImages) -> Iterator[Any]:
             iterator = iter(
-                DataLoader(
+                loader_class(
                     dataset,
                     BATCH_SIZE,
                     num_workers=N_WORKERS,
@@ -111,7 +117,9 @@ def _torch(context: str) -> Callable[[], Callable[[ManyImages], Measured]]:
             try:
                 yield iterator
             finally:
-                iterator._shutdown_workers()  # what its __del__ does, at a time that is known
+                # What its __del__ does, at a time that is known.
+                end = iterator.close if library == "fastiter.torch" else iterator._shutdown_workers
+                end()
 
         return _opening(loader)
 
@@ -176,8 +184,11 @@ def cases(quick: bool) -> Iterator[Case]:
         candidates={
             "fastiter.fork": _fastiter("fork"),
             "fastiter.spawn": _fastiter("spawn"),
-            "torch.fork": _torch("fork"),
-            "torch.spawn": _torch("spawn"),
+            **{
+                f"fastiter.torch-{context}": _torch(context, "fastiter.torch")
+                for context in CONTEXTS
+            },
+            **{f"torch.{context}": _torch(context) for context in CONTEXTS},
             "chainer.spawn": _chainer,
             "grain.spawn": _grain,
         },
@@ -199,6 +210,16 @@ def cases(quick: bool) -> Iterator[Case]:
             AtMost("loaded_mb", slots / 1e6 + 20, "fastiter.fork"),
             AtMost("close_s", 0.1, "fastiter.spawn"),
             AtMost("close_s", 0.1, "fastiter.fork"),
+            *(
+                Goal(f"torch.{context}", 1, f"fastiter.torch-{context}", figure)
+                for context in CONTEXTS
+                for figure in ("rate", "loaded_mb")
+            ),
+            *(
+                AtMost(figure, 1.15 * nbytes / 1e6, f"fastiter.torch-{context}")
+                for context in ("forkserver", "spawn")
+                for figure in ("loaded_mb", "system_mb")
+            ),
         ],
         processes=True,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import os
 import re
@@ -121,6 +122,47 @@ def test_a_byte_between_the_probes_is_caught_by_the_full_check():
         consume(dataset, batches, fully=True)
 
 
+class Nested(Pairs):
+    """Examples like W9's: containers in each other, and a text."""
+
+    def __getitem__(self, i):
+        return {"rows": self.rows[i], "meta": {"id": i, "name": f"row {i}"}, "target": (i / 7,)}
+
+    reference = __getitem__
+
+
+def nested_epoch():
+    dataset = Nested()
+    batches = []
+    for start in range(0, N, BATCH):
+        rows, indices = batch_of(Pairs(), range(start, start + BATCH))
+        names = [f"row {i}" for i in range(start, start + BATCH)]
+        meta = {"id": indices, "name": names}
+        batches.append({"rows": rows, "meta": meta, "target": [indices / 7]})
+    return dataset, batches
+
+
+def test_nested_batches_are_compared():
+    dataset, batches = nested_epoch()
+    assert consume(dataset, batches * 2, fully=True).epochs == 2
+
+
+@pytest.mark.parametrize("wrong", ["text", "key", "length", "number"])
+def test_a_wrong_nested_batch_is_caught(wrong):
+    dataset, batches = nested_epoch()
+    meta, target = batches[1]["meta"], batches[1]["target"]
+    if wrong == "text":
+        meta["name"][2] = "row 0"
+    elif wrong == "key":
+        meta["names"] = meta.pop("name")
+    elif wrong == "length":
+        target.append(target[0])
+    else:
+        target[0][3] = 0
+    with pytest.raises(WrongContent):
+        consume(dataset, batches)
+
+
 def run_bench(*arguments):
     if Path(fastiter.__file__).parent.parent != TOP:
         pytest.skip("it runs the fastiter beside it, and the one tested is installed elsewhere")
@@ -149,7 +191,10 @@ def rows_of(document, job, case):
 
 def test_a_run_measures_every_row(results):
     rows = rows_of(results, "pipelines", "W7")
-    assert set(rows) == {"limit", "fastiter.mp", "fastiter.mp-list", "fastiter.serial"}
+    loader = "fastiter.mp-torch-loader"
+    assert set(rows) == {"limit", "fastiter.mp", "fastiter.mp-list", "fastiter.serial", loader}
+    if importlib.util.find_spec("torch") is None:
+        assert rows.pop(loader)["status"] == "skipped"
     assert {row["status"] for row in rows.values()} == {"ok"}, rows
     assert rows_of(results, "import", "import")["fastiter"]["status"] == "ok"
     for row in rows.values():
