@@ -172,16 +172,16 @@ def torch_batches(
     *,
     collate: str = "torch",
     workers: bool = True,
+    **options: Any,
 ) -> Iterator[Iterator[Any]]:
-    """Endless batches of a loader with torch's arguments, as it gives them."""
+    """Endless batches of a loader with torch's arguments and `options`, as it gives them."""
     import torch
 
     torch.set_num_threads(1)
-    options: dict[str, Any] = {}
     if workers:
         # A worker builds whole batches alone, so its depth counts per worker: at least one batch
         # each.
-        options = {
+        options |= {
             "num_workers": workload.n_workers,
             "prefetch_factor": max(1, N_PREFETCH // workload.n_workers),
             "persistent_workers": True,
@@ -343,6 +343,13 @@ CANDIDATES = {
             "fastiter.mp-torch-loader",
             "fastiter.torch.DataLoader, workers, tensors",
             _torch("fastiter.torch.DataLoader", collate="fastiter"),
+            imports="fastiter.torch",
+        ),
+        Candidate(
+            "fastiter.mp-torch-seeded",
+            "fastiter.torch.DataLoader(seed_examples=True)",
+            _torch("fastiter.torch.DataLoader", collate="fastiter", seed_examples=True),
+            main=False,
             imports="fastiter.torch",
         ),
         Candidate(
