@@ -103,9 +103,7 @@ def converter_for(collate_fn: Any) -> DefaultCollate | ConcatConverter | None:
     return DefaultCollate() if collate_fn is torch_collate.default_collate else None
 
 
-def schema_for(
-    converter: DefaultCollate | ConcatConverter, examples: Sequence[Any], rows: int
-) -> Schema | None:
+def schema_for(converter: Any, examples: Sequence[Any], rows: int) -> Schema | None:
     """The columns for batches like this one; None if they cannot be made from columns."""
     schema: Schema | None = derive_schema(examples, rows)
     assert schema is not None

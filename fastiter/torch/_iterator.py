@@ -72,7 +72,8 @@ class IndexBatches:
         if generator is None:
             generator = torch.Generator()
             generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-        return torch.randperm(n, generator=generator).numpy()
+        order: npt.NDArray[np.int64] = torch.randperm(n, generator=generator).numpy()
+        return order
 
 
 def _faster(keys: Any, sampler: Any) -> Any:
@@ -99,7 +100,9 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
         The state to continue from.
     """
 
-    def __init__(self, loader: DataLoader, resume: Resume | None) -> None:
+    _sampler_iter: Any
+
+    def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
         self._generators = generators_of(loader)
         former = torch.get_rng_state()
         if resume is not None:  # so that what is drawn now is what was drawn then

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import torch.utils.data
 
+from fastiter.torch._in_process import InProcessIterator
+from fastiter.torch._in_workers import WorkersIterator
 from fastiter.torch._iterator import Kept, LoaderIterator
-from fastiter.torch._parallel import WorkersIterator
-from fastiter.torch._serial import SerialIterator
 from fastiter.torch._state import (
     Resume,
     generators_of,
@@ -58,6 +58,8 @@ persistent_workers, pin_memory_device, in_order
         place of their own.
     """
 
+    _iterator: Any  # of the loop, where it is kept
+
     def __init__(
         self,
         dataset: torch.utils.data.Dataset[_T_co],
@@ -86,7 +88,7 @@ persistent_workers, pin_memory_device, in_order
             batch_size,
             shuffle,
             sampler,
-            batch_sampler,  # type: ignore[arg-type]
+            batch_sampler,
             num_workers,
             collate_fn,
             pin_memory,
@@ -116,7 +118,7 @@ persistent_workers, pin_memory_device, in_order
         loaded, self._loaded, self._loaded_state = self._loaded, None, None
         self._kept = Kept()
         if self.num_workers == 0:
-            return SerialIterator(self, loaded)
+            return InProcessIterator(self, loaded)
         self.check_worker_number_rationality()
         return WorkersIterator(self, loaded)
 
@@ -164,7 +166,7 @@ persistent_workers, pin_memory_device, in_order
             return {"_unbegun_states": states_of(generators_of(self)), **program_state()}
         self._iterator = self._get_iterator()
         self._is_untouched = True
-        return self._iterator.state_dict()  # type: ignore[no-any-return, attr-defined]
+        return self._iterator.state_dict()  # type: ignore[no-any-return]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Have the next iteration begin after the batch at which `state_dict` was called.

@@ -23,7 +23,7 @@ ORDER = (
     *("errors", "_clib", "_util", "_order", "_ring", "_device", "_collate", "_fetch", "_stats"),
     *("_workers", "_threads", "_virtual", "dataset", "datasets", "iterators", "reader"),
     *("random", "kernels"),
-    *("interop", "__init__", "_cli", "__main__"),
+    *("interop", "torch", "__init__", "_cli", "__main__"),
 )
 # One file for each public class, and what these share.
 MANY_SOURCES = {"fastiter/datasets", "fastiter/iterators"}

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from fastiter.torch._loader import DataLoader
 
 
-class SerialIterator(LoaderIterator):
+class InProcessIterator(LoaderIterator):
     """Fetches each batch when it is asked for."""
 
-    def __init__(self, loader: DataLoader, resume: Resume | None) -> None:
+    def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
         super().__init__(loader, resume)
         if self._timeout:
             raise AssertionError("timeout must be 0 where num_workers is 0")

@@ -49,6 +49,7 @@ class _Plans(PlanQueue):
         self.n_workers = n_workers
         self.rows = rows
         self.has_columns = False  # whether the rows of a batch are known to fit into columns
+        self.asks_schema = False
         self.n_schemas_left = _MOST_SCHEMAS if rows else 0
         self.wants_state = False
         self.shared_seed: int | None = None
@@ -157,7 +158,7 @@ def _index_array(keys: Any, most: int) -> npt.NDArray[np.int64] | None:
         return None
 
 
-class _WaitLimit:
+class _BatchTimeout:
     """The loader's ``timeout``: seconds that ``next()`` may wait for one batch, 0 for no limit."""
 
     def __init__(self, seconds: float) -> None:
@@ -178,7 +179,7 @@ class _WaitLimit:
 class WorkersIterator(LoaderIterator):
     """Has worker processes make the batches, and delivers them in the sampler's order."""
 
-    def __init__(self, loader: DataLoader, resume: Resume | None) -> None:
+    def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
         super().__init__(loader, resume)
         self._interval = loader.snapshot_every_n_steps
         self._is_iterable = self._dataset_kind == _DatasetKind.Iterable
@@ -192,7 +193,7 @@ class WorkersIterator(LoaderIterator):
         self._pool = self._start(loader, resume)
         self._begin(resume)
 
-    def _rows_of(self, loader: DataLoader) -> tuple[int, Any]:
+    def _rows_of(self, loader: DataLoader[Any]) -> tuple[int, Any]:
         """How many examples a batch from columns has at most, and what makes it of them; 0 if
         whole batches have to be made one by one."""
         rows = getattr(self._index_sampler, "batch_size", None)
@@ -209,7 +210,7 @@ class WorkersIterator(LoaderIterator):
         converter = converter_for(loader.collate_fn)
         return (0, None) if converter is None else (rows, converter)
 
-    def _start(self, loader: DataLoader, resume: Resume | None) -> Pool:
+    def _start(self, loader: DataLoader[Any], resume: Resume | None) -> Pool:
         states: list[Any] = [None] * self._num_workers
         if resume is not None and resume.has_worker_state:
             states = [
@@ -242,7 +243,7 @@ class WorkersIterator(LoaderIterator):
             dataset_timeout=None,
             start=choose(checked_context(loader.multiprocessing_context)),
             lock=threading.RLock(),
-            timeouts=_WaitLimit(self._timeout),
+            timeouts=_BatchTimeout(self._timeout),
         )
 
     def _begin(self, resume: Resume | None) -> None:
@@ -448,6 +449,7 @@ def _named(text: str, plan: Plan) -> str:
     knows a number only."""
     if plan.request is None:
         return text
+    assert plan.indices is not None
     keys = plan.request.keys
     return text.replace(f"dataset index {plan.indices[0]}", f"the batch of {keys!r:.200}")
 
@@ -470,3 +472,4 @@ def _raise(failure: Failure, plan: Plan) -> NoReturn:
     facts, _, text = str(error.__cause__).partition("\n")
     wrapper.exc_msg = f"{text.rstrip()} ({_named(facts, plan)})"
     wrapper.reraise()
+    raise AssertionError("reraise() raises")
