@@ -15,7 +15,7 @@ def sdist_faults(path: Path) -> list[str]:
     """Faults of an sdist: anything but the files that git tracks, and what setuptools adds."""
     with tarfile.open(path) as archive:
         names = {m.name.partition("/")[2] for m in archive.getmembers() if m.isfile()}
-    names = {name for name in names if not name.startswith("fastiter.egg-info/")}
+    names = {name for name in names if not name.startswith("fastiter_loader.egg-info/")}
     command = ["git", "ls-files", "-z"]
     listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     tracked = set(listing.split("\0")) - {""}
@@ -39,7 +39,7 @@ def wheel_faults(path: Path) -> list[str]:
     if not any(n.endswith("LICENSE") and ".dist-info/" in n for n in names):
         faults.append("lacks the licence")
     for name in names:
-        if not name.startswith(("fastiter/", "fastiter-")):
+        if not name.startswith(("fastiter/", "fastiter_loader-")):
             faults.append(f"holds {name}, which is outside the package")
         if name.endswith((".c", ".h", ".pyx", ".pxd", ".o")):
             faults.append(f"holds the source {name}")

@@ -31,7 +31,7 @@ print("\\n" + json.dumps(facts))
 """
 # What a family's candidates import, and the distribution that its version is read from.
 MODULES = {
-    "fastiter": ("fastiter.iterators", "fastiter"),
+    "fastiter": ("fastiter.iterators", "fastiter-loader"),
     "torch": ("torch", "torch"),
     "torchdata": ("torchdata.stateful_dataloader", "torchdata"),
     "dataloader_rs": ("dataloader_rs", "dataloader-rs"),

@@ -21,7 +21,7 @@ try:
     import filelock
 except ImportError as error:
     raise ImportError(
-        f"the file cache needs filelock: pip install 'fastiter[download]' ({error})"
+        f"the file cache needs filelock: pip install 'fastiter-loader[download]' ({error})"
     ) from error
 
 _log = logging.getLogger("fastiter")

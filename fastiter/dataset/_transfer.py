@@ -27,7 +27,7 @@ try:
     from urllib3.exceptions import HTTPError, ReadTimeoutError
 except ImportError as error:
     raise ImportError(
-        f"cached_download needs pooch: pip install 'fastiter[download]' ({error})"
+        f"cached_download needs pooch: pip install 'fastiter-loader[download]' ({error})"
     ) from error
 
 _log = logging.getLogger("fastiter")

@@ -20,7 +20,7 @@ def _pillow() -> Any:
     except ImportError as error:
         raise ImportError(
             "datasets of images need Pillow, which is not installed: "
-            f"pip install 'fastiter[image]' ({error})"
+            f"pip install 'fastiter-loader[image]' ({error})"
         ) from error
     return Image
 

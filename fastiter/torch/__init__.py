@@ -6,7 +6,12 @@ This package alone imports torch; it may import all packages but `_cli`.
 
 from __future__ import annotations
 
-from torch.utils.data import default_collate, default_convert, get_worker_info
+try:
+    from torch.utils.data import default_collate, default_convert, get_worker_info
+except ImportError as error:
+    raise ImportError(
+        f"fastiter.torch needs PyTorch 2.13: pip install 'fastiter-loader[torch]' ({error})"
+    ) from error
 
 from fastiter.torch._loader import DataLoader
 

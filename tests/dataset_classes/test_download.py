@@ -169,7 +169,7 @@ def test_without_the_extra_the_error_says_what_to_install(root, package):
     command = [sys.executable, "-c", code]
     run = subprocess.run(command, capture_output=True, text=True)
     assert "ImportError: " in run.stderr
-    assert f"needs {package}: pip install 'fastiter[download]'" in run.stderr
+    assert f"needs {package}: pip install 'fastiter-loader[download]'" in run.stderr
 
 
 # Checksums

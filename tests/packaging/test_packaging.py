@@ -18,7 +18,7 @@ BINDINGS = sorted(str(path.relative_to(PACKAGE).with_suffix("")) for path in PAC
 
 
 def test_version_is_that_of_the_metadata():
-    assert fastiter.__version__ == importlib.metadata.version("fastiter")
+    assert fastiter.__version__ == importlib.metadata.version("fastiter-loader")
 
 
 @pytest.mark.parametrize("name", [*(f"{b}.pyi" for b in BINDINGS), "py.typed"])

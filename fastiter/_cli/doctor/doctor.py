@@ -354,7 +354,7 @@ def _gpus() -> Iterator[Finding]:
             bool(devices),
             "CuPy",
             f"not installed; {'devices: ' + ', '.join(devices) if devices else 'no GPU found'}",
-            "pip install 'fastiter[cuda12]' (or 'fastiter[cuda13]') for device=0",
+            "pip install 'fastiter-loader[cuda12]' (or 'fastiter-loader[cuda13]') for device=0",
         )
         return
     yield Finding("CuPy", ", ".join(cupy))
