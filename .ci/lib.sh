@@ -17,7 +17,7 @@ copy_tree() {
     git -C "$1" -c user.name=ci -c user.email=ci@localhost commit -q -m tree
 }
 
-# readme_command NAME: the code block that follows the marker "<!-- NAME -->" in README.md.
+# readme_command NAME: the commands or program in the code block that follows the marker "<!-- NAME -->" in README.md.
 readme_command() {
     awk -v marker="<!-- $1 -->" '
         $0 == marker { found = 1; next }
