@@ -57,6 +57,7 @@ maximum_signature_line_length = 88
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_default_options = {"members": True}
+autodoc_mock_imports = ["torch"]  # the reference of fastiter.torch is built without PyTorch
 napoleon_google_docstring = False
 napoleon_use_rtype = False
 napoleon_preprocess_types = True
