@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import re
 import sys
@@ -149,6 +150,21 @@ def test_the_reference_has_every_public_name() -> None:
     # The package has the same objects under shorter names.
     known = {name.rpartition(".")[2] for name in named}
     assert set(fastiter.__all__) - known == set()
+
+
+def test_the_reference_has_the_arguments_of_the_torch_loader() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    loader = importlib.import_module("fastiter.torch").DataLoader
+    text = (ROOT / "docs" / "reference" / "torch.rst").read_text()
+    listed = re.search(r"autoclass:: DataLoader\((.*)\)\n", text)
+    assert listed is not None
+    signature = inspect.signature(loader)
+    wanted = [
+        name if p.default is p.empty else f"{name}={p.default!r}"
+        for name, p in signature.parameters.items()
+    ]
+    wanted.insert(wanted.index("prefetch_factor=None"), "*")
+    assert listed[1].split(", ") == wanted
 
 
 def test_every_page_is_in_a_table_of_contents() -> None:
