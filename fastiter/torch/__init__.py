@@ -10,7 +10,8 @@ try:
     from torch.utils.data import default_collate, default_convert, get_worker_info
 except ImportError as error:
     raise ImportError(
-        f"fastiter.torch needs PyTorch 2.13: pip install 'fastiter-loader[torch]' ({error})"
+        f"fastiter.torch needs PyTorch 2.13 or newer: pip install 'fastiter-loader[torch]' "
+        f"({error})"
     ) from error
 
 from fastiter.torch._loader import DataLoader
