@@ -36,14 +36,14 @@ def is_plain_number(dtype: np.dtype[Any]) -> bool: ...
 _Spec: TypeAlias = tuple[int, np.dtype[Any] | None, tuple[int, ...] | int | None]
 
 # Container, its keys or type, and for each of its values None or the container in its place.
-Node: TypeAlias = tuple[int, Any, tuple[Any, ...]]
+_Node: TypeAlias = tuple[int, Any, tuple[Any, ...]]
 
 @disjoint_base
 class Schema:
     container: int
     keys: tuple[str | int, ...] | None
     type: builtins.type[tuple[Any, ...]] | None
-    tree: Node | None
+    tree: _Node | None
     specs: tuple[_Spec, ...]
     subtypes: dict[int, int]
     dtypes: list[np.dtype[Any] | None]
@@ -54,7 +54,7 @@ class Schema:
     def __new__(
         cls,
         container: int,
-        keys: Iterable[str | int] | builtins.type[tuple[Any, ...]] | Node | None,
+        keys: Iterable[str | int] | builtins.type[tuple[Any, ...]] | _Node | None,
         specs: Iterable[_Spec],
         rows: int,
         subtypes: Mapping[int, int] | None = None,

@@ -16,6 +16,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 from fastiter.torch._state import (
     Resume,
+    epoch_of,
     generators_of,
     is_stateful,
     set_states,
@@ -108,6 +109,7 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
         if resume is not None:  # so that what is drawn now is what was drawn then
             set_states(self._generators, resume.main["_generator_states"])
         self._generator_states = states_of(self._generators)
+        self._sampler_epoch = epoch_of(loader.sampler)
         super().__init__(loader)
         # Workers that persist have the base seed of their first epoch.
         self._is_reset = resume is not None and resume.main["_is_reset"]
@@ -128,6 +130,7 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._generator_states = states_of(self._generators)
+        self._sampler_epoch = epoch_of(loader.sampler)
         super()._reset(loader, first_iter)
         self._is_reset = True
         self._sampler_iter = _faster(self._sampler_iter, self._index_sampler)
@@ -167,6 +170,7 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
             "_shared_seed": self._shared_seed,
             "_generator_states": self._generator_states,
             "_has_begun": self._has_begun,
+            "_sampler_epoch": self._sampler_epoch,
             "_base_seed": self._base_seed,
             "_is_reset": self._is_reset,
             "_example_seed": self._example_seed,

@@ -14,6 +14,7 @@ from fastiter.torch._in_workers import WorkersIterator
 from fastiter.torch._iterator import Kept, LoaderIterator
 from fastiter.torch._state import (
     Resume,
+    epoch_of,
     generators_of,
     is_stateful,
     load_program_state,
@@ -189,4 +190,7 @@ persistent_workers, pin_memory_device, in_order
         if "_unbegun_states" not in state_dict:
             self._loaded = Resume.of(state_dict)
             self._loaded_state = copy.deepcopy(state_dict)
+            epoch = self._loaded.main["_sampler_epoch"]
+            if epoch is not None and epoch_of(self.sampler) is not None:
+                self.sampler.set_epoch(epoch)  # as in the loop that was left; a later call counts
         load_program_state(self, state_dict)

@@ -58,6 +58,13 @@ def generators_of(loader: Any) -> list[torch.Generator]:
     return found
 
 
+def epoch_of(sampler: Any) -> int | None:
+    """The epoch of a sampler that is told of it by ``set_epoch``, as torch's `DistributedSampler`;
+    else None."""
+    epoch = getattr(sampler, "epoch", None)
+    return epoch if callable(getattr(sampler, "set_epoch", None)) and type(epoch) is int else None
+
+
 def states_of(generators: list[torch.Generator]) -> list[list[int]]:
     return [generator.get_state().tolist() for generator in generators]
 

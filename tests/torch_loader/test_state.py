@@ -131,6 +131,26 @@ def test_states_are_plain_data():
     assert torch.load(file, weights_only=True) == state
 
 
+def test_the_epoch_of_a_distributed_sampler():
+    """A client may begin to iterate before it calls ``set_epoch``, as Lightning does."""
+
+    def make():
+        sampler = torch_data.DistributedSampler(DATA, 2, 0)
+        return sampler, DataLoader(DATA, 4, sampler=sampler, num_workers=2)
+
+    sampler, loader = make()
+    sampler.set_epoch(1)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    rest = [values(batch) for batch in iterator]
+    sampler, loader = make()
+    loader.load_state_dict(state)
+    iterator = iter(loader)
+    sampler.set_epoch(1)
+    assert [values(batch) for batch in iterator] == rest
+
+
 def test_a_state_that_was_loaded_is_given_back_until_it_is_used():
     """A program that is killed twice goes on from it."""
     loader = loader_of("shuffled", 2)
