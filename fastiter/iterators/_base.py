@@ -241,6 +241,18 @@ class PlannedIterator(Iterator):
         timer.rows = len(plan.indices) - n_dropped
         return batch
 
+    def _peek(self) -> Any:
+        """Make the batch that the next call of ``next()`` returns, and return it; None if it fails,
+        or at the end. Runs under the lock."""
+        outcome = self._timer.run(self._lock, self._make)  # which counts what the loop waits for
+        return None if isinstance(outcome, Failure) else outcome
+
+    def _make(self) -> Any:
+        plan = self._planner.peek()
+        if plan.outcome is None and plan.indices is not None and not self._finalized:
+            plan.outcome = self._fetch(plan)
+        return plan.outcome
+
     def _refuse_inside_next(self, action: str) -> None:
         """Refuse what would move the iterator during a call of ``next()`` by the same thread.
 
