@@ -1,4 +1,4 @@
-"""Finds the dataset and the converter that the command line names."""
+"""Finds the dataset, or loader, and the converter that the command line names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class UsageError(Exception):
 
 
 def load_dataset(name: str) -> Any:
-    """The dataset of ``MODULE:DATASET``: an object, or what a callable without arguments returns.
+    """The dataset, or `DataLoader` of torch, of ``MODULE:DATASET``: an object, or what a callable
+    without arguments returns.
 
     What user code raises when it is imported or called is the cause of a UsageError.
     """
@@ -35,6 +36,8 @@ def load_dataset(name: str) -> Any:
             raise UsageError(
                 f"{name}, called without arguments, raised {summary_of(error)}"
             ) from error
+    if is_torch_loader(found):
+        return found
     if not _is_dataset(found):
         raise UsageError(
             f"{name} is {type(found).__qualname__}, which is no dataset: it needs __len__, and "
@@ -65,6 +68,12 @@ def load_converter(name: str, padding: float | None) -> tuple[Callable[..., Any]
     if not callable(found):
         raise UsageError(f"the converter {name} is {type(found).__qualname__}: it must be callable")
     return found, name.rpartition(":")[2]
+
+
+def is_torch_loader(found: Any) -> bool:
+    """Whether it is a `DataLoader` of torch, or of a subclass. Does not import torch."""
+    torch = sys.modules.get("torch.utils.data")
+    return torch is not None and isinstance(found, torch.DataLoader)
 
 
 def _is_dataset(found: Any) -> bool:

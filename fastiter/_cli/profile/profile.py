@@ -32,6 +32,7 @@ MODULE is an importable module or the path of a file that ends in .py. DATASET i
 or something that returns one when it is called without arguments. Examples:
 
   python -m fastiter profile mypackage.data:training_set --batch-size 64
+  python -m fastiter profile train.py:loader --step 0.05
   python -m fastiter profile train.py:make_dataset --budget 60 --workers 2,4,8 --step 0.05
 
 The first batch of every iterator is compared with what the dataset returns by itself. "best" marks
@@ -39,6 +40,15 @@ the simplest of the settings within 5 % of the fastest. The operating system cac
 first seconds: measure longer for files that do not fit into memory.
 """
 
+# Options for a dataset, not for a DataLoader of torch, and their defaults.
+_OF_DATASETS: dict[str, Any] = {
+    "batch_size": 32,
+    "converter": None,
+    "padding": None,
+    "output": Path("fastiter-profile.png"),
+    "trace": None,
+    "json": False,
+}
 _SEED = 0
 _DATASET_ALONE = 0.15  # of the budget
 _EXPECTED = 0.1  # of the budget
@@ -61,8 +71,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                 raise argparse.ArgumentTypeError(f"expected some of {expected}, not {method!r}")
         return text.split(",")
 
-    add("dataset", "MODULE:DATASET", "the dataset")
-    add("--batch-size", "N", "default: 32", type=positive, default=32)
+    add("dataset", "MODULE:DATASET", "the dataset, or a DataLoader of torch")
+    add("--batch-size", "N", "default: 32", type=positive)
     add("--budget", "SECONDS", "total time, about (default: 30)", type=seconds, default=30.0)
     add(
         "--step",
@@ -75,9 +85,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--prefetch",
         "N,...",
-        "n_prefetch to try, the first one with each number of workers (default: 4,2,8)",
+        "n_prefetch to try, the first one with each number of workers (default: 4,2,8); of a "
+        "DataLoader prefetch_factor (default: its own,2,4,8)",
         type=positives,
-        default=[PREFETCH, 2, 8],
     )
     add(
         "--start-methods",
@@ -98,7 +108,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "FILE.png",
         "the chart (default: fastiter-profile.png)",
         type=Path,
-        default=Path("fastiter-profile.png"),
     )
     add(
         "--trace",
@@ -108,13 +117,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
     )
     parser.add_argument("--json", action="store_true", help="print what was measured as JSON")
+    parser.set_defaults(**_OF_DATASETS)
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print and draw; return the exit status."""
     say = (lambda text: None) if options.json else partial(print, flush=True)
     try:
-        measured = measure(options, say)
+        dataset = loading.load_dataset(options.dataset)
+        if loading.is_torch_loader(dataset):
+            _measure_loader(options, dataset)
+            return 0
+        measured = measure(options, dataset, say)
     except loading.UsageError as error:
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__, file=sys.stderr)
@@ -132,11 +146,20 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Measured:
+def _measure_loader(options: argparse.Namespace, loader: Any) -> None:
+    given = [name for name, value in _OF_DATASETS.items() if getattr(options, name) != value]
+    if given:
+        names = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise loading.UsageError(f"{names}: for a dataset, not for a DataLoader")
+    from fastiter._cli.profile import loader as of_loaders  # it imports torch
+
+    of_loaders.run(options.dataset, loader, options)
+
+
+def measure(options: argparse.Namespace, dataset: Any, say: Callable[[str], None]) -> Measured:
     """Measure within the budget; ``say`` gets what is found on the way."""
     begin = time.perf_counter()
     budget = options.budget
-    dataset = loading.load_dataset(options.dataset)
     order = fastiter.VirtualShuffleOrderSampler(_SEED)(range(len(dataset)), 0)
     cost, examples = dataset_cost.measure(
         dataset, order, options.batch_size, _DATASET_ALONE * budget, _warn
@@ -162,7 +185,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Measured
     search = Search(
         subject,
         dict(kinds),
-        options.prefetch,
+        options.prefetch or [PREFETCH, 2, 8],
         options.start_methods,
         (1 - _RECORDED) * budget - (time.perf_counter() - begin),
         batch_size * cost.nbytes,

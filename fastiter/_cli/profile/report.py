@@ -79,7 +79,7 @@ def show_result(measured: Measured) -> None:
             line += f"{as_seconds(trials.first):>12}"
         mark = "best" if trials is best else "fastest" if trials is fastest else ""
         print(line + (f"  <- {mark}" if mark else ""))
-        _show(trials.error, " " * 6)
+        show_text(trials.error, " " * 6)
     print("  of limit: of what this machine allows; busy: time that workers spend working")
     if fastest is not best:
         print(f"  Best is the simplest of those within {SIMPLER:.0%} of the fastest.")
@@ -89,17 +89,18 @@ def show_result(measured: Measured) -> None:
         print(f"\n  Time to the first batch of MultiprocessIterator with {workers} worker{plural}")
     for method, trials in measured.starts.items():
         print(f"    {method:19}{as_seconds(trials.first) if trials.firsts else '-':>8}")
-        _show(trials.error, " " * 6)
+        show_text(trials.error, " " * 6)
     for note in measured.notes:
-        _show(note, "  ")
+        show_text(note, "  ")
     size = measured.measured_batch_size
     print(f"\nBest, with batches of {size}: {best.rate:,.0f} examples/s\n")
     print(f"    {measured.code}\n")
     for sentence in measured.advice:
-        _show(sentence, "- ")
+        show_text(sentence, "- ")
 
 
-def _show(text: str, indent: str) -> None:
+def show_text(text: str, indent: str) -> None:
+    """Print a text, if there is one, in lines of at most 98 characters."""
     if text:
         blank = " " * len(indent)
         print(textwrap.fill(text, 98, initial_indent=indent, subsequent_indent=blank))

@@ -6,15 +6,14 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fastiter._cli.profile.trials import (
     ENOUGH_GAIN,
     Kind,
     Settings,
-    Subject,
     Trials,
     least_batches,
-    run_once,
 )
 from fastiter._clib import status
 
@@ -36,7 +35,7 @@ class Search:
     predict how long a trial takes.
     """
 
-    subject: Subject
+    subject: Any  # `Subject`, or `LoaderSubject`
     numbers: dict[Kind, Sequence[int]]
     prefetch: Sequence[int]
     methods: Sequence[str]
@@ -118,7 +117,7 @@ class Search:
     def _try_start(self, settings: Settings, share: float | None) -> Trials | None:
         """Like `_try`; None for lack of time. If the program's default start method does not work
         and another one does, later trials of processes use that one."""
-        if settings.kind != "processes":
+        if not settings.has_method:
             return self.tried[settings] if self._try(settings, share) else None
         settings = settings._replace(method=self.method)
         if not self._try(settings, share):
@@ -133,7 +132,7 @@ class Search:
 
     def _compare_starts(self) -> None:
         """Measure the time to the first batch with each start method; the rate is the same."""
-        processes = [one for one in self.tried.values() if one.settings.kind == "processes"]
+        processes = [one for one in self.tried.values() if one.settings.has_method]
         fastest = max(processes, key=lambda trials: trials.rate, default=None)
         if fastest is None or not fastest.rates:
             return
@@ -142,7 +141,7 @@ class Search:
             settings = fastest.settings._replace(method=method, workers=workers)
             if self._left(0.9) > self._cost(fastest.settings):
                 self.starts[method] = Trials(settings)
-                run_once(self.subject, self.starts[method], 0)
+                self.subject.run(self.starts[method], 0)
 
     def _try(self, settings: Settings, share: float | None) -> bool:
         """Measure settings that have not been, if this share of the time leaves room for it; None:
@@ -183,21 +182,21 @@ class Search:
 
     def _predicted(self, settings: Settings) -> float:
         """Seconds of the dataset and the loop: the first batch, one to warm up, those counted."""
-        size = self.subject.batch_size
+        size: int = self.subject.batch_size
         at_once = min(settings.workers, size * (settings.prefetch + 1), self.most_parallel)
-        each = size * self.example_seconds / max(at_once, 1)
+        each: float = size * self.example_seconds / max(at_once, 1)
         each = max(each, self.subject.step) if settings.workers else each + self.subject.step
-        return 2 * each + max(self._window, least_batches(self.subject, settings) * each)
+        return 2 * each + max(self._window, least_batches(size, settings) * each)
 
     def _measure(self, settings: Settings) -> None:
         trials = self.tried.setdefault(settings, Trials(settings))
         batches = settings.prefetch + 3 + settings.workers
         room = status.memory_available() // 2
-        if settings.kind == "processes" and batches * self.batch_bytes > room:
+        if settings.has_method and batches * self.batch_bytes > room:
             trials.error = "not tried: its slots would take more than half of the memory"
             return
         begin = time.perf_counter()
-        run_once(self.subject, trials, self._window)
+        self.subject.run(trials, self._window)
         cost = self._costs[settings] = time.perf_counter() - begin
         overrun = max(cost - self._predicted(settings), self._overruns.get(settings.kind, 0.0))
         self._overruns[settings.kind] = overrun

@@ -17,7 +17,7 @@ from fastiter._cli.profile.loading import RAISED
 from fastiter._stats.trace import Trace
 from fastiter._util.failures import summary_of
 
-Kind = Literal["serial", "threads", "processes"]
+Kind = Literal["serial", "threads", "processes", "torch", "fastiter"]  # the last two: DataLoader
 ENOUGH_GAIN = 1.05  # what more workers have to bring
 _PAGE = 4096
 _TRACED_BATCHES = 8  # at least
@@ -41,6 +41,11 @@ class Settings(NamedTuple):
     def name(self) -> str:
         """The iterator's class."""
         return _CLASSES[self.kind]
+
+    @property
+    def has_method(self) -> bool:
+        """Whether there are processes to start."""
+        return self.kind not in ("serial", "threads")
 
     def arguments(self) -> dict[str, Any]:
         """Keywords of the iterator's constructor."""
@@ -77,6 +82,10 @@ class Subject(NamedTuple):
             converter=self.converter,
             **settings.arguments(),
         )
+
+    def run(self, trials: Trials, window: float) -> None:
+        """Add a trial."""
+        run_once(self, trials, window)
 
 
 @dataclass
@@ -121,7 +130,7 @@ def run_once(subject: Subject, trials: Trials, window: float) -> None:
                 _warm_up(subject, iterator, settings, window, most=window)
                 before = iterator.stats()
                 begin, counted = time.perf_counter(), 0
-                least = least_batches(subject, settings)
+                least = least_batches(subject.batch_size, settings)
                 while counted < least or time.perf_counter() - begin < window:
                     _consume(subject, next(iterator))
                     counted += 1
@@ -133,9 +142,9 @@ def run_once(subject: Subject, trials: Trials, window: float) -> None:
     trials.firsts.append(first)
 
 
-def least_batches(subject: Subject, settings: Settings) -> int:
+def least_batches(batch_size: int, settings: Settings) -> int:
     """How many batches a rate needs: workers that began together end together, at first."""
-    return max(2, math.ceil(2 * settings.workers / subject.batch_size))
+    return max(2, math.ceil(2 * settings.workers / batch_size))
 
 
 def seconds_to_record(subject: Subject, trials: Trials) -> float:

@@ -1,0 +1,133 @@
+"""``python -m fastiter profile`` of a DataLoader of torch."""
+
+from __future__ import annotations
+
+import subprocess
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from programs import run
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+data = torch.utils.data
+
+from fastiter._cli.profile.loader import LoaderSubject  # noqa: E402
+from fastiter._cli.profile.trials import Settings, Trials  # noqa: E402
+from fastiter.torch import DataLoader  # noqa: E402
+
+LOADERS = """
+    import time
+    import torch
+    from fastiter.torch import DataLoader
+
+    class Sleepy(torch.utils.data.Dataset):
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, i):
+            time.sleep(0.004)
+            return torch.full((5,), i), i
+
+    class Broken(Sleepy):
+        def __getitem__(self, i):
+            raise KeyError("no such file")
+
+    loader = torch.utils.data.DataLoader(Sleepy(), 4, shuffle=True, num_workers=1)
+    broken = torch.utils.data.DataLoader(Broken(), 4)
+    empty = torch.utils.data.DataLoader([], 4)
+
+    def make_own():
+        return DataLoader(Sleepy(), 4, num_workers=2, prefetch_factor=3)
+"""
+
+
+def profile(folder: Path, name: str, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "loaders.py").write_text(textwrap.dedent(LOADERS))
+    arguments = ("loaders.py:" + name, "--budget", "1", "--start-methods", "fork", *options)
+    return run("-m", "fastiter", "profile", *arguments, cwd=folder)
+
+
+def test_a_loader_is_measured_in_both_classes(tmp_path: Path) -> None:
+    answer = profile(tmp_path, "loader", "--workers", "1,2")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    rows = [line.split() for line in answer.stdout.splitlines() if line.startswith("  ")]
+    now, other = [row for row in rows if row[1:3] == ["1", "2"]][:2]
+    assert (now[0], other[0]) == ("torch.utils.data", "fastiter.torch")
+    assert "now" in now
+    assert float(now[3]) > 0
+    assert float(other[3]) > 0
+    assert "import DataLoader\n    DataLoader(..., num_workers=" in answer.stdout
+    assert "With workers, fastiter.torch is " in answer.stdout
+    assert "An epoch of 10 batches: " in answer.stdout
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_a_function_may_return_fastiters_own(tmp_path: Path) -> None:
+    answer = profile(tmp_path, "make_own", "--workers", "2", "--step", "0.05")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    (now,) = (line.split() for line in answer.stdout.splitlines() if "<- now" in line)
+    assert now[:3] == ["fastiter.torch", "2", "3"]
+    assert "The loop waits " in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("broken", (), "the loader gives no batches: KeyError: 'no such file'"),
+        ("empty", (), "the loader has no batches"),
+        ("loader", ("--batch-size", "8", "--json"), "--batch-size, --json: for a dataset, not"),
+    ],
+)
+def test_errors(tmp_path: Path, name: str, options: tuple[str, ...], expected: str) -> None:
+    answer = profile(tmp_path, name, "--workers", "1", *options)
+    assert answer.returncode == 2
+    assert expected in answer.stderr
+
+
+class Counting(data.IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(10))
+
+
+LIKE = {
+    "sampler": {"batch_size": 4, "sampler": [5, 3, 9, 1, 7], "drop_last": True},
+    "batch_sampler": {"batch_sampler": [[1, 2], [9], [0, 0, 4]]},
+    "single examples": {"batch_size": None},
+    "collate_fn": {"batch_size": 3, "collate_fn": np.array},
+}
+
+
+@pytest.mark.parametrize("name", LIKE)
+@pytest.mark.parametrize("dataset", [list(range(10)), Counting()], ids=["map-style", "iterable"])
+def test_what_is_tried_is_like_the_loader(name: str, dataset: Any) -> None:
+    if "sampler" in name and isinstance(dataset, Counting):
+        pytest.skip("torch refuses it")
+    given = data.DataLoader(dataset, **LIKE[name])
+    expected = [np.asarray(batch).tolist() for batch in given]
+    for settings in (Settings("serial"), Settings("torch", 1, 2), Settings("fastiter", 1, 2)):
+        loader = LoaderSubject(given, 0.0)._made(settings)
+        assert type(loader) is (DataLoader if settings.kind == "fastiter" else data.DataLoader)
+        assert loader.num_workers == settings.workers
+        assert [np.asarray(batch).tolist() for batch in loader] == expected
+
+
+def test_epochs_that_end_are_begun_again() -> None:
+    trials = Trials(Settings("serial"))
+    LoaderSubject(data.DataLoader([torch.zeros(3)] * 4, 2), 0.0).run(trials, 0.05)
+    assert (trials.error, len(trials.rates), len(trials.firsts)) == ("", 1, 1)
+    assert trials.rate > 2 / 0.05  # more than the batches of one epoch
+
+
+def test_torch_is_not_imported_for_a_dataset(tmp_path: Path) -> None:
+    (tmp_path / "numbers_here.py").write_text("numbers = list(range(20))\n")
+    options = ["numbers_here.py:numbers", "--budget", "0.3", "--workers", "1"]
+    program = (
+        "import sys; from fastiter.__main__ import main; "
+        f"status = main(['profile', *{options!r}, '--start-methods', 'fork']); "
+        "assert 'torch' not in sys.modules; sys.exit(status)"
+    )
+    answer = run("-c", program, cwd=tmp_path)
+    assert (answer.returncode, answer.stderr) == (0, "")
