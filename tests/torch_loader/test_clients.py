@@ -24,6 +24,7 @@ FOLDER = EXAMPLES / "torch_loader"
 # By example: the packages that it needs, and with how many workers it is resumed.
 CLIENTS = {
     "accelerate_loop.py": (("torch", "accelerate"), (2, 3)),
+    "hf_dataset.py": (("torch", "datasets"), (2, 3)),
     "hf_trainer.py": (("torch", "transformers", "accelerate"), (2,)),
     "image_folder.py": (("torch", "PIL"), (2, 1)),
     "lightning_trainer.py": (("torch", "lightning"), (2,)),
