@@ -87,7 +87,7 @@ static void take(fi_parent *parent, const int event[2], uint32_t n)
     for (uint32_t r = 0; r < n; r++)
         right &= column[r] == ~((int64_t)parent->head * MOST_ROWS + r);
     require(right, "contents");
-    fi_parent_take(parent, false);
+    fi_parent_take(parent, slot, false);
     fi_parent_release(parent, slot, false);
 }
 

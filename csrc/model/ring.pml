@@ -33,6 +33,11 @@
 #ifndef LEASES
 #define LEASES 1                /* slots that the consumer may hold; what exceeds it is copied */
 #endif
+#ifdef OVERTAKES                /* any batch that is READY is taken, not the head */
+#define OVERTAKING true
+#else
+#define OVERTAKING false
+#endif
 #ifdef SPOILS                   /* this many words are overwritten, by a stray pointer */
 #ifndef SILENCES
 #define SILENCES 1              /* times that the parent's timer ends though workers are busy */
@@ -469,6 +474,12 @@ inline collect()                /* fi_parent_collect: one step */
 inline schedule()               /* fi_parent_schedule */
 {
     atomic {
+#ifndef MISTAKE_PLACE_GIVEN_TWICE
+        do                      /* fi_parent_next_slot: an overtaken batch keeps its place */
+        :: phase[slot_of[NQ(tail)]] == FILL && NQ(q_of[slot_of[NQ(tail)]]) == NQ(tail) -> tail++
+        :: else -> break
+        od;
+#endif
         n_free--; s = free_stack[n_free];                                    /* S1 */
         q_of[s] = tail; phase[s] = FILL; slot_of[NQ(tail)] = s; corrupt[s] = false;
 #ifdef UNEQUAL
@@ -501,7 +512,7 @@ inline schedule()               /* fi_parent_schedule */
 inline top_up()
 {
     do
-    :: planned < BATCHES && tail - head <= AHEAD && n_free > 0 -> schedule()
+    :: planned < BATCHES && planned - taken <= AHEAD && n_free > 0 -> schedule()
     :: else -> break
     od;
 #ifndef MISTAKE_RING_BEFORE_TAIL
@@ -513,7 +524,18 @@ inline top_up()
     offered = 0
 }
 
-#define head_ready (head != tail && (state_is(slot_of[NQ(head)], head, READY) || corrupt[slot_of[NQ(head)]]))
+#define is_ready(s) (phase[s] == FILL && (state_is(s, q_of[s], READY) || corrupt[s]))
+#define head_ready (head != tail && is_ready(slot_of[NQ(head)]))
+#define any_ready (is_ready(0) || is_ready(1 % S) || is_ready(S - 1))
+
+inline move_head()
+{
+    do
+    :: head < tail && !(phase[slot_of[NQ(head)]] == FILL && q_of[slot_of[NQ(head)]] == head) -> head++
+    :: else -> break
+    od;
+    show_board()
+}
 
 /* R3 and R4: every hint back to the start. */
 inline rewind()
@@ -675,7 +697,7 @@ inline look_at_hints()
 #endif
 
 /* fi_parent_check */
-#define row_good (row_is(s, r, head, DONE) && row[AT(s, r)].owner == NOBODY)
+#define row_good (row_is(s, r, q_of[s], DONE) && row[AT(s, r)].owner == NOBODY)
 
 inline check()
 {
@@ -696,19 +718,20 @@ inline take()                   /* T5, of slot s */
         r = 0;
         do
         :: r < n_of[s] ->
-            assert(front[AT(s, r)] == head && back[AT(s, r)] == head); /* I6 */
+            assert(front[AT(s, r)] == q_of[s] && back[AT(s, r)] == q_of[s]); /* I6 */
             r++
         :: else -> break
         od;
         r = 0;
-        assert(phase[s] == FILL && q_of[s] == head && padded[s] == head)
+        assert(phase[s] == FILL && (OVERTAKING || q_of[s] == head) && padded[s] == q_of[s])
     }
     atomic {
-        head++; show_board(); taken++;
+        taken++;
         if
         :: n_leased < LEASES -> phase[s] = LEASED; n_leased++
         :: make_free(s)                                                /* L5: copied */
         fi;
+        move_head();
         s = 0
     }
 }
@@ -723,7 +746,7 @@ inline drop()
         start_drain();
         set_word(state[s], q_of[s], NOBODY, CANCELLED)
     fi;
-    d_step { head++; show_board(); taken++; s = 0 }
+    d_step { move_head(); taken++; s = 0 }
 #else
     assert(false)
 #endif
@@ -818,8 +841,16 @@ active proctype Parent()
         collect();
         top_up();
 look:   if
-        :: head_ready ->                                               /* T1, T5 */
+        :: OVERTAKING && any_ready || head_ready ->                    /* T1, T5 */
+#ifdef OVERTAKES
+            if
+            :: is_ready(0) -> s = 0
+            :: is_ready(1 % S) -> s = 1 % S
+            :: is_ready(S - 1) -> s = S - 1
+            fi;
+#else
             s = slot_of[NQ(head)];
+#endif
             check();
             if
             :: !is_corrupt -> take()
@@ -830,14 +861,14 @@ look:   if
 #ifdef MISTAKE_LOOK_BEFORE_PWAIT
             skip;
 #endif
-            pwait = (head == tail -> ANY : head);                      /* T2 */
+            pwait = (OVERTAKING || head == tail -> ANY : head);        /* T2 */
 #ifndef MISTAKE_LOOK_BEFORE_PWAIT
             if                                                         /* T3, after F5 */
-            :: head_ready -> pwait = 0; goto look
+            :: OVERTAKING && any_ready || head_ready -> pwait = 0; goto look
             :: else
             fi;
             if
-            :: pwait == ANY || head == tail ->
+            :: head == tail ->
                 collect();
                 if
                 :: n_free > 0 -> pwait = 0; goto again

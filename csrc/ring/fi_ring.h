@@ -74,7 +74,7 @@ static inline uint64_t fi_claim_word(uint64_t q, uint32_t next)
 /* ---- shared structures ------------------------------------------------------------------ */
 
 typedef struct fi_board {
-    _Alignas(FI_CACHE_LINE) _Atomic uint64_t head; /* oldest sequence not yet taken */
+    _Alignas(FI_CACHE_LINE) _Atomic uint64_t head; /* all sequences before it were taken */
     _Atomic uint64_t tail;                         /* first sequence not yet scheduled */
     _Atomic uint32_t redo;                         /* recoveries so far */
     _Atomic uint32_t stop;

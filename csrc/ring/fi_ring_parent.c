@@ -18,6 +18,14 @@ static inline bool scheduled(const fi_slot_record *record)
     return record->phase == FI_FILL || record->phase == FI_DRAIN;
 }
 
+/* The scheduled batch that has the place of sequence q in the map, or NULL. */
+static inline const fi_slot_record *batch_at(const fi_parent *parent, uint64_t q)
+{
+    uint32_t slots = parent->ring->geometry.slots;
+    const fi_slot_record *record = parent->slot + parent->slot_of[q % slots];
+    return record->phase == FI_FILL && record->q % slots == q % slots ? record : NULL;
+}
+
 static inline int64_t *own_indices(const fi_parent *parent, uint32_t slot)
 {
     return parent->indices + (size_t)slot * parent->ring->geometry.rows;
@@ -102,6 +110,9 @@ int fi_parent_next_slot(fi_parent *parent, uint64_t bytes, uint32_t *slot)
 {
     if (parent->free_count == 0)
         return FI_E_FULL;
+    /* A batch that was overtaken keeps its place in the map: no number is given that needs it. */
+    while (batch_at(parent, parent->tail))
+        parent->tail++;
     *slot = parent->free_stack[parent->free_count - 1];
     for (uint32_t i = parent->free_count; i-- > 0;) {
         if (fi_parent_committed(parent, parent->free_stack[i]) >= bytes) {
@@ -302,11 +313,25 @@ static uint32_t head_slot(const fi_parent *parent)
     return parent->slot_of[parent->head % parent->ring->geometry.slots];
 }
 
-static bool is_ready(const fi_parent *parent, uint32_t slot, uint32_t *flags)
+/* After a batch has left the ring: the head moves on to the oldest one that is scheduled. */
+static void move_head(fi_parent *parent)
+{
+    for (const fi_slot_record *batch; parent->head < parent->tail; parent->head++)
+        if ((batch = batch_at(parent, parent->head)) && batch->q == parent->head)
+            break;
+    fi_store_release(&parent->ring->board->head, parent->head); /* pairs with W2 */
+}
+
+static bool is_complete(const fi_parent *parent, uint32_t slot, uint32_t *flags)
 {
     uint64_t state = fi_load_acquire(&parent->ring->slots[slot].state); /* A3, pairs with W6 */
     *flags = fi_word_flags(state) & 15;
     return state == fi_ready_word(parent->slot[slot].q, *flags);
+}
+
+bool fi_parent_is_ready(const fi_parent *parent, uint32_t slot, uint32_t *flags)
+{
+    return is_complete(parent, slot, flags) || parent->slot[slot].corrupt;
 }
 
 int fi_parent_ready(const fi_parent *parent, uint32_t *slot, uint32_t *flags)
@@ -314,7 +339,7 @@ int fi_parent_ready(const fi_parent *parent, uint32_t *slot, uint32_t *flags)
     if (parent->head == parent->tail)
         return FI_E_BUSY;
     *slot = head_slot(parent);
-    return is_ready(parent, *slot, flags) || parent->slot[*slot].corrupt ? FI_OK : FI_E_BUSY;
+    return fi_parent_is_ready(parent, *slot, flags) ? FI_OK : FI_E_BUSY;
 }
 
 uint32_t fi_parent_count_ready(const fi_parent *parent)
@@ -405,17 +430,15 @@ int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *irregular,
     return check_task(parent, slot, row, word);
 }
 
-void fi_parent_take(fi_parent *parent, bool copied)
+void fi_parent_take(fi_parent *parent, uint32_t slot, bool copied)
 {
-    uint32_t slot = head_slot(parent);
-    parent->head++;
-    fi_store_release(&parent->ring->board->head, parent->head); /* pairs with W2 */
     if (copied) {
         make_free(parent, slot);
     } else {
         parent->slot[slot].phase = FI_LEASED;
         parent->leased++;
     }
+    move_head(parent);
 }
 
 /* ---- reset ----------------------------------------------------------------------------------- */
@@ -446,9 +469,8 @@ void fi_parent_reset(fi_parent *parent)
     fi_store_release(&parent->ring->board->head, parent->head);
 }
 
-void fi_parent_drop(fi_parent *parent)
+void fi_parent_drop(fi_parent *parent, uint32_t slot)
 {
-    uint32_t slot = head_slot(parent);
     if (parent->slot[slot].corrupt) {
         make_free(parent, slot);
     } else {
@@ -457,8 +479,7 @@ void fi_parent_drop(fi_parent *parent)
         fi_store_release(&parent->ring->slots[slot].state,
                          fi_word(parent->slot[slot].q, 0, FI_CANCELLED, 0));
     }
-    parent->head++;
-    fi_store_release(&parent->ring->board->head, parent->head);
+    move_head(parent);
 }
 
 /* ---- recovery -------------------------------------------------------------------------------- */
@@ -565,7 +586,7 @@ void fi_parent_give_up(fi_parent *parent)
     for (uint32_t slot = 0; slot < parent->ring->geometry.slots; slot++) {
         fi_slot_record *record = parent->slot + slot;
         if (record->phase == FI_FILL) {
-            record->corrupt = !is_ready(parent, slot, &flags);
+            record->corrupt = !is_complete(parent, slot, &flags);
         } else if (record->phase == FI_DRAIN) {
             parent->draining--;
             make_free(parent, slot);

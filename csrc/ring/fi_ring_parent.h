@@ -32,7 +32,7 @@ typedef struct fi_parent {
     fi_returned returned;  /* slots of leases that have ended */
     uint32_t free_count;
     uint32_t spares; /* slots never used yet, kept to replace retired ones */
-    uint64_t head, tail;
+    uint64_t head, tail; /* the oldest scheduled batch; the next sequence */
     uint32_t offered; /* rows scheduled since the last publish */
     bool is_for_one;  /* some of them are for a certain worker */
     uint32_t leased, draining, retired;
@@ -45,7 +45,8 @@ int fi_parent_init(fi_parent *parent, fi_ring *ring, uint32_t spares, const int 
 void fi_parent_clear(fi_parent *parent);
 
 /* A free slot: of those with pages for `bytes` the one used last, or, if none has them, the one used
- * last. FI_E_FULL if none is free. It stays free until it is scheduled. */
+ * last. FI_E_FULL if none is free. It stays free until it is scheduled, with the sequence that
+ * `tail` is from now on. */
 int fi_parent_next_slot(fi_parent *parent, uint64_t bytes, uint32_t *slot);
 /* Sets the origin of the batch that the next schedule puts into this slot. */
 void fi_parent_origin(fi_parent *parent, uint32_t slot, const fi_origin *origin);
@@ -72,24 +73,27 @@ void fi_parent_decommit(fi_parent *parent, uint32_t slot, uint64_t bytes);
 /* Takes back slots whose leases have ended and slots that a reset has drained. */
 void fi_parent_collect(fi_parent *parent);
 
-/* T1: is the batch at the head READY? The slot's number and flags, or FI_E_BUSY. */
+/* T1: is the batch in a scheduled slot READY, or given up? Its flags. */
+bool fi_parent_is_ready(const fi_parent *parent, uint32_t slot, uint32_t *flags);
+/* The same of the batch at the head: its slot's number and flags, or FI_E_BUSY. */
 int fi_parent_ready(const fi_parent *parent, uint32_t *slot, uint32_t *flags);
 /* How many batches from the head on are READY, for statistics. */
 uint32_t fi_parent_count_ready(const fi_parent *parent);
 /* T2: announces the sleep; the caller must look again (T3) before it sleeps. */
 void fi_parent_announce_sleep(fi_parent *parent, uint64_t q);
 void fi_parent_cancel_sleep(fi_parent *parent);
-/* T5: checks every row word of the ready head; `irregular` counts rows other than FI_ROW_OK.
+/* T5: checks every row word of a ready batch; `irregular` counts rows other than FI_ROW_OK.
  * FI_E_CORRUPT if a word is impossible, the batch was given up, or the workers were told something
  * else than the parent had said (n, schema, indices, origin): `row` and `word` say where and what.
  * Takes nothing. */
 int fi_parent_check(const fi_parent *parent, uint32_t slot, uint32_t *irregular, uint32_t *row,
                     uint64_t *word);
-/* The head leaves the ring: its slot is leased, or free again at once when `copied`. */
-void fi_parent_take(fi_parent *parent, bool copied);
-/* The head leaves the ring undelivered, because `check` found it corrupt. Its slot drains as after
- * a reset, since a worker may still be writing there; it is free at once if it was given up. */
-void fi_parent_drop(fi_parent *parent);
+/* A ready batch, at the head or not, leaves the ring: its slot is leased, or free again at once when
+ * `copied`. */
+void fi_parent_take(fi_parent *parent, uint32_t slot, bool copied);
+/* A ready batch leaves the ring undelivered, because `check` found it corrupt. Its slot drains as
+ * after a reset, since a worker may still be writing there; it is free at once if it was given up. */
+void fi_parent_drop(fi_parent *parent, uint32_t slot);
 /* The last view of a leased slot has ended: called once for each take that was not copied. Any
  * thread; takes no lock, calls nothing. `not_again`: the program has forked while there were views,
  * so that the child may have some: the slot is never written again, and a spare takes its place. */

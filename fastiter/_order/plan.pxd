@@ -19,10 +19,11 @@ cdef class PlanQueue:
     cdef readonly bint repeat
     cdef readonly bint is_begun
     cdef public object skip_state
-    cdef list plans  # planned and not delivered, oldest first
+    cdef readonly list plans  # planned and not delivered, in the order of their delivery
     cdef bint is_passing  # the batch of the state was passed over
     cdef void put_state(self, object state) noexcept
     cdef Plan first(self)
+    cdef bring_forward(self, Plan plan)
     cpdef Plan ahead(self)
     cdef Plan plan_one(self)
     cpdef Plan advance(self, object state)

@@ -160,6 +160,11 @@ cdef class PlanQueue:
     cdef Plan first(self):
         return <Plan>self.plans[0] if self.plans else self.plan_one()
 
+    cdef bring_forward(self, Plan plan):
+        """Have `deliver` take this one of the plans next."""
+        self.plans.remove(plan)
+        self.plans.insert(0, plan)
+
     cpdef Plan ahead(self):
         """The first plan without work: the batch to begin next.
 

@@ -44,6 +44,7 @@ cdef class ScheduledBatch:
     cdef readonly Plan plan
     cdef readonly Schema schema
     cdef Py_ssize_t batch_size
+    cdef uint32_t slot
 
 
 cdef class BatchScheduler(ParentRing):
@@ -62,5 +63,6 @@ cdef class BatchScheduler(ParentRing):
     cdef int64_t free_slot(self, uint64_t commit) except -2
     cdef void trim(self, uint32_t slot, uint64_t bytes) noexcept
     cdef bint schedule(self, Plan plan) except -1
-    cdef Lease take_oldest(self, uint32_t slot, uint32_t flags, bint copied)
+    cdef bint is_ready(self, uint32_t *slot, uint32_t *flags) noexcept
+    cdef Lease take_first(self, uint32_t slot, uint32_t flags, bint copied)
     cdef bint agrees(self, PlanQueue plans)

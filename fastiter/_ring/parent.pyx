@@ -1,8 +1,7 @@
 """The parent's side of the ring: the ring itself, leases of taken slots, and the batch scheduler.
 
 `ParentRing` is what batches and reader streams have in common: doorbells, waiting, the workers'
-reports and traces. `BatchScheduler` keeps the ring full of batches and takes them in order. A
-`Lease` keeps a taken slot alive for its arrays. README.md tells the life of a slot.
+reports and traces. `BatchScheduler` keeps the ring full of batches and takes them. A `Lease` keeps a taken slot alive for its arrays. README.md tells the life of a slot.
 """
 
 import pickle
@@ -342,10 +341,10 @@ cdef class ScheduledBatch:
 
 cdef class BatchScheduler(ParentRing):
     """The ring of a MultiprocessIterator: batches are scheduled in the order of plans and taken in
-    the same order.
+    the same order, unless complete ones overtake others (`overtake`).
 
     `top_up` schedules the batches that follow by the plans; a plan owns the record of its batch
-    (`Plan.work`). `take` or `take_irregular` leases the slot of the oldest batch, which leaves the
+    (`Plan.work`). `take` or `take_irregular` leases the slot of the first batch, which leaves the
     ring in the same step: signal handlers run between Python's bytecodes only, so none runs in the
     middle. If Ctrl-C comes between that and the delivery, ring and plans do not agree any more, and
     the next `top_up` has that batch fetched again, and all after it.
@@ -388,7 +387,7 @@ cdef class BatchScheduler(ParentRing):
         fi_parent_publish(&self.parent)
 
     cdef bint agrees(self, PlanQueue plans):
-        """Whether the oldest batch in the ring is the first one that the plans have there.
+        """Whether the first batch in the ring is the first one that the plans have there.
 
         It is not after an interrupt between `take` and the delivery, and after a restart.
         """
@@ -442,6 +441,7 @@ cdef class BatchScheduler(ParentRing):
             self.arena.ring.geometry.slot_bytes, self.single_until >= 0, &q),
             "scheduling a batch")
         record.q = q
+        record.slot = <uint32_t>slot
         self.scheduled.append(record)
         plan.work = record
         return True
@@ -497,13 +497,39 @@ cdef class BatchScheduler(ParentRing):
 
     # ---- take
 
+    cdef bint is_ready(self, uint32_t *slot, uint32_t *flags) noexcept:
+        """Whether the first batch is complete; its slot and flags."""
+        if not self.scheduled:
+            return False
+        slot[0] = (<ScheduledBatch>self.scheduled[0]).slot
+        return fi_parent_is_ready(&self.parent, slot[0], flags)
+
     def ready(self):
-        """Whether the oldest batch is complete."""
-        cdef uint32_t slot, flags
-        return fi_parent_ready(&self.parent, &slot, &flags) == FI_OK
+        """Whether the first batch is complete."""
+        cdef uint32_t slot = 0, flags = 0
+        return self.is_ready(&slot, &flags)
+
+    def overtake(self, PlanQueue plans):
+        """Has the oldest complete batch be the first one in ring and plans; whether there is one.
+
+        Batches for the same worker keep their order.
+        """
+        cdef ScheduledBatch record
+        cdef uint32_t flags = 0
+        cdef Py_ssize_t i
+        cdef set waited_for = set()
+        for i, record in enumerate(self.scheduled):
+            if record.plan.worker in waited_for:
+                continue
+            if fi_parent_is_ready(&self.parent, record.slot, &flags):
+                self.scheduled.insert(0, self.scheduled.pop(i))
+                plans.bring_forward(record.plan)
+                return True
+            waited_for.add(record.plan.worker)
+        return False
 
     def take(self):
-        """Takes the oldest batch if it is complete and the columns hold all of it.
+        """Takes the first batch if it is complete and the columns hold all of it.
 
         None if it is not complete, has rows beside its columns, or holds what a converter has made;
         or too few slots would be left to keep prefetching. Nothing has changed then.
@@ -513,18 +539,17 @@ cdef class BatchScheduler(ParentRing):
         cdef fi_parent *parent = &self.parent
         self.calls += 1
         self.ready_sum += fi_parent_count_ready(parent)
-        if not self.fast_path_ok or not self.scheduled or (
-                fi_parent_ready(parent, &slot, &flags) != FI_OK):
+        if not self.fast_path_ok or not self.is_ready(&slot, &flags):
             return None
         if flags & ~FI_CONVERTED_FIELDS or (<ScheduledBatch>self.scheduled[0]).schema is None or (
                 fi_parent_usable(parent) < self.n_prefetch + 1):
             return None
         if fi_parent_check(parent, slot, &irregular, &row, &word) != FI_OK or irregular > 0:
             return None
-        return self.take_oldest(slot, flags, False)
+        return self.take_first(slot, flags, False)
 
     def take_irregular(self):
-        """Takes the oldest batch, which is complete, whatever it holds.
+        """Takes the first batch, which is complete, whatever it holds.
 
         If too few slots would be left to keep prefetching, the lease owns nothing, and the slot is
         free at once: holding batches costs memory, never progress. The batch is to be copied out
@@ -535,23 +560,24 @@ cdef class BatchScheduler(ParentRing):
         and its slot drains.
         """
         cdef uint32_t slot = 0, flags = 0, irregular = 0, row = 0
-        cdef uint64_t word = 0, q = self.parent.head
+        cdef uint64_t word = 0
         cdef fi_ring *ring = &self.arena.ring
-        if fi_parent_ready(&self.parent, &slot, &flags) != FI_OK:
+        if not self.is_ready(&slot, &flags):
             raise OverwrittenError("shared memory was overwritten: the state of a complete batch")
         if fi_parent_check(&self.parent, slot, &irregular, &row, &word) != FI_OK:
-            fi_parent_drop(&self.parent)
+            fi_parent_drop(&self.parent, slot)
             del self.scheduled[0]
             raise OverwrittenError(
                 f"shared memory was overwritten: {word:#x} was found at row {row} of a batch")
         codes = []
         if irregular:
-            codes = [(r, fi_row_code(ring, slot, r, q)) for r in range(self.parent.slot[slot].n)]
+            codes = [(r, fi_row_code(ring, slot, r, self.parent.slot[slot].q))
+                     for r in range(self.parent.slot[slot].n)]
             codes = [(r, code) for r, code in codes if code != FI_ROW_OK]
         copied = fi_parent_usable(&self.parent) < self.n_prefetch + 1
-        return self.take_oldest(slot, flags, copied), codes
+        return self.take_first(slot, flags, copied), codes
 
-    cdef Lease take_oldest(self, uint32_t slot, uint32_t flags, bint copied):
+    cdef Lease take_first(self, uint32_t slot, uint32_t flags, bint copied):
         cdef ScheduledBatch record = self.scheduled[0]
         cdef Lease lease = Lease.__new__(Lease)
         cdef uint64_t used
@@ -562,7 +588,7 @@ cdef class BatchScheduler(ParentRing):
         lease.flags = flags
         if not copied:
             lease.own(self)
-        fi_parent_take(&self.parent, copied)
+        fi_parent_take(&self.parent, slot, copied)
         del self.scheduled[0]
         used = min(fi_slot_used(&self.arena.ring, slot), <uint64_t>lease.bytes)
         # The most that a batch has taken; an old one counts for less with each that follows.

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from fastiter._ring.parent import ScheduledBatch
+
 MOST_DEATHS = 3  # of workers, by one index or the finish of one batch
 
 
@@ -72,10 +74,11 @@ class CrashCounts:
             else:
                 self._given_up.discard(index)
 
-    def delivered(self, q: int) -> None:
-        """Forgets the deaths amid a batch that leaves the ring; how they ended stays to be asked
-        for until the next one does."""
+    def delivered(self, q: int, left: Iterable[ScheduledBatch]) -> None:
+        """Forgets the deaths amid a batch that leaves the ring, in which others are left; how they
+        ended stays to be asked for until the next one leaves."""
         self._idle = 0
         self._of_finish.pop(q, None)
         if self._ends:
-            self._ends = {place: end for place, end in self._ends.items() if place[0] >= q}
+            first = min([q, *(batch.q for batch in left)])
+            self._ends = {place: end for place, end in self._ends.items() if place[0] >= first}

@@ -7,11 +7,12 @@ iterator, under the iterator's lock; there is no thread beside it.
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fastiter._clib import status
-from fastiter._order.plan import Plan
+from fastiter._order.plan import Plan, PlanQueue
 from fastiter._ring.arena import Arena
 from fastiter._ring.infer_schema import derive_schema, merge_schemas
 from fastiter._ring.parent import BatchScheduler, ScheduledBatch
@@ -121,22 +122,26 @@ class Pool:
         """Whether this is the process that made the pool, not a forked child."""
         return os.getpid() == self.pid
 
-    def wait(self) -> None:
-        """Blocks until the oldest batch is complete.
+    def wait(self, overtaking: PlanQueue | None = None) -> None:
+        """Blocks until the first batch is complete; or, if plans are given, until any one is, which
+        becomes the first.
 
         Raises TimeoutWarning and KeyboardInterrupt, of which nothing is lost: the next call waits
         for the same batch; and an error if the dataset cannot be loaded in the workers, or they die
         before they work.
         """
-        while not self.ring.ready():  # an overwritten word may take it back
-            self._sleep(self.ring.ready, any_event=False)
+        ready = self.ring.ready
+        if overtaking is not None:
+            ready = functools.partial(self.ring.overtake, overtaking)
+        while not ready():  # an overwritten word may take it back
+            self._sleep(ready, any_event=overtaking is not None)
 
     def wait_for_slot(self) -> None:
         """Blocks until a slot that drains may have come back."""
         self._sleep(self.ring.has_free_slot, any_event=True)
 
     def deliver(self, plan: Plan, policy: FailurePolicy | None) -> Any:
-        """Take the oldest batch, that of `plan`, out of the ring, and return it or its `Failure`.
+        """Take the first batch, that of `plan`, out of the ring, and return it or its `Failure`.
 
         `policy` decides about rows that have failed; without one the first is the batch's failure.
         Raises what belongs to the batch, too: a field cannot be loaded, or the converter raises.
@@ -168,7 +173,7 @@ class Pool:
         finally:
             self.copied_out += lease is not None and lease.is_copied
             del lease  # or it lives as long as the traceback of what is raised
-            self._crash_counts.delivered(record.q)
+            self._crash_counts.delivered(record.q, self.ring.scheduled)
             self._hints_restored = False
             if record.q >= self.ring.single_until:
                 self.ring.single_until = -1

@@ -75,7 +75,7 @@ class InProcessIterator(LoaderIterator):
         return collate(default_collate, examples, self._keys)
 
     def _next_data(self) -> Any:
-        keys = self._next_index()
+        keys = next(self._sampler_iter)
         if type(keys) is np.ndarray:
             keys = keys.tolist()
         self._keys = keys
@@ -83,7 +83,7 @@ class InProcessIterator(LoaderIterator):
             data = self._fetcher.fetch(keys)
         else:
             with generators_kept():
-                self._fetcher.dataset.begin((*self._example_seed, self._n_drawn - 1))
+                self._fetcher.dataset.begin((*self._example_seed, self._sampler_iter.n_drawn - 1))
                 data = self._fetcher.fetch(keys)
         if self._pin_memory:
             data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)
@@ -92,7 +92,7 @@ class InProcessIterator(LoaderIterator):
     def state_dict(self) -> dict[str, Any]:
         state = state_of(0, self._dataset_kind, self._fetcher, self._dataset)
         return {
-            **self._sampler_state(),
+            **self._sampler_state([]),
             "_num_yielded": self._num_yielded,
             "fetcher_state": state["fetcher_state"],
             "dataset_state": state["dataset_state"],

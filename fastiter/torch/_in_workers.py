@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -25,8 +25,8 @@ from fastiter.errors import WorkerDiedError, WorkerTraceback
 from fastiter.iterators._arguments import checked_context
 from fastiter.iterators._state import State
 from fastiter.torch._collate import converter_for
-from fastiter.torch._iterator import LoaderIterator
-from fastiter.torch._state import Resume, is_stateful, other_workers, program_state, state_if_any
+from fastiter.torch._iterator import Keys, LoaderIterator
+from fastiter.torch._state import Resume, is_stateful, other_workers, program_state
 from fastiter.torch._worker import LoaderJob, Reply, Request
 
 if TYPE_CHECKING:
@@ -38,14 +38,15 @@ _MOST_SCHEMAS = 8  # of one pool
 
 
 class _Plans(PlanQueue):
-    """Plans one batch for each of the sampler's keys, and assigns it to the next active worker.
+    """Plans one batch for each of the sampler's keys, and assigns it to the next active worker; if
+    not `in_order`, to the one of them that has the fewest to make.
 
     `rows` is how many examples a batch from columns has at most, 0 if there are no such batches.
     """
 
-    def __init__(self, sampler: Any, keys: Iterator[Any], n_workers: int, rows: int) -> None:
+    def __init__(self, keys: Keys, n_workers: int, rows: int, in_order: bool) -> None:
         super().__init__(State(0, 0, False, None, _ENDLESS, None), 1, False)
-        self.sampler = sampler
+        self.in_order = in_order
         self.n_workers = n_workers
         self.rows = rows
         self.has_columns = False  # whether the rows of a batch are known to fit into columns
@@ -54,14 +55,13 @@ class _Plans(PlanQueue):
         self.wants_state = False
         self.shared_seed: int | None = None
         self.example_seed: tuple[int, int] | None = None
-        self.begin(keys, -1, 0, -1, [0] * n_workers, False)
+        self.begin(keys, -1, -1, [0] * n_workers, False)
         self.ask_schema()
 
     def begin(
         self,
-        keys: Iterator[Any],
+        keys: Keys,
         epoch: int,
-        n_drawn: int,
         last_worker: int,
         n_made: list[int],
         asks_first: bool,
@@ -70,32 +70,27 @@ class _Plans(PlanQueue):
 
         Parameters
         ----------
-        keys : the sampler's iterator.
+        keys : the sampler's keys.
         epoch : number of the epoch in this process.
-        n_drawn : keys that the sampler has given before.
         last_worker : that has made the batch before; -1 for none.
         n_made : batches that each worker has made before.
         asks_first : whether each worker is asked for its state before the first batch.
         """
         self.keys = keys
-        self.is_stateful = is_stateful(self.sampler) or is_stateful(keys)
         self.epoch = epoch
-        self.n_drawn = n_drawn
         self.last_worker = last_worker
         self.n_made = n_made
         self.is_active = [True] * self.n_workers
         self.n_asked = 0 if asks_first else self.n_workers
-        self.sampler_states: dict[int, dict[str, Any]] = {}
 
     def advance(self, state: State) -> Plan:
-        """Plan the batch after ``state``; without indices at the end of the epoch."""
-        number = state.position
-        after = state._replace(position=number + 1)
-        indices = np.array([number], np.int64)
+        """Plan the next batch; without indices at the end of the epoch. The position in its state
+        counts the sampler's batches up to this one."""
         if self.n_asked < self.n_workers:
             request = Request(None, self.epoch, -1, True, False, self.shared_seed, None)
             self.n_asked += 1
-            return Plan(indices, after, None, request, self.n_asked - 1)
+            index = np.array([-self.n_asked], np.int64)
+            return Plan(index, state._replace(position=0), None, request, self.n_asked - 1)
         worker = self._next_worker()
         if worker is None:
             return Plan(None, state)
@@ -103,24 +98,23 @@ class _Plans(PlanQueue):
             keys = next(self.keys)
         except StopIteration:
             return Plan(None, state)
-        self.n_drawn += 1
+        number = self.keys.n_drawn - 1
+        after = state._replace(position=number + 1)
         self.last_worker = worker
         made = self.n_made[worker]
         self.n_made[worker] += 1
-        if self.is_stateful:
-            self.sampler_states[number] = self.sampler_state()
         if self.has_columns:
             rows = _index_array(keys, self.rows)
             if rows is not None:
                 return Plan(rows, after, None, None, worker)
         if type(keys) is np.ndarray:
             keys = keys.tolist()
-        seed = None if self.example_seed is None else (*self.example_seed, self.n_drawn - 1)
+        seed = None if self.example_seed is None else (*self.example_seed, number)
         request = Request(
             keys, self.epoch, made, self.wants_state, self.asks_schema, self.shared_seed, seed
         )
         self.asks_schema = False
-        return Plan(indices, after, None, request, worker)
+        return Plan(np.array([number], np.int64), after, None, request, worker)
 
     def ask_schema(self) -> None:
         """Have the next batch tell which columns the rows would fit into."""
@@ -132,18 +126,26 @@ class _Plans(PlanQueue):
         """Nothing depends on the state."""
 
     def _next_worker(self) -> int | None:
-        for step in range(1, self.n_workers + 1):
-            worker = (self.last_worker + step) % self.n_workers
-            if self.is_active[worker]:
-                return worker
-        return None
+        following = range(self.last_worker + 1, self.last_worker + 1 + self.n_workers)
+        workers = (number % self.n_workers for number in following)
+        active = (worker for worker in workers if self.is_active[worker])
+        if self.in_order:
+            return next(active, None)
+        return min(active, key=self.pending_by_worker().__getitem__, default=None)
 
-    def sampler_state(self) -> dict[str, Any]:
-        """Where the sampler is now."""
-        return {
-            "_index_sampler_state": state_if_any(self.sampler),
-            "_sampler_iter_state": state_if_any(self.keys),
-        }
+    def pending(self) -> list[int]:
+        """The numbers of batches that were planned and not delivered."""
+        return [plan.state.position - 1 for plan in self._batches()]
+
+    def pending_by_worker(self) -> list[int]:
+        """How many of these each worker has."""
+        counts = [0] * self.n_workers
+        for plan in self._batches():
+            counts[plan.worker] += 1
+        return counts
+
+    def _batches(self) -> list[Plan]:
+        return [plan for plan in self.plans if plan.indices is not None and plan.state.position]
 
 
 def _index_array(keys: Any, most: int) -> npt.NDArray[np.int64] | None:
@@ -181,11 +183,12 @@ class WorkersIterator(LoaderIterator):
 
     def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
         super().__init__(loader, resume)
-        self._interval = loader.snapshot_every_n_steps
+        # What is delivered out of order can be told at that time only.
+        self._interval = loader.snapshot_every_n_steps if loader.in_order else 1
         self._is_iterable = self._dataset_kind == _DatasetKind.Iterable
         self._asks_first = self._is_iterable or is_stateful(self._dataset)
         rows, self._converter = self._rows_of(loader)
-        self._plans = _Plans(self._index_sampler, self._sampler_iter, self._num_workers, rows)
+        self._plans = _Plans(self._sampler_iter, self._num_workers, rows, loader.in_order)
         self._states: list[dict[str, Any]] = []
         self._epoch = 0
         self._n_spilled = 0
@@ -257,16 +260,14 @@ class WorkersIterator(LoaderIterator):
         self._plans.shared_seed = self._shared_seed
         self._plans.example_seed = self._example_seed
         self._plans.wants_state = self._asks_first and bool(self._interval)
-        self._plans.begin(
-            self._sampler_iter, self._epoch, self._n_drawn, last_worker, n_made, self._asks_first
-        )
+        self._plans.begin(self._sampler_iter, self._epoch, last_worker, n_made, self._asks_first)
+        self._sampler_iter.keeps_states = self._sampler_iter.is_stateful and bool(self._interval)
+        self._overtakes = False  # not yet: what comes first has an order
         self._states = [
             {"worker_id": number, "fetcher_state": None, "dataset_state": None}
             for number in range(n_workers)
         ]
-        self._delivered_by = list(n_made)
         self._last_worker = n_workers - 1 if last_worker < 0 else last_worker
-        self._sampler_now = self._plans.sampler_state()
         self._snapshot = self._snapshot_now(0 if resume is None else resume.n_yielded)
         if self._asks_first:
             self._ask_first()
@@ -274,6 +275,7 @@ class WorkersIterator(LoaderIterator):
         for _ in range(n_more):
             next(self)
         self._finished = resume is not None and resume.is_finished
+        self._overtakes = not self._plans.in_order
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if self._pool is None or self._pool.closed:  # it ended by an error, or was closed
@@ -303,10 +305,6 @@ class WorkersIterator(LoaderIterator):
                     self._use_columns(reply.schema)
                 reply = reply.batch
             self._last_worker = plan.worker
-            self._delivered_by[plan.worker] += 1
-            self._n_drawn += 1
-            if self._plans.is_stateful:
-                self._sampler_now = self._plans.sampler_states.pop(plan.state.position - 1)
             step = self._num_yielded + 1
             if self._interval and step % self._interval == 0 and self._takes_snapshots:
                 self._snapshot = self._snapshot_now(step)
@@ -336,7 +334,7 @@ class WorkersIterator(LoaderIterator):
                 raise
         if plan.outcome is None:
             try:
-                plan.outcome = self._fetch(pool, plan)
+                plan = self._fetch(pool, plan)
             except WorkerDiedError as error:
                 raise _died(error, plan) from error
         outcome = plan.outcome
@@ -350,24 +348,28 @@ class WorkersIterator(LoaderIterator):
             plans.ask_schema()  # the examples have changed
         return plan, outcome
 
-    def _fetch(self, pool: Pool, plan: Plan) -> Any:
-        pool.ring.top_up(self._plans)
+    def _fetch(self, pool: Pool, plan: Plan) -> Plan:
+        """Return this plan, the first one, or one that overtakes it, with its outcome."""
+        plans, ring = self._plans, pool.ring
+        ring.top_up(plans)
         if pool.is_starting:
             pool.look_at_starts()
-        lease = pool.ring.take()
+        if self._overtakes:
+            ring.overtake(plans)
+            plan = plans.peek()
+        lease = ring.take()
         if lease is not None:
-            return capture(from_rows, lease, plan.indices, {}, self._converter)
-        while not pool.ring.scheduled:
+            plan.outcome = capture(from_rows, lease, plan.indices, {}, self._converter)
+            return plan
+        while not ring.scheduled:
             pool.wait_for_slot()
-            pool.ring.top_up(self._plans)
-        pool.wait()
-        return capture(pool.deliver, plan, None)
+            ring.top_up(plans)
+        pool.wait(plans if self._overtakes else None)
+        plan = plans.peek()
+        plan.outcome = capture(pool.deliver, plan, None)
+        return plan
 
     # ---- state
-
-    @property
-    def _has_begun(self) -> bool:
-        return self._plans.n_drawn > 0
 
     def _ask_first(self) -> None:
         """Receive the state of each worker at the start of the epoch."""
@@ -390,14 +392,17 @@ class WorkersIterator(LoaderIterator):
     @property
     def _takes_snapshots(self) -> bool:
         """Whether the state is saved with the batches, because it cannot be told afterwards."""
-        return self._has_worker_state or self._plans.is_stateful
+        return self._has_worker_state or self._sampler_iter.is_stateful
 
     def _snapshot_now(self, step: int) -> dict[str, Any]:
+        plans = self._plans
+        pending = plans.pending_by_worker()
         main = {
-            **self._sampler_state(),
-            **self._sampler_now,
+            **self._sampler_state(plans.pending()),
             "_num_workers": self._num_workers,
-            "_batches_by_worker": list(self._delivered_by),
+            "_batches_by_worker": [
+                made - left for made, left in zip(plans.n_made, pending, strict=True)
+            ],
         }
         return {
             "_snapshot_step": step,

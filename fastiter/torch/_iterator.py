@@ -91,6 +91,62 @@ def _faster(keys: Any, sampler: Any) -> Any:
     return keys
 
 
+class Keys:
+    """Draws the sampler's keys, one batch's at a time, and knows the sampler's state.
+
+    Batches have numbers, in the order of the sampler; not all are delivered in this order.
+
+    Parameters
+    ----------
+    sampler, keys : the sampler, and its iterator.
+    main : dict, optional
+        What `state` has returned, if the iterator goes on from there. Keys of batches that were
+        delivered before are left out.
+    """
+
+    def __init__(self, sampler: Any, keys: Any, main: dict[str, Any] | None = None) -> None:
+        self._sampler, self._keys = sampler, keys
+        self.n_drawn = 0 if main is None else main["_sampler_iter_yielded"]
+        self._end = 0 if main is None else main["_delivered_up_to"]
+        self._left = [] if main is None else main["_not_delivered"]
+        self.keeps_states = False  # whether `state` will be called with batches that were drawn
+        self._states: dict[int, dict[str, Any]] = {}  # by the number of batches drawn
+
+    def __next__(self) -> Any:
+        while True:
+            if self.keeps_states:
+                self._states[self.n_drawn] = self._state()
+            keys = next(self._keys)
+            self.n_drawn += 1
+            if self.n_drawn > self._end or self.n_drawn - 1 in self._left:
+                return keys
+
+    @property
+    def is_stateful(self) -> bool:
+        return is_stateful(self._sampler) or is_stateful(self._keys)
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "_index_sampler_state": state_if_any(self._sampler),
+            "_sampler_iter_state": state_if_any(self._keys),
+        }
+
+    def state(self, pending: list[int]) -> dict[str, Any]:
+        """Where to go on, if these batches were not delivered, whose keys were drawn."""
+        left = sorted(pending) + [number for number in self._left if number >= self.n_drawn]
+        end = max(self._end, self.n_drawn)
+        while left and left[-1] == end - 1:
+            end = left.pop()
+        start = min([*left, end, self.n_drawn])
+        self._states = {n: state for n, state in self._states.items() if n >= start}
+        return {
+            **(self._states[start] if start in self._states else self._state()),
+            "_sampler_iter_yielded": start,
+            "_delivered_up_to": end,
+            "_not_delivered": left,
+        }
+
+
 class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
     """One iteration over a `DataLoader`: draws the sampler's keys in torch's order.
 
@@ -116,15 +172,16 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
         if resume is not None and self._is_reset:
             self._base_seed = resume.main["_base_seed"]
             set_states(self._generators, self._generator_states)
-        self._sampler_iter = _faster(self._sampler_iter, self._index_sampler)
+        keys = _faster(self._sampler_iter, self._index_sampler)
+        if resume is not None:
+            keys = self._loaded_keys(keys, resume.main)
+        self._sampler_iter = Keys(self._index_sampler, keys, resume and resume.main)
         self._kept = loader._kept
         self._is_iterable = self._dataset_kind == torch_dataloader._DatasetKind.Iterable
-        self._n_drawn = 0
         self._finished = False
         self._example_seed = (self._base_seed, 0) if loader.seed_examples else None
         if resume is not None:
-            self._load_sampler(resume)
-            self._finished = resume.is_finished
+            self._load(resume)
             if loader.generator is None:  # the program draws from the global one, too
                 torch.set_rng_state(former)
 
@@ -133,16 +190,11 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
         self._sampler_epoch = epoch_of(loader.sampler)
         super()._reset(loader, first_iter)
         self._is_reset = True
-        self._sampler_iter = _faster(self._sampler_iter, self._index_sampler)
-        self._n_drawn = 0
+        keys = _faster(self._sampler_iter, self._index_sampler)
+        self._sampler_iter = Keys(self._index_sampler, keys)
         self._finished = False
         if self._example_seed is not None:
             self._example_seed = self._example_seed[0], self._example_seed[1] + 1
-
-    def _next_index(self) -> Any:
-        keys = next(self._sampler_iter)
-        self._n_drawn += 1
-        return keys
 
     def __next__(self) -> Any:
         try:
@@ -155,43 +207,42 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
         self._num_yielded += 1
         return data
 
-    @property
-    def _has_begun(self) -> bool:
-        """Whether the sampler has given a key, and drawn its seed."""
-        return self._n_drawn > 0
-
-    def _sampler_state(self) -> dict[str, Any]:
-        """Where the sampler is now."""
+    def _sampler_state(self, pending: list[int]) -> dict[str, Any]:
+        """Where the sampler is, if these batches were not delivered."""
         return {
-            "_index_sampler_state": state_if_any(self._index_sampler),
-            "_sampler_iter_state": state_if_any(self._sampler_iter),
-            "_sampler_iter_yielded": self._n_drawn,
+            **self._sampler_iter.state(pending),
             "_IterableDataset_len_called": self._IterableDataset_len_called,
             "_shared_seed": self._shared_seed,
             "_generator_states": self._generator_states,
-            "_has_begun": self._has_begun,
+            "_has_begun": self._sampler_iter.n_drawn > 0,  # so the sampler has drawn its seed
             "_sampler_epoch": self._sampler_epoch,
             "_base_seed": self._base_seed,
             "_is_reset": self._is_reset,
             "_example_seed": self._example_seed,
         }
 
-    def _load_sampler(self, resume: Resume) -> None:
-        main, sampler = resume.main, self._index_sampler
-        self._n_drawn = main["_sampler_iter_yielded"]
-        if is_stateful(sampler) or is_stateful(self._sampler_iter):
+    def _loaded_keys(self, keys: Any, main: dict[str, Any]) -> Any:
+        """The sampler's iterator, gone on to where it was saved."""
+        sampler: Any = self._index_sampler
+        n_drawn = main["_sampler_iter_yielded"]
+        if is_stateful(sampler) or is_stateful(keys):
             if is_stateful(sampler):
                 sampler.load_state_dict(main["_index_sampler_state"])
-            self._sampler_iter = iter(sampler)
+            keys = iter(sampler)
             if main["_sampler_iter_state"] is not None:
-                self._sampler_iter.load_state_dict(main["_sampler_iter_state"])
+                keys.load_state_dict(main["_sampler_iter_state"])
         elif self._dataset_kind != torch_dataloader._DatasetKind.Iterable:
             # Now, since a sampler draws its seed with its first key, and what is loaded later, such
             # as a dataset's state, may set the generator.
-            collections.deque(itertools.islice(self._sampler_iter, self._n_drawn), maxlen=0)
-            if main["_has_begun"] and self._n_drawn == 0:
-                first = list(itertools.islice(self._sampler_iter, 1))
-                self._sampler_iter = itertools.chain(first, self._sampler_iter)
+            collections.deque(itertools.islice(keys, n_drawn), maxlen=0)
+            if main["_has_begun"] and n_drawn == 0:
+                first = list(itertools.islice(keys, 1))
+                keys = itertools.chain(first, keys)
+        return keys
+
+    def _load(self, resume: Resume) -> None:
+        main = resume.main
+        self._finished = resume.is_finished
         self._num_yielded = resume.n_yielded
         self._IterableDataset_len_called = main["_IterableDataset_len_called"]
         self._shared_seed = main["_shared_seed"]

@@ -146,7 +146,7 @@ static inline void take_ready(fixture *f, bool copied)
     CHECK_EQ(fi_parent_ready(&f->parent, &slot, &flags), FI_OK);
     CHECK_EQ(fi_parent_check(&f->parent, slot, &odd, &row, &word), FI_OK);
     CHECK_EQ(odd, 0);
-    fi_parent_take(&f->parent, copied);
+    fi_parent_take(&f->parent, slot, copied);
 }
 
 /* R2 to R6 for worker w; returns how many things it had in hand. */

@@ -28,6 +28,7 @@ typedef struct stress {
     uint64_t bytes, random;
     int event[2];
     bool pipes, corrupt; /* bells are pipes; hints are overwritten at random */
+    bool overtakes;      /* any batch that is ready is taken, not the oldest one */
     int bell_ends[MOST_WORKERS][2], bell_writers[MOST_WORKERS];
     uint32_t prefetch, most_leases;
     plan plans[MOST_SLOTS]; /* of each slot, valid until the slot is scheduled anew */
@@ -35,7 +36,7 @@ typedef struct stress {
     bool alive[MOST_WORKERS];
     uint64_t absent_until[MOST_WORKERS]; /* a dead worker is replaced at this batch */
     int64_t planned, delivered;          /* next index to plan, to deliver */
-    uint64_t batches, deaths, redone, refinished, poisoned, resets, restores;
+    uint64_t batches, deaths, redone, refinished, poisoned, resets, restores, overtaken;
     void (*start)(struct stress *, uint32_t worker);
     bool (*is_dead)(struct stress *, uint32_t worker); /* and reaped */
     int (*death_descriptor)(struct stress *, uint32_t worker);
@@ -216,8 +217,26 @@ static void wait_for_event(stress *t)
     t->restores++;
 }
 
-/* Blocks until the head is READY. */
-static uint32_t wait_for_head(stress *t, uint32_t *flags)
+/* Whether there is a batch to take: the head, or one of those that overtake it. */
+static bool find_ready(stress *t, uint32_t *slot, uint32_t *flags)
+{
+    const fi_parent *parent = &t->parent;
+    uint32_t slots = t->ring.geometry.slots, first = (uint32_t)draw(&t->random, slots);
+    for (uint32_t i = 0; t->overtakes && i < slots; i++) {
+        *slot = (first + i) % slots;
+        if (parent->slot[*slot].phase == FI_FILL && fi_parent_is_ready(parent, *slot, flags))
+            return true;
+    }
+    return !t->overtakes && fi_parent_ready(parent, slot, flags) == FI_OK;
+}
+
+static uint32_t under_way(const fi_parent *parent)
+{
+    return parent->ring->geometry.slots - parent->free_count - parent->leased - parent->draining;
+}
+
+/* Blocks until there is a batch to take. */
+static uint32_t wait_for_batch(stress *t, uint32_t *flags)
 {
     fi_parent *parent = &t->parent;
     uint32_t slot;
@@ -230,19 +249,19 @@ static uint32_t wait_for_head(stress *t, uint32_t *flags)
         fi_parent_collect(parent);
         start_due(t);
         uint64_t depth = 1 + draw(&t->random, t->prefetch);
-        while (parent->tail - parent->head < depth && parent->free_count > 0)
+        while (under_way(parent) < depth && parent->free_count > 0)
             schedule_one(t);
         fi_parent_publish(parent);
         t->disturb(t);
         if (t->corrupt)
             corrupt_hints(t);
-        if (fi_parent_ready(parent, &slot, flags) == FI_OK)
+        if (find_ready(t, &slot, flags))
             return slot;
         bool any = parent->head == parent->tail;
-        fi_parent_announce_sleep(parent, any ? FI_ANY : parent->head);
+        fi_parent_announce_sleep(parent, any || t->overtakes ? FI_ANY : parent->head);
         if (any)
             fi_parent_collect(parent);
-        if (fi_parent_ready(parent, &slot, flags) != FI_OK && !(any && parent->free_count > 0))
+        if (!find_ready(t, &slot, flags) && !(any && parent->free_count > 0))
             wait_for_event(t);
         fi_parent_cancel_sleep(parent);
         recover_dead(t);
@@ -261,11 +280,12 @@ static void release_one(stress *t)
 static void take_one(stress *t)
 {
     fi_parent *parent = &t->parent;
-    uint32_t flags, odd, row, expected_odd = 0, slot = wait_for_head(t, &flags);
+    uint32_t flags, odd, row, expected_odd = 0, slot = wait_for_batch(t, &flags);
     uint64_t word;
     const plan *p = t->plans + slot;
-    CHECK(p->q == parent->head);
-    CHECK_EQ(p->first, t->delivered);
+    CHECK(p->q == parent->slot[slot].q);
+    CHECK(t->overtakes || (p->q == parent->head && p->first == t->delivered));
+    t->overtaken += p->q > parent->head;
     CHECK_EQ(fi_parent_check(parent, slot, &odd, &row, &word), FI_OK);
     CHECK_EQ(flags, p->finish_poisoned ? FI_FINISH_POISON : 0);
     for (uint32_t r = 0; r < p->n; r++)
@@ -276,7 +296,7 @@ static void take_one(stress *t)
     t->batches++;
     bool lease = fi_parent_usable(parent) > 0 && t->lease_count < t->most_leases &&
                  draw(&t->random, 4) != 0;
-    fi_parent_take(parent, !lease);
+    fi_parent_take(parent, slot, !lease);
     if (lease)
         t->leases[t->lease_count++] = slot;
     while (t->lease_count > 0 && draw(&t->random, 2))
@@ -284,7 +304,8 @@ static void take_one(stress *t)
     if (draw(&t->random, 50) == 0) {
         t->disturb(t);
         fi_parent_reset(parent);
-        t->planned = t->delivered;
+        if (!t->overtakes)
+            t->planned = t->delivered;
         t->resets++;
     }
 }
@@ -341,7 +362,7 @@ static void stress_run(stress *t, double seconds)
 {
     int64_t end = fi_now_ns() + (int64_t)(seconds * 1e9);
     while (fi_now_ns() < end || t->batches < 50 || t->deaths < 10 || t->redone < 3 ||
-           t->resets < 2 || (t->corrupt && t->restores < 3))
+           t->resets < 2 || (t->overtakes && t->overtaken < 10) || (t->corrupt && t->restores < 3))
         take_one(t);
 }
 
@@ -349,9 +370,9 @@ static void stress_report(const stress *t, const char *name)
 {
     printf("%s: %" PRIu64 " batches, %" PRIu64 " deaths, %" PRIu64 " rows and %" PRIu64
            " finishes redone, %" PRIu64 " given up, %" PRIu64 " resets, %" PRIu64
-           " times hints restored\n",
+           " times hints restored, %" PRIu64 " out of order\n",
            name, t->batches, t->deaths, t->redone, t->refinished, t->poisoned, t->resets,
-           t->restores);
+           t->restores, t->overtaken);
 }
 
 /* Seconds for each configuration: the argument, or STRESS_SECONDS, or what is short. */

@@ -108,7 +108,7 @@ static void take(trial *t, uint32_t spins)
         fi_parent_cancel_sleep(parent);
         fi_event_drain(t->event[0]);
     }
-    fi_parent_take(parent, true);
+    fi_parent_take(parent, slot, true);
     t->batches++;
 }
 

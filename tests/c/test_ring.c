@@ -311,7 +311,7 @@ static void test_finish_and_take(void)
     CHECK_EQ(fi_parent_count_ready(&f.parent), 1);
     CHECK(slot == slot_of(&f, q) && flags == FI_CONVERTED_FIELDS);
     CHECK_EQ(next_turn(&f, 2, &other), TURN_SLEEP); /* READY is final */
-    fi_parent_take(&f.parent, false);
+    fi_parent_take(&f.parent, slot, false);
     CHECK_EQ(f.parent.slot[slot].phase, FI_LEASED);
     CHECK_EQ(atomic_load(&f.ring.board->head), q + 1);
     CHECK_EQ(fi_parent_ready(&f.parent, &slot, &flags), FI_E_BUSY);
@@ -328,6 +328,51 @@ static void test_finish_and_take(void)
     fi_parent_collect(&f.parent);
     CHECK_EQ(f.parent.slot[leased].phase, FI_FREE);
     CHECK_EQ(slot_of(&f, schedule(&f, 1)), leased); /* last in, first out */
+    tear_down(&f);
+}
+
+static void finish(fixture *f, uint32_t w, fi_turn *turn)
+{
+    CHECK_EQ(next_turn(f, w, turn), FI_TURN_FINISH);
+    fi_worker_ready(f->workers + w, turn, 0);
+}
+
+/* Many batches overtake one that is slow: it keeps its slot and its place in the map, in which a
+ * worker finds it that looks from the head on. */
+static void test_overtaking(void)
+{
+    fixture f;
+    fi_turn slow, turn;
+    uint32_t flags;
+    set_up(&f, 0);
+    uint64_t q = schedule(&f, 1), q2;
+    CHECK_EQ(next_turn(&f, 0, &slow), FI_TURN_ROWS);
+    own_all(&f, 0, &slow, 0);
+    for (int i = 0; i < 3 * SLOTS; i++) {
+        q2 = schedule(&f, 1);
+        CHECK((q2 - q) % SLOTS > 0 && slot_of(&f, q) == slow.slot);
+        CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_ROWS);
+        CHECK_EQ(turn.q, q2);
+        CHECK(!fi_parent_is_ready(&f.parent, turn.slot, &flags));
+        own_all(&f, 1, &turn, FI_ROW_OK);
+        finish(&f, 1, &turn);
+        CHECK(fi_parent_is_ready(&f.parent, turn.slot, &flags) && flags == 0);
+        CHECK(!fi_parent_is_ready(&f.parent, slow.slot, &flags));
+        fi_parent_take(&f.parent, turn.slot, true);
+        CHECK(f.parent.head == q && atomic_load(&f.ring.board->head) == q);
+    }
+    CHECK(q2 > q + 3 * SLOTS); /* numbers that needed its place were left out */
+    CHECK_EQ(recover(&f, 0, false), 1);
+    q2 = schedule(&f, 1);
+    CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_ROWS);
+    CHECK(turn.q == q && turn.slot == slow.slot);
+    own_all(&f, 1, &turn, FI_ROW_OK);
+    finish(&f, 1, &turn);
+    fi_parent_take(&f.parent, slow.slot, true);
+    CHECK(f.parent.head == q2 && atomic_load(&f.ring.board->head) == q2);
+    work_all(&f, 1);
+    take_ready(&f, true);
+    CHECK(f.parent.head == f.parent.tail && f.parent.free_count == SLOTS);
     tear_down(&f);
 }
 
@@ -544,6 +589,7 @@ int main(void)
     test_ranges_where_calls_have_a_fixed_cost();
     test_row_states();
     test_finish_and_take();
+    test_overtaking();
     test_sequence_wraps();
     test_leave_only_between_slots();
     test_bells();

@@ -94,11 +94,12 @@ static void release_here(stress *t, uint32_t slot)
 }
 
 static void run(const char *name, uint32_t slots, uint32_t number, bool pipes, bool corrupt,
-                uint64_t first_q, double seconds, uint64_t seed)
+                bool overtakes, uint64_t first_q, double seconds, uint64_t seed)
 {
     stress t = {.random = seed,
                 .pipes = pipes || fi_bells_need_pipes(),
                 .corrupt = corrupt,
+                .overtakes = overtakes,
                 .start = start_process,
                 .is_dead = process_is_dead,
                 .death_descriptor = descriptor_of_process,
@@ -128,11 +129,13 @@ int main(int argc, char **argv)
 {
     double seconds = stress_seconds(argc, argv);
     uint64_t seed = stress_seed();
-    run("3 processes", 6, 3, false, false, 0, seconds, seed);
-    run("12 processes, sequence wraps", 16, 12, false, false, UINT32_MAX - UINT64_C(20), seconds,
-        seed + 1);
-    run("2 processes, pipes, few slots", 3, 2, true, false, 0, seconds, seed + 2);
-    run("3 processes, corrupt hints", 6, 3, false, true, 0, seconds, seed + 3);
-    run("3 processes, corrupt hints, pipes", 6, 3, true, true, 0, seconds, seed + 4);
+    run("3 processes", 6, 3, false, false, false, 0, seconds, seed);
+    run("12 processes, sequence wraps", 16, 12, false, false, false, UINT32_MAX - UINT64_C(20),
+        seconds, seed + 1);
+    run("2 processes, pipes, few slots", 3, 2, true, false, false, 0, seconds, seed + 2);
+    run("3 processes, corrupt hints", 6, 3, false, true, false, 0, seconds, seed + 3);
+    run("3 processes, corrupt hints, pipes", 6, 3, true, true, false, 0, seconds, seed + 4);
+    run("3 processes, any batch", 6, 3, false, false, true, 0, seconds, seed + 5);
+    run("3 processes, any batch, corrupt hints", 6, 3, false, true, true, 0, seconds, seed + 6);
     return 0;
 }

@@ -122,11 +122,12 @@ static void release_here_or_there(stress *t, uint32_t slot)
 /* ---- configurations ------------------------------------------------------------------------ */
 
 static void run(const char *name, uint32_t slots, uint32_t number, bool pipes, bool corrupt,
-                uint64_t first_q, double seconds, uint64_t seed)
+                bool overtakes, uint64_t first_q, double seconds, uint64_t seed)
 {
     stress t = {.random = seed,
                 .pipes = pipes || fi_bells_need_pipes(),
                 .corrupt = corrupt,
+                .overtakes = overtakes,
                 .start = start_thread,
                 .is_dead = thread_is_dead,
                 .death_descriptor = no_descriptor,
@@ -159,11 +160,13 @@ int main(int argc, char **argv)
 {
     double seconds = stress_seconds(argc, argv);
     uint64_t seed = stress_seed();
-    run("2 threads", 6, 2, false, false, 0, seconds, seed);
-    run("8 threads, sequence wraps", 8, 8, false, false, UINT32_MAX - UINT64_C(20), seconds,
-        seed + 1);
-    run("3 threads, pipes, few slots", 3, 3, true, false, 0, seconds, seed + 2);
-    run("3 threads, corrupt hints", 6, 3, false, true, 0, seconds, seed + 3);
-    run("3 threads, corrupt hints, pipes", 6, 3, true, true, 0, seconds, seed + 4);
+    run("2 threads", 6, 2, false, false, false, 0, seconds, seed);
+    run("8 threads, sequence wraps", 8, 8, false, false, false, UINT32_MAX - UINT64_C(20),
+        seconds, seed + 1);
+    run("3 threads, pipes, few slots", 3, 3, true, false, false, 0, seconds, seed + 2);
+    run("3 threads, corrupt hints", 6, 3, false, true, false, 0, seconds, seed + 3);
+    run("3 threads, corrupt hints, pipes", 6, 3, true, true, false, 0, seconds, seed + 4);
+    run("3 threads, any batch", 6, 3, false, false, true, 0, seconds, seed + 5);
+    run("3 threads, any batch, corrupt hints", 6, 3, false, true, true, 0, seconds, seed + 6);
     return 0;
 }

@@ -58,7 +58,7 @@ static void test_corrupt_head_drains(void)
     CHECK_EQ(fi_parent_ready(&f.parent, &slot, &flags), FI_OK);
     CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_CORRUPT);
     CHECK(row == 2 && word == fi_word(q, 0, FI_OWNED, 0));
-    fi_parent_drop(&f.parent);
+    fi_parent_drop(&f.parent, slot);
     CHECK_EQ(f.parent.head, q + 1);
     fi_parent_collect(&f.parent);
     CHECK_EQ(f.parent.slot[slot].phase, FI_DRAIN);
@@ -144,7 +144,7 @@ static void test_given_up(void)
         CHECK_EQ(fi_parent_ready(&f.parent, &slot, &flags), FI_OK);
         CHECK_EQ(slot, given_up);
         CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_CORRUPT);
-        fi_parent_drop(&f.parent);
+        fi_parent_drop(&f.parent, slot);
         CHECK_EQ(f.parent.slot[slot].phase, FI_FREE);
         take_ready(&f, true);
     }

@@ -32,7 +32,8 @@ static void check_records(const game *g)
     CHECK_EQ(phases[FI_DRAIN], parent->draining);
     CHECK_EQ(phases[FI_LEASED], parent->leased);
     CHECK_EQ(phases[FI_RETIRED], parent->retired);
-    CHECK_EQ(phases[FI_FILL], parent->tail - parent->head);
+    CHECK(phases[FI_FILL] <= parent->tail - parent->head); /* others were taken before the head */
+    CHECK((phases[FI_FILL] == 0) == (parent->tail == parent->head));
     for (uint32_t i = 0; i < parent->free_count; i++) {
         uint32_t slot = parent->free_stack[i];
         CHECK(slot < SLOTS && !seen[slot] && parent->slot[slot].phase == FI_FREE);
@@ -90,24 +91,28 @@ static void step(game *g, uint32_t w, uint8_t chosen)
     }
 }
 
-static void take(game *g, bool copied)
+/* The batch in a slot, or the oldest one. */
+static void take(game *g, uint32_t slot, bool oldest, bool copied)
 {
     fi_parent *parent = &g->f.parent;
-    uint32_t slot, flags, odd, row;
+    uint32_t flags, odd, row;
     uint64_t word, offset, bytes;
-    if (fi_parent_ready(parent, &slot, &flags) != FI_OK)
+    if (oldest && fi_parent_ready(parent, &slot, &flags) != FI_OK)
+        return;
+    if (!oldest &&
+        (parent->slot[slot].phase != FI_FILL || !fi_parent_is_ready(parent, slot, &flags)))
         return;
     CHECK(slot < SLOTS && flags < 16 && parent->slot[slot].phase == FI_FILL);
     if (fi_parent_check(parent, slot, &odd, &row, &word) != FI_OK) {
         CHECK(row < ROWS);
-        fi_parent_drop(parent);
+        fi_parent_drop(parent, slot);
         return;
     }
     CHECK(odd <= parent->slot[slot].n);
     CHECK(fi_parent_committed(parent, slot) <= SLOT_BYTES);
     CHECK(fi_slot_used(&g->f.ring, slot) <= SLOT_BYTES);
     fi_entry_get(&g->f.ring, slot, 0, &offset, &bytes);
-    fi_parent_take(parent, copied || g->leased == SLOTS);
+    fi_parent_take(parent, slot, copied || g->leased == SLOTS);
     if (parent->slot[slot].phase == FI_LEASED)
         g->leases[g->leased++] = slot;
 }
@@ -160,7 +165,7 @@ static void play(game *g, fuzz_input *in)
     case 3:
     case 4:
     case 5: step(g, w, chosen / WORKERS); break;
-    case 6: take(g, chosen & 1); break;
+    case 6: take(g, chosen >> 2 & 3, chosen & 2, chosen & 1); break;
     case 7:
         if (g->leased > 0)
             fi_parent_release(parent, g->leases[--g->leased], false);
@@ -193,7 +198,7 @@ static void come_to_rest(game *g)
                 step(g, w, 0);
             while (g->hands[w].kind != TURN_SLEEP);
         for (uint32_t i = 0; i < SLOTS; i++)
-            take(g, true);
+            take(g, i, true, true);
         fi_parent_collect(parent);
         check_records(g);
         if (parent->head == parent->tail && parent->draining == 0)
