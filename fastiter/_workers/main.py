@@ -74,8 +74,6 @@ class Job(Protocol):
 
     image: str
     """What messages call the image of it."""
-    instead: str
-    """What users can do where it does not travel to other processes."""
 
     @property
     def names(self) -> dict[str, Any]:
@@ -99,7 +97,6 @@ class BatchJob:
     #: whether the columns of later batches follow the rows that do not fit those of now
     learns_columns = True
     image = "the dataset's image"
-    instead = "or pass context='fork', or use MultithreadIterator"
 
     @property
     def names(self) -> dict[str, Any]:

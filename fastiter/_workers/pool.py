@@ -92,6 +92,7 @@ class Pool:
         self._at_start: dict[int, Report] = {}  # what workers had done when the first batch came
         self._joined: dict[int, float] = {}  # when workers joined that were not there at first
         self.job = job
+        self._context = start.caller.context
         self._crash_counts = CrashCounts()
         self._hints_restored = False  # since the last batch came
         self.is_starting = True  # there are workers whose start is to be watched
@@ -388,7 +389,7 @@ class Pool:
         raise WorkerDiedError(
             f"worker processes die again and again {when}; the last one, {worker.pid}, {end}. "
             "Likely causes: out of memory, or a crash while the main module or the dataset is "
-            "imported; under context='spawn' or 'forkserver' the main module needs an "
+            f"imported; under {self._context}='spawn' or 'forkserver' the main module needs an "
             "if __name__ == '__main__' guard"
         )
 

@@ -113,13 +113,13 @@ class WorkerGroup:
         if multiprocessing.current_process().daemon:
             raise RuntimeError(
                 "worker processes cannot be started in a daemonic process: create that process "
-                "with daemon=False, or use threads (MultithreadIterator, xmap_readers)"
+                f"with daemon=False, or {self._start.caller.instead}"
             )
         _rings.add(self._ring)
         with fds.lock():
             self._open_shared()
         if self._method != "fork":
-            start_method.require_guard(self._method)
+            start_method.require_guard(self._start)
             self._prepare(self._start)
         with self._ready():
             for number in range(self.wanted):
@@ -150,8 +150,8 @@ class WorkerGroup:
         the fork server only took the place of a fork, and cannot, workers are forked after all."""
         image = None
         try:
-            _require_directory(start.method)
-            image = image_of(self._job)
+            _require_directory(start)
+            image = image_of(self._job, start.caller)
             if image is None and start.fallback is not None:
                 raise TypeError("the dataset holds locks or queues")
             if start.method == "forkserver":
@@ -167,7 +167,7 @@ class WorkerGroup:
                 raise
             self._may_change = False
             why = f"the fork server cannot start them ({error})"
-            self._start = Start(start.fallback, why).now()
+            self._start = Start(start.fallback, start.caller, why).now()
         else:
             self._start, self._image = start, image
 
@@ -182,12 +182,13 @@ class WorkerGroup:
                 self._prepare(start)
         if self._hung[number] >= _MOST_FORKS and self._method == "fork":
             self._hung[number] = 0
+            caller = self._start.caller
             raise WorkerDiedError(
                 f"{_MOST_FORKS} worker processes in a row were forked and then waited for a lock "
                 "that another thread of this program held at that moment. In a forked process no "
-                "thread releases it. Pass context='forkserver' (the dataset has to pickle, the "
-                "main module needs an if __name__ == '__main__' guard), or start the workers "
-                "before there are other threads, by iterator.start()"
+                f"thread releases it. Pass {caller.context}='forkserver' (the dataset has to "
+                "pickle, the main module needs an if __name__ == '__main__' guard), or start the "
+                f"workers before there are other threads, by {caller.early}"
             )
         with self._ready():
             worker = self._launch(number)
@@ -229,7 +230,7 @@ class WorkerGroup:
         )
         self._ring.clear_stat(number)
         if not forks:
-            _require_directory(self._method)
+            _require_directory(self._start)
         fds.require(_DESCRIPTORS_OF_A_START, self._life[0])
         try:
             process = self._start_process(arguments)
@@ -440,16 +441,17 @@ class WorkerGroup:
         thread_limits.own_pools.lift()  # those whose threads had no room beside the workers
 
 
-def _require_directory(method: str) -> None:
+def _require_directory(start: Start) -> None:
     """Raises where the current directory is gone, in which multiprocessing starts new processes:
     its own error would not name the directory."""
     try:
         os.getcwd()
     except FileNotFoundError as error:
+        context = start.caller.context
         raise FileNotFoundError(
             error.errno,
-            f"the current directory is gone, and worker processes under context={method!r} start "
-            "in it: os.chdir() into one that exists, or pass context='fork'",
+            f"the current directory is gone, and worker processes under {context}={start.method!r} "
+            f"start in it: os.chdir() into one that exists, or pass {context}='fork'",
         ) from None
 
 

@@ -24,6 +24,7 @@ from fastiter._workers.shm_image import Image
 
 if TYPE_CHECKING:
     from fastiter._workers.main import Job
+    from fastiter._workers.start_method import Caller
 
 T = TypeVar("T")
 
@@ -191,10 +192,11 @@ def share(obj: T) -> Shared[T]:
 # ---- the image of a job --------------------------------------------------------------------------
 
 
-def image_of(job: Job) -> Shared[Job] | None:
+def image_of(job: Job, caller: Caller) -> Shared[Job] | None:
     """The image of a job, still to be written; None if it holds locks or queues of multiprocessing,
     which pickle only while a process starts."""
-    remedy = f"let it read from files, {job.instead}"
+    instead = f"pass {caller.context}='fork', or {caller.instead}"
+    remedy = f"let it read from files, or {instead}"
     try:
         return Shared.reserve(job, job.image, remedy)
     except RuntimeError as error:
@@ -208,7 +210,7 @@ def image_of(job: Job) -> Shared[Job] | None:
             return Shared.reserve(job, job.image, remedy, make)
         raise TypeError(
             f"{_unpicklable_part(job)} cannot be pickled for the worker processes: {error}. Define "
-            f"it at module level, {job.instead}; with cloudpickle installed, lambdas and local "
+            f"it at module level, or {instead}; with cloudpickle installed, lambdas and local "
             "classes travel too"
         ) from error
 

@@ -31,10 +31,19 @@ _GUARDS = {"__name__", "current_process"}
 _warned = False  # whether this program was warned of an unsafe fork
 
 
+class Caller(NamedTuple):
+    """What starts workers, in the words of the advice that messages give."""
+
+    context: str = "context"  # its argument that takes the start method
+    early: str = "iterator.start()"  # the call that starts the workers
+    instead: str = "use threads (MultithreadIterator)"  # what needs no worker processes
+
+
 class Start(NamedTuple):
     """How to start workers."""
 
     context: Any  # of multiprocessing
+    caller: Caller
     why: str = ""  # the reason for this one; "": it is a default, and may be replaced
     fallback: Any = None  # context to take where the dataset does not pickle; None: an error
 
@@ -52,7 +61,7 @@ class Start(NamedTuple):
             return self
         why = self.why or _why_no_server()
         if why:
-            _tell_of_fork(reason, why)
+            _tell_of_fork(reason, why, self.caller)
             return self
         logger.info("workers are started by a fork server, since %s", reason)
         return self.without_fork()
@@ -61,11 +70,12 @@ class Start(NamedTuple):
         """The fork server instead of a fork, where one is possible."""
         if self.method != "fork" or _why_no_server():
             return self
-        return Start(multiprocessing.get_context("forkserver"), fallback=self.context)
+        server = multiprocessing.get_context("forkserver")
+        return Start(server, self.caller, fallback=self.context)
 
 
-def choose(context: Any) -> Start:
-    """The start method for `context`, the argument of an iterator.
+def choose(context: Any, caller: Caller) -> Start:
+    """The start method for `context`, the argument of an iterator, reader or loader.
 
     It is that argument; else what `multiprocessing.set_start_method` has set; else the
     interpreter's default. The fork server replaces an unsafe fork that only the last two ask for:
@@ -73,10 +83,10 @@ def choose(context: Any) -> Start:
     """
     default = multiprocessing.get_all_start_methods()[0]
     chosen = context or multiprocessing.get_start_method(allow_none=True) or default
-    why = "context='fork' was passed" if context else ""
+    why = f"{caller.context}='fork' was passed" if context else ""
     if not context and chosen != default:
         why = f"the program has set the start method {chosen!r}"
-    return Start(multiprocessing.get_context(chosen), why).now()
+    return Start(multiprocessing.get_context(chosen), caller, why).now()
 
 
 def why_not_fork(harmless: int = 0) -> str | None:
@@ -115,9 +125,9 @@ def _why_no_server() -> str:
     return ""
 
 
-def _tell_of_fork(reason: str, why: str) -> None:
+def _tell_of_fork(reason: str, why: str, caller: Caller) -> None:
     global _warned
-    if _main_file() is None and not why.startswith("context"):
+    if _main_file() is None and not why.startswith(caller.context):
         # A notebook: it always has threads, and only a fork is possible.
         logger.info("workers are forked although %s: %s", reason, why)
     elif not _warned:
@@ -125,8 +135,9 @@ def _tell_of_fork(reason: str, why: str) -> None:
         warn_caller(
             f"worker processes are forked although {reason}: they may hang, since what other "
             f"threads hold locked stays locked in a forked process. They are forked because {why}. "
-            "Let them start by a fork server (context='forkserver', with a dataset that pickles "
-            "and a main module with a guard), or before there are such threads (iterator.start())",
+            f"Let them start by a fork server ({caller.context}='forkserver', with a dataset that "
+            "pickles and a main module with a guard), or before there are such threads "
+            f"({caller.early})",
             RuntimeWarning,
         )
 
@@ -145,16 +156,17 @@ def main_is_importable() -> bool:
     )
 
 
-def require_guard(method: str) -> None:
+def require_guard(start: Start) -> None:
     """RuntimeError if workers, which import the main module, would run its present line, too."""
     tree = _main_tree() if _is_imported_by_workers() else None
     line = None if tree is None else _unguarded_line(tree, _GUARDS)
     if line is not None:
         raise RuntimeError(
             f"worker processes are started by line {line} of {_main_file()}, which has no guard: "
-            f"under context={method!r} each worker imports this file, and would run that line, "
-            "too. Put what runs the program under if __name__ == '__main__':, or pass "
-            "context='fork', or use threads (MultithreadIterator)"
+            f"under {start.caller.context}={start.method!r} each worker imports this file, and "
+            "would run that line, too. Put what runs the program under "
+            "if __name__ == '__main__':, or pass "
+            f"{start.caller.context}='fork', or {start.caller.instead}"
         )
 
 

@@ -23,7 +23,7 @@ from fastiter._workers.batch_converter import BatchConverter, CallableConverter,
 from fastiter._workers.delivery import from_rows
 from fastiter._workers.main import BatchJob
 from fastiter._workers.pool import Pool
-from fastiter._workers.start_method import choose
+from fastiter._workers.start_method import Caller, choose
 from fastiter.errors import TimeoutWarning
 from fastiter.iterators._arguments import (
     MOST_WORKERS,
@@ -318,7 +318,7 @@ class MultiprocessIterator(PrefetchingIterator):
             n_held=self._n_device_prefetch + 3 if self._source.is_on_gpu else 2,
             shared_mem=self._shared_mem,
             dataset_timeout=self._dataset_timeout,
-            start=choose(self._context),
+            start=choose(self._context, Caller()),
             lock=self._lock,
         )
         pool.ring.seed = self._seed

@@ -75,10 +75,11 @@ def multiprocess_reader(
 
 def _merged(readers: tuple[Reader, ...], queue_size: int, context: Any) -> Iterator[Any]:
     # Imported late: only passes with processes need these.
-    from fastiter._workers.start_method import choose
+    from fastiter._workers.start_method import Caller, choose
     from fastiter.reader._group import ReaderGroup
 
-    group = ReaderGroup(readers, queue_size, choose(context))
+    caller = Caller(early="next()", instead="use threads (xmap_readers)")
+    group = ReaderGroup(readers, queue_size, choose(context, caller))
     try:
         while (samples := group.take()) is not None:
             count = len(samples)

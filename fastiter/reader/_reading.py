@@ -16,7 +16,6 @@ class ReadingJob:
     """Runs the reader with the number of the worker."""
 
     image = "the image of the readers"
-    instead = "or pass context='fork', which inherits them"
 
     def __init__(self, readers: tuple[Reader, ...]):
         self._readers = readers

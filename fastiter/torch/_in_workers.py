@@ -20,7 +20,7 @@ from fastiter._ring.schema import Schema
 from fastiter._util.failures import Failure, capture, reraise
 from fastiter._workers.delivery import from_rows
 from fastiter._workers.pool import Pool
-from fastiter._workers.start_method import choose
+from fastiter._workers.start_method import Caller, choose
 from fastiter.errors import WorkerDiedError, WorkerTraceback
 from fastiter.iterators._arguments import checked_context
 from fastiter.iterators._state import State
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _ENDLESS = 1 << 60  # examples in an epoch, where their number is not known
 _MOST_ROWS = 1 << 16
 _MOST_SCHEMAS = 8  # of one pool
+_CALLER = Caller("multiprocessing_context", "iter(loader)", "pass num_workers=0")
 
 
 class _Plans(PlanQueue):
@@ -244,7 +245,7 @@ class WorkersIterator(LoaderIterator):
             n_held=2,
             shared_mem=None,
             dataset_timeout=None,
-            start=choose(checked_context(loader.multiprocessing_context)),
+            start=choose(checked_context(loader.multiprocessing_context), _CALLER),
             lock=threading.RLock(),
             timeouts=_BatchTimeout(self._timeout),
         )

@@ -42,10 +42,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, \
 drop_last, timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor, \
 persistent_workers, pin_memory_device, in_order
-        As in torch. With ``in_order=False`` batches come in order, too.
+        As in torch. With ``in_order=False`` and workers the batch that is done first comes first; a
+        state then tells which batches were not delivered, and these come after it is loaded.
     snapshot_every_n_steps : int, optional
         How often datasets and samplers with a state of their own are asked for it; what was
-        delivered since then is fetched again on resuming. 1 by default.
+        delivered since then is fetched again on resuming. 1 by default, and with
+        ``in_order=False``.
     seed_examples : bool, optional
         Whether `random`, NumPy's and torch's global generators are seeded for each example, by the
         epoch and the place of the example in it. A dataset with random transforms then gives the

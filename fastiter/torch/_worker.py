@@ -62,7 +62,6 @@ class LoaderJob(BatchJob):
 
     learns_columns = False
     image = "the image of dataset and collate_fn"
-    instead = "or pass multiprocessing_context='fork'"
 
     def __init__(
         self,

@@ -437,7 +437,7 @@ def test_a_reader_that_cannot_travel_is_named(method):
             super().__init__(0, 3)
             self.lock = (i for i in ())
 
-    with pytest.raises(TypeError, match=r"reader 1 \(.*Locked\).*context='fork'"):
+    with pytest.raises(TypeError, match=r"reader 1 \(.*Locked\).* context='fork'.*xmap_readers"):
         list(multiprocess_reader([nothing, Locked()], context=method)())
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from programs import run
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -419,6 +420,51 @@ def check_method(method, dataset):
         DataLoader, dataset, batch_size=4, num_workers=2, multiprocessing_context=method
     )
     assert equal(found, epochs_of(torch_data.DataLoader, dataset, batch_size=4))
+
+
+class Unpicklable(torch_data.Dataset):
+    def __init__(self):
+        self.stream = (i for i in ())
+
+    def __len__(self):
+        return 4
+
+
+def test_advice_names_the_loaders_arguments(monkeypatch, tmp_path):
+    loader = DataLoader(Unpicklable(), num_workers=1, multiprocessing_context="spawn")
+    advice = "pass multiprocessing_context='fork', or pass num_workers=0"
+    with pytest.raises(TypeError, match=advice):
+        iter(loader)
+    loader = DataLoader([0], num_workers=1, multiprocessing_context="spawn")
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(FileNotFoundError, match="pass multiprocessing_context='fork'"):
+        iter(loader)
+
+
+FORKING = """
+import threading
+import warnings
+from fastiter.torch import DataLoader
+
+if __name__ == "__main__":
+    release = threading.Event()
+    threading.Thread(target=release.wait).start()
+    with warnings.catch_warnings(record=True) as caught:
+        list(DataLoader([0], num_workers=1, multiprocessing_context="fork"))
+    release.set()
+    print(*(warning.message for warning in caught))
+"""
+
+
+def test_the_warning_of_a_fork_names_the_loaders_arguments(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(FORKING)
+    text = run(program).stdout
+    assert "because multiprocessing_context='fork' was passed" in text
+    assert "(multiprocessing_context='forkserver', with" in text and "(iter(loader))" in text
 
 
 def test_the_loader_is_torchs():

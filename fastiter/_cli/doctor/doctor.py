@@ -286,7 +286,7 @@ def _start_methods() -> Iterator[Finding]:
     logger = logging.getLogger("fastiter")
     level = logger.level
     logger.setLevel(logging.ERROR)
-    chosen = start_method.choose(None).context.get_start_method()
+    chosen = start_method.choose(None, start_method.Caller()).context.get_start_method()
     logger.setLevel(level)
     reason = start_method.why_not_fork()
     if chosen != "fork":
