@@ -434,6 +434,8 @@ class WorkersIterator(LoaderIterator):
             self._kept.state = self.state_dict()
             pool.close()
 
+    _shutdown_workers = close  # which programs call on torch's iterator
+
     def __del__(self) -> None:
         if getattr(self, "_pool", None) is not None and not sys.is_finalizing():
             with contextlib.suppress(Exception):

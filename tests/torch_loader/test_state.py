@@ -20,6 +20,7 @@ from fastiter.torch import DataLoader  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning")
 
 DATA = torch_data.TensorDataset(torch.arange(46))
+CHANGES = [(0, 0), (2, 2), (2, 3), (0, 1), (2, 0)]  # of the number of workers
 
 
 def own_generator():
@@ -70,7 +71,7 @@ def epochs_left(count, whole):
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-@pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 2), (2, 3), (0, 1), (2, 0)])
+@pytest.mark.parametrize(("before", "after"), CHANGES)
 def test_resume(kind, before, after):
     """With any number of workers, the epochs that follow, and the program's numbers, too."""
     torch.manual_seed(3)
@@ -97,13 +98,13 @@ def test_resume_with_persistent_workers():
         assert first + take(loader, epochs=epochs_left(count, whole))[0] == whole
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_state_before_the_first_batch_and_after_the_last(workers):
+@pytest.mark.parametrize(("before", "after"), CHANGES)
+def test_state_before_the_first_batch_and_after_the_last(before, after):
     torch.manual_seed(3)
-    loader = loader_of("shuffled", workers)
+    loader = loader_of("shuffled", before)
     state = loader.state_dict()
     expected = [values(batch) for batch in loader]
-    again = loader_of("shuffled", workers)
+    again = loader_of("shuffled", after)
     again.load_state_dict(state)
     assert [values(batch) for batch in again] == expected
     # After the last batch, but before the end is known, the rest is empty; then it is an epoch.
@@ -304,6 +305,15 @@ def test_a_loop_that_is_left_leaves_no_workers():
         assert children() == former
     finally:
         gc.enable()
+
+
+def test_workers_are_shut_down_by_the_name_that_torch_has():
+    former = children()
+    loader = loader_of("in order", 2, persistent_workers=True)
+    next(iter(loader))
+    loader._iterator._shutdown_workers()
+    assert children() == former
+    assert len(list(loader)) == 12
 
 
 def test_several_iterations_at_a_time():
