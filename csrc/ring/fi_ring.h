@@ -218,10 +218,14 @@ static inline uint32_t fi_slot_schema(const fi_ring *ring, uint32_t slot)
     return fi_load_relaxed(&ring->slots[slot].schema);
 }
 
-static inline void fi_slot_seed(const fi_ring *ring, uint32_t slot, uint64_t *seed)
+static inline void fi_slot_origin(const fi_ring *ring, uint32_t slot, fi_origin *origin)
 {
-    seed[0] = fi_load_relaxed(&ring->slots[slot].seed[0]);
-    seed[1] = fi_load_relaxed(&ring->slots[slot].seed[1]);
+    const fi_slot *s = ring->slots + slot;
+    origin->seed[0] = fi_load_relaxed(&s->seed[0]);
+    origin->seed[1] = fi_load_relaxed(&s->seed[1]);
+    origin->epoch = fi_load_relaxed(&s->epoch);
+    origin->position = fi_load_relaxed(&s->position);
+    origin->epoch_size = fi_load_relaxed(&s->epoch_size);
 }
 static inline bool fi_slot_has_request(const fi_ring *ring, uint32_t slot)
 {

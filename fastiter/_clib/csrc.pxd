@@ -160,7 +160,6 @@ cdef extern from "ring/fi_ring.h" nogil:
     char *fi_slot_payload(const fi_ring *ring, uint32_t slot)
     int64_t *fi_row_index(const fi_ring *ring, uint32_t slot, uint32_t row)
     uint64_t fi_row_epoch(const fi_ring *ring, uint32_t slot, uint32_t row, uint32_t n)
-    void fi_slot_seed(const fi_ring *ring, uint32_t slot, uint64_t *seed)
     bint fi_slot_has_request(const fi_ring *ring, uint32_t slot)
     int fi_slot_request(const fi_ring *ring, uint32_t slot, uint64_t *offset, uint64_t *bytes)
     ctypedef struct fi_request:
@@ -172,6 +171,7 @@ cdef extern from "ring/fi_ring.h" nogil:
         uint64_t epoch
         uint64_t position
         uint64_t epoch_size
+    void fi_slot_origin(const fi_ring *ring, uint32_t slot, fi_origin *origin)
     uint64_t fi_slot_committed(const fi_ring *ring, uint32_t slot)
     uint64_t fi_slot_used(const fi_ring *ring, uint32_t slot)
     uint32_t fi_slot_schema(const fi_ring *ring, uint32_t slot)
@@ -383,6 +383,9 @@ cdef extern from "order/fi_shuffle.h" nogil:
     const uint32_t FI_SHUFFLE_MAX
     ctypedef struct fi_seed:
         uint64_t words[2]
+    fi_seed fi_seed_mixed(const fi_seed *seed, uint64_t number)
+    uint64_t fi_mixed(uint64_t z)
+    uint64_t fi_splitmix64(uint64_t *state)
     int fi_isa()
     unsigned int fi_shuffle_threads(uint64_t n)
     int fi_shuffle(int64_t *order, uint64_t n, const fi_seed *seed, uint64_t stream,

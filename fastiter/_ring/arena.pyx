@@ -1,7 +1,7 @@
 """The arena (the shared memory of a ring and its slots), and a worker's side of the ring."""
 
 cimport cython
-from cpython.buffer cimport PyBUF_WRITE
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.errno cimport EFBIG, EINVAL, ENOMEM
@@ -215,8 +215,25 @@ cdef class WorkerRing:
         cdef uint64_t size = packed.size, offset = self.heap_take(size)
         packed.write_into(PyMemoryView_FromMemory(
             fi_slot_payload(self.worker.ring, self.turn.slot) + offset, size, PyBUF_WRITE),
-            fi_place_seed(self.turn.q, row, kind))
+            fi_place_seed(self.turn.q, row, kind), offset)
         return offset
+
+    def take_memory(self, uint64_t size):
+        """Memory in the current slot: what lies there need not be copied to be packed."""
+        cdef uint64_t offset = self.heap_take(size)
+        return PyMemoryView_FromMemory(
+            fi_slot_payload(self.worker.ring, self.turn.slot) + offset, size, PyBUF_WRITE)
+
+    def offset_of(self, buffer):
+        """Where a contiguous buffer lies in the current slot's heap, -1 if it lies elsewhere."""
+        cdef char *payload = fi_slot_payload(self.worker.ring, self.turn.slot)
+        cdef uint64_t offset, end = fi_slot_used(self.worker.ring, self.turn.slot)
+        cdef Py_buffer found
+        PyObject_GetBuffer(buffer, &found, PyBUF_SIMPLE)
+        offset = <uint64_t>found.buf - <uint64_t>payload
+        inside = offset <= end and <uint64_t>found.len <= end - offset and found.len > 0
+        PyBuffer_Release(&found)
+        return offset if inside else -1
 
     cdef int pack_row(self, object packed, uint32_t row, uint32_t kind) except -1:
         """Writes a `Packed` object into the heap, in the place of a row."""

@@ -319,8 +319,7 @@ cdef class Lease:
                 head[2] == size - HEAD_BYTES
                 and head[0] == fi_checksum(head + 1, size - SUM_BYTES, seed)):
             return loads(PyBytes_FromStringAndSize(<char *>(head + 3), size - HEAD_BYTES))
-        part = memoryview(self)[offset:offset + size]
-        return unpack(memoryview(bytearray(part)) if copy else part, seed)
+        return unpack(memoryview(self), seed, offset, copy)
 
 
 # ---- batches -------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@ cimport numpy as cnp
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
+from fastiter._clib.tensors cimport fi_dl_tensor
 from fastiter._ring.arena cimport WorkerRing
 
 cdef enum:
@@ -46,6 +47,7 @@ cdef struct Field:
     bint timed  # datetime64 or timedelta64: the scalar's type does not tell its unit
     cnp.PyArray_Descr *descr  # of the elements; kept alive by Schema.dtypes
     cnp.PyTypeObject *scalar
+    int tensor_code  # DLPack's of the elements' dtype; -1 if not read by it
     cnp.npy_intp dims[MOST_NDIM]
     cnp.npy_intp itemsize
     cnp.npy_intp stride  # bytes from row to row
@@ -71,6 +73,7 @@ cdef class ColumnWriter:
     cdef Schema schema
     cdef char **columns  # the first row of each column; NULL for a field that `write_other` writes
     cdef Py_ssize_t least_large  # bytes from which on an array is copied by `copy_large`
+    cdef bint copies_at_once  # so that what is copied need not be kept as it is
     cdef bint uncached  # columns are written past the caches
     cdef cnp.PyArray_Descr *last_dtypes[MOST_FIELDS]  # seen last, equal to the fields'; or NULL
     cdef void use_schema(self, Schema schema) noexcept
@@ -81,7 +84,10 @@ cdef class ColumnWriter:
     cdef bint is_array_of(self, Py_ssize_t number, PyObject *value)
     cdef int copy_array(self, Field *f, char *place, PyObject *array, Py_ssize_t size,
                         bint uncached) except -1
-    cdef int copy_large(self, char *place, PyObject *array, Py_ssize_t size,
+    cdef bint describes(self, Field *f, PyObject *value, fi_dl_tensor *tensor)
+    cdef int copy_bytes(self, char *place, const char *source, PyObject *owner, Py_ssize_t size,
+                        bint uncached) except -1
+    cdef int copy_large(self, char *place, const char *source, PyObject *owner, Py_ssize_t size,
                         bint uncached) except -1
     cdef int write_other(self, Py_ssize_t number, Py_ssize_t row, PyObject *value) except -1
 

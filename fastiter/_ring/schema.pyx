@@ -26,12 +26,13 @@ from libc.string cimport memcpy
 
 from fastiter._clib.csrc cimport *
 from fastiter._clib.numpy_api cimport (
-    PyArray_Type, bytes_of, copy_into, descr_of, dims_of, equivalent, is_contiguous, nbytes_of,
+    PyArray_Type, bytes_of, copy_into, descr_of, dims_of, equivalent, is_contiguous,
     ndim_of, new_array, scalar_into)
+from fastiter._clib.tensors cimport fi_dl_tensor, fi_torch_describes, fi_torch_learn, fi_torch_type
 from fastiter._ring.arena cimport WorkerRing
 
 from fastiter._ring.serialization import Packed
-from fastiter._util.torch_tensors import array_of
+from fastiter._util.torch_tensors import array_of, tensor_type
 
 cnp.import_array()
 
@@ -49,6 +50,7 @@ cdef enum:
     NOGIL_BYTES = 65536
 
 cdef object MISSING = object()
+cdef dict TENSOR_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}  # DLPack's, by NumPy's kinds
 cdef tuple NUMBERS = tuple(map(numpy.dtype, (numpy.int64, numpy.float64, numpy.bool_)))
 
 
@@ -127,6 +129,8 @@ cdef class Schema:
                 f.is_stackable = dtype_traits(dtype) & STACKABLE
                 f.timed = dtype.kind in "mM"
                 f.scalar = <cnp.PyTypeObject *>dtype.type
+                # A complex tensor may be conjugated lazily.
+                f.tensor_code = TENSOR_CODES.get(dtype.kind, -1)
             f.stride = f.itemsize
             if kind == ARRAY:
                 f.ndim = len(shape)
@@ -249,6 +253,7 @@ cdef class ColumnWriter:
         cdef PyObject *value
         cdef char *place
         cdef Field *f
+        cdef fi_dl_tensor tensor
         for number in range(self.schema.count):
             f = &self.schema.fields[number]
             value = values[number]
@@ -262,12 +267,29 @@ cdef class ColumnWriter:
                     return 0
                 continue
             if f.subtype == TENSOR:
+                if self.describes(f, value, &tensor):
+                    if not has_shape(tensor.shape, f):
+                        return 0
+                    self.copy_bytes(place, tensor.data, value, f.stride, self.uncached)
+                    continue
                 array = array_of(<object>value)  # keeps it alive during the copy
                 value = <PyObject *>array
-            if not self.is_array_of(number, value) or not has_shape(value, f):
+            if not self.is_array_of(number, value) or not (
+                    has_shape(<int64_t *>dims_of(<cnp.PyArrayObject *>value), f)):
                 return 0
             self.copy_array(f, place, value, f.stride, self.uncached)
         return 1
+
+    @cython.final
+    cdef bint describes(self, Field *f, PyObject *value, fi_dl_tensor *tensor):
+        """Whether the value is a tensor of the field's dtype and number of dimensions whose elements
+        can be copied from where they lie. If not, `array_of` may still make an array of it."""
+        if not self.copies_at_once:  # else its memory may change meanwhile
+            return False
+        if fi_torch_type == NULL and tensor_type() is not None:
+            fi_torch_learn(tensor_type())
+        return fi_torch_describes(value, tensor) and tensor.ndim == f.ndim and (
+            tensor.code == f.tensor_code and tensor.bits == 8 * f.itemsize)
 
     @cython.final
     cdef bint is_array_of(self, Py_ssize_t number, PyObject *value):
@@ -297,15 +319,23 @@ cdef class ColumnWriter:
             target = new_array(&PyArray_Type, f.descr, f.ndim, dims_of(source), NULL, place,
                                cnp.NPY_ARRAY_CARRAY, NULL)
             copy_into(<cnp.PyArrayObject *>target, source)
-        elif size < self.least_large:
-            memcpy(place, bytes_of(source), size)
         else:
-            self.copy_large(place, array, size, uncached)
+            self.copy_bytes(place, bytes_of(source), array, size, uncached)
         return 1
 
-    cdef int copy_large(self, char *place, PyObject *array, Py_ssize_t size,
+    @cython.final
+    cdef int copy_bytes(self, char *place, const char *source, PyObject *owner, Py_ssize_t size,
                         bint uncached) except -1:
-        """Copies a C-contiguous array of at least `least_large` bytes."""
+        """Copies elements that lie one after the other; `owner` keeps them alive."""
+        if size < self.least_large:
+            memcpy(place, source, size)
+        else:
+            self.copy_large(place, source, owner, size, uncached)
+        return 0
+
+    cdef int copy_large(self, char *place, const char *source, PyObject *owner, Py_ssize_t size,
+                        bint uncached) except -1:
+        """As `copy_bytes`, at least `least_large` bytes."""
         raise NotImplementedError
 
     cdef int write_other(self, Py_ssize_t number, Py_ssize_t row, PyObject *value) except -1:
@@ -320,6 +350,7 @@ cdef class SlotWriter(ColumnWriter):
         self.end = end
         self.columns = self.places
         self.least_large = FI_UNCACHED_LEAST
+        self.copies_at_once = True
 
     cdef void use_schema(self, Schema schema) noexcept:
         ColumnWriter.use_schema(self, schema)
@@ -340,9 +371,8 @@ cdef class SlotWriter(ColumnWriter):
                     NULL if f.kind in (RAGGED, OBJECT, TEXT) else payload + f.offset)
         return self.write(row, example)
 
-    cdef int copy_large(self, char *place, PyObject *array, Py_ssize_t size,
+    cdef int copy_large(self, char *place, const char *source, PyObject *owner, Py_ssize_t size,
                         bint uncached) except -1:
-        cdef const char *source = bytes_of(<cnp.PyArrayObject *>array)
         if size < NOGIL_BYTES:
             fi_copy(place, source, size, uncached)
         else:
@@ -357,6 +387,9 @@ cdef class SlotWriter(ColumnWriter):
         cdef Py_ssize_t size
         cdef uint64_t offset
         cdef int axis
+        cdef fi_dl_tensor tensor
+        cdef const cnp.npy_intp *dims
+        cdef bint is_described = False
         if f.kind == OBJECT:
             packed = Packed(<object>value)
             entry[1] = packed.size
@@ -365,17 +398,27 @@ cdef class SlotWriter(ColumnWriter):
         if f.kind == TEXT:
             return self.write_text(entry, <object>value)
         if f.subtype == TENSOR:
-            array = array_of(<object>value)  # keeps it alive during the copy
-            value = <PyObject *>array
-        if not self.is_array_of(number, value):
+            is_described = self.describes(f, value, &tensor)
+            if not is_described:
+                array = array_of(<object>value)  # keeps it alive during the copy
+                value = <PyObject *>array
+        if is_described:
+            dims = <const cnp.npy_intp *>tensor.shape
+        elif self.is_array_of(number, value):
+            dims = dims_of(<cnp.PyArrayObject *>value)
+        else:
             return 0
-        size = nbytes_of(<cnp.PyArrayObject *>value)
+        size = f.itemsize
+        for axis in range(f.ndim):
+            size *= dims[axis]
+            entry[1 + axis] = dims[axis]
         offset = self.end.heap_take(size)
         entry[0] = <int64_t>offset
-        for axis in range(f.ndim):
-            entry[1 + axis] = dims_of(<cnp.PyArrayObject *>value)[axis]
-        return self.copy_array(f, self.payload + offset, value, size, False)
-
+        if is_described:
+            self.copy_bytes(self.payload + offset, tensor.data, value, size, False)
+        else:
+            self.copy_array(f, self.payload + offset, value, size, False)
+        return 1
 
     cdef int write_text(self, int64_t *entry, object value) except -1:
         """Puts the characters of a str, or a bytes object, into the slot's heap."""
@@ -457,10 +500,10 @@ cdef int find_values(Schema schema, object example, PyObject **values) except -1
     return 1
 
 
-cdef bint has_shape(PyObject *array, Field *f) noexcept:
+cdef bint has_shape(const int64_t *dims, Field *f) noexcept:
     cdef int axis
     for axis in range(f.ndim):
-        if dims_of(<cnp.PyArrayObject *>array)[axis] != f.dims[axis]:
+        if dims[axis] != f.dims[axis]:
             return False
     return True
 

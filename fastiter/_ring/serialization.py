@@ -6,6 +6,8 @@ loads copies nothing. Layout, all numbers little-endian uint64::
 
     checksum, buffers, pickle_bytes, then per buffer: offset, bytes; the pickle; the buffers
 
+Offsets count from the start of the shared memory, so that a buffer may lie elsewhere in it.
+
 The checksum covers what follows up to the buffers, and the place that the object was packed for: a
 pickle that was overwritten must not be run. In an image of a dataset, which is read-only, it is 0.
 """
@@ -108,7 +110,8 @@ class Packed:
     """An object ready to be written into `size` bytes of memory.
 
     Buffers of at least `least` bytes are stored beside the pickle, which `make` makes, as `dumps`
-    does. With `writable`, read-only arrays load writable, as arrays in columns do.
+    does. With `writable`, read-only arrays load writable, as arrays in columns do. `placed` tells
+    at which offset of the shared memory a buffer lies already, so that it is not copied, or -1.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class Packed:
         least: int = 0,
         make: Callable[[object, int, Any], bytes] = dumps,
         writable: bool = True,
+        placed: Callable[[memoryview], int] | None = None,
     ):
         self._buffers: list[memoryview] = []
         self._least = least
@@ -126,11 +130,13 @@ class Packed:
             self._pickle = dumps(value, 5, self._keep, writable=True)
         start = _HEAD.size + _PAIR.size * len(self._buffers)
         end = start + len(self._pickle)
-        self._places = []
+        self._places = []  # in what is written; and in the memory, or -1
         for buffer in self._buffers:
+            inside = -1 if placed is None else placed(buffer)
             offset = end + -end % _ALIGNMENT
-            self._places.append((offset, buffer.nbytes))
-            end = offset + buffer.nbytes
+            self._places.append((offset, inside))
+            if inside < 0:
+                end = offset + buffer.nbytes
         self.size = end
 
     def _keep(self, buffer: pickle.PickleBuffer) -> bool:
@@ -151,19 +157,23 @@ class Packed:
         names = {name.decode() for length, name in found if ord(length) == len(name)}
         return sorted(names.intersection(sys.modules) - {"__main__"})
 
-    def _head(self) -> bytes:
-        pairs = [_PAIR.pack(*place) for place in self._places]
+    def _head(self, at: int = 0) -> bytes:
+        pairs = [
+            _PAIR.pack(at + offset if inside < 0 else inside, buffer.nbytes)
+            for (offset, inside), buffer in zip(self._places, self._buffers, strict=True)
+        ]
         return b"".join([_HEAD.pack(0, len(self._buffers), len(self._pickle)), *pairs])
 
-    def write_into(self, view: memoryview, seed: int) -> None:
-        """Writes into a slot; `seed` identifies the place there."""
-        head = self._head()
+    def write_into(self, view: memoryview, seed: int, at: int = 0) -> None:
+        """Writes into a part of a slot that begins `at` an offset; `seed` identifies the place."""
+        head = self._head(at)
         start, end = len(head), len(head) + len(self._pickle)
         view[:start] = head
         view[start:end] = self._pickle
         _SUM.pack_into(view, 0, status.checksum(view, _SUM.size, end, seed))
-        for (offset, size), buffer in zip(self._places, self._buffers, strict=True):
-            view[offset : offset + size] = buffer
+        for (offset, inside), buffer in zip(self._places, self._buffers, strict=True):
+            if inside < 0:
+                view[offset : offset + buffer.nbytes] = buffer
 
     def write_to(self, fd: int) -> None:
         """Writes into a file, from its start on. For new shared memory this takes half the time of
@@ -183,25 +193,29 @@ def _write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
         offset += written
 
 
-def unpack(view: memoryview, seed: int | None = None) -> Any:
-    """Loads what `Packed` wrote. Arrays of the result are views of `view`, and keep it alive.
+def unpack(view: memoryview, seed: int | None = None, at: int = 0, copy: bool = False) -> Any:
+    """Loads what `Packed` wrote `at` an offset of the memory that `view` shows from its start on.
+    Arrays of the result are views of it, and keep it alive; with `copy`, they have memory of their
+    own.
 
     OverwrittenError if it is not what was packed for the place in a slot that `seed` identifies.
     An image has no seed.
     """
     if view.nbytes < _HEAD.size:
         raise OverwrittenError(f"shared memory was overwritten: {view.nbytes} bytes hold no object")
-    checksum, buffers, length = _HEAD.unpack_from(view, 0)
-    at = _HEAD.size + _PAIR.size * buffers
-    _check_end(view, at + length)
-    if seed is not None and checksum != status.checksum(view, _SUM.size, at + length, seed):
+    checksum, buffers, length = _HEAD.unpack_from(view, at)
+    pairs = at + _HEAD.size
+    start = pairs + _PAIR.size * buffers
+    _check_end(view, start + length)
+    if seed is not None and checksum != status.checksum(view, at + _SUM.size, start + length, seed):
         raise OverwrittenError("shared memory was overwritten: what was packed there has changed")
-    outside = []
-    for number in range(buffers):
-        offset, size = _PAIR.unpack_from(view, _HEAD.size + _PAIR.size * number)
+    outside: list[memoryview | bytearray] = []
+    for place in range(pairs, start, _PAIR.size):
+        offset, size = _PAIR.unpack_from(view, place)
         _check_end(view, offset + size)
-        outside.append(view[offset : offset + size])
-    return pickle.loads(view[at : at + length], buffers=outside)
+        buffer = view[offset : offset + size]
+        outside.append(bytearray(buffer) if copy else buffer)
+    return pickle.loads(view[start : start + length], buffers=outside)
 
 
 def _check_end(view: memoryview, end: int) -> None:

@@ -86,15 +86,15 @@ cdef class RangeWriter(ColumnWriter):
             fi_copy(
                 self.copies[i].target, self.copies[i].source, self.copies[i].size, self.uncached)
 
-    cdef int copy_large(self, char *place, PyObject *array, Py_ssize_t size,
+    cdef int copy_large(self, char *place, const char *source, PyObject *owner, Py_ssize_t size,
                         bint uncached) except -1:
         cdef Copy *copy
         if self.count == MOST_COPIES:
             self.make_copies()
         copy = &self.copies[self.count]
-        copy.target, copy.source, copy.size = place, bytes_of(<cnp.PyArrayObject *>array), size
-        copy.owner = array
-        Py_INCREF(<object>array)
+        copy.target, copy.source, copy.size = place, source, size
+        copy.owner = owner
+        Py_INCREF(<object>owner)
         self.count += 1
         self.bytes += size
         return 0

@@ -75,18 +75,25 @@ cdef class RowWriter(SlotWriter):
         `fastiter._order.example_context` derives its random numbers from these.
         """
         cdef WorkerRing end = self.end
-        cdef uint64_t[2] seed
+        cdef fi_origin origin
         cdef int64_t row = self.row
         if self.counter is not None and self.rows is not None:
             row = self.rows[self.counter.row]
         if not 0 <= row < end.turn.n:
             return None
-        fi_slot_seed(end.worker.ring, end.turn.slot, seed)
+        fi_slot_origin(end.worker.ring, end.turn.slot, &origin)
         return (
-            (seed[0], seed[1]),
+            (origin.seed[0], origin.seed[1]),
             fi_row_epoch(end.worker.ring, end.turn.slot, <uint32_t>row, end.turn.n),
             self.index_of(<uint32_t>row),
         )
+
+    def place(self):
+        """Of the row that is fetched by itself: both words of the seed, the position after its batch,
+        and its number in the batch."""
+        cdef fi_origin origin
+        fi_slot_origin(self.end.worker.ring, self.end.turn.slot, &origin)
+        return origin.seed[0], origin.seed[1], origin.position, self.row
 
     cdef object request(self):
         """What the plan of the current batch asks for besides its indices, or None."""
@@ -211,7 +218,9 @@ cdef class RowWriter(SlotWriter):
         fi_worker_stat_fetch_begins(stat, self.index_of(row))
         since = fi_now_ns()
         try:
-            code = self.store(row, self.answer(self.request()))
+            packed = Packed(self.answer(self.request()), placed=end.offset_of)
+            end.pack_row(packed, row, FI_PACKED_EXAMPLE)
+            code = FI_SPILL
         except BaseException as error:
             code = self.store_failure(row, error)
         self.timed(stat, since, fi_now_ns(), self.index_of(row), 1, 1)

@@ -122,8 +122,14 @@ class _OwnPools:
                 self._limits.append((limits, threads))
 
     def lift(self, forking: object = None, workers: int = 0) -> None:
-        """Lifts the limits if no other thread forks, and their threads can be started."""
-        with self._lock:
+        """Lifts the limits if no other thread forks, and their threads can be started.
+
+        Without `forking`, when workers have ended, which may leave room for the threads. A garbage
+        collection may call that in a thread for which another one waits in here, so it does not wait.
+        """
+        if not self._lock.acquire(blocking=forking is not None):
+            return
+        try:
             self._forking.discard(forking)
             if self._forking:
                 return
@@ -137,6 +143,8 @@ class _OwnPools:
                     "OpenBLAS computes in one thread until workers start or end: its threads "
                     "cannot be started now (a limit of processes or memory: ulimit -a)"
                 )
+        finally:
+            self._lock.release()
 
     def _after_fork(self) -> None:
         self._lock = lock_of_child(self._lock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -110,7 +111,7 @@ def schema_for(converter: Any, examples: Sequence[Any], rows: int) -> Schema | N
     if isinstance(converter, ConcatConverter):
         return schema if schema.has_ragged_fields or _are_columns(schema, _COLUMNS) else None
     table = torch_collate.default_collate_fn_map
-    if any(table[kind].__module__ != torch_collate.__name__ for kind in _TABLE):
+    if any(table[kind].__module__ not in (torch_collate.__name__, __name__) for kind in _TABLE):
         return None
     if not _are_columns(schema, _COLUMNS):
         schema = derive_tree(examples, rows)
@@ -158,18 +159,43 @@ def _misfit(collate_fn: Callable[[list[Any]], Any], examples: list[Any]) -> int 
     return None
 
 
-def stack(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
-    """As torch's own function for tensors, but in ordinary memory: torch's allocates a file of
-    shared memory for each tensor that a worker makes."""
+def stack(
+    batch: list[torch.Tensor],
+    *,
+    collate_fn_map: Any = None,
+    take_memory: Callable[[int], memoryview] | None = None,
+) -> torch.Tensor:
+    """As torch's own function for tensors, but in ordinary memory, or in what `take_memory` gives:
+    torch's allocates a file of shared memory for each tensor that a worker makes."""
     first = batch[0]
     if first.is_nested or first.layout is not torch.strided:
         return torch_collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
-    return torch.stack(batch, 0)
+    size = len(batch) * first.numel() * first.element_size()
+    if (
+        take_memory is None
+        or not size
+        or any(
+            type(x) is not torch.Tensor or x.dtype != first.dtype or x.requires_grad or not x.is_cpu
+            for x in batch
+        )
+    ):
+        return torch.stack(batch, 0)
+    out = torch.frombuffer(take_memory(size), dtype=first.dtype)
+    return torch.stack(batch, 0, out=out.view(len(batch), *first.shape))
 
 
-def collate_in_worker(examples: list[Any]) -> Any:
-    """torch's `default_collate`, with all that the program has registered."""
+def use_own_stack() -> None:
+    """Have a worker's `default_collate` join tensors by `stack`, unless the program has registered
+    a function for them."""
     table = torch_collate.default_collate_fn_map
     if table[torch.Tensor] is torch_collate.collate_tensor_fn:
-        table = {**table, torch.Tensor: stack}
+        table[torch.Tensor] = stack
+
+
+def collate_in_place(take_memory: Callable[[int], memoryview], examples: list[Any]) -> Any:
+    """torch's `default_collate`, with all that the program has registered; tensors lie in memory
+    that `take_memory` gives."""
+    table = torch_collate.default_collate_fn_map
+    if table[torch.Tensor] is stack:
+        table = {**table, torch.Tensor: functools.partial(stack, take_memory=take_memory)}
     return torch_collate.collate(examples, collate_fn_map=table)

@@ -83,7 +83,7 @@ class InProcessIterator(LoaderIterator):
             data = self._fetcher.fetch(keys)
         else:
             with generators_kept():
-                self._fetcher.dataset.begin((*self._example_seed, self._sampler_iter.n_drawn - 1))
+                self._fetcher.dataset.begin((*self._example_seed, self._sampler_iter.n_drawn))
                 data = self._fetcher.fetch(keys)
         if self._pin_memory:
             data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)

@@ -110,7 +110,7 @@ class _Plans(PlanQueue):
                 return Plan(rows, after, None, None, worker)
         if type(keys) is np.ndarray:
             keys = keys.tolist()
-        seed = None if self.example_seed is None else (*self.example_seed, number)
+        seed = None if self.example_seed is None else (*self.example_seed, number + 1)
         request = Request(
             keys, self.epoch, made, self.wants_state, self.asks_schema, self.shared_seed, seed
         )
@@ -204,7 +204,7 @@ class WorkersIterator(LoaderIterator):
         if (
             not self._auto_collation
             or self._is_iterable
-            or self._example_seed is not None
+            or (self._example_seed is not None and hasattr(self._dataset, "__getitems__"))
             or isinstance(self._dataset, MapDataPipe)
             or is_stateful(self._dataset)
             or type(rows) is not int
@@ -235,6 +235,7 @@ class WorkersIterator(LoaderIterator):
             batch_converter=self._converter,
             rows=self._plans.rows,
             states=states,
+            seed_examples=self._example_seed is not None,
         )
         return Pool(
             job=job,
@@ -259,7 +260,9 @@ class WorkersIterator(LoaderIterator):
         elif resume is not None and self._is_iterable and resume.n_yielded:
             raise other_workers(resume.n_workers, n_workers)
         self._plans.shared_seed = self._shared_seed
-        self._plans.example_seed = self._example_seed
+        if self._example_seed is not None:
+            assert self._pool is not None
+            self._plans.example_seed = self._pool.ring.seed = self._example_seed
         self._plans.wants_state = self._asks_first and bool(self._interval)
         self._plans.begin(self._sampler_iter, self._epoch, last_worker, n_made, self._asks_first)
         self._sampler_iter.keeps_states = self._sampler_iter.is_stateful and bool(self._interval)

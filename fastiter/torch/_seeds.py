@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import random
-import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-#: Seed of the iteration, number of the epoch and of the batch in it.
+from fastiter._order.global_generators import seed_generators
+
+#: Seed of the iteration, number of the epoch, and of the batch in it, from 1.
 BatchKey = tuple[int, int, int]
 
 
@@ -26,31 +26,27 @@ class Seeded:
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
         self._key: BatchKey = (0, 0, 0)
-        self._row = 0
+        self._row = -1
+        #: gives the key of the batch, and the number of the example in it
+        self.place: Callable[[], tuple[int, int, int, int]] = self._next_place
         if callable(getattr(dataset, "__getitems__", None)):
             self.__getitems__ = self._getitems
 
     def begin(self, key: BatchKey) -> None:
         """Go to the first example of a batch."""
-        self._key, self._row = key, 0
+        self._key, self._row = key, -1
+
+    def _next_place(self) -> tuple[int, int, int, int]:
+        self._row += 1
+        return *self._key, self._row
 
     def __getitem__(self, key: Any) -> Any:
-        seed_all(self._key, self._row)
-        self._row += 1
+        torch.default_generator.manual_seed(seed_generators(*self.place()))
         return self.dataset[key]
 
     def _getitems(self, keys: list[Any]) -> Any:
-        seed_all(self._key, 0)
+        torch.default_generator.manual_seed(seed_generators(*self.place()))
         return self.dataset.__getitems__(keys)
-
-
-def seed_all(key: BatchKey, row: int) -> None:
-    """Seed `random`, NumPy's and torch's global generators for one example."""
-    packed = struct.pack("<QQQQ", key[0] & ((1 << 64) - 1), *key[1:], row)
-    seed = int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(seed >> 1)
 
 
 @contextlib.contextmanager

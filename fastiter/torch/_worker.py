@@ -17,7 +17,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 from fastiter._ring.schema import Schema
 from fastiter._workers import row_writer
 from fastiter._workers.main import BatchJob, WorkerArguments
-from fastiter.torch._collate import collate, collate_in_worker, schema_for
+from fastiter.torch._collate import collate, collate_in_place, schema_for, use_own_stack
 from fastiter.torch._seeds import BatchKey, Seeded
 from fastiter.torch._state import begin_fetching, state_of
 
@@ -58,6 +58,7 @@ class LoaderJob(BatchJob):
         Worker w seeds the global generators with ``base_seed + w``.
     states : list of dict or None
         For each worker: the state to begin the epoch from, and how many batches it covers.
+    seed_examples : whether random numbers belong to the examples.
     """
 
     learns_columns = False
@@ -76,6 +77,7 @@ class LoaderJob(BatchJob):
         batch_converter: Any,
         rows: int,
         states: list[tuple[dict[str, Any], int] | None],
+        seed_examples: bool,
     ) -> None:
         super().__init__(dataset, batch_converter, init_fn, None)
         self.kind = kind
@@ -85,6 +87,7 @@ class LoaderJob(BatchJob):
         self.base_seed = base_seed
         self.rows = rows
         self.states = states
+        self.seed_examples = seed_examples
 
     @property
     def names(self) -> dict[str, Any]:
@@ -95,9 +98,13 @@ class LoaderJob(BatchJob):
         }
 
     def prepare(self, end: WorkerRing, arguments: WorkerArguments, seed: int) -> Callable[[], None]:
-        maker = _BatchMaker(self, arguments.number, len(self.states))
+        maker = _BatchMaker(self, arguments.number, len(self.states), end)
         dataset: Any = self.dataset if maker.error is None else _Broken(maker.error)
+        if self.seed_examples:
+            dataset = Seeded(dataset)
         rows = row_writer.RowWriter(end, dataset, maker.answer)
+        if self.seed_examples:
+            dataset.place = rows.place
         return functools.partial(rows.work, self.batch_converter, 0)
 
 
@@ -117,7 +124,7 @@ class _Broken:
 class _BatchMaker:
     """Answers requests, as torch's worker does."""
 
-    def __init__(self, job: LoaderJob, number: int, n_workers: int) -> None:
+    def __init__(self, job: LoaderJob, number: int, n_workers: int, end: WorkerRing) -> None:
         self._job = job
         self._number = number
         self._epoch = -1
@@ -125,7 +132,10 @@ class _BatchMaker:
         self._dataset = job.dataset
         self._shared = torch.Generator()
         is_default = job.auto_collation and job.collate_fn is default_collate
-        self._collate_fn = collate_in_worker if is_default else job.collate_fn
+        use_own_stack()
+        self._collate_fn = (
+            functools.partial(collate_in_place, end.take_memory) if is_default else job.collate_fn
+        )
         self._finds_misfits = is_default
         self._wants_schema = False
         seed = job.base_seed + number

@@ -22,7 +22,7 @@ static void test_origin(void)
 {
     fixture f;
     uint32_t slot;
-    uint64_t seed[2];
+    fi_origin found;
     set_up(&f, 0);
     CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &slot), FI_OK);
     for (uint64_t size = 1; size < 9; size++)
@@ -30,8 +30,8 @@ static void test_origin(void)
             for (uint32_t n = 1; n < 20; n++) {
                 const fi_origin origin = {{size, position}, 100, position, size};
                 fi_parent_origin(&f.parent, slot, &origin);
-                fi_slot_seed(&f.ring, slot, seed);
-                CHECK(seed[0] == size && seed[1] == position);
+                fi_slot_origin(&f.ring, slot, &found);
+                CHECK(memcmp(&found, &origin, sizeof(found)) == 0);
                 for (uint32_t row = 0; row < n; row++)
                     CHECK_EQ(fi_row_epoch(&f.ring, slot, row, n), epoch_of(&origin, row, n));
             }

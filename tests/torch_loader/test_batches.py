@@ -7,7 +7,11 @@ import copy
 import functools
 import os
 import random
+import re
+import resource
 import signal
+import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -253,6 +257,44 @@ def test_a_collate_fn_of_ones_own(workers):
     dataset = Dataset(lambda i: (torch.full((i % 3 + 1,), i), f"n{i}"))
     check(dataset, workers=(workers,), batch_size=4, collate_fn=total)
     check(dataset, workers=(workers,), batch_size=4, collate_fn=lambda batch: batch)
+
+
+def joined(batch):
+    """What a worker's `default_collate` gives, and whether it has a file of shared memory."""
+    whole = torch_data.default_collate(batch)
+    return whole, whole.is_shared()
+
+
+def test_a_collate_fn_that_calls_torchs():
+    dataset = Dataset(lambda i: torch.full((3,), i))
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, collate_fn=joined)
+    for number, (batch, is_shared) in enumerate(loader):
+        assert batch[:, 2].tolist() == [*range(4 * number, min(4 * number + 4, N))]
+        assert not is_shared
+
+
+class Large(torch_data.IterableDataset):
+    """Examples of 16 MB that take no memory."""
+
+    def __iter__(self):
+        return iter([{"x": torch.full((1,), i).expand(1 << 21), "i": i} for i in range(8)])
+
+
+def limit_own_memory(worker):
+    used = int(re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
+    resource.setrlimit(resource.RLIMIT_DATA, (used + (40 << 20), resource.RLIM_INFINITY))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts otherwise there")
+def test_whole_batches_are_made_in_place():
+    """A worker needs no memory of its own of a batch's size."""
+    loader = DataLoader(Large(), batch_size=4, num_workers=1, worker_init_fn=limit_own_memory)
+    for number, batch in enumerate(loader):
+        assert (
+            batch["x"][:, -1].tolist()
+            == batch["i"].tolist()
+            == [*range(4 * number, 4 * number + 4)]
+        )
 
 
 def test_concat_examples_pads_in_place():

@@ -93,12 +93,90 @@ def test_other_tensors_arrive_as_they_are(processes, context):
                 assert found["named"].name_of_mine == "i"
 
 
+def named() -> Any:
+    tensor = torch.tensor([7.0])
+    tensor.name_of_mine = "i"
+    return tensor
+
+
+# One field of float32 (1,) has a column after the first batch. These do not fit, or have to be
+# copied with care: their memory does not hold their values, or they are more than these.
+ODD: dict[str, Callable[[], Any]] = {
+    "negated lazily": lambda: torch.tensor([1 + 2j]).conj().imag,
+    "of two dimensions": lambda: torch.tensor([[7.0]]),
+    "longer": lambda: torch.tensor([7.0, 8.0]),
+    "empty": lambda: torch.tensor([]),
+    "strided": lambda: torch.arange(6.0)[1:2:2].as_strided((1,), (3,), 4),
+    "of another dtype": lambda: torch.tensor([7], dtype=torch.int32),
+    "bfloat16": lambda: torch.tensor([7.0], dtype=torch.bfloat16),
+    "complex": lambda: torch.tensor([1 + 2j]).conj(),
+    "with a gradient": lambda: torch.tensor([7.0], requires_grad=True),
+    "of a subclass": lambda: torch.nn.Parameter(torch.tensor([7.0])),
+    "sparse": lambda: torch.tensor([7.0]).to_sparse(),
+    "named": named,
+    "an array": lambda: np.array([7], np.float32),
+}
+
+
+class Changing(data.Dataset):
+    """The examples of the third batch are odd."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, i: int) -> Any:
+        return self.make() if 8 <= i < 12 else torch.tensor([float(i)])
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("kind", ODD)
+def test_tensors_that_do_not_fit_the_column(processes, kind):
+    iterator = processes(Changing(ODD[kind]), n_processes=1, n_prefetch=1)
+    for _ in range(2):
+        next(iterator)
+    for found in next(iterator):
+        expected = ODD[kind]()
+        check_same(found, expected)
+        assert getattr(found, "requires_grad", False) is getattr(expected, "requires_grad", False)
+        assert getattr(found, "name_of_mine", None) == getattr(expected, "name_of_mine", None)
+    assert [tensor.tolist() for tensor in next(iterator)] == [[12], [13], [14], [15]]
+
+
+class Reusing(data.Dataset):
+    """Resizes a tensor after it was given."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.tensor = torch.empty(0)
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, i: int) -> Any:
+        if i > 48:
+            self.tensor.resize_(1_000)
+        self.tensor = torch.full(self.shape, i)
+        return self.tensor, torch.full((i % 3,), i)
+
+
+def test_a_tensor_is_the_datasets_own_after_it_was_written(processes):
+    """An array of it would have fixed its size: none is made."""
+    for batch in processes(Reusing((2, 3)), n_processes=1, repeat=False):
+        last = [int(tensor[1, 2]) for tensor, _ in batch]
+    assert last == [60, 61, 62, 63]
+
+
 def check_same(found: Any, expected: Any) -> None:
     assert type(found) is type(expected)
     if isinstance(expected, torch.Tensor):
         assert found.dtype == expected.dtype
         assert found.shape == expected.shape
         assert torch.equal(found.to_dense(), expected.to_dense())
+    elif isinstance(expected, np.ndarray):
+        assert (found.dtype, found.tolist()) == (expected.dtype, expected.tolist())
     elif isinstance(expected, list):
         for part, other in zip(found, expected, strict=True):
             check_same(part, other)
