@@ -97,5 +97,5 @@ class InProcessIterator(LoaderIterator):
             "fetcher_state": state["fetcher_state"],
             "dataset_state": state["dataset_state"],
             "_iterator_finished": self._finished,
-            **program_state(),
+            **program_state(self._draws_globally),
         }

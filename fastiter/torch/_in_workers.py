@@ -425,7 +425,7 @@ class WorkersIterator(LoaderIterator):
             "_snapshot": snapshot,
             "_steps_since_snapshot": self._num_yielded - snapshot["_snapshot_step"],
             "_iterator_finished": self._finished,
-            **program_state(),
+            **program_state(self._draws_globally),
         }
 
     # ---- end

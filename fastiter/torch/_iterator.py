@@ -161,6 +161,7 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
 
     def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
         self._generators = generators_of(loader)
+        self._draws_globally = loader.generator is None
         former = torch.get_rng_state()
         if resume is not None:  # so that what is drawn now is what was drawn then
             set_states(self._generators, resume.main["_generator_states"])
@@ -182,7 +183,7 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
         self._example_seed = (self._base_seed, 0) if loader.seed_examples else None
         if resume is not None:
             self._load(resume)
-            if loader.generator is None:  # the program draws from the global one, too
+            if self._draws_globally:  # so does the program
                 torch.set_rng_state(former)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:

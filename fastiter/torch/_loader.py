@@ -15,11 +15,10 @@ from fastiter.torch._iterator import Kept, LoaderIterator
 from fastiter.torch._state import (
     Resume,
     epoch_of,
-    generators_of,
     is_stateful,
     load_program_state,
     program_state,
-    states_of,
+    unbegun_state,
 )
 
 _T_co = TypeVar("_T_co", covariant=True)
@@ -162,11 +161,11 @@ persistent_workers, pin_memory_device, in_order
         if iterator is not None:
             return iterator.state_dict()  # type: ignore[no-any-return]
         if self._kept.state is not None:
-            return {**self._kept.state, **program_state()}
+            return {**self._kept.state, **program_state(self.generator is None)}
         if self._loaded_state is not None:
             return self._loaded_state
         if not (is_stateful(self.dataset) or is_stateful(self._index_sampler)):
-            return {"_unbegun_states": states_of(generators_of(self)), **program_state()}
+            return unbegun_state(self)
         self._iterator = self._get_iterator()
         self._is_untouched = True
         return self._iterator.state_dict()  # type: ignore[no-any-return]

@@ -5,6 +5,8 @@ The layout is that of torchdata's ``StatefulDataLoader``, with one more entry fo
 
 from __future__ import annotations
 
+import binascii
+import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -65,14 +67,35 @@ def epoch_of(sampler: Any) -> int | None:
     return epoch if callable(getattr(sampler, "set_epoch", None)) and type(epoch) is int else None
 
 
-def states_of(generators: list[torch.Generator]) -> list[list[int]]:
-    return [generator.get_state().tolist() for generator in generators]
+def states_of(generators: list[torch.Generator]) -> list[str]:
+    """The states of generators, as texts: they compare by value, and JSON takes them."""
+    return [_packed(generator.get_state()) for generator in generators]
 
 
-def set_states(generators: list[torch.Generator], states: list[list[int]]) -> None:
+def set_states(generators: list[torch.Generator], states: list[str]) -> None:
     """Set generators back to what `states_of` gave."""
     for generator, state in zip(generators, states, strict=False):
-        generator.set_state(torch.tensor(state, dtype=torch.uint8))
+        generator.set_state(_unpacked(state))
+
+
+def _packed(state: torch.Tensor) -> str:
+    # First bytes of all words, then second ones, ...: half of torch's state is zeros.
+    raw = state.numpy().tobytes()
+    planes = b"".join(raw[place::8] for place in range(8))
+    return binascii.b2a_base64(zlib.compress(planes, 1), newline=False).decode()
+
+
+def _unpacked(text: str) -> torch.Tensor:
+    try:
+        planes = zlib.decompress(binascii.a2b_base64(text))
+    except (TypeError, ValueError, zlib.error) as error:
+        raise ValueError(f"no state of a generator: {error} ({text!r:.60})") from error
+    raw, start = bytearray(len(planes)), 0
+    for place in range(8):
+        size = len(range(place, len(raw), 8))
+        raw[place::8] = planes[start : start + size]
+        start += size
+    return torch.frombuffer(raw, dtype=torch.uint8)
 
 
 def own_rank() -> int:
@@ -80,20 +103,30 @@ def own_rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-def program_state() -> dict[str, Any]:
-    """What is asked of the program when a state is saved."""
-    return {"_global_state": states_of([torch.default_generator])[0], "_rank": own_rank()}
+def program_state(draws_globally: bool) -> dict[str, Any]:
+    """What is asked of the program when a state is saved: its generator's state, if the loader
+    draws from that one."""
+    generators = [torch.default_generator] if draws_globally else []
+    return {"_global_state": states_of(generators), "_rank": own_rank()}
+
+
+def unbegun_state(loader: Any) -> dict[str, Any]:
+    """The state before the first iteration, of a loader whose dataset and sampler have none."""
+    own = states_of(_own_generators(loader))
+    return {"_unbegun_states": own, **program_state(loader.generator is None)}
+
+
+def _own_generators(loader: Any) -> list[torch.Generator]:
+    return generators_of(loader)[loader.generator is None :]
 
 
 def load_program_state(loader: Any, state: dict[str, Any]) -> None:
     """Set the global generator back, if the loader draws from it; and those of its samplers, if the
     iteration had not begun. Another rank's random numbers are not this one's."""
     if loader.generator is None and state["_rank"] == own_rank():
-        set_states([torch.default_generator], [state["_global_state"]])
+        set_states([torch.default_generator], state["_global_state"])
     if "_unbegun_states" in state:
-        generators = generators_of(loader)
-        start = loader.generator is None
-        set_states(generators[start:], state["_unbegun_states"][start:])
+        set_states(_own_generators(loader), state["_unbegun_states"])
 
 
 def other_workers(before: int, now: int) -> ValueError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import json
 import multiprocessing
 import random
 
@@ -122,14 +123,32 @@ def test_state_before_the_first_batch_and_after_the_last(before, after):
     assert [values(batch) for batch in again] == following
 
 
-def test_states_are_plain_data():
-    loader = loader_of("seeded", 2)
-    next(iter(loader))
+@pytest.mark.parametrize(("kind", "most"), [("seeded", 6_000), ("shuffled", 10_000)])
+def test_states_are_plain_data_and_small(kind, most):
+    for loader in (loader_of(kind, 2), loader_of(kind, 0)):
+        unbegun = loader.state_dict()
+        batches = iter(loader)
+        next(batches)
+        for state in (unbegun, loader.state_dict()):
+            file = io.BytesIO()
+            torch.save(state, file)
+            assert len(file.getvalue()) < most
+            file.seek(0)
+            assert torch.load(file, weights_only=True) == state
+            again = loader_of(kind, 2)
+            again.load_state_dict(json.loads(json.dumps(state)))
+            assert json.loads(json.dumps(again.state_dict())) == json.loads(json.dumps(state))
+        torch.manual_seed(5)
+        again.load_state_dict(json.loads(json.dumps(state)))
+        assert [values(batch) for batch in again] == [values(batch) for batch in batches]
+
+
+def test_the_state_of_a_generator_that_is_none():
+    loader = loader_of("seeded", 0)
     state = loader.state_dict()
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    assert torch.load(file, weights_only=True) == state
+    for wrong in ([1, 2], "eJ", "abc", "\u00e9"):
+        with pytest.raises(ValueError, match="state of a generator"):
+            loader.load_state_dict({**state, "_unbegun_states": [wrong]})
 
 
 def test_the_epoch_of_a_distributed_sampler():
