@@ -38,6 +38,11 @@
 #else
 #define OVERTAKING false
 #endif
+#ifdef FOR_ONE                  /* each batch is for one worker, in turn */
+#define is_offered(w) (only[s] == w)
+#else
+#define is_offered(w) true
+#endif
 #ifdef SPOILS                   /* this many words are overwritten, by a stray pointer */
 #ifndef SILENCES
 #define SILENCES 1              /* times that the parent's timer ends though workers are busy */
@@ -61,6 +66,9 @@ byte pwait;
 bool bell[W];
 byte claim_q[S], claim_next[S];
 byte rows_of[S];                /* n */
+#ifdef FOR_ONE
+byte only[S];                   /* the only worker that is offered the rows */
+#endif
 Word state[S];
 Word row[S * B];
 
@@ -194,10 +202,10 @@ claim:  atomic { q = claim_q[s]; next = claim_next[s] }       /* W4 */
         atomic {
             n = rows_of[s];
             if
-            :: next >= n -> goto check
+            :: next >= n || !is_offered(w) -> goto check
             :: else -> stop_at = next + 1
-#ifdef RANGES
-            :: next < n -> stop_at = n
+#if defined(RANGES) || defined(FOR_ONE)
+            :: next < n && is_offered(w) -> stop_at = n
 #endif
             fi
         }
@@ -492,6 +500,9 @@ inline schedule()               /* fi_parent_schedule */
 #endif
         assert(owned_is_possible || state[s].code != FINISHING);       /* I4 */
         rows_of[s] = n_of[s];                                          /* S2 */
+#ifdef FOR_ONE
+        only[s] = tail % W;
+#endif
         r = 0;
         do
         :: r < n_of[s] ->
@@ -517,7 +528,11 @@ inline top_up()
     od;
 #ifndef MISTAKE_RING_BEFORE_TAIL
     if
+#if defined(FOR_ONE) && !defined(MISTAKE_RING_BY_NUMBER)
+    :: offered > 0 -> ring_workers(W)                                  /* S8 */
+#else
     :: offered > 0 -> ring_workers(offered)                            /* S8 */
+#endif
     :: else
     fi;
 #endif

@@ -556,6 +556,60 @@ static void test_worker_count(void)
     tear_down(&f);
 }
 
+/* The rows of a batch for one worker are taken by that one, at once; any may finish the batch. */
+static void test_a_batch_for_one_worker(void)
+{
+    fixture f;
+    fi_turn turn;
+    uint32_t slot;
+    const fi_request of_worker[] = {{0, 0, 1 + 1}, {0, 0, 1 + WORKERS}, {0, 0, 0}};
+    set_up(&f, 0);
+    for (uint32_t w = 0; w < WORKERS; w++)
+        CHECK_EQ(next_turn(&f, w, &turn), TURN_SLEEP);
+    for (uint32_t w = 0; w < WORKERS; w++)
+        atomic_store(f.ring.bells + w, 1);
+    CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &slot), FI_OK);
+    CHECK_EQ(fi_parent_request(&f.parent, slot, of_worker + 1), FI_E_RANGE);
+    CHECK_EQ(fi_parent_request(&f.parent, slot, of_worker), FI_OK);
+    CHECK_EQ(slot_of(&f, schedule(&f, 1)), slot);
+    fi_parent_publish(&f.parent);
+    for (uint32_t w = 0; w < WORKERS; w++) /* one row would wake the first one only */
+        CHECK_EQ(atomic_load(f.ring.bells + w), 0);
+    CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &slot), FI_OK);
+    CHECK_EQ(fi_parent_request(&f.parent, slot, of_worker), FI_OK);
+    schedule(&f, ROWS);
+    CHECK_EQ(next_turn(&f, 0, &turn), TURN_SLEEP);
+    CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_ROWS);
+    own_all(&f, 1, &turn, FI_ROW_OK);
+    CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_FINISH);
+    fi_worker_ready(f.workers + 1, &turn, 0);
+    CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_ROWS);
+    CHECK(turn.slot == slot && turn.first == 0 && turn.count == ROWS);
+    own_all(&f, 1, &turn, FI_ROW_OK);
+    CHECK_EQ(next_turn(&f, 2, &turn), FI_TURN_FINISH);
+    fi_worker_ready(f.workers + 2, &turn, 0);
+    CHECK_EQ(next_turn(&f, 1, &turn), TURN_SLEEP);
+    take_ready(&f, true);
+    take_ready(&f, true);
+    /* The one that dies leaves the rows to its successor. */
+    schedule(&f, 3);
+    CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_ROWS);
+    own_all(&f, 1, &turn, 0);
+    CHECK_EQ(recover(&f, 1, false), 3);
+    CHECK_EQ(next_turn(&f, 0, &turn), TURN_SLEEP);
+    fi_worker_init(f.workers + 1, &f.ring, 1, -1);
+    work_all(&f, 1);
+    CHECK_EQ(next_turn(&f, 0, &turn), TURN_SLEEP);
+    take_ready(&f, true);
+    /* The slot's next batch is for all again. */
+    CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &slot), FI_OK);
+    CHECK_EQ(fi_parent_request(&f.parent, slot, of_worker + 2), FI_OK);
+    schedule(&f, ROWS);
+    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
+    CHECK(turn.count < ROWS);
+    tear_down(&f);
+}
+
 /* A worker that slept through a whole life of the slot cannot take anything of the next. */
 static void test_late_worker(void)
 {
@@ -597,5 +651,6 @@ int main(void)
     test_reset_states();
     test_late_worker();
     test_worker_count();
+    test_a_batch_for_one_worker();
     return 0;
 }

@@ -229,6 +229,28 @@ static void test_views(void)
     CHECK(!fi_view_ends(&views, &forks, fi_view_begins(&views, &forks)));
 }
 
+/* A stack that was taken can wait, and goes onto another one as it is. */
+static void test_returned_moves(void)
+{
+    uint32_t links[4], others[4], slot, stack;
+    bool not_again;
+    fi_returned from = {.next = links}, to = {.next = others};
+    CHECK_EQ(fi_returned_take(&from), 0);
+    for (slot = 0; slot < 3; slot++)
+        fi_returned_push(&from, slot, slot == 1);
+    stack = fi_returned_take(&from);
+    fi_returned_push(&from, 3, false); /* meanwhile */
+    fi_returned_move(&from, stack, &to);
+    stack = fi_returned_take(&to);
+    for (uint32_t wanted = 0; wanted < 3; wanted++) {
+        CHECK(fi_returned_next(&to, &stack, &slot, &not_again));
+        CHECK(slot == wanted && not_again == (slot == 1));
+    }
+    CHECK(!fi_returned_next(&to, &stack, &slot, &not_again));
+    fi_returned_move(&from, fi_returned_take(&from), &to);
+    CHECK_EQ(fi_returned_take(&to), 4);
+}
+
 /* ---- payload ------------------------------------------------------------------------------- */
 
 static void test_heap(void)
@@ -376,6 +398,7 @@ int main(void)
     test_draining_is_not_usable();
     test_retire_after_fork();
     test_views();
+    test_returned_moves();
     test_heap();
     test_committed();
     test_decommit();

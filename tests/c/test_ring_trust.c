@@ -283,6 +283,38 @@ static void test_origin_is_checked(void)
     tear_down(&f);
 }
 
+/* So is the request, which workers do not look for outside the slot. */
+static void test_request_is_checked(void)
+{
+    fixture f;
+    uint32_t odd, row, slot;
+    uint64_t word, offset, bytes;
+    set_up(&f, 0);
+    CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &slot), FI_OK);
+    CHECK_EQ(fi_parent_commit(&f.parent, slot, FI_PAGE, &word, &bytes), FI_OK);
+    const fi_request request = {128, 64, 1 + 2};
+    CHECK_EQ(fi_parent_request(&f.parent, slot, &request), FI_OK);
+    CHECK_EQ(slot_of(&f, schedule(&f, 3)), slot);
+    CHECK_EQ(fi_slot_request(&f.ring, slot, &offset, &bytes), FI_OK);
+    CHECK(offset == 128 && bytes == 64 && fi_slot_has_request(&f.ring, slot));
+    work_all(&f, 2);
+    CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_OK);
+    fi_slot *s = f.ring.slots + slot;
+    _Atomic uint64_t *words[] = {&s->request_offset, &s->request_bytes};
+    for (uint32_t bit = 0; bit < 160; bit++)
+        for (uint32_t times = 0; times < 2; times++) { /* corrupt, and put right again */
+            if (bit < 128)
+                *words[bit / 64] ^= UINT64_C(1) << bit % 64;
+            else
+                s->worker ^= UINT32_C(1) << (bit - 128);
+            CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word),
+                     times == 0 ? FI_E_CORRUPT : FI_OK);
+            CHECK(fi_slot_request(&f.ring, slot, &offset, &bytes) == FI_E_CORRUPT ||
+                  (offset <= FI_PAGE && bytes <= FI_PAGE - offset));
+        }
+    tear_down(&f);
+}
+
 /* Told to leave by a corrupt word, workers leave; those that follow them find it put right. */
 static void test_corrupt_stop(void)
 {
@@ -370,6 +402,7 @@ int main(void)
     test_codes();
     test_task_is_checked();
     test_origin_is_checked();
+    test_request_is_checked();
     test_corrupt_stop();
     test_corrupt_hints();
     return 0;
