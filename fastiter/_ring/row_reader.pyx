@@ -114,14 +114,19 @@ def grow(tuple node, leaves):
 
 
 cdef object text_at(Lease lease, const int64_t *entry):
-    cdef int width = entry[1] & 7
-    cdef uint64_t size = <uint64_t>entry[1] >> 3
-    lease.check(<uint64_t>entry[0], size)
+    cdef uint64_t offset = <uint64_t>entry[0], kind = <uint64_t>entry[1], size = kind >> 3, i
+    cdef int width = kind & 7
+    cdef char *place = lease.payload + offset
+    lease.check(offset, size)
     if width == 0:
-        return PyBytes_FromStringAndSize(lease.payload + entry[0], size)
-    if width not in (1, 2, 4) or size % width or entry[0] % width:
+        return PyBytes_FromStringAndSize(place, size)
+    if width not in (1, 2, 4) or size % width or offset % width:
         raise OverwrittenError(f"shared memory was overwritten: characters of {width} bytes")
-    return PyUnicode_FromKindAndData(width, lease.payload + entry[0], size // width)
+    if width == 4:
+        for i in range(size // 4):  # CPython takes any number, and then has no valid text
+            if (<uint32_t *>place)[i] > 0x10ffff:
+                raise OverwrittenError("shared memory was overwritten: a character")
+    return PyUnicode_FromKindAndData(width, place, size // width)
 
 
 cdef inline object read_field(Lease lease, Py_ssize_t row, Field *f, bint copy):

@@ -1,4 +1,4 @@
-"""A program whose iterators are scribbled over: `python scribbled.py DIRECTORY COUNT`.
+"""A program whose iterators are scribbled over: `python scribbled.py DIRECTORY COUNT [torch]`.
 
 Forks a child per number below COUNT, each with an iterator of its own. Child `n` writes its pid
 and the arena's geometry to `n.ready`, goes through batches until there is a file `n.stop`, then
@@ -7,6 +7,7 @@ through some more, and writes to `n.result` what it has seen.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -68,7 +69,7 @@ def join(batch: Any, device: Any) -> Any:
     return {"x": np.stack([example[0] for example in batch]), "n": [e[1] for e in batch]}
 
 
-def is_right(batch: Any, first: int) -> bool:
+def is_right_batch(batch: Any, first: int) -> bool:
     """Whether it holds examples first, first + 1, ... in order."""
     indices = [(first + row) % SIZE for row in range(BATCH)]
     if isinstance(batch, dict):
@@ -86,9 +87,8 @@ def is_right(batch: Any, first: int) -> bool:
     return True
 
 
-def watch(directory: Path, number: int) -> dict[str, Any]:
-    """Goes through batches while a scribbler overwrites memory, and tells what came of it."""
-    iterator = MultiprocessIterator(
+def make_iterator(number: int) -> Any:
+    return MultiprocessIterator(
         Mixed() if number % 2 else Plain(),
         BATCH,
         shuffle=False,
@@ -97,6 +97,11 @@ def watch(directory: Path, number: int) -> dict[str, Any]:
         converter=join if number % 3 == 0 else None,
         context="fork",
     )
+
+
+def watch(iterator: Any, directory: Path, number: int) -> dict[str, Any]:
+    """Goes through batches while a scribbler overwrites memory, and tells what came of it."""
+    is_right = getattr(iterator, "is_right", is_right_batch)
     next(iterator)
     first = BATCH
     geometry = iterator._pool.ring.arena.geometry
@@ -139,12 +144,15 @@ def watch(directory: Path, number: int) -> dict[str, Any]:
 def main() -> None:
     directory, count = Path(sys.argv[1]), int(sys.argv[2])
     warnings.simplefilter("error", TimeoutWarning)
+    make = make_iterator
+    if sys.argv[3:] == ["torch"]:
+        make = importlib.import_module("scribbled_torch").Loader
     pids = []
     for number in range(count):
         pid = os.fork()
         if pid == 0:
             try:
-                result = watch(directory, number)
+                result = watch(make(number), directory, number)
                 (directory / f"{number}.result").write_text(json.dumps(result))
                 os._exit(0)
             finally:

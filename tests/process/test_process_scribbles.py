@@ -7,8 +7,10 @@ import contextlib
 import errno
 import itertools
 import json
+import mmap
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -21,7 +23,9 @@ import pytest
 from examples_of import Blocks
 from outside import HANG, HERE, environment, wait_until
 from scribbled import BOUND
-from scribbler import DEEDS, Scribbler, memory_of, regions
+from scribbler import DEEDS, Scribbler, memory_of, payload_start, regions
+
+from fastiter import OverwrittenError
 
 REGIONS = [*regions((1, 1, 1, 1, 4096)), "all", "payload"]
 FILLS = {"zeros": 0, "ones": 0xFF, "flips": 0x55}
@@ -31,10 +35,12 @@ def attack(
     directory: Path,
     attacks: list[tuple[Any, ...]],
     deed: Callable[[list[Scribbler], threading.Event], None],
+    *kind: str,
 ) -> list[dict[str, Any]]:
     """Runs one iterator for each (region, deed, seed) beside `deed`; gives what each has seen."""
+    scribbled = [HERE / "scribbled.py", directory, str(len(attacks)), *kind]
     program = subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", HERE / "scribbled.py", directory, str(len(attacks))],
+        [sys.executable, "-X", "faulthandler", *scribbled],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -88,6 +94,91 @@ def check(attacks: list[tuple[Any, ...]], results: list[dict[str, Any]]) -> None
 def test_scribbles_over_every_region(tmp_path):
     attacks = [(region, "any", 0) for region in REGIONS]
     check(attacks, attack(tmp_path, attacks, scribbling(times=12, pause=0.03)))
+
+
+def test_scribbles_over_every_region_of_a_torch_loader(tmp_path):
+    """Trees and texts in columns, and batches that are made by request."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    places = ["slots", "entries", "schemas", "all", "payload"]
+    attacks = [(region, "any", 0) for region in places for _ in range(2)]
+    check(attacks, attack(tmp_path, attacks, scribbling(12, 0.03), "torch"))
+
+
+def slots_of(pool: Any) -> list[mmap.mmap]:
+    """The first page of each slot that is used first."""
+    arena = pool.ring.arena
+    starts = [payload_start(arena.geometry) + slot * arena.geometry[4] for slot in range(8)]
+    return [mmap.mmap(arena.fd, 4096, offset=start) for start in starts]
+
+
+TEXTS = {
+    "a size beyond the slot": (0, 1 | 1 << 60),
+    "a place beyond the slot": (1 << 62, 1 | 8 << 3),
+    "a place before the slot": (-8, 1 | 8 << 3),
+    "three bytes a character": (64, 3 | 6 << 3),
+    "seven bytes a character": (64, 7 | 7 << 3),
+    "half a character": (64, 2 | 7 << 3),
+    "an odd place": (65, 2 | 8 << 3),
+    "no character": (2048, 4 | 8 << 3),
+}
+
+
+@pytest.mark.parametrize("entry", TEXTS.values(), ids=TEXTS)
+def test_a_damaged_text_is_an_error(entry):
+    data = pytest.importorskip("fastiter.torch", reason="torch is not installed")
+    texts = [f"text {i}" for i in range(64)]
+    batches = iter(data.DataLoader(texts, 4, num_workers=1, multiprocessing_context="fork"))
+    ring = batches._pool.ring
+    for _ in range(4):
+        next(batches)
+    assert ring.schema is not None
+    wait_until(lambda: ring.count_ready == len(ring.scheduled) > 0, "batches from columns")
+    for slot in slots_of(batches._pool):
+        slot[16:32] = struct.pack("<qq", *entry)
+        slot[2048:2056] = b"\xff" * 8
+    for _ in range(len(ring.scheduled)):
+        with pytest.raises(OverwrittenError):
+            next(batches)
+    rest = list(batches)
+    assert rest[-1] == texts[60:]
+    assert len(rest) >= 9
+
+
+class Waiting:
+    """Rows that come when there is a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> int:
+        self.path.with_suffix(".begun").touch()
+        wait_until(self.path.exists, "the file")
+        return index
+
+
+def test_a_damaged_request_is_an_error(tmp_path):
+    data = pytest.importorskip("fastiter.torch", reason="torch is not installed")
+    place = tmp_path / "go"
+    loader = data.DataLoader(
+        Waiting(place), 2, num_workers=1, collate_fn=list, multiprocessing_context="fork"
+    )
+    batches = iter(loader)
+    ring = batches._pool.ring
+    ring.top_up(batches._plans)
+    wait_until(place.with_suffix(".begun").exists, "the first row")
+    for slot in slots_of(batches._pool):
+        slot[20] ^= 1
+    place.touch()
+    found = []
+    for _ in range(8):
+        try:
+            found.append(next(batches))
+        except OverwrittenError:
+            found.append(None)
+    assert found == [[0, 1], None, *([i, i + 1] for i in range(4, 16, 2))]
 
 
 def test_the_control_area_overwritten_as_a_whole(tmp_path):
