@@ -108,10 +108,12 @@ def _pinned(n_workers: int) -> Iterator[Any]:
         yield made
 
 
-def _torch(n_workers: int, pin_memory: bool) -> Iterator[Any]:
+def _torch(n_workers: int, pin_memory: bool, ours: bool = False) -> Iterator[Any]:
     import torch
 
-    loader = torch.utils.data.DataLoader(
+    import fastiter.torch
+
+    loader = (fastiter.torch if ours else torch.utils.data).DataLoader(
         Images(),
         batch_size=BATCH,
         shuffle=True,
@@ -134,6 +136,10 @@ CANDIDATES: dict[str, tuple[str, Callable[[int], Iterator[Any]]]] = {
     "pinned": ("fastiter, a pinned buffer by hand", _pinned),
     "torch": ("torch DataLoader, .to(non_blocking)", lambda n: _torch(n, False)),
     "torch-pin": ("torch DataLoader, pin_memory, .to(non_blocking)", lambda n: _torch(n, True)),
+    "torch-ours": (
+        "fastiter.torch.DataLoader, pin_memory, .to(non_blocking)",
+        lambda n: _torch(n, True, ours=True),
+    ),
 }
 
 SPIN = """extern "C" __global__ void spin(long long n) {
@@ -313,6 +319,9 @@ def summary(results: list[dict[str, Any]]) -> list[str]:
     ours, torch, host = best("fastiter"), best("torch", "torch-pin"), best("host")
     if ours is not None and torch is not None:
         lines.append(f"beside torch's best: {ours / torch:.1f}x (goal 10)")
+    drop_in, torch_pin = best("torch-ours"), best("torch-pin")
+    if drop_in is not None and torch_pin is not None:
+        lines.append(f"drop-in beside torch, both with pin_memory: {drop_in / torch_pin:.1f}x")
     if ours is not None and host is not None:
         lines.append(f"beside the same ring on the host: {ours / host:.2f} (goal 0.85)")
     for found in measured:

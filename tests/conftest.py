@@ -26,8 +26,12 @@ except ImportError:  # it needs NumPy 1.23; where it is there, it is the oracle
     chainer = None
 
 
-def gpu_missing() -> str | None:
-    """Why tests marked gpu cannot run here; None if they can."""
+def gpu_missing(library: str = "cupy") -> str | None:
+    """Why tests marked gpu cannot run here, with CuPy or with torch; None if they can."""
+    if library == "torch":
+        return (
+            None if importlib.import_module("torch").cuda.is_available() else "torch finds no GPU"
+        )
     try:
         import cupy
     except ImportError as error:
@@ -71,9 +75,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if "real" in mark.kwargs:
                 item.add_marker(pytest.mark.skip(reason=f"no rehearsal: {mark.kwargs['real']}"))
         return
-    reason = gpu_missing() if on_gpu else None
-    if reason is not None:
-        for item, _ in on_gpu:
+    libraries = {mark.kwargs.get("library", "cupy") for _, mark in on_gpu}
+    reasons = {library: gpu_missing(library) for library in libraries}
+    for item, mark in on_gpu:
+        reason = reasons[mark.kwargs.get("library", "cupy")]
+        if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 

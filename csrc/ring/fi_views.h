@@ -72,7 +72,7 @@ static inline void fi_returned_push(fi_returned *returned, uint32_t slot, bool n
     while (!atomic_compare_exchange_weak_explicit(&returned->top, &top, (slot + 1) | mark,
                                                   memory_order_release, memory_order_relaxed));
 }
-/* The whole stack, which is then empty; walked by fi_returned_next. */
+/* The whole stack, which is then empty; walked by fi_returned_next or _move. */
 static inline uint32_t fi_returned_take(fi_returned *returned)
 {
     if (fi_load_relaxed(&returned->top) == 0)
@@ -89,6 +89,14 @@ static inline bool fi_returned_next(const fi_returned *returned, uint32_t *stack
     *not_again = (*stack & FI_NOT_AGAIN) != 0;
     *stack = returned->next[*slot];
     return true;
+}
+/* Pushes a stack that was taken onto another one. */
+static inline void fi_returned_move(const fi_returned *returned, uint32_t stack, fi_returned *to)
+{
+    uint32_t slot;
+    bool not_again;
+    while (fi_returned_next(returned, &stack, &slot, &not_again))
+        fi_returned_push(to, slot, not_again);
 }
 
 #endif

@@ -28,12 +28,17 @@ cdef extern from "ring/fi_views.h" nogil:
         pass
     ctypedef struct fi_forks:
         pass
+    ctypedef struct fi_returned:
+        uint32_t *next
     void fi_fork_begins(fi_forks *forks)
     void fi_fork_ended(fi_forks *forks)
     void fi_forks_begin_anew(fi_forks *forks)
     uint64_t fi_view_begins(fi_views *views, const fi_forks *forks)
     bint fi_view_ends(fi_views *views, const fi_forks *forks, uint64_t began)
     uint32_t fi_views_count(const fi_views *views)
+    void fi_returned_push(fi_returned *returned, uint32_t slot, bint not_again)
+    uint32_t fi_returned_take(fi_returned *returned)
+    void fi_returned_move(const fi_returned *returned, uint32_t stack, fi_returned *to)
 
 
 cdef extern from "os/fi_platform.h" nogil:
@@ -222,6 +227,7 @@ cdef extern from "ring/fi_ring_parent.h" nogil:
         fi_ring *ring
         fi_slot_record *slot
         uint32_t *free_stack
+        fi_returned returned
         uint32_t free_count
         uint64_t head
         uint64_t tail

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,13 +15,42 @@ from fastiter._ring.arena import Arena
 from fastiter._ring.parent import Lease
 from fastiter._util.warn import warn_caller
 
-_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every GPU of the process
+PORTABLE = 1  # cudaHostRegisterPortable: pinned for every GPU of the process
 _SWITCH = "FASTITER_REGISTER"
 
 _COST = (
     "batches are copied into pinned memory first, by the thread that calls next(): at about 11 "
     "GB/s (on one H200), while a GPU reads registered memory at 55 GB/s by itself"
 )
+
+
+class Cuda(Protocol):
+    """CUDA's runtime, as a library binds it."""
+
+    error: type[Exception]
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Pin memory for all GPUs. Raises `error`."""
+
+    def unregister(self, address: int) -> None:
+        """Likewise the opposite."""
+
+
+class CupyCuda:
+    """CuPy's. ``device_id`` is a GPU whose context may be used."""
+
+    def __init__(self, cupy: Any, device_id: int) -> None:
+        self._cupy = cupy
+        self._device_id = device_id
+        self.error: type[Exception] = cupy.cuda.runtime.CUDARuntimeError
+
+    def register(self, address: int, nbytes: int) -> None:
+        with on_device(self._cupy, self._device_id):
+            self._cupy.cuda.runtime.hostRegister(address, nbytes, PORTABLE)
+
+    def unregister(self, address: int) -> None:
+        with on_device(self._cupy, self._device_id):
+            self._cupy.cuda.runtime.hostUnregister(address)
 
 
 class Registration:
@@ -32,31 +60,33 @@ class Registration:
     again as a whole, since a copy must not reach from one range into another; at that time no copy
     from it is pending. It keeps the mapping: memory must be unregistered before it is unmapped.
 
-    ``device_id`` is a GPU whose context may be used; the registration counts for all GPUs. Used
-    under the iterator's lock.
+    Used under the iterator's lock.
     """
 
-    def __init__(self, cupy: Any, device_id: int, arena: Arena) -> None:
-        self._runtime = cupy.cuda.runtime
-        self._on_device = functools.partial(on_device, cupy, device_id)
+    def __init__(self, cuda: Cuda, arena: Arena) -> None:
+        self._cuda = cuda
         self.arena: Arena | None = arena
         self._ranges: dict[int, int] = {}  # bytes registered, by address
         self._is_given_up = os.environ.get(_SWITCH, "") == "0"
         self._pid = os.getpid()
 
-    def covers(self, array: np.ndarray[Any, Any]) -> bool:
-        """Whether a contiguous array lies in a leased slot of the arena that is registered.
+    def cover(self, address: int, nbytes: int) -> bool:
+        """Register a slot if it is not; whether it is now.
 
-        Registers the slot if necessary, which takes milliseconds. If CUDA refuses, a RuntimeWarning
-        says so once, and no slot is tried again.
+        That takes milliseconds. If CUDA refuses, a RuntimeWarning says so once, and no slot is
+        tried again.
         """
+        return self._ranges.get(address, 0) >= nbytes or self._register(address, nbytes)
+
+    def covers(self, array: np.ndarray[Any, Any]) -> bool:
+        """Whether a contiguous array lies in a leased slot of the arena, which is registered."""
         lease = lease_of(array)
         if lease is None or lease.arena is not self.arena:
             return False
         # The committed bytes, whose number stays the same as long as the slot is leased.
         slot = np.frombuffer(lease, np.uint8)  # type: ignore[call-overload]
         address, nbytes = slot.ctypes.data, slot.nbytes
-        if self._ranges.get(address, 0) < nbytes and not self._register(address, nbytes):
+        if not self.cover(address, nbytes):
             return False
         start = array.ctypes.data
         return bool(address <= start and start + array.nbytes <= address + nbytes)
@@ -66,9 +96,8 @@ class Registration:
         if self._pid != os.getpid():
             return
         self._is_given_up = True
-        with contextlib.suppress(self._runtime.CUDARuntimeError), self._on_device():
-            for address in list(self._ranges):
-                self._unregister(address)
+        for address in list(self._ranges):
+            self._unregister(address)
         self.arena = None
 
     def __del__(self, _exits: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -83,13 +112,12 @@ class Registration:
                 self._unregister(address)
             # Otherwise CUDA would read pages that were given back to the system.
             self.arena.keeps_pages = True
-            with self._on_device():
-                self._runtime.hostRegister(address, nbytes, _PORTABLE)
+            self._cuda.register(address, nbytes)
             self._ranges[address] = nbytes
             # Drivers commonly hide memory that a device may read from forked children. It is
             # shared, so a fork copies no page of it, and workers that are forked later need it.
             self.arena.do_fork()
-        except (self._runtime.CUDARuntimeError, OSError) as error:
+        except (self._cuda.error, OSError) as error:
             if address in self._ranges:
                 self._unregister(address)
             self._is_given_up = True
@@ -105,8 +133,8 @@ class Registration:
 
     def _unregister(self, address: int) -> None:
         del self._ranges[address]
-        with contextlib.suppress(self._runtime.CUDARuntimeError):  # CUDA's context is lost
-            self._runtime.hostUnregister(address)
+        with contextlib.suppress(self._cuda.error):  # CUDA's context is lost
+            self._cuda.unregister(address)
 
 
 def lease_of(array: Any) -> Lease | None:

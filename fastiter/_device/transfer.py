@@ -22,7 +22,7 @@ from fastiter._device.cupy import (
     on_device,
 )
 from fastiter._device.devices import GpuDevice
-from fastiter._device.pinned import Registration
+from fastiter._device.pinned import CupyCuda, Registration
 from fastiter._util.concurrency import WeakObjects, lock_of_child, renew_in_child
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class AsyncTransfer:
         if self._registration is None or self._registration.arena is not arena:
             self.wait(0)
             self._unregister()
-            self._registration = Registration(self._cupy, self._device.id, arena)
+            self._registration = Registration(CupyCuda(self._cupy, self._device.id), arena)
 
     def send(self, batch: Any, compute_stream: Any = None) -> Any:
         """Begin to copy a batch, and hand it out at once; see `begin` and `PendingBatch.hand_out`.

@@ -1,6 +1,6 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from fastiter._clib.csrc cimport fi_parent, fi_views
+from fastiter._clib.csrc cimport fi_parent, fi_returned, fi_views
 from fastiter._order.plan cimport Plan, PlanQueue
 from fastiter._ring.arena cimport Arena
 from fastiter._ring.schema cimport Schema
@@ -60,6 +60,11 @@ cdef class BatchScheduler(ParentRing):
     cdef public tuple seed
     cdef readonly uint64_t calls
     cdef readonly uint64_t ready_sum
+    cdef public object registration  # of slots with a GPU, see `cover_first` and `collect`; or None
+    cdef fi_returned ended  # slots of leases that have ended, where there is a registration
+    cdef list resting  # [stack of such slots, mark behind the copies out of them], the oldest first
+    cdef int cover_first(self) except -1
+    cdef int collect(self) except -1
     cdef int64_t free_slot(self, uint64_t commit) except -2
     cdef void trim(self, uint32_t slot, uint64_t bytes) noexcept
     cdef bint schedule(self, Plan plan) except -1

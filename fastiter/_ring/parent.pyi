@@ -71,6 +71,7 @@ class BatchScheduler(ParentRing):
     seed: tuple[int, int]
     calls: int
     ready_sum: int
+    registration: Any
     count_ready: int
     slots: dict[str, int]
     stalled: bool

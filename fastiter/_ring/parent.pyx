@@ -347,9 +347,23 @@ cdef class BatchScheduler(ParentRing):
     ring in the same step: signal handlers run between Python's bytecodes only, so none runs in the
     middle. If Ctrl-C comes between that and the delivery, ring and plans do not agree any more, and
     the next `top_up` has that batch fetched again, and all after it.
+
+    `registration`, which may be set before the first batch is taken, is what registers slots with a
+    GPU: ``cover(address, nbytes)`` does it before the batch is taken. A GPU may read a slot still
+    when its last view has ended. Such slots rest behind what ``mark()`` returned then, until
+    ``is_done(mark)``.
     """
 
+    def __cinit__(self, Arena arena, *_):
+        self.ended.next = <uint32_t *>calloc(arena.ring.geometry.slots, sizeof(uint32_t))
+        if self.ended.next == NULL:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        free(self.ended.next)
+
     def __init__(self, Arena arena, uint32_t spares, Py_ssize_t batch_size, Py_ssize_t n_prefetch):
+        self.resting = []
         self.batch_size = batch_size
         self.n_prefetch = n_prefetch
         self.scheduled = []
@@ -371,7 +385,7 @@ cdef class BatchScheduler(ParentRing):
             for plan in plans.plans:
                 if type(plan.work) is ScheduledBatch:
                     plan.work = None
-        fi_parent_collect(&self.parent)
+        self.collect()
         while len(self.scheduled) <= self.n_prefetch:
             plan = plans.ahead()
             if plan.indices is None:
@@ -384,6 +398,24 @@ cdef class BatchScheduler(ParentRing):
                     break  # with fewer batches ahead there may be enough
                 raise
         fi_parent_publish(&self.parent)
+
+    cdef void release(self, uint32_t slot, bint may_be_forked) noexcept:
+        fi_returned_push(&self.parent.returned if self.registration is None else &self.ended, slot,
+                         may_be_forked)
+
+    cdef int collect(self) except -1:
+        """Frees the slots whose leases have ended, and that no GPU reads any more."""
+        cdef uint32_t stack = fi_returned_take(&self.ended)
+        cdef list entry
+        if stack != 0:
+            self.resting.append([stack, None])
+        for entry in self.resting:
+            if entry[1] is None:  # an interrupted call may have left some
+                entry[1] = self.registration.mark()
+        while self.resting and self.registration.is_done(self.resting[0][1]):
+            fi_returned_move(&self.ended, self.resting.pop(0)[0], &self.parent.returned)
+        fi_parent_collect(&self.parent)
+        return 0
 
     cdef bint agrees(self, PlanQueue plans):
         """Whether the first batch in the ring is the first one that the plans have there.
@@ -536,6 +568,7 @@ cdef class BatchScheduler(ParentRing):
         cdef uint32_t slot = 0, flags = 0, irregular = 0, row = 0
         cdef uint64_t word = 0
         cdef fi_parent *parent = &self.parent
+        self.cover_first()
         self.calls += 1
         self.ready_sum += fi_parent_count_ready(parent)
         if not self.fast_path_ok or not self.is_ready(&slot, &flags):
@@ -561,6 +594,7 @@ cdef class BatchScheduler(ParentRing):
         cdef uint32_t slot = 0, flags = 0, irregular = 0, row = 0
         cdef uint64_t word = 0
         cdef fi_ring *ring = &self.arena.ring
+        self.cover_first()
         if not self.is_ready(&slot, &flags):
             raise OverwrittenError("shared memory was overwritten: the state of a complete batch")
         if fi_parent_check(&self.parent, slot, &irregular, &row, &word) != FI_OK:
@@ -575,6 +609,14 @@ cdef class BatchScheduler(ParentRing):
             codes = [(r, code) for r, code in codes if code != FI_ROW_OK]
         copied = fi_parent_usable(&self.parent) < self.n_prefetch + 1
         return self.take_first(slot, flags, copied), codes
+
+    cdef int cover_first(self) except -1:
+        """Has the memory of the first batch registered, if that is complete."""
+        cdef uint32_t slot = 0, flags = 0
+        if self.registration is not None and self.is_ready(&slot, &flags):
+            self.registration.cover(<size_t>fi_slot_payload(&self.arena.ring, slot),
+                                    fi_parent_committed(&self.parent, slot))
+        return 0
 
     cdef Lease take_first(self, uint32_t slot, uint32_t flags, bint copied):
         cdef ScheduledBatch record = self.scheduled[0]
@@ -612,7 +654,7 @@ cdef class BatchScheduler(ParentRing):
 
     def has_free_slot(self):
         """Collects the slots that came back; whether there is one now."""
-        fi_parent_collect(&self.parent)
+        self.collect()
         return self.parent.free_count > 0
 
     # ---- workers that change, die, or sleep when they should not

@@ -26,6 +26,7 @@ from fastiter.iterators._arguments import checked_context
 from fastiter.iterators._state import State
 from fastiter.torch._collate import converter_for
 from fastiter.torch._iterator import Keys, LoaderIterator
+from fastiter.torch._pinned import pinned_slots
 from fastiter.torch._state import Resume, is_stateful, other_workers, program_state
 from fastiter.torch._worker import LoaderJob, Reply, Request
 
@@ -36,6 +37,8 @@ _ENDLESS = 1 << 60  # examples in an epoch, where their number is not known
 _MOST_ROWS = 1 << 16
 _MOST_SCHEMAS = 8  # of one pool
 _CALLER = Caller("multiprocessing_context", "iter(loader)", "pass num_workers=0")
+# Batches that a GPU may read while others are made; more are copied out of the ring.
+_MOST_COPIES = 8
 
 
 class _Plans(PlanQueue):
@@ -237,19 +240,22 @@ class WorkersIterator(LoaderIterator):
             states=states,
             seed_examples=self._example_seed is not None,
         )
-        return Pool(
+        pool = Pool(
             job=job,
             workers=self._num_workers,
             batch_size=1,
             rows=max(1, self._plans.rows),
             n_prefetch=max(1, loader.prefetch_factor * self._num_workers) - 1,
-            n_held=2,
+            n_held=2 + (_MOST_COPIES if self._pin_memory else 0),
             shared_mem=None,
             dataset_timeout=None,
             start=choose(checked_context(loader.multiprocessing_context), _CALLER),
             lock=threading.RLock(),
             timeouts=_BatchTimeout(self._timeout),
         )
+        if self._pin_memory:
+            pool.ring.registration = pinned_slots(pool.ring.arena)
+        return pool
 
     def _begin(self, resume: Resume | None) -> None:
         """Begin an epoch, or continue a loaded one."""
@@ -312,7 +318,7 @@ class WorkersIterator(LoaderIterator):
             step = self._num_yielded + 1
             if self._interval and step % self._interval == 0 and self._takes_snapshots:
                 self._snapshot = self._snapshot_now(step)
-            if self._pin_memory:
+            if self._pin_memory:  # what lies in registered slots stays there
                 reply = _utils.pin_memory.pin_memory(reply, self._pin_memory_device)
             return reply
 
