@@ -26,6 +26,7 @@ best, beside the same ring without a GPU, and how far the busy loop is from its 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import mmap
 import os
@@ -109,11 +110,8 @@ def _pinned(n_workers: int) -> Iterator[Any]:
 
 
 def _torch(n_workers: int, pin_memory: bool, ours: bool = False) -> Iterator[Any]:
-    import torch
-
-    import fastiter.torch
-
-    loader = (fastiter.torch if ours else torch.utils.data).DataLoader(
+    module = importlib.import_module("fastiter.torch" if ours else "torch.utils.data")
+    loader = module.DataLoader(
         Images(),
         batch_size=BATCH,
         shuffle=True,

@@ -318,8 +318,6 @@ class WorkersIterator(LoaderIterator):
             step = self._num_yielded + 1
             if self._interval and step % self._interval == 0 and self._takes_snapshots:
                 self._snapshot = self._snapshot_now(step)
-            if self._pin_memory:  # what lies in registered slots stays there
-                reply = _utils.pin_memory.pin_memory(reply, self._pin_memory_device)
             return reply
 
     def _use_columns(self, schema: Schema) -> None:
@@ -347,16 +345,18 @@ class WorkersIterator(LoaderIterator):
                 plan = self._fetch(pool, plan)
             except WorkerDiedError as error:
                 raise _died(error, plan) from error
-        outcome = plan.outcome
+        reply = plan.outcome
+        if type(reply) is not Failure:
+            reply = reply if plan.request is None else reply[0]
+            if self._pin_memory:
+                reply = capture(_pinned, reply, self._pin_memory_device)
         plans.deliver()
-        if type(outcome) is Failure:
-            _raise(outcome, plan)
-        if plan.request is not None:
-            return plan, outcome[0]
-        if pool.spilled_rows > self._n_spilled:
+        if type(reply) is Failure:
+            _raise(reply, plan)
+        if plan.request is None and pool.spilled_rows > self._n_spilled:
             self._n_spilled = pool.spilled_rows
             plans.ask_schema()  # the examples have changed
-        return plan, outcome
+        return plan, reply
 
     def _fetch(self, pool: Pool, plan: Plan) -> Plan:
         """Return this plan, the first one, or one that overtakes it, with its outcome."""
@@ -449,6 +449,13 @@ class WorkersIterator(LoaderIterator):
         if getattr(self, "_pool", None) is not None and not sys.is_finalizing():
             with contextlib.suppress(Exception):
                 self.close()
+
+
+def _pinned(reply: Any, device: str | None) -> Any:
+    """The reply with its batch in pinned memory: what lies in a registered slot stays there."""
+    if type(reply) is Reply:
+        return reply._replace(batch=_pinned(reply.batch, device))
+    return _utils.pin_memory.pin_memory(reply, device)
 
 
 class _ShardingInit:

@@ -53,6 +53,7 @@ class TorchMachine(Machine):
         """A copy in memory that is pinned for ever."""
         if tensor.is_pinned():
             return tensor
+        self.fail("pin_memory")
         block = np.empty(max(tensor.nbytes, 1), np.uint8)
         self.blocks.append(block)
         self.pinned_bytes += tensor.nbytes

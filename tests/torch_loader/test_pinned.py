@@ -78,8 +78,9 @@ def assert_is(copy, number):
     assert (rows == np.arange(number * 4, number * 4 + 4)[:, None]).all()
 
 
-def test_batches_lie_in_registered_slots(machine, collate_fn):
-    loader = loader_of(Rows(), collate_fn)
+@pytest.mark.parametrize("in_order", [True, False])
+def test_batches_lie_in_registered_slots(machine, collate_fn, in_order):
+    loader = loader_of(Rows(), collate_fn, in_order=in_order)
     for x, i in loader:
         assert x.is_pinned() and i.is_pinned()
         assert is_registered(machine, x)
@@ -203,8 +204,10 @@ def test_an_event_that_cannot_be_recorded_is_waited_for(machine):
         assert_is(copy, number)
 
 
-@pytest.mark.parametrize("operation", ["hostRegister", "record"])
-def test_interrupts_lose_nothing(machine, collate_fn, operation):
+@pytest.mark.parametrize("operation", ["hostRegister", "record", "pin_memory"])
+def test_interrupts_lose_nothing(machine, collate_fn, operation, monkeypatch):
+    if operation == "pin_memory":
+        monkeypatch.setenv("FASTITER_REGISTER", "0")
     rest = []
 
     def interrupt(found):
@@ -247,24 +250,35 @@ def test_forked_children_leave_it_alone(machine):
     assert [i[0].item() for _, i in batches] == list(range(4, 32, 4))
 
 
-class Text:
-    """A batch with a method of its own, as torch's loader calls it."""
+class Own:
+    """A batch with a method of its own, as torch's loader calls it; one fails."""
 
     def __init__(self, examples):
         self.x = torch.stack([x for x, _ in examples])
         self.is_ours = False
 
     def pin_memory(self):
+        if self.x[0, 0] == 40:
+            raise ValueError("not this one")
         self.x = self.x.pin_memory()
         self.is_ours = True
         return self
 
 
 def test_types_with_a_method_of_their_own(machine):
-    for batch in loader_of(Rows(16), Text):
+    for batch in loader_of(Rows(16), Own):
         assert batch.is_ours and is_registered(machine, batch.x)
         machine.go_on()
     assert machine.pinned_bytes == 0
+
+
+def test_a_batch_that_cannot_be_pinned_is_an_error_of_its_own(machine):
+    batches = iter(loader_of(Rows(48), Own))
+    for _ in range(10):
+        next(batches)
+    with pytest.raises(ValueError, match="not this one"):
+        next(batches)
+    assert next(batches).x[0, 0] == 44
 
 
 def test_without_workers_torch_pins(machine, collate_fn):

@@ -63,6 +63,11 @@ def registered(batches):
     return dict(batches._pool.ring.registration._ranges)
 
 
+def send(batches):
+    for x, _ in batches:
+        x.to("cuda", non_blocking=True)
+
+
 def test_batches_are_pinned_where_the_workers_wrote_them(loader):
     batches = iter(loader)
     for x, _ in batches:
@@ -89,8 +94,9 @@ def test_copies_behind_work_on_any_stream(loader, milliseconds):
 
 def test_next_does_not_wait_for_the_gpu(loader):
     batches = iter(loader)
-    for _ in range(6):
-        next(batches)[0].to("cuda", non_blocking=True)
+    held = [next(batches) for _ in range(8)]  # whose slots are registered now, which may wait
+    send(held)
+    del held
     torch.cuda.synchronize()
     torch.cuda._sleep(3_000_000_000)
     behind = torch.cuda.Event()
@@ -119,9 +125,8 @@ def test_slots_are_unregistered_with_the_last_batch(loader):
     del batches
     gc.collect()
     assert all(x.is_pinned() for x, _ in held)
-    for x, _ in held:
-        x.to("cuda", non_blocking=True)
-    del held, x
+    send(held)
+    del held
     gc.collect()
     for address in ranges:
         assert int(torch.cuda.cudart().cudaHostUnregister(address)) != 0
@@ -144,10 +149,10 @@ def test_memory_is_flat(loader):
     resident, pinned = [], []
     for _ in range(12):
         batches = iter(loader)
-        for x, _ in batches:
-            x.to("cuda", non_blocking=True)
+        for batch in batches:
+            send([batch])
             pinned.append(sum(registered(batches).values()))
-        del x, batches
+        del batch, batches
         gc.collect()
         resident.append(psutil.Process().memory_info().rss)
     assert max(pinned) < 40 * BATCH * (WIDTH + 10) * 8
