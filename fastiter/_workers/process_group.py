@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import multiprocessing.connection  # join() needs it, at exit too
 import os
+import pickle
 import random
 import signal
 import sys
@@ -477,6 +478,5 @@ def _close_pipes_of_no_process(error: BaseException) -> None:
 
 def _generator_digest() -> bytes:
     """A seed from the states of the parent's generators, which are not advanced by it."""
-    digest = hashlib.blake2b(repr(random.getstate()).encode(), digest_size=32)
-    digest.update(repr(np.random.get_state(legacy=False)).encode())
-    return digest.digest()
+    states = random.getstate(), np.random.get_state(legacy=False)
+    return hashlib.blake2b(pickle.dumps(states), digest_size=32).digest()  # repr takes ms

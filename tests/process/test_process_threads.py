@@ -8,11 +8,14 @@ import os
 import shutil
 import subprocess
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from outside import run_script
+
+from fastiter._workers import thread_limits
 
 stress = pytest.mark.stress
 
@@ -152,6 +155,15 @@ def test_blas_at_rest(tmp_path):
     after = "assert multiprocessing.get_start_method(allow_none=True) is None"
     out = run(tmp_path, BLAS, after=after)
     assert out == f"{multiprocessing.get_all_start_methods()[0]} True"
+
+
+def test_workers_may_end_in_a_thread_that_is_waited_for():
+    """As by a garbage collection in a thread that is started to see whether OpenBLAS could."""
+    ending = threading.Thread(target=thread_limits.lift_limits, daemon=True)
+    with thread_limits._own_pools._lock:
+        ending.start()
+        ending.join(60)
+    assert not ending.is_alive()
 
 
 THREADS_OF_WORKERS = """
