@@ -124,8 +124,9 @@ class _OwnPools:
     def lift(self, forking: object = None, workers: int = 0) -> None:
         """Lifts the limits if no other thread forks, and their threads can be started.
 
-        Without `forking`, when workers have ended, which may leave room for the threads. A garbage
-        collection may call that in a thread for which another one waits in here, so it does not wait.
+        Without `forking`: when workers have ended, which may leave room for the threads. A garbage
+        collection may call that, in a thread for which another one waits in here: so it does not
+        wait.
         """
         if not self._lock.acquire(blocking=forking is not None):
             return

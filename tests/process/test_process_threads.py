@@ -159,8 +159,8 @@ def test_blas_at_rest(tmp_path):
 
 def test_workers_may_end_in_a_thread_that_is_waited_for():
     """As by a garbage collection in a thread that is started to see whether OpenBLAS could."""
-    ending = threading.Thread(target=thread_limits.lift_limits, daemon=True)
-    with thread_limits._own_pools._lock:
+    ending = threading.Thread(target=thread_limits.own_pools.lift, daemon=True)
+    with thread_limits.own_pools._lock:
         ending.start()
         ending.join(60)
     assert not ending.is_alive()
