@@ -187,6 +187,8 @@ class WorkersIterator(LoaderIterator):
 
     def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
         super().__init__(loader, resume)
+        if not loader.prefetch_factor:
+            raise AssertionError("prefetch_factor must be greater than 0 where there are workers")
         # What is delivered out of order can be told at that time only.
         self._interval = loader.snapshot_every_n_steps if loader.in_order else 1
         self._is_iterable = self._dataset_kind == _DatasetKind.Iterable
@@ -245,7 +247,7 @@ class WorkersIterator(LoaderIterator):
             workers=self._num_workers,
             batch_size=1,
             rows=max(1, self._plans.rows),
-            n_prefetch=max(1, loader.prefetch_factor * self._num_workers) - 1,
+            n_prefetch=loader.prefetch_factor * self._num_workers - 1,
             n_held=2 + (_MOST_COPIES if self._pin_memory else 0),
             shared_mem=None,
             dataset_timeout=None,

@@ -175,7 +175,7 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
             set_states(self._generators, self._generator_states)
         keys = _faster(self._sampler_iter, self._index_sampler)
         if resume is not None:
-            keys = self._loaded_keys(keys, resume.main)
+            keys = self._loaded_keys(keys, resume.main, resume.is_finished)
         self._sampler_iter = Keys(self._index_sampler, keys, resume and resume.main)
         self._kept = loader._kept
         self._is_iterable = self._dataset_kind == torch_dataloader._DatasetKind.Iterable
@@ -222,7 +222,7 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
             "_example_seed": self._example_seed,
         }
 
-    def _loaded_keys(self, keys: Any, main: dict[str, Any]) -> Any:
+    def _loaded_keys(self, keys: Any, main: dict[str, Any], is_finished: bool) -> Any:
         """The sampler's iterator, gone on to where it was saved."""
         sampler: Any = self._index_sampler
         n_drawn = main["_sampler_iter_yielded"]
@@ -235,7 +235,8 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
         elif self._dataset_kind != torch_dataloader._DatasetKind.Iterable:
             # Now, since a sampler draws its seed with its first key, and what is loaded later, such
             # as a dataset's state, may set the generator.
-            collections.deque(itertools.islice(keys, n_drawn), maxlen=0)
+            # At its end it may draw once more, of which nothing comes.
+            collections.deque(itertools.islice(keys, None if is_finished else n_drawn), maxlen=0)
             if main["_has_begun"] and n_drawn == 0:
                 first = list(itertools.islice(keys, 1))
                 keys = itertools.chain(first, keys)

@@ -540,3 +540,9 @@ def test_arguments_that_torch_refuses(arguments):
             loader_class(list(range(5)), **arguments)
         found.append((type(caught.value), str(caught.value)))
     assert found[0] == found[1]
+
+
+def test_a_prefetch_factor_of_0_is_refused_when_workers_would_start():
+    loader = DataLoader(list(range(5)), num_workers=1, prefetch_factor=0)
+    with pytest.raises(AssertionError, match="prefetch_factor must be greater than 0"):
+        iter(loader)

@@ -99,13 +99,14 @@ def test_resume_with_persistent_workers():
         assert first + take(loader, epochs=epochs_left(count, whole))[0] == whole
 
 
+@pytest.mark.parametrize("kind", ["shuffled", "seeded", "own generator"])
 @pytest.mark.parametrize(("before", "after"), CHANGES)
-def test_state_before_the_first_batch_and_after_the_last(before, after):
+def test_state_before_the_first_batch_and_after_the_last(kind, before, after):
     torch.manual_seed(3)
-    loader = loader_of("shuffled", before)
+    loader = loader_of(kind, before)
     state = loader.state_dict()
     expected = [values(batch) for batch in loader]
-    again = loader_of("shuffled", after)
+    again = loader_of(kind, after)
     again.load_state_dict(state)
     assert [values(batch) for batch in again] == expected
     # After the last batch, but before the end is known, the rest is empty; then it is an epoch.
