@@ -112,14 +112,15 @@ class Registration:
                 self._unregister(address)
             # Otherwise CUDA would read pages that were given back to the system.
             self.arena.keeps_pages = True
+            self._ranges[address] = nbytes  # first: an interrupt must leave no range unknown
             self._cuda.register(address, nbytes)
-            self._ranges[address] = nbytes
             # Drivers commonly hide memory that a device may read from forked children. It is
             # shared, so a fork copies no page of it, and workers that are forked later need it.
             self.arena.do_fork()
-        except (self._cuda.error, OSError) as error:
-            if address in self._ranges:
-                self._unregister(address)
+        except BaseException as error:
+            self._unregister(address)
+            if not isinstance(error, (self._cuda.error, OSError)):
+                raise
             self._is_given_up = True
             warn_caller(
                 f"CUDA cannot register the {nbytes} bytes of shared memory that hold a batch "
@@ -132,9 +133,9 @@ class Registration:
         return True
 
     def _unregister(self, address: int) -> None:
-        del self._ranges[address]
-        with contextlib.suppress(self._cuda.error):  # CUDA's context is lost
+        with contextlib.suppress(self._cuda.error):  # its context is lost, or it had refused
             self._cuda.unregister(address)
+        self._ranges.pop(address, None)
 
 
 def lease_of(array: Any) -> Lease | None:

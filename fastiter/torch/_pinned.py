@@ -32,15 +32,17 @@ class _TorchCuda:
     error: type[Exception] = RuntimeError
 
     def register(self, address: int, nbytes: int) -> None:
-        result = torch.cuda.cudart().cudaHostRegister(address, nbytes, PORTABLE)
+        self._check(torch.cuda.cudart().cudaHostRegister(address, nbytes, PORTABLE))
+
+    def unregister(self, address: int) -> None:
+        self._check(torch.cuda.cudart().cudaHostUnregister(address))
+
+    def _check(self, result: Any) -> None:
         if int(result) != 0:
             # The program's next kernel would raise this error, which CUDA keeps for it.
             with contextlib.suppress(RuntimeError):
                 torch.ones(1, device="cuda")
             raise RuntimeError(f"cudaError {int(result)}")
-
-    def unregister(self, address: int) -> None:
-        torch.cuda.cudart().cudaHostUnregister(address)
 
 
 class PinnedSlots(Registration):

@@ -99,6 +99,7 @@ class _Cudart:
         except CUDARuntimeError:
             self._machine.last_error = _REFUSED
             return _REFUSED
+        self._machine.fail(f"after {function.__name__}")
         return 0
 
 

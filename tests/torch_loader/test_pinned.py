@@ -204,8 +204,8 @@ def test_an_event_that_cannot_be_recorded_is_waited_for(machine):
         assert_is(copy, number)
 
 
-@pytest.mark.parametrize("operation", ["hostRegister", "record", "pin_memory"])
-def test_interrupts_lose_nothing(machine, collate_fn, operation, monkeypatch):
+@pytest.mark.parametrize("operation", ["hostRegister", "after register", "record", "pin_memory"])
+def test_interrupts_lose_nothing(machine, collate_fn, operation, monkeypatch, recwarn):
     if operation == "pin_memory":
         monkeypatch.setenv("FASTITER_REGISTER", "0")
     rest = []
@@ -226,6 +226,7 @@ def test_interrupts_lose_nothing(machine, collate_fn, operation, monkeypatch):
             break
     machine.fail = lambda operation: None
     assert n_interrupts
+    assert not [w for w in recwarn if "CUDA cannot register" in str(w.message)]
     assert rest == list(range(160))
     ring = batches._pool.ring
     ring.has_free_slot()
