@@ -49,6 +49,8 @@ def test_two_processes_hold_a_part_of_each_batch() -> None:
     try:
         printed = "\n\n".join(program.communicate(timeout=100)[0] for program in programs)
         assert [program.returncode for program in programs] == [0, 0], printed
+        seen = re.findall(r"^seen ([\d ]+)$", printed, re.MULTILINE)
+        assert sorted(int(i) for part in seen for i in part.split()) == list(range(32)), printed
     finally:
         for program in programs:
             program.kill()
