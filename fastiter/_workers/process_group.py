@@ -108,8 +108,8 @@ class WorkerGroup:
     def open(self) -> None:
         """Opens what all workers share, and starts them all.
 
-        They wait at the start barrier until the dataset's image is written: that, and what they
-        import until then, is most of what a start costs.
+        Unless they are forked, they wait at the start barrier until the dataset's image is written:
+        that, and what they import until then, is most of what a start costs.
         """
         if multiprocessing.current_process().daemon:
             raise RuntimeError(
@@ -124,11 +124,14 @@ class WorkerGroup:
             self._prepare(self._start)
         with self._ready():
             for number in range(self.wanted):
-                self._launch(number)
+                worker = self._launch(number)
+                if self._method == "fork":  # it waits for nothing
+                    self._allow_start(worker)
         if self._method == "spawn" and self._image is not None:
             self._image.write()
-        for worker in list(self.workers.values()):
-            self._allow_start(worker)
+        if self._method != "fork":
+            for worker in list(self.workers.values()):
+                self._allow_start(worker)
         self.await_starts()
 
     def _open_shared(self) -> None:

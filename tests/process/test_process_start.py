@@ -361,3 +361,28 @@ if __name__ == "__main__":
 def test_a_worker_that_dies_before_it_reads_its_task_ends_no_program(tmp_path):
     """With the default action at SIGPIPE, a write to a pipe without a reader would."""
     assert run_script(tmp_path, DYING)[:2] == (0, "True\n")
+
+
+EARLY = """
+import multiprocessing, os
+from fastiter import MultiprocessIterator
+
+begun, found = multiprocessing.Event(), []
+
+def begin(number):
+    begun.set()
+
+def before_fork():
+    if multiprocessing.parent_process() is None:
+        found.append(begun.wait(60) if found else None)
+
+os.register_at_fork(before=before_fork)
+options = {"n_processes": 2, "worker_init": begin, "context": "fork"}
+with MultiprocessIterator(list(range(8)), 4, **options) as iterator:
+    next(iterator)
+print(found)
+"""
+
+
+def test_a_forked_worker_begins_while_others_are_forked(tmp_path):
+    assert run_script(tmp_path, EARLY)[:2] == (0, "[None, True]\n")
