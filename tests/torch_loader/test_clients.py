@@ -25,9 +25,9 @@ FOLDER = EXAMPLES / "torch_loader"
 CLIENTS = {
     "accelerate_loop.py": (("torch", "accelerate"), (2, 3)),
     "hf_dataset.py": (("torch", "datasets"), (2, 3)),
-    "hf_trainer.py": (("torch", "transformers", "accelerate"), (2,)),
+    "hf_trainer.py": (("torch", "transformers", "accelerate"), (2, 1)),
     "image_folder.py": (("torch", "PIL"), (2, 1)),
-    "lightning_trainer.py": (("torch", "lightning"), (2,)),
+    "lightning_trainer.py": (("torch", "lightning"), (2, 1)),
 }
 pytestmark = pytest.mark.slow  # importing the clients takes seconds, in each of the programs
 
@@ -111,22 +111,22 @@ def test_ranks(start, tmp_path):
     skip_without("torch")
     from torch.distributed import TCPStore
 
-    def start_ranks(folder: str) -> list[Stepped]:
+    def start_ranks(folder: str, num_workers: int) -> list[Stepped]:
         # What torchrun gives each rank, its store too.
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         stores.append(store)
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
         common["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-        arguments = (FOLDER / "ddp.py", tmp_path / folder)
+        arguments = (FOLDER / "ddp.py", tmp_path / folder, "--num-workers", num_workers)
         return [start(*arguments, RANK=str(rank), **common) for rank in range(2)]
 
     stores: list[Any] = []
-    killed = start_ranks("killed")
+    killed = start_ranks("killed", 2)
     lines = read_until(killed, KILLED_AFTER)
     assert [program.n_ring_workers() for program in killed] == [2, 2]
     for program in killed:
         program.kill()
-    uninterrupted, resumed = start_ranks("whole"), start_ranks("killed")
+    uninterrupted, resumed = start_ranks("whole", 2), start_ranks("killed", 1)
     whole, rest = read_to_end(uninterrupted), read_to_end(resumed)
     assert [own[: len(part)] for own, part in zip(whole, lines, strict=True)] == lines
     assert rest == [from_line(own, RESUMED_AT) for own in whole]
