@@ -549,6 +549,7 @@ inline move_head()
     :: head < tail && !(phase[slot_of[NQ(head)]] == FILL && q_of[slot_of[NQ(head)]] == head) -> head++
     :: else -> break
     od;
+    assert(head < tail || !(phase[0] == FILL || phase[1 % S] == FILL || phase[S - 1] == FILL));
     show_board()
 }
 
