@@ -235,8 +235,9 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
         elif self._dataset_kind != torch_dataloader._DatasetKind.Iterable:
             # Now, since a sampler draws its seed with its first key, and what is loaded later, such
             # as a dataset's state, may set the generator.
-            # At its end it may draw once more, of which nothing comes.
-            collections.deque(itertools.islice(keys, None if is_finished else n_drawn), maxlen=0)
+            collections.deque(itertools.islice(keys, n_drawn), maxlen=0)
+            if is_finished:  # at its end it may draw once more, of which nothing comes
+                keys = iter([*keys])
             if main["_has_begun"] and n_drawn == 0:
                 first = list(itertools.islice(keys, 1))
                 keys = itertools.chain(first, keys)

@@ -241,6 +241,30 @@ def test_resume_of_streams(dataset, workers, every):
         assert first + [batch[:, 0].tolist() for batch in again] == whole
 
 
+class Remembering(torch_data.Dataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return index
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_an_end_after_the_last_snapshot():
+    """The batches since then are fetched again, though the sampler has ended."""
+    loader, again = (
+        DataLoader(Remembering(), num_workers=2, snapshot_every_n_steps=4) for _ in range(2)
+    )
+    list(loader)
+    again.load_state_dict(loader.state_dict())
+    assert torch.cat(list(again)).tolist() == [*range(10)]
+
+
 @pytest.mark.parametrize("dataset", [Stateful, Stateless])
 @pytest.mark.parametrize("workers", [0, 3])
 def test_another_number_of_workers_for_a_stream_is_refused(dataset, workers):
