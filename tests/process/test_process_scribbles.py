@@ -125,7 +125,8 @@ TEXTS = {
 
 @pytest.mark.parametrize("entry", TEXTS.values(), ids=TEXTS)
 def test_a_damaged_text_is_an_error(entry):
-    data = pytest.importorskip("fastiter.torch", reason="torch is not installed")
+    pytest.importorskip("torch", reason="torch is not installed")
+    data = pytest.importorskip("fastiter.torch")
     texts = [f"text {i}" for i in range(64)]
     batches = iter(data.DataLoader(texts, 4, num_workers=1, multiprocessing_context="fork"))
     ring = batches._pool.ring
@@ -160,7 +161,8 @@ class Waiting:
 
 
 def test_a_damaged_request_is_an_error(tmp_path):
-    data = pytest.importorskip("fastiter.torch", reason="torch is not installed")
+    pytest.importorskip("torch", reason="torch is not installed")
+    data = pytest.importorskip("fastiter.torch")
     place = tmp_path / "go"
     loader = data.DataLoader(
         Waiting(place), 2, num_workers=1, collate_fn=list, multiprocessing_context="fork"
