@@ -1,7 +1,8 @@
 """The parent's side of the ring: the ring itself, leases of taken slots, and the batch scheduler.
 
 `ParentRing` is what batches and reader streams have in common: doorbells, waiting, the workers'
-reports and traces. `BatchScheduler` keeps the ring full of batches and takes them. A `Lease` keeps a taken slot alive for its arrays. README.md tells the life of a slot.
+reports and traces. `BatchScheduler` keeps the ring full of batches and takes them. A `Lease` keeps
+a taken slot alive for its arrays. README.md tells the life of a slot.
 """
 
 import pickle
@@ -9,9 +10,8 @@ import threading
 
 cimport cython
 cimport numpy as cnp
-from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.buffer cimport PyBUF_WRITE, PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from cpython.buffer cimport PyBUF_WRITE
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.errno cimport EBADF, EINTR

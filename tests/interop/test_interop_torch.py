@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from programs import run
+from resuming import by_copy, by_dict, by_pickle, by_serializer
 from tensors_of import Tensors, Views, address
 
 from fastiter import MultithreadIterator, SerialIterator, concat_examples, progress
@@ -245,26 +246,6 @@ def test_each_for_is_an_epoch():
     batches.finalize()
     with pytest.raises(RuntimeError, match="finalized"):
         next(iter(batches))
-
-
-def by_dict(batches: Any, other: Any) -> Any:
-    other.load_state_dict(batches.state_dict())
-    return other
-
-
-def by_serializer(batches: Any, other: Any) -> Any:
-    stored: dict[str, Any] = {}
-    batches.serialize(lambda key, value: stored.__setitem__(key, value))
-    other.serialize(lambda key, value: stored[key])
-    return other
-
-
-def by_pickle(batches: Any, other: Any) -> Any:
-    return pickle.loads(pickle.dumps(batches))
-
-
-def by_copy(batches: Any, other: Any) -> Any:
-    return copy.copy(batches)
 
 
 @pytest.mark.parametrize("how", [by_dict, by_serializer, by_pickle, by_copy])

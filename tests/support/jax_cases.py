@@ -6,13 +6,11 @@ Each runs in a process of its own, since JAX's threads must not live where other
 from __future__ import annotations
 
 import contextlib
-import copy
 import faulthandler
 import gc
 import io
 import logging
 import os
-import pickle
 import sys
 import threading
 import warnings
@@ -23,6 +21,7 @@ import jax
 import numpy as np
 import psutil
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from resuming import by_copy, by_dict, by_pickle, by_serializer
 
 from fastiter import (
     MultiprocessIterator,
@@ -229,26 +228,6 @@ def attributes_are_those_of_the_batch_returned() -> None:
             assert batches.iterator is iterator
             assert iterator.stats().batches == 12
             assert len(batches) == 3
-
-
-def by_dict(batches: Any, other: Any) -> Any:
-    other.load_state_dict(batches.state_dict())
-    return other
-
-
-def by_serializer(batches: Any, other: Any) -> Any:
-    stored: dict[str, Any] = {}
-    batches.serialize(lambda key, value: stored.__setitem__(key, value))
-    other.serialize(lambda key, value: stored[key])
-    return other
-
-
-def by_copy(batches: Any, other: Any) -> Any:
-    return copy.copy(batches)
-
-
-def by_pickle(batches: Any, other: Any) -> Any:
-    return pickle.loads(pickle.dumps(batches))
 
 
 def states_are_those_of_the_batch_returned() -> None:

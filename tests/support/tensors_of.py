@@ -36,6 +36,19 @@ class Views(torch.utils.data.Dataset):
         return self.data[i]
 
 
+class LongRows(torch.utils.data.Dataset):
+    """Row i: a tensor full of i, and i; longer from row to row if it grows."""
+
+    def __init__(self, size: int, width: int, growth: int = 0) -> None:
+        self.size, self.width, self.growth = size, width, growth
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, i: int) -> tuple[Any, int]:
+        return torch.full((self.width + i * self.growth,), i), i
+
+
 def address(tensor_or_array: Any) -> int:
     if isinstance(tensor_or_array, np.ndarray):
         return int(tensor_or_array.__array_interface__["data"][0])

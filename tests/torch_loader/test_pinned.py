@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.utils.data as torch_data  # noqa: E402
 from cupy_machine import CUDARuntimeError, Ticket  # noqa: E402
 from device_loops import run_in_fork  # noqa: E402
+from tensors_of import LongRows  # noqa: E402
 from torch_standin import TorchMachine, install  # noqa: E402
 
 from fastiter.torch import DataLoader, _pinned  # noqa: E402
@@ -26,17 +27,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:worker processes are forked:Runt
 WIDTH = 5000
 
 
-class Rows(torch_data.Dataset):
-    """Row i: a tensor full of i, and i; longer from row to row if it grows."""
-
-    def __init__(self, size=64, growth=0):
-        self.size, self.growth = size, growth
-
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, i):
-        return torch.full((WIDTH + i * self.growth,), i), i
+def long_rows(size=64, growth=0):
+    return LongRows(size, WIDTH, growth)
 
 
 def as_a_whole(examples):
@@ -80,7 +72,7 @@ def assert_is(copy, number):
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_batches_lie_in_registered_slots(machine, collate_fn, in_order):
-    loader = loader_of(Rows(), collate_fn, in_order=in_order)
+    loader = loader_of(long_rows(), collate_fn, in_order=in_order)
     for x, i in loader:
         assert x.is_pinned() and i.is_pinned()
         assert is_registered(machine, x)
@@ -94,7 +86,7 @@ def test_a_slot_comes_back_after_the_copies_on_any_stream(machine, collate_fn):
     """Nothing waits for the copies but the ring, and batches are dropped at once."""
     streams = [machine.stream(), machine.stream(), machine.stream(1)]
     copies = []
-    for number, (x, _) in enumerate(loader_of(Rows(640), collate_fn)):
+    for number, (x, _) in enumerate(loader_of(long_rows(640), collate_fn)):
         copies.append(machine.copy(streams[number % 3], x))
         del x
         machine.some_steps(4)
@@ -109,7 +101,7 @@ def test_a_stream_that_is_held_up(machine, collate_fn, device_id):
     """All other streams of both GPUs have done their work, and so has the current one."""
     stream, behind, copies = machine.stream(device_id), Ticket(), []
     machine.put(stream, behind)
-    loader = loader_of(Rows(), collate_fn, persistent_workers=True)
+    loader = loader_of(long_rows(), collate_fn, persistent_workers=True)
     for x, _ in loader:
         copies.append(machine.copy(stream, x))
         del x
@@ -122,7 +114,7 @@ def test_a_stream_that_is_held_up(machine, collate_fn, device_id):
 
 def test_a_program_far_ahead_of_its_gpu_gets_copies(machine, collate_fn):
     stream = machine.stream()
-    copies = [machine.copy(stream, x) for x, _ in loader_of(Rows(400), collate_fn)]
+    copies = [machine.copy(stream, x) for x, _ in loader_of(long_rows(400), collate_fn)]
     assert machine.pinned_bytes > 60 * 4 * WIDTH * 8
     machine.finish()
     for number, copy in enumerate(copies):
@@ -132,7 +124,7 @@ def test_a_program_far_ahead_of_its_gpu_gets_copies(machine, collate_fn):
 def test_slots_that_grow_are_registered_anew(machine):
     stream = machine.stream()
     copies = []
-    for x, i in loader_of(Rows(240, growth=3000), lambda rows: [rows[0][0], rows[0][1]]):
+    for x, i in loader_of(long_rows(240, growth=3000), lambda rows: [rows[0][0], rows[0][1]]):
         copies.append((machine.copy(stream, x), i))
         machine.some_steps(8)
     machine.finish()
@@ -143,7 +135,7 @@ def test_slots_that_grow_are_registered_anew(machine):
 
 def test_what_is_held_stays_pinned_until_its_copies_are_done(machine, collate_fn):
     stream = machine.stream()
-    held = list(loader_of(Rows(16), collate_fn))
+    held = list(loader_of(long_rows(16), collate_fn))
     gc.collect()
     assert all(x.is_pinned() for x, _ in held)
     copy = machine.copy(stream, held[-1][0])
@@ -154,7 +146,7 @@ def test_what_is_held_stays_pinned_until_its_copies_are_done(machine, collate_fn
 
 
 def test_epochs_and_loaders_side_by_side(machine, collate_fn):
-    one, two = (loader_of(Rows(32), collate_fn, persistent_workers=True) for _ in range(2))
+    one, two = (loader_of(long_rows(32), collate_fn, persistent_workers=True) for _ in range(2))
     stream = machine.stream()
     for _ in range(3):
         copies = []
@@ -176,7 +168,7 @@ def test_cuda_that_refuses_to_register(machine, collate_fn):
 
     machine.fail = fail
     with pytest.warns(RuntimeWarning, match="CUDA cannot register") as told:
-        batches = list(loader_of(Rows(), collate_fn))
+        batches = list(loader_of(long_rows(), collate_fn))
     assert len([w for w in told if "register" in str(w.message)]) == 1
     assert all(x.is_pinned() and i.is_pinned() for x, i in batches)
     assert not machine.registrations
@@ -184,7 +176,7 @@ def test_cuda_that_refuses_to_register(machine, collate_fn):
 
 def test_a_driver_that_records_no_event_for_all_streams(machine, collate_fn, monkeypatch):
     monkeypatch.setattr(_pinned, "cuda_driver", lambda: None)
-    assert all(x.is_pinned() and i.is_pinned() for x, i in loader_of(Rows(), collate_fn))
+    assert all(x.is_pinned() and i.is_pinned() for x, i in loader_of(long_rows(), collate_fn))
     assert not machine.registrations
 
 
@@ -195,7 +187,7 @@ def test_an_event_that_cannot_be_recorded_is_waited_for(machine):
 
     machine.fail = fail
     stream, copies = machine.stream(), []
-    for x, _ in loader_of(Rows()):
+    for x, _ in loader_of(long_rows()):
         copies.append(machine.copy(stream, x))
         del x
     machine.fail = lambda operation: None
@@ -215,7 +207,7 @@ def test_interrupts_lose_nothing(machine, collate_fn, operation, monkeypatch, re
             raise KeyboardInterrupt
 
     machine.fail = interrupt
-    batches = iter(loader_of(Rows(160), collate_fn, persistent_workers=True))
+    batches = iter(loader_of(long_rows(160), collate_fn, persistent_workers=True))
     n_interrupts = 0
     while True:
         try:
@@ -236,7 +228,7 @@ def test_interrupts_lose_nothing(machine, collate_fn, operation, monkeypatch, re
 
 
 def test_forked_children_leave_it_alone(machine):
-    loader = loader_of(Rows(32))
+    loader = loader_of(long_rows(32))
     batches = iter(loader)
     x, _ = next(batches)
     ring, registered = batches._pool.ring, dict(machine.registered)
@@ -267,14 +259,14 @@ class Own:
 
 
 def test_types_with_a_method_of_their_own(machine):
-    for batch in loader_of(Rows(16), Own):
+    for batch in loader_of(long_rows(16), Own):
         assert batch.is_ours and is_registered(machine, batch.x)
         machine.go_on()
     assert machine.pinned_bytes == 0
 
 
 def test_a_batch_that_cannot_be_pinned_is_an_error_of_its_own(machine):
-    batches = iter(loader_of(Rows(48), Own))
+    batches = iter(loader_of(long_rows(48), Own))
     for _ in range(10):
         next(batches)
     with pytest.raises(ValueError, match="not this one"):
@@ -283,7 +275,7 @@ def test_a_batch_that_cannot_be_pinned_is_an_error_of_its_own(machine):
 
 
 def test_without_workers_torch_pins(machine, collate_fn):
-    assert all(x.is_pinned() and i.is_pinned() for x, i in loader_of(Rows(), collate_fn, 0))
+    assert all(x.is_pinned() and i.is_pinned() for x, i in loader_of(long_rows(), collate_fn, 0))
     assert not machine.registrations
 
 
@@ -292,7 +284,7 @@ def test_it_can_be_switched_off(machine, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         assert all(
-            x.is_pinned() for x, _ in loader_of(Rows(), multiprocessing_context="forkserver")
+            x.is_pinned() for x, _ in loader_of(long_rows(), multiprocessing_context="forkserver")
         )
     assert not machine.registrations
 
@@ -303,7 +295,9 @@ def test_without_an_accelerator_as_torch(workers):
     told = []
     for cls in (torch_data.DataLoader, DataLoader):
         with pytest.warns(UserWarning, match="pin_memory") as found:
-            loader = cls(Rows(8), 4, num_workers=workers, pin_memory=True, pin_memory_device="cuda")
+            loader = cls(
+                long_rows(8), 4, num_workers=workers, pin_memory=True, pin_memory_device="cuda"
+            )
             batches = [x.tolist() for x, _ in loader]
         told.append((batches, sorted(str(w.message) for w in found if "pin" in str(w.message))))
     assert told[0] == told[1]

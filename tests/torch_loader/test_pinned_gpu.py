@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-import torch.utils.data as torch_data  # noqa: E402
+from tensors_of import LongRows  # noqa: E402
 
 from fastiter.torch import DataLoader, _pinned  # noqa: E402
 
@@ -24,17 +24,8 @@ WIDTH = 100_000
 BATCH = 8
 
 
-class Rows(torch_data.Dataset):
-    """Row i: a tensor full of i, longer from row to row if it grows, and i."""
-
-    def __init__(self, size=64, growth=0):
-        self.size, self.growth = size, growth
-
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, i):
-        return torch.full((WIDTH + i * self.growth,), i), i
+def long_rows(size=64, growth=0):
+    return LongRows(size, WIDTH, growth)
 
 
 def as_a_whole(examples):
@@ -54,7 +45,7 @@ def _driver():
 @pytest.fixture(params=[None, as_a_whole], ids=["columns", "whole batches"])
 def loader(request):
     return DataLoader(
-        Rows(640), BATCH, num_workers=2, pin_memory=True, collate_fn=request.param,
+        long_rows(640), BATCH, num_workers=2, pin_memory=True, collate_fn=request.param,
         multiprocessing_context="forkserver",
     )  # fmt: skip
 
@@ -109,7 +100,7 @@ def test_next_does_not_wait_for_the_gpu(loader):
 
 def test_slots_that_grow():
     loader = DataLoader(
-        Rows(256, growth=2000), BATCH, num_workers=2, pin_memory=True, collate_fn=growing,
+        long_rows(256, growth=2000), BATCH, num_workers=2, pin_memory=True, collate_fn=growing,
         multiprocessing_context="forkserver",
     )  # fmt: skip
     there = [(x.to("cuda", non_blocking=True), i) for x, i in loader]
@@ -161,7 +152,7 @@ def test_memory_is_flat(loader):
 
 def test_workers_that_persist_and_start_by_fork_later():
     loader = DataLoader(
-        Rows(64), BATCH, num_workers=2, pin_memory=True, persistent_workers=True,
+        long_rows(64), BATCH, num_workers=2, pin_memory=True, persistent_workers=True,
         multiprocessing_context="forkserver",
     )  # fmt: skip
     for _ in range(3):
