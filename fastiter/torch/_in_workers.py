@@ -114,7 +114,8 @@ class WorkersIterator(LoaderIterator):
             workers=self._num_workers,
             batch_size=1,
             rows=max(1, self._plans.rows),
-            n_prefetch=loader.prefetch_factor * self._num_workers - 1,
+            # Without an order no worker is to have more than its share.
+            n_prefetch=loader.prefetch_factor * self._num_workers - (not loader.in_order),
             n_held=2 + (_MOST_COPIES if self._pin_memory else 0),
             shared_mem=None,
             dataset_timeout=None,
@@ -150,6 +151,7 @@ class WorkersIterator(LoaderIterator):
         n_yielded = 0 if resume is None else resume.n_yielded
         progress = Delivered(n_yielded, states, (True,) * n_workers, {})
         plans.begin(self._sampler_iter, self._planned(resume), progress, self._asks_first)
+        self._takes_snapshots = self._sampler_iter.is_stateful
         if self._asks_first:
             self._ask_first()
         plans.progress = plans.progress._replace(snapshot=self._snapshot_now(plans.progress))
@@ -206,11 +208,7 @@ class WorkersIterator(LoaderIterator):
             if type(reply) is Failure:
                 return before, reply
         after = after._replace(n_yielded=after.n_yielded + 1)
-        if (
-            self._interval
-            and after.n_yielded % self._interval == 0
-            and self._takes_snapshots(after)
-        ):
+        if self._takes_snapshots and self._interval and after.n_yielded % self._interval == 0:
             after = after._replace(snapshot=self._snapshot_now(after, plan))
         return after, reply
 
@@ -256,11 +254,14 @@ class WorkersIterator(LoaderIterator):
             plans.deliver()
             if found is not None:
                 reraise(found[1])
-        plans.wants_state = bool(self._interval) and _have_state(plans.progress)
-
-    def _takes_snapshots(self, progress: Delivered) -> bool:
-        """Whether the state is saved with the batches, because it cannot be told afterwards."""
-        return _have_state(progress) or self._sampler_iter.is_stateful
+        has_state = any(
+            state["dataset_state"] is not None
+            or (state["fetcher_state"] or {}).get("dataset_iter_state") is not None
+            for state in plans.progress.states
+        )
+        plans.wants_state = bool(self._interval) and has_state
+        # With the batches, because it cannot be told afterwards.
+        self._takes_snapshots |= has_state
 
     def _snapshot_now(self, progress: Delivered, delivered: Plan | None = None) -> dict[str, Any]:
         """The state with this progress; ``delivered`` is the plan of the last batch in it."""
@@ -287,7 +288,7 @@ class WorkersIterator(LoaderIterator):
     def state_dict(self) -> dict[str, Any]:
         progress = self._plans.progress
         snapshot = progress.snapshot
-        if not self._takes_snapshots(progress):
+        if not self._takes_snapshots:
             snapshot = self._snapshot_now(progress)
         return {
             "_snapshot": snapshot,
@@ -309,15 +310,6 @@ class WorkersIterator(LoaderIterator):
     @property
     def _is_closed(self) -> bool:
         return self._pool is None
-
-
-def _have_state(progress: Delivered) -> bool:
-    """Whether the workers' datasets, or their iterators, have a state."""
-    return any(
-        state["dataset_state"] is not None
-        or (state["fetcher_state"] or {}).get("dataset_iter_state") is not None
-        for state in progress.states
-    )
 
 
 class _ShardingInit:

@@ -126,6 +126,8 @@ class Plans(PlanQueue):
         """Nothing depends on the state."""
 
     def _next_worker(self, last_worker: int) -> int | None:
+        if self.in_order and self.progress.is_active[(last_worker + 1) % self.n_workers]:
+            return (last_worker + 1) % self.n_workers
         following = range(last_worker + 1, last_worker + 1 + self.n_workers)
         workers = (number % self.n_workers for number in following)
         active = (worker for worker in workers if self.progress.is_active[worker])
