@@ -487,6 +487,17 @@ def test_advice_names_the_loaders_arguments(monkeypatch, tmp_path):
         iter(loader)
 
 
+def test_as_many_batches_are_begun_ahead():
+    def n_drawn(loader_class):
+        drawn = []
+        sampler = (drawn.append(i) or [i] for i in range(30))
+        iterator = iter(loader_class(range(30), batch_sampler=sampler, num_workers=2))
+        next(iterator), next(iterator)
+        return len(drawn)
+
+    assert n_drawn(DataLoader) == n_drawn(torch_data.DataLoader) == 6
+
+
 def leave(number):
     raise SystemExit(f"worker {number} leaves")
 
