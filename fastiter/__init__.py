@@ -41,6 +41,7 @@ from fastiter.errors import (
 )
 from fastiter.iterators import (
     BlockShuffleOrderSampler,
+    MixtureOrderSampler,
     MultithreadIterator,
     OrderSampler,
     Replacement,
@@ -88,6 +89,7 @@ __all__ = [
     "DatasetMixin",
     "Iterator",
     "IteratorStats",
+    "MixtureOrderSampler",
     "MultiprocessIterator",
     "MultithreadIterator",
     "OrderSampler",

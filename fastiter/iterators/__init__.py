@@ -9,6 +9,7 @@ from fastiter.iterators._skips import Replacement, Skipped
 from fastiter.iterators.multithread import MultithreadIterator
 from fastiter.iterators.samplers import _seeded, block, sharded, shuffle, virtual, weighted
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
+from fastiter.iterators.samplers.mixture import MixtureOrderSampler
 from fastiter.iterators.samplers.sharded import ShardedOrderSampler
 from fastiter.iterators.samplers.shuffle import OrderSampler, ShuffleOrderSampler
 from fastiter.iterators.samplers.virtual import VirtualShuffleOrderSampler
@@ -31,6 +32,7 @@ else:
 
 __all__ = [
     "BlockShuffleOrderSampler",
+    "MixtureOrderSampler",
     "MultiprocessIterator",
     "MultithreadIterator",
     "OrderSampler",

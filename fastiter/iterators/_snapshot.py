@@ -127,7 +127,7 @@ def _record_of(state: State, planner: Planner) -> Record | None:
     if not is_seeded(sampler) or state.order is None or state.n_drawn == 0:
         return None
     size = sampler._population(state.epoch_size, planner._dataset_len())
-    return sampler._record(state.n_drawn, size)
+    return sampler._record(state.n_drawn, size, state.position)
 
 
 def _saved_order(state: State, planner: Planner) -> dict[str, Any]:
@@ -217,7 +217,8 @@ def _order_again(
     """The order that the snapshot's record tells of, drawn by this iteration's sampler."""
     sampler, dataset_size = planner._order_sampler, planner._dataset_len()
     assert is_seeded(sampler)
-    ours = sampler._record(record.n_drawn, sampler._population(state.epoch_size, dataset_size))
+    population = sampler._population(state.epoch_size, dataset_size)
+    ours = sampler._record(record.n_drawn, population, position)
     if (record.kind, record.key) != (ours.kind, ours.key):
         raise ValueError(
             "the snapshot was saved with another order sampler than this "

@@ -15,6 +15,7 @@ import pytest
 
 from fastiter import (
     BlockShuffleOrderSampler,
+    MixtureOrderSampler,
     SerialIterator,
     ShardedOrderSampler,
     ShuffleOrderSampler,
@@ -33,6 +34,9 @@ SAMPLERS = {
     "block": lambda: BlockShuffleOrderSampler(7, block_size=3, window=2),
     "replaced": lambda: WeightedOrderSampler(WEIGHTS, 7),
     "drawn": lambda: WeightedOrderSampler(WEIGHTS, 7, n_samples=9, replacement=False),
+    "mixture": lambda: MixtureOrderSampler(
+        [5, 18], [1, 2], 7, stop=20, schedule=[(50, [2, 1]), (70, [0.5, 0.5])]
+    ),
     "shard of shuffle": lambda: ShardedOrderSampler(ShuffleOrderSampler(7), 1, 2),
     "shard of virtual": lambda: ShardedOrderSampler(VirtualShuffleOrderSampler(7), 1, 2, "drop"),
     "shard of block": lambda: ShardedOrderSampler(
@@ -40,7 +44,7 @@ SAMPLERS = {
     ),
     "shard of replaced": lambda: ShardedOrderSampler(WeightedOrderSampler(WEIGHTS, 7), 1, 2),
 }
-COMPUTED = {"virtual", "block", "shard of virtual", "shard of block"}
+COMPUTED = {"virtual", "block", "mixture", "shard of virtual", "shard of block"}
 
 
 @pytest.fixture(params=SAMPLERS)

@@ -172,7 +172,7 @@ class ShardedOrderSampler(SeededSampler, OrderSampler):
         assert is_seeded(self._sampler)
         self._sampler._note(n_drawn)
 
-    def _record(self, n_drawn: int, n_examples: int) -> Record:
+    def _record(self, n_drawn: int, n_examples: int, position: int | None = None) -> Record:
         assert is_seeded(self._sampler)
         share = Share(self._rank, self._size, TAILS.index(self._tail))
         return self._sampler._record(n_drawn, n_examples)._replace(share=share)
