@@ -41,6 +41,7 @@ from fastiter.errors import (
 )
 from fastiter.iterators import (
     BlockShuffleOrderSampler,
+    LengthBucketBatchSampler,
     MixtureOrderSampler,
     MultithreadIterator,
     OrderSampler,
@@ -89,6 +90,7 @@ __all__ = [
     "DatasetMixin",
     "Iterator",
     "IteratorStats",
+    "LengthBucketBatchSampler",
     "MixtureOrderSampler",
     "MultiprocessIterator",
     "MultithreadIterator",

@@ -432,6 +432,24 @@ cdef extern from "order/fi_mixture.h" nogil:
     void fi_mixture_run(fi_mixture *mixture, uint64_t count, uint16_t *out)
 
 
+cdef extern from "order/fi_buckets.h" nogil:
+    ctypedef struct fi_buckets:
+        const void *lengths
+        bint wide
+        uint64_t most_rows, most_tokens
+        uint32_t num_ranks
+        uint64_t *keys
+        uint64_t *spare
+        uint64_t room, carried
+        uint32_t *out
+        uint8_t *marks
+        uint64_t written, batches
+    uint64_t fi_buckets_window(fi_buckets *buckets, const int64_t *rows, uint64_t count, bint trial)
+    void fi_buckets_finish(fi_buckets *buckets)
+    void fi_buckets_arrange(const fi_buckets *buckets, const fi_seed *seed, uint32_t *starts,
+                            uint32_t *rows, int64_t *cuts)
+
+
 cdef extern from "order/fi_weighted.h" nogil:
     const uint32_t FI_WEIGHTED_MAX
     ctypedef struct fi_alias:

@@ -8,6 +8,7 @@ class _Permutes(Protocol):
 
 ROUNDS: int
 WEIGHTS_MAX: int
+SHUFFLE_MAX: int
 ISA: int
 
 def permutation(random_state: _Permutes, n: int) -> Any: ...

@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,3 +25,14 @@ def place(
     counts: npt.NDArray[np.int64],
     part_of: Callable[[int, int, int], npt.NDArray[np.int64]],
 ) -> npt.NDArray[np.int64]: ...
+def plan_buckets(
+    lengths: npt.NDArray[Any],
+    rows: npt.NDArray[np.int64] | None,
+    words: tuple[int, int],
+    *,
+    most_rows: int | None,
+    most_tokens: int | None,
+    num_ranks: int,
+    window: int,
+    drop_last: bool,
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]: ...

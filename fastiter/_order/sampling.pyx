@@ -1,10 +1,11 @@
-"""Mixtures of sources, planned in C."""
+"""Mixtures of sources, and batches of like lengths, planned in C."""
 
 cimport cython
 cimport numpy as cnp
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport UINT64_MAX, int64_t, uint16_t, uint64_t
+from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
 
 from fastiter._clib.csrc cimport *
 
@@ -12,12 +13,19 @@ import threading
 
 import numpy as np
 
+from fastiter._order.permutation import fast_permutation
 from fastiter._util.concurrency import renew_in_child
 
 cnp.import_array()
 
 cdef enum:
     BLOCK_SLOTS = 4096  # by so many slots apart the counts of draws are kept
+
+cdef enum:
+    # What a stream of an epoch's seed is for.
+    ROWS = 0
+    STEPS = 1
+    TURNS = 2
 
 cdef uint64_t NOWHERE = UINT64_MAX
 
@@ -150,3 +158,106 @@ def place(sources, counts, part_of):
         indices[k] = joined[ends[source] - left[source]]
         left[source] -= 1
     return out
+
+
+# ---- batches of like lengths ---------------------------------------------------------------------
+
+
+def plan_buckets(lengths, rows, words, *, most_rows, most_tokens, num_ranks, window, drop_last):
+    """Batches of like lengths (csrc/order/fi_buckets.h).
+
+    Parameters
+    ----------
+    lengths : int32 or int64 array, contiguous, of all rows, none negative or above 2**32 - 1
+    rows : int64 array (n,), or None for all
+    words : the seed
+    most_rows, most_tokens : int or None; with both limits of a batch
+
+    Returns
+    -------
+    order : uint32 array (k,), k <= n
+    cuts : int64 array (batches + 1,)
+
+    Takes 8 bytes for each row besides the result's cuts, most of them until it returns.
+    """
+    cdef Py_ssize_t n = len(lengths if rows is None else rows), first = 0, count, windows, k
+    cdef fi_buckets buckets
+    cdef const uint8_t[::1] data = lengths.view(np.uint8)
+    cdef const int64_t[::1] order
+    cdef uint8_t[::1] marks
+    cdef uint32_t[::1] out, starts
+    cdef int64_t[::1] places
+    cdef fi_seed seed
+    cdef bint last
+
+    if n == 0:
+        return np.empty(0, dtype=np.uint32), np.zeros(1, dtype=np.int64)
+    buckets.lengths = &data[0]
+    buckets.wide = lengths.dtype.itemsize == 8
+    buckets.most_rows = UINT64_MAX if most_rows is None else most_rows
+    buckets.most_tokens = UINT64_MAX if most_tokens is None else most_tokens
+    buckets.num_ranks = num_ranks
+    buckets.room = buckets.carried = buckets.written = buckets.batches = 0
+    buffer = np.empty(2 * n, dtype=np.uint32)
+    shuffled = buffer.view(np.int64)
+    fast_permutation(n, words, ROWS, out=shuffled)
+    if rows is not None:
+        shuffled[:] = rows[shuffled]
+    order, out, marks = shuffled, buffer, np.zeros(n // 8 + 1, dtype=np.uint8)
+    buckets.out, buckets.marks = &out[0], &marks[0]
+    windows = max(1, n // window)
+    keys = spare = kept = np.empty(0, dtype=np.uint64)
+    for k in range(windows):
+        last = k == windows - 1
+        count = n * (k + 1) // windows - first
+        if buckets.carried + count + buckets.num_ranks > buckets.room:
+            kept = as_keys(&buckets)
+            buckets.room = buckets.carried + count + buckets.num_ranks
+            keys, spare = np.empty((2, buckets.room), dtype=np.uint64)
+            keys[:len(kept)] = kept
+            point(&buckets, keys, spare)
+        if last and drop_last:
+            # Of the rows that make no step now, the last in random order are left out.
+            kept, carried = as_keys(&buckets), buckets.carried
+            left = fi_buckets_window(&buckets, &order[first], count, True)
+            count -= min(<Py_ssize_t>left, count)
+            keys[:len(kept)] = kept
+            point(&buckets, keys, spare)
+            buckets.carried = carried
+        with nogil:
+            fi_buckets_window(&buckets, &order[first] if count else NULL, count, False)
+        first += count
+        PyErr_CheckSignals()
+    if not drop_last:
+        with nogil:
+            fi_buckets_finish(&buckets)
+    del keys, spare, kept
+    steps = buckets.batches // num_ranks
+    cuts = np.empty(buckets.batches + 1, dtype=np.int64)
+    fast_permutation(steps, words, STEPS, out=cuts[len(cuts) - steps:])
+    places, starts = cuts, np.empty(steps + 1, dtype=np.uint32)
+    seed.words[0], seed.words[1] = words
+    seed = fi_seed_mixed(&seed, TURNS)
+    if buckets.batches:
+        with nogil:
+            fi_buckets_arrange(&buckets, &seed, &starts[0], &out[n], &places[0])
+    else:
+        cuts[0] = 0
+    buffer[:buckets.written] = buffer[n:n + buckets.written]
+    del shuffled
+    order = out = None
+    buffer.resize(buckets.written, refcheck=False)
+    return buffer, cuts
+
+
+cdef object as_keys(const fi_buckets *buckets):
+    """A copy of the rows that are carried."""
+    kept = np.empty(buckets.carried, dtype=np.uint64)
+    cdef uint64_t[::1] items = kept
+    if buckets.carried:
+        memcpy(&items[0], buckets.keys, buckets.carried * sizeof(uint64_t))
+    return kept
+
+
+cdef void point(fi_buckets *buckets, uint64_t[::1] keys, uint64_t[::1] spare) noexcept:
+    buckets.keys, buckets.spare = &keys[0], &spare[0]

@@ -9,6 +9,7 @@ from fastiter.iterators._skips import Replacement, Skipped
 from fastiter.iterators.multithread import MultithreadIterator
 from fastiter.iterators.samplers import _seeded, block, sharded, shuffle, virtual, weighted
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
+from fastiter.iterators.samplers.buckets import LengthBucketBatchSampler
 from fastiter.iterators.samplers.mixture import MixtureOrderSampler
 from fastiter.iterators.samplers.sharded import ShardedOrderSampler
 from fastiter.iterators.samplers.shuffle import OrderSampler, ShuffleOrderSampler
@@ -32,6 +33,7 @@ else:
 
 __all__ = [
     "BlockShuffleOrderSampler",
+    "LengthBucketBatchSampler",
     "MixtureOrderSampler",
     "MultiprocessIterator",
     "MultithreadIterator",

@@ -1,6 +1,6 @@
 """Batch samplers: they give an epoch its order and its cuts.
 
-An epoch is an order, int64[n], and cuts, int64[m + 1]: batch k is ``order[cuts[k]:cuts[k + 1]]``,
+An epoch is an order of n rows and cuts, int64[m + 1]: batch k is ``order[cuts[k]:cuts[k + 1]]``,
 that of one rank. With ``num_ranks`` ranks a step takes the next ``num_ranks`` batches, one for each
 rank in turn; what the last step has too few batches for, is shared out evenly by ``tail``.
 """
@@ -18,6 +18,20 @@ from fastiter.iterators.samplers._seeded import SeededSampler
 Indices: TypeAlias = "npt.NDArray[np.int64]"
 #: A scalar argument of a batch sampler that decides about cuts.
 Limit = int | float | None
+
+
+class CompactOrder:
+    """An order of 4 bytes an example, whose slices are int64 arrays. An epoch's plan is large."""
+
+    def __init__(self, rows: npt.NDArray[np.uint32], index_bound: int) -> None:
+        self._rows = rows
+        self.index_bound = index_bound  #: all indices are below it
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, part: slice) -> Indices:
+        return self._rows[part].astype(np.int64)
 
 
 class Cutting(NamedTuple):
@@ -40,7 +54,7 @@ class SeededBatchSampler(SeededSampler):
 
     def _plan_batches(
         self, rows: Indices | None, n_examples: int, number: int, cutting: Cutting
-    ) -> tuple[Indices, Indices]:
+    ) -> tuple[Indices | CompactOrder, Indices]:
         """Give the order and the cuts of rows of the epoch of that number.
 
         Parameters
@@ -59,7 +73,7 @@ class SeededBatchSampler(SeededSampler):
 
         Returns
         -------
-        order : int64[n], contiguous, its own memory
+        order : int64[n], contiguous, its own memory; or a `CompactOrder`
         cuts : int64[m + 1], contiguous, its own memory
             Ascending strictly, from 0 to n, with n > 0 where ``rows`` is None. A sampler that
             leaves rows out (a last batch that is not full) leaves them out of ``order``.
@@ -89,7 +103,7 @@ class SeededBatchSampler(SeededSampler):
 
     def _draw_batches(
         self, n_examples: int, number: int, cuttings: Sequence[Cutting]
-    ) -> tuple[Indices, Indices]:
+    ) -> tuple[Indices | CompactOrder, Indices]:
         """The epoch of that number under successive cuttings, the first of which starts at 0.
 
         Up to where the next cutting starts the epoch is that of the one before; what is left then
@@ -101,7 +115,7 @@ class SeededBatchSampler(SeededSampler):
             n_before = int(np.searchsorted(cuts, start))
             rest = np.sort(order[start:])
             order_rest, cuts_rest = self._plan_batches(rest, n_examples, number, cutting)
-            order = np.concatenate([order[:start], order_rest])
+            order = np.concatenate([order[:start], order_rest[:]])
             cuts = np.concatenate([cuts[:n_before], cuts_rest + start])
         return order, cuts
 
