@@ -31,7 +31,7 @@ static void load(const fi_buckets *buckets, const int64_t *rows, uint64_t count,
     }
 }
 
-/* By length; keys of equal lengths stay in their order. */
+/* By length, the longest first; keys of equal lengths stay in their order. */
 static void sort(fi_buckets *buckets, uint64_t count)
 {
     uint64_t differ = 0;
@@ -46,7 +46,7 @@ static void sort(fi_buckets *buckets, uint64_t count)
             continue;
         }
         for (uint64_t k = 0; k < count; k++) {
-            starts[from[k] >> shift & (DIGITS - 1)]++;
+            starts[~from[k] >> shift & (DIGITS - 1)]++;
         }
         for (int digit = 0; digit < DIGITS; digit++) {
             const uint64_t size = starts[digit];
@@ -54,45 +54,84 @@ static void sort(fi_buckets *buckets, uint64_t count)
             start += size;
         }
         for (uint64_t k = 0; k < count; k++) {
-            to[starts[from[k] >> shift & (DIGITS - 1)]++] = from[k];
+            to[starts[~from[k] >> shift & (DIGITS - 1)]++] = from[k];
         }
         buckets->keys = to;
         buckets->spare = from;
     }
 }
 
-/* Where the batch ends that begins at a place, of rows before `count`. */
+/* How many rows a batch may have that begins at a place, with its longest row. */
+static uint64_t most_rows_from(const fi_buckets *buckets, uint64_t begin, uint64_t most_tokens)
+{
+    const uint64_t longest = length_of(buckets->keys[begin]);
+
+    return longest == 0 ? buckets->most_rows : fi_min_u64(buckets->most_rows, most_tokens / longest);
+}
+
+/* Where that batch ends, of rows before `count`. */
 static uint64_t batch_end(const fi_buckets *buckets, uint64_t begin, uint64_t count, uint64_t most_tokens)
 {
-    uint64_t end = begin + 1;
-
-    while (end < count && end - begin < buckets->most_rows &&
-           (end - begin + 1) * length_of(buckets->keys[end]) <= most_tokens) {
-        end++;
-    }
-    return end;
+    return begin + fi_min_u64(count - begin, most_rows_from(buckets, begin, most_tokens));
 }
 
-static bool is_full(const fi_buckets *buckets, uint64_t begin, uint64_t end)
-{
-    const uint64_t rows = end - begin;
-
-    return rows == buckets->most_rows || (rows + 1) * length_of(buckets->keys[end - 1]) > buckets->most_tokens;
-}
-
-static void write_batch(fi_buckets *buckets, uint64_t begin, uint64_t end)
+/* Every `stride`-th row. */
+static void write_batch(fi_buckets *buckets, uint64_t begin, uint64_t end, uint64_t stride)
 {
     buckets->marks[buckets->written / 8] |= (uint8_t)(1 << buckets->written % 8);
-    for (uint64_t k = begin; k < end; k++) {
+    for (uint64_t k = begin; k < end; k += stride) {
         buckets->out[buckets->written++] = (uint32_t)buckets->keys[k];
     }
     buckets->batches++;
 }
 
+/* The step of the rows from begin to before end, whose batches end where they do among `total` rows. */
+static void write_step(fi_buckets *buckets, uint64_t begin, uint64_t end, uint64_t total)
+{
+    const uint64_t ranks = buckets->num_ranks, rows = (end - begin) / ranks;
+    const uint64_t longest = length_of(buckets->keys[begin]);
+    uint64_t lengths = 0, first = begin;
+    bool are_equal = true;
+
+    for (uint64_t rank = 0; rank < ranks; rank++) {
+        const uint64_t last = batch_end(buckets, first, total, buckets->most_tokens);
+        are_equal = are_equal && last - first == rows;
+        lengths += length_of(buckets->keys[first]);
+        first = last;
+    }
+    if (are_equal && (unsigned __int128)10 * ranks * longest > (unsigned __int128)11 * lengths) {
+        for (uint64_t rank = 0; rank < ranks; rank++) {
+            write_batch(buckets, begin + rank, end, ranks);
+        }
+        return;
+    }
+    while (begin < end) {
+        first = batch_end(buckets, begin, total, buckets->most_tokens);
+        write_batch(buckets, begin, first, 1);
+        begin = first;
+    }
+}
+
+/* How many of the longest rows are left of so many: of those that only their number limits, since the longest
+ * cost more than others; else, or if they can make a step with all others, none. */
+static uint64_t longest_left(const fi_buckets *buckets, uint64_t total)
+{
+    const uint64_t step = fi_min_u64(buckets->most_rows, total + 1) * buckets->num_ranks;
+    uint64_t left = total % step;
+
+    if (buckets->most_tokens != UINT64_MAX) {
+        return 0;
+    }
+    if (!buckets->drops && left > 0 && left < buckets->num_ranks && total > step) {
+        left += step; /* so that the last step has a row for each rank */
+    }
+    return left;
+}
+
 uint64_t fi_buckets_window(fi_buckets *buckets, const int64_t *rows, uint64_t count, bool trial)
 {
-    const uint64_t total = buckets->carried + count;
-    uint64_t begin = 0;
+    const uint64_t total = buckets->carried + count, left = longest_left(buckets, total);
+    uint64_t begin = left;
 
     load(buckets, rows, count, buckets->keys + buckets->carried);
     sort(buckets, total);
@@ -102,22 +141,20 @@ uint64_t fi_buckets_window(fi_buckets *buckets, const int64_t *rows, uint64_t co
         for (; rank < buckets->num_ranks && end < total; rank++) {
             const uint64_t start = end;
             end = batch_end(buckets, start, total, buckets->most_tokens);
-            if (end == total && !is_full(buckets, start, end)) {
-                break;
+            if (end - start < most_rows_from(buckets, start, buckets->most_tokens)) {
+                break; /* it is not full */
             }
         }
         if (rank < buckets->num_ranks) {
             break;
         }
-        for (rank = 0; !trial && rank < buckets->num_ranks; rank++) {
-            const uint64_t start = begin;
-            begin = batch_end(buckets, start, total, buckets->most_tokens);
-            write_batch(buckets, start, begin);
+        if (!trial) {
+            write_step(buckets, begin, end, total);
         }
         begin = end;
     }
-    buckets->carried = total - begin;
-    memmove(buckets->keys, buckets->keys + begin, buckets->carried * sizeof *buckets->keys);
+    buckets->carried = left + total - begin;
+    memmove(buckets->keys + left, buckets->keys + begin, (total - begin) * sizeof *buckets->keys);
     return buckets->carried;
 }
 
@@ -134,7 +171,7 @@ static uint64_t batches_within(const fi_buckets *buckets, uint64_t most_tokens)
 /* The least cost within which the carried rows make at most so many batches; they do within most_tokens. */
 static uint64_t least_cost(const fi_buckets *buckets, uint64_t batches)
 {
-    const uint64_t longest = length_of(buckets->keys[buckets->carried - 1]);
+    const uint64_t longest = length_of(buckets->keys[0]);
     uint64_t low = longest, high = fi_min_u64(buckets->most_tokens, longest * buckets->carried);
 
     while (low < high) {
@@ -188,13 +225,16 @@ void fi_buckets_finish(fi_buckets *buckets)
         batches += buckets->num_ranks;
     }
     sort(buckets, buckets->carried);
+    while (batches_within(buckets, buckets->most_tokens) > batches) {
+        batches += buckets->num_ranks;
+    }
     batches = fi_min_u64(batches, buckets->carried);
     cost = least_cost(buckets, batches);
     while (begin < buckets->carried) {
         /* Each of the batches to come needs a row. */
         const uint64_t left = buckets->carried - --batches;
         const uint64_t end = batch_end(buckets, begin, left, cost);
-        write_batch(buckets, begin, end);
+        write_batch(buckets, begin, end, 1);
         begin = end;
     }
     buckets->carried = 0;

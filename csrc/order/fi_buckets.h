@@ -1,9 +1,12 @@
 /* Batches of like lengths, in steps of one batch for each rank.
  *
  * Rows come in random order, a window of them at a time. A window's rows, and those that the one before has
- * left, are sorted by length, rows of one length staying in random order, and cut from the shortest on: a
- * batch ends where the next row would exceed a limit, a step after num_ranks batches. So the batches of a
- * step have like costs, a cost being rows * longest length. Rows that make no whole step are carried
+ * left, are sorted by length, rows of one length staying in random order, and cut from the longest on: a
+ * batch ends where the next row would exceed a limit, a step after num_ranks batches. Where the number of rows is the
+ * only limit, the longest rows are left instead of the shortest. So the batches of a
+ * step have like costs, a cost being rows * longest length. Where the largest is more than 1.1 times their mean, as
+ * among the longest rows, batches of equally many rows are dealt the rows of the step in turn: no batch costs more
+ * than the largest did, and the others nearly as much. Rows that make no whole step are carried
  * into the next window; those left at the end are cut anew, into as many batches as steps need, at the
  * least largest cost. Then the steps are put in random order.
  *
@@ -20,6 +23,7 @@ typedef struct {
     bool wide;
     uint64_t most_rows, most_tokens; /* of a batch; UINT64_MAX: any. No length is above most_tokens */
     uint32_t num_ranks;
+    bool drops; /* what is left at the end is not cut */
     uint64_t *keys, *spare; /* (room): length << 32 | row */
     uint64_t room;          /* for the rows of a window, those carried, and num_ranks more */
     uint64_t carried;       /* rows in keys that the windows before have left */

@@ -438,6 +438,7 @@ cdef extern from "order/fi_buckets.h" nogil:
         bint wide
         uint64_t most_rows, most_tokens
         uint32_t num_ranks
+        bint drops
         uint64_t *keys
         uint64_t *spare
         uint64_t room, carried

@@ -197,6 +197,7 @@ def plan_buckets(lengths, rows, words, *, most_rows, most_tokens, num_ranks, win
     buckets.most_rows = UINT64_MAX if most_rows is None else most_rows
     buckets.most_tokens = UINT64_MAX if most_tokens is None else most_tokens
     buckets.num_ranks = num_ranks
+    buckets.drops = drop_last
     buckets.room = buckets.carried = buckets.written = buckets.batches = 0
     buffer = np.empty(2 * n, dtype=np.uint32)
     shuffled = buffer.view(np.int64)

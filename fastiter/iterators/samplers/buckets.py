@@ -58,10 +58,12 @@ class LengthBucketBatchSampler(SeededBatchSampler):
     Notes
     -----
     The dataset is shuffled and cut into windows. In each window examples are sorted by length,
-    those of one length being in random order. From the shortest on they are cut into batches, and
-    these into steps of one batch for each rank; examples that make no whole step go into the next
-    window, and those that the last window leaves make a step of smaller batches. Then the steps of
-    the epoch are shuffled, and the batches of each are dealt to the ranks in random rotation.
+    those of one length being in random order. From the longest on they are cut into batches, and
+    these into steps of one batch for each rank. If the costs of a step are unlike, and its batches
+    have equally many rows, the rows of the step are dealt to them in turn. Examples that make no
+    whole step go into the next window, the shortest ones, or with ``batch_size`` alone the longest;
+    those that the last window leaves make a step of smaller batches. Then the steps of the epoch
+    are shuffled, and the batches of each are given to the ranks in random rotation.
     """
 
     _KIND: ClassVar[int] = 6
