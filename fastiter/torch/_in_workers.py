@@ -112,7 +112,6 @@ class WorkersIterator(LoaderIterator):
         pool = Pool(
             job=job,
             workers=self._num_workers,
-            batch_size=1,
             rows=max(1, self._plans.rows),
             n_prefetch=loader.prefetch_factor * self._num_workers - 1,
             n_held=2 + (_MOST_COPIES if self._pin_memory else 0),

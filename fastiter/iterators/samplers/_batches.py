@@ -7,13 +7,13 @@ rank in turn; what the last step has too few batches for, is shared out evenly b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from fastiter.iterators.samplers._seeded import SeededSampler
+from fastiter.iterators.samplers._seeded import Record, SeededSampler, Share
 
 Indices: TypeAlias = "npt.NDArray[np.int64]"
 #: A scalar argument of a batch sampler that decides about cuts.
@@ -123,3 +123,66 @@ class SeededBatchSampler(SeededSampler):
         raise TypeError(
             f"{type(self).__qualname__} gives batches: use batch_sampler=, not order_sampler="
         )
+
+
+class CallableBatches(SeededBatchSampler):
+    """The batches of a function of the user's, ``function(epoch)``, which is pure.
+
+    Its digests of epochs stand in the place of a seed: a state tells that of the epoch in which it
+    was saved.
+    """
+
+    _KIND: ClassVar[int] = 5
+    _MOST_DIGESTS = 4  # of epochs around the current one
+
+    def __init__(self, function: Callable[[int], Any]) -> None:
+        self.function = function
+        self._words = (0, 0)
+        self._next_number = 0
+        self._digests: dict[int, tuple[int, int]] = {}
+
+    def _draw_batches(
+        self, n_examples: int, number: int, cuttings: Sequence[Cutting]
+    ) -> tuple[Indices, Indices]:
+        source = f"batch_sampler({number})"
+        expected = f"{source} must give a list of one-dimensional arrays of integers"
+        try:
+            batches = [np.asarray(batch) for batch in self.function(number)]
+        except TypeError as error:
+            raise TypeError(f"{expected}: {error}") from error
+        for place, batch in enumerate(batches):
+            if batch.ndim != 1 or batch.dtype.kind not in "iu" or batch.size == 0:
+                raise ValueError(
+                    f"{expected}, none of them empty, but batch {place} is of shape {batch.shape} "
+                    f"and dtype {batch.dtype}"
+                )
+        if not batches:
+            raise ValueError(f"{expected}, but gave no batch")
+        order = np.concatenate(batches).astype(np.int64, copy=False)
+        low, high = int(order.min()), int(order.max())
+        if low < 0 or high >= n_examples:
+            raise ValueError(
+                f"{source} gave the index {low if low < 0 else high}, outside 0 .. "
+                f"{n_examples - 1} (dataset length {n_examples})"
+            )
+        cuts = np.zeros(len(batches) + 1, dtype=np.int64)
+        np.cumsum([batch.size for batch in batches], out=cuts[1:])
+        self._digests[number] = _digest(order, cuts)
+        if len(self._digests) > self._MOST_DIGESTS:
+            del self._digests[next(iter(self._digests))]
+        return order, cuts
+
+    def _record(self, n_drawn: int, n_examples: int, position: int | None = None) -> Record:
+        if n_drawn - 1 not in self._digests:
+            self._draw_batches(n_examples, n_drawn - 1, ())
+        return Record(self._KIND, self._digests[n_drawn - 1], n_drawn, n_examples, Share())
+
+
+def _digest(order: Indices, cuts: Indices) -> tuple[int, int]:
+    from hashlib import blake2b
+
+    digest = blake2b(digest_size=16)
+    for array in (cuts, order):
+        digest.update(array.astype("<i8", copy=False).tobytes())
+    words = np.frombuffer(digest.digest(), "<u8")
+    return int(words[0]), int(words[1])
