@@ -40,6 +40,7 @@ from fastiter.errors import (
     WorkerDiedError,
 )
 from fastiter.iterators import (
+    Address,
     BlockShuffleOrderSampler,
     LengthBucketBatchSampler,
     MixtureOrderSampler,
@@ -83,6 +84,7 @@ else:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Address",
     "BlockShuffleOrderSampler",
     "ConcatWithAsyncTransfer",
     "Converter",

@@ -40,6 +40,9 @@ class VirtualOrder:
 
 def whole_by(n: int, words: tuple[int, int], rounds: int) -> npt.NDArray[np.int64]: ...
 def example_words(words: tuple[int, int], epoch: int, index: int) -> npt.NDArray[np.uint64]: ...
+def example_seeds(
+    words: tuple[int, int], epochs: npt.NDArray[np.int64], indices: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint64]: ...
 
 @final
 class AliasTable:

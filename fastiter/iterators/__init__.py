@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from fastiter.iterators._addresses import Address
 from fastiter.iterators._skips import Replacement, Skipped
 from fastiter.iterators.multithread import MultithreadIterator
 from fastiter.iterators.samplers import _seeded, block, sharded, shuffle, virtual, weighted
@@ -32,6 +33,7 @@ else:
 
 
 __all__ = [
+    "Address",
     "BlockShuffleOrderSampler",
     "LengthBucketBatchSampler",
     "MixtureOrderSampler",

@@ -18,13 +18,20 @@ import numpy as np
 from fastiter._device.cupy import leak_after_fork
 from fastiter._stats.stats import IteratorStats, LoaderStats
 from fastiter._stats.timer import ENDED, Timer
-from fastiter._util.arguments import checked_flag
+from fastiter._util.arguments import checked_flag, checked_int
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.cpus import usable_cpus
 from fastiter._util.failures import AllSkipped, Failure, capture, reraise
 from fastiter._util.ranks import iterator_ranks
 from fastiter.dataset.iterator import Iterator
 from fastiter.iterators import _arguments, _seed
+from fastiter.iterators._addresses import (
+    Address,
+    Preview,
+    SkippingPlanner,
+    address_of,
+    checked_ranges,
+)
 from fastiter.iterators._skips import (
     DEFAULT_LIMIT,
     OnError,
@@ -42,7 +49,7 @@ from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
     from typing_extensions import Self
@@ -80,6 +87,7 @@ class PlannedIterator(Iterator):
         rank: Rank = None,
         num_ranks: Rank = None,
         tail: Tail = "pad",
+        skip_steps: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._dataset = _arguments.checked_dataset(dataset)
         self._repeat = checked_flag("repeat", repeat)
@@ -100,7 +108,8 @@ class PlannedIterator(Iterator):
         self._skips = None if on_error == "raise" else SkipPolicy(on_error, self._skip_limit)
         self._seed = _seed.seed_of(self._sampler, num_ranks)
         self._dataset_len = functools.partial(dataset_length, dataset)
-        self._planner = Planner(
+        ranges = checked_ranges(skip_steps)
+        self._planner = (SkippingPlanner if ranges else Planner)(
             initial_state(self._sampler, self._dataset_len, num_ranks),
             batch_size=self._batch_size or 1,
             repeat=self._repeat,
@@ -111,6 +120,8 @@ class PlannedIterator(Iterator):
             drop_last=drop_last,
             tail=_arguments.checked_tail(tail),
         )
+        if isinstance(self._planner, SkippingPlanner):
+            self._planner.skip(ranges)
         if not len(self):
             raise ValueError(
                 f"an epoch of {self._epoch_size} examples has no batch: drop_last=True, or "
@@ -134,6 +145,7 @@ class PlannedIterator(Iterator):
         # Reentrant: a signal handler may save a snapshot while its thread waits in next().
         self._lock = threading.RLock()
         self._timer = Timer(is_serial=True)
+        self._kept_epochs: dict[int, Any] = {}  # by number, for addresses
         self._source = Source(self._dataset, self._converter, self._device)
         self._finalized = False
         # The threads that began a loop since the start, a reset or a load.
@@ -509,6 +521,77 @@ class PlannedIterator(Iterator):
         return np.arange(len(plan.indices) - plan.n_dropped) < plan.n_valid - plan.n_valid_dropped
 
     @property
+    def step(self) -> int:
+        """The number of the next batch: steps made since the start, of all epochs and resets.
+
+        Batches that were skipped count.
+        """
+        return self._planner.state.step
+
+    @property
+    def address(self) -> Address | None:
+        """The address of the last batch; None before the first one, and after a state was loaded.
+
+        Examples that ``on_error`` has left out of the batch are in it.
+        """
+        plan = self._planner.delivered
+        return None if plan is None else address_of(plan, self._planner.rank, self._seed)
+
+    def batch_at(self, step: int, *, rank: int | None = None) -> Address:
+        """Tell which examples the batch of a step has, without fetching them or moving.
+
+        Any step from the one on that the present arguments hold from: the start, the last `reset`,
+        or where a state with others was loaded.
+
+        Parameters
+        ----------
+        step : int
+            From 0; see `step`.
+        rank : int, optional
+            Of which rank; this one by default.
+
+        Returns
+        -------
+        Address
+
+        Raises
+        ------
+        LookupError
+            If the step is before that, or after the end (``repeat=False``).
+        ValueError
+            If the order sampler has no seed.
+        """
+        step = checked_int("step", step, minimum=0)
+        rank = self.rank if rank is None else checked_int("rank", rank, minimum=0)
+        if rank >= self.num_ranks:
+            raise ValueError(f"rank must be below num_ranks={self.num_ranks}, not {rank}")
+        with self._lock:
+            preview = Preview(self._planner, rank, self._kept_epochs)
+            plan = preview.advance(preview.before(step))
+            return address_of(plan, rank, self._seed)
+
+    def seek(self, step: int) -> None:
+        """Go to a step, so that the next batch is the one that `batch_at` tells of.
+
+        Raises
+        ------
+        LookupError, ValueError
+            As `batch_at`.
+        NotImplementedError
+            If the iterator is finalized and of a kind that cannot be reopened.
+        RuntimeError
+            Where this thread is in ``next()``.
+        """
+        self._refuse_inside_next("seek()")
+        step = checked_int("step", step, minimum=0)
+        with self._lock:
+            self._check_reopenable("seek()")
+            preview = Preview(self._planner, self.rank, self._kept_epochs)
+            former_size = self._planner.former_size
+            snapshot = self._snapshot()._replace(state=preview.after(step), former_size=former_size)
+            self._go_on_from(snapshot)
+
+    @property
     def converter(self) -> Callable[[Any, Any], Any] | None:
         """The argument ``converter``."""
         return self._converter  # type: ignore[no-any-return]
@@ -641,6 +724,7 @@ class PlannedIterator(Iterator):
         self._planner.restart(snapshot.state, snapshot.skips)
         self._planner.anchor, self._planner.recut = snapshot.anchor, snapshot.recut
         self._planner.former_size = snapshot.former_size
+        self._kept_epochs.clear()
         self._drop_works(works)
         self._loops.clear()
         self._timer.pause()

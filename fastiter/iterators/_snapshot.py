@@ -147,6 +147,8 @@ def _saved_cuts(current: Snapshot, planner: Planner) -> dict[str, Any]:
         "anchor": list(current.anchor),
         **_arguments_of(planner),
     }
+    if sampler is None:
+        saved["n_examples"] = state.epoch_size
     if isinstance(sampler, SeededBatchSampler):
         saved["cuttings"] = planner.cuttings_of(state.n_drawn - 1)
     if is_seeded(sampler):
@@ -278,7 +280,7 @@ def _loaded(
     anchor = loaded.anchor
     if saved_cuts and len(recut[1] if recut else ()) < 2:
         given = {key: saved_cuts[key] for key in _DEFAULTS if key in saved_cuts}
-        if given == _arguments_of(planner):
+        if given == _arguments_of(planner) and former_size is None:
             anchor = Anchor(*saved_cuts["anchor"])
     detail = _loaded_detail(stored["previous_epoch_detail"], loaded, whole)
     loaded = loaded._replace(previous_epoch_detail=detail)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from fastiter._stats.autotune import (
@@ -90,7 +90,7 @@ class MultiprocessIterator(PrefetchingIterator):
         memory there: about three batches besides, and those that you hold.
     on_error, skip_limit
         As in `SerialIterator`. An index that kills worker after worker may be skipped, too.
-    drop_last, batch_sampler, rank, num_ranks, tail
+    drop_last, batch_sampler, rank, num_ranks, tail, skip_steps
         As in `SerialIterator`.
     worker_init : callable, optional
         Called as ``worker_init(number)`` in each worker when it has loaded the dataset, also in one
@@ -144,6 +144,7 @@ class MultiprocessIterator(PrefetchingIterator):
         rank: Rank = None,
         num_ranks: Rank = None,
         tail: Tail = "pad",
+        skip_steps: Sequence[tuple[int, int]] = (),
         worker_init: Callable[[int], Any] | None = None,
         context: Any = None,
     ) -> None:
@@ -175,6 +176,7 @@ class MultiprocessIterator(PrefetchingIterator):
             rank=rank,
             num_ranks=num_ranks,
             tail=tail,
+            skip_steps=skip_steps,
         )
         if (self._shared_mem or 0) * self._most_rows() >= 1 << 63:
             raise ValueError(

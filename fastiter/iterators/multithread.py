@@ -73,7 +73,7 @@ class MultithreadIterator(PrefetchingIterator):
     n_device_prefetch : int
         Batches of `concat_examples` copied to the GPU ahead of the one that ``next()`` returns, at
         least 0.
-    on_error, skip_limit, drop_last, batch_sampler, rank, num_ranks, tail
+    on_error, skip_limit, drop_last, batch_sampler, rank, num_ranks, tail, skip_steps
         As in `SerialIterator`.
 
     Raises
@@ -114,6 +114,7 @@ class MultithreadIterator(PrefetchingIterator):
         rank: Rank = None,
         num_ranks: Rank = None,
         tail: Tail = "pad",
+        skip_steps: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._n_threads = checked_int("n_threads", n_threads, maximum=MOST_WORKERS)
         self._n_prefetch, self._n_device_prefetch = checked_prefetch(
@@ -134,6 +135,7 @@ class MultithreadIterator(PrefetchingIterator):
             rank=rank,
             num_ranks=num_ranks,
             tail=tail,
+            skip_steps=skip_steps,
         )
 
     def _init_runtime(self) -> None:

@@ -59,6 +59,9 @@ class SerialIterator(PlannedIterator):
         They are shared out evenly. 'pad': the epoch's first examples are repeated until all ranks
         have as many. 'mask': so they are, and `valid` is False for those. 'drop': the examples
         that are left over are left out.
+    skip_steps : sequence of (int, int)
+        Steps that are left out, from the first to below the second number of each pair: batches
+        that made the loss explode. The numbers of the others stay.
 
     Raises
     ------
