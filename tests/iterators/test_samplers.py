@@ -42,9 +42,10 @@ SAMPLERS = {
     "shard of block": lambda: ShardedOrderSampler(
         BlockShuffleOrderSampler(7, 3, 2), 0, 2, "uneven"
     ),
+    "shard of mixture": lambda: ShardedOrderSampler(MixtureOrderSampler([5, 18], [1, 2], 7), 1, 2),
     "shard of replaced": lambda: ShardedOrderSampler(WeightedOrderSampler(WEIGHTS, 7), 1, 2),
 }
-COMPUTED = {"virtual", "block", "mixture", "shard of virtual", "shard of block"}
+COMPUTED = {name for name in SAMPLERS if name.endswith(("virtual", "block", "mixture"))}
 
 
 @pytest.fixture(params=SAMPLERS)

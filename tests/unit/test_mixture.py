@@ -209,6 +209,18 @@ def test_far_epochs_are_found_without_those_before():
         assert other._draw(150, number)[:].tolist() == expected[number]
 
 
+def test_epochs_of_whole_shares_are_passed_over_at_once():
+    schedule = [(45, [1, 1]), (400, [3, 2]), (407, [1, 4]), (500, [7, 3])]
+    sampler = MixtureOrderSampler([50, 60], [2, 3], 0, stop=10, schedule=schedule)
+    expected = [sampler._draw(110, number)[:].tolist() for number in range(80)]
+    for number in (79, 3, 5, 4, 40, 41, 50, 45, 51):
+        other = MixtureOrderSampler([50, 60], [2, 3], 0, stop=10, schedule=schedule)
+        assert other._draw(110, number)[:].tolist() == expected[number]
+    far = sampler._draw(110, 10**12)[:]
+    counts = np.bincount(far >= 50, minlength=2)
+    assert counts.tolist() == [7, 3]
+
+
 # -- schedules -------------------------------------------------------------------------------------
 
 

@@ -265,7 +265,14 @@ class Mixture:
             if known == number:
                 self._standing = known, counts, deficits
                 return stretches
-            counts, lags = stretches[-1].after()
+            after, lags = stretches[-1].after()
+            if len(stretches) == 1 and not any(lags):
+                # All epochs are alike until the weights change.
+                changes = [at // self.epoch_size for at, _ in self.points]
+                stop = min(number, *(epoch for epoch in [*changes, number] if epoch > known))
+                after = counts + (after - counts) * (stop - known)
+                known = stop - 1
+            counts = after
             total = stretches[-1].weights.total
             deficits = [
                 deficit + (lag << _DEFICIT_BITS) // total
