@@ -156,6 +156,14 @@ class Preview(Planner):
         number, position = anchor.n_drawn - 1, anchor.position
         count = sampler._count(self._dataset_len(), self.num_ranks)
         while True:
+            # Epochs passed over are planned once, however often their batches are counted.
+            known = sampler._known_count(number, self.num_ranks) if position == 0 else None
+            if known is not None and known % self.num_ranks == 0:
+                steps = known // self.num_ranks
+                if n_steps >= steps and number != (self.recut or (None,))[0]:
+                    n_steps -= steps
+                    number += 1
+                    continue
             order, cuts = self._epoch(number)
             here = self.n_steps(cuts, position, len(order))
             if n_steps < here:

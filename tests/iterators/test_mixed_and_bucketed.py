@@ -84,3 +84,31 @@ def test_ranks_share_a_mixture_and_go_on_as_one_with_a_longer_schedule():
         other.load_state_dict(parts[0].state_dict())
     seen = [row for _ in range(15) for other in others for row in next(other)]
     assert seen == stream[120:300]
+
+
+class Counting(LengthBucketBatchSampler):
+    """Counts how often it has planned an epoch."""
+
+    n_plans = 0
+
+    def _plan_batches(self, *arguments):
+        self.n_plans += 1
+        return super()._plan_batches(*arguments)
+
+
+def test_epochs_before_a_far_step_are_planned_once():
+    sampler = Counting(LENGTHS, max_tokens=200, seed=4)
+    iterator = SerialIterator(range(300), batch_sampler=sampler, rank=1, num_ranks=2)
+    steps = len(iterator)
+    iterator.batch_at(9 * steps)
+    n_plans = sampler.n_plans
+    places = [9 * steps + k % 7 for k in range(50)]
+    addresses = [iterator.batch_at(step).indices.tolist() for step in places]
+    assert sampler.n_plans <= n_plans + 1  # those steps may be in two epochs
+    other = SerialIterator(range(300), batch_sampler=buckets_of_tokens(), rank=1, num_ranks=2)
+    delivered = [next(other) for _ in range(9 * steps + 7)]
+    assert addresses == [delivered[step] for step in places]
+
+
+def buckets_of_tokens():
+    return LengthBucketBatchSampler(LENGTHS, max_tokens=200, seed=4)

@@ -99,6 +99,10 @@ class SeededBatchSampler(SeededSampler):
         before it."""
         return None
 
+    def _known_count(self, number: int, num_ranks: int) -> int | None:
+        """Batches in the epoch of that number, if it was planned before, or all have as many."""
+        return None
+
     # What follows is for the iterators.
 
     def _draw_batches(

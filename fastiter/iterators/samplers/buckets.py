@@ -102,6 +102,7 @@ class LengthBucketBatchSampler(SeededBatchSampler):
             )
         self._mean = max(1, int(self._lengths.sum(dtype=np.uint64)) // n)
         self._digest: str | None = None
+        self._counts: dict[tuple[int, int, tuple[Limit, ...]], int] = {}  # of epochs planned
         super().__init__(seed)
 
     def _plan_batches(
@@ -133,6 +134,8 @@ class LengthBucketBatchSampler(SeededBatchSampler):
                 f"{n_examples} examples do not fill a batch for each of {cutting.num_ranks} ranks, "
                 "and drop_last=True leaves out what is not full"
             )
+        if rows is None:
+            self._counts[number, cutting.num_ranks, cutting.limits] = len(cuts) - 1
         return CompactOrder(order, n_examples), cuts
 
     def _limits(self) -> tuple[Limit, ...]:
@@ -143,6 +146,9 @@ class LengthBucketBatchSampler(SeededBatchSampler):
             return None
         steps, rest = divmod(n_examples, self._batch_size * num_ranks)
         return min(n_examples, (steps + (rest > 0 and not self._drop_last)) * num_ranks)
+
+    def _known_count(self, number: int, num_ranks: int) -> int | None:
+        return self._counts.get((number, num_ranks, self._limits()))
 
     def _arguments(self) -> tuple[Any, ...]:
         if self._digest is None:
