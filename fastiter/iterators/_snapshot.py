@@ -31,13 +31,14 @@ from fastiter.iterators._state import (
     limits_of,
     seeded_epoch,
 )
-from fastiter.iterators.samplers._batches import Cutting, SeededBatchSampler
+from fastiter.iterators.samplers._batches import CallableBatches, Cutting, SeededBatchSampler
 from fastiter.iterators.samplers._seeded import (
     RECORD_SIZE,
     Record,
     SeededSampler,
     is_seeded,
 )
+from fastiter.iterators.samplers.sharded import ShardedOrderSampler
 from fastiter.iterators.samplers.shuffle import gives_permutations
 
 if TYPE_CHECKING:
@@ -242,8 +243,19 @@ def _loaded(
     if record is not None and is_seeded(sampler):
         if isinstance(sampler, SeededBatchSampler):
             recut = _recut(saved_cuts, record, position, planner)
+        saved_seed = None
+        if saved_cuts:
+            told = saved_cuts.get("seed")
+            saved_seed = _loaded_seed(_ask(serializer, _SEED_KEY, None) if told is None else told)
         order, cuts = _order_again(
-            record, array, position, state, planner, recut=recut, strict=strict
+            record,
+            array,
+            position,
+            state,
+            planner,
+            recut=recut,
+            saved_seed=saved_seed,
+            strict=strict,
         )
         n_drawn = record.n_drawn
         if cuts is None and len(order) != state.epoch_size and len(order) < dataset_size:
@@ -366,6 +378,7 @@ def _order_again(
     planner: Planner,
     *,
     recut: tuple[int, tuple[Cutting, ...]] | None,
+    saved_seed: Seed | None,
     strict: bool,
 ) -> tuple[Order, Any]:
     """The order that the snapshot's record tells of, drawn by this iteration's sampler."""
@@ -376,8 +389,8 @@ def _order_again(
     if (record.kind, record.key) != (ours.kind, ours.key):
         raise ValueError(
             "the snapshot was saved with another order sampler than this "
-            f"{type(sampler).__qualname__}, or with another seed or other arguments: give the "
-            "iterator the same one"
+            f"{type(sampler).__qualname__}, or with another seed or other arguments"
+            f"{_difference(record, sampler, saved_seed)}: give the iterator the same one"
         )
     size = state.epoch_size
     if record.n_examples != ours.n_examples:
@@ -410,6 +423,17 @@ def _order_again(
     ):
         raise ValueError("the snapshot's order is not the one that its order sampler has drawn")
     return order, cuts
+
+
+def _difference(record: Record, sampler: SeededSampler, saved_seed: Seed | None) -> str:
+    """Which of them differs, as far as the snapshot tells."""
+    if isinstance(sampler, CallableBatches) and record.kind == sampler._KIND:
+        return f" (batch_sampler({record.n_drawn - 1}) gives other batches)"
+    if saved_seed is None:
+        return ""
+    if record.kind != sampler._KIND and not isinstance(sampler, ShardedOrderSampler):
+        return " (it is of another kind)"
+    return f" (the {'arguments differ' if saved_seed == sampler._words else 'seed differs'})"
 
 
 def _loaded_order(

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastiter import (
+    BlockShuffleOrderSampler,
     LengthBucketBatchSampler,
     MultiprocessIterator,
     MultithreadIterator,
@@ -590,6 +591,54 @@ def test_buckets_loaded_with_other_ranks_and_limits(counts, limits, n_steps):
             assert len(batch) * max(lengths[row] for row in batch) <= limits[1]
             seen += batch
     assert sorted(seen) == list(range(200))
+
+
+# -- states ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("differs", "sampler"),
+    [
+        ("it is of another kind", VirtualShuffleOrderSampler(3)),
+        ("the seed differs", BlockShuffleOrderSampler(4, 3, 2)),
+        ("the arguments differ", BlockShuffleOrderSampler(3, 3, 5)),
+    ],
+)
+def test_an_error_says_what_differs(differs, sampler):
+    state = SerialIterator(range(30), 4, order_sampler=BlockShuffleOrderSampler(3, 3, 2))
+    other = SerialIterator(range(30), 4, order_sampler=sampler)
+    with pytest.raises(ValueError, match=differs):
+        other.load_state_dict(state.state_dict())
+    batches = SerialIterator(range(30), batch_sampler=Batches(30))
+    other = SerialIterator(range(30), batch_sampler=lambda epoch: [[3]])
+    with pytest.raises(ValueError, match=r"batch_sampler\(0\) gives other batches"):
+        other.load_state_dict(batches.state_dict())
+
+
+def test_states_of_older_releases_know_no_cuts():
+    iterator = SerialIterator(range(30), 4, order_sampler=ShuffleOrderSampler(3))
+    list(itertools.islice(iterator, 11))
+    state = iterator.state_dict()
+    following = next(iterator)
+    del state["cuts"]
+    old = SerialIterator(range(30), 4, order_sampler=ShuffleOrderSampler(3))
+    old.load_state_dict(state)
+    assert old.step == 11
+    assert next(old) == following == old.batch_at(11).indices.tolist()
+
+
+@pytest.mark.parametrize(
+    "change", [{"version": 2}, {"anchor": [1, 2]}, {"step": -1}, {"step": "3"}, {"anchor": None}]
+)
+def test_cuts_that_are_damaged(change):
+    iterator = SerialIterator(range(30), 4, shuffle=False)
+    next(iterator)
+    before = iterator.state_dict()
+    with pytest.raises(ValueError, match="'cuts' cannot be read"):
+        iterator.load_state_dict({**before, "cuts": {**before["cuts"], **change}})
+    with pytest.raises(ValueError, match="'cuts' cannot be read"):
+        iterator.load_state_dict({**before, "cuts": 3})
+    assert iterator.state_dict() == before
 
 
 # -- datasets that have grown ----------------------------------------------------------------------

@@ -37,6 +37,7 @@ class ShardedOrderSampler(SeededSampler, OrderSampler):
     rank, size : int, optional
         Number of this process, from 0, and of all processes. Without them, from the environment
         variables of torchrun, Open MPI, MPICH or Intel MPI, or SLURM. Give both or neither.
+        ``num_ranks`` is another name of ``size``.
     tail : {'pad', 'drop', 'uneven'}
         If ``size`` does not divide the order's length: 'pad' has the order begin anew for the last
         share, so that some examples come twice; 'drop' leaves the end of the order out, other
@@ -63,6 +64,8 @@ class ShardedOrderSampler(SeededSampler, OrderSampler):
         rank: int | None = None,
         size: int | None = None,
         tail: str = "pad",
+        *,
+        num_ranks: int | None = None,
     ) -> None:
         if sampler is None:
             raise TypeError("sampler must be an order sampler, such as ShuffleOrderSampler(seed)")
@@ -76,7 +79,9 @@ class ShardedOrderSampler(SeededSampler, OrderSampler):
                 "seed, ShuffleOrderSampler(0)"
             )
         self._sampler = sampler
-        self._rank, self._size = sampler_ranks(rank, size)
+        if num_ranks is not None and size is not None:
+            raise ValueError("size and num_ranks are the same: leave one of them out")
+        self._rank, self._size = sampler_ranks(rank, size if num_ranks is None else num_ranks)
         if tail not in TAILS:
             raise ValueError(f"tail must be one of {', '.join(map(repr, TAILS))}, not {tail!r}")
         self._tail = tail
