@@ -40,7 +40,10 @@ from fastiter.errors import (
     WorkerDiedError,
 )
 from fastiter.iterators import (
+    Address,
     BlockShuffleOrderSampler,
+    LengthBucketBatchSampler,
+    MixtureOrderSampler,
     MultithreadIterator,
     OrderSampler,
     Replacement,
@@ -81,6 +84,7 @@ else:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Address",
     "BlockShuffleOrderSampler",
     "ConcatWithAsyncTransfer",
     "Converter",
@@ -88,6 +92,8 @@ __all__ = [
     "DatasetMixin",
     "Iterator",
     "IteratorStats",
+    "LengthBucketBatchSampler",
+    "MixtureOrderSampler",
     "MultiprocessIterator",
     "MultithreadIterator",
     "OrderSampler",

@@ -1,4 +1,4 @@
-"""The command line: ``python -m fastiter demo``, ``doctor`` and ``profile``."""
+"""The command line: ``python -m fastiter batch``, ``demo``, ``doctor`` and ``profile``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from fastiter import __version__
 # Each command's module has `add_options(parser)` and `run(options)`. Only the requested one is
 # imported.
 _COMMANDS = {
+    "batch": (
+        "fastiter._cli.batch",
+        "tell which examples the batch of a step had, by a saved state",
+    ),
     "demo": (
         "fastiter._cli.demo.digits",
         "train a small classifier on handwritten digits, and compare the iterators",

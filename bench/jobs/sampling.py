@@ -1,4 +1,4 @@
-"""Orders that are computed where they are read, and draws by weights."""
+"""Orders computed where they are read, draws by weights, mixtures, batches of like lengths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from bench.harness.micro import AtMost, Case, Goal, Prepared, WrongResult
 
 NAME = "sampling"
-TITLE = "parts of virtual orders, and weighted draws with and without replacement"
+TITLE = "parts of virtual orders, weighted draws, mixtures of sources, batches of like lengths"
 
 # -- parts of a virtual order ----------------------------------------------------------------------
 
@@ -139,12 +139,123 @@ def _draw(n: int, count: int, replacement: bool, goals: Sequence[Goal]) -> Case:
     )
 
 
+# -- mixtures --------------------------------------------------------------------------------------
+
+_SHARES = [0.5, 0.3, 0.2]
+
+
+def _fastiter_mixture(count: int) -> Callable[[Any], Any]:
+    from fastiter import MixtureOrderSampler
+
+    sizes = [count] * len(_SHARES)
+    return lambda seed: MixtureOrderSampler(sizes, _SHARES, seed, stop=count)(range(sum(sizes)), 0)[
+        :
+    ]
+
+
+def _numpy_mixture(count: int) -> Callable[[Any], Any]:
+    def draw(seed: int) -> Any:
+        generator = np.random.default_rng(seed)
+        sources = generator.choice(len(_SHARES), count, p=_SHARES)
+        indices = np.empty(count, dtype=np.int64)
+        for source in range(len(_SHARES)):
+            places = np.flatnonzero(sources == source)
+            indices[places] = generator.permutation(count)[: len(places)] + source * count
+        return indices
+
+    return draw
+
+
+def _mixture(count: int) -> Case:
+    def check(result: Any, seed: int) -> None:
+        if len(np.unique(result)) != count:
+            raise WrongResult("an index comes twice")
+        counts = np.bincount(result // count, minlength=len(_SHARES))
+        if abs(counts - count * np.array(_SHARES)).max() > 4 * count**0.5:
+            raise WrongResult("the sources do not have their shares")
+
+    return Case(
+        name=f"mixture of 3 sources, {count:,} draws",
+        sources=lambda: list(range(4)),
+        candidates={
+            "fastiter": lambda: _fastiter_mixture(count),
+            "numpy": lambda: _numpy_mixture(count),
+        },
+        check=check,
+        items=count,
+        item="draw",
+        nbytes=8 * count,
+        goals=[Goal("numpy", 1)],
+    )
+
+
+# -- batches of like lengths -----------------------------------------------------------------------
+
+_BATCH, _WINDOW = 32, 1 << 14
+
+
+def _lengths(n: int) -> np.ndarray:
+    return np.random.default_rng(0).lognormal(5, 1, n).clip(1, 8192).astype(np.int32)
+
+
+def _fastiter_buckets(n: int) -> Callable[[Any], Any]:
+    from fastiter import LengthBucketBatchSampler
+    from fastiter.iterators.samplers._batches import Cutting
+
+    sampler = LengthBucketBatchSampler(_lengths(n), batch_size=_BATCH, seed=0, window=_WINDOW)
+    cutting = Cutting(0, 1, sampler._limits())
+    return lambda number: sampler._plan_batches(None, n, number, cutting)[0][:]
+
+
+def _numpy_buckets(n: int) -> Callable[[Any], Any]:
+    lengths = _lengths(n)
+
+    def plan(number: int) -> Any:
+        order = np.random.default_rng(number).permutation(n)
+        windows = [
+            window[lengths[window].argsort(kind="stable")]
+            for window in np.split(order, range(_WINDOW, n, _WINDOW))
+        ]
+        batches = np.concatenate(windows)[: n // _BATCH * _BATCH].reshape(-1, _BATCH)
+        np.random.default_rng(number).shuffle(batches)
+        return np.concatenate([batches.ravel(), windows[-1][len(windows[-1]) - n % _BATCH :]])
+
+    return plan
+
+
+def _buckets(n: int) -> Case:
+    def check(result: Any, number: int) -> None:
+        if not np.array_equal(np.sort(result), np.arange(n)):
+            raise WrongResult("not every row comes once")
+        whole = _lengths(n)[result[: n // _BATCH * _BATCH]].reshape(-1, _BATCH).astype(np.int64)
+        if _BATCH * whole.max(1).sum() > 1.2 * whole.sum():
+            raise WrongResult("the batches are a fifth padding")
+
+    return Case(
+        name=f"batches of like lengths, n = {n:,}",
+        sources=lambda: list(range(4)),
+        candidates={
+            "fastiter": lambda: _fastiter_buckets(n),
+            "numpy": lambda: _numpy_buckets(n),
+        },
+        check=check,
+        items=n,
+        item="row",
+        nbytes=8 * n,
+        goals=[Goal("numpy", 3)],
+    )
+
+
 def cases(quick: bool) -> Iterator[Case]:
     yield _part(10**7, 256)
     yield _draw(60_000, 60_000, True, [Goal("numpy", 15)])
     yield _draw(60_000, 6_000, False, [Goal("numpy", 4)])
+    yield _mixture(100_000)
+    yield _buckets(100_000)
     if quick:
         return
+    yield _mixture(10**6)
+    yield _buckets(10**6)
     yield _part(10**7, 32)
     yield _part(10**7, 4096)
     yield _part(10**12, 256)

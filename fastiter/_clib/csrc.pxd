@@ -1,7 +1,7 @@
 # The one place where C is declared, grouped by header.
 
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 
 cdef extern from "base/fi_base.h" nogil:
@@ -407,6 +407,45 @@ cdef extern from "order/fi_virtual.h" nogil:
     int fi_virtual_fill(const fi_virtual *order, int isa, uint64_t start, size_t count,
                         int64_t *out)
     void fi_example_words(const fi_seed *seed, uint64_t epoch, uint64_t index, uint64_t *words)
+
+
+cdef extern from "order/fi_mixture.h" nogil:
+    enum:
+        FI_MIXTURE_SOURCES_MAX
+        FI_MIXTURE_OPEN
+    const uint64_t FI_MIXTURE_TOTAL_MAX
+    const uint64_t FI_MIXTURE_SLOTS_MAX
+    ctypedef struct fi_mixture_source:
+        uint64_t weight
+        int64_t lag
+        uint64_t drawn
+    ctypedef struct fi_mixture:
+        uint64_t total, last, slot
+        uint32_t count
+        fi_mixture_source *sources
+        uint64_t *ready
+        uint64_t *waiting
+    void fi_mixture_start(fi_mixture *mixture)
+    void fi_mixture_run(fi_mixture *mixture, uint64_t count, uint16_t *out)
+
+
+cdef extern from "order/fi_buckets.h" nogil:
+    ctypedef struct fi_buckets:
+        const void *lengths
+        bint wide
+        uint64_t most_rows, most_tokens
+        uint32_t num_ranks
+        bint drops
+        uint64_t *keys
+        uint64_t *spare
+        uint64_t room, carried
+        uint32_t *out
+        uint8_t *marks
+        uint64_t written, batches
+    uint64_t fi_buckets_window(fi_buckets *buckets, const int64_t *rows, uint64_t count, bint trial)
+    void fi_buckets_finish(fi_buckets *buckets)
+    void fi_buckets_arrange(const fi_buckets *buckets, const fi_seed *seed, uint32_t *starts,
+                            uint32_t *rows, int64_t *cuts)
 
 
 cdef extern from "order/fi_weighted.h" nogil:

@@ -60,19 +60,7 @@ cdef class ExampleContext:
         if self.counter is None:
             return None
         row = self.counter.row if self.rows is None else self.rows[self.counter.row]
-        indices, state = self.plan.indices, self.plan.state
-        epoch = epoch_of(row, len(indices), state.epoch, state.position, state.epoch_size)
-        return self.seed, epoch, int(indices[row])
-
-
-def epoch_of(row, n_rows, epoch, position, epoch_size):
-    """The epoch that a row of a batch belongs to, from the state after the batch.
-
-    The last ``position`` rows are of ``epoch``, the ``epoch_size`` rows before them of the epoch
-    before, and so on.
-    """
-    before = n_rows - row - position
-    return epoch if before <= 0 else max(0, epoch - 1 - (before - 1) // epoch_size)
+        return self.seed, self.plan.epoch_of(row), int(self.plan.indices[row])
 
 
 def set_worker(writer):

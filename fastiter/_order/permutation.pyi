@@ -8,6 +8,7 @@ class _Permutes(Protocol):
 
 ROUNDS: int
 WEIGHTS_MAX: int
+SHUFFLE_MAX: int
 ISA: int
 
 def permutation(random_state: _Permutes, n: int) -> Any: ...
@@ -39,6 +40,9 @@ class VirtualOrder:
 
 def whole_by(n: int, words: tuple[int, int], rounds: int) -> npt.NDArray[np.int64]: ...
 def example_words(words: tuple[int, int], epoch: int, index: int) -> npt.NDArray[np.uint64]: ...
+def example_seeds(
+    words: tuple[int, int], epochs: npt.NDArray[np.int64], indices: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint64]: ...
 
 @final
 class AliasTable:

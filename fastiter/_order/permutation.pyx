@@ -34,6 +34,7 @@ cdef enum:
 cdef unsigned int MOST_THREADS = 8  # by default: with more, memory is the limit
 ROUNDS = FI_VIRTUAL_ROUNDS
 WEIGHTS_MAX = FI_WEIGHTED_MAX
+SHUFFLE_MAX = FI_SHUFFLE_MAX
 ISA = fi_isa()  # the best instruction set of this processor, numbered as in csrc/order/fi_shuffle.h
 
 
@@ -286,6 +287,19 @@ def example_words(words, epoch, index):
 
     fi_example_words(&seed, epoch, index, <uint64_t *>cnp.PyArray_DATA(made))
     return made
+
+
+def example_seeds(words, const int64_t[::1] epochs, const int64_t[::1] indices):
+    """The first word of `example_words` for each of some examples: uint64 array (n,)."""
+    cdef fi_seed seed = seed_of(words)
+    cdef uint64_t[4] made
+    cdef Py_ssize_t i
+    seeds = np.empty(indices.shape[0], dtype=np.uint64)
+    cdef uint64_t[::1] out = seeds
+    for i in range(indices.shape[0]):
+        fi_example_words(&seed, epochs[i], indices[i], made)
+        out[i] = made[0]
+    return seeds
 
 
 # ---- draws with weights --------------------------------------------------------------------------

@@ -1,6 +1,15 @@
 from libc.stdint cimport int64_t
 
 
+cdef struct Step:
+    int64_t rows  # on all ranks; 0 if the epoch has none left
+    int64_t first  # the rank's first one, in the step
+    int64_t count  # the rank's rows
+    int64_t n_valid  # of these, from the first one on, are no repetitions
+    int64_t number  # of the step in its epoch, from 0
+    bint is_last  # of its epoch
+
+
 cdef class Plan:
     cdef readonly object indices
     cdef readonly object state
@@ -11,6 +20,13 @@ cdef class Plan:
     cdef public Py_ssize_t n_dropped
     cdef readonly object request
     cdef readonly int worker
+    cdef readonly int64_t epoch
+    cdef readonly int64_t position
+    cdef readonly int64_t epoch_size
+    cdef readonly int64_t number
+    cdef readonly int64_t n_valid
+    cdef public int64_t n_valid_dropped
+    cpdef int64_t epoch_of(self, int64_t row) except? -1
 
 
 cdef class PlanQueue:
@@ -18,6 +34,11 @@ cdef class PlanQueue:
     cdef readonly object planned  # state of the batch planned last
     cdef readonly int64_t batch_size
     cdef readonly bint repeat
+    cdef readonly int64_t rank
+    cdef readonly int64_t num_ranks
+    cdef readonly bint drop_last
+    cdef int tail_kind
+    cdef readonly Plan delivered  # the last one; None after a restart
     cdef readonly bint is_begun
     cdef public object progress
     cdef readonly list plans  # planned and not delivered, in the order of their delivery
@@ -28,4 +49,9 @@ cdef class PlanQueue:
     cpdef Plan ahead(self)
     cdef Plan plan_one(self)
     cpdef Plan advance(self, object state)
+    cdef bint is_endless(self, object cuts) noexcept
+    cdef void cut(self, object cuts, int64_t position, int64_t size, int64_t rank,
+                  bint is_endless, Step *step) noexcept
+    cdef int64_t share(self, int64_t left) noexcept
+    cpdef int64_t n_steps(self, object cuts, int64_t position, int64_t size)
     cdef object piece(self, object order, int64_t start, int64_t stop)

@@ -1,6 +1,10 @@
 """The rule of epochs, and the plans of the batches to come.
 
-`PlanQueue` plans batches by one rule, keeps those that were not delivered, and delivers the oldest
+An epoch is an order and its cuts: batch k is ``order[cuts[k]:cuts[k + 1]]``. Cuts are those of one
+rank's batches; a step takes the next ``num_ranks`` of them, one for each rank. Without an array
+of cuts there is one every ``batch_size`` rows.
+
+`PlanQueue` plans batches by this rule, keeps those that were not delivered, and delivers the oldest
 one. What is done for a batch ahead of its delivery belongs to its plan: `Plan.work`.
 `DeliveringIterator` delivers a batch and returns it in one step.
 """
@@ -30,7 +34,17 @@ cdef enum:
     EPOCH_SIZE = 4
     PREVIOUS_EPOCH_DETAIL = 5
     N_DRAWN = 6
-    STATE_ITEMS = 7
+    CUTS = 7
+    STEP = 8
+    STATE_ITEMS = 9
+
+cdef enum:
+    # What becomes of the last rows of an epoch, too few for a step of full batches.
+    TAIL_PAD = 0
+    TAIL_MASK = 1
+    TAIL_DROP = 2
+
+TAILS = ("pad", "mask", "drop")
 
 
 cdef inline int64_t *data_of(object array) noexcept:
@@ -65,7 +79,7 @@ cdef class Plan:
     Attributes
     ----------
     indices : int64[batch], contiguous; None at the end of the iteration and with an error
-    state : the state after this batch
+    state : the state after this batch, and after those of the other ranks at this step
     error : what the order sampler or ``len(dataset)`` raised, or None
     work : what is being done for the batch, or None; any object, which the plan owns
     progress : what was counted up to this batch, any value: by an iterator, what was skipped;
@@ -75,23 +89,56 @@ cdef class Plan:
     request : what the workers are told of the batch besides its indices, any object that can be
         pickled; None for nothing
     worker : the number of the only worker process that is offered the batch; -1: all are
+    epoch, position, epoch_size : the last ``position`` rows are of ``epoch``, the ``epoch_size``
+        rows before them of the epoch before, and so on
+    number : that of the batch in the epoch in which it begins, from 0, for messages
+    n_valid : how many rows, from the first one on, are no repetitions that fill an epoch up
+    n_valid_dropped : how many of these were skipped
     """
 
     def __cinit__(self):
         self.worker = -1
 
-    def __init__(self, indices, state, error=None, request=None, int worker=-1):
+    def __init__(self, indices, state, error=None, request=None, int worker=-1, *, origin=None,
+                 number=0, n_valid=None):
         self.indices = indices
         self.state = state
         self.error = error
         self.request = request
         self.worker = worker
+        self.number = number
+        if indices is not None:
+            self.epoch, self.position, self.epoch_size = (
+                (state.epoch, state.position, state.epoch_size) if origin is None else origin)
+            self.n_valid = len(indices) if n_valid is None else n_valid
 
-    def label(self, batch_size):
+    @property
+    def label(self):
         """The epoch in which the batch begins and its number there, both from 0, for messages."""
-        state = self.state
-        position = state.epoch_size if state.is_new_epoch else state.position
-        return f"epoch {state.epoch - state.is_new_epoch}, batch {(position - 1) // batch_size}"
+        return f"epoch {self.epoch_of(0)}, batch {self.number}"
+
+    cpdef int64_t epoch_of(self, int64_t row) except? -1:
+        """The epoch that a row belongs to."""
+        cdef int64_t before = cnp.PyArray_SIZE(self.indices) - row - self.position
+        return self.epoch if before <= 0 else max(0, self.epoch - 1 - (before - 1) // self.epoch_size)
+
+    def values(self):
+        """Arguments of the constructor for a plan of the same batch, without work and outcome."""
+        return (self.indices, self.state), {
+            "origin": (self.epoch, self.position, self.epoch_size), "number": self.number,
+            "n_valid": self.n_valid}
+
+
+cdef int64_t place_of(const int64_t *cuts, int64_t m, int64_t position) noexcept:
+    """The last of the cuts 0 to m that is not beyond a position."""
+    cdef int64_t low = 0, high = m, middle
+    while low < high:
+        middle = (low + high + 1) // 2
+        if cuts[middle] <= position:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 cdef inline Plan new_plan(object indices, object state, object error):
@@ -122,20 +169,31 @@ cdef class PlanQueue:
 
     A subclass defines another rule of epochs by `advance`, or for the rule here
 
-    - ``_next_epoch(order, position, size, n_drawn)``: order, size and number of orders drawn of the
-      epoch after one in which the last batch begins at ``position``;
+    - ``_next_epoch(order, position, size, n_drawn)``: order, size, number of orders drawn and cuts
+      (int64[m + 1], or None) of the epoch after one whose last step begins at ``position``;
     - ``_slice(order, start, stop)``: a part of an order that is not a contiguous int64 array, as
       such an array;
     - ``_note(state)``: told of a state with another number of orders drawn.
     """
 
-    def __init__(self, state, batch_size, bint repeat, progress=None):
+    def __init__(self, state, batch_size, bint repeat, progress=None, *, rank=0, num_ranks=1,
+                 bint drop_last=False, tail="pad"):
         self.current = self.planned = state
         self.progress = progress
         self.batch_size = batch_size
         self.repeat = repeat
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.drop_last = drop_last
+        self.tail_kind = TAILS.index(tail)
         self.plans = []
+        self.delivered = None
         self.is_passing = self.is_begun = False
+
+    @property
+    def tail(self):
+        """What becomes of the last rows of an epoch: one of `TAILS`."""
+        return TAILS[self.tail_kind]
 
     @property
     def state(self):
@@ -158,7 +216,7 @@ cdef class PlanQueue:
         cdef Plan plan = self.first()
         if plan.outcome is None:
             plan.progress = self.progress
-            plan.n_dropped = 0
+            plan.n_dropped = plan.n_valid_dropped = 0
         return plan
 
     cdef Plan first(self):
@@ -204,11 +262,13 @@ cdef class PlanQueue:
         if item(state, N_DRAWN) != item(self.current, N_DRAWN):
             self._note(state)
         # What dies by this step, dies at the end of this function.
-        work, outcome, before = plan.work, plan.outcome, self.current
+        work, outcome, before, last = plan.work, plan.outcome, self.current, self.delivered
         plan.work = plan.outcome = None
         if plan.error is None:
             self.is_begun = True
             self.is_passing = False
+            if plan.indices is not None:
+                self.delivered = plan
             self.put_state(state)
             self.progress = plan.progress
         del self.plans[0]
@@ -239,19 +299,22 @@ cdef class PlanQueue:
         kept = self.plans, self.current  # what dies by this, dies at the end of this function
         self.plans = []
         self.planned = state
+        self.delivered = None
         self.is_passing = self.is_begun = False
         self.put_state(state)
         self.progress = progress
 
     def __getstate__(self):
         # A copy begins all work anew, and asks a sampler that failed again.
-        plans = [(plan.indices, plan.state) for plan in list(self.plans) if plan.error is None]
+        plans = [(<Plan>plan).values() for plan in list(self.plans) if plan.error is None]
         return {
             **self.__dict__,
             "state": self.current,
             "plans": plans,
             "batch_size": self.batch_size,
             "repeat": self.repeat,
+            "cutting": {"rank": self.rank, "num_ranks": self.num_ranks,
+                        "drop_last": self.drop_last, "tail": self.tail},
             "is_passing": bool(self.is_passing),
             "progress": self.progress,
         }
@@ -261,10 +324,12 @@ cdef class PlanQueue:
         plans = given.pop("plans")
         is_passing = given.pop("is_passing")
         PlanQueue.__init__(self, given.pop("state"), given.pop("batch_size"),
-                           given.pop("repeat"), given.pop("progress", None))
-        for indices, state in plans:
-            self.plans.append(Plan(indices, state))
-            self.planned = state
+                           given.pop("repeat"), given.pop("progress", None),
+                           **given.pop("cutting", {}))
+        for first, second in plans:  # in version 0.1.0 indices and state
+            plan = Plan(*first, **second) if type(second) is dict else Plan(first, second)
+            self.plans.append(plan)
+            self.planned = plan.state
         self.is_passing = is_passing
         self.__dict__.update(given)
 
@@ -292,35 +357,69 @@ cdef class PlanQueue:
     cpdef Plan advance(self, object state):
         """The plan of the batch after ``state``; without indices at the end of the iteration.
 
-        With ``repeat`` a batch that reaches the end of an epoch goes on in the next one. Without,
-        the last batch is short and nothing follows it. A batch that ends exactly at an epoch's end
-        completes that epoch. Whenever an epoch ends, also the last one, and several times in a
-        batch longer than the epoch, the next order is drawn.
+        With ``repeat``, neither ``drop_last`` nor cuts, a step that reaches the end of an epoch
+        goes on in the next one. Otherwise steps end with their epoch. A step that ends exactly at
+        an epoch's end completes that epoch. Whenever an epoch ends, also the last one, and several
+        times in a step longer than the epoch, the next order is drawn.
         """
         cdef int64_t position = item(state, POSITION), size = item(state, EPOCH_SIZE)
-        cdef int64_t left = self.batch_size, n
-        cdef bint is_new_epoch = False
+        cdef int64_t begin = position, done = 0, n, low, high
+        cdef bint is_new_epoch = False, is_endless
+        cdef Step step
+        cdef Plan plan
         epoch, order, n_drawn = item(state, EPOCH), item(state, ORDER), item(state, N_DRAWN)
+        cuts = item(state, CUTS)
         detail = epoch + item(state, POSITION) / item(state, EPOCH_SIZE)
-        if not self.repeat and epoch > 0:
-            return new_plan(None, state._replace(previous_epoch_detail=detail), None)
-        indices = new_indices(left) if self.repeat and left > size - position else None
+        is_endless = self.is_endless(cuts)
         while True:
-            n = min(left, size - position)
-            piece = self.piece(order, position, position + n)
-            if indices is None:
-                indices = piece
-            else:
-                memcpy(data_of(indices) + self.batch_size - left, data_of(piece), n * sizeof(int64_t))
-            left -= n
-            if n < size - position:
-                position += n
+            if not self.repeat and epoch > 0:
+                return new_plan(None, state._replace(previous_epoch_detail=detail), None)
+            self.cut(cuts, position, size, self.rank, is_endless, &step)
+            if step.rows > 0:
                 break
-            order, size, n_drawn = self._next_epoch(order, position, size, n_drawn)
-            position = 0
+            if position == 0:
+                raise ValueError(
+                    f"an epoch of {size} examples has no full batch: batch_size is "
+                    f"{self.batch_size}, for {self.num_ranks} rank(s)")
+            # What is left of an epoch that was begun with smaller batches.
+            order, size, n_drawn, cuts = self._next_epoch(order, position, size, n_drawn)
+            epoch += 1
+            begin = position = 0
+            is_new_epoch = True
+            state = state._replace(position=0, epoch=epoch, is_new_epoch=True, order=order,
+                                   epoch_size=size, n_drawn=n_drawn, cuts=cuts)
+        plan = new_plan(None, None, None)
+        plan.number = step.number
+        plan.n_valid = step.n_valid
+        while True:
+            n = min(step.rows - done, size - position)
+            # The rank's rows among those at [done, done + n) of the step.
+            low, high = max(step.first, done), min(step.first + step.count, done + n)
+            if low < high:
+                piece = self.piece(order, position + low - done, position + high - done)
+                if high - low == step.count:
+                    plan.indices = piece
+                else:
+                    if plan.indices is None:
+                        plan.indices = new_indices(step.count)
+                    memcpy(data_of(plan.indices) + low - step.first, data_of(piece),
+                           (high - low) * sizeof(int64_t))
+                if high == step.first + step.count:
+                    plan.epoch = epoch
+                    plan.epoch_size = size
+                    plan.position = position + high - done if is_endless else step.count
+            done += n
+            position += n
+            if not is_endless and done < step.rows:
+                position = 0  # the epoch's first rows fill the last batches up
+                continue
+            if position < size and not step.is_last:
+                break
+            order, size, n_drawn, cuts = self._next_epoch(order, begin, size, n_drawn)
+            begin = position = 0
             epoch += 1
             is_new_epoch = True
-            if not self.repeat or left == 0:
+            if done == step.rows:
                 break
         after = fi_new_tuple(type(state), STATE_ITEMS)
         put(after, POSITION, position)
@@ -330,7 +429,67 @@ cdef class PlanQueue:
         put(after, EPOCH_SIZE, size)
         put(after, PREVIOUS_EPOCH_DETAIL, detail)
         put(after, N_DRAWN, n_drawn)
-        return new_plan(indices, after, None)
+        put(after, CUTS, cuts)
+        put(after, STEP, item(state, STEP) + 1)
+        plan.state = after
+        return plan
+
+    cdef bint is_endless(self, object cuts) noexcept:
+        """Whether cuts run over the stream of all epochs, not over each epoch for itself."""
+        return self.repeat and not self.drop_last and cuts is None
+
+    cdef void cut(self, object cuts, int64_t position, int64_t size, int64_t rank, bint is_endless,
+                  Step *step) noexcept:
+        """The step at a position of an epoch, and the part of a rank."""
+        cdef int64_t ranks = self.num_ranks, whole = self.batch_size * ranks, left = size - position
+        cdef int64_t rest, k, m
+        cdef int64_t *at
+        if cuts is None:
+            step.number = (min(position + whole, size) - 1) // whole
+            step.first, step.count = rank * self.batch_size, self.batch_size
+            rest = left - whole
+            step.is_last = rest == 0 or (0 < rest < whole and self.share(rest) == 0)
+        else:
+            at, m = data_of(cuts), cnp.PyArray_SIZE(cuts) - 1
+            k = place_of(at, m, position)
+            step.number = k // ranks
+            rest = -1
+            if k + ranks <= m:
+                whole = at[k + ranks] - position
+                step.first, step.count = at[k + rank] - position, at[k + rank + 1] - at[k + rank]
+                rest = left - whole
+            step.is_last = rest == 0 or (k + 2 * ranks > m and self.share(rest) == 0)
+        step.rows, step.n_valid = whole, step.count
+        if is_endless:
+            step.is_last = False
+        elif rest < 0:  # the rows of the last step, shared out evenly
+            step.is_last = True
+            step.count = self.share(left)
+            step.first, step.rows = rank * step.count, ranks * step.count
+            step.n_valid = step.count
+            if self.tail_kind == TAIL_MASK:
+                step.n_valid = max(0, min(step.count, left - step.first))
+
+    cdef int64_t share(self, int64_t left) noexcept:
+        """Rows that each rank gets of an epoch's last ones, too few for a step of full batches."""
+        if self.drop_last:
+            return 0
+        return (left if self.tail_kind == TAIL_DROP else left + self.num_ranks - 1) // self.num_ranks
+
+    cpdef int64_t n_steps(self, object cuts, int64_t position, int64_t size):
+        """How many steps an epoch has from a position on; one that goes on in the next is one."""
+        cdef int64_t ranks = self.num_ranks, whole = self.batch_size * ranks, k, m, n
+        if cuts is None:
+            n = (size - position) // whole
+            position += n * whole
+        else:
+            m = cnp.PyArray_SIZE(cuts) - 1
+            k = place_of(data_of(cuts), m, position)
+            n = (m - k) // ranks
+            position = data_of(cuts)[k + n * ranks]
+        if self.is_endless(cuts):
+            return n + (position < size)
+        return n + (self.share(size - position) > 0)
 
     cdef object piece(self, object order, int64_t start, int64_t stop):
         """The indices at the positions from ``start`` to below ``stop``, as an array of their own."""

@@ -43,7 +43,6 @@ cdef class ScheduledBatch:
     cdef readonly uint64_t q
     cdef readonly Plan plan
     cdef readonly Schema schema
-    cdef Py_ssize_t batch_size
     cdef uint32_t slot
 
 
@@ -51,7 +50,6 @@ cdef class BatchScheduler(ParentRing):
     cdef readonly list scheduled
     cdef readonly Schema schema
     cdef readonly uint32_t schema_number
-    cdef Py_ssize_t batch_size
     cdef public Py_ssize_t n_prefetch  # batches ahead of the one that the caller waits for
     cdef public uint64_t least_bytes
     cdef readonly uint64_t recent_bytes

@@ -335,7 +335,7 @@ cdef class ScheduledBatch:
     @property
     def label(self):
         """Epoch in which the batch begins, and its number there, both from 0, for messages."""
-        return self.plan.label(self.batch_size)
+        return self.plan.label
 
 
 cdef class BatchScheduler(ParentRing):
@@ -362,9 +362,8 @@ cdef class BatchScheduler(ParentRing):
     def __dealloc__(self):
         free(self.ended.next)
 
-    def __init__(self, Arena arena, uint32_t spares, Py_ssize_t batch_size, Py_ssize_t n_prefetch):
+    def __init__(self, Arena arena, uint32_t spares, Py_ssize_t n_prefetch):
         self.resting = []
-        self.batch_size = batch_size
         self.n_prefetch = n_prefetch
         self.scheduled = []
         self.single_until = -1
@@ -429,21 +428,20 @@ cdef class BatchScheduler(ParentRing):
         return not self.scheduled
 
     cdef bint schedule(self, Plan plan) except -1:
-        """Puts a batch into the ring; False if no slot is free yet."""
+        """Puts a batch into the ring; False if no slot is free yet, or none has room for its rows."""
         cdef int64_t slot
         cdef uint64_t columns = 0, commit = self.least_bytes, q = 0, heap
         cdef fi_request request = fi_request(0, 0, <uint32_t>(plan.worker + 1))
         cdef cnp.ndarray indices = plan.indices
-        cdef tuple state = <tuple>plan.state  # a named tuple, which is no exact one
         cdef fi_origin origin  # of the random numbers of the batch's examples
         cdef ScheduledBatch record = ScheduledBatch.__new__(ScheduledBatch)
         if cnp.PyArray_TYPE(indices) != cnp.NPY_INT64 or not cnp.PyArray_ISCARRAY_RO(indices):
             raise TypeError(f"indices must be a contiguous int64 array, not {indices!r}")
         origin.seed[0], origin.seed[1] = self.seed
-        origin.position, origin.epoch, origin.epoch_size = state[0], state[1], state[4]
+        origin.position, origin.epoch = plan.position, plan.epoch
+        origin.epoch_size = plan.epoch_size
         record.plan = plan
         record.schema = self.schema if plan.request is None else None
-        record.batch_size = self.batch_size
         packed = None if plan.request is None else Packed(plan.request)
         if record.schema is not None:
             columns = self.schema.bytes
@@ -451,6 +449,8 @@ cdef class BatchScheduler(ParentRing):
             request.bytes = packed.size
         heap = fi_align_up(columns + request.bytes, 64)
         commit = max(commit, heap)
+        if cnp.PyArray_SIZE(indices) > self.arena.ring.geometry.rows:
+            return False
         # Workers commit what the heap takes themselves, but for some room for an error's text: that
         # there is no memory has to be told, too.
         slot = self.free_slot(commit + FI_PAGE)

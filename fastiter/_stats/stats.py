@@ -131,7 +131,8 @@ class IteratorStats:
     workers_are : str
         'processes' or 'threads'; 'none' if the caller fetches.
     batch_size, n_workers, n_prefetch : int
-        The present settings; with 0 workers the caller fetches.
+        The present settings; with 0 workers the caller fetches. ``batch_size`` is None with a batch
+        sampler.
     has_converter : bool
         Whether ``next()`` returns what a converter made.
     cpus : float
@@ -169,7 +170,7 @@ class IteratorStats:
     consumer_seconds: float
     cpu_seconds: float
     workers_are: WorkerKind
-    batch_size: int
+    batch_size: int | None
     n_workers: int
     n_prefetch: int
     has_converter: bool

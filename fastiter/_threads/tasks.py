@@ -57,7 +57,6 @@ class Work(NamedTuple):
     """What the tasks of an iterator have in common."""
 
     source: Source
-    batch_size: int
     n_threads: int
     row_cost: RowCost
     call_cost: CallCost  #: where one call of the dataset fetches many rows
@@ -189,8 +188,7 @@ class BatchTask:
         return None
 
     def _facts(self) -> str:
-        label = self.plan.label(self._work.batch_size)
-        return f"{label}, worker thread {threading.current_thread().name}"
+        return f"{self.plan.label}, worker thread {threading.current_thread().name}"
 
     def open(self) -> None:
         """Wake up the thread that waits for the batch."""

@@ -58,10 +58,10 @@ class Pool:
     The iterator uses the pool's `ring` itself for what it does for each batch while nothing special
     happens: topping up, and taking batches.
 
-    A batch has `rows` examples at most, fewer than `batch_size` where the dataset is smaller; the
-    loop that goes on has `n_held` slots. `most_workers` and `most_prefetch` are how far `adjust`
-    may go, no further than now by default. `lock` is the iterator's. `timeouts` limit the waits,
-    instead of `dataset_timeout`. The rest is as in MultiprocessIterator.
+    A batch has `rows` examples at most; the loop that goes on has `n_held` slots. `most_workers`
+    and `most_prefetch` are how far `adjust` may go, no further than now by default. `lock` is the
+    iterator's. `timeouts` limit the waits, instead of `dataset_timeout`. The rest is as in
+    MultiprocessIterator.
     """
 
     def __init__(
@@ -69,7 +69,6 @@ class Pool:
         *,
         job: BatchJob,
         workers: int,
-        batch_size: int,
         rows: int,
         n_prefetch: int,
         n_held: int,
@@ -103,7 +102,7 @@ class Pool:
         slots = max(n_prefetch, most_prefetch) + 1 + n_held + most + _SPARES
         self.rows = rows
         arena = Arena.create(slots, most, rows, _SCHEMAS)
-        self.ring = BatchScheduler(arena, _SPARES, batch_size, n_prefetch)
+        self.ring = BatchScheduler(arena, _SPARES, n_prefetch)
         self.ring.least_bytes = (shared_mem or 0) * rows
         self._engage(workers)
         self._group = WorkerGroup(self.ring, most, job, start, workers)

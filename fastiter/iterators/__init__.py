@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from fastiter.iterators._addresses import Address
 from fastiter.iterators._skips import Replacement, Skipped
 from fastiter.iterators.multithread import MultithreadIterator
 from fastiter.iterators.samplers import _seeded, block, sharded, shuffle, virtual, weighted
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
+from fastiter.iterators.samplers.buckets import LengthBucketBatchSampler
+from fastiter.iterators.samplers.mixture import MixtureOrderSampler
 from fastiter.iterators.samplers.sharded import ShardedOrderSampler
 from fastiter.iterators.samplers.shuffle import OrderSampler, ShuffleOrderSampler
 from fastiter.iterators.samplers.virtual import VirtualShuffleOrderSampler
@@ -30,7 +33,10 @@ else:
 
 
 __all__ = [
+    "Address",
     "BlockShuffleOrderSampler",
+    "LengthBucketBatchSampler",
+    "MixtureOrderSampler",
     "MultiprocessIterator",
     "MultithreadIterator",
     "OrderSampler",

@@ -6,11 +6,17 @@ import functools
 import inspect
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from fastiter._device import devices
+from fastiter._order.plan import TAILS
 from fastiter._util.arguments import checked_callable, checked_flag, checked_int
+from fastiter.iterators.samplers._batches import CallableBatches, SeededBatchSampler
+from fastiter.iterators.samplers.sharded import ShardedOrderSampler
+from fastiter.iterators.samplers.shuffle import gives_process_orders
 
+Rank: TypeAlias = int | Literal["auto"] | None
+Tail: TypeAlias = Literal["pad", "mask", "drop"]
 _Function = TypeVar("_Function", bound=Callable[..., None])
 
 # What the shared segment has room for; far beyond what is of any use.
@@ -26,16 +32,12 @@ _WORKERS = (
 _OF_PROCESSES = "it is an argument of MultiprocessIterator"
 _OF_WORKERS = "it is an argument of MultithreadIterator and MultiprocessIterator"
 _SEED = "use order_sampler=ShuffleOrderSampler(seed), or one with a NumPy generator"
-_RANKS = "use order_sampler=ShardedOrderSampler(ShuffleOrderSampler(seed), rank, size)"
+_RANKS = "use rank= and num_ranks=, or rank='auto', with order_sampler=ShuffleOrderSampler(seed)"
 _COUNTERPARTS = {
-    "batch_sampler": "batches are batch_size successive examples of the order: set batch_size and "
-    "order_sampler",
     "collate_fn": "use converter=, which is called with the batch, and with the device if it has a "
     "second parameter",
     "context": _OF_PROCESSES,
     "dataset_timeout": _OF_PROCESSES,
-    "drop_last": "with repeat=True all batches are full; with repeat=False the last one may be "
-    "short: end the loop before it, or use a SubDataset of a multiple of batch_size",
     "generator": _SEED,
     "in_order": "batches always come in order",
     "max_length": "use converter=functools.partial(concat_examples, max_length=...)",
@@ -53,7 +55,6 @@ _COUNTERPARTS = {
     "pin_memory_device": "use device=",
     "prefetch_factor": "use n_prefetch=, of MultithreadIterator and MultiprocessIterator, which "
     "counts batches in total, not for each worker",
-    "rank": _RANKS,
     "sampler": "use order_sampler=, which is called with the current order and position and "
     "returns the indices of an epoch; WeightedOrderSampler and ShardedOrderSampler are such",
     "seed": _SEED,
@@ -91,12 +92,66 @@ def checked_order(shuffle: Any, order_sampler: Any) -> tuple[bool | None, Any]:
             "use shuffle=False and fastiter.datasets.SubDataset, for a torch Sampler lambda order, "
             "position: list(sampler)"
         )
+    if isinstance(order_sampler, SeededBatchSampler):
+        order_sampler._draw(0, 0)  # raises
     if order_sampler is not None and shuffle is not None:
         raise ValueError(
             f"shuffle={shuffle!r} and order_sampler exclude each other: leave shuffle at None to "
             "use the order_sampler"
         )
     return shuffle, order_sampler
+
+
+def checked_cuts(
+    batch_size: Any, batch_sampler: Any, drop_last: Any, shuffle: Any, order_sampler: Any
+) -> tuple[int | None, bool, Any]:
+    """Batch size, ``drop_last``, and what gives batches of its own, or None.
+
+    Either a batch size is given or a batch sampler, which excludes all that it decides itself.
+    """
+    drop_last = checked_flag("drop_last", drop_last)
+    if batch_sampler is None:
+        if batch_size is None:
+            raise TypeError("batch_size must be an integer; None is for those with a batch_sampler")
+        return checked_int("batch_size", batch_size, maximum=MOST_ROWS), drop_last, None
+    others = {"batch_size": batch_size, "shuffle": shuffle, "order_sampler": order_sampler}
+    given = [name for name, value in others.items() if value is not None]
+    given += ["drop_last"] * drop_last
+    if given:
+        raise ValueError(
+            f"batch_sampler decides about {' and '.join(given)} itself: leave out "
+            + " and ".join(f"{name}=" for name in given)
+        )
+    if isinstance(batch_sampler, SeededBatchSampler):
+        return None, False, batch_sampler
+    if not callable(batch_sampler) or isinstance(batch_sampler, type):
+        raise TypeError(
+            "batch_sampler must be a callable that gives the list of an epoch's index arrays, "
+            f"batch_sampler(epoch), not {batch_sampler!r:.80}; of a torch BatchSampler, which "
+            "should be the same each time, lambda epoch: list(sampler)"
+        )
+    return None, False, CallableBatches(batch_sampler)
+
+
+def checked_tail(tail: Any) -> str:
+    """``tail``, one of the kinds."""
+    if tail not in TAILS:
+        raise ValueError(f"tail must be one of {', '.join(map(repr, TAILS))}, not {tail!r}")
+    return tail  # type: ignore[no-any-return]
+
+
+def check_same_on_ranks(order_sampler: Any) -> None:
+    """Refuse what does not draw the same global orders on all ranks."""
+    if isinstance(order_sampler, ShardedOrderSampler):
+        raise ValueError(
+            "ShardedOrderSampler and num_ranks= both take this rank's part: leave one of them out"
+        )
+    if gives_process_orders(order_sampler):
+        raise ValueError(
+            "with num_ranks above 1 all ranks must draw the same orders, but this shuffle draws "
+            "from NumPy's global generator, whose state is each process's own: use order_sampler="
+            "ShuffleOrderSampler(seed), or shuffle=False"
+        )
 
 
 def checked_converter(converter: Any, device: Any) -> Any:

@@ -13,6 +13,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from fastiter._device.cupy import leak_after_fork
 from fastiter._stats.stats import IteratorStats, LoaderStats
 from fastiter._stats.timer import ENDED, Timer
@@ -20,28 +22,40 @@ from fastiter._util.arguments import checked_flag, checked_int
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.cpus import usable_cpus
 from fastiter._util.failures import AllSkipped, Failure, capture, reraise
+from fastiter._util.ranks import iterator_ranks
 from fastiter.dataset.iterator import Iterator
 from fastiter.iterators import _arguments, _seed
+from fastiter.iterators._addresses import (
+    Address,
+    Preview,
+    SkippingPlanner,
+    address_of,
+    checked_ranges,
+)
 from fastiter.iterators._skips import (
     DEFAULT_LIMIT,
     OnError,
     SkipPolicy,
     SkipState,
+    batch_of_none,
     checked,
     nothing_left,
 )
 from fastiter.iterators._snapshot import Snapshot, as_dict, exchange, from_dict
 from fastiter.iterators._source import Source
 from fastiter.iterators._state import Plan, Planner, dataset_length, initial_state
+from fastiter.iterators.samplers._batches import CallableBatches, SeededBatchSampler
 from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    import numpy.typing as npt
     from typing_extensions import Self
 
     from fastiter._stats.trace import Call, Trace, WorkerTraces
+    from fastiter.iterators._arguments import Rank, Tail
     from fastiter.iterators._skips import Skipped
 
 
@@ -59,7 +73,7 @@ class PlannedIterator(Iterator):
     def __init__(
         self,
         dataset: Any,
-        batch_size: int,
+        batch_size: int | None = None,
         repeat: bool = True,
         shuffle: bool | None = None,
         order_sampler: Callable[[Any, int], Any] | None = None,
@@ -68,26 +82,52 @@ class PlannedIterator(Iterator):
         device: Any = None,
         on_error: OnError = "raise",
         skip_limit: float | None = DEFAULT_LIMIT,
+        drop_last: bool = False,
+        batch_sampler: Callable[[int], Any] | None = None,
+        rank: Rank = None,
+        num_ranks: Rank = None,
+        tail: Tail = "pad",
+        skip_steps: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._dataset = _arguments.checked_dataset(dataset)
-        self._batch_size = checked_int("batch_size", batch_size, maximum=_arguments.MOST_ROWS)
         self._repeat = checked_flag("repeat", repeat)
+        self._batch_size, drop_last, batches = _arguments.checked_cuts(
+            batch_size, batch_sampler, drop_last, shuffle, order_sampler
+        )
         self._shuffle, self._order_sampler = _arguments.checked_order(shuffle, order_sampler)
-        if order_sampler is None and self._shuffle is not False:
-            self._order_sampler = ShuffleOrderSampler()
+        # What gives each epoch: an order sampler, or the batch sampler. None: the dataset's order.
+        self._sampler = batches if batches is not None else self._order_sampler
+        if self._sampler is None and self._shuffle is not False:
+            self._sampler = self._order_sampler = ShuffleOrderSampler()
+        rank, num_ranks = iterator_ranks(rank, num_ranks)
+        if num_ranks > 1:
+            _arguments.check_same_on_ranks(self._sampler)
         self._converter = _arguments.checked_converter(converter, device)
         self._device = device
         self._on_error, self._skip_limit = checked(on_error, skip_limit)
         self._skips = None if on_error == "raise" else SkipPolicy(on_error, self._skip_limit)
-        self._seed = _seed.seed_of(self._order_sampler)
+        self._seed = _seed.seed_of(self._sampler, num_ranks)
         self._dataset_len = functools.partial(dataset_length, dataset)
-        self._planner = Planner(
-            initial_state(self._order_sampler, self._dataset_len),
-            batch_size=self._batch_size,
+        ranges = checked_ranges(skip_steps)
+        self._planner = (SkippingPlanner if ranges else Planner)(
+            initial_state(self._sampler, self._dataset_len, num_ranks),
+            batch_size=self._batch_size or 1,
             repeat=self._repeat,
-            order_sampler=self._order_sampler,
+            order_sampler=self._sampler,
             dataset_len=self._dataset_len,
+            rank=rank,
+            num_ranks=num_ranks,
+            drop_last=drop_last,
+            tail=_arguments.checked_tail(tail),
         )
+        if isinstance(self._planner, SkippingPlanner):
+            self._planner.skip(ranges)
+        if not len(self):
+            raise ValueError(
+                f"an epoch of {self._epoch_size} examples has no batch: drop_last=True, or "
+                f"tail={tail!r}, leaves all of them out with batch_size={batch_size} for "
+                f"{num_ranks} rank(s)"
+            )
         self._open()
 
     def _open(self) -> None:
@@ -105,6 +145,7 @@ class PlannedIterator(Iterator):
         # Reentrant: a signal handler may save a snapshot while its thread waits in next().
         self._lock = threading.RLock()
         self._timer = Timer(is_serial=True)
+        self._kept_epochs: dict[int, Any] = {}  # by number, for addresses
         self._source = Source(self._dataset, self._converter, self._device)
         self._finalized = False
         # The threads that began a loop since the start, a reset or a load.
@@ -220,6 +261,9 @@ class PlannedIterator(Iterator):
                 batch = plan.outcome = self._fetch(plan)
             if type(batch) is not AllSkipped:
                 break
+            if planner.num_ranks > 1:  # which stay in step
+                batch = plan.outcome = batch_of_none(batch, self._converter is not None)
+                break
             n_passed += len(plan.indices)
             if n_passed >= self._epoch_size:
                 batch = nothing_left(n_passed, batch)
@@ -266,9 +310,20 @@ class PlannedIterator(Iterator):
                 "finalize() are possible at any moment"
             )
 
+    def _most_rows(self) -> int:
+        """Examples that a batch of the current epoch has at most, and later ones if all are cut
+        by one size."""
+        cuts, size = self._planner.state.cuts, self._batch_size
+        if cuts is not None:
+            return int(np.diff(cuts).max())
+        assert size is not None
+        is_endless = self._repeat and not self._planner.drop_last
+        return size if is_endless else min(size, self._epoch_size)
+
     def __len__(self) -> int:
-        """Batches in an epoch, the short one at its end included."""
-        return -(-self._epoch_size // self._batch_size)
+        """Batches of this rank in the current epoch, the short one at its end included."""
+        state = self._planner.state
+        return self._planner.n_steps(state.cuts, 0, state.epoch_size)
 
     def reset(self) -> None:
         """Go back to the start of the first epoch, with a new order.
@@ -285,13 +340,24 @@ class PlannedIterator(Iterator):
         self._refuse_inside_next("reset()")
         with self._lock:
             self._check_reopenable("reset")
-            # The number that follows, not those of orders drawn ahead.
-            number = self._planner.state.n_drawn
-            state = initial_state(self._order_sampler, self._dataset_len, number)
+            # The number that follows, not those of orders drawn ahead. A batch sampler leaves out
+            # no epoch: one that was drawn at the end of another comes now.
+            before = self._planner.state
+            number = before.n_drawn
+            if before.cuts is not None and before.position == 0:
+                number -= 1
+            state = initial_state(
+                self._sampler,
+                self._dataset_len,
+                self._planner.num_ranks,
+                number,
+                before.step,
+            )
             skips = self._snapshot().skips
             if skips is not None:  # the limit counts anew, the list stays
                 skips = skips._replace(epoch=0, n_skipped=0)
-            self._go_on_from(Snapshot(state, _seed.seed_after_reset(self._seed), skips))
+            seed = _seed.seed_after_reset(self._seed)
+            self._go_on_from(Snapshot(state, seed, skips, state.anchor))
 
     def finalize(self) -> None:
         """End the iteration and release threads, processes and memory, in bounded time.
@@ -395,8 +461,8 @@ class PlannedIterator(Iterator):
         return self._dataset
 
     @property
-    def batch_size(self) -> int:
-        """Examples in a batch."""
+    def batch_size(self) -> int | None:
+        """Examples in a batch of this rank; None with a ``batch_sampler``."""
         return self._batch_size
 
     @property
@@ -413,6 +479,117 @@ class PlannedIterator(Iterator):
     def order_sampler(self) -> Callable[[Any, int], Any] | None:
         """The sampler that gives each epoch's order; None if there is no order."""
         return self._order_sampler  # type: ignore[no-any-return]
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether an epoch's last examples are left out if they fill no batch."""
+        return self._planner.drop_last
+
+    @property
+    def batch_sampler(self) -> Any:
+        """The argument ``batch_sampler``."""
+        sampler = self._sampler
+        if isinstance(sampler, CallableBatches):
+            return sampler.function
+        return sampler if isinstance(sampler, SeededBatchSampler) else None
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank, from 0."""
+        return self._planner.rank
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks share each step."""
+        return self._planner.num_ranks
+
+    @property
+    def tail(self) -> str:
+        """The argument ``tail``."""
+        return self._planner.tail
+
+    @property
+    def valid(self) -> npt.NDArray[np.bool_] | None:
+        """Which examples of the last batch are to be counted: bool[batch].
+
+        False only with ``tail='mask'``, for those that repeat the epoch's first ones to give all
+        ranks as many. None before the first batch, and after a state was loaded.
+        """
+        plan = self._planner.delivered
+        if plan is None or plan.indices is None:
+            return None
+        return np.arange(len(plan.indices) - plan.n_dropped) < plan.n_valid - plan.n_valid_dropped
+
+    @property
+    def step(self) -> int:
+        """The number of the next batch: steps made since the start, of all epochs and resets.
+
+        Batches that were skipped count.
+        """
+        return self._planner.state.step
+
+    @property
+    def address(self) -> Address | None:
+        """The address of the last batch; None before the first one, and after a state was loaded.
+
+        Examples that ``on_error`` has left out of the batch are in it.
+        """
+        plan = self._planner.delivered
+        return None if plan is None else address_of(plan, self._planner.rank, self._seed)
+
+    def batch_at(self, step: int, *, rank: int | None = None) -> Address:
+        """Tell which examples the batch of a step has, without fetching them or moving.
+
+        Any step from the one on that the present arguments hold from: the start, the last `reset`,
+        or where a state with others was loaded.
+
+        Parameters
+        ----------
+        step : int
+            From 0; see `step`.
+        rank : int, optional
+            Of which rank; this one by default.
+
+        Returns
+        -------
+        Address
+
+        Raises
+        ------
+        LookupError
+            If the step is before that, or after the end (``repeat=False``).
+        ValueError
+            If the order sampler has no seed.
+        """
+        step = checked_int("step", step, minimum=0)
+        rank = self.rank if rank is None else checked_int("rank", rank, minimum=0)
+        if rank >= self.num_ranks:
+            raise ValueError(f"rank must be below num_ranks={self.num_ranks}, not {rank}")
+        with self._lock:
+            preview = Preview(self._planner, rank, self._kept_epochs)
+            plan = preview.advance(preview.before(step))
+            return address_of(plan, rank, self._seed)
+
+    def seek(self, step: int) -> None:
+        """Go to a step, so that the next batch is the one that `batch_at` tells of.
+
+        Raises
+        ------
+        LookupError, ValueError
+            As `batch_at`.
+        NotImplementedError
+            If the iterator is finalized and of a kind that cannot be reopened.
+        RuntimeError
+            Where this thread is in ``next()``.
+        """
+        self._refuse_inside_next("seek()")
+        step = checked_int("step", step, minimum=0)
+        with self._lock:
+            self._check_reopenable("seek()")
+            preview = Preview(self._planner, self.rank, self._kept_epochs)
+            former_size = self._planner.former_size
+            snapshot = self._snapshot()._replace(state=preview.after(step), former_size=former_size)
+            self._go_on_from(snapshot)
 
     @property
     def converter(self) -> Callable[[Any, Any], Any] | None:
@@ -513,8 +690,16 @@ class PlannedIterator(Iterator):
         with self._lock:
             return as_dict(self._snapshot(), self._planner)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Go back to a state that `state_dict` has returned, or `serialize` saved.
+
+        Parameters
+        ----------
+        state_dict : dict
+            The state. Of ranks, that of any one of them.
+        strict : bool
+            False: the dataset may have grown since. The current epoch ends with the examples that
+            it began with, later ones have all.
 
         Raises
         ------
@@ -525,17 +710,21 @@ class PlannedIterator(Iterator):
         """
         self._refuse_inside_next("load_state_dict()")
         with self._lock:
-            loaded = from_dict(state_dict, self._snapshot(), self._planner)
+            loaded = from_dict(state_dict, self._snapshot(), self._planner, strict=strict)
             self._check_reopenable("loading a snapshot")
             self._go_on_from(loaded)
 
     def _snapshot(self) -> Snapshot:
         skips = None if self._skips is None else self._planner.progress or SkipState()
-        return Snapshot(self._planner.state, self._seed, skips)
+        planner = self._planner
+        return Snapshot(planner.state, self._seed, skips, planner.anchor, planner.recut)
 
     def _go_on_from(self, snapshot: Snapshot) -> None:
         works = self._planner.works()
         self._planner.restart(snapshot.state, snapshot.skips)
+        self._planner.anchor, self._planner.recut = snapshot.anchor, snapshot.recut
+        self._planner.former_size = snapshot.former_size
+        self._kept_epochs.clear()
         self._drop_works(works)
         self._loops.clear()
         self._timer.pause()
@@ -558,6 +747,7 @@ class PlannedIterator(Iterator):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self.__dict__.setdefault("_sampler", state["_order_sampler"])  # not in version 0.1.0
         former = getattr(self._skips, "former_state", None)
         if former is not None:  # a pickle of version 0.1.0
             self._planner.progress = former

@@ -8,19 +8,23 @@ from typing import Any
 import numpy as np
 
 from fastiter._order.example_context import Seed
+from fastiter.iterators.samplers._batches import CallableBatches
 from fastiter.iterators.samplers._seeded import is_seeded
 
 
-def seed_of(order_sampler: Any) -> Seed:
+def seed_of(order_sampler: Any, num_ranks: int) -> Seed:
     """The seed of the sampler; else one that follows from the state of its generator, or of
-    NumPy's global one, which does not move by it."""
-    if is_seeded(order_sampler):
+    NumPy's global one, which does not move by it. On several ranks, whose global generators may
+    differ, a fixed one."""
+    if is_seeded(order_sampler) and not isinstance(order_sampler, CallableBatches):
         assert order_sampler._words is not None
         return order_sampler._words
     generator = getattr(order_sampler, "_random_state", None)
     if isinstance(generator, np.random.Generator):
         return _digest("generator", generator.bit_generator.state)
     if not isinstance(generator, np.random.RandomState):
+        if num_ranks > 1:
+            return 0, 0
         generator = np.random
     return _digest("generator", generator.get_state(legacy=False))
 

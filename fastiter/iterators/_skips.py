@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from fastiter._order.example_context import epoch_of
 from fastiter._util.arguments import checked_int
 from fastiter._util.failures import AllSkipped, Failure, summary_of
 from fastiter.errors import SkipLimitError
@@ -135,11 +134,11 @@ class SkipPolicy:
         afterwards. Raises what the ``on_error`` callable raises.
         """
         assert plan.indices is not None
-        state, n_rows = plan.state, len(plan.indices)
-        size = state.epoch_size
+        n_rows, size = len(plan.indices), plan.epoch_size
         skips = plan.progress or SkipState()
         skips, n_dropped = skips._replace(records=dict(skips.records)), 0
         replaced: dict[int, Any] = {}
+        n_valid_dropped = 0
         try:
             for failure in failures:
                 index = int(plan.indices[failure.row])
@@ -149,18 +148,20 @@ class SkipPolicy:
                     continue
                 if decision == "raise":
                     return Failure(failure.error)
-                epoch = epoch_of(failure.row, n_rows, state.epoch, state.position, size)
+                epoch = plan.epoch_of(failure.row)
                 n_skipped = 1 + (skips.n_skipped if epoch == skips.epoch else 0)
                 skips = skips._replace(epoch=epoch, n_skipped=n_skipped)
                 if (excess := self._excess(skips, size, index, failure.error)) is not None:
                     return Failure(excess)
                 n_dropped += 1
+                n_valid_dropped += failure.row < plan.n_valid
                 _record(skips, index, failure.error)
             if len(failures) == n_rows and not replaced:
                 return AllSkipped(failures[-1].error)
             return replaced
         finally:
             plan.progress, plan.n_dropped = skips, n_dropped
+            plan.n_valid_dropped = n_valid_dropped
             for failure in failures:
                 failure.clear()
 
@@ -212,6 +213,21 @@ def _record(skips: SkipState, index: int, error: Exception) -> None:
         _warn("skipped dataset index %d in epoch %d: %s", index, skips.epoch, _one_line(error))
         if len(records) == _MOST_RECORDS:
             _warn("%d indices were skipped; no more are listed", _MOST_RECORDS)
+
+
+def batch_of_none(last: AllSkipped, has_converter: bool) -> list[Any] | Failure:
+    """The batch of a rank all of whose examples were skipped, which the other ranks' batches wait
+    for; its failure where a converter would have to make something of nothing."""
+    if not has_converter:
+        last.clear()
+        return []
+    error = SkipLimitError(
+        "all examples of this rank's batch have failed: there is nothing that the converter could "
+        "be called with, and the other ranks' batches have to go on"
+    )
+    error.__cause__ = last.error
+    last.clear()
+    return Failure(error)
 
 
 def nothing_left(n_examples: int, last: AllSkipped) -> Failure:

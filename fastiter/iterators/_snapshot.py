@@ -22,14 +22,23 @@ import numpy as np
 from fastiter.iterators._skips import KEY as SKIPS_KEY
 from fastiter.iterators._skips import SkipState
 from fastiter.iterators._state import (
+    Anchor,
     Order,
     Planner,
     State,
     checked_order,
     is_virtual,
-    seeded_order,
+    limits_of,
+    seeded_epoch,
 )
-from fastiter.iterators.samplers._seeded import RECORD_SIZE, Record, is_seeded
+from fastiter.iterators.samplers._batches import CallableBatches, Cutting, SeededBatchSampler
+from fastiter.iterators.samplers._seeded import (
+    RECORD_SIZE,
+    Record,
+    SeededSampler,
+    is_seeded,
+)
+from fastiter.iterators.samplers.sharded import ShardedOrderSampler
 from fastiter.iterators.samplers.shuffle import gives_permutations
 
 if TYPE_CHECKING:
@@ -39,6 +48,15 @@ _KEYS = ("current_position", "epoch", "is_new_epoch", "previous_epoch_detail")
 _ORDER_KEYS = ("order", "_order")  # the second is that of older files
 _RECORD_KEY = "order_sampler"
 _SEED_KEY = "example_seed"
+_CUTS_KEY = "cuts"
+_CUTS_VERSION = 1
+_DEFAULTS = {
+    "batch_size": None,
+    "num_ranks": 1,
+    "repeat": True,
+    "drop_last": False,
+    "tail": "pad",
+}
 _UNTOUCHED = -2  # in no order that was ever stored
 _ABSENT: Any = object()  # what a key has that is not in the snapshot
 
@@ -49,6 +67,9 @@ class Snapshot(NamedTuple):
     state: State
     seed: Seed
     skips: SkipState | None  #: None if examples are not skipped
+    anchor: Anchor
+    recut: tuple[int, tuple[Cutting, ...]] | None = None  #: `Planner.recut`
+    former_size: int | None = None  #: `Planner.former_size`
 
 
 def exchange(
@@ -57,8 +78,9 @@ def exchange(
     """Save ``current`` to a serializer, or return another snapshot that it has loaded, checked.
 
     Keys: current_position, epoch, is_new_epoch, order (int64[n], or -1 where the iteration has
-    no order), previous_epoch_detail (-1 before the first batch), example_seed (int64[2]); where
-    orders have numbers also order_sampler (int64[10]), with ``on_error`` skipped (JSON, uint8[n]).
+    no order), previous_epoch_detail (-1 before the first batch), example_seed (int64[2]), cuts
+    (JSON, uint8[n]); where orders have numbers also order_sampler (int64[10]), with ``on_error``
+    skipped (JSON, uint8[n]).
     """
     state = current.state
     # A float made here, so that identity tells whether it was stored or replaced.
@@ -71,17 +93,15 @@ def exchange(
         for key, value in _saved_order(state, planner).items():
             serializer(key, value)
         serializer(_SEED_KEY, np.array(_signed(current.seed)))
+        serializer(_CUTS_KEY, _as_bytes(_saved_cuts(current, planner)))
         if current.skips is not None:
-            import json
-
-            text = json.dumps(current.skips.saved(), separators=(",", ":"))
-            serializer(SKIPS_KEY, np.frombuffer(text.encode(), dtype=np.uint8))
+            serializer(SKIPS_KEY, _as_bytes(current.skips.saved()))
         return None
     for key, value in stored.items():
         # Once more, as it was stored: int() has made 3 of a 3.7, and bool() True of a NaN.
         raw = None if value is _ABSENT else _ask(serializer, key, None)
         stored[key] = value if raw is None or raw is _ABSENT else raw
-    return _loaded(serializer, stored, current, planner)
+    return _loaded(serializer, stored, current, planner, strict=True)
 
 
 def as_dict(current: Snapshot, planner: Planner) -> dict[str, Any]:
@@ -95,10 +115,13 @@ def as_dict(current: Snapshot, planner: Planner) -> dict[str, Any]:
         order = {_RECORD_KEY: record.array().tolist()}
     values = state.position, state.epoch, state.is_new_epoch, state.previous_epoch_detail
     saved = {**dict(zip(_KEYS, values, strict=True)), **order, _SEED_KEY: _signed(current.seed)}
+    saved[_CUTS_KEY] = _saved_cuts(current, planner)
     return saved if current.skips is None else {**saved, SKIPS_KEY: current.skips.saved()}
 
 
-def from_dict(stored: Mapping[str, Any], current: Snapshot, planner: Planner) -> Snapshot:
+def from_dict(
+    stored: Mapping[str, Any], current: Snapshot, planner: Planner, *, strict: bool
+) -> Snapshot:
     """The snapshot that `as_dict` has saved, or any snapshot in a mapping, checked."""
     if not isinstance(stored, Mapping):
         raise TypeError(
@@ -106,7 +129,49 @@ def from_dict(stored: Mapping[str, Any], current: Snapshot, planner: Planner) ->
             f"{type(stored).__qualname__}"
         )
     numbers = {key: stored.get(key, _ABSENT) for key in _KEYS}
-    return _loaded(lambda key, value: stored[key], numbers, current, planner)
+    return _loaded(lambda key, value: stored[key], numbers, current, planner, strict=strict)
+
+
+def _as_bytes(saved: Any) -> Any:
+    import json
+
+    return np.frombuffer(json.dumps(saved, separators=(",", ":")).encode(), dtype=np.uint8)
+
+
+def _saved_cuts(current: Snapshot, planner: Planner) -> dict[str, Any]:
+    """How epochs are cut into batches, and since when; with the sampler's seed and arguments as far
+    as they are numbers, for those who have the state only."""
+    sampler, state = planner._order_sampler, current.state
+    saved: dict[str, Any] = {
+        "version": _CUTS_VERSION,
+        "step": state.step,
+        "anchor": list(current.anchor),
+        **_arguments_of(planner),
+    }
+    if sampler is None:
+        saved["n_examples"] = state.epoch_size
+    if isinstance(sampler, SeededBatchSampler):
+        saved["cuttings"] = planner.cuttings_of(state.n_drawn - 1)
+    if is_seeded(sampler):
+        if sampler._words is not None and sampler._words != current.seed:
+            saved["seed"] = _signed(sampler._words)
+        arguments = [each for each in sampler._arguments() if type(each) in (int, bool)]
+        if arguments:
+            saved["arguments"] = arguments
+    return saved
+
+
+def _arguments_of(planner: Planner) -> dict[str, Any]:
+    """The arguments that decide about cuts, without those that have their defaults."""
+    is_fixed = not isinstance(planner._order_sampler, SeededBatchSampler)
+    given = {
+        "batch_size": planner.batch_size if is_fixed else None,
+        "num_ranks": planner.num_ranks,
+        "repeat": planner.repeat,
+        "drop_last": planner.drop_last,
+        "tail": planner.tail,
+    }
+    return {name: value for name, value in given.items() if value != _DEFAULTS[name]}
 
 
 def _signed(seed: Seed) -> list[int]:
@@ -127,7 +192,7 @@ def _record_of(state: State, planner: Planner) -> Record | None:
     if not is_seeded(sampler) or state.order is None or state.n_drawn == 0:
         return None
     size = sampler._population(state.epoch_size, planner._dataset_len())
-    return sampler._record(state.n_drawn, size)
+    return sampler._record(state.n_drawn, size, state.position)
 
 
 def _saved_order(state: State, planner: Planner) -> dict[str, Any]:
@@ -135,7 +200,7 @@ def _saved_order(state: State, planner: Planner) -> dict[str, Any]:
         return {"order": -1}
     record = _record_of(state, planner)
     order = state.order
-    if not isinstance(order, np.ndarray):
+    if not isinstance(order, np.ndarray) or state.cuts is not None:
         if record is not None:
             return {"order": record.array()}
         order = np.asarray(order[:], dtype=np.int64)
@@ -153,7 +218,12 @@ def _is_saving(serializer: Any, stored: dict[str, Any], given: dict[str, Any]) -
 
 
 def _loaded(
-    serializer: Any, stored: dict[str, Any], current: Snapshot, planner: Planner
+    serializer: Any,
+    stored: dict[str, Any],
+    current: Snapshot,
+    planner: Planner,
+    *,
+    strict: bool,
 ) -> Snapshot:
     state, sampler = current.state, planner._order_sampler
     dataset_size = planner._dataset_len()
@@ -168,11 +238,36 @@ def _loaded(
             "the snapshot was saved with an order sampler that has a seed: give this iterator the "
             "same one"
         )
+    saved_cuts = _loaded_cuts(_ask(serializer, _CUTS_KEY, None))
+    cuts = recut = former_size = None
     if record is not None and is_seeded(sampler):
-        order = _order_again(record, array, position, state, planner)
+        if isinstance(sampler, SeededBatchSampler):
+            recut = _recut(saved_cuts, record, position, planner)
+        saved_seed = None
+        if saved_cuts:
+            told = saved_cuts.get("seed")
+            saved_seed = _loaded_seed(_ask(serializer, _SEED_KEY, None) if told is None else told)
+        order, cuts = _order_again(
+            record,
+            array,
+            position,
+            state,
+            planner,
+            recut=recut,
+            saved_seed=saved_seed,
+            strict=strict,
+        )
         n_drawn = record.n_drawn
+        if cuts is None and len(order) != state.epoch_size and len(order) < dataset_size:
+            former_size = len(order)
+    elif isinstance(sampler, SeededBatchSampler):
+        raise ValueError(
+            "the snapshot was saved without a batch_sampler, but this iterator has one"
+        )
     else:
-        order = _loaded_order(array, state.order, dataset_size)
+        order = _loaded_order(array, state.order, dataset_size, strict=strict)
+        if order is not None and not strict and len(order) < dataset_size == state.epoch_size:
+            former_size = len(order)
         if order is not state.order and gives_permutations(sampler):
             _check_permutation(order)
         if order is not state.order and is_seeded(sampler):
@@ -182,10 +277,24 @@ def _loaded(
         raise ValueError(
             f"the snapshot's current_position is {position}, beyond the epoch's {size} examples"
         )
+    if cuts is not None and cuts[np.searchsorted(cuts, position)] != position:
+        raise ValueError(
+            f"the snapshot's current_position is {position}, at which no batch of the "
+            "batch_sampler begins"
+        )
     if is_new_epoch > 1:
         raise ValueError(f"the snapshot's is_new_epoch is {is_new_epoch}, neither True nor False")
-    loaded = State(position, epoch, bool(is_new_epoch), order, size, None, n_drawn)
-    detail = _loaded_detail(stored["previous_epoch_detail"], loaded, planner.batch_size)
+    loaded = State(position, epoch, bool(is_new_epoch), order, size, None, n_drawn, cuts)
+    # Of older snapshots, and those of Chainer: as if all batches had been of this size.
+    whole = planner.batch_size * planner.num_ranks
+    step = saved_cuts.get("step", -(-(epoch * size + position) // whole))
+    loaded = loaded._replace(step=step)
+    anchor = loaded.anchor
+    if saved_cuts and len(recut[1] if recut else ()) < 2:
+        given = {key: saved_cuts[key] for key in _DEFAULTS if key in saved_cuts}
+        if given == _arguments_of(planner) and former_size is None:
+            anchor = Anchor(*saved_cuts["anchor"])
+    detail = _loaded_detail(stored["previous_epoch_detail"], loaded, whole)
     loaded = loaded._replace(previous_epoch_detail=detail)
     seed = _ask(serializer, _SEED_KEY, None)
     seed = current.seed if seed is None or seed is _ABSENT else _loaded_seed(seed)
@@ -193,7 +302,57 @@ def _loaded(
     if current.skips is not None:
         stored_skips = _ask(serializer, SKIPS_KEY, None)
         skips = SkipState.loaded(None if stored_skips is _ABSENT else stored_skips)
-    return Snapshot(loaded, seed, skips)
+    return Snapshot(loaded, seed, skips, anchor, recut, former_size)
+
+
+def _loaded_cuts(stored: Any) -> dict[str, Any]:
+    """What `_saved_cuts` has made; empty if the snapshot has none."""
+    if stored is None or stored is _ABSENT:
+        return {}
+    try:
+        if not isinstance(stored, Mapping):
+            array = np.asarray(stored)
+            if array.dtype != np.uint8 or array.ndim != 1:
+                raise ValueError(f"an array of shape {array.shape} and dtype {array.dtype}")
+            import json
+
+            stored = json.loads(array.tobytes())
+        saved = dict(stored)
+        version = saved.get("version")
+        if version != _CUTS_VERSION:
+            raise ValueError(f"version {version!r}, which this release does not know")
+        saved["anchor"] = _naturals(saved["anchor"], len(Anchor._fields))
+        saved["step"] = _naturals([saved["step"]], 1)[0]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"the snapshot's {_CUTS_KEY!r} cannot be read: {error!r}") from error
+    return saved
+
+
+def _naturals(values: Any, count: int) -> list[int]:
+    numbers = [operator.index(value) for value in values]
+    if len(numbers) != count or min(numbers) < 0:
+        raise ValueError(f"{values!r}")
+    return numbers
+
+
+def _recut(
+    saved_cuts: dict[str, Any], record: Record, position: int, planner: Planner
+) -> tuple[int, tuple[Cutting, ...]]:
+    """The number of the epoch that the snapshot was saved in, and how it is cut here."""
+    number = record.n_drawn - 1
+    ours = Cutting(0, planner.num_ranks, limits_of(planner._order_sampler))
+    try:
+        cuttings = [
+            Cutting(operator.index(start), operator.index(ranks), tuple(limits))
+            for start, ranks, limits in saved_cuts["cuttings"]
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"the snapshot's {_CUTS_KEY!r} cannot be read: {error!r}") from error
+    if position == 0 or not cuttings:
+        return number, (ours,)
+    if cuttings[-1][1:] != ours[1:]:
+        cuttings.append(ours._replace(start=position))
+    return number, tuple(cuttings)
 
 
 def _loaded_record(serializer: Callable[[str, Any], Any], order: Any) -> Record | None:
@@ -212,23 +371,38 @@ def _loaded_record(serializer: Callable[[str, Any], Any], order: Any) -> Record 
 
 
 def _order_again(
-    record: Record, stored: Any, position: int, state: State, planner: Planner
-) -> Order:
+    record: Record,
+    stored: Any,
+    position: int,
+    state: State,
+    planner: Planner,
+    *,
+    recut: tuple[int, tuple[Cutting, ...]] | None,
+    saved_seed: Seed | None,
+    strict: bool,
+) -> tuple[Order, Any]:
     """The order that the snapshot's record tells of, drawn by this iteration's sampler."""
     sampler, dataset_size = planner._order_sampler, planner._dataset_len()
     assert is_seeded(sampler)
-    ours = sampler._record(record.n_drawn, sampler._population(state.epoch_size, dataset_size))
+    population = sampler._population(state.epoch_size, dataset_size)
+    ours = sampler._record(record.n_drawn, population, position)
     if (record.kind, record.key) != (ours.kind, ours.key):
         raise ValueError(
             "the snapshot was saved with another order sampler than this "
-            f"{type(sampler).__qualname__}, or with another seed or other arguments: give the "
-            "iterator the same one"
+            f"{type(sampler).__qualname__}, or with another seed or other arguments"
+            f"{_difference(record, sampler, saved_seed)}: give the iterator the same one"
         )
+    size = state.epoch_size
     if record.n_examples != ours.n_examples:
-        raise ValueError(
-            f"the snapshot has an order of {record.n_examples} examples, but here are "
-            f"{ours.n_examples}"
-        )
+        # The base's population is the order before: such a sampler draws from any number.
+        grows = type(sampler)._population is SeededSampler._population
+        if strict or not grows or record.n_examples > dataset_size:
+            raise ValueError(
+                f"the snapshot has an order of {record.n_examples} examples, but here are "
+                f"{ours.n_examples}"
+                + ("; if the dataset has grown, load with strict=False" if strict and grows else "")
+            )
+        size = record.n_examples
     if record.n_drawn < 1:
         raise ValueError("the snapshot's order sampler has drawn no order")
     if record.share[1:] != ours.share[1:] and position != 0:
@@ -237,19 +411,34 @@ def _order_again(
             f"this is one of {ours.share.size} (or their tail differs): only at the start of an "
             "epoch can their number change"
         )
-    order = seeded_order(sampler, record.n_drawn - 1, dataset_size, state.epoch_size)
+    cuttings = () if recut is None else recut[1]
+    order, cuts = seeded_epoch(sampler, record.n_drawn - 1, dataset_size, size, cuttings)
     if (
         record.share == ours.share
+        and cuts is None
         and isinstance(order, np.ndarray)
         and stored is not _ABSENT
         and stored is not state.order
         and not np.array_equal(order, stored)
     ):
         raise ValueError("the snapshot's order is not the one that its order sampler has drawn")
-    return order
+    return order, cuts
 
 
-def _loaded_order(stored: Any, current: Order | None, dataset_size: int) -> Order | None:
+def _difference(record: Record, sampler: SeededSampler, saved_seed: Seed | None) -> str:
+    """Which of them differs, as far as the snapshot tells."""
+    if isinstance(sampler, CallableBatches) and record.kind == sampler._KIND:
+        return f" (batch_sampler({record.n_drawn - 1}) gives other batches)"
+    if saved_seed is None:
+        return ""
+    if record.kind != sampler._KIND and not isinstance(sampler, ShardedOrderSampler):
+        return " (it is of another kind)"
+    return f" (the {'arguments differ' if saved_seed == sampler._words else 'seed differs'})"
+
+
+def _loaded_order(
+    stored: Any, current: Order | None, dataset_size: int, *, strict: bool
+) -> Order | None:
     if stored is _ABSENT and current is not None:
         raise ValueError("the snapshot has no order, but this iterator shuffles: set shuffle=False")
     if stored is _ABSENT or stored is current:
@@ -272,7 +461,8 @@ def _loaded_order(stored: Any, current: Order | None, dataset_size: int) -> Orde
         raise ValueError(
             "the snapshot was saved without an order (shuffle=False), but this iterator has one"
         )
-    return checked_order(array, dataset_size, size=len(current), source="the snapshot")
+    size = len(current) if strict or array.size > len(current) else array.size
+    return checked_order(array, dataset_size, size=size, source="the snapshot")
 
 
 def _check_permutation(order: Any) -> None:

@@ -9,18 +9,20 @@ order sampler.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from fastiter._order.plan import Plan, PlanQueue
+from fastiter.iterators.samplers._batches import Cutting, SeededBatchSampler
 from fastiter.iterators.samplers._seeded import is_seeded
 from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from fastiter.iterators.samplers._batches import Limit
     from fastiter.iterators.samplers._seeded import SeededSampler
 
 __all__ = ["Plan", "Planner", "State", "initial_state"]
@@ -29,6 +31,15 @@ Indices: TypeAlias = "npt.NDArray[np.int64]"
 #: int64[n], or an object with ``len()`` whose slices are one-dimensional integer arrays.
 Order = Any
 OrderSamplerFunction = Callable[[Order, int], Any]
+
+
+class Anchor(NamedTuple):
+    """A step from which on the present arguments hold."""
+
+    step: int = 0
+    epoch: int = 0  #: in which the step begins
+    position: int = 0  #: at which it begins there
+    n_drawn: int = 0  #: orders drawn by number up to that epoch's
 
 
 class State(NamedTuple):
@@ -41,6 +52,13 @@ class State(NamedTuple):
     epoch_size: int  #: examples in the current epoch
     previous_epoch_detail: float | None  #: epoch_detail one batch before; None before the first
     n_drawn: int = 0  #: orders drawn by number so far, ``order`` included; 0: none are
+    cuts: Indices | None = None  #: int64[m + 1]: where batches are cut; None: by ``batch_size``
+    step: int = 0  #: steps made since the start, of all epochs
+
+    @property
+    def anchor(self) -> Anchor:
+        """This state as the one from which arguments hold."""
+        return Anchor(self.step, self.epoch, self.position, self.n_drawn)
 
     @property
     def epoch_detail(self) -> float:
@@ -63,15 +81,18 @@ def dataset_length(dataset: Any) -> int:
 def initial_state(
     order_sampler: OrderSamplerFunction | None,
     dataset_len: Callable[[], int],
+    num_ranks: int = 1,
     number: int | None = None,
+    step: int = 0,
 ) -> State:
     """State before the first batch. The sampler gives the first epoch's order: that of ``number``,
     if its orders have numbers, or that whose turn it is."""
     dataset_size = dataset_len()
-    order, n_drawn = None, 0
+    order, n_drawn, cuts = None, 0, None
     if is_seeded(order_sampler):
         number = order_sampler._upcoming() if number is None else number
-        order = seeded_order(order_sampler, number, dataset_size)
+        cuttings = [Cutting(0, num_ranks, limits_of(order_sampler))]
+        order, cuts = seeded_epoch(order_sampler, number, dataset_size, None, cuttings)
         n_drawn = number + 1
     elif order_sampler is not None:
         fresh = _gives_fresh_orders(order_sampler)
@@ -83,16 +104,30 @@ def initial_state(
             "an epoch must have at least one example: "
             + ("order_sampler returned an empty order" if dataset_size else "dataset is empty")
         )
-    return State(0, 0, False, order, size, None, n_drawn)
+    return State(0, 0, False, order, size, None, n_drawn, cuts, step)
 
 
-def seeded_order(
-    sampler: SeededSampler, number: int, dataset_size: int, size: int | None = None
-) -> Order:
-    """Draw the order of that number; ``size`` is the length of the orders before, which it must
-    have, too."""
+def seeded_epoch(
+    sampler: SeededSampler,
+    number: int,
+    dataset_size: int,
+    size: int | None,
+    cuttings: Sequence[Cutting],
+) -> tuple[Order, Indices | None]:
+    """Draw the order of that number, and the cuts of a batch sampler.
+
+    ``size`` is the length of the orders before, which an order must have, too; ``cuttings`` are
+    those of the epoch, of which one is usual.
+    """
+    if isinstance(sampler, SeededBatchSampler):
+        order, cuts = sampler._draw_batches(dataset_size, number, cuttings)
+        cuts.flags.writeable = False
+        if isinstance(order, np.ndarray):
+            order.flags.writeable = False
+        return order, cuts
     population = sampler._population(dataset_size if size is None else size, dataset_size)
-    return checked_order(sampler._draw(population, number), dataset_size, size=size, copy=False)
+    drawn = sampler._draw(population, number)
+    return checked_order(drawn, dataset_size, size=size, copy=False), None
 
 
 def checked_order(
@@ -126,6 +161,11 @@ def checked_order(
             "the size of the order must stay the same"
         )
     return checked
+
+
+def limits_of(sampler: Any) -> tuple[Limit, ...]:
+    """The arguments of a batch sampler that may change within an epoch; none of other samplers."""
+    return sampler._limits() if isinstance(sampler, SeededBatchSampler) else ()
 
 
 def _gives_fresh_orders(order_sampler: OrderSamplerFunction) -> bool:
@@ -179,11 +219,22 @@ class Planner(PlanQueue):
         repeat: bool,
         order_sampler: OrderSamplerFunction | None,
         dataset_len: Callable[[], int],
+        **cutting: Any,
     ) -> None:
-        super().__init__(state, batch_size, repeat)
+        super().__init__(state, batch_size, repeat, **cutting)
         self._order_sampler = order_sampler
         self._dataset_len = dataset_len
+        self.anchor = state.anchor
+        #: the number of an epoch that was begun with other cuts, and all its cuttings
+        self.recut: tuple[int, tuple[Cutting, ...]] | None = None
+        #: the length of orders before the dataset has grown, in a state that was loaded
+        self.former_size: int | None = None
         self._note(state)
+
+    def __setstate__(self, given: dict[str, Any]) -> None:
+        # Pickles of version 0.1.0 know of no steps.
+        new = {"anchor": given["state"].anchor, "recut": None, "former_size": None}
+        super().__setstate__({**new, **given})
 
     if TYPE_CHECKING:
 
@@ -192,27 +243,40 @@ class Planner(PlanQueue):
 
     def _next_epoch(
         self, order: Order | None, position: int, size: int, n_drawn: int
-    ) -> tuple[Order | None, int, int]:
+    ) -> tuple[Order | None, int, int, Indices | None]:
         if order is None and not self.repeat:
-            return None, size, n_drawn
+            return None, size, n_drawn, None
         dataset_size = self._dataset_len()
         if order is None:
             if dataset_size == 0:
                 raise ValueError("dataset has become empty: no example for the next epoch")
-            return None, dataset_size, n_drawn
+            return None, dataset_size, n_drawn, None
         sampler = self._order_sampler
         if sampler is None:
             raise ValueError(
                 "the state has an order, but there is no order_sampler for the next one"
             )
+        has_grown = size == self.former_size
+        if has_grown:
+            size = dataset_size
         if is_seeded(sampler):
-            return seeded_order(sampler, n_drawn, dataset_size, size), size, n_drawn + 1
+            cuttings = self.cuttings_of(n_drawn)
+            order, cuts = seeded_epoch(sampler, n_drawn, dataset_size, size, cuttings)
+            return order, len(order), n_drawn + 1, cuts
+        if has_grown:
+            order, position = np.arange(dataset_size, dtype=np.int64), 0
         fresh = _gives_fresh_orders(sampler)
         # A sampler of the user's may shuffle what it is given in place, or keep what it returns:
         # the order of the batch delivered last must survive both.
         current = order if fresh or not isinstance(order, np.ndarray) else order.copy()
         drawn = sampler(current, position)
-        return checked_order(drawn, dataset_size, size=size, copy=not fresh), size, n_drawn
+        return checked_order(drawn, dataset_size, size=size, copy=not fresh), size, n_drawn, None
+
+    def cuttings_of(self, number: int) -> tuple[Cutting, ...]:
+        """How the epoch of that number is cut into batches, if by a batch sampler."""
+        if self.recut is not None and self.recut[0] == number:
+            return self.recut[1]
+        return (Cutting(0, self.num_ranks, limits_of(self._order_sampler)),)
 
     def _slice(self, order: Order, start: int, stop: int) -> Indices:
         piece = order[start:stop]

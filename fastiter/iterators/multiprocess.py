@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from fastiter._stats.autotune import (
@@ -27,6 +27,8 @@ from fastiter._workers.start_method import Caller, choose
 from fastiter.errors import TimeoutWarning
 from fastiter.iterators._arguments import (
     MOST_WORKERS,
+    Rank,
+    Tail,
     checked_auto,
     checked_context,
     checked_prefetch,
@@ -88,6 +90,8 @@ class MultiprocessIterator(PrefetchingIterator):
         memory there: about three batches besides, and those that you hold.
     on_error, skip_limit
         As in `SerialIterator`. An index that kills worker after worker may be skipped, too.
+    drop_last, batch_sampler, rank, num_ranks, tail, skip_steps
+        As in `SerialIterator`.
     worker_init : callable, optional
         Called as ``worker_init(number)`` in each worker when it has loaded the dataset, also in one
         that takes the place of another; see `get_worker_info`. What it raises, ``next()`` raises.
@@ -120,7 +124,7 @@ class MultiprocessIterator(PrefetchingIterator):
     def __init__(
         self,
         dataset: Any,
-        batch_size: int,
+        batch_size: int | None = None,
         repeat: bool = True,
         shuffle: bool | None = None,
         n_processes: int | Literal["auto"] | None = None,
@@ -135,6 +139,12 @@ class MultiprocessIterator(PrefetchingIterator):
         n_device_prefetch: int = 1,
         on_error: OnError = "raise",
         skip_limit: float | None = DEFAULT_LIMIT,
+        drop_last: bool = False,
+        batch_sampler: Callable[[int], Any] | None = None,
+        rank: Rank = None,
+        num_ranks: Rank = None,
+        tail: Tail = "pad",
+        skip_steps: Sequence[tuple[int, int]] = (),
         worker_init: Callable[[int], Any] | None = None,
         context: Any = None,
     ) -> None:
@@ -161,11 +171,17 @@ class MultiprocessIterator(PrefetchingIterator):
             device=device,
             on_error=on_error,
             skip_limit=skip_limit,
+            drop_last=drop_last,
+            batch_sampler=batch_sampler,
+            rank=rank,
+            num_ranks=num_ranks,
+            tail=tail,
+            skip_steps=skip_steps,
         )
-        if (self._shared_mem or 0) * self.batch_size >= 1 << 63:
+        if (self._shared_mem or 0) * self._most_rows() >= 1 << 63:
             raise ValueError(
                 "shared_mem must be bytes for one example, of which a batch has "
-                f"{self.batch_size}: {self._shared_mem} are more than can be counted in 63 bits"
+                f"{self._most_rows()}: {self._shared_mem} are more than can be counted in 63 bits"
             )
 
     def _init_runtime(self) -> None:
@@ -247,7 +263,8 @@ class MultiprocessIterator(PrefetchingIterator):
             return super()._fetch(plan)
         # The GPU first: how workers are started depends on whether CUDA is initialised.
         transfer = self._source.gpu() if self._source.is_on_gpu else None
-        pool = self._running_pool()
+        assert plan.indices is not None
+        pool = self._running_pool(len(plan.indices))
         if self._tuner is not None:
             self._tuner.look(pool, self.stats)
         if transfer is not None:
@@ -287,8 +304,11 @@ class MultiprocessIterator(PrefetchingIterator):
         pool.wait()  # an overwritten word may have taken it back
         return plan, capture(pool.deliver, plan, None)
 
-    def _running_pool(self) -> Pool:
+    def _running_pool(self, n_rows: int = 0) -> Pool:
+        """The workers, with room for batches of ``n_rows``."""
         pool = self._pool
+        if pool is not None and n_rows > pool.rows and pool.is_own:
+            pool.close()
         if pool is not None:
             if not pool.is_own:
                 raise RuntimeError(
@@ -305,13 +325,15 @@ class MultiprocessIterator(PrefetchingIterator):
         self._planner.rewind()
         most = {} if self._tuner is None else self._tuner.most
         converter = _batch_converter_of(self._source, self._skips is not None)
+        # A batch sampler's later batches may be larger: not much, or this pool ends with the first.
+        rows = max(self._most_rows(), n_rows)
+        rows += 0 if self._batch_size else rows // 4
         pool = self._pool = Pool(
             job=BatchJob(self._dataset, converter, self._worker_init, self._maxtasksperchild),
             workers=self.n_processes,
             most_workers=most.get("n_processes", 0),
             most_prefetch=most.get("n_prefetch", 0),
-            batch_size=self._batch_size,
-            rows=self._most_rows(),
+            rows=rows,
             n_prefetch=self.n_prefetch,
             # Slots that the consumer has while the loop goes on: those of _fetch_to_gpu and one to
             # be copied, or those of a loop that keeps its batch while it calls next().
@@ -357,10 +379,6 @@ class MultiprocessIterator(PrefetchingIterator):
         pool.ring.reset()
         if not pool.closed and pool.rows < self._most_rows():
             pool.close()  # the dataset has grown: the next one has room for its batches
-
-    def _most_rows(self) -> int:
-        """Examples that a batch has at most."""
-        return self._batch_size if self._repeat else min(self._batch_size, self._epoch_size)
 
     def _close(self) -> None:
         pool = self._pool

@@ -24,6 +24,8 @@ from fastiter._util.failures import Failure, capture
 from fastiter._util.units import nbytes_of
 from fastiter.iterators._arguments import (
     MOST_WORKERS,
+    Rank,
+    Tail,
     checked_prefetch,
     names_counterparts,
 )
@@ -71,7 +73,7 @@ class MultithreadIterator(PrefetchingIterator):
     n_device_prefetch : int
         Batches of `concat_examples` copied to the GPU ahead of the one that ``next()`` returns, at
         least 0.
-    on_error, skip_limit
+    on_error, skip_limit, drop_last, batch_sampler, rank, num_ranks, tail, skip_steps
         As in `SerialIterator`.
 
     Raises
@@ -95,7 +97,7 @@ class MultithreadIterator(PrefetchingIterator):
     def __init__(
         self,
         dataset: Any,
-        batch_size: int,
+        batch_size: int | None = None,
         repeat: bool = True,
         shuffle: bool | None = None,
         n_threads: int = 1,
@@ -107,6 +109,12 @@ class MultithreadIterator(PrefetchingIterator):
         n_device_prefetch: int = 1,
         on_error: OnError = "raise",
         skip_limit: float | None = DEFAULT_LIMIT,
+        drop_last: bool = False,
+        batch_sampler: Callable[[int], Any] | None = None,
+        rank: Rank = None,
+        num_ranks: Rank = None,
+        tail: Tail = "pad",
+        skip_steps: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._n_threads = checked_int("n_threads", n_threads, maximum=MOST_WORKERS)
         self._n_prefetch, self._n_device_prefetch = checked_prefetch(
@@ -122,6 +130,12 @@ class MultithreadIterator(PrefetchingIterator):
             device=device,
             on_error=on_error,
             skip_limit=skip_limit,
+            drop_last=drop_last,
+            batch_sampler=batch_sampler,
+            rank=rank,
+            num_ranks=num_ranks,
+            tail=tail,
+            skip_steps=skip_steps,
         )
 
     def _init_runtime(self) -> None:
@@ -139,10 +153,11 @@ class MultithreadIterator(PrefetchingIterator):
         self._recorded: list[deque[Event]] = []
         self._assembler: Assembler | None = None
         if self._source.concat is not None:
-            self._assembler = Assembler(*self._source.concat, self._batch_size, self.n_prefetch + 1)
+            self._assembler = Assembler(
+                *self._source.concat, self._most_rows(), self.n_prefetch + 1
+            )
         self._work = Work(
             self._source,
-            self._batch_size,
             self._n_threads,
             RowCost(),
             CallCost(),

@@ -15,7 +15,8 @@ class SerialIterator(PlannedIterator):
     dataset : sequence
         Has ``__len__``, and ``__getitem__(int)`` or ``__getitems__(list of int)``.
     batch_size : int
-        Examples in a batch, at least 1; may exceed the dataset's length.
+        Examples in a batch of this rank, at least 1; may exceed the dataset's length. Left out
+        only with a ``batch_sampler``.
     repeat : bool
         Whether to go on, epoch after epoch, for ever. Otherwise the iteration ends with the
         first epoch, whose last batch may be short; a ``for`` after that begins anew, as `reset`.
@@ -39,6 +40,28 @@ class SerialIterator(PlannedIterator):
     skip_limit : int or float, optional
         How many examples may be skipped in one epoch, or (a float) which share of an epoch's
         examples, one at least; beyond it ``next()`` raises `SkipLimitError`. None for no limit.
+    drop_last : bool
+        True: each epoch's batches are full and its own, and its last examples, too few for a batch
+        on every rank, are left out. False: with ``repeat`` a batch goes on in the next epoch.
+    batch_sampler : callable, optional
+        ``batch_sampler(epoch)`` gives that epoch's batches: a list of arrays of dataset indices,
+        of any lengths but 0. Epochs count from 0, over all resets. It must be pure: the same list
+        for the same epoch, in every process. Excludes ``batch_size``, ``shuffle``,
+        ``order_sampler`` and ``drop_last``.
+    rank, num_ranks : int, 'auto' or None
+        Which part of each step's batch this process takes: the process of this number, from 0, and
+        how many there are. ``rank='auto'``: as torchrun, MPI or SLURM tell, and 0 of 1 without a
+        launcher; it is the rank among all processes, also where the model is split among them.
+        None for 0 of 1. `epoch`, `current_position` and ``len()`` are of all ranks together.
+    tail : {'pad', 'mask', 'drop'}
+        With ranks, where an epoch ends with its last batch (without ``repeat``, or with a
+        ``batch_sampler``): what becomes of the last examples, too few for a step of full batches.
+        They are shared out evenly. 'pad': the epoch's first examples are repeated until all ranks
+        have as many. 'mask': so they are, and `valid` is False for those. 'drop': the examples
+        that are left over are left out.
+    skip_steps : sequence of (int, int)
+        Steps that are left out, from the first to below the second number of each pair: batches
+        that made the loss explode. The numbers of the others stay.
 
     Raises
     ------

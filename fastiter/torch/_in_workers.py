@@ -112,7 +112,6 @@ class WorkersIterator(LoaderIterator):
         pool = Pool(
             job=job,
             workers=self._num_workers,
-            batch_size=1,
             rows=max(1, self._plans.rows),
             # Without an order no worker is to have more than its share.
             n_prefetch=loader.prefetch_factor * self._num_workers - (not loader.in_order),

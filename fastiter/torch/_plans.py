@@ -107,7 +107,7 @@ class Plans(PlanQueue):
         if self.has_columns:
             rows = _index_array(keys, self.rows)
             if rows is not None:
-                return Plan(rows, state, None, None, worker)
+                return Plan(rows, state, None, None, worker, number=number)
         if type(keys) is np.ndarray:
             keys = keys.tolist()
         seed = None if self.example_seed is None else (*self.example_seed, number + 1)
@@ -115,7 +115,7 @@ class Plans(PlanQueue):
             keys, self.epoch, made, self.wants_state, asks_schema, self.shared_seed, seed
         )
         state = state._replace(n_schemas=self.n_schemas)
-        return Plan(np.array([number], np.int64), state, None, request, worker)
+        return Plan(np.array([number], np.int64), state, None, request, worker, number=number)
 
     def ask_schema(self) -> None:
         """Have the next batch tell which columns the rows would fit into."""

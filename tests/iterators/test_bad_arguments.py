@@ -103,7 +103,6 @@ def test_a_dict_of_indices_is_a_dataset():
 
 FOREIGN = {
     "collate_fn": "use converter=",
-    "drop_last": "with repeat=True all batches are full",
     "num_workers": "n_processes, threads are MultithreadIterator's n_threads",
     "pin_memory": "leave it out",
     "sampler": "use order_sampler=",

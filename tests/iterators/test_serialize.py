@@ -16,6 +16,7 @@ KEYS = {
     "order",
     "previous_epoch_detail",
     "example_seed",
+    "cuts",
 }
 
 

@@ -252,3 +252,10 @@ def test_at_the_start_of_an_epoch_the_number_of_processes_can_change(save, load)
         seen += [next(resumed) for _ in range(3)]
     order = ShuffleOrderSampler(7)._draw(48, 1)
     assert list(itertools.chain(*seen)) == order.tolist()
+
+
+def test_size_has_another_name():
+    sampler = ShardedOrderSampler(seeded(), 1, num_ranks=3)
+    assert (sampler.rank, sampler.size) == (1, 3)
+    with pytest.raises(ValueError, match="leave one of them out"):
+        ShardedOrderSampler(seeded(), 1, 3, num_ranks=3)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from fastiter._cli.profile.loading import RAISED, UsageError
 from fastiter._fetch.dataset_access import plain_columns, rows_getter
+from fastiter._order.plan import Plan
 from fastiter._threads.pool import thread_times
 from fastiter._util.failures import summary_of
 from fastiter._util.units import nbytes_of
@@ -79,8 +79,7 @@ class Fetcher:
             raise UsageError(f"the dataset raised at {where}: {summary_of(error)}") from error
 
     def _fetch(self, indices: NDArray[np.int64]) -> list[Any]:
-        state = SimpleNamespace(epoch=0, position=len(indices), epoch_size=len(self._dataset))
-        plan: Any = SimpleNamespace(indices=indices, state=state)
+        plan = Plan(indices, None, origin=(0, len(indices), len(self._dataset)))
         thread = threading.get_ident()
         self._calls[thread] = (time.perf_counter(), indices)
         try:

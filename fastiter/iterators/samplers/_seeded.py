@@ -105,10 +105,15 @@ class SeededSampler:
         """How many examples the next order is drawn from."""
         return order_size
 
-    def _record(self, n_drawn: int, n_examples: int) -> Record:
+    def _arguments_until(self, n_drawn: int, position: int | None) -> tuple[Any, ...]:
+        """Those of `_arguments` that decide what comes before a position of the order drawn last;
+        None is its end."""
+        return self._arguments()
+
+    def _record(self, n_drawn: int, n_examples: int, position: int | None = None) -> Record:
         from hashlib import blake2b
 
-        told = repr((self._words, self._arguments())).encode()
+        told = repr((self._words, self._arguments_until(n_drawn, position))).encode()
         digest = np.frombuffer(blake2b(told, digest_size=16).digest(), "<u8")
         return Record(self._KIND, (int(digest[0]), int(digest[1])), n_drawn, n_examples, Share())
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fastiter._util.arguments import checked_callable, checked_int, checked_optional_int
+from fastiter._util.arguments import checked_callable
+from fastiter._util.ranks import sampler_ranks
 from fastiter.iterators.samplers._seeded import Record, SeededSampler, Share, is_seeded
-from fastiter.iterators.samplers.shuffle import OrderSampler, ShuffleOrderSampler
+from fastiter.iterators.samplers.shuffle import OrderSampler, gives_process_orders
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -19,14 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["ShardedOrderSampler"]
 
 TAILS = ("pad", "drop", "uneven")
-
-#: Where launchers put the number of a process and of all processes; the first pair that is set.
-_ENVIRONMENT = (
-    ("torchrun", "RANK", "WORLD_SIZE"),
-    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("MPICH, Intel MPI", "PMI_RANK", "PMI_SIZE"),
-    ("SLURM", "SLURM_PROCID", "SLURM_NTASKS"),
-)
 
 
 class ShardedOrderSampler(SeededSampler, OrderSampler):
@@ -45,6 +37,7 @@ class ShardedOrderSampler(SeededSampler, OrderSampler):
     rank, size : int, optional
         Number of this process, from 0, and of all processes. Without them, from the environment
         variables of torchrun, Open MPI, MPICH or Intel MPI, or SLURM. Give both or neither.
+        ``num_ranks`` is another name of ``size``.
     tail : {'pad', 'drop', 'uneven'}
         If ``size`` does not divide the order's length: 'pad' has the order begin anew for the last
         share, so that some examples come twice; 'drop' leaves the end of the order out, other
@@ -71,23 +64,24 @@ class ShardedOrderSampler(SeededSampler, OrderSampler):
         rank: int | None = None,
         size: int | None = None,
         tail: str = "pad",
+        *,
+        num_ranks: int | None = None,
     ) -> None:
         if sampler is None:
             raise TypeError("sampler must be an order sampler, such as ShuffleOrderSampler(seed)")
         checked_callable("sampler", sampler)
         if isinstance(sampler, ShardedOrderSampler):
             raise TypeError("sampler must draw global orders, but is a ShardedOrderSampler itself")
-        if (
-            isinstance(sampler, ShuffleOrderSampler)
-            and sampler._random_state is np.random.mtrand._rand
-        ):
+        if gives_process_orders(sampler):
             raise ValueError(
                 "sampler must draw the same orders in all processes, but this ShuffleOrderSampler "
                 "draws from NumPy's global generator, whose state is each process's own: give it a "
                 "seed, ShuffleOrderSampler(0)"
             )
         self._sampler = sampler
-        self._rank, self._size = _checked_place(rank, size)
+        if num_ranks is not None and size is not None:
+            raise ValueError("size and num_ranks are the same: leave one of them out")
+        self._rank, self._size = sampler_ranks(rank, size if num_ranks is None else num_ranks)
         if tail not in TAILS:
             raise ValueError(f"tail must be one of {', '.join(map(repr, TAILS))}, not {tail!r}")
         self._tail = tail
@@ -172,7 +166,7 @@ class ShardedOrderSampler(SeededSampler, OrderSampler):
         assert is_seeded(self._sampler)
         self._sampler._note(n_drawn)
 
-    def _record(self, n_drawn: int, n_examples: int) -> Record:
+    def _record(self, n_drawn: int, n_examples: int, position: int | None = None) -> Record:
         assert is_seeded(self._sampler)
         share = Share(self._rank, self._size, TAILS.index(self._tail))
         return self._sampler._record(n_drawn, n_examples)._replace(share=share)
@@ -226,34 +220,3 @@ class ShareOrder:
             rest -= len(pieces[-1])
             start = 0
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-
-def _checked_place(rank: Any, size: Any) -> tuple[int, int]:
-    rank = checked_optional_int("rank", rank, minimum=0)
-    size = checked_optional_int("size", size)
-    if (rank is None) != (size is None):
-        raise ValueError("give both rank and size, or neither to have the environment tell them")
-    if rank is None or size is None:
-        rank, size = _place_in_environment()
-    if rank >= size:
-        raise ValueError(f"rank must be below size, but is {rank} of {size}")
-    return rank, size
-
-
-def _place_in_environment() -> tuple[int, int]:
-    for launcher, rank_name, size_name in _ENVIRONMENT:
-        given = os.environ.get(rank_name), os.environ.get(size_name)
-        if given == (None, None):
-            continue
-        try:
-            rank, size = (checked_int(launcher, int(value or ""), minimum=0) for value in given)
-        except ValueError:
-            raise ValueError(
-                f"{rank_name} and {size_name} must be numbers, as {launcher} sets them, but are "
-                f"{given[0]!r} and {given[1]!r}: pass rank and size"
-            ) from None
-        return rank, size
-    names = "; ".join(f"{rank}, {size} ({launcher})" for launcher, rank, size in _ENVIRONMENT)
-    raise ValueError(
-        f"rank and size are not given, and no launcher has set them ({names}): pass rank and size"
-    )

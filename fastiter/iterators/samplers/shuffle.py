@@ -109,6 +109,13 @@ class ShuffleOrderSampler(SeededSampler, OrderSampler):
         return permutation.fast_permutation(n_examples, self._words, number, out=out)
 
 
+def gives_process_orders(sampler: Any) -> bool:
+    """Whether orders come from NumPy's global generator, whose state is each process's own."""
+    if not isinstance(sampler, ShuffleOrderSampler):
+        return False
+    return sampler._random_state is np.random.mtrand._rand
+
+
 def gives_permutations(sampler: Any) -> bool:
     """Whether the orders of this sampler are known to be permutations of 0 .. n - 1. A generator
     that is not NumPy's, or a subclass, may give what it likes."""

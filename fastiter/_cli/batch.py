@@ -1,0 +1,99 @@
+"""``python -m fastiter batch``: which examples the batch of a step had."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from typing import Any
+
+import fastiter
+from fastiter.iterators.samplers._seeded import Record, SeededSampler
+
+_WRONG = (AttributeError, ImportError, LookupError, OSError, TypeError, ValueError)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("state", metavar="STATE.json", help="what state_dict() returned, as JSON")
+    parser.add_argument("--step", type=int, required=True, help="number of the batch, from 0")
+    parser.add_argument("--rank", type=int, default=0, help="of which rank (default: 0)")
+    parser.add_argument(
+        "--iterator",
+        metavar="MODULE:FUNCTION",
+        help="what makes the iterator that the state loads into; for weights, mixtures, lengths "
+        "and callables, of which a state has a digest only",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the address as JSON."""
+    try:
+        with open(options.state) as file:
+            state = json.load(file)
+        iterator = _of_state(state) if options.iterator is None else _made(options.iterator)
+        iterator.load_state_dict(state)
+        address = iterator.batch_at(options.step, rank=options.rank)
+    except _WRONG as error:
+        print(f"fastiter batch: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    rows = {name: getattr(address, name).tolist() for name in ("indices", "epochs", "seeds")}
+    print(json.dumps({"step": address.step, "rank": address.rank, **rows}))
+    return 0
+
+
+def _made(name: str) -> Any:
+    module, _, function = name.partition(":")
+    sys.path.insert(0, "")
+    return getattr(importlib.import_module(module), function)()
+
+
+class _Length:
+    """A dataset that has a length only."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, i: int) -> int:
+        return i
+
+
+def _of_state(state: Any) -> Any:
+    """An iterator of the arguments that the state tells."""
+    cuts = state["cuts"]
+    arguments = {name: cuts[name] for name in ("repeat", "drop_last", "tail") if name in cuts}
+    n_examples, sampler = cuts.get("n_examples"), None
+    if n_examples is None:
+        record = Record.of(state.get("order_sampler"))
+        sampler = None if record is None else _sampler_of(record, cuts.get("arguments", []))
+        if record is None or sampler is None:
+            raise ValueError(
+                "this state does not tell all that decides the orders: give --iterator "
+                "MODULE:FUNCTION, which makes the iterator"
+            )
+        n_examples = record.n_examples
+        words = cuts.get("seed", state["example_seed"])
+        sampler._words = (words[0] % 2**64, words[1] % 2**64)
+    return fastiter.SerialIterator(
+        _Length(n_examples),
+        cuts["batch_size"],
+        rank=0,
+        num_ranks=cuts.get("num_ranks", 1),
+        order_sampler=sampler,
+        shuffle=False if sampler is None else None,
+        **arguments,
+    )
+
+
+def _sampler_of(record: Record, arguments: list[Any]) -> SeededSampler | None:
+    if record.share.size > 1:
+        return None
+    plain = fastiter.ShuffleOrderSampler, fastiter.VirtualShuffleOrderSampler
+    for kind in (*plain, fastiter.BlockShuffleOrderSampler):
+        if record.kind == kind._KIND:
+            return kind(0, *arguments)
+    return None

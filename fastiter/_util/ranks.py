@@ -1,0 +1,102 @@
+"""The rank of this process in a distributed program, as its launcher tells it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from fastiter._util.arguments import checked_int, checked_optional_int
+
+MOST_RANKS = 1 << 20
+
+#: Where launchers put the rank and the number of ranks; the first pair that is set counts.
+_ENVIRONMENT = (
+    ("torchrun", "RANK", "WORLD_SIZE"),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MPICH, Intel MPI", "PMI_RANK", "PMI_SIZE"),
+    ("SLURM", "SLURM_PROCID", "SLURM_NTASKS"),
+)
+LAUNCHERS = "; ".join(f"{rank}, {count} ({launcher})" for launcher, rank, count in _ENVIRONMENT)
+
+
+def checked_ranks(rank: Any, count: Any, names: tuple[str, str]) -> tuple[int, int]:
+    """Rank and number of ranks, of which both are given."""
+    count = checked_int(names[1], count, maximum=MOST_RANKS)
+    rank = checked_int(names[0], rank, minimum=0)
+    if rank >= count:
+        raise ValueError(f"{names[0]} must be below {names[1]}, but is {rank} of {count}")
+    return rank, count
+
+
+def iterator_ranks(rank: Any, num_ranks: Any) -> tuple[int, int]:
+    """The iterators' arguments ``rank`` and ``num_ranks`` as numbers.
+
+    Without them, and with 'auto' where no launcher has started the program, 0 of 1.
+    """
+    for name, value in (("rank", rank), ("num_ranks", num_ranks)):
+        if isinstance(value, str) and value != "auto":
+            raise ValueError(f"{name} must be an integer, 'auto' or None, not {value!r}")
+    given = rank, num_ranks
+    if "auto" in given:
+        if not {*given} <= {"auto", None}:
+            raise ValueError(
+                f"rank={rank!r} and num_ranks={num_ranks!r}: with 'auto' the launcher tells both, "
+                "so leave the other one out"
+            )
+        return ranks_of_launcher(("rank", "num_ranks"), in_job_step=True) or (0, 1)
+    if given == (None, None):
+        return 0, 1
+    if None in given:
+        raise ValueError(
+            "give both rank and num_ranks, or rank='auto' to have the launcher's environment "
+            "variables tell them"
+        )
+    return checked_ranks(rank, num_ranks, ("rank", "num_ranks"))
+
+
+def sampler_ranks(rank: Any, size: Any) -> tuple[int, int]:
+    """The arguments ``rank`` and ``size`` of a sampler as numbers; the launcher's without them."""
+    rank = checked_optional_int("rank", rank, minimum=0)
+    size = checked_optional_int("size", size)
+    if (rank is None) != (size is None):
+        raise ValueError("give both rank and size, or neither to have the environment tell them")
+    if rank is not None:
+        return checked_ranks(rank, size, ("rank", "size"))
+    found = ranks_of_launcher(("rank", "size"))
+    if found is None:
+        raise ValueError(
+            f"rank and size are not given, and no launcher has set them ({LAUNCHERS}): pass rank "
+            "and size"
+        )
+    return found
+
+
+def ranks_of_launcher(
+    names: tuple[str, str], *, in_job_step: bool = False
+) -> tuple[int, int] | None:
+    """Rank and number of ranks by the launcher's environment variables; None without any.
+
+    ``in_job_step``: those of SLURM count in a job step only. A job's script has them, too, and is
+    a single process.
+    """
+    passing = f"pass {names[0]} and {names[1]}"
+    for launcher, *variables in _ENVIRONMENT:
+        told = [os.environ.get(name) for name in variables]
+        if told == [None, None]:
+            continue
+        if launcher == "SLURM" and in_job_step and "SLURM_STEP_ID" not in os.environ:
+            if told[1] in (None, "1"):
+                continue
+            raise ValueError(
+                f"SLURM_NTASKS is {told[1]}, but this process is in no job step (SLURM_STEP_ID is "
+                f"not set): start the program by srun, or {passing}"
+            )
+        try:
+            rank, count = (checked_int(launcher, int(value or ""), minimum=0) for value in told)
+        except ValueError:
+            raise ValueError(
+                f"{variables[0]} and {variables[1]} must be numbers, as {launcher} sets them, but "
+                f"are {told[0]!r} and {told[1]!r}: {passing}"
+            ) from None
+        return checked_ranks(rank, count, (variables[0], variables[1]))
+    return None

@@ -1,0 +1,228 @@
+"""The address of a batch: which examples a step's batch has, found without touching data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fastiter._util.arguments import checked_int
+from fastiter.iterators._state import Plan, Planner, State, seeded_epoch
+from fastiter.iterators.samplers._batches import SeededBatchSampler
+from fastiter.iterators.samplers._seeded import is_seeded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from fastiter._order.example_context import Seed
+    from fastiter.iterators._state import Indices, Order
+
+
+class Address(NamedTuple):
+    """Which examples the batch of a step has."""
+
+    step: int  #: counted from 0, over all epochs
+    rank: int
+    indices: npt.NDArray[np.int64]  #: dataset index of each row
+    epochs: npt.NDArray[np.int64]  #: epoch of each row
+    #: uint64[n]: the first word of what `fastiter.random.example_rng` derives from seed, epoch and
+    #: index of each row
+    seeds: npt.NDArray[np.uint64]
+
+
+def address_of(plan: Plan, rank: int, seed: Seed) -> Address:
+    """The address of a planned batch."""
+    from fastiter._order import permutation
+
+    indices = plan.indices
+    assert indices is not None
+    before = np.arange(len(indices) - plan.position, -plan.position, -1, dtype=np.int64)
+    earlier = 1 + (before - 1) // plan.epoch_size
+    epochs = np.where(before <= 0, plan.epoch, np.maximum(0, plan.epoch - earlier))
+    seeds = permutation.example_seeds(seed, epochs, indices)
+    return Address(plan.state.step - 1, rank, indices.copy(), epochs, seeds)
+
+
+class Preview(Planner):
+    """Plans steps anywhere by the rule and the arguments of another planner, without moving it.
+
+    Orders of epochs beside the current one are kept: the last one that was asked for, and the one
+    after it.
+    """
+
+    def __init__(self, planner: Planner, rank: int, kept: dict[int, Any]) -> None:
+        self._kept = kept
+        super().__init__(
+            planner.state,
+            batch_size=planner.batch_size,
+            repeat=planner.repeat,
+            order_sampler=planner._order_sampler,
+            dataset_len=planner._dataset_len,
+            rank=rank,
+            num_ranks=planner.num_ranks,
+            drop_last=planner.drop_last,
+            tail=planner.tail,
+        )
+        self.anchor, self.recut = planner.anchor, planner.recut
+        self.former_size = planner.former_size
+        sampler = self._order_sampler
+        if sampler is not None and not is_seeded(sampler):
+            raise ValueError(
+                "the batches of other steps are known with a seed only: use order_sampler="
+                "ShuffleOrderSampler(seed), another sampler with a seed, or shuffle=False"
+            )
+
+    def _note(self, state: State) -> None:
+        """Nothing is drawn."""
+
+    def _next_epoch(
+        self, order: Order | None, position: int, size: int, n_drawn: int
+    ) -> tuple[Order | None, int, int, Indices | None]:
+        if order is None:
+            return super()._next_epoch(order, position, size, n_drawn)
+        order, cuts = self._epoch(n_drawn)
+        return order, len(order), n_drawn + 1, cuts
+
+    def _epoch(self, number: int) -> tuple[Order, Indices | None]:
+        """Order and cuts of the epoch of that number."""
+        state = self.state
+        if number == state.n_drawn - 1:
+            return state.order, state.cuts
+        if number not in self._kept:
+            sampler = self._order_sampler
+            assert is_seeded(sampler)
+            first, rest = self._sizes()
+            size = first if number == self.anchor.n_drawn - 1 else rest
+            cuttings = self.cuttings_of(number)
+            self._kept[number] = seeded_epoch(sampler, number, self._dataset_len(), size, cuttings)
+            while len(self._kept) > 2:
+                del self._kept[next(iter(self._kept))]
+        return self._kept[number]  # type: ignore[no-any-return]
+
+    def _sizes(self) -> tuple[int, int]:
+        """Examples in the anchor's epoch, and in each after it; of orders and fixed batch sizes."""
+        size = self.state.epoch_size
+        if self.former_size is None:
+            return size, size
+        return self.former_size, self._dataset_len()
+
+    def before(self, step: int) -> State:
+        """The state before a step, but for what it says of the one before that."""
+        anchor = self.anchor
+        if step < anchor.step:
+            raise LookupError(
+                f"step {step} is before step {anchor.step}, from which on the present batch_size, "
+                "ranks or seed hold: load a state that was saved before then, with the arguments "
+                "of that time"
+            )
+        epoch, position, order, size, cuts = self._place(step - anchor.step)
+        if epoch > 0 and not self.repeat:
+            raise LookupError(f"step {step} is after the end: with repeat=False there is one epoch")
+        n_drawn = 0 if self._order_sampler is None else anchor.n_drawn + epoch - anchor.epoch
+        return State(position, epoch, False, order, size, None, n_drawn, cuts, step)
+
+    def _place(self, n_steps: int) -> tuple[int, int, Order | None, int, Indices | None]:
+        """Epoch, position, order, size and cuts where so many steps from the anchor lead."""
+        sampler, anchor = self._order_sampler, self.anchor
+        if isinstance(sampler, SeededBatchSampler):
+            return self._place_by_cuts(sampler, n_steps)
+        first, rest = self._sizes()
+        whole = self.batch_size * self.num_ranks
+        epoch, position = anchor.epoch, anchor.position
+        if self.repeat and not self.drop_last:
+            position += n_steps * whole
+            if position >= first:
+                later, position = divmod(position - first, rest)
+                epoch += 1 + later
+        else:
+            here = self.n_steps(None, position, first)
+            if n_steps < here:
+                position += n_steps * whole
+            else:
+                later, n_steps = divmod(n_steps - here, self.n_steps(None, 0, rest))
+                epoch, position = epoch + 1 + later, n_steps * whole
+        order = None
+        if sampler is not None and (self.repeat or epoch == 0):
+            order, _ = self._epoch(anchor.n_drawn - 1 + epoch - anchor.epoch)
+        size = first if epoch == anchor.epoch else rest
+        return epoch, position, order, size, None
+
+    def _place_by_cuts(
+        self, sampler: SeededBatchSampler, n_steps: int
+    ) -> tuple[int, int, Order, int, Indices | None]:
+        anchor = self.anchor
+        number, position = anchor.n_drawn - 1, anchor.position
+        count = sampler._count(self._dataset_len(), self.num_ranks)
+        while True:
+            # Epochs passed over are planned once, however often their batches are counted.
+            known = sampler._known_count(number, self.num_ranks) if position == 0 else None
+            if known is not None and known % self.num_ranks == 0:
+                steps = known // self.num_ranks
+                if n_steps >= steps and number != (self.recut or (None,))[0]:
+                    n_steps -= steps
+                    number += 1
+                    continue
+            order, cuts = self._epoch(number)
+            here = self.n_steps(cuts, position, len(order))
+            if n_steps < here:
+                break
+            n_steps -= here
+            number, position = number + 1, 0
+            if count is not None and count % self.num_ranks == 0:
+                later, n_steps = divmod(n_steps, count // self.num_ranks)
+                number += later
+        assert cuts is not None
+        place = int(np.searchsorted(cuts, position)) + n_steps * self.num_ranks
+        epoch = anchor.epoch + number - (anchor.n_drawn - 1)
+        return epoch, int(cuts[place]), order, len(order), cuts
+
+    def after(self, step: int) -> State:
+        """The state before a step, as that after the one before it; the anchor's has none."""
+        if step == self.anchor.step:
+            return self.before(step)
+        return self.advance(self.before(step - 1)).state  # type: ignore[no-any-return]
+
+
+class SkippingPlanner(Planner):
+    """Leaves out some steps, and plans the one after them in their place."""
+
+    def skip(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Leave out steps from each range's first to below its second number; before a plan."""
+        self._ranges = ranges
+
+    def advance(self, state: State) -> Plan:
+        """The plan of the next step that is not left out. Its state also tells of those that are:
+        one of them may have ended an epoch."""
+        before, is_new_epoch = state, False
+        while any(start <= state.step < stop for start, stop in self._ranges):
+            skipped = super().advance(state)
+            if skipped.indices is None:
+                return skipped
+            state = skipped.state
+            is_new_epoch |= state.is_new_epoch
+        plan = super().advance(state)
+        if plan.indices is None or state is before:
+            return plan
+        after = plan.state._replace(
+            is_new_epoch=is_new_epoch or plan.state.is_new_epoch,
+            previous_epoch_detail=before.epoch_detail,
+        )
+        (indices, _), places = plan.values()
+        return Plan(indices, after, **places)
+
+
+def checked_ranges(skip_steps: Any) -> list[tuple[int, int]]:
+    """The argument ``skip_steps``, ascending."""
+    ranges = []
+    for pair in skip_steps:
+        try:
+            start, stop = pair
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"skip_steps must be pairs (start, stop) of steps, not {pair!r}"
+            ) from None
+        start = checked_int("skip_steps: start", start, minimum=0)
+        ranges.append((start, checked_int("skip_steps: stop", stop, minimum=start)))
+    return sorted(ranges)

@@ -1,0 +1,261 @@
+"""Addresses: which examples a step's batch has, told without data; seek; steps left out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastiter import (
+    BlockShuffleOrderSampler,
+    LengthBucketBatchSampler,
+    MixtureOrderSampler,
+    SerialIterator,
+    ShuffleOrderSampler,
+    VirtualShuffleOrderSampler,
+    __main__,
+)
+from fastiter._order.example_context import key
+from fastiter._order.permutation import example_words
+
+N = 23
+LENGTHS = np.random.RandomState(0).randint(1, 9, N)
+
+
+def function(epoch: int) -> list[Any]:
+    order = np.random.RandomState(epoch).permutation(N)
+    return np.array_split(order, 5 + epoch % 3)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "order of indices": {"batch_size": 4, "shuffle": False},
+    "seed": {"batch_size": 4, "order_sampler": ShuffleOrderSampler},
+    "virtual": {"batch_size": 30, "order_sampler": VirtualShuffleOrderSampler},
+    "mixture": {
+        "batch_size": 4,
+        "order_sampler": lambda seed: MixtureOrderSampler([20, 3], [0.7, 0.3], seed),
+    },
+    "full batches": {"batch_size": 3, "order_sampler": ShuffleOrderSampler, "drop_last": True},
+    "one epoch": {"batch_size": 2, "order_sampler": ShuffleOrderSampler, "repeat": False},
+    "function": {"batch_sampler": function},
+    "tokens": {
+        "batch_sampler": lambda seed: LengthBucketBatchSampler(LENGTHS, max_tokens=24, seed=seed)
+    },
+    "buckets": {
+        "batch_sampler": lambda seed: LengthBucketBatchSampler(LENGTHS, batch_size=2, seed=seed)
+    },
+}  # fmt: skip
+
+
+class Keys:
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> tuple[int, int]:
+        return key()[1:]
+
+
+def make(kind: str, **arguments: Any) -> SerialIterator:
+    given = dict(KINDS[kind])
+    for name in ("order_sampler", "batch_sampler"):
+        if given.get(name) not in (None, function):
+            given[name] = given[name](3)
+    return SerialIterator(Keys(), **{**given, **arguments})
+
+
+def told(address: Any) -> list[tuple[int, int]]:
+    return list(zip(address.epochs.tolist(), address.indices.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_the_address_of_any_step_is_what_was_delivered(kind, num_ranks):
+    def on_ranks(**arguments):
+        return [make(kind, rank=r, num_ranks=num_ranks, **arguments) for r in range(num_ranks)]
+
+    iterators = on_ranks()
+    assert (iterators[0].step, iterators[0].address) == (0, None)
+    delivered, states = {}, []
+    for step in range(25):
+        states.append(iterators[0].state_dict())
+        for rank, iterator in enumerate(iterators):
+            batch = next(iterator, None)
+            if batch is None:
+                continue
+            delivered[step, rank] = batch
+            assert iterator.step == step + 1
+            address = iterator.address
+            assert address[:2] == (step, rank)
+            assert told(address) == batch
+            first = example_words(iterator._seed, *batch[0])[0]
+            assert address.seeds[0] == first
+            assert address.seeds.dtype == np.uint64
+    asked = make(kind, rank=0, num_ranks=num_ranks)
+    places = [*delivered]
+    for k in np.random.RandomState(1).permutation(len(places)):
+        step, rank = places[k]
+        address = asked.batch_at(step, rank=rank)
+        assert (address.step, address.rank) == (step, rank)
+        assert told(address) == delivered[step, rank]
+    assert asked.step == 0
+    last = max(step for step, _ in delivered)
+    for step in (0, 1, last // 2, last, 3):
+        asked.seek(step)
+        assert asked.step == step
+        assert str(asked.state_dict()) == str(states[step])
+        assert next(asked) == delivered[step, 0]
+    if kind == "one epoch":
+        with pytest.raises(LookupError, match="after the end"):
+            asked.batch_at(last + 1)
+
+
+@given(
+    sizes=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    steps=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    drop_last=st.booleans(),
+)
+@settings(max_examples=40)
+def test_steps_go_on_where_other_arguments_begin(sizes, steps, drop_last):
+    first, second, third = (
+        SerialIterator(
+            Keys(),
+            size,
+            order_sampler=ShuffleOrderSampler(1),
+            drop_last=drop_last,
+            num_ranks=2,
+            rank=0,
+        )
+        for size in (*sizes, sizes[1])
+    )
+    list(itertools.islice(first, steps[0]))
+    second.load_state_dict(first.state_dict())
+    assert second.step == steps[0]
+    batches = [next(second) for _ in range(steps[1] + 3)]
+    third.load_state_dict(json.loads(json.dumps(second.state_dict())))
+    for place, batch in enumerate(batches):
+        assert told(third.batch_at(steps[0] + place)) == batch
+    if steps[0] and sizes[0] != sizes[1]:
+        with pytest.raises(LookupError, match=f"is before step {steps[0]}"):
+            third.batch_at(steps[0] - 1)
+
+
+def test_a_reset_goes_on_counting():
+    iterator = make("one epoch")
+    n = len(list(iterator))
+    second = list(iterator)
+    assert iterator.step == 2 * n
+    assert told(iterator.address) == second[-1]
+    assert told(iterator.batch_at(n)) == second[0]
+    with pytest.raises(LookupError, match=f"before step {n}"):
+        iterator.batch_at(n - 1)
+
+
+def test_far_steps():
+    sampler = VirtualShuffleOrderSampler(0)
+    iterator = SerialIterator(range(10**12), 256, order_sampler=sampler)
+    address = iterator.batch_at(10**9 * 4)
+    assert set(address.epochs.tolist()) == {1}
+    iterator.seek(10**9 * 4)
+    assert next(iterator) == address.indices.tolist()
+    assert len(json.dumps(iterator.state_dict())) <= 512
+    again = SerialIterator(range(10**12), 256, order_sampler=VirtualShuffleOrderSampler(0))
+    again.load_state_dict(iterator.state_dict())
+    assert next(again) == next(iterator)
+
+
+def test_steps_that_are_left_out(make):
+    """Like batches that were not looked at; what they said of epochs, the next one says."""
+    arguments = {"order_sampler": ShuffleOrderSampler(2)}
+    plain = make(range(10), 4, **arguments)
+    expected = {step: next(plain) for step in range(12)}
+    arguments = {"order_sampler": ShuffleOrderSampler(2)}
+    iterator = make(range(10), 4, skip_steps=[(5, 7), (1, 4)], **arguments)
+    for step in (0, 4, 7, 8, 9):
+        assert next(iterator) == expected[step]
+        assert iterator.step == step + 1
+        assert iterator.is_new_epoch == (step in (4, 7, 9))
+        assert iterator.address.step == step
+    assert iterator.batch_at(2).indices.tolist() == expected[2]
+
+
+def test_an_end_that_is_left_out():
+    iterator = SerialIterator(range(10), 4, shuffle=False, repeat=False, skip_steps=[(1, 9)])
+    assert list(iterator) == [[0, 1, 2, 3]]
+    assert iterator.epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "call"),
+    [
+        (ValueError, "with a seed only", lambda: SerialIterator(range(9), 2).batch_at(1)),
+        (ValueError, "with a seed only", lambda: SerialIterator(range(9), 2).seek(1)),
+        (ValueError, "rank must be below num_ranks=1", lambda: make("seed").batch_at(1, rank=1)),
+        (ValueError, "step must be at least 0", lambda: make("seed").batch_at(-1)),
+        (ValueError, "must be pairs", lambda: make("seed", skip_steps=[3])),
+        (ValueError, "stop must be at least 3", lambda: make("seed", skip_steps=[(3, 1)])),
+    ],
+)
+def test_what_is_refused(error, match, call):
+    with pytest.raises(error, match=match):
+        call()
+
+
+# -- by a state alone ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"order_sampler": ShuffleOrderSampler(2**70)},
+        {"order_sampler": VirtualShuffleOrderSampler(2), "drop_last": True},
+        {"order_sampler": BlockShuffleOrderSampler(2, 3, 2)},
+        {"shuffle": False},
+    ],
+    ids=["shuffle", "virtual", "block", "none"],
+)
+def test_the_command_tells_a_batch_by_the_state(tmp_path, capsys, arguments):
+    iterator = SerialIterator(Keys(), 3, rank=1, num_ranks=2, **arguments)
+    for _ in range(9):
+        next(iterator)
+    iterator.reset()
+    for _ in range(5):
+        batch = next(iterator)
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(iterator.state_dict()))
+    command = ["batch", str(state), "--step", str(iterator.step - 1)]
+    assert __main__.main([*command, "--rank", "1"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["step"], printed["rank"]) == (13, 1)
+    assert [[e, i] for e, i in zip(printed["epochs"], printed["indices"], strict=True)] == [
+        list(row) for row in batch
+    ]
+    assert printed["seeds"] == iterator.address.seeds.tolist()
+
+
+def test_the_command_asks_for_what_a_state_does_not_hold(tmp_path, capsys):
+    iterator = make("tokens")
+    batch = next(iterator)
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(iterator.state_dict()))
+    assert __main__.main(["batch", str(state), "--step", "0"]) == 1
+    assert "--iterator MODULE:FUNCTION" in capsys.readouterr().err
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\nimport fastiter\n"
+        f"lengths = np.array({LENGTHS.tolist()})\n"
+        "def train():\n"
+        "    sampler = fastiter.LengthBucketBatchSampler(lengths, max_tokens=24, seed=3)\n"
+        "    return fastiter.SerialIterator(lengths, batch_sampler=sampler)\n"
+    )
+    command = [sys.executable, "-m", "fastiter", "batch", "state.json", "--step", "0"]
+    made = subprocess.run(
+        [*command, "--iterator", "mine:train"], cwd=tmp_path, capture_output=True, check=True
+    )
+    assert json.loads(made.stdout)["indices"] == [index for _, index in batch]
+    assert __main__.main(["batch", str(tmp_path / "none.json"), "--step", "0"]) == 1
