@@ -86,7 +86,7 @@ holds full ends-death "-DBATCHES=1 -DB=1 -DDEATHS=1 -DREPLACED=1 -DLEASES=0" "$l
 holds quick frozen "-DBATCHES=1 -DB=1 -DFROZEN=1 -DLEASES=0"
 holds full abandoned-early "-DBATCHES=1 -DB=1 -DEARLY=1 -DLEASES=0"
 holds full abandoned-death "-DBATCHES=1 -DB=1 -DEARLY=1 -DDEATHS=1 -DLEASES=0" "-DSAFETY -DNOCLAIM -DHC4"
-holds full frozen-two-batches "-DBATCHES=2 -DB=1 -DFROZEN=1 -DLEASES=0" "-DSAFETY -DNOCLAIM -DHC4"
+holds full frozen-two-batches "-DBATCHES=2 -DS=3 -DB=1 -DFROZEN=1 -DLEASES=0" "-DSAFETY -DNOCLAIM -DHC4"
 holds full frozen-reset "-DBATCHES=1 -DB=1 -DFROZEN=1 -DRESETS=1 -DLEASES=0" "-DSAFETY -DNOCLAIM -DHC4"
 holds full frozen-replaced "-DBATCHES=1 -DB=1 -DW=3 -DSTARTED=2 -DFROZEN=1 -DLEASES=0" "-DSAFETY -DNOCLAIM -DHC4"
 

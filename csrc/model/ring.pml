@@ -681,13 +681,22 @@ inline recover(x)               /* process x */
 
 #define owns(w, i) (row[i].code == OWNED && row[i].owner == w)
 #define finishes(w, i) (state[i].code == FINISHING && state[i].owner == w)
-#define holds_up(x) (frozen[x] && !killed[x] && !abandoned[x])
+/* For slots of one row. */
+#define holds(x, s) (phase[s] == FILL && (row[s].q == q_of[s] && owns(number_of[x], s) || \
+    state[s].q == q_of[s] && finishes(number_of[x], s)))
+#define is_drained(s) (phase[s] == DRAIN && (row_is(s, 0, q_of[s], CANCELLED) || \
+    row_is(s, 0, q_of[s], DONE)) && state[s].q == q_of[s] && \
+    (state[s].code == CANCELLED || state[s].code == READY))
+#define has_room (n_free > 0 || is_drained(0) || is_drained(1 % S) || is_drained(S - 1))
+#define holds_up(x) (frozen[x] && !killed[x] && (!abandoned[x] || \
+    has_room && (holds(x, 0) || holds(x, 1 % S) || holds(x, S - 1))))
 
 /* fi_parent_move, for each slot in which process x owns something: the batch goes into a free slot
  * with the same sequence. The old one drains when x has let go, or never. */
 inline abandon(x)
 {
     abandoned[x] = true;
+    collect();
 #ifdef MISTAKE_RETURNED_ALIVE
     give_back(number_of[x]);
 #else
