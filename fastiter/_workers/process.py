@@ -46,11 +46,10 @@ class WorkerProcess:
         self.has_begun = False  # its own start is over, and code of the user runs
         self.is_late = False  # the log has told of it
         self.leaves = False  # it was told to
-        # For `Timeouts`: the beginning of the step that was warned of; that of which time does not
-        # count, and how much; what was done when the worker came to rest, and since when it rests.
+        # For `Timeouts`: when the step began that was warned of; what was done when the worker came
+        # to rest, and since when it rests.
         self.warned_since = 0.0
         self.warnings = 0
-        self.discounted_since = self.discount = 0.0
         self.done = -1
         self.rests_since = 0.0
         self.overrun: Overrun | None = None  # for which it was ended

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastiter._clib import status
+from fastiter._util.running_time import RunningTime
 from fastiter._util.warn import warn_caller
 from fastiter.errors import TimeoutWarning
 
@@ -19,6 +20,7 @@ UNKILLABLE_SECONDS = 5.0
 
 _LATE_SECONDS = 0.1  # that this process may sleep longer than it asked for, and count as running
 _LEAST_START_SECONDS = 30.0
+_UNUSUAL = 10  # times as long as its rows take on average: a call that hangs, most likely
 _WARNED_STACK_SECONDS = 1.0
 _ENDED_STACK_SECONDS = 0.1
 
@@ -45,7 +47,8 @@ class Timeouts:
 
     `seconds` is how long one of them may take for one thing; None limits nothing. What takes longer
     is warned of. With `retries` the worker is ended: a call for k rows may take k times `seconds`
-    then, and the start of a process, which is warned of before, 30 s and 10 times `seconds`.
+    then, but not if it is over one of them and takes far longer than calls have taken so far; and
+    the start of a process, which is warned of before, 30 s and 10 times `seconds`.
 
     Time in which this process does not run (SIGSTOP, a debugger, a frozen control group) does not
     count: while `next()` waits, what exceeds the sleep; between two calls, what exceeds half of
@@ -64,7 +67,7 @@ class Timeouts:
         self._quiet_since = 0.0  # since when there was none, and no worker busy
         self._quiet_warnings = 0
         self._due = 0.0  # when the next limit passes, by the last look
-        self._awake_until = _NEVER  # if this process runs, it says so until then
+        self._running = RunningTime()
 
     # ---- when to look
 
@@ -76,7 +79,7 @@ class Timeouts:
         oldest = self._ring.oldest_fetch()
         due = now + self.seconds if not oldest else oldest + self.seconds
         sleep = min(most, self.seconds, max(0.0, (due if due > now else self._due) - now))
-        self._says_awake(now, sleep + _LATE_SECONDS)
+        self._running.runs(now, now + sleep + _LATE_SECONDS)
         return sleep
 
     def begin(self) -> None:
@@ -86,26 +89,16 @@ class Timeouts:
     def end(self) -> None:
         """Called when a wait ends."""
         if self.seconds is not None:
-            self._says_awake(status.now(), self.seconds / 2)
+            now = status.now()
+            self._running.runs(now, now + self.seconds / 2)
 
     def is_due(self) -> bool:
         """Whether a limit may have passed. Called between waits, with `retries`."""
         assert self.seconds is not None
         now = status.now()
-        self._says_awake(now, self.seconds / 2)
+        self._running.runs(now, now + self.seconds / 2)
         oldest = self._ring.oldest_fetch()
         return now >= self._due or 0 < oldest < now - self.seconds
-
-    def _says_awake(self, now: float, seconds: float) -> None:
-        """This process runs, and says so again within `seconds`."""
-        until, self._awake_until = self._awake_until, now + seconds
-        if now <= until:
-            return
-        for worker in list(self._group.workers.values()):
-            since = self._since(worker, self._ring.report(worker.number), now)
-            if worker.discounted_since != since:
-                worker.discounted_since, worker.discount = since, 0.0
-            worker.discount += now - max(until, since)
 
     # ---- what a worker does
 
@@ -143,7 +136,14 @@ class Timeouts:
         if step < 0 or seconds < self.seconds:
             return self.seconds
         rows = sum(row >= 0 for _, row, _ in self._ring.losses(worker.number))
-        return self.seconds * max(rows, 1)
+        if rows <= 1:
+            return self.seconds
+        # A call that is ended costs no row an attempt: they are fetched one by one then.
+        reports = [self._ring.report(number) for number in range(self._group.count)]
+        done = sum(report["rows"] for report in reports)
+        usual = rows * sum(report["fetch_ns"] for report in reports) / 1e9 / max(done, 1)
+        most = rows * self.seconds
+        return min(most, self.seconds + _UNUSUAL * usual) if done else most
 
     # ---- look
 
@@ -154,7 +154,7 @@ class Timeouts:
         if self.seconds is None:
             return
         now = status.now()
-        self._says_awake(now, self.seconds / 2)
+        self._running.runs(now, now + self.seconds / 2)
         self._due = now + self.seconds
         progress, is_quiet = 0, True
         over: list[_Late] = []
@@ -177,9 +177,7 @@ class Timeouts:
             is_quiet = is_quiet and step == NO_STEP
             if since != worker.warned_since:
                 worker.warned_since, worker.warnings = since, 0
-            seconds = now - since
-            if worker.discounted_since == since:
-                seconds -= worker.discount
+            seconds = self._running.since(since, now)
             limit = self._limit(worker, step, seconds) if self.retries else _NEVER
             period = _NEVER
             if not self.retries or step == status.STARTING:
