@@ -134,7 +134,10 @@ def test_no_thread_is_left(make):
         with pytest.raises(DatasetTimeoutError, match="no thread is left: 1 of them hang"):
             next(iterator)
     dataset.held.clear()
-    dataset.gate.set()  # what hangs still has its turn
+    abandoned = iterator._threads._abandoned[0]
+    dataset.gate.set()  # what hangs has its turn still
+    abandoned.join(HANG)
+    assert iterator.stats().abandoned == 0
     assert [index for _, index in next(iterator)] == [0, 1, 2, 3]
 
 
