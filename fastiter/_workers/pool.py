@@ -48,8 +48,11 @@ class WaitLimit(Protocol):
     def slice(self, most: float) -> float:
         """Seconds of the next sleep, at most these."""
 
+    def is_due(self) -> bool:
+        """Whether to `look` now. Called after each sleep."""
+
     def look(self, goal: str) -> None:
-        """Called after each sleep, with what is waited for; may raise."""
+        """What is waited for takes long; may raise."""
 
     def end(self) -> None:
         """A wait ends."""
@@ -242,9 +245,10 @@ class Pool:
             # and what the dataset has forked may hold that open.
             if not woken or any(position >= 0 for position in woken):
                 self._recover_dead()
-            self._timeouts.look(ring.scheduled[0].label if ring.scheduled else "a free slot")
-            if self._retries:
-                self._abandon_unkillable()
+            if self._timeouts.is_due():
+                self._timeouts.look(ring.scheduled[0].label if ring.scheduled else "a free slot")
+                if self._retries:
+                    self._abandon_unkillable()
             if not woken:
                 self._look_at_hints()
 

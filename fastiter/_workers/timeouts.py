@@ -93,8 +93,9 @@ class Timeouts:
             self._running.runs(now, now + self.seconds / 2)
 
     def is_due(self) -> bool:
-        """Whether a limit may have passed. Called between waits, with `retries`."""
-        assert self.seconds is not None
+        """Whether a limit may have passed."""
+        if self.seconds is None:
+            return False
         now = status.now()
         self._running.runs(now, now + self.seconds / 2)
         oldest = self._ring.oldest_fetch()
@@ -154,7 +155,6 @@ class Timeouts:
         if self.seconds is None:
             return
         now = status.now()
-        self._running.runs(now, now + self.seconds / 2)
         self._due = now + self.seconds
         progress, is_quiet = 0, True
         over: list[_Late] = []

@@ -51,6 +51,9 @@ class _BatchTimeout:
         if self.seconds and status.now() >= self._end:
             raise RuntimeError(f"DataLoader timed out after {self.seconds} seconds")
 
+    def is_due(self) -> bool:
+        return bool(self.seconds)
+
     def end(self) -> None:
         """Nothing."""
 

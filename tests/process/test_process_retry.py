@@ -189,7 +189,7 @@ def test_interrupts_and_resets_while_rows_hang(make, tmp_path):
             continue
         assert indices(batch) == list(range(place, place + 8))
         place += 8
-    assert iterator.stats().deaths == 0
+    assert iterator._pool.restarts == 0  # its starts may have hung, beside a thread
 
 
 def test_time_in_which_the_program_is_stopped_does_not_count(tmp_path):
