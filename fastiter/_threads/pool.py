@@ -124,6 +124,7 @@ class Threads:
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_closed = False
         self._limit = limit
+        self._count = len(all_counters)
         self._claims: dict[threading.Thread, Claim] = {}  # where there is a limit
         self._abandoned: list[threading.Thread] = []
         _living.add(self)
@@ -157,15 +158,16 @@ class Threads:
 
     def may_replace(self) -> bool:
         """Whether one more thread may be left behind."""
-        return self.n_abandoned < len(self._threads)
+        return self.n_abandoned < self._count
 
     def replace(self, claim: Claim) -> None:
         """Start a thread in the place of one whose claim was taken away. The claim is given back in
         that thread, where no signal handler runs; twice does no harm."""
-        if claim.thread in self._threads:
+        if claim.thread not in self._abandoned:
             self._start(claim.counters, claim)
-            self._threads.remove(claim.thread)
             self._abandoned.append(claim.thread)
+            if claim.thread in self._threads:  # not if its start was interrupted
+                self._threads.remove(claim.thread)
 
     def _give_back(self, lost: Claim) -> bool:
         """False if another thread has done that."""
