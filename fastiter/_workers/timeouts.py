@@ -51,7 +51,7 @@ class Timeouts:
     the start of a process, which is warned of before, 30 s and 10 times `seconds`.
 
     Time in which this process does not run (SIGSTOP, a debugger, a frozen control group) does not
-    count: while `next()` waits, what exceeds the sleep; between two calls, what exceeds half of
+    count then: while `next()` waits, what exceeds the sleep; between two calls, what exceeds half of
     `seconds`.
     """
 
@@ -72,9 +72,12 @@ class Timeouts:
     # ---- when to look
 
     def slice(self, most: float) -> float:
-        """Seconds until the next limit passes, ``most`` at most."""
+        """Seconds until the next look, ``most`` at most: until the next limit passes, where workers
+        are ended."""
         if self.seconds is None:
             return most
+        if not self.retries:
+            return min(most, self.seconds / 2)
         now = status.now()
         oldest = self._ring.oldest_fetch()
         due = now + self.seconds if not oldest else oldest + self.seconds
@@ -88,18 +91,22 @@ class Timeouts:
 
     def end(self) -> None:
         """Called when a wait ends."""
-        if self.seconds is not None:
-            now = status.now()
-            self._running.runs(now, now + self.seconds / 2)
+        if self.retries:
+            self._says_so(status.now())
 
     def is_due(self) -> bool:
         """Whether a limit may have passed."""
         if self.seconds is None:
             return False
         now = status.now()
-        self._running.runs(now, now + self.seconds / 2)
+        if self.retries:
+            self._says_so(now)
         oldest = self._ring.oldest_fetch()
         return now >= self._due or 0 < oldest < now - self.seconds
+
+    def _says_so(self, now: float) -> None:
+        assert self.seconds is not None
+        self._running.runs(now, now + self.seconds / 2)
 
     # ---- what a worker does
 
