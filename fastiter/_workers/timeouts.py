@@ -51,8 +51,8 @@ class Timeouts:
     the start of a process, which is warned of before, 30 s and 10 times `seconds`.
 
     Time in which this process does not run (SIGSTOP, a debugger, a frozen control group) does not
-    count then: while `next()` waits, what exceeds the sleep; between two calls, what exceeds half of
-    `seconds`.
+    count then: while `next()` waits, what exceeds the sleep; between two calls, what exceeds half
+    of `seconds`.
     """
 
     def __init__(
