@@ -34,6 +34,7 @@ from fastiter.dataset import (
 )
 from fastiter.errors import (
     DatasetError,
+    DatasetTimeoutError,
     OverwrittenError,
     SkipLimitError,
     TimeoutWarning,
@@ -90,6 +91,7 @@ __all__ = [
     "Converter",
     "DatasetError",
     "DatasetMixin",
+    "DatasetTimeoutError",
     "Iterator",
     "IteratorStats",
     "LengthBucketBatchSampler",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "DatasetError",
+    "DatasetTimeoutError",
     "OverwrittenError",
     "SkipLimitError",
     "TimeoutWarning",
@@ -25,6 +26,41 @@ class DatasetError(RuntimeError):
     index, the worker, the epoch and the batch, and contains the worker's traceback. The iterator
     stays usable: the next call continues after the failed batch.
     """
+
+
+class DatasetTimeoutError(TimeoutError):
+    """A dataset or a converter took longer than ``dataset_timeout``, in each of several attempts.
+
+    With ``on_timeout='retry'``. An index is fetched ``1 + n_retries`` times, a converter is called
+    once for a batch, and a worker loads the dataset ``1 + n_retries`` times. The iterator stays
+    usable: the next call continues after the batch, or tries again to load the dataset.
+
+    Attributes
+    ----------
+    index : int or None
+        The dataset index; None for the converter, for loading, and for the start of a worker.
+    seconds : float
+        How long the last attempt took until it was ended.
+    attempts : int
+        How often it was tried.
+    stack : str
+        The Python stack of the worker, a process or a thread, at the end of the last attempt.
+    """
+
+    index: int | None = None
+    seconds: float = 0.0
+    attempts: int = 0
+    stack: str = ""
+
+    @classmethod
+    def of(
+        cls, text: str, index: int | None, seconds: float, attempts: int, stack: str
+    ) -> DatasetTimeoutError:
+        """Make an error with these attributes."""
+        error = cls(f"{text} The last attempt was ended after {seconds:.2f} s, here:\n{stack}")
+        error.index, error.seconds = index, seconds
+        error.attempts, error.stack = attempts, stack
+        return error
 
 
 class OverwrittenError(RuntimeError):

@@ -82,6 +82,14 @@ holds full ends-one-row "-DBATCHES=1 -DB=1 -DLEASES=0" "$live" "$fair"
 holds full ends "-DBATCHES=1 -DLEASES=0" "$live" "$fair"
 holds full ends-death "-DBATCHES=1 -DB=1 -DDEATHS=1 -DREPLACED=1 -DLEASES=0" "$live" "$fair"
 
+# A worker that stops for ever and takes no signal, or that is taken for one: its batch moves.
+holds quick frozen "-DBATCHES=1 -DB=1 -DFROZEN=1 -DLEASES=0"
+holds full abandoned-early "-DBATCHES=1 -DB=1 -DEARLY=1 -DLEASES=0"
+holds full abandoned-death "-DBATCHES=1 -DB=1 -DEARLY=1 -DDEATHS=1 -DLEASES=0" "-DSAFETY -DNOCLAIM -DHC4"
+holds full frozen-two-batches "-DBATCHES=2 -DS=3 -DB=1 -DFROZEN=1 -DLEASES=0" "-DSAFETY -DNOCLAIM -DHC4"
+holds full frozen-reset "-DBATCHES=1 -DB=1 -DFROZEN=1 -DRESETS=1 -DLEASES=0" "-DSAFETY -DNOCLAIM -DHC4"
+holds full frozen-replaced "-DBATCHES=1 -DB=1 -DW=3 -DSTARTED=2 -DFROZEN=1 -DLEASES=0" "-DSAFETY -DNOCLAIM -DHC4"
+
 # One word overwritten at any moment: right data or an error, and no deadlock.
 holds full corrupt-row "-DBATCHES=1 -DB=1 -DSPOILS=1 -DSILENCES=0 -DLEASES=0"
 holds full corrupt-hint "-DBATCHES=1 -DB=1 -DSPOILS=1 -DSILENCES=0 -DLEASES=0 -DHINTS"
@@ -103,6 +111,10 @@ is_found full STATE_NOT_CANCELLED "-DBATCHES=1 -DRESETS=1 -DLEASES=0"
 is_found full ROW_WITHOUT_SEQUENCE "-DBATCHES=1 -DRESETS=1 -DLEASES=0"
 is_found full NO_DRAIN_RING "-DBATCHES=1 -DRESETS=1 -DS=1 -DAHEAD=0 -DLEASES=0"
 is_found quick PLACE_GIVEN_TWICE "-DBATCHES=3 -DB=1 -DOVERTAKES -DLEASES=0"
+is_found quick RETURNED_ALIVE "-DBATCHES=1 -DB=1 -DEARLY=1 -DLEASES=0"
+is_found quick MOVED_IS_FREE "-DBATCHES=2 -DB=1 -DEARLY=1 -DLEASES=0"
+is_found quick MOVE_WITHOUT_REDO "-DBATCHES=1 -DB=1 -DFROZEN=1 -DLEASES=0"
+is_found full NUMBER_REUSED "-DBATCHES=1 -DB=1 -DW=3 -DSTARTED=2 -DDEATHS=1 -DEARLY=1 -DLEASES=0" "-DSAFETY -DNOCLAIM -DHC4"
 is_found full CORRUPT_IS_DRAINED "-DBATCHES=1 -DB=1 -DSPOILS=1 -DRESETS=1 -DSILENCES=0 -DLEASES=0"
 
 model=$here/stream.pml

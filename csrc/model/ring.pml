@@ -30,6 +30,15 @@
 #ifndef RESETS
 #define RESETS 0
 #endif
+#ifndef FROZEN
+#define FROZEN 0                /* workers that stop for ever, and that no signal ends */
+#endif
+#ifndef EARLY
+#define EARLY 0                 /* workers that are abandoned though they only are slow */
+#endif
+#ifndef STARTED
+#define STARTED W               /* the others take the place of abandoned ones */
+#endif
 #ifndef LEASES
 #define LEASES 1                /* slots that the consumer may hold; what exceeds it is copied */
 #endif
@@ -94,6 +103,11 @@ bool killed[W];                 /* what a pidfd tells */
 bool gone[W];                   /* has left by itself */
 bool alive[W];                  /* a process runs under this number */
 bool recovered[W];              /* dead for good: this number is not used again */
+bool frozen[W];
+bool thaws[W];                  /* it ends then, without a further step: SIGKILL is pending */
+bool abandoned[W];
+byte number_of[W];              /* by process; a process and its number are the same, see */
+                                /* MISTAKE_NUMBER_REUSED */
 
 /* ---- private to the parent ---- */
 
@@ -164,14 +178,17 @@ inline ring_parent(Q)
 
 /* ---- worker ---- */
 
-proctype Worker(byte w)
+proctype Worker(byte me)
 {
-    byte current, seen, s, q, n, next, stop_at, r;
+    byte w, current, seen, s, q, n, next, stop_at, r;
     bool rings;
 
 born:
     {
-        alive[w];
+        if
+        :: atomic { alive[me] -> w = number_of[me] }
+        :: atomic { finished && !alive[me] -> goto leave }  /* its number was not needed */
+        fi;
 turn:   atomic {            /* W1 to W3: one look at the board */
             if
             :: stop -> goto leave
@@ -323,37 +340,51 @@ sleep:
         bell[w] = false;
         goto turn;
 leave:
-        gone[w] = true
-    } unless { killed[w] };
+        gone[me] = true
+    } unless { killed[me] || frozen[me] };
     if
-    :: killed[w] ->             /* a successor starts with nothing but its number */
+    :: frozen[me] && !killed[me] ->
+        if
+        :: atomic { abandoned[me] && thaws[me] -> killed[me] = true }
+        :: finished -> goto over
+        fi
+    :: else
+    fi;
+    if
+    :: killed[me] ->            /* a successor starts with nothing but its number */
         atomic {
-            alive[w] = false;
+            alive[me] = false;
             current = 0; seen = 0; s = 0; q = 0; n = 0; next = 0; stop_at = 0; r = 0;
             rings = false
         };
         do
-        :: atomic { alive[w] && !killed[w] -> goto born }
-        :: atomic { alive[w] && killed[w] -> alive[w] = false }       /* killed at birth */
+        :: atomic { alive[me] && !killed[me] -> goto born }
+        :: atomic { alive[me] && killed[me] -> alive[me] = false }    /* killed at birth */
         :: atomic { finished -> break }
         od
     :: else
-    fi
+    fi;
+over: skip
 }
 
-/* Kills between any two steps, as long as a worker is left or will come. */
+inline count_living()
+{
+    living = 0; v = 0;
+    do
+    :: v < W -> living = living + (!killed[v] && !frozen[v]); v++
+    :: else -> break
+    od
+}
+
+/* Kills and freezes between any two steps, as long as a worker is left or will come. */
 proctype Killer()
 {
-    byte v, living;
+    byte v, living, n_frozen;
 end:
     do
     :: atomic {
         !finished && n_deaths < DEATHS ->
-        living = 0; v = 0;
-        do
-        :: v < W -> living = living + (!killed[v]); v++
-        :: else -> break
-        od;
+        count_living();
         if
         :: living + REPLACED - n_replaced > 1 ->
             if
@@ -369,7 +400,21 @@ end:
         fi;
         v = 0; living = 0
     }
-    :: atomic { finished || n_deaths == DEATHS -> break }
+    :: atomic {
+        !finished && n_frozen < FROZEN ->
+        count_living();
+        if
+        :: living > 1 && alive[0] && !killed[0] && !gone[0] -> frozen[0] = true
+        :: living > 1 && alive[1] && !killed[1] && !gone[1] -> frozen[1] = true
+        :: else
+        fi;
+        if
+        :: thaws[0] = true; thaws[1] = true
+        :: skip
+        fi;
+        n_frozen++; v = 0; living = 0
+    }
+    :: atomic { finished || (n_deaths == DEATHS && n_frozen == FROZEN) -> break }
     od
 }
 
@@ -479,17 +524,11 @@ inline collect()                /* fi_parent_collect: one step */
 #define owned_is_possible false
 #endif
 
-inline schedule()               /* fi_parent_schedule */
+inline put(Q)                   /* S1 to S5 */
 {
     atomic {
-#ifndef MISTAKE_PLACE_GIVEN_TWICE
-        do                      /* fi_parent_next_slot: an overtaken batch keeps its place */
-        :: phase[slot_of[NQ(tail)]] == FILL && NQ(q_of[slot_of[NQ(tail)]]) == NQ(tail) -> tail++
-        :: else -> break
-        od;
-#endif
         n_free--; s = free_stack[n_free];                                    /* S1 */
-        q_of[s] = tail; phase[s] = FILL; slot_of[NQ(tail)] = s; corrupt[s] = false;
+        q_of[s] = Q; phase[s] = FILL; slot_of[NQ(Q)] = s; corrupt[s] = false;
 #ifdef UNEQUAL
         if
         :: n_of[s] = 1
@@ -501,19 +540,32 @@ inline schedule()               /* fi_parent_schedule */
         assert(owned_is_possible || state[s].code != FINISHING);       /* I4 */
         rows_of[s] = n_of[s];                                          /* S2 */
 #ifdef FOR_ONE
-        only[s] = tail % W;
+        only[s] = Q % W;
 #endif
         r = 0;
         do
         :: r < n_of[s] ->
             assert(owned_is_possible || row[AT(s, r)].code != OWNED);  /* I4 */
-            set_word(row[AT(s, r)], tail, NOBODY, TODO); r++           /* S3 */
+            set_word(row[AT(s, r)], Q, NOBODY, TODO); r++              /* S3 */
         :: else -> break
         od;
         r = 0;
-        set_word(state[s], tail, NOBODY, FILLING)                      /* S4 */
+        set_word(state[s], Q, NOBODY, FILLING)                         /* S4 */
     }
-    d_step { claim_q[s] = tail; claim_next[s] = 0 }                    /* S5 */
+    d_step { claim_q[s] = Q; claim_next[s] = 0 }                       /* S5 */
+}
+
+inline schedule()               /* fi_parent_schedule */
+{
+#ifndef MISTAKE_PLACE_GIVEN_TWICE
+    d_step {
+        do                      /* fi_parent_next_slot: an overtaken batch keeps its place */
+        :: phase[slot_of[NQ(tail)]] == FILL && NQ(q_of[slot_of[NQ(tail)]]) == NQ(tail) -> tail++
+        :: else -> break
+        od
+    }
+#endif
+    put(tail);
 #ifdef MISTAKE_RING_BEFORE_TAIL
     ring_workers(W);
 #endif
@@ -577,7 +629,7 @@ inline rewind()
 #endif
 }
 
-inline recover(w)
+inline give_back(w)             /* R2 */
 {
     s = 0;
     do
@@ -610,16 +662,87 @@ inline recover(w)
         s++
     :: else -> break
     od;
-    s = 0;
+    s = 0
+}
+
+inline recover(x)               /* process x */
+{
+    give_back(number_of[x]);
     rewind();
-    d_step { bell[w] = false; pipe_bytes[w] = 0 }                            /* R5 */
+    d_step { bell[number_of[x]] = false; pipe_bytes[number_of[x]] = 0 }      /* R5 */
     atomic {
         if
-        :: n_replaced < REPLACED -> n_replaced++; killed[w] = false; alive[w] = true
-        :: else -> recovered[w] = true
+        :: n_replaced < REPLACED -> n_replaced++; killed[x] = false; alive[x] = true
+        :: else -> recovered[x] = true
         fi
     }
     ring_workers(W)                                                    /* R6 */
+}
+
+#define owns(w, i) (row[i].code == OWNED && row[i].owner == w)
+#define finishes(w, i) (state[i].code == FINISHING && state[i].owner == w)
+/* For slots of one row. */
+#define holds(x, s) (phase[s] == FILL && (row[s].q == q_of[s] && owns(number_of[x], s) || \
+    state[s].q == q_of[s] && finishes(number_of[x], s)))
+#define is_drained(s) (phase[s] == DRAIN && (row_is(s, 0, q_of[s], CANCELLED) || \
+    row_is(s, 0, q_of[s], DONE)) && state[s].q == q_of[s] && \
+    (state[s].code == CANCELLED || state[s].code == READY))
+#define has_room (n_free > 0 || is_drained(0) || is_drained(1 % S) || is_drained(S - 1))
+#define holds_up(x) (frozen[x] && !killed[x] && (!abandoned[x] || \
+    has_room && (holds(x, 0) || holds(x, 1 % S) || holds(x, S - 1))))
+
+/* fi_parent_move, for each slot in which process x owns something: the batch goes into a free slot
+ * with the same sequence. The old one drains when x has let go, or never. */
+inline abandon(x)
+{
+    abandoned[x] = true;
+    collect();
+#ifdef MISTAKE_RETURNED_ALIVE
+    give_back(number_of[x]);
+#else
+    u = 0;
+    do
+    :: u < S ->
+        s = u;
+        d_step {
+            r = 0;
+            do
+            :: r < n_of[s] && !(row[AT(s, r)].q == q_of[s] && owns(number_of[x], AT(s, r))) -> r++
+            :: else -> break
+            od;
+            is_held = phase[s] == FILL && n_free > 0 &&
+                (r < n_of[s] || (state[s].q == q_of[s] && finishes(number_of[x], s)));
+            r = 0
+        }
+        if
+        :: is_held ->
+            is_held = false;
+            start_drain();
+            put(q_of[u]);
+            d_step { map[NQ(q_of[s])] = s; s = 0 }
+        :: else
+        fi;
+        u++
+    :: else -> break
+    od;
+    s = 0; u = 0;
+#endif
+#ifndef MISTAKE_MOVE_WITHOUT_REDO
+    rewind();
+#endif
+#if STARTED < W
+    atomic {
+        if
+        :: !alive[W - 1] && !killed[W - 1] ->
+#ifdef MISTAKE_NUMBER_REUSED
+            number_of[W - 1] = x;
+#endif
+            alive[W - 1] = true
+        :: else
+        fi
+    }
+#endif
+    ring_workers(W)
 }
 
 inline start_drain()            /* of slot s */
@@ -646,7 +769,7 @@ inline start_drain()            /* of slot s */
     od;
     r = 0;
     d_step { claim_q[s] = q_of[s]; claim_next[s] = n_of[s] }           /* X3 */
-#ifndef MISTAKE_FREE_AT_RESET
+#if !defined(MISTAKE_FREE_AT_RESET) && !defined(MISTAKE_MOVED_IS_FREE)
     d_step { phase[s] = DRAIN; n_draining++ }                          /* X4 */
 #else
     d_step { make_free(s) }
@@ -821,7 +944,8 @@ end:
 active proctype Parent()
 {
     byte s, r, u, v, rung, planned, taken, offered, n_resets;
-    bool is_corrupt;
+    bool is_corrupt, is_held;
+    byte n_early, late = W;
 #ifdef SPOILS
     byte n_silences;
     bool is_silent, is_stalled, restored;
@@ -842,7 +966,7 @@ active proctype Parent()
         od;
         r = 0;
         do
-        :: u < W -> alive[u] = true; run Worker(u); u++
+        :: u < W -> number_of[u] = u; alive[u] = u < STARTED; run Worker(u); u++
         :: else -> break
         od;
         u = 0;
@@ -897,6 +1021,13 @@ look:   if
             :: event
             :: a_death
             :: n_resets < RESETS                                       /* interrupted: Ctrl-C */
+#if FROZEN > 0 || EARLY > 0
+            /* A limit has passed, and some seconds since SIGKILL, which has not ended the worker. */
+            :: atomic { holds_up(0) -> late = 0 }
+            :: atomic { holds_up(1) -> late = 1 }
+            :: atomic { n_early < EARLY && !killed[0] && !abandoned[0] -> n_early++; late = 0 }
+            :: atomic { n_early < EARLY && !killed[1] && !abandoned[1] -> n_early++; late = 1 }
+#endif
 #ifdef SPOILS
             :: timeout -> is_silent = true                             /* no process moves any more */
             :: n_silences < SILENCES -> n_silences++; is_silent = true /* or a process is slow */
@@ -905,6 +1036,13 @@ look:   if
             pwait = 0;
             event = false;
             recover_dead();
+#if FROZEN > 0 || EARLY > 0
+            if
+            :: late < W && !recovered[late] && !killed[late] -> abandon(late)
+            :: else
+            fi;
+            late = W;
+#endif
 #ifdef SPOILS
             if
             :: is_silent && !head_ready -> is_silent = false; look_at_hints()
@@ -922,7 +1060,7 @@ again:  skip
     do
     :: u < W ->
         if
-        :: gone[u] || (killed[u] && !alive[u])
+        :: gone[u] || (killed[u] && !alive[u]) || frozen[u] || (u >= STARTED && !alive[u])
 #ifdef SPOILS
         :: timeout -> killed[u] = true          /* finalize() kills who does not leave */
 #endif

@@ -166,8 +166,9 @@ int fi_parent_request(fi_parent *parent, uint32_t slot, const fi_request *reques
     return FI_OK;
 }
 
-int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices, uint32_t n,
-                       uint32_t schema, uint64_t heap, uint64_t limit, bool single, uint64_t *q)
+/* S1 to S6. */
+static int put_batch(fi_parent *parent, uint32_t slot, const int64_t *indices, uint32_t n,
+                     uint32_t schema, uint64_t heap, uint64_t limit, bool single, uint64_t q)
 {
     fi_ring *ring = parent->ring;
     if (n < 1 || n > ring->geometry.rows || schema >= ring->geometry.schemas ||
@@ -175,14 +176,13 @@ int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices,
         return FI_E_RANGE;
     if (take_free(parent, slot) != FI_OK)
         return FI_E_FULL;
-    *q = parent->tail;
     fi_slot_record *record = parent->slot + slot; /* S1 */
-    record->q = *q;
+    record->q = q;
     record->n = n;
     record->schema = schema;
     record->phase = FI_FILL;
     record->corrupt = false;
-    parent->slot_of[*q % ring->geometry.slots] = slot;
+    parent->slot_of[q % ring->geometry.slots] = slot;
     fi_slot *s = ring->slots + slot; /* S2 */
     fi_store_relaxed(&s->n, n);
     fi_store_relaxed(&s->schema, schema);
@@ -193,14 +193,25 @@ int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices,
     memcpy(own_indices(parent, slot), indices, n * sizeof *indices);
     memcpy(fi_row_index(ring, slot, 0), indices, n * sizeof *indices);
     for (uint32_t row = 0; row < n; row++) /* S3, pairs with W5 (A1) */
-        fi_store_release(fi_row_word(ring, slot, row), fi_word(*q, 0, FI_TODO, 0));
-    fi_store_release(&s->state, fi_word(*q, 0, FI_FILLING, 0));    /* S4 */
-    fi_store_release(&s->claim, fi_claim_word(*q, 0));             /* S5, pairs with W4 */
-    fi_store_relaxed(ring->map + *q % ring->geometry.slots, slot); /* S6 */
-    parent->tail = *q + 1;
-    fi_store_release(&ring->board->tail, parent->tail); /* S7, pairs with W2: the map is readable */
+        fi_store_release(fi_row_word(ring, slot, row), fi_word(q, 0, FI_TODO, 0));
+    fi_store_release(&s->state, fi_word(q, 0, FI_FILLING, 0));    /* S4 */
+    fi_store_release(&s->claim, fi_claim_word(q, 0));             /* S5, pairs with W4 */
+    fi_store_relaxed(ring->map + q % ring->geometry.slots, slot); /* S6 */
     parent->offered += n;
-    parent->is_for_one |= parent->slot[slot].request.worker > 0;
+    parent->is_for_one |= record->request.worker > 0;
+    return FI_OK;
+}
+
+int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices, uint32_t n,
+                       uint32_t schema, uint64_t heap, uint64_t limit, bool single, uint64_t *q)
+{
+    *q = parent->tail;
+    int rc = put_batch(parent, slot, indices, n, schema, heap, limit, single, *q);
+    if (rc != FI_OK)
+        return rc;
+    parent->tail = *q + 1;
+    /* S7, pairs with W2: the map is readable */
+    fi_store_release(&parent->ring->board->tail, parent->tail);
     return FI_OK;
 }
 
@@ -459,6 +470,22 @@ static void start_drain(fi_parent *parent, uint32_t slot)
     parent->draining++;
 }
 
+int fi_parent_move(fi_parent *parent, uint32_t from, uint32_t to, uint32_t schema, uint64_t heap,
+                   uint64_t limit, bool single)
+{
+    const fi_slot_record *record = parent->slot + from;
+    start_drain(parent, from);
+    return put_batch(parent, to, own_indices(parent, from), record->n, schema, heap, limit,
+                     single, record->q);
+}
+
+bool fi_parent_give_up_row(fi_parent *parent, uint32_t slot, uint32_t row)
+{
+    uint64_t q = parent->slot[slot].q;
+    return swap_relaxed(fi_row_word(parent->ring, slot, row), fi_word(q, 0, FI_TODO, 0),
+                        fi_word(q, 0, FI_POISON, 0));
+}
+
 void fi_parent_reset(fi_parent *parent)
 {
     for (uint32_t slot = 0; slot < parent->ring->geometry.slots; slot++)
@@ -564,6 +591,22 @@ void fi_parent_offer_singly(fi_parent *parent)
     for (uint32_t slot = 0; slot < parent->ring->geometry.slots; slot++)
         if (parent->slot[slot].phase == FI_FILL)
             fi_store_relaxed(&parent->ring->slots[slot].single, 1);
+}
+
+bool fi_parent_is_asleep(const fi_parent *parent, uint32_t worker)
+{
+    return fi_load_relaxed(parent->ring->bells + worker) == 1;
+}
+
+int64_t fi_parent_oldest_fetch(const fi_parent *parent)
+{
+    int64_t oldest = 0;
+    for (uint32_t w = 0; w < parent->ring->geometry.workers; w++) {
+        int64_t since = fi_load_relaxed(&parent->ring->worker_stats[w].since);
+        if (since > 0 && (oldest == 0 || since < oldest))
+            oldest = since;
+    }
+    return oldest;
 }
 
 bool fi_parent_stalled(const fi_parent *parent)

@@ -57,6 +57,14 @@ int fi_parent_request(fi_parent *parent, uint32_t slot, const fi_request *reques
  * starts, `limit` where it ends. `single` offers the rows one by one. */
 int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices, uint32_t n,
                        uint32_t schema, uint64_t heap, uint64_t limit, bool single, uint64_t *q);
+/* Takes a batch from a worker that neither goes on nor ends: X1 to X4 in slot `from`, which drains
+ * when that worker has let go of it, or never; then S1 to S6 in the free slot `to`, with the same
+ * sequence and indices. Origin and request of `to` are set before, as for a schedule; R3, R4 and R6
+ * (fi_parent_restore_hints) come next. FI_E_FULL: `to` is not free, and the batch is lost. */
+int fi_parent_move(fi_parent *parent, uint32_t from, uint32_t to, uint32_t schema, uint64_t heap,
+                   uint64_t limit, bool single);
+/* Poisons a row that no worker has begun; false if one has. */
+bool fi_parent_give_up_row(fi_parent *parent, uint32_t slot, uint32_t row);
 /* S8: wakes sleeping workers for what was scheduled since the last call. */
 void fi_parent_publish(fi_parent *parent);
 void fi_parent_ring_all(fi_parent *parent);
@@ -122,6 +130,11 @@ void fi_parent_return(fi_parent *parent, const fi_loss *loss, bool poison);
 void fi_parent_rewind(fi_parent *parent, uint32_t worker, int bell_pipe);
 /* From now on the rows of every scheduled slot are offered one by one. */
 void fi_parent_offer_singly(fi_parent *parent);
+
+/* Whether a worker waits for work and was not told yet that there is some: then it owns nothing. */
+bool fi_parent_is_asleep(const fi_parent *parent, uint32_t worker);
+/* Since when the longest of the workers' present fetches is under way (fi_now_ns); 0: there is none. */
+int64_t fi_parent_oldest_fetch(const fi_parent *parent);
 
 /* R3, R4, R6 for the stall timer: restores every hint, and wakes all workers whatever their bells
  * say. Harmless at any time. */

@@ -245,6 +245,9 @@ cdef extern from "ring/fi_ring_parent.h" nogil:
     int fi_parent_request(fi_parent *parent, uint32_t slot, const fi_request *request)
     int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices, uint32_t n,
                            uint32_t schema, uint64_t heap, uint64_t limit, bint single, uint64_t *q)
+    int fi_parent_move(fi_parent *parent, uint32_t slot, uint32_t to, uint32_t schema,
+                       uint64_t heap, uint64_t limit, bint single)
+    bint fi_parent_give_up_row(fi_parent *parent, uint32_t slot, uint32_t row)
     void fi_parent_publish(fi_parent *parent)
     void fi_parent_ring_all(fi_parent *parent)
     uint64_t fi_parent_committed(fi_parent *parent, uint32_t slot)
@@ -269,6 +272,8 @@ cdef extern from "ring/fi_ring_parent.h" nogil:
     void fi_parent_rewind(fi_parent *parent, uint32_t worker, int bell_pipe)
     void fi_parent_restore_hints(fi_parent *parent)
     void fi_parent_offer_singly(fi_parent *parent)
+    bint fi_parent_is_asleep(const fi_parent *parent, uint32_t worker)
+    int64_t fi_parent_oldest_fetch(const fi_parent *parent)
     bint fi_parent_stalled(const fi_parent *parent)
     void fi_parent_give_up(fi_parent *parent)
     void fi_parent_set_worker_count(fi_parent *parent, uint32_t count)

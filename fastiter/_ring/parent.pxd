@@ -43,7 +43,7 @@ cdef class ScheduledBatch:
     cdef readonly uint64_t q
     cdef readonly Plan plan
     cdef readonly Schema schema
-    cdef uint32_t slot
+    cdef readonly uint32_t slot
 
 
 cdef class BatchScheduler(ParentRing):
@@ -51,6 +51,7 @@ cdef class BatchScheduler(ParentRing):
     cdef readonly Schema schema
     cdef readonly uint32_t schema_number
     cdef public Py_ssize_t n_prefetch  # batches ahead of the one that the caller waits for
+    cdef public Py_ssize_t reserved  # slots kept free for batches that move
     cdef public uint64_t least_bytes
     cdef readonly uint64_t recent_bytes
     cdef public int64_t single_until
@@ -66,6 +67,7 @@ cdef class BatchScheduler(ParentRing):
     cdef int64_t free_slot(self, uint64_t commit) except -2
     cdef void trim(self, uint32_t slot, uint64_t bytes) noexcept
     cdef bint schedule(self, Plan plan) except -1
+    cdef bint put(self, ScheduledBatch record, bint again) except -1
     cdef bint is_ready(self, uint32_t *slot, uint32_t *flags) noexcept
     cdef Lease take_first(self, uint32_t slot, uint32_t flags, bint copied)
     cdef bint agrees(self, PlanQueue plans)

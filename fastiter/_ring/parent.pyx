@@ -33,7 +33,6 @@ from fastiter.errors import OverwrittenError
 cnp.import_array()
 
 cdef enum:
-    MOST_LOSSES = 256  # read at a time: they lie on the stack
     # A free slot that has this many times the memory of recent batches, and this many bytes more,
     # gives the rest back.
     TRIM_FACTOR = 4
@@ -198,6 +197,15 @@ cdef class ParentRing:
         cdef fi_report report
         fi_worker_stat_read(self.arena.ring.worker_stats + worker, &report)
         return report
+
+    def is_asleep(self, uint32_t worker):
+        """Whether a worker waits for work, and was not told yet that there is some."""
+        return fi_parent_is_asleep(&self.parent, worker)
+
+    def oldest_fetch(self):
+        """Since when the longest of the workers' present fetches is under way, in seconds on the
+        clock of `now`; 0 if there is none."""
+        return fi_parent_oldest_fetch(&self.parent) / 1e9
 
     def start_error(self, uint32_t worker):
         """The bytes that a worker left when it could not start."""
@@ -429,21 +437,37 @@ cdef class BatchScheduler(ParentRing):
 
     cdef bint schedule(self, Plan plan) except -1:
         """Puts a batch into the ring; False if no slot is free yet, or none has room for its rows."""
+        cdef ScheduledBatch record = ScheduledBatch.__new__(ScheduledBatch)
+        record.plan = plan
+        if not self.put(record, False):
+            return False
+        self.scheduled.append(record)
+        plan.work = record
+        return True
+
+    cdef bint put(self, ScheduledBatch record, bint again) except -1:
+        """Puts the batch of a record into a free slot, `again` if it is in another one; False if no
+        slot is free, or none has room for its rows."""
+        cdef Plan plan = record.plan
         cdef int64_t slot
-        cdef uint64_t columns = 0, commit = self.least_bytes, q = 0, heap
+        cdef uint64_t columns = 0, commit = self.least_bytes, heap
+        cdef uint64_t limit = self.arena.ring.geometry.slot_bytes
+        cdef uint64_t q
+        cdef uint32_t schema
+        cdef int rc
+        cdef bint single = self.single_until >= 0
         cdef fi_request request = fi_request(0, 0, <uint32_t>(plan.worker + 1))
         cdef cnp.ndarray indices = plan.indices
         cdef fi_origin origin  # of the random numbers of the batch's examples
-        cdef ScheduledBatch record = ScheduledBatch.__new__(ScheduledBatch)
         if cnp.PyArray_TYPE(indices) != cnp.NPY_INT64 or not cnp.PyArray_ISCARRAY_RO(indices):
             raise TypeError(f"indices must be a contiguous int64 array, not {indices!r}")
         origin.seed[0], origin.seed[1] = self.seed
         origin.position, origin.epoch = plan.position, plan.epoch
         origin.epoch_size = plan.epoch_size
-        record.plan = plan
-        record.schema = self.schema if plan.request is None else None
+        fields = self.schema if plan.request is None else None
+        schema = 0 if fields is None else self.schema_number
         packed = None if plan.request is None else Packed(plan.request)
-        if record.schema is not None:
+        if fields is not None:
             columns = self.schema.bytes
         if packed is not None:
             request.bytes = packed.size
@@ -456,6 +480,7 @@ cdef class BatchScheduler(ParentRing):
         slot = self.free_slot(commit + FI_PAGE)
         if slot < 0:
             return False
+        q = record.q if again else self.parent.tail
         fi_parent_origin(&self.parent, <uint32_t>slot, &origin)
         request.offset = columns
         if packed is not None:
@@ -463,18 +488,31 @@ cdef class BatchScheduler(ParentRing):
                 PyMemoryView_FromMemory(
                     fi_slot_payload(&self.arena.ring, <uint32_t>slot) + columns, request.bytes,
                     PyBUF_WRITE),
-                fi_place_seed(self.parent.tail, 0, FI_PACKED_REQUEST))
+                fi_place_seed(q, 0, FI_PACKED_REQUEST))
         check(fi_parent_request(&self.parent, <uint32_t>slot, &request), "assigning a batch")
-        check(fi_parent_schedule(
-            &self.parent, <uint32_t>slot, <const int64_t *>cnp.PyArray_DATA(indices),
-            <uint32_t>cnp.PyArray_SIZE(indices),
-            0 if record.schema is None else self.schema_number, heap,
-            self.arena.ring.geometry.slot_bytes, self.single_until >= 0, &q),
-            "scheduling a batch")
+        if again:
+            rc = fi_parent_move(
+                &self.parent, record.slot, <uint32_t>slot, schema, heap, limit, single)
+        else:
+            rc = fi_parent_schedule(
+                &self.parent, <uint32_t>slot, <const int64_t *>cnp.PyArray_DATA(indices),
+                <uint32_t>cnp.PyArray_SIZE(indices), schema, heap, limit, single, &q)
+        check(rc, "scheduling a batch")
         record.q = q
         record.slot = <uint32_t>slot
-        self.scheduled.append(record)
-        plan.work = record
+        record.schema = fields
+        return True
+
+    def move(self, ScheduledBatch record, rows):
+        """Starts a scheduled batch anew in another slot, since the owner of a row neither goes on
+        nor ends. `rows` of it are given up. False if no slot is free."""
+        cdef uint32_t row
+        self.collect()
+        if not self.put(record, True):
+            return False
+        for row in rows:
+            fi_parent_give_up_row(&self.parent, record.slot, row)
+        fi_parent_restore_hints(&self.parent)
         return True
 
     cdef int64_t free_slot(self, uint64_t commit) except -2:
@@ -574,7 +612,7 @@ cdef class BatchScheduler(ParentRing):
         if not self.fast_path_ok or not self.is_ready(&slot, &flags):
             return None
         if flags & ~FI_CONVERTED_FIELDS or (<ScheduledBatch>self.scheduled[0]).schema is None or (
-                fi_parent_usable(parent) < self.n_prefetch + 1):
+                fi_parent_usable(parent) < self.n_prefetch + 1 + self.reserved):
             return None
         if fi_parent_check(parent, slot, &irregular, &row, &word) != FI_OK or irregular > 0:
             return None
@@ -607,7 +645,7 @@ cdef class BatchScheduler(ParentRing):
             codes = [(r, fi_row_code(ring, slot, r, self.parent.slot[slot].q))
                      for r in range(self.parent.slot[slot].n)]
             codes = [(r, code) for r, code in codes if code != FI_ROW_OK]
-        copied = fi_parent_usable(&self.parent) < self.n_prefetch + 1
+        copied = fi_parent_usable(&self.parent) < self.n_prefetch + 1 + self.reserved
         return self.take_first(slot, flags, copied), codes
 
     cdef int cover_first(self) except -1:
@@ -668,12 +706,20 @@ cdef class BatchScheduler(ParentRing):
         fi_parent_set_spin(&self.parent, spin)
 
     def losses(self, uint32_t worker):
-        """[(slot, row or -1 for a finish, sequence)] that a dead worker has left unfinished, or the
-        first of them: ask again when these were given back."""
-        cdef fi_loss found[MOST_LOSSES]
-        cdef uint32_t count = fi_parent_losses(&self.parent, worker, found, MOST_LOSSES)
-        return [(found[i].slot, -1 if found[i].row == FI_LOSS_FINISH else <int64_t>found[i].row,
-                 found[i].q) for i in range(count)]
+        """[(slot, row or -1 for a finish, sequence)] that a worker owns. A dead one has left them
+        unfinished, and may do so with more in batches that were reset: ask again when these were
+        given back."""
+        cdef uint32_t most = self.arena.ring.geometry.rows + 1, count  # one claim is in one slot
+        cdef fi_loss *found = <fi_loss *>malloc(most * sizeof(fi_loss))
+        if found == NULL:
+            raise MemoryError()
+        try:
+            count = fi_parent_losses(&self.parent, worker, found, most)
+            return [(found[i].slot,
+                     -1 if found[i].row == FI_LOSS_FINISH else <int64_t>found[i].row,
+                     found[i].q) for i in range(count)]
+        finally:
+            free(found)
 
     def give_back(self, uint32_t slot, int64_t row, uint64_t q, bint poison):
         """Returns one loss to the ring, or marks it as poisoned."""

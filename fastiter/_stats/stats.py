@@ -156,6 +156,12 @@ class IteratorStats:
     retired : int
         Slots that are never used again, each with the memory of a batch: the program forked while
         it held their batches, and the child may still hold them.
+    timeouts : int
+        Workers that were replaced since they took longer than ``dataset_timeout``, with
+        ``on_timeout='retry'``.
+    abandoned : int
+        Of these, how many have not ended yet, since SIGKILL does not end them; of threads, how many
+        hang.
     """
 
     iterator: str
@@ -186,6 +192,8 @@ class IteratorStats:
     changes: tuple[str, ...]
     workers: tuple[WorkerStats, ...]
     retired: int = 0
+    timeouts: int = 0
+    abandoned: int = 0
 
     @property
     def seconds(self) -> float:
@@ -260,7 +268,17 @@ class IteratorStats:
 
 
 # Numbers that a difference keeps as they are.
-_SETTINGS = {"batch_size", "n_workers", "n_prefetch", "cpus", "ready", "slots", "number", "pid"}
+_SETTINGS = {
+    "batch_size",
+    "n_workers",
+    "n_prefetch",
+    "cpus",
+    "ready",
+    "slots",
+    "number",
+    "pid",
+    "abandoned",
+}
 _Counters = TypeVar("_Counters", IteratorStats, WorkerStats)
 
 
@@ -295,6 +313,8 @@ class LoaderStats(NamedTuple):
     retired: int = 0
     deaths: int = 0
     replacements: int = 0
+    timeouts: int = 0
+    abandoned: int = 0
     changes: tuple[str, ...] = ()
     workers: tuple[WorkerStats, ...] = ()
 

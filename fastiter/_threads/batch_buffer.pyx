@@ -16,7 +16,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastiter._collate.buffers cimport empty_array
 from fastiter._clib.csrc cimport (
-    fi_call_cost, fi_call_cost_add, fi_call_cost_claim, fi_copy, fi_outruns_cache)
+    fi_call_cost, fi_call_cost_add, fi_call_cost_claim, fi_copy, fi_now_ns, fi_outruns_cache)
 from fastiter._clib.numpy_api cimport bytes_of
 from fastiter._fetch.gather cimport indices_of
 from fastiter._ring.schema cimport (
@@ -118,9 +118,49 @@ cdef class RangeWriter(ColumnWriter):
 
 
 cdef class Position:
-    """The row that a thread fetches."""
+    """The row that a thread fetches; where the time for it is limited, since when, too.
+
+    The rows of a claim can be taken away from a thread that hangs: unless it `may_write` already,
+    what it fetched is not written.
+    """
 
     cdef readonly Py_ssize_t row
+    cdef readonly Py_ssize_t rows  # that are fetched by one call
+    cdef readonly int64_t since  # ns, on the clock of `now`; 0: it does nothing that is limited
+    cdef readonly bint is_lost
+    cdef bint is_limited
+    cdef bint writes
+
+    def __init__(self, bint is_limited=False):
+        self.is_limited = is_limited
+
+    cdef void start(self, Py_ssize_t row, Py_ssize_t rows) noexcept:
+        self.row = row
+        if self.is_limited:
+            self.rows = rows
+            self.writes = False
+            self.since = fi_now_ns()
+
+    def begin(self, Py_ssize_t row, Py_ssize_t rows):
+        """A call for some rows begins."""
+        self.start(row, rows)
+
+    def end(self):
+        """What is limited has ended."""
+        self.since = 0
+
+    def may_write(self):
+        """Whether what was fetched is written; it cannot be taken away then."""
+        with cython.critical_section(self):
+            self.writes = not self.is_lost
+            return self.writes
+
+    def take_away(self, Py_ssize_t row, int64_t since):
+        """Has what is fetched since then not be written; False if it is too late for that."""
+        with cython.critical_section(self):
+            if self.row == row and self.since == since and not self.writes:
+                self.is_lost = True
+            return self.is_lost
 
 
 cdef class CallCost:
@@ -199,7 +239,8 @@ cdef class BatchBuffer:
         """Fills the rows first .. stop - 1, of this batch, with ``dataset[indices[row]]``.
 
         Returns None, or the first row that failed and its exception; the rows after it are not
-        filled. `indices`: int64[rows], of the whole batch. `at` tells the row meanwhile.
+        filled; no more are if the rows were taken away. `indices`: int64[rows], of the whole batch.
+        `at` tells the row meanwhile.
         """
         cdef RangeWriter writer = self.writer(first, stop)
         cdef Py_ssize_t row = first, n
@@ -208,11 +249,21 @@ cdef class BatchBuffer:
             raise ValueError(f"{n} indices are given for a batch of {self.rows} rows")
         try:
             while row < stop and not self.stopped:
-                at.row = row
-                writer.put_row(
-                    row, PyObject_GetItem(dataset, PyLong_FromLongLong(numbers[row])))
+                at.start(row, 1)
+                if at.is_limited:
+                    example = PyObject_GetItem(dataset, PyLong_FromLongLong(numbers[row]))
+                    if not at.may_write():
+                        return None
+                    writer.put_row(row, example)
+                    writer.make_copies()  # while no other thread can have the row
+                    example = None
+                else:
+                    writer.put_row(
+                        row, PyObject_GetItem(dataset, PyLong_FromLongLong(numbers[row])))
                 row += 1
         except BaseException as error:
+            if at.is_limited and not at.may_write():
+                return None
             return row, error
         finally:
             writer.make_copies()

@@ -23,11 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 from fastiter._stats.stats import WorkerStats
 from fastiter._stats.timer import now
+from fastiter._threads.batch_buffer import Position
+from fastiter._threads.limit import Claim
 from fastiter._util import shutdown
 from fastiter._util.concurrency import WeakObjects
 
 if TYPE_CHECKING:
     from fastiter._ring.parent import Event
+    from fastiter._threads.limit import TimeLimit
     from fastiter._threads.tasks import BatchTask
 
 _JOIN_SECONDS = 1.0  # that finalize() and exit wait for threads that fetch an example
@@ -104,10 +107,13 @@ class Threads:
     """Threads, one for each of the counters, that share each task: the oldest that has rows left.
 
     Does not refer to the iterator, which could not be deleted while the threads run; ``lock`` is
-    the iterator's, which the caller holds.
+    the iterator's, which the caller holds. Where ``limit`` takes a claim away from a thread that
+    hangs, another thread takes its place.
     """
 
-    def __init__(self, all_counters: Sequence[ThreadCounters], lock: Any) -> None:
+    def __init__(
+        self, all_counters: Sequence[ThreadCounters], lock: Any, limit: TimeLimit | None = None
+    ) -> None:
         self.pid = os.getpid()  #: the process that has the threads; a forked child has none
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -117,18 +123,65 @@ class Threads:
         # handler may call its put() in the middle of any other call.
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_closed = False
+        self._limit = limit
+        self._count = len(all_counters)
+        self._claims: dict[threading.Thread, Claim] = {}  # where there is a limit
+        self._abandoned: list[threading.Thread] = []
         _living.add(self)
         shutdown.block_if_exiting(lock)  # nothing would end threads that begin later
         try:
-            for number, counters in enumerate(all_counters):
-                thread = threading.Thread(
-                    target=self._work, args=(counters,), name=f"fastiter-{number}", daemon=True
-                )
-                thread.start()
-                self._threads.append(thread)
+            for counters in all_counters:
+                self._start(counters)
         except BaseException:
             self.close()
             raise
+
+    def _start(self, counters: ThreadCounters, lost: Claim | None = None) -> None:
+        number = len(self._threads) + len(self._abandoned)
+        thread = threading.Thread(
+            target=self._work, args=(counters, lost), name=f"fastiter-{number}", daemon=True
+        )
+        thread.start()
+        self._threads.append(thread)
+
+    # -- threads that hang, by the thread that waits -------------------------------------------
+
+    def claims(self) -> list[Claim]:
+        """What the threads work on now."""
+        with self._lock:
+            return list(self._claims.values())
+
+    @property
+    def n_abandoned(self) -> int:
+        """How many threads hang."""
+        return sum(thread.is_alive() for thread in list(self._abandoned))
+
+    def may_replace(self) -> bool:
+        """Whether one more thread may be left behind."""
+        return self.n_abandoned < self._count
+
+    def replace(self, claim: Claim) -> None:
+        """Start a thread in the place of one whose claim was taken away. The claim is given back in
+        that thread, where no signal handler runs; twice does no harm."""
+        if claim.thread not in self._abandoned:
+            self._start(claim.counters, claim)
+            self._abandoned.append(claim.thread)
+            if claim.thread in self._threads:  # not if its start was interrupted
+                self._threads.remove(claim.thread)
+
+    def _give_back(self, lost: Claim) -> bool:
+        """False if another thread has done that."""
+        with self._lock:
+            if self._claims.get(lost.thread) is not lost:
+                return False
+            del self._claims[lost.thread]
+            opens = lost.task.take_back(lost)
+            if lost.task not in self._tasks:
+                self._tasks.appendleft(lost.task)
+        if opens:
+            lost.task.open()
+        self.wake()
+        return True
 
     def submit(self, task: BatchTask) -> None:
         """Have the threads work on ``task``, after the tasks submitted before."""
@@ -162,39 +215,54 @@ class Threads:
 
     # -- in the threads ------------------------------------------------------------------------
 
-    def _work(self, counters: ThreadCounters) -> None:
-        """The function of each thread."""
+    def _work(self, counters: ThreadCounters, lost: Claim | None) -> None:
+        """The function of each thread. ``lost`` is what the one before it hangs in."""
+        if lost is not None and not self._give_back(lost):
+            return
+        del lost
         counters.native_id = threading.get_native_id()
         while (claim := self._claim(counters)) is not None:
-            task, start, stop = claim
+            task, start, stop, at = claim[:4]
             del claim
             counters.since = began = now()
-            failure = task.run(start, stop)
+            failure = task.run(start, stop, at)
+            if at.is_lost:
+                return
+            at.end()
             ended = now()
             counters.fetch += ended - began
             counters.rows += stop - start
-            if counters.events is not None:
+            if counters.events is not None and stop > start:
                 counters.record("fetch", began, ended, int(task.indices[start]), stop - start)
             with self._lock:
                 is_last = task.note(start, stop, failure, ended - began)
             if is_last:
                 counters.since = ended
-                task.finish()
+                task.finish(at)
+                if at.is_lost:
+                    return
                 finished = now()
                 counters.finish += finished - ended
                 counters.record("finish", ended, finished, rows=len(task.indices))
                 # Last, so that the thread that takes the batch finds its finish counted and traced.
                 task.open()
             counters.since = 0
+            if self._limit is not None:
+                with self._lock:
+                    self._claims.pop(threading.current_thread(), None)
             del task, failure  # so that no batch is kept during the wait for the next one
         counters.end()
 
-    def _claim(self, counters: ThreadCounters) -> tuple[BatchTask, int, int] | None:
+    def _claim(self, counters: ThreadCounters) -> Claim | None:
         """Wait for work; None after `close`."""
         while not self._is_closed:
             with self._lock:
-                claim = self._take()
-                if claim is not None:
+                rows = self._take()
+                if rows is not None:
+                    at = Position(self._limit is not None)
+                    claim = Claim(*rows, at, threading.current_thread(), counters)
+                    if self._limit is not None:
+                        self._claims[claim.thread] = claim
                     return claim
                 self._n_idle += 1
             since = now()

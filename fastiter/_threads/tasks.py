@@ -19,6 +19,7 @@ from fastiter._order.example_context import ExampleContext
 from fastiter._stats.timer import now
 from fastiter._threads.batch_buffer import BatchBuffer, CallCost, Position
 from fastiter._util.failures import Failure, RowCountError, annotate
+from fastiter.errors import DatasetTimeoutError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from fastiter._fetch.gather import ColumnReader
     from fastiter._order.example_context import Seed
     from fastiter._threads.collator import Assembler
+    from fastiter._threads.limit import Claim, TimeLimit
     from fastiter.iterators._source import Source
     from fastiter.iterators._state import Plan
 
@@ -60,6 +62,7 @@ class Work(NamedTuple):
     n_threads: int
     row_cost: RowCost
     call_cost: CallCost  #: where one call of the dataset fetches many rows
+    limit: TimeLimit | None  #: of the time for an example
     converts: bool  #: whether the threads call a converter that is not concat_examples
     tolerates: bool  #: whether the iterator decides about rows that fail
 
@@ -67,10 +70,10 @@ class Work(NamedTuple):
 class BatchTask:
     """One batch, whose rows threads fetch.
 
-    A subclass defines ``_fetch(start, stop)``, which fetches rows by one call of the dataset, or
-    its own ``_fill``; ``_make()``, which makes the batch of the rows that have not failed; and
-    ``_examples()``, which returns the examples of these rows. ``origin`` is the iteration's seed
-    and the plan of the batch.
+    A subclass defines ``_fetch(start, stop, at)``, which fetches rows by one call of the dataset
+    and keeps them if it ``at.may_write``, or its own ``_fill``; ``_make()``, which makes the batch
+    of the rows that have not failed; and ``_examples()``, which returns the examples of these rows.
+    ``origin`` is the iteration's seed and the plan of the batch.
     """
 
     _in_one_call = False  #: whether one call of the dataset fetches all rows that a thread takes
@@ -85,6 +88,9 @@ class BatchTask:
         self._n_rows = len(indices)  # to be taken; fewer after an error
         self._n_taken = 0
         self._n_done = 0
+        self._returned: list[tuple[int, int]] = []  # taken away from threads that hang
+        self._attempts = [0] * (self._n_rows if work.limit is not None else 0)  # by row, likewise
+        self.overruns: dict[Position, tuple[float, str]] = {}  # seconds, and the thread's stack
         self._failure: Failure | None = None
         self._tolerated: list[Failure] = []
         self._batch: Any = None  # or its failure
@@ -101,9 +107,13 @@ class BatchTask:
 
         ``n_takers`` threads look for work, in ``n_jobs`` tasks that have rows left.
         """
+        if self._is_aborted:
+            return None
+        if self._returned:
+            return self._returned.pop()
         start = self._n_taken
         rest = self._n_rows - start
-        if rest <= 0 or self._is_aborted:
+        if rest <= 0:
             return None
         share = min(rest, max(self._work.row_cost.least, rest // (2 * self._work.n_threads)))
         if self._in_one_call:
@@ -119,7 +129,8 @@ class BatchTask:
         After an error no more rows are taken. Those taken before are fetched, so the error kept is
         that of the first failing row, whatever the order of the threads.
         """
-        self._work.row_cost.note(stop - start, nanoseconds)
+        if stop > start:
+            self._work.row_cost.note(stop - start, nanoseconds)
         if failure is not None:
             self._n_rows = self._n_taken
             if self._failure is None or failure.row < self._failure.row:
@@ -127,29 +138,73 @@ class BatchTask:
         self._n_done += stop - start
         return self._n_done == self._n_rows
 
+    def take_back(self, claim: Claim) -> bool:
+        """Offer the rows of a claim that was taken away to other threads, or fail the one that has
+        been fetched too often; True if the batch is to be opened, since its converter hangs."""
+        limit, at = self._work.limit, claim.at
+        assert limit is not None
+        seconds, stack = self.overruns.pop(at)
+        text = f"took longer than dataset_timeout={limit.seconds} s"
+        if at.row < 0:
+            error = DatasetTimeoutError.of(
+                f"the converter {text} ({self._facts()}).", None, seconds, 1, stack
+            )
+            self._batch, self.is_ready = Failure(error, f"converter, {self._facts()}"), True
+            return True
+        self._n_done += at.row - claim.start
+        if at.rows > 1:  # it is not known which of them hangs
+            self._returned += [(row, row + 1) for row in range(at.row, claim.stop)]
+            return False
+        row, index = at.row, int(self.indices[at.row])
+        self._attempts[row] += 1
+        attempts = self._attempts[row]
+        if attempts < limit.allowed(index):
+            self._returned.append((row, claim.stop))
+            return False
+        limit.given_up.add(index)
+        facts = f"dataset index {index}, {self._facts()}"
+        error = DatasetTimeoutError.of(
+            f"dataset index {index} {text} in {attempts} of {attempts} attempts.",
+            index,
+            seconds,
+            attempts,
+            stack,
+        )
+        failure = Failure(error, facts, row, is_skippable=True)
+        if self._work.tolerates:
+            self._tolerated.append(failure)
+            self.note(row, row + 1, None, 0)
+        else:
+            self.note(row, row + 1, failure, 0)
+        if row + 1 < claim.stop or self._n_done == self._n_rows:  # else another thread finishes
+            self._returned.append((row + 1, claim.stop))
+        return False
+
     # -- by one thread -------------------------------------------------------------------------
 
-    def run(self, start: int, stop: int) -> Failure | None:
+    def run(self, start: int, stop: int, at: Position) -> Failure | None:
         """Fetch a range of rows. Raises nothing."""
         try:
-            return self._fill(start, stop)
+            return self._fill(start, stop, at)
         except BaseException as error:
             return self._failed(start, error)
 
-    def finish(self) -> None:
+    def finish(self, at: Position) -> None:
         """Make the batch of its rows; `open` comes next. Raises nothing."""
+        result: Any = None
         if self._failure is not None:
-            self._batch = self._failure
+            result = self._failure
         elif len(self._tolerated) < len(self.indices):
+            at.begin(-1, 1)
             try:
-                batch = self._make()
-                synchronize(batch)
-                self._batch = batch
+                result = self._make()
+                synchronize(result)
             except BaseException as error:
-                self._batch = Failure.of(error, f"converter, {self._facts()}")
-        self.is_ready = True
+                result = Failure.of(error, f"converter, {self._facts()}")
+        if at.may_write():
+            self._batch, self.is_ready = result, True
 
-    def _fetch(self, start: int, stop: int) -> None:
+    def _fetch(self, start: int, stop: int, at: Position) -> None:
         raise NotImplementedError
 
     def _make(self) -> Any:
@@ -158,22 +213,29 @@ class BatchTask:
     def _examples(self) -> list[Any]:
         raise NotImplementedError
 
-    def _fill(self, start: int, stop: int) -> Failure | None:
+    def _fill(self, start: int, stop: int, at: Position) -> Failure | None:
         """Fetch rows by one call; if that fails, one by one, to find the row that fails. Return the
         first failure that ``_fail`` returns for them."""
+        if start == stop:
+            return None
         since = now()
+        at.begin(start, stop - start)
         try:
-            self._fetch(start, stop)
+            self._fetch(start, stop, at)
             self._work.call_cost.note(stop - start, now() - since)
             return None
         except BaseException as error:
+            if not at.may_write():
+                return None
             if stop - start == 1:
                 return self._fail(start, error)
             if isinstance(error, RowCountError):
                 raise
         for row in range(start, stop):
-            if (failure := self._fill(row, row + 1)) is not None:
+            if (failure := self._fill(row, row + 1, at)) is not None:
                 return failure
+            if at.is_lost:
+                break
         return None
 
     def _failed(self, row: int, error: BaseException) -> Failure:
@@ -233,11 +295,11 @@ class BatchTask:
         indices = self.indices if len(examples) == len(self.indices) else None
         return collate(examples, concat.padding, copy=concat.copy, indices=indices)
 
-    def wait(self) -> Any:
+    def wait(self, look: Callable[[], float] | None = None) -> Any:
         """Block until the batch, or its `Failure`, is there, and return it; RuntimeError if the
-        task was aborted in the meantime."""
+        task was aborted in the meantime. ``look`` is called now and then, and says when again."""
         if not self.is_ready and not self._is_aborted:
-            while not self._gate.acquire(timeout=_LOOK_SECONDS):
+            while not self._gate.acquire(timeout=_LOOK_SECONDS if look is None else look()):
                 pass
             self.open()
         if self._is_aborted:
@@ -267,10 +329,9 @@ class RowsTask(BatchTask):
         )
         self._in_one_call = work.source.gives_many
 
-    def _fill(self, start: int, stop: int) -> Failure | None:
+    def _fill(self, start: int, stop: int, at: Position) -> Failure | None:
         if self._in_one_call:
-            return super()._fill(start, stop)
-        at = Position()
+            return super()._fill(start, stop, at)
         return ExampleContext(*self._origin, at).run(self._fill_each, start, stop, at)
 
     def _fill_each(self, start: int, stop: int, at: Position) -> Failure | None:
@@ -284,9 +345,11 @@ class RowsTask(BatchTask):
                 return failure
         return None
 
-    def _fetch(self, start: int, stop: int) -> None:
+    def _fetch(self, start: int, stop: int, at: Position) -> None:
         indices = self.indices[start:stop]
-        self._rows.put(start, self._work.source.examples(indices, self._origin, start))
+        examples = self._work.source.examples(indices, self._origin, start)
+        if at.may_write():
+            self._rows.put(start, examples)
 
     def abort(self) -> None:
         self._rows.stopped = True
@@ -316,8 +379,10 @@ class PartsTask(BatchTask):
         self._getter = getter
         self._parts: dict[int, tuple[int, tuple[Any, ...]]] = {}  # rows, by the first of them
 
-    def _fetch(self, start: int, stop: int) -> None:
-        self._parts[start] = (stop - start, self._getter(self.indices[start:stop].tolist()))
+    def _fetch(self, start: int, stop: int, at: Position) -> None:
+        part = stop - start, self._getter(self.indices[start:stop].tolist())
+        if at.may_write():
+            self._parts[start] = part
 
     def _make(self) -> Any:
         counts, parts = zip(*(self._parts[start] for start in sorted(self._parts)), strict=True)
@@ -362,7 +427,7 @@ class ColumnsTask(BatchTask):
         self._is_complete = True
         self._found: list[Any] | None = None  # examples, if the columns cannot be gathered
 
-    def _fill(self, start: int, stop: int) -> Failure | None:
+    def _fill(self, start: int, stop: int, at: Position) -> Failure | None:
         rows = self.indices[start:stop]
         if not self._reader.gather_part(self._outputs, start, rows, self._n_batches):
             self._is_complete = False

@@ -1,13 +1,14 @@
-"""Counts the deaths of workers, and decides when an index that kills them is given up."""
+"""Counts the deaths of workers, and decides when an index that kills or stops them is given up."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from fastiter._workers.timeouts import Overrun
 
+if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
@@ -26,33 +27,42 @@ class Exit(NamedTuple):
 class CrashCounts:
     """Deaths of workers by the index, or the conversion of a batch, that must have caused them.
 
-    Batches go by their sequence number q.
+    Workers that were ended since a row took too long count by themselves: such a row is fetched
+    again `n_retries` times. Batches go by their sequence number q.
     """
 
-    def __init__(self) -> None:
-        self._of_index: Counter[int] = Counter()
+    def __init__(self, n_retries: int = 0) -> None:
+        self._n_retries = n_retries
+        # The starts of the workers: one that is counted twice, after an interrupt, counts once.
+        self._deaths: defaultdict[int, set[int]] = defaultdict(set)  # by index
+        self._overruns: defaultdict[int, set[int]] = defaultdict(set)  # likewise
         self._given_up: set[int] = set()  # indices, when they came last
-        self._of_finish: Counter[int] = Counter()
-        self._ends: dict[tuple[int, int], Exit] = {}  # how the last worker ended, by (q, row)
+        self._of_finish: defaultdict[int, set[int]] = defaultdict(set)  # deaths, by q
+        self._ends: dict[tuple[int, int], Exit | Overrun] = {}  # of the last worker, by (q, row)
         self._idle = 0
 
     def __bool__(self) -> bool:
         """Whether workers have died of batches that are under way, or of an index since it was last
         delivered."""
-        return bool(self._of_index or self._of_finish or self._ends)
+        return bool(self._deaths or self._overruns or self._of_finish or self._ends)
 
-    def count(self, q: int, row: int, index: int | None, end: Exit) -> bool:
-        """Notes the death of a worker that had a row, or that was finishing a batch (`row` is -1).
-        Returns whether the row's index, or the finish, is given up. `index` is None where another
-        row may have caused the death."""
+    def count(self, q: int, row: int, index: int | None, start: int, end: Exit | Overrun) -> bool:
+        """Notes the death of the worker with number `start` of all starts, that had a row, or that
+        was finishing a batch (`row` is -1). Returns whether the row's index, or the finish, is
+        given up. `index` is None where another row may have caused the death."""
         self._ends[q, row] = end
+        is_overrun = isinstance(end, Overrun)
         if row < 0:
-            self._of_finish[q] += 1
-            return self._of_finish[q] >= MOST_DEATHS
+            self._of_finish[q].add(start)
+            return is_overrun or len(self._of_finish[q]) >= MOST_DEATHS
         if index is None:
             return False
-        self._of_index[index] += 1
-        return index in self._given_up or self._of_index[index] >= MOST_DEATHS
+        starts = (self._overruns if is_overrun else self._deaths)[index]
+        starts.add(start)
+        if isinstance(end, Overrun):
+            self._ends[q, row] = end._replace(attempts=len(starts))
+        most = 1 + self._n_retries if is_overrun else MOST_DEATHS
+        return index in self._given_up or len(starts) >= most
 
     def count_idle(self, workers: int) -> bool:
         """Notes a death without work in hand; returns whether that is too much for so many workers
@@ -63,7 +73,7 @@ class CrashCounts:
         self._idle = 0
         return True
 
-    def last_exit(self, q: int, row: int = -1) -> Exit:
+    def last_exit(self, q: int, row: int = -1) -> Exit | Overrun:
         """How the worker ended that had the row last, or that finished the batch last."""
         return self._ends.get((q, row), Exit())
 
@@ -71,11 +81,12 @@ class CrashCounts:
         """Forgets the deaths by the indices of a batch that is complete, but not that those of some
         rows were given up: next time that takes one death, so that a batch which comes without such
         an index costs one worker in each epoch and no more."""
-        if not self._of_index and not self._given_up:
+        if not self._deaths and not self._overruns and not self._given_up:
             return
         rows = set(given_up)
         for row, index in enumerate(indices.tolist()):
-            self._of_index.pop(index, None)
+            self._deaths.pop(index, None)
+            self._overruns.pop(index, None)
             if row in rows:
                 self._given_up.add(index)
             else:

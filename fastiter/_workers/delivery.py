@@ -12,7 +12,8 @@ from fastiter._ring.parent import Lease, ScheduledBatch
 from fastiter._util.failures import Failure, load
 from fastiter._workers.batch_converter import BatchConverter
 from fastiter._workers.crash_counts import CrashCounts, Exit
-from fastiter.errors import DatasetError, OverwrittenError, WorkerDiedError
+from fastiter._workers.timeouts import Overrun
+from fastiter.errors import DatasetError, DatasetTimeoutError, OverwrittenError, WorkerDiedError
 
 
 def read_irregular(
@@ -72,8 +73,19 @@ def drop_failed(
     return examples, dropped == without
 
 
-def crash_error(what: str, end: Exit, label: str) -> WorkerDiedError:
-    """Return the error of an index, or a converter call, that kills worker after worker."""
+def crash_error(what: str, end: Exit | Overrun, label: str) -> Exception:
+    """Return the error of an index, or a converter call, that kills worker after worker, or takes
+    too long each time."""
+    if isinstance(end, Overrun):
+        return DatasetTimeoutError.of(
+            f"{what} took longer than dataset_timeout={end.limit} s in {end.attempts} of "
+            f"{end.attempts} attempts ({label}). Repair the dataset or the converter, raise "
+            "dataset_timeout or n_retries, or skip such examples (on_error='skip').",
+            end.step if end.step >= 0 else None,
+            end.seconds,
+            end.attempts,
+            end.stack,
+        )
     error = WorkerDiedError(
         f"{what} has killed every worker that touched it; the last one {end.reason} ({label}). "
         "Likely causes: out of memory (SIGKILL), a crash in native code (SIGSEGV, SIGBUS, "

@@ -27,8 +27,8 @@ from fastiter._workers.main import BatchJob
 from fastiter._workers.process import LEFT, UNKNOWN_END, WorkerProcess
 from fastiter._workers.process_group import WorkerGroup
 from fastiter._workers.start_method import Start
-from fastiter._workers.timeouts import Timeouts
-from fastiter.errors import WorkerDiedError
+from fastiter._workers.timeouts import UNKILLABLE_SECONDS, Overrun, Timeouts, step_text
+from fastiter.errors import DatasetTimeoutError, WorkerDiedError
 
 if TYPE_CHECKING:
     from fastiter._ring.parent import Report
@@ -48,8 +48,14 @@ class WaitLimit(Protocol):
     def slice(self, most: float) -> float:
         """Seconds of the next sleep, at most these."""
 
+    def is_due(self) -> bool:
+        """Whether to `look` now. Called after each sleep."""
+
     def look(self, goal: str) -> None:
-        """Called after each sleep, with what is waited for; may raise."""
+        """What is waited for takes long; may raise."""
+
+    def end(self) -> None:
+        """A wait ends."""
 
 
 class Pool:
@@ -60,7 +66,8 @@ class Pool:
 
     A batch has `rows` examples at most; the loop that goes on has `n_held` slots. `most_workers`
     and `most_prefetch` are how far `adjust` may go, no further than now by default. `lock` is the
-    iterator's. `timeouts` limit the waits, instead of `dataset_timeout`. The rest is as in
+    iterator's. `timeouts` limit the waits, instead of `dataset_timeout`. With `n_retries`, workers
+    that take too long are ended, and their rows fetched again so many times. The rest is as in
     MultiprocessIterator.
     """
 
@@ -79,6 +86,7 @@ class Pool:
         most_workers: int = 0,
         most_prefetch: int = 0,
         timeouts: WaitLimit | None = None,
+        n_retries: int | None = None,
     ):
         self.pid = os.getpid()
         self.closed = False
@@ -92,21 +100,29 @@ class Pool:
         self._joined: dict[int, float] = {}  # when workers joined that were not there at first
         self.job = job
         self._context = start.caller.context
-        self._crash_counts = CrashCounts()
+        self._retries = n_retries is not None
+        self._n_retries = n_retries or 0
+        self._crash_counts = CrashCounts(self._n_retries)
+        self._slow_starts: dict[int, int] = {}  # by number of the worker, how many in a row
         self._hints_restored = False  # since the last batch came
         self.is_starting = True  # there are workers whose start is to be watched
+        self.has_to_look = True  # at each `next()`, at these or at what takes too long
         self._next_look = 0.0  # at these
         # Batches ahead and the one waited for; the consumer's; and each worker may pin one of an
         # old generation.
         most = max(workers, most_workers)
-        slots = max(n_prefetch, most_prefetch) + 1 + n_held + most + _SPARES
+        # For each worker that does not end, a number and a slot that take the place of its own.
+        spares = most if self._retries else 0
+        slots = max(n_prefetch, most_prefetch) + 1 + n_held + most + spares + _SPARES
         self.rows = rows
-        arena = Arena.create(slots, most, rows, _SCHEMAS)
+        arena = Arena.create(slots, most + spares, rows, _SCHEMAS)
         self.ring = BatchScheduler(arena, _SPARES, n_prefetch)
         self.ring.least_bytes = (shared_mem or 0) * rows
-        self._engage(workers)
-        self._group = WorkerGroup(self.ring, most, job, start, workers)
-        self._timeouts: WaitLimit = timeouts or Timeouts(dataset_timeout, self.ring, self._group)
+        self.ring.reserved = spares
+        self._group = WorkerGroup(self.ring, most, job, start, workers, spares)
+        self._engage()
+        self._limits = Timeouts(dataset_timeout, self.ring, self._group, self._retries)
+        self._timeouts: WaitLimit = timeouts or self._limits
         self._at_exit = shutdown.end_at_exit(self, lock)
         try:
             self._group.open()
@@ -209,9 +225,10 @@ class Pool:
                 shutdown.block_if_exiting(self._lock)
                 raise RuntimeError("the iterator was finalized while next() waited")
             if done():
+                self._timeouts.end()
                 return
             if self.is_starting:
-                self.look_at_starts()
+                self._look_at_starts()
             self._start_missing()
             try:
                 woken = ring.wait(
@@ -226,10 +243,11 @@ class Pool:
             # After a silence too: where the system has no pidfds, a pipe's end tells of a death,
             # and what the dataset has forked may hold that open.
             if not woken or any(position >= 0 for position in woken):
-                for worker in self._group.dead():
-                    self._recover(worker)
-            label = ring.scheduled[0].label if ring.scheduled else "a free slot"
-            self._timeouts.look(label)
+                self._recover_dead()
+            if self._timeouts.is_due():
+                self._timeouts.look(ring.scheduled[0].label if ring.scheduled else "a free slot")
+                if self._retries:
+                    self._abandon_unkillable()
             if not woken:
                 self._look_at_hints()
 
@@ -247,23 +265,25 @@ class Pool:
 
     # ---- settings that change
 
-    def _engage(self, count: int) -> None:
-        """Tells the workers how many of them there shall be."""
-        self.ring.set_worker_count(count, _SPIN if count < allowed_cpus() else 0)
+    def _engage(self) -> None:
+        """Tells the workers which of them there shall be."""
+        numbers = self._group.numbers
+        self.ring.set_worker_count(
+            max(numbers, default=0) + 1, _SPIN if len(numbers) < allowed_cpus() else 0
+        )
 
     def set_workers(self, count: int) -> None:
         """Changes the number of workers. Surplus ones leave when they have done the rows that they
         hold; nothing waits for them."""
-        for worker in self._group.dead():  # a surplus worker of an earlier change, for example
-            self._recover(worker)
-        for number in range(self._group.wanted, count):
-            if not self.ring.report(number)["ready"]:  # no worker has had it yet
-                self._joined[number] = status.now()
+        self._recover_dead()  # a surplus worker of an earlier change, for example
         self._group.wanted = count
+        numbers = self._group.numbers
+        for number in numbers:
+            if not self.ring.report(number)["ready"]:  # no worker has had it yet
+                self._joined.setdefault(number, status.now())
         for worker in self._group.workers.values():
-            if worker.number >= count:
-                worker.leaves = True
-        self._engage(count)
+            worker.leaves = worker.leaves or worker.number not in numbers
+        self._engage()
         self._start_missing()
 
     def adjust(self, name: str, count: int) -> None:
@@ -278,7 +298,7 @@ class Pool:
         return all(
             (worker := self._group.workers.get(number)) is not None
             and self.ring.report(number)["ready"] == worker.start
-            for number in range(self._group.wanted)
+            for number in self._group.numbers
         )
 
     def bytes_each(self, name: str) -> int:
@@ -310,7 +330,7 @@ class Pool:
             worker = self._group.workers.get(number)
             pid = worker.pid if living and worker is not None else 0
             report, before = ring.report(number), self._at_start.get(number)
-            if number >= self._group.wanted and not report["rows"]:
+            if number >= self._group.wanted and worker is None and not report["rows"]:
                 continue  # no worker has had it
             lived = min(seconds, now - self._joined[number]) if number in self._joined else seconds
             workers.append(worker_stats(number, pid, report, before, lived, now))
@@ -327,6 +347,8 @@ class Pool:
             copied_out=self.copied_out,
             retired=ring.slots["retired"],
             deaths=self.restarts + self._group.hung_starts,
+            timeouts=self._limits.n_ended,
+            abandoned=sum(w.is_abandoned for w in list(self._group.workers.values())),
             replacements=self.replacements,
             workers=tuple(workers),
         )
@@ -334,15 +356,34 @@ class Pool:
     # ---- deaths
 
     def _start_missing(self) -> None:
-        has_started = False
-        for number in range(self._group.wanted):
-            if number not in self._group.workers:
-                self.is_starting = has_started = True
+        numbers = self._group.numbers
+        missing = [number for number in numbers if number not in self._group.workers]
+        if missing:
+            self.is_starting = self.has_to_look = True
+            if self._retries:  # it may have another number than the one before
+                self._engage()
+            for number in missing:
                 self._group.start(number)
-        if has_started:
             self._group.await_starts()
+        elif not numbers:
+            raise WorkerDiedError(
+                f"no worker process is left: {len(self._group.workers)} of them take longer than "
+                "dataset_timeout, and SIGKILL does not end them. Likely causes: a file system that "
+                "does not answer, or a frozen control group"
+            )
 
-    def look_at_starts(self) -> None:
+    def look(self) -> None:
+        """Called at each `next()`, also while it does not wait, where `has_to_look`."""
+        if self.is_starting:
+            self._look_at_starts()
+            self.has_to_look = self.is_starting or self._retries
+        if self._retries and self._limits.is_due():
+            self._recover_dead()
+            self._limits.look("the next batch")
+            self._abandon_unkillable()
+            self._start_missing()
+
+    def _look_at_starts(self) -> None:
         """Replaces workers whose start hangs, at most twice a second. While the other workers keep
         up, `next()` does not wait, and would not notice that one is missing."""
         now = status.now()
@@ -350,9 +391,12 @@ class Pool:
             return
         self._next_look = now + _SLICE
         self.is_starting = self._group.watch_starts()
+        self._recover_dead()
+        self._start_missing()
+
+    def _recover_dead(self) -> None:
         for worker in self._group.dead():
             self._recover(worker)
-        self._start_missing()
 
     def _recover(self, worker: WorkerProcess) -> None:
         """Gives back the rows that a dead worker held, and frees its number for another."""
@@ -363,11 +407,13 @@ class Pool:
         was_ready = ring.report(worker.number)["ready"] == worker.start
         note = ring.start_error(worker.number) if was_ready else b""
         last = Exit(worker.pid, worker.exit_reason())
+        cause = worker.overrun or last
         losses = ring.losses(worker.number)
         suspects = [loss for loss in losses if loss[1] >= 0]
         while losses_left := ring.losses(worker.number):
             for slot, row, q in losses_left:
-                ring.give_back(slot, row, q, self._is_poison(row, q, last, len(suspects)))
+                is_poison = self._is_poison(worker, slot, row, q, cause, len(suspects))
+                ring.give_back(slot, row, q, is_poison)
         ring.rewind(worker.number)
         if len(suspects) > 1:
             ring.offer_singly()
@@ -379,11 +425,17 @@ class Pool:
         if (failure := load_start_error(note, steps)) is not None:
             self.close()
             reraise(failure)
+        if was_ready:
+            self._slow_starts.pop(worker.number, None)
+        if worker.overrun is not None:
+            if not was_ready:
+                self._count_slow_start(worker.number, worker.overrun)
+            return
         leaves = (self.job.claims or worker.leaves) and not losses
         # Where the kernel reaps the program's children (SIGCHLD ignored), the status is unknown.
         planned = leaves and (last.reason == LEFT or (last.reason == UNKNOWN_END and was_ready))
         self.restarts += not planned
-        self.replacements += planned and worker.number < self._group.wanted
+        self.replacements += planned and worker.number in self._group.numbers
         if losses or planned or not self._crash_counts.count_idle(self._group.wanted):
             return
         when = "without a row" if was_ready else "before they have loaded the dataset"
@@ -397,13 +449,63 @@ class Pool:
         error.pid, error.exit_reason = last
         raise error
 
-    def _is_poison(self, row: int, q: int, end: Exit, suspects: int) -> bool:
+    def _is_poison(
+        self, worker: WorkerProcess, slot: int, row: int, q: int, end: Exit | Overrun, suspects: int
+    ) -> bool:
         """Counts a death for the one index, or finish, that must have caused it."""
-        record = next((s for s in self.ring.scheduled if s.q == q), None)
+        record = next((s for s in self.ring.scheduled if s.q == q and s.slot == slot), None)
         if record is None:
-            return False  # of a batch that was reset
+            return False  # of a batch that was reset or moved
         index = int(record.indices[row]) if row >= 0 and suspects == 1 else None
-        return self._crash_counts.count(q, row, index, end)
+        step = index if row >= 0 else status.FINISHING
+        if isinstance(end, Overrun) and step != end.step:
+            return False  # it was ended for something else
+        return self._crash_counts.count(q, row, index, worker.start, end)
+
+    def _count_slow_start(self, number: int, overrun: Overrun) -> None:
+        """Notes that a worker was ended before it had loaded the dataset."""
+        attempts = self._slow_starts[number] = self._slow_starts.get(number, 0) + 1
+        if attempts <= self._n_retries:
+            return
+        del self._slow_starts[number]
+        raise DatasetTimeoutError.of(
+            f"worker processes do not begin to work: {step_text(overrun.step)} for longer than "
+            f"dataset_timeout={overrun.limit} s allows, {attempts} times. Raise dataset_timeout: "
+            "it limits how long a worker loads the dataset, too.",
+            None,
+            overrun.seconds,
+            attempts,
+            overrun.stack,
+        )
+
+    def _abandon_unkillable(self) -> None:
+        """Moves the batches of workers that do not end by SIGKILL to other slots. What they own
+        stays theirs until they end."""
+        for worker in list(self._group.workers.values()):
+            if worker.overrun is None or status.now() < worker.ended + UNKILLABLE_SECONDS:
+                continue
+            if worker.is_dead():
+                self._recover(worker)
+                continue
+            if not worker.is_abandoned:
+                self._group.abandon(worker)
+            losses = self.ring.losses(worker.number)
+            suspects = [loss for loss in losses if loss[1] >= 0]
+            if len(suspects) > 1:
+                self.ring.offer_singly()
+            for record in list(self.ring.scheduled):
+                rows = [row for slot, row, q in losses if q == record.q and slot == record.slot]
+                if rows:
+                    self.ring.fast_path_ok = False
+                    overrun = worker.overrun
+                    given_up = [
+                        row
+                        for row in rows
+                        if self._is_poison(
+                            worker, record.slot, row, record.q, overrun, len(suspects)
+                        )
+                    ]
+                    self.ring.move(record, [row for row in given_up if row >= 0])
 
     # ---- reset, end
 

@@ -7,10 +7,13 @@ import os
 import select
 import signal
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastiter._clib import status
 from fastiter._util import fds
+
+if TYPE_CHECKING:
+    from fastiter._workers.timeouts import Overrun
 
 _CLOSING_SECONDS = 0.1  # between the moment that a dying process has closed its files and its end
 
@@ -18,20 +21,22 @@ _CLOSING_SECONDS = 0.1  # between the moment that a dying process has closed its
 LEFT = "exited with status 0"
 UNKNOWN_END = "ended with an unknown status"
 
+STOPPED, TRACED = "is stopped", "is traced"
 WAITS = "waits"  # for a lock, an event or a signal, by what the system says
 # Letters of proc(5). In D the process waits for a page or a disk.
-_STATES = {b"T": "is stopped", b"t": "is traced", b"D": "waits for the kernel", b"R": "runs"}
+_STATES = {b"T": STOPPED, b"t": TRACED, b"D": "waits for the kernel", b"R": "runs"}
 
 
 class WorkerProcess:
     """A running worker, and the descriptors that tell of its death."""
 
-    def __init__(self, number: int, start: int, process: Any, pidfd: int, method: str):
+    def __init__(self, number: int, start: int, process: Any, pidfd: int, stacks: int, method: str):
         self.number = number
         self.start = start
         self.process = process
         self.pid: int = process.pid
         self.pidfd = pidfd  # -1 where the system has none
+        self.stacks = stacks  # where it writes its Python stacks on `STACK_SIGNAL`
         # False: the fork server may have reaped the process before its pidfd was opened. The pidfd
         # is known to be right once the worker has passed the start barrier, which opens after it.
         self.proven = method != "forkserver"
@@ -41,8 +46,15 @@ class WorkerProcess:
         self.has_begun = False  # its own start is over, and code of the user runs
         self.is_late = False  # the log has told of it
         self.leaves = False  # it was told to
+        # For `Timeouts`: when the step began that was warned of; what was done when the worker came
+        # to rest, and since when it rests.
         self.warned_since = 0.0
         self.warnings = 0
+        self.done = -1
+        self.rests_since = 0.0
+        self.overrun: Overrun | None = None  # for which it was ended
+        self.ended = 0.0  # when
+        self.is_abandoned = False  # it does not end by SIGKILL
         self.born = self.allowed = status.now()  # `allowed`: when it was let into its start
 
     def is_dead(self) -> bool:
@@ -79,6 +91,11 @@ class WorkerProcess:
                 self._lose_pidfd()
             os.kill(self.pid, number)
 
+    def end(self) -> None:
+        """Sends SIGKILL."""
+        self.ended = self.ended or status.now()
+        self.send(signal.SIGKILL)
+
     def _lose_pidfd(self) -> None:
         """The program has closed it. The number may now be that of another file."""
         fds.held.discard(self.pidfd)
@@ -109,9 +126,12 @@ class WorkerProcess:
         # there if one is closed meanwhile.
         with contextlib.suppress(ValueError), fds.unless_closed(), fds.lock():
             self.process.close()  # ValueError: other code has reaped it, its status is unknown
-        if self.pidfd >= 0:
-            fds.close([self.pidfd])
-            self.pidfd = -1
+        self.close()
+
+    def close(self) -> None:
+        """Closes what belongs to it here."""
+        fds.close([fd for fd in (self.pidfd, self.stacks) if fd >= 0])
+        self.pidfd = self.stacks = -1
 
 
 def _exists(pid: int) -> bool:

@@ -10,6 +10,7 @@ import multiprocessing.connection  # join() needs it, at exit too
 import os
 import pickle
 import random
+import select
 import signal
 import sys
 import threading
@@ -17,7 +18,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Iterator
-from multiprocessing import popen_fork
+from multiprocessing import popen_fork, util
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ from fastiter._workers.main import (
     WorkerArguments,
     main,
 )
-from fastiter._workers.process import WAITS, WorkerProcess, wait_for
+from fastiter._workers.process import STOPPED, TRACED, WAITS, WorkerProcess, wait_for
 from fastiter._workers.shared_object import Shared, image_of
 from fastiter._workers.start_method import Start
 from fastiter.errors import WorkerDiedError
@@ -62,6 +63,7 @@ _KILL_SECONDS = 3.0  # for the kernel to end what was killed
 
 _rings: WeakObjects[ParentRing] = WeakObjects()
 _processes: weakref.WeakSet[Any] = weakref.WeakSet()
+_unkillable: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 # These hooks do not look at a ring: another thread may be changing it. A child of the program keeps
@@ -75,6 +77,11 @@ def _after_fork_in_child() -> None:
     getattr(multiprocessing.process, "_children", set()).difference_update(_processes)
 
 
+def _leave_unkillable() -> None:
+    """Else multiprocessing would wait for them when the interpreter exits."""
+    getattr(multiprocessing.process, "_children", set()).difference_update(_unkillable)
+
+
 os.register_at_fork(
     before=fork_begins, after_in_parent=fork_ended, after_in_child=_after_fork_in_child
 )
@@ -82,12 +89,20 @@ os.register_at_fork(after_in_child=begin_anew)
 
 
 class WorkerGroup:
-    """Starts, watches and ends the workers of a ring: `wanted` of them, at most `count`."""
+    """Starts, watches and ends the workers of a ring: `wanted` of them, at most `count`. As many as
+    `spares` can be abandoned, and replaced by others with higher numbers."""
 
     def __init__(
-        self, ring: ParentRing, count: int, job: Job, start: Start, wanted: int | None = None
+        self,
+        ring: ParentRing,
+        count: int,
+        job: Job,
+        start: Start,
+        wanted: int | None = None,
+        spares: int = 0,
     ):
-        self.count = count
+        self.count = count + spares  # numbers
+        self.most = count
         self.wanted = count if wanted is None else wanted  # may be set, see `Pool.set_workers`
         self.workers: dict[int, WorkerProcess] = {}  # by number
         self._ring = ring
@@ -95,11 +110,11 @@ class WorkerGroup:
         self._start = start
         self._may_change = True  # from a fork to the fork server
         self.hung_starts = 0
-        self._hung = [0] * count  # of each worker, how many in a row
+        self._hung = [0] * self.count  # of each worker, how many in a row
         self._starts = 0
         self._image: Shared[Job] | None = None
         self._seed = _generator_digest()
-        self._life = self._stacks = (-1, -1)
+        self._life = (-1, -1)
         self._self_pidfd = -1
         self._workers_own: set[int] = set()
 
@@ -123,7 +138,7 @@ class WorkerGroup:
             start_method.require_guard(self._start)
             self._prepare(self._start)
         with self._ready():
-            for number in range(self.wanted):
+            for number in self.numbers:
                 worker = self._launch(number)
                 if self._method == "fork":  # it waits for nothing
                     self._allow_start(worker)
@@ -136,14 +151,24 @@ class WorkerGroup:
 
     def _open_shared(self) -> None:
         self._life = fds.pipe()
-        self._stacks = fds.pipe()
-        os.set_blocking(self._stacks[0], False)
-        os.set_blocking(self._stacks[1], False)
         with contextlib.suppress(AttributeError, OSError):
             self._self_pidfd = fds.above_stdio(os.pidfd_open(os.getpid()))
-        self._workers_own = {self._life[0], self._stacks[1], self._self_pidfd}
+        self._workers_own = {self._life[0], self._self_pidfd}
         self._workers_own |= self._ring.arena.descriptors
-        fds.held.update(self._workers_own, (self._life[1], self._stacks[0]))
+        fds.held.update(self._workers_own, (self._life[1],))
+
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of the workers that are wanted, those first that workers have. A number is used
+        again when the process that had it has ended."""
+        living, unused = [], []
+        for number in range(self.count):
+            worker = self.workers.get(number)
+            if worker is None:
+                unused.append(number)
+            elif not (worker.leaves or worker.is_abandoned):
+                living.append(number)
+        return sorted((living + unused)[: self.wanted])
 
     @property
     def _method(self) -> str:
@@ -205,17 +230,32 @@ class WorkerGroup:
     def _ready(self) -> contextlib.AbstractContextManager[None]:
         if self._method != "fork":
             return contextlib.nullcontext()
-        return thread_limits.ready_to_fork(self.count)
+        return thread_limits.ready_to_fork(self.most)
 
     def _launch(self, number: int) -> WorkerProcess:
         """Starts a process, which waits at the start barrier."""
+        with fds.lock():
+            stacks = fds.pipe()
+            fds.held.add(stacks[0])
+        try:
+            os.set_blocking(stacks[0], False)
+            os.set_blocking(stacks[1], False)
+            worker = self._launch_with(number, *stacks)
+        except BaseException:
+            fds.close([stacks[0]])
+            raise
+        finally:
+            fds.close([stacks[1]])
+        return worker
+
+    def _launch_with(self, number: int, read_stacks: int, write_stacks: int) -> WorkerProcess:
         self._starts += 1
         forks = self._method == "fork"
         arena = self._ring.arena
         is_main = threading.current_thread() is threading.main_thread()
         arguments = WorkerArguments(
             number=number,
-            workers=self.count,
+            workers=self.most,
             start=self._starts,
             arena=arena if forks else None,
             geometry=arena.geometry,
@@ -224,7 +264,7 @@ class WorkerGroup:
             bell_pipe=Descriptor(self._ring.bell_pipe(number)),
             parent_death_pipe=Descriptor(self._life[0]),
             parent_pidfd=Descriptor(self._self_pidfd),
-            stacks=Descriptor(self._stacks[1]),
+            stacks=Descriptor(write_stacks),
             parent=os.getpid() if is_main and self._method != "forkserver" else 0,
             inherited=fds.held if forks else set(),
             own=self._workers_own if forks else set(),
@@ -248,7 +288,7 @@ class WorkerGroup:
         with contextlib.suppress(AttributeError, OSError), fds.lock():
             pidfd = fds.above_stdio(os.pidfd_open(process.pid))
             fds.held.add(pidfd)
-        worker = WorkerProcess(number, self._starts, process, pidfd, self._method)
+        worker = WorkerProcess(number, self._starts, process, pidfd, read_stacks, self._method)
         self.workers[number] = worker
         return worker
 
@@ -387,21 +427,38 @@ class WorkerGroup:
                 self._hung[worker.number] = 0
         return worker.has_begun
 
-    def stack_of(self, worker: WorkerProcess) -> str:
-        """The worker's Python stacks now, also where the worker hangs."""
-        read = self._stacks[0]
-        with contextlib.suppress(BlockingIOError):
-            while os.read(read, 65536):
-                pass
-        worker.send(STACK_SIGNAL)
-        text = b""
-        patience = 1.0
-        while fds.events(read, patience):
-            text += os.read(read, 65536)
-            patience = 0.1
-        if not text:
-            return "  not available: the process is stopped, or waits in the kernel"
-        return text.decode(errors="replace").rstrip()
+    def stacks_of(self, workers: list[WorkerProcess], seconds: float) -> dict[int, str]:
+        """The workers' Python stacks now, by number, also where they hang. All are asked at once,
+        and `seconds` is the time for all of them."""
+        texts = {worker.stacks: b"" for worker in workers}
+        poll = select.poll()
+        for worker in workers:
+            with contextlib.suppress(OSError):  # there is nothing left of an earlier one
+                while os.read(worker.stacks, 65536):
+                    pass
+            worker.send(STACK_SIGNAL)
+            if worker.state() in (STOPPED, TRACED):
+                texts[worker.stacks] = b"  not available: the process is stopped"
+            else:
+                poll.register(worker.stacks, select.POLLIN)
+        end = status.now() + seconds
+        while (rest := end - status.now()) > 0:
+            is_complete = all(texts.values())
+            found = poll.poll(min(rest, 0.02 if is_complete else rest) * 1000)
+            if not found and is_complete:
+                break
+            for fd, _ in found:
+                with contextlib.suppress(BlockingIOError):
+                    text = os.read(fd, 65536)
+                    texts[fd] += text
+                    if not text:  # the worker has died
+                        poll.unregister(fd)
+                        texts[fd] += b"  "
+        return {
+            worker.number: texts[worker.stacks].decode(errors="replace").rstrip()
+            or "  not available: the process is stopped, or waits in the kernel"
+            for worker in workers
+        }
 
     # ---- end
 
@@ -410,13 +467,21 @@ class WorkerGroup:
         self.workers.pop(worker.number, None)
         worker.release()
 
+    def abandon(self, worker: WorkerProcess) -> None:
+        """Gives up a worker that does not end by SIGKILL, and does not wait for it any more."""
+        worker.is_abandoned = True
+        _unkillable.add(worker.process)
+        # After `shutdown.end_at_exit`, which may find more.
+        util.Finalize(None, _leave_unkillable, exitpriority=5)
+        logger.warning("worker process %d does not end, even by SIGKILL", worker.pid)
+
     def close(self) -> None:
         """Ends all workers, hung and stopped ones too, within a few seconds in total."""
         self._ring.stop()
         workers = list(self.workers.values())
         for worker in workers:  # one at its start barrier leaves
             self._ring.allow_start(worker.number, self._starts + 1)
-        left = wait_for(workers, _TERM_GRACE_SECONDS)
+        left = wait_for([w for w in workers if not w.is_abandoned], _TERM_GRACE_SECONDS)
         for worker in left:
             worker.send(signal.SIGTERM)
         left = wait_for(left, _TERM_GRACE_SECONDS)
@@ -425,18 +490,20 @@ class WorkerGroup:
         self._life = self._life[0], -1
         for worker in left:
             worker.send(signal.SIGKILL)
-        left = wait_for(left, _KILL_SECONDS)
-        for worker in left:
-            logger.warning("worker process %d does not end, even by SIGKILL", worker.pid)
+        for worker in wait_for(left, _KILL_SECONDS):
+            self.abandon(worker)
         # Only now, so that Ctrl-C on the way here leaves something to close again. A garbage
         # collection in here may drop the iterator, which closes too.
         for worker in workers:
-            if self.workers.pop(worker.number, None) is worker and worker not in left:
-                worker.release()
+            if self.workers.pop(worker.number, None) is worker:
+                if worker.is_abandoned and not worker.is_dead():
+                    worker.close()
+                else:
+                    worker.release()
         with fds.lock():
             fds.held.difference_update(self._workers_own)
-            fds.close((*self._life, *self._stacks, self._self_pidfd))
-        self._life = self._stacks = (-1, -1)
+            fds.close((*self._life, self._self_pidfd))
+        self._life = (-1, -1)
         self._self_pidfd = -1
         self._workers_own = set()
         if self._image is not None:

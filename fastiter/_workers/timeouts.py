@@ -1,98 +1,256 @@
-"""Warns while `next()` waits: which worker takes long, and for what."""
+"""Limits the time of one step of a worker: warns of what takes longer, or ends the worker."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from typing import TYPE_CHECKING, NamedTuple
 
 from fastiter._clib import status
+from fastiter._util.running_time import RunningTime
 from fastiter._util.warn import warn_caller
 from fastiter.errors import TimeoutWarning
 
 if TYPE_CHECKING:
-    from fastiter._ring.parent import ParentRing, Report
+    from fastiter._ring.parent import BatchScheduler, Report
     from fastiter._workers.process import WorkerProcess
     from fastiter._workers.process_group import WorkerGroup
 
+#: Seconds after SIGKILL until a worker that has not ended is abandoned.
+UNKILLABLE_SECONDS = 5.0
+
+_LATE_SECONDS = 0.1  # that this process may sleep longer than it asked for, and count as running
+_LEAST_START_SECONDS = 30.0
+_UNUSUAL = 10  # times as long as its rows take on average: a call that hangs, most likely
+_WARNED_STACK_SECONDS = 1.0
+_ENDED_STACK_SECONDS = 0.1
+
+logger = logging.getLogger("fastiter")
+
+
+class Overrun(NamedTuple):
+    """A step that took longer than `dataset_timeout`, and whose worker was ended."""
+
+    step: int  # the dataset index; status.LOADING, FINISHING or STARTING; NO_STEP
+    seconds: float
+    limit: float  # dataset_timeout
+    stack: str
+    attempts: int = 1  # of the same row, or loading
+
+
+NO_STEP = -100  # in place of an index: the worker does not go on between two steps
+_NEVER = float("inf")
+_Late = tuple["WorkerProcess", int, float]  # with its step, and for how long
+
 
 class Timeouts:
-    """Looks at the workers' reports while `next()` waits.
+    """Looks at the workers' reports while `next()` waits, and with `retries` at each `next()`.
 
-    `seconds` is how long one of them may take for one thing; None warns of nothing.
+    `seconds` is how long one of them may take for one thing; None limits nothing. What takes longer
+    is warned of. With `retries` the worker is ended: a call for k rows may take k times `seconds`
+    then, but not if it is over one of them and takes far longer than calls have taken so far; and
+    the start of a process, which is warned of before, 30 s and 10 times `seconds`.
+
+    Time in which this process does not run (SIGSTOP, a debugger, a frozen control group) does not
+    count then: while `next()` waits, what exceeds the sleep; between two calls, what exceeds half
+    of `seconds`.
     """
 
-    def __init__(self, seconds: float | None, ring: ParentRing, group: WorkerGroup) -> None:
+    def __init__(
+        self, seconds: float | None, ring: BatchScheduler, group: WorkerGroup, retries: bool = False
+    ) -> None:
         self.seconds = seconds
+        self.retries = retries
         self._ring = ring
         self._group = group
+        self.n_ended = 0  # workers
         self._progress = -1  # of all workers, at the last look of this wait
-        self._quiet_since = 0.0  # since when there was none, and nobody busy
+        self._quiet_since = 0.0  # since when there was none, and no worker busy
         self._quiet_warnings = 0
+        self._due = 0.0  # when the next limit passes, by the last look
+        self._running = RunningTime()
+
+    # ---- when to look
 
     def slice(self, most: float) -> float:
-        """Seconds until the next look, ``most`` at most."""
-        return most if self.seconds is None else min(most, self.seconds / 2)
+        """Seconds until the next look, ``most`` at most: until the next limit passes, where workers
+        are ended."""
+        if self.seconds is None:
+            return most
+        if not self.retries:
+            return min(most, self.seconds / 2)
+        now = status.now()
+        oldest = self._ring.oldest_fetch()
+        due = now + self.seconds if not oldest else oldest + self.seconds
+        sleep = min(most, self.seconds, max(0.0, (due if due > now else self._due) - now))
+        self._running.runs(now, now + sleep + _LATE_SECONDS)
+        return sleep
 
     def begin(self) -> None:
         """Called when a wait begins."""
         self._progress = -1
 
-    def look(self, goal: str) -> None:
-        """Warns of what takes too long, by one warning for each further period. Where warnings are
-        errors, it raises them, and does not repeat them. `goal` is what is waited for."""
-        if self.seconds is None:
-            return
-        now = status.now()
-        progress, is_quiet = 0, True
-        workers = list(self._group.workers.values())
-        for worker in workers:
-            report = self._ring.report(worker.number)
-            progress += report["rows"] + report["claims"]
-            since = self._busy_since(worker, report, now)
-            if since is None:
-                continue
-            is_quiet = False
-            if since != worker.warned_since:
-                worker.warned_since, worker.warnings = since, 0
-            seconds = now - since
-            if seconds > self.seconds * (worker.warnings + 1):
-                worker.warnings += 1
-                self._warn_of(worker, report, seconds, goal)
-        quiet = now - self._quiet_since
-        if not is_quiet or progress != self._progress:
-            self._progress, self._quiet_since, self._quiet_warnings = progress, now, 0
-        elif quiet > self.seconds * (self._quiet_warnings + 1):
-            self._quiet_warnings += 1
-            states = ", ".join(f"{worker.pid} {worker.state()}" for worker in workers)
-            what = f"no worker process has made progress for {quiet:.1f} s"
-            self._warn(what, f": {states}", goal)
+    def end(self) -> None:
+        """Called when a wait ends."""
+        if self.retries:
+            self._says_so(status.now())
 
-    def _busy_since(self, worker: WorkerProcess, report: Report, now: float) -> float | None:
-        """When the worker has begun its present step; None if it is idle, or the time was
-        overwritten."""
+    def is_due(self) -> bool:
+        """Whether a limit may have passed."""
+        if self.seconds is None:
+            return False
+        now = status.now()
+        if self.retries:
+            self._says_so(now)
+        oldest = self._ring.oldest_fetch()
+        return now >= self._due or 0 < oldest < now - self.seconds
+
+    def _says_so(self, now: float) -> None:
+        assert self.seconds is not None
+        self._running.runs(now, now + self.seconds / 2)
+
+    # ---- what a worker does
+
+    def _since(self, worker: WorkerProcess, report: Report, now: float) -> float:
+        """When the worker has begun its present step, or came to rest."""
         since = report["since"] / 1e9
         if worker.born <= since <= now:
             return since
-        return None if self._has_begun(worker, report) else worker.born
+        if not self._has_begun(worker, report):
+            return worker.born
+        done = report["rows"] + report["claims"]
+        if done != worker.done:
+            worker.done, worker.rests_since = done, now
+        return worker.rests_since
 
     @staticmethod
     def _has_begun(worker: WorkerProcess, report: Report) -> bool:
         return report["pid"] == worker.pid or report["ready"] == worker.start
 
-    def _warn_of(self, worker: WorkerProcess, report: Report, seconds: float, goal: str) -> None:
-        index = report["index"]
-        has_begun = self._has_begun(worker, report)
-        if index == status.STARTING or not has_begun:
-            what = "it has been starting"
-        elif index == status.LOADING:
-            what = "the dataset has been loading"
-        elif index == status.FINISHING:
-            what = "the converter has been busy"
-        else:
-            what = f"the dataset has been busy with index {index}"
-        if has_begun:  # else it does not handle the signal yet
-            goal += f". Its Python stack now:\n{self._group.stack_of(worker)}"
-        self._warn(f"{what} for {seconds:.1f} s", f" in worker process {worker.pid}", goal)
+    def _step(self, worker: WorkerProcess, report: Report, now: float) -> int | None:
+        """What the worker does: an index of the dataset, or one of those numbers below 0 that stand
+        for another step; None if it waits for work."""
+        if not self._has_begun(worker, report):
+            return status.STARTING
+        if worker.born <= report["since"] / 1e9 <= now:
+            return report["index"]
+        # The times may have been overwritten. Where it has been told of work, it has to go on.
+        return None if self._ring.is_asleep(worker.number) else NO_STEP
+
+    def _limit(self, worker: WorkerProcess, step: int, seconds: float) -> float:
+        """Seconds after which a worker that has taken `seconds` is ended."""
+        assert self.seconds is not None
+        if step == status.STARTING:
+            return max(_LEAST_START_SECONDS, 10 * self.seconds)
+        if step < 0 or seconds < self.seconds:
+            return self.seconds
+        rows = sum(row >= 0 for _, row, _ in self._ring.losses(worker.number))
+        if rows <= 1:
+            return self.seconds
+        # A call that is ended costs no row an attempt: they are fetched one by one then.
+        reports = [self._ring.report(number) for number in range(self._group.count)]
+        done = sum(report["rows"] for report in reports)
+        usual = rows * sum(report["fetch_ns"] for report in reports) / 1e9 / max(done, 1)
+        most = rows * self.seconds
+        return min(most, self.seconds + _UNUSUAL * usual) if done else most
+
+    # ---- look
+
+    def look(self, goal: str) -> None:
+        """Warns of what takes too long, by one warning for each further period, or ends the worker.
+        Where warnings are errors, it raises them, and does not repeat them. `goal` is what is
+        waited for."""
+        if self.seconds is None:
+            return
+        now = status.now()
+        self._due = now + self.seconds
+        progress, is_quiet = 0, True
+        over: list[_Late] = []
+        slow: list[_Late] = []
+        asked = []
+        workers = list(self._group.workers.values())
+        for worker in workers:
+            if worker.overrun is not None:
+                worker.end()  # again, for an interrupt may have come before the signal
+                if not worker.is_abandoned:
+                    self._due_at(worker.ended + UNKILLABLE_SECONDS, now)
+                continue
+            report = self._ring.report(worker.number)
+            progress += report["rows"] + report["claims"]
+            since, step = self._since(worker, report, now), self._step(worker, report, now)
+            if step is None:
+                worker.rests_since = now
+            if step is None or (step == NO_STEP and not self.retries):
+                continue
+            is_quiet = is_quiet and step == NO_STEP
+            if since != worker.warned_since:
+                worker.warned_since, worker.warnings = since, 0
+            seconds = self._running.since(since, now)
+            limit = self._limit(worker, step, seconds) if self.retries else _NEVER
+            period = _NEVER
+            if not self.retries or step == status.STARTING:
+                period = self.seconds * (worker.warnings + 1)
+            if seconds > min(limit, period):
+                (over if seconds > limit else slow).append((worker, step, seconds))
+                if self._has_begun(worker, report):  # else it does not handle the signal yet
+                    asked.append(worker)
+            else:
+                self._due_at(now - seconds + min(limit, period), now)
+        if over or slow:
+            self._tell_of(over, slow, asked, goal)
+        quiet = now - self._quiet_since
+        if not is_quiet or progress != self._progress:
+            self._progress, self._quiet_since, self._quiet_warnings = progress, now, 0
+        elif quiet > self.seconds * (self._quiet_warnings + 1) and not self.retries:
+            self._quiet_warnings += 1
+            states = ", ".join(f"{worker.pid} {worker.state()}" for worker in workers)
+            what = f"no worker process has made progress for {quiet:.1f} s"
+            self._warn(what, f": {states}", goal)
+
+    def _due_at(self, time: float, now: float) -> None:
+        self._due = min(self._due, max(time, now))
+
+    def _tell_of(
+        self, over: list[_Late], slow: list[_Late], asked: list[WorkerProcess], goal: str
+    ) -> None:
+        """Ends the workers that are over their limit, and warns of slow ones."""
+        assert self.seconds is not None
+        patience = _ENDED_STACK_SECONDS if self.retries else _WARNED_STACK_SECONDS
+        stacks = self._group.stacks_of(asked, patience)
+        for worker, step, seconds in over:
+            stack = stacks.get(worker.number, "")
+            logger.warning(
+                "worker process %d is ended: %s for %.1f s (dataset_timeout=%s s, on_timeout="
+                "'retry'). Its Python stack:\n%s",
+                worker.pid,
+                step_text(step),
+                seconds,
+                self.seconds,
+                stack,
+            )
+            worker.overrun = Overrun(step, seconds, self.seconds, stack)
+            worker.end()
+            self.n_ended += 1
+        for worker, step, seconds in slow:
+            worker.warnings += 1
+            what = f"{step_text(step)} for {seconds:.1f} s"
+            if worker.number in stacks:
+                what_now = f"{goal}. Its Python stack now:\n{stacks[worker.number]}"
+            else:
+                what_now = goal
+            self._warn(what, f" in worker process {worker.pid}", what_now)
 
     def _warn(self, what: str, where: str, goal: str) -> None:
         text = f"{what} (dataset_timeout={self.seconds} s){where}; waiting for {goal}"
         warn_caller(TimeoutWarning(text))
+
+
+def step_text(step: int) -> str:
+    """What has taken long."""
+    if step >= 0:
+        return f"the dataset has been busy with index {step}"
+    return {
+        status.STARTING: "it has been starting",
+        status.LOADING: "the dataset has been loading",
+        status.FINISHING: "the converter has been busy",
+        NO_STEP: "it has not gone on",
+    }.get(step, "it has been busy")

@@ -23,6 +23,9 @@ _Function = TypeVar("_Function", bound=Callable[..., None])
 MOST_ROWS = 1 << 30  # in a batch
 MOST_WORKERS = 1 << 14
 MOST_PREFETCH = 1 << 14
+DEFAULT_RETRIES = 2
+#: What becomes of a worker that takes longer than ``dataset_timeout``.
+OnTimeout = Literal["warn", "retry"]
 
 # What other loaders, or other iterators here, call their arguments: what to write instead.
 _WORKERS = (
@@ -37,7 +40,7 @@ _COUNTERPARTS = {
     "collate_fn": "use converter=, which is called with the batch, and with the device if it has a "
     "second parameter",
     "context": _OF_PROCESSES,
-    "dataset_timeout": _OF_PROCESSES,
+    "dataset_timeout": _OF_WORKERS,
     "generator": _SEED,
     "in_order": "batches always come in order",
     "max_length": "use converter=functools.partial(concat_examples, max_length=...)",
@@ -46,9 +49,11 @@ _COUNTERPARTS = {
     "n_device_prefetch": _OF_WORKERS,
     "n_prefetch": _OF_WORKERS,
     "n_processes": _WORKERS,
+    "n_retries": _OF_WORKERS,
     "n_threads": _WORKERS,
     "num_replicas": _RANKS,
     "num_workers": _WORKERS,
+    "on_timeout": _OF_WORKERS,
     "padding": "use converter=functools.partial(concat_examples, padding=...)",
     "persistent_workers": "workers always stay until close()",
     "pin_memory": "leave it out: with device= a GPU reads batches from pinned memory by itself",
@@ -188,6 +193,23 @@ def checked_auto(
             return "auto"
         raise ValueError(f"{name} must be an integer or 'auto', not {value!r}")
     return checked_int(name, value, minimum=minimum, maximum=maximum)
+
+
+def checked_retries(
+    on_timeout: Any, n_retries: Any, seconds: float | None
+) -> tuple[OnTimeout, int]:
+    """``on_timeout`` and ``n_retries``, with the ``dataset_timeout`` that they are about."""
+    if on_timeout not in ("warn", "retry"):
+        raise ValueError(f"on_timeout must be 'warn' or 'retry', not {on_timeout!r}")
+    if on_timeout == "retry" and seconds is None:
+        raise ValueError(
+            "on_timeout='retry' needs a limit: set dataset_timeout to the seconds that one example "
+            "may take"
+        )
+    n_retries = checked_int("n_retries", n_retries, minimum=0)
+    if on_timeout == "warn" and n_retries != DEFAULT_RETRIES:
+        raise ValueError(f"n_retries={n_retries} retries nothing: set on_timeout='retry', too")
+    return on_timeout, n_retries
 
 
 def checked_dataset(dataset: Any) -> Any:

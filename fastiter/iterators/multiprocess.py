@@ -26,12 +26,15 @@ from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import Caller, choose
 from fastiter.errors import TimeoutWarning
 from fastiter.iterators._arguments import (
+    DEFAULT_RETRIES,
     MOST_WORKERS,
+    OnTimeout,
     Rank,
     Tail,
     checked_auto,
     checked_context,
     checked_prefetch,
+    checked_retries,
     names_counterparts,
 )
 from fastiter.iterators._device_prefetch import PrefetchingIterator
@@ -73,6 +76,14 @@ class MultiprocessIterator(PrefetchingIterator):
         limit. So it is if no worker gets on for as long, stopped ones for one.
         ``warnings.simplefilter('error', MultiprocessIterator.TimeoutWarning)`` makes ``next()``
         raise it; nothing is lost then.
+    on_timeout : 'warn' or 'retry'
+        With 'retry', a worker that takes longer than ``dataset_timeout`` is ended and replaced, and
+        another one fetches the row; ``dataset_timeout`` is for one example then, and a call of
+        ``__getitems__`` for k of them may take k times as long. The guide has a page on it.
+    n_retries : int
+        How often such an example is fetched again, before it fails with `DatasetTimeoutError`; and
+        how often a worker loads the dataset again, before ``next()`` raises that. A converter that
+        takes too long is an error of its batch at once.
     maxtasksperchild : int, optional
         Ranges of rows that a worker completes before a fresh one takes its place.
     converter : callable, optional
@@ -119,6 +130,8 @@ class MultiprocessIterator(PrefetchingIterator):
     TimeoutWarning: ClassVar[type[TimeoutWarning]] = TimeoutWarning
 
     _REOPENABLE = False
+    _on_timeout: OnTimeout = "warn"  # of pickles that have none
+    _n_retries = DEFAULT_RETRIES
 
     @names_counterparts
     def __init__(
@@ -134,6 +147,8 @@ class MultiprocessIterator(PrefetchingIterator):
         dataset_timeout: float | None = 30.0,
         maxtasksperchild: int | None = None,
         *,
+        on_timeout: OnTimeout = "warn",
+        n_retries: int = DEFAULT_RETRIES,
         converter: Callable[[Any, Any], Any] | None = None,
         device: Any = None,
         n_device_prefetch: int = 1,
@@ -158,6 +173,9 @@ class MultiprocessIterator(PrefetchingIterator):
         )
         self._shared_mem = checked_optional_int("shared_mem", shared_mem, minimum=0)
         self._dataset_timeout = checked_seconds("dataset_timeout", dataset_timeout)
+        self._on_timeout, self._n_retries = checked_retries(
+            on_timeout, n_retries, self._dataset_timeout
+        )
         self._maxtasksperchild = checked_optional_int("maxtasksperchild", maxtasksperchild)
         self._worker_init = checked_callable("worker_init", worker_init)
         self._context = checked_context(context)
@@ -225,6 +243,17 @@ class MultiprocessIterator(PrefetchingIterator):
     def dataset_timeout(self) -> float | None:
         """Seconds that the dataset may take for one example; None for no limit."""
         return self._dataset_timeout
+
+    @property
+    def on_timeout(self) -> OnTimeout:
+        """What becomes of a worker that takes longer than `dataset_timeout`."""
+        return self._on_timeout
+
+    @property
+    def n_retries(self) -> int:
+        """How often an example that takes too long is fetched again, where `on_timeout` is
+        'retry'."""
+        return self._n_retries
 
     @property
     def maxtasksperchild(self) -> int | None:
@@ -317,8 +346,8 @@ class MultiprocessIterator(PrefetchingIterator):
                 )
             if not pool.closed:
                 pool.ring.seed = self._seed
-                if pool.is_starting:
-                    pool.look_at_starts()
+                if pool.has_to_look:
+                    pool.look()
                 return pool
         shutdown.block_if_exiting(self._lock)
         # Not started yet, or the last start failed and said why.
@@ -342,6 +371,7 @@ class MultiprocessIterator(PrefetchingIterator):
             dataset_timeout=self._dataset_timeout,
             start=choose(self._context, Caller()),
             lock=self._lock,
+            n_retries=self._n_retries if self._on_timeout == "retry" else None,
         )
         pool.ring.seed = self._seed
         self._timer.open(pool.note_start)

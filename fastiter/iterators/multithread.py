@@ -16,17 +16,21 @@ from fastiter._stats.timer import Timer
 from fastiter._stats.trace import WorkerTraces
 from fastiter._threads.batch_buffer import CallCost
 from fastiter._threads.collator import Assembler
+from fastiter._threads.limit import TimeLimit
 from fastiter._threads.pool import ThreadCounters, Threads
 from fastiter._threads.tasks import BatchTask, ColumnsTask, PartsTask, RowCost, RowsTask, Work
-from fastiter._util.arguments import checked_int
+from fastiter._util.arguments import checked_int, checked_seconds
 from fastiter._util.concurrency import items_of
 from fastiter._util.failures import Failure, capture
 from fastiter._util.units import nbytes_of
 from fastiter.iterators._arguments import (
+    DEFAULT_RETRIES,
     MOST_WORKERS,
+    OnTimeout,
     Rank,
     Tail,
     checked_prefetch,
+    checked_retries,
     names_counterparts,
 )
 from fastiter.iterators._device_prefetch import PrefetchingIterator
@@ -57,6 +61,17 @@ class MultithreadIterator(PrefetchingIterator):
         iterates calls the order sampler.
     n_threads : int
         Number of threads, at least 1.
+    dataset_timeout : float, optional
+        Seconds that the dataset may take for one example, and a converter for a batch; k times as
+        long for k examples in one call. None sets no limit.
+    on_timeout : 'warn' or 'retry'
+        What happens while ``next()`` waits: `TimeoutWarning` after each ``dataset_timeout``, or
+        another thread fetches the example. The thread that hangs is abandoned then: it stays behind
+        as a daemon thread, and what it may still fetch is not used. If ``n_threads`` of them hang,
+        `DatasetTimeoutError` is raised. An abandoned thread keeps the locks that it holds.
+    n_retries : int
+        How often such an example is fetched again, before it fails with `DatasetTimeoutError`. A
+        converter that takes too long is an error of its batch at once.
     n_prefetch : int, 'auto' or None
         Batches fetched ahead of the one that ``next()`` waits for, at least 1. None for 1, or 2 if
         ``device`` is a GPU. 'auto' begins with 2 and has more, up to 16, where some batches take
@@ -93,6 +108,10 @@ class MultithreadIterator(PrefetchingIterator):
     after a second.
     """
 
+    _dataset_timeout: float | None = None  # of pickles that have none
+    _on_timeout: OnTimeout = "warn"
+    _n_retries = DEFAULT_RETRIES
+
     @names_counterparts
     def __init__(
         self,
@@ -103,6 +122,9 @@ class MultithreadIterator(PrefetchingIterator):
         n_threads: int = 1,
         order_sampler: Callable[[Any, int], Any] | None = None,
         *,
+        dataset_timeout: float | None = None,
+        on_timeout: OnTimeout = "warn",
+        n_retries: int = DEFAULT_RETRIES,
         n_prefetch: int | Literal["auto"] | None = None,
         converter: Callable[[Any, Any], Any] | None = None,
         device: Any = None,
@@ -116,6 +138,10 @@ class MultithreadIterator(PrefetchingIterator):
         tail: Tail = "pad",
         skip_steps: Sequence[tuple[int, int]] = (),
     ) -> None:
+        self._dataset_timeout = checked_seconds("dataset_timeout", dataset_timeout)
+        self._on_timeout, self._n_retries = checked_retries(
+            on_timeout, n_retries, self._dataset_timeout
+        )
         self._n_threads = checked_int("n_threads", n_threads, maximum=MOST_WORKERS)
         self._n_prefetch, self._n_device_prefetch = checked_prefetch(
             n_prefetch, n_device_prefetch, device
@@ -156,11 +182,16 @@ class MultithreadIterator(PrefetchingIterator):
             self._assembler = Assembler(
                 *self._source.concat, self._most_rows(), self.n_prefetch + 1
             )
+        self._limit: TimeLimit | None = None
+        if self._dataset_timeout is not None:
+            retries = self._on_timeout == "retry"
+            self._limit = TimeLimit(self._dataset_timeout, retries, self._n_retries)
         self._work = Work(
             self._source,
             self._n_threads,
             RowCost(),
             CallCost(),
+            self._limit,
             converts=not self._converts_itself,
             tolerates=self._skips is not None,
         )
@@ -169,6 +200,22 @@ class MultithreadIterator(PrefetchingIterator):
     def n_threads(self) -> int:
         """Number of threads."""
         return self._n_threads
+
+    @property
+    def dataset_timeout(self) -> float | None:
+        """Seconds that the dataset may take for one example; None for no limit."""
+        return self._dataset_timeout
+
+    @property
+    def on_timeout(self) -> OnTimeout:
+        """What becomes of a thread that takes longer than `dataset_timeout`."""
+        return self._on_timeout
+
+    @property
+    def n_retries(self) -> int:
+        """How often an example that takes too long is fetched again, where `on_timeout` is
+        'retry'."""
+        return self._n_retries
 
     @property
     def n_prefetch(self) -> int:
@@ -230,7 +277,12 @@ class MultithreadIterator(PrefetchingIterator):
         return None
 
     def _batch_of(self, task: BatchTask) -> Any:
-        batch = task.wait()
+        threads, limit, look = self._threads, self._limit, None
+        if limit is not None and threads is not None:
+            look = functools.partial(limit.look, threads, task.plan.label)
+        batch = task.wait(look)
+        if limit is not None:
+            limit.end()
         if self._tuner is not None:
             self._lookahead.batch_bytes = nbytes_of(batch)
         return batch
@@ -250,6 +302,8 @@ class MultithreadIterator(PrefetchingIterator):
     def _loader_stats(self, seconds: float) -> LoaderStats:
         return LoaderStats(
             workers_are="threads",
+            timeouts=0 if self._limit is None else self._limit.n_ended,
+            abandoned=0 if self._threads is None else self._threads.n_abandoned,
             n_workers=self._n_threads,
             n_prefetch=self.n_prefetch,
             changes=() if self._tuner is None else tuple(self._tuner.changes),
@@ -279,7 +333,7 @@ class MultithreadIterator(PrefetchingIterator):
     def _running_threads(self) -> Threads:
         threads = self._threads
         if threads is None:
-            threads = self._threads = Threads(self._all_counters, self._lock)
+            threads = self._threads = Threads(self._all_counters, self._lock, self._limit)
             self._timer.open(functools.partial(_note_start, self._all_counters))
         return threads
 

@@ -51,6 +51,12 @@ class _BatchTimeout:
         if self.seconds and status.now() >= self._end:
             raise RuntimeError(f"DataLoader timed out after {self.seconds} seconds")
 
+    def is_due(self) -> bool:
+        return bool(self.seconds)
+
+    def end(self) -> None:
+        """Nothing."""
+
 
 class WorkersIterator(LoaderIterator):
     """Has worker processes make the batches, and delivers them in the sampler's order."""
@@ -223,8 +229,8 @@ class WorkersIterator(LoaderIterator):
         """This plan, or one that overtakes it, with its outcome."""
         plans, ring = self._plans, pool.ring
         ring.top_up(plans)
-        if pool.is_starting:
-            pool.look_at_starts()
+        if pool.has_to_look:
+            pool.look()
         if self._overtakes:
             ring.overtake(plans)
             plan = plans.peek()

@@ -388,8 +388,71 @@ static void test_commit_refused(void)
     close(fd);
 }
 
+/* ---- workers that neither go on nor end ------------------------------------------------------- */
+
+static void test_a_batch_moves(void)
+{
+    fixture f;
+    fi_turn stuck, turn;
+    fi_loss losses[ROWS];
+    uint32_t to, from;
+    set_up(&f, 0);
+    uint64_t q = schedule(&f, 4);
+    from = slot_of(&f, q);
+    CHECK_EQ(next_turn(&f, 2, &stuck), FI_TURN_ROWS);
+    own_all(&f, 2, &stuck, 0);
+    CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_ROWS); /* another one is in the old slot */
+    CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &to), FI_OK);
+    CHECK_EQ(fi_parent_move(&f.parent, from, to, 1, HEAP, SLOT_BYTES, false), FI_OK);
+    CHECK(fi_parent_give_up_row(&f.parent, to, 3));
+    CHECK(!fi_parent_give_up_row(&f.parent, to, 3));
+    fi_parent_restore_hints(&f.parent);
+    CHECK_EQ(slot_of(&f, q), to);
+    CHECK(to != from);
+    CHECK(row_word(&f, to, 3) == fi_word(q, 0, FI_POISON, 0));
+    CHECK(!fi_row_own(f.workers + 1, &turn, turn.first)); /* nothing more begins there */
+    work_all(&f, 1);
+    uint32_t flags, irregular, row;
+    uint64_t word;
+    CHECK_EQ(fi_parent_ready(&f.parent, &row, &flags), FI_OK);
+    CHECK_EQ(row, to);
+    CHECK_EQ(fi_parent_check(&f.parent, to, &irregular, &row, &word), FI_OK);
+    CHECK_EQ(irregular, 1);
+    fi_parent_take(&f.parent, to, true);
+    fi_parent_collect(&f.parent);
+    CHECK_EQ(f.parent.draining, 1); /* the old slot stays the stuck worker's, */
+    CHECK(fi_parent_losses(&f.parent, 2, losses, ROWS) > 0);
+    own_all(&f, 2, &stuck, FI_ROW_OK);
+    for (row = stuck.first; row < stuck.first + stuck.count; row++)
+        fi_row_done(f.workers + 2, &stuck, row, FI_ROW_OK);
+    fi_parent_collect(&f.parent); /* until it lets go */
+    CHECK_EQ(f.parent.draining, 0);
+    CHECK_EQ(f.parent.free_count, SLOTS);
+    tear_down(&f);
+}
+
+static void test_what_a_worker_does_now(void)
+{
+    fixture f;
+    set_up(&f, 0);
+    CHECK_EQ(fi_parent_oldest_fetch(&f.parent), 0);
+    fi_worker_stat_fetch_begins(f.ring.worker_stats + 2, 7);
+    int64_t first = fi_parent_oldest_fetch(&f.parent);
+    CHECK(first > 0 && first <= fi_now_ns());
+    fi_store_relaxed(&f.ring.worker_stats[1].since, first + 5);
+    CHECK_EQ(fi_parent_oldest_fetch(&f.parent), first);
+    fi_worker_stat_fetch_ends(f.ring.worker_stats + 2);
+    CHECK_EQ(fi_parent_oldest_fetch(&f.parent), first + 5);
+    CHECK(!fi_parent_is_asleep(&f.parent, 1));
+    fi_store_relaxed(f.ring.bells + 1, 1);
+    CHECK(fi_parent_is_asleep(&f.parent, 1));
+    tear_down(&f);
+}
+
 int main(void)
 {
+    test_a_batch_moves();
+    test_what_a_worker_does_now();
     test_losses();
     test_lost_finish();
     test_survivor_completes();

@@ -270,9 +270,9 @@ def test_an_array_that_changes_before_it_is_gathered(monkeypatch, on_error):
     array = np.arange(48.0).reshape(12, 4)
     fill = tasks.ColumnsTask._fill
 
-    def fill_later(job: Any, start: int, stop: int) -> Any:
+    def fill_later(job: Any, start: int, stop: int, at: Any) -> Any:
         array.shape = (24, 2)
-        return fill(job, start, stop)
+        return fill(job, start, stop, at)
 
     monkeypatch.setattr(tasks.ColumnsTask, "_fill", fill_later)
     with MultithreadIterator(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import faulthandler
 import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -62,6 +64,45 @@ class Numbered(Blocks):
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         return super().__getitem__(index), index
+
+
+class Hanging:
+    """Indices; those in `held` hang at their first touches, `times` each, in the way `how`, and
+    leave a file for each touch."""
+
+    def __init__(self, size: int, held: set[int], how: str, folder: Path, times: int = 1):
+        self.size, self.held, self.how = size, held, how
+        self.folder, self.times = folder, times
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        if index in self.held:
+            touches = len(list(self.folder.glob(f"{index}.*")))
+            Path(self.folder, f"{index}.{touches}").touch()
+            if touches < self.times:
+                hang(self.how)
+        return np.full(16, index, np.float32), index
+
+
+class HangingCalls(Hanging):
+    """The same for many indices in one call."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+def hang(how: str) -> None:
+    """Never returns."""
+    if how == "read":  # in C, with the GIL
+        ends = os.pipe()
+        ctypes.PyDLL(None).read(ends[0], ctypes.create_string_buffer(1), 1)
+    elif how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif how == "freeze":
+        Path(os.environ["FREEZER"], "cgroup.procs").write_text(str(os.getpid()))
+    threading.Event().wait()
 
 
 class Gated:

@@ -1,0 +1,28 @@
+"""Time in which this process ran."""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class RunningTime:
+    """Tells how much of a time this process ran: not while it was stopped (SIGSTOP, a debugger, a
+    frozen control group).
+
+    It says now and then that it runs, and until when it will say so again. What is later than that
+    counts as stopped. Times are seconds on one clock.
+    """
+
+    def __init__(self) -> None:
+        self._stops: deque[tuple[float, float]] = deque(maxlen=64)
+        self._until = float("inf")
+
+    def runs(self, now: float, until: float) -> None:
+        """This process runs, and says so again at ``until`` at the latest."""
+        if now > self._until:
+            self._stops.append((self._until, now))
+        self._until = until
+
+    def since(self, begin: float, now: float) -> float:
+        """Seconds in which it ran from ``begin`` until ``now``."""
+        return now - begin - sum(max(0.0, end - max(stop, begin)) for stop, end in self._stops)
