@@ -21,6 +21,7 @@ from fastiter._util.concurrency import renew_in_child
 from fastiter._util.cpus import usable_cpus
 from fastiter._util.failures import AllSkipped, Failure, capture, reraise
 from fastiter.dataset.iterator import Iterator
+from fastiter.datasets.arrow_dataset import arrow_source
 from fastiter.iterators import _arguments, _seed
 from fastiter.iterators._skips import (
     DEFAULT_LIMIT,
@@ -31,7 +32,7 @@ from fastiter.iterators._skips import (
     nothing_left,
 )
 from fastiter.iterators._snapshot import Snapshot, as_dict, exchange, from_dict
-from fastiter.iterators._source import Source
+from fastiter.iterators._source import Source, concat_of
 from fastiter.iterators._state import Plan, Planner, dataset_length, initial_state
 from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
 
@@ -69,6 +70,8 @@ class PlannedIterator(Iterator):
         on_error: OnError = "raise",
         skip_limit: float | None = DEFAULT_LIMIT,
     ) -> None:
+        sees_examples = converter is not None and concat_of(converter) is None
+        dataset = arrow_source(dataset, sees_examples)
         self._dataset = _arguments.checked_dataset(dataset)
         self._batch_size = checked_int("batch_size", batch_size, maximum=_arguments.MOST_ROWS)
         self._repeat = checked_flag("repeat", repeat)

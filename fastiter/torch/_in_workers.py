@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 from torch._utils import ExceptionWrapper
 from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind, _utils
 from torch.utils.data import dataloader as torch_dataloader
 
 from fastiter._clib import status
+from fastiter._fetch.dataset_access import plain_columns
 from fastiter._order.plan import Plan, PlanQueue
 from fastiter._ring.schema import Schema
 from fastiter._util.failures import Failure, capture, reraise
@@ -24,8 +24,8 @@ from fastiter._workers.start_method import Caller, choose
 from fastiter.errors import WorkerDiedError, WorkerTraceback
 from fastiter.iterators._arguments import checked_context
 from fastiter.iterators._state import State
-from fastiter.torch._collate import converter_for
-from fastiter.torch._iterator import Keys, LoaderIterator
+from fastiter.torch._collate import ColumnsCollate, converter_for
+from fastiter.torch._iterator import MOST_ROWS, Keys, LoaderIterator, index_array
 from fastiter.torch._pinned import pinned_slots
 from fastiter.torch._state import Resume, is_stateful, other_workers, program_state
 from fastiter.torch._worker import LoaderJob, Reply, Request
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from fastiter.torch._loader import DataLoader
 
 _ENDLESS = 1 << 60  # examples in an epoch, where their number is not known
-_MOST_ROWS = 1 << 16
 _MOST_SCHEMAS = 8  # of one pool
 _CALLER = Caller("multiprocessing_context", "iter(loader)", "pass num_workers=0")
 # Batches that a GPU may read while others are made; more are copied out of the ring.
@@ -108,7 +107,7 @@ class _Plans(PlanQueue):
         made = self.n_made[worker]
         self.n_made[worker] += 1
         if self.has_columns:
-            rows = _index_array(keys, self.rows)
+            rows = index_array(keys, self.rows)
             if rows is not None:
                 return Plan(rows, after, None, None, worker)
         if type(keys) is np.ndarray:
@@ -150,18 +149,6 @@ class _Plans(PlanQueue):
 
     def _batches(self) -> list[Plan]:
         return [plan for plan in self.plans if plan.indices is not None and plan.state.position]
-
-
-def _index_array(keys: Any, most: int) -> npt.NDArray[np.int64] | None:
-    """The keys of a batch as dataset indices; None if they are no list of Python's integers."""
-    if type(keys) is np.ndarray:
-        return keys
-    if type(keys) is not list or not 0 < len(keys) <= most or set(map(type, keys)) != {int}:
-        return None
-    try:
-        return np.array(keys, np.int64)
-    except OverflowError:
-        return None
 
 
 class _BatchTimeout:
@@ -213,10 +200,10 @@ class WorkersIterator(LoaderIterator):
             or isinstance(self._dataset, MapDataPipe)
             or is_stateful(self._dataset)
             or type(rows) is not int
-            or not 0 < rows <= _MOST_ROWS
+            or not 0 < rows <= MOST_ROWS
         ):
             return 0, None
-        converter = converter_for(loader.collate_fn)
+        converter = converter_for(loader.collate_fn, self._dataset)
         return (0, None) if converter is None else (rows, converter)
 
     def _start(self, loader: DataLoader[Any], resume: Resume | None) -> Pool:
@@ -233,7 +220,9 @@ class WorkersIterator(LoaderIterator):
             kind=self._dataset_kind,
             dataset=self._dataset,
             auto_collation=self._auto_collation,
-            collate_fn=self._collate_fn,
+            collate_fn=(
+                self._converter if isinstance(self._converter, ColumnsCollate) else self._collate_fn
+            ),
             drop_last=self._drop_last,
             init_fn=init_fn,
             base_seed=self._base_seed,
@@ -255,6 +244,10 @@ class WorkersIterator(LoaderIterator):
             lock=threading.RLock(),
             timeouts=_BatchTimeout(self._timeout),
         )
+        plain = plain_columns(self._dataset) if self._plans.rows else None
+        if plain is not None and plain.is_arrow:
+            self._plans.has_columns = pool.use_columns(plain)
+            self._plans.asks_schema = not self._plans.has_columns
         if self._pin_memory:
             pool.ring.registration = pinned_slots(pool.ring.arena)
         return pool

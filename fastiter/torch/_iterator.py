@@ -28,6 +28,21 @@ if TYPE_CHECKING:
     from fastiter.torch._loader import DataLoader
 
 
+MOST_ROWS = 1 << 16  # of a batch that is made from columns
+
+
+def index_array(keys: Any, most: int) -> npt.NDArray[np.int64] | None:
+    """The keys of a batch as dataset indices; None if they are no list of Python's integers."""
+    if type(keys) is np.ndarray:
+        return keys
+    if type(keys) is not list or not 0 < len(keys) <= most or set(map(type, keys)) != {int}:
+        return None
+    try:
+        return np.array(keys, np.int64)
+    except OverflowError:
+        return None
+
+
 class Kept:
     """What a loader keeps of its last iteration."""
 
