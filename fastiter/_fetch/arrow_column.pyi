@@ -4,8 +4,6 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self, disjoint_base
 
-__pyx_capi__: dict[str, object]  # what other compiled modules call
-
 @disjoint_base
 class ArrowColumn:
     def __new__(
