@@ -140,7 +140,7 @@ class ArrowDataset(DatasetMixin):
         return self.__getitems__([row_at(i, len(self))])[0]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        """Get the examples at some indices, not negative."""
+        """Get the examples at some indices, as `get_example` does."""
         if self._own is not None:
             examples = self._own.__getitems__(indices)
             if self._names is not None:
@@ -149,9 +149,8 @@ class ArrowDataset(DatasetMixin):
             assert self._plain is not None
             examples = self._plain.reader.examples(np.array(indices, dtype=np.int64))
             if examples is None:
-                for index in indices:
-                    row_at(index, len(self))
-                raise IndexError(f"indices {indices!r:.80} of a dataset of {len(self)} examples")
+                rows = [row_at(index, len(self)) for index in indices]
+                examples = self._plain.reader.examples(np.array(rows, dtype=np.int64))
         if not self._decode:
             return examples  # type: ignore[no-any-return]
         if self.mode is None:

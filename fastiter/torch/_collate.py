@@ -141,6 +141,12 @@ def converter_for(collate_fn: Any, dataset: Any) -> DefaultCollate | ConcatConve
     return DefaultCollate()
 
 
+def collate_of(collate_fn: Any, dataset: Any) -> Any:
+    """What is called with the examples of a batch for a ``collate_fn``."""
+    converter = converter_for(collate_fn, dataset)
+    return converter if isinstance(converter, ColumnsCollate) else collate_fn
+
+
 def schema_for(converter: Any, examples: Sequence[Any], rows: int) -> Schema | None:
     """The columns for batches like this one; None if they cannot be made from columns."""
     schema: Schema | None = derive_schema(examples, rows)

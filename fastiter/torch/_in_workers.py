@@ -24,7 +24,7 @@ from fastiter._workers.start_method import Caller, choose
 from fastiter.errors import WorkerDiedError, WorkerTraceback
 from fastiter.iterators._arguments import checked_context
 from fastiter.iterators._state import State
-from fastiter.torch._collate import ColumnsCollate, converter_for
+from fastiter.torch._collate import collate_of, converter_for
 from fastiter.torch._iterator import MOST_ROWS, Keys, LoaderIterator, index_array
 from fastiter.torch._pinned import pinned_slots
 from fastiter.torch._state import Resume, is_stateful, other_workers, program_state
@@ -220,9 +220,7 @@ class WorkersIterator(LoaderIterator):
             kind=self._dataset_kind,
             dataset=self._dataset,
             auto_collation=self._auto_collation,
-            collate_fn=(
-                self._converter if isinstance(self._converter, ColumnsCollate) else self._collate_fn
-            ),
+            collate_fn=collate_of(self._collate_fn, self._dataset),
             drop_last=self._drop_last,
             init_fn=init_fn,
             base_seed=self._base_seed,
