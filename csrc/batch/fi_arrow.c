@@ -7,7 +7,8 @@
 #include "batch/fi_gather.h"
 
 enum {
-    BLOCK = 32,       /* rows whose memory is asked for together */
+    BLOCK = 128,      /* rows that are looked up together */
+    AHEAD_LINES = 16, /* cache lines */
     INLINE_BYTES = 12 /* of a text that lies in its view */
 };
 
@@ -190,6 +191,27 @@ static void gather_days(int64_t *out, const fi_column *column, const int64_t *ro
     }
 }
 
+/* Copies rows of a block. Memory is asked for a few rows ahead: a core keeps 10 to 16 lines in flight. */
+static void copy_rows(char *out, size_t width, const void *const *places, size_t n, bool uncached)
+{
+    const size_t lines = width / FI_CACHE_LINE + 1;
+    const size_t ahead = lines < AHEAD_LINES ? AHEAD_LINES / lines : 1;
+
+    for (size_t i = 0; i < n; i += ahead) {
+        const size_t count = n - i < ahead ? n - i : ahead;
+        for (size_t next = i + ahead; next < i + 2 * ahead && next < n; next++) {
+            for (size_t line = 0; line < lines && line < AHEAD_LINES; line++) {
+                __builtin_prefetch((const char *)places[next] + line * FI_CACHE_LINE);
+            }
+        }
+        if (width < FI_UNCACHED_LEAST) {
+            fi_gather(out + i * width, width, places + i, count);
+        } else {
+            fi_copy(out + i * width, places[i], width, uncached); /* ahead is 1 */
+        }
+    }
+}
+
 void fi_arrow_gather(void *dst, const fi_column *column, const int64_t *rows, size_t n, bool uncached)
 {
     const size_t width = column->width;
@@ -220,18 +242,8 @@ void fi_arrow_gather(void *dst, const fi_column *column, const int64_t *rows, si
             places[i] = column->fill != NULL && is_null(chunk, local)
                             ? column->fill
                             : (const char *)chunk->values + local * (int64_t)width;
-            for (size_t byte = 0; byte < width && byte < 256; byte += FI_CACHE_LINE) {
-                __builtin_prefetch((const char *)places[i] + byte);
-            }
         }
-        if (width < FI_UNCACHED_LEAST) {
-            fi_gather(out, width, places, count);
-            out += count * width;
-            continue;
-        }
-        for (size_t i = 0; i < count; i++, out += width) {
-            fi_copy(out, places[i], width, uncached);
-        }
+        copy_rows(out + begin * width, width, places, count, uncached);
     }
 }
 

@@ -28,7 +28,7 @@ def rows() -> Any:
             "text": [f"t{i}" for i in range(N)],
         }
     )
-    parts = [made.select(range(0, 100)), made.select(range(100, N))]
+    parts = [made.select(range(100)), made.select(range(100, N))]
     return datasets.concatenate_datasets(parts).shuffle(seed=1).select(range(20, 280))
 
 
