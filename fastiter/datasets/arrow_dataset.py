@@ -194,7 +194,7 @@ class ArrowDataset(DatasetMixin):
             columns[name] = column
             if is_valid is not None:
                 columns[f"{name}_valid"] = is_valid
-            if getattr(column, "text", str) is not None:
+            if getattr(column, "text", str) is not None and name not in self._decode:
                 lists.add(name)
             if getattr(column, "levels", 0) > 0:
                 fills[name] = self._padding

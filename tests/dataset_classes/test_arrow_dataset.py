@@ -229,6 +229,7 @@ def test_decode_runs_for_each_value(kind: str) -> None:
         pa.table({"image": rows, "label": range(N)}), decode={"image": to_pixels}
     )
     joined = batches(dataset, ITERATORS[kind], converter=concat_examples)
+    assert joined[0]["image"].shape == (37, 2)
     pixels = np.concatenate([batch["image"] for batch in joined])
     assert pixels.tolist() == [list(row) for row in rows] and pixels.dtype == np.uint8
     assert np.concatenate([batch["label"] for batch in joined]).tolist() == list(range(N))
