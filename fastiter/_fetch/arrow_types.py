@@ -44,6 +44,11 @@ class Layout(NamedTuple):
     text: type | None = None
     inner: tuple[int, ...] = ()
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all rows are arrays or numbers of one size."""
+        return self.text is None and self.layout in ("fixed", "bits", "days")
+
     def column(self, chunks: list[Any], fill: Any = None) -> ArrowColumn:
         """The column of these chunks, Arrow arrays. `fill` takes the place of nulls."""
         arrays = [chunk.__arrow_c_array__()[1] for chunk in chunks]

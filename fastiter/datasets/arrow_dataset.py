@@ -244,9 +244,9 @@ class ArrowDataset(DatasetMixin):
             is_valid = arrow_types.valid_column(chunks)
             fill = arrow_types.zero_of(chunked.type)
         if layout is not None and not is_objects and values is None:
-            if layout.text is None and layout.layout in ("fixed", "bits", "days"):
+            if layout.is_fixed:
                 return layout.column(chunks, fill if found.rows else None), is_valid
-            if fill is None or is_valid is not None or not found.rows:
+            if not found.rows or not fill:  # a null is an empty list or text
                 return layout.column(chunks), is_valid
         elif values is not None and not found.rows:
             return arrow_types.DictionaryColumn(layout.column(chunks), values), None
@@ -263,7 +263,7 @@ class ArrowDataset(DatasetMixin):
         if self._options.dictionaries == "codes":
             return chunked, codes, None
         values = arrow_types.layout_of(chunked.type.value_type, self._options)
-        if values is not None and values.layout in ("fixed", "bits", "days") and not values.text:
+        if values is not None and values.is_fixed:
             return chunked.cast(chunked.type.value_type), values, None
         return chunked, codes, chunked.chunk(0).dictionary.to_pylist() if chunked.num_chunks else []
 

@@ -151,7 +151,7 @@ def test_arguments_of_concat_examples_count_for_lists(kind: str) -> None:
 @pytest.mark.parametrize("kind", ITERATORS)
 def test_lists_of_different_lengths_need_padding(kind: str) -> None:
     dataset = ArrowDataset(pa.table({"ids": [[1], [2, 3]], "name": ["a", "b"]}))
-    with pytest.raises(ValueError, match=r"'ids'.*padding"):
+    with pytest.raises(ValueError, match=r"'ids'.*ArrowDataset\(..., padding=0\)"):
         batches(dataset, ITERATORS[kind], converter=concat_examples)
     equal = ArrowDataset(pa.table({"ids": [[1, 2], [2, 3]]}))
     (batch,) = batches(equal, ITERATORS[kind], converter=concat_examples)
@@ -190,9 +190,11 @@ def test_mask_and_fill_null() -> None:
     assert batch["day"].astype(int).tolist() == [1, 0, 3]
     for name in columns:
         assert name == "full" or batch[f"{name}_valid"].tolist() == [True, False, True]
-    table = pa.table({"n": columns["n"], "s": columns["s"]})
-    filled = ArrowDataset(table, fill_null={"n": -1, "s": "?"})
-    assert [tuple(row.values()) for row in filled[:]] == [(1, "a"), (-1, "?"), (3, "c")]
+    table = pa.table({"n": columns["n"], "s": columns["s"], "ids": columns["ids"]})
+    filled = ArrowDataset(table, fill_null={"n": -1, "s": "?", "ids": []}, padding=9)
+    (batch,) = batches(filled, SerialIterator, converter=concat_examples)
+    assert batch["n"].tolist() == [1, -1, 3] and batch["s"] == ["a", "?", "c"]
+    assert batch["ids"].tolist() == [[1, 2], [9, 9], [3, 9]]
 
 
 def test_nulls_count_only_in_rows_of_the_dataset() -> None:
