@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
+import os
 import pickle
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -317,3 +320,19 @@ def test_no_memory_of_its_own(tmp_path: Path) -> None:
 def private_dirty() -> int:
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("Private_Dirty")).split()[1]) * 1024
+
+
+def test_a_worker_that_dies_loses_no_list() -> None:
+    lists = [[i] * (i % 9) for i in range(4000)]
+    dataset = ArrowDataset(pa.table({"ids": lists, "n": range(4000)}), padding=-1)
+    it = MultiprocessIterator(
+        dataset, 10, repeat=False, shuffle=False, n_processes=2, converter=concat_examples
+    )
+    seen: list[int] = []
+    for number, batch in enumerate(it):
+        if number in (5, 100):
+            os.kill(multiprocessing.active_children()[-1].pid, signal.SIGKILL)
+        seen += batch["n"].tolist()
+        check_padded(batch["ids"] + 1, [[x + 1 for x in lists[i]] for i in batch["n"].tolist()])
+    it.finalize()
+    assert seen == list(range(4000))
