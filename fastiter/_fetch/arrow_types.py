@@ -211,17 +211,13 @@ def valid_column(chunks: list[Any]) -> ArrowColumn:
 
 
 def zero_of(arrow_type: Any) -> Any:
-    """What stands in the place of a null where a field tells which values are valid."""
+    """What stands in the place of a null that is no number, where a field tells what is valid."""
     import pyarrow.types as types
 
-    if types.is_dictionary(arrow_type):
-        arrow_type = arrow_type.value_type
-    kind = _kind(arrow_type)
+    kind = _kind(arrow_type.value_type if types.is_dictionary(arrow_type) else arrow_type)
     if kind in _STRINGS:
         return _STRINGS[kind][2]()
-    if kind in _LISTS:
-        return []
-    return 0 if layout_of(arrow_type, Options()) is not None else None
+    return [] if kind in _LISTS else None
 
 
 def first_row(chunks: list[Any], rows: Rows | None, find: Callable[[Any], Any]) -> int | None:

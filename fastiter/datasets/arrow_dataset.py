@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -234,22 +234,21 @@ class ArrowDataset(DatasetMixin):
         if found is None:
             found = self._found[name] = self._find_nulls(name, chunked, rows)
         chunked, layout, values = self._layout(chunked)
-        chunks = chunked.chunks
-        fill = self._fill_null.get(name)
-        is_objects = layout is None or (
-            found.any and self._nulls == "none" and name not in self._fill_null
-        )
-        is_valid = None
-        if found.rows and self._nulls == "mask" and name not in self._fill_null:
-            is_valid = arrow_types.valid_column(chunks)
-            fill = arrow_types.zero_of(chunked.type)
-        if layout is not None and not is_objects and values is None:
-            if layout.is_fixed:
-                return layout.column(chunks, fill if found.rows else None), is_valid
-            if not found.rows or not fill:  # a null is an empty list or text
-                return layout.column(chunks), is_valid
-        elif values is not None and not found.rows:
-            return arrow_types.DictionaryColumn(layout.column(chunks), values), None
+        is_filled = name in self._fill_null
+        fill, is_valid = self._fill_null.get(name), None
+        if found.rows and self._nulls == "mask" and not is_filled:
+            is_valid = arrow_types.valid_column(chunked.chunks)
+            is_fixed = layout is not None and values is None and layout.is_fixed
+            fill = 0 if is_fixed else arrow_types.zero_of(chunked.type)
+        has_none = self._nulls == "none" and (found.elements or (found.rows and not is_filled))
+        if layout is not None and not has_none:
+            if values is not None and not found.rows:
+                codes = layout.column(chunked.chunks)
+                return arrow_types.DictionaryColumn(codes, values), is_valid
+            if values is None and layout.is_fixed:
+                return layout.column(chunked.chunks, fill if found.rows else None), is_valid
+            if values is None and (not found.rows or not fill):  # a null is an empty list or text
+                return layout.column(chunked.chunks), is_valid
         return arrow_types.ObjectColumn(chunked, fill), is_valid
 
     def _layout(self, chunked: Any) -> tuple[Any, Any, list[Any] | None]:
@@ -285,12 +284,11 @@ class ArrowDataset(DatasetMixin):
         return _Nulls(row is not None, element is not None)
 
 
-class _Nulls:
-    """Whether the rows of a column are null, or elements of lists in them."""
+class _Nulls(NamedTuple):
+    """Which nulls a column has in the rows of the dataset."""
 
-    def __init__(self, rows: bool, elements: bool) -> None:
-        self.rows = rows
-        self.any = rows or elements
+    rows: bool
+    elements: bool  #: in lists
 
 
 def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

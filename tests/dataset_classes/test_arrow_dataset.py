@@ -193,6 +193,11 @@ def test_mask_and_fill_null() -> None:
     assert batch["day"].astype(int).tolist() == [1, 0, 3]
     for name in columns:
         assert name == "full" or batch[f"{name}_valid"].tolist() == [True, False, True]
+    codes = ArrowDataset(pa.table(columns), ["code"], nulls="mask", dictionaries="codes")
+    assert [tuple(row.values()) for row in codes[:]] == [(0, True), (0, False), (0, True)]
+    both = pa.array([[1, None], None, [3]])
+    objects = ArrowDataset(both, nulls="none", fill_null={"": []})
+    assert objects[:] == [[1, None], [], [3]]
     table = pa.table({"n": columns["n"], "s": columns["s"], "ids": columns["ids"]})
     filled = ArrowDataset(table, fill_null={"n": -1, "s": "?", "ids": []}, padding=9)
     (batch,) = batches(filled, SerialIterator, converter=concat_examples)
