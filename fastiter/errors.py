@@ -49,7 +49,17 @@ class WorkerDiedError(RuntimeError):
 
     The text names the index, the signal or exit code, and likely causes. A single death is no
     error: another worker makes the rows.
+
+    Attributes
+    ----------
+    pid : int
+        Process number of the last one; 0 if it is not known.
+    exit_reason : str
+        How that one ended, as ``'was killed by SIGSEGV'``.
     """
+
+    pid = 0
+    exit_reason = "died"
 
 
 class TimeoutWarning(RuntimeWarning):

@@ -429,9 +429,6 @@ cdef extern from "order/fi_shuffle.h" nogil:
     const uint32_t FI_SHUFFLE_MAX
     ctypedef struct fi_seed:
         uint64_t words[2]
-    fi_seed fi_seed_mixed(const fi_seed *seed, uint64_t number)
-    uint64_t fi_mixed(uint64_t z)
-    uint64_t fi_splitmix64(uint64_t *state)
     int fi_isa()
     unsigned int fi_shuffle_threads(uint64_t n)
     int fi_shuffle(int64_t *order, uint64_t n, const fi_seed *seed, uint64_t stream,

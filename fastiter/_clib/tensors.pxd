@@ -23,6 +23,8 @@ cdef extern from *:
         int (*describe)(void *tensor, fi_dl_tensor *found);
     } fi_dl_table;
 
+    enum { FI_DL_FLOAT = 2, FI_DL_BFLOAT = 4, FI_DL_COMPLEX = 5 };
+
     static struct {
         PyObject *type; /* torch's Tensor; NULL before torch is loaded */
         int (*describe)(void *tensor, fi_dl_tensor *found); /* NULL if torch has no such function */
@@ -86,8 +88,12 @@ cdef extern from *:
             step *= found->shape[axis];
         }
         found->data += found->byte_offset;
-        return found->device_type == 1 && found->lanes == 1 && step > 0
-            && fi_torch_denies(fi_torch.requires_grad(value, fi_torch.requires_grad_closure))
+        if (found->device_type != 1 || found->lanes != 1 || step <= 0)
+            return 0;
+        /* Only floating point has gradients, and parts of a conjugate, which are negated lazily. */
+        if (found->code != FI_DL_FLOAT && found->code != FI_DL_BFLOAT)
+            return found->code != FI_DL_COMPLEX;
+        return fi_torch_denies(fi_torch.requires_grad(value, fi_torch.requires_grad_closure))
             && fi_torch_denies(PyObject_CallOneArg(fi_torch.is_neg, value));
     }
     """

@@ -7,7 +7,7 @@ cdef class Plan:
     cdef readonly object error
     cdef public object work
     cdef public object outcome
-    cdef public object skip_state
+    cdef public object progress
     cdef public Py_ssize_t n_dropped
     cdef readonly object request
     cdef readonly int worker
@@ -15,10 +15,11 @@ cdef class Plan:
 
 cdef class PlanQueue:
     cdef object current
+    cdef readonly object planned  # state of the batch planned last
     cdef readonly int64_t batch_size
     cdef readonly bint repeat
     cdef readonly bint is_begun
-    cdef public object skip_state
+    cdef public object progress
     cdef readonly list plans  # planned and not delivered, in the order of their delivery
     cdef bint is_passing  # the batch of the state was passed over
     cdef void put_state(self, object state) noexcept

@@ -2,6 +2,7 @@
 
 `PlanQueue` plans batches by one rule, keeps those that were not delivered, and delivers the oldest
 one. What is done for a batch ahead of its delivery belongs to its plan: `Plan.work`.
+`DeliveringIterator` delivers a batch and returns it in one step.
 """
 
 import copyreg
@@ -15,6 +16,8 @@ from libc.string cimport memcpy
 
 from fastiter._clib.numpy_api cimport bytes_of, int64_items
 from fastiter._clib.objects cimport fi_new_tuple
+
+from fastiter._util.failures import Failure
 
 cnp.import_array()
 
@@ -65,7 +68,8 @@ cdef class Plan:
     state : the state after this batch
     error : what the order sampler or ``len(dataset)`` raised, or None
     work : what is being done for the batch, or None; any object, which the plan owns
-    skip_state : what was skipped up to this batch; before it is resolved, up to the one before it
+    progress : what was counted up to this batch, any value: by an iterator, what was skipped;
+        before the batch is made, up to the one before it
     n_dropped : how many rows of the batch were skipped
     outcome : the batch, or its `Failure`, from when it is made until it is delivered; else None
     request : what the workers are told of the batch besides its indices, any object that can be
@@ -125,9 +129,9 @@ cdef class PlanQueue:
     - ``_note(state)``: told of a state with another number of orders drawn.
     """
 
-    def __init__(self, state, batch_size, bint repeat, skip_state=None):
-        self.current = state
-        self.skip_state = skip_state
+    def __init__(self, state, batch_size, bint repeat, progress=None):
+        self.current = self.planned = state
+        self.progress = progress
         self.batch_size = batch_size
         self.repeat = repeat
         self.plans = []
@@ -153,7 +157,7 @@ cdef class PlanQueue:
         """The plan that `deliver` takes next. Raises nothing that belongs to the batch."""
         cdef Plan plan = self.first()
         if plan.outcome is None:
-            plan.skip_state = self.skip_state
+            plan.progress = self.progress
             plan.n_dropped = 0
         return plan
 
@@ -206,7 +210,7 @@ cdef class PlanQueue:
             self.is_begun = True
             self.is_passing = False
             self.put_state(state)
-            self.skip_state = plan.skip_state
+            self.progress = plan.progress
         del self.plans[0]
         if plan.indices is not None:
             return plan
@@ -228,15 +232,16 @@ cdef class PlanQueue:
         for plan in self.plans:
             (<Plan>plan).work = (<Plan>plan).outcome = None
 
-    def restart(self, state, skip_state=None):
+    def restart(self, state, progress=None):
         """Go on from ``state``. All plans are dropped, and lose their work."""
         self._note(state)
         self.rewind()
         kept = self.plans, self.current  # what dies by this, dies at the end of this function
         self.plans = []
+        self.planned = state
         self.is_passing = self.is_begun = False
         self.put_state(state)
-        self.skip_state = skip_state
+        self.progress = progress
 
     def __getstate__(self):
         # A copy begins all work anew, and asks a sampler that failed again.
@@ -248,7 +253,7 @@ cdef class PlanQueue:
             "batch_size": self.batch_size,
             "repeat": self.repeat,
             "is_passing": bool(self.is_passing),
-            "skip_state": self.skip_state,
+            "progress": self.progress,
         }
 
     def __setstate__(self, dict given):
@@ -256,8 +261,10 @@ cdef class PlanQueue:
         plans = given.pop("plans")
         is_passing = given.pop("is_passing")
         PlanQueue.__init__(self, given.pop("state"), given.pop("batch_size"),
-                           given.pop("repeat"), given.pop("skip_state", None))
-        self.plans = [Plan(indices, state) for indices, state in plans]
+                           given.pop("repeat"), given.pop("progress", None))
+        for indices, state in plans:
+            self.plans.append(Plan(indices, state))
+            self.planned = state
         self.is_passing = is_passing
         self.__dict__.update(given)
 
@@ -279,6 +286,7 @@ cdef class PlanQueue:
         except Exception as error:
             plan = new_plan(None, state, error)
         self.plans.append(plan)
+        self.planned = plan.state
         return plan
 
     cpdef Plan advance(self, object state):
@@ -338,3 +346,22 @@ cdef class PlanQueue:
         indices = new_indices(stop - start)
         memcpy(data_of(indices), data_of(order) + start, (stop - start) * sizeof(int64_t))
         return indices
+
+
+cdef class DeliveringIterator:
+    """Base of an iterator whose ``next()`` delivers a batch and returns it in one step.
+
+    No signal handler runs between the two: Ctrl-C comes before, and the next call returns the same
+    batch; or when a ``for`` loop has bound it to its name.
+
+    A subclass has ``_made()``, which returns a queue of plans, and the batch of the first of them
+    or its `Failure`.
+    """
+
+    def __next__(self):
+        plans, batch = self._made()
+        (<PlanQueue?>plans).deliver()
+        if type(batch) is Failure:
+            error, batch.error = batch.error, None  # as `reraise` does
+            raise error
+        return batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 MOST_DEATHS = 3  # of workers, by one index or the finish of one batch
 
 
+class Exit(NamedTuple):
+    """How a worker process ended."""
+
+    pid: int = 0
+    reason: str = "died"
+
+
 class CrashCounts:
     """Deaths of workers by the index, or the conversion of a batch, that must have caused them.
 
@@ -26,7 +33,7 @@ class CrashCounts:
         self._of_index: Counter[int] = Counter()
         self._given_up: set[int] = set()  # indices, when they came last
         self._of_finish: Counter[int] = Counter()
-        self._ends: dict[tuple[int, int], str] = {}  # how the last worker ended, by (q, row)
+        self._ends: dict[tuple[int, int], Exit] = {}  # how the last worker ended, by (q, row)
         self._idle = 0
 
     def __bool__(self) -> bool:
@@ -34,7 +41,7 @@ class CrashCounts:
         delivered."""
         return bool(self._of_index or self._of_finish or self._ends)
 
-    def count(self, q: int, row: int, index: int | None, end: str) -> bool:
+    def count(self, q: int, row: int, index: int | None, end: Exit) -> bool:
         """Notes the death of a worker that had a row, or that was finishing a batch (`row` is -1).
         Returns whether the row's index, or the finish, is given up. `index` is None where another
         row may have caused the death."""
@@ -56,9 +63,9 @@ class CrashCounts:
         self._idle = 0
         return True
 
-    def exit_reason(self, q: int, row: int = -1) -> str:
+    def last_exit(self, q: int, row: int = -1) -> Exit:
         """How the worker ended that had the row last, or that finished the batch last."""
-        return self._ends.get((q, row), "died")
+        return self._ends.get((q, row), Exit())
 
     def clear(self, indices: npt.NDArray[np.int64], given_up: Iterable[int]) -> None:
         """Forgets the deaths by the indices of a batch that is complete, but not that those of some

@@ -11,7 +11,7 @@ from fastiter._ring import row_reader
 from fastiter._ring.parent import Lease, ScheduledBatch
 from fastiter._util.failures import Failure, load
 from fastiter._workers.batch_converter import BatchConverter
-from fastiter._workers.crash_counts import CrashCounts
+from fastiter._workers.crash_counts import CrashCounts, Exit
 from fastiter.errors import DatasetError, OverwrittenError, WorkerDiedError
 
 
@@ -32,7 +32,7 @@ def read_irregular(
         facts = f"{what}, {record.label}"
         try:
             if code == status.ROW_POISON:
-                end = crash_counts.exit_reason(record.q, row)
+                end = crash_counts.last_exit(record.q, row)
                 died = crash_error(what, end, record.label)
                 failures.append(Failure(died, facts, row, is_skippable=True))
             elif code == status.ROW_ERROR:
@@ -72,13 +72,15 @@ def drop_failed(
     return examples, dropped == without
 
 
-def crash_error(what: str, end: str, label: str) -> WorkerDiedError:
+def crash_error(what: str, end: Exit, label: str) -> WorkerDiedError:
     """Return the error of an index, or a converter call, that kills worker after worker."""
-    return WorkerDiedError(
-        f"{what} has killed every worker that touched it; the last one {end} ({label}). Likely "
-        "causes: out of memory (SIGKILL), a crash in native code (SIGSEGV, SIGBUS, SIGABRT), or a "
-        "call of os._exit in the dataset"
+    error = WorkerDiedError(
+        f"{what} has killed every worker that touched it; the last one {end.reason} ({label}). "
+        "Likely causes: out of memory (SIGKILL), a crash in native code (SIGSEGV, SIGBUS, "
+        "SIGABRT), or a call of os._exit in the dataset"
     )
+    error.pid, error.exit_reason = end
+    return error
 
 
 def assemble(

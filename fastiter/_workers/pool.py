@@ -22,7 +22,7 @@ from fastiter._stats.stats import LoaderStats, worker_stats
 from fastiter._util import shutdown
 from fastiter._util.cpus import allowed_cpus
 from fastiter._util.failures import Failure, FailurePolicy, load_start_error, reraise
-from fastiter._workers.crash_counts import CrashCounts
+from fastiter._workers.crash_counts import CrashCounts, Exit
 from fastiter._workers.delivery import assemble, crash_error, drop_failed, read_irregular
 from fastiter._workers.main import BatchJob
 from fastiter._workers.process import LEFT, UNKNOWN_END, WorkerProcess
@@ -168,7 +168,7 @@ class Pool:
                 if not is_finished:
                     lease.flags &= status.FINISH_POISON
             if lease.flags & status.FINISH_POISON:
-                end = self._crash_counts.exit_reason(record.q)
+                end = self._crash_counts.last_exit(record.q)
                 raise crash_error("the converter", end, record.label)
             self._learn(record, spilled)
             converter = self.job.batch_converter if plan.request is None else None
@@ -374,37 +374,42 @@ class Pool:
         ring = self.ring
         was_ready = ring.report(worker.number)["ready"] == worker.start
         note = ring.start_error(worker.number) if was_ready else b""
-        end = worker.exit_reason()
+        last = Exit(worker.pid, worker.exit_reason())
         losses = ring.losses(worker.number)
         suspects = [loss for loss in losses if loss[1] >= 0]
         while losses_left := ring.losses(worker.number):
             for slot, row, q in losses_left:
-                ring.give_back(slot, row, q, self._is_poison(row, q, end, len(suspects)))
+                ring.give_back(slot, row, q, self._is_poison(row, q, last, len(suspects)))
         ring.rewind(worker.number)
         if len(suspects) > 1:
             ring.offer_singly()
         self._group.dismiss(worker)
         ring.ring_all()
-        steps = "loading the dataset" + (" or worker_init" if self.job.worker_init else "")
+        steps = "loading the dataset"
+        if self.job.worker_init is not None:
+            steps += f" or {next(iter(self.job.names))}"
         if (failure := load_start_error(note, steps)) is not None:
             self.close()
             reraise(failure)
         leaves = (self.job.claims or worker.leaves) and not losses
         # Where the kernel reaps the program's children (SIGCHLD ignored), the status is unknown.
-        planned = leaves and (end == LEFT or (end == UNKNOWN_END and was_ready))
+        planned = leaves and (last.reason == LEFT or (last.reason == UNKNOWN_END and was_ready))
         self.restarts += not planned
         self.replacements += planned and worker.number < self._group.wanted
         if losses or planned or not self._crash_counts.count_idle(self._group.wanted):
             return
         when = "without a row" if was_ready else "before they have loaded the dataset"
-        raise WorkerDiedError(
-            f"worker processes die again and again {when}; the last one, {worker.pid}, {end}. "
+        error = WorkerDiedError(
+            f"worker processes die again and again {when}; the last one, {last.pid}, "
+            f"{last.reason}. "
             "Likely causes: out of memory, or a crash while the main module or the dataset is "
             f"imported; under {self._context}='spawn' or 'forkserver' the main module needs an "
             "if __name__ == '__main__' guard"
         )
+        error.pid, error.exit_reason = last
+        raise error
 
-    def _is_poison(self, row: int, q: int, end: str, suspects: int) -> bool:
+    def _is_poison(self, row: int, q: int, end: Exit, suspects: int) -> bool:
         """Counts a death for the one index, or finish, that must have caused it."""
         record = next((s for s in self.ring.scheduled if s.q == q), None)
         if record is None:

@@ -443,7 +443,7 @@ class PlannedIterator(Iterator):
 
         In the order in which they were skipped first. `reset` leaves them, snapshots hold them.
         """
-        skips = self._planner.skip_state
+        skips = self._planner.progress
         return [] if skips is None else list(skips.records.values())
 
     @property
@@ -533,7 +533,7 @@ class PlannedIterator(Iterator):
             self._go_on_from(loaded)
 
     def _snapshot(self) -> Snapshot:
-        skips = None if self._skips is None else self._planner.skip_state or SkipState()
+        skips = None if self._skips is None else self._planner.progress or SkipState()
         return Snapshot(self._planner.state, self._seed, skips)
 
     def _go_on_from(self, snapshot: Snapshot) -> None:
@@ -563,7 +563,7 @@ class PlannedIterator(Iterator):
         self.__dict__.update(state)
         former = getattr(self._skips, "former_state", None)
         if former is not None:  # a pickle of version 0.1.0
-            self._planner.skip_state = former
+            self._planner.progress = former
         self._open()
 
     def _check_reopenable(self, action: str) -> None:

@@ -137,7 +137,7 @@ class SkipPolicy:
         assert plan.indices is not None
         state, n_rows = plan.state, len(plan.indices)
         size = state.epoch_size
-        skips = plan.skip_state or SkipState()
+        skips = plan.progress or SkipState()
         skips, n_dropped = skips._replace(records=dict(skips.records)), 0
         replaced: dict[int, Any] = {}
         try:
@@ -160,7 +160,7 @@ class SkipPolicy:
                 return AllSkipped(failures[-1].error)
             return replaced
         finally:
-            plan.skip_state, plan.n_dropped = skips, n_dropped
+            plan.progress, plan.n_dropped = skips, n_dropped
             for failure in failures:
                 failure.clear()
 

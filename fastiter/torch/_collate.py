@@ -44,9 +44,8 @@ class DefaultCollate:
     pads_alone = False
 
     def __init__(self) -> None:
-        self._schema: Schema | None = None
-        self._tree: Any = None
-        self._tuples: list[bool] = []  # leaves whose texts come in a tuple
+        # The schema of the last batch, its tree, and the leaves whose texts come in a tuple.
+        self._known: tuple[Schema | None, Any, list[bool]] = (None, None, [])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DefaultCollate, ()
@@ -59,14 +58,15 @@ class DefaultCollate:
         leaves = row_reader.leaves(lease, lease.is_copied)
         if leaves is None:
             return None
-        if lease.schema is not self._schema:
-            self._schema, self._tree = lease.schema, _batch_tree(lease.schema)
-            self._tuples = [*_in_tuples(self._tree)]
+        if lease.schema is not self._known[0]:
+            tree = _batch_tree(lease.schema)
+            self._known = lease.schema, tree, [*_in_tuples(tree)]
+        _, tree, tuples = self._known
         values = [
             torch.from_numpy(leaf) if type(leaf) is not list else tuple(leaf) if is_tuple else leaf
-            for leaf, is_tuple in zip(leaves, self._tuples, strict=True)
+            for leaf, is_tuple in zip(leaves, tuples, strict=True)
         ]
-        return values[0] if self._tree is None else row_reader.grow(self._tree, iter(values))
+        return values[0] if tree is None else row_reader.grow(tree, iter(values))
 
     def convert(self, examples: list[Any], indices: Sequence[Any]) -> Any:
         return collate(torch_collate.default_collate, examples, [int(i) for i in indices])

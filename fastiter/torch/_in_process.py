@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch.utils.data
 from torch.utils.data import (
     IterDataPipe,
     MapDataPipe,
-    _DatasetKind,
     _utils,
     default_collate,
 )
 
 from fastiter._fetch.dataset_access import ColumnGatherer, plain_columns
+from fastiter._order.plan import Plan
+from fastiter._util.failures import Failure, capture
 from fastiter._workers.batch_converter import ConcatConverter
 from fastiter.torch._collate import ColumnsCollate, collate, converter_for, tensors_of
-from fastiter.torch._iterator import MOST_ROWS, LoaderIterator, index_array
+from fastiter.torch._iterator import LoaderIterator
+from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, index_array
 from fastiter.torch._seeds import Seeded, generators_kept
 from fastiter.torch._state import (
     Resume,
     begin_fetching,
+    is_stateful,
     other_workers,
     program_state,
     state_of,
 )
+from fastiter.torch._worker import Request
 
 if TYPE_CHECKING:
     from fastiter.torch._loader import DataLoader
+
+_END = object()  # in place of a batch, where the dataset has ended
 
 
 class InProcessIterator(LoaderIterator):
@@ -36,18 +43,18 @@ class InProcessIterator(LoaderIterator):
 
     def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
         super().__init__(loader, resume)
+        self._plans = Plans(1, 0, True)
         if self._timeout:
             raise AssertionError("timeout must be 0 where num_workers is 0")
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             torch.utils.data.graph_settings.apply_sharding(
                 self._dataset, self._world_size, self._rank
             )
-        self._begin(None if resume is None else resume)
+        self._begin(resume)
 
     def _begin(self, resume: Resume | None) -> None:
         """Make the fetcher; of a loaded state, where that was."""
-        is_iterable = self._dataset_kind == _DatasetKind.Iterable
-        if resume is not None and is_iterable and resume.n_workers and resume.n_yielded:
+        if resume is not None and self._is_iterable and resume.n_workers and resume.n_yielded:
             raise other_workers(resume.n_workers, 0)
         state = None if resume is None else resume.of_worker(0, 0)
         self._fetcher = begin_fetching(
@@ -58,16 +65,23 @@ class InProcessIterator(LoaderIterator):
             self._drop_last,
             state,
         )
+        self._is_stateful = is_stateful(self._dataset) or is_stateful(
+            getattr(self._fetcher, "dataset_iter", None)
+        )
+        self._sampler_iter.keeps_states = self._sampler_iter.is_stateful
+        self._plans.example_seed = self._example_seed
         if self._example_seed is not None:
             self._fetcher.dataset = Seeded(self._dataset)
+        n_yielded = n_missing = 0
         if resume is not None:
-            n_missing = resume.n_more
-            if is_iterable and not resume.has_worker_state:
-                n_missing += resume.n_yielded
-                self._num_yielded = 0
-            for _ in range(n_missing):
-                next(self)
-            self._finished = resume.is_finished
+            n_yielded, n_missing = resume.n_yielded, resume.n_more
+            if self._is_iterable and not resume.has_worker_state:
+                n_yielded, n_missing = 0, n_yielded + n_missing
+        self._plans.begin(
+            self._sampler_iter, self._planned(resume), Delivered(n_yielded, (), (True,), {}), False
+        )
+        for _ in range(n_missing):
+            next(self)
 
     def _collate_for(self) -> Any:
         """The collate function. Of a dataset of Arrow columns also finds what gathers them."""
@@ -96,28 +110,64 @@ class InProcessIterator(LoaderIterator):
     def _collate(self, examples: list[Any]) -> Any:
         return collate(default_collate, examples, self._keys)
 
-    def _next_data(self) -> Any:
-        keys = next(self._sampler_iter)
-        data = self._gathered(keys)
-        if type(keys) is np.ndarray:
-            keys = keys.tolist()
-        self._keys = keys
-        if data is not None:
-            pass
-        elif self._example_seed is None:
-            data = self._fetcher.fetch(keys)
-        else:
-            with generators_kept():
-                self._fetcher.dataset.begin((*self._example_seed, self._sampler_iter.n_drawn))
-                data = self._fetcher.fetch(keys)
+    def _fetch(self, plan: Plan) -> Plan:
+        if plan.work is None:  # else an interrupt has left it
+            self._examples: list[Any] = []
+            plan.work = copy.deepcopy(self._dataset_state()) if self._is_stateful else {}
+        plan.outcome = capture(self._fetched, plan.request)
+        return plan
+
+    def _fetched(self, request: Request) -> Any:
+        self._keys = request.keys
+        try:
+            data = self._gathered(request.keys)
+            if data is not None:
+                pass
+            elif self._is_iterable:
+                data = self._fetched_of_stream(request.keys)
+            elif request.seed is None:
+                data = self._fetcher.fetch(request.keys)
+            else:
+                with generators_kept():
+                    self._fetcher.dataset.begin(request.seed)
+                    data = self._fetcher.fetch(request.keys)
+        except StopIteration:
+            if not self._is_iterable:
+                raise
+            return _END
         if self._pin_memory:
             data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)
         return data
 
+    def _fetched_of_stream(self, keys: Any) -> Any:
+        """What torch's fetcher gives. Examples that an interrupted call has drawn are kept."""
+        fetcher, examples = self._fetcher, self._examples
+        size = len(keys) if self._auto_collation else 1
+        if not fetcher.ended:
+            left = size - len(examples)
+            examples.extend(map(next, itertools.repeat(fetcher.dataset_iter, left)))
+            fetcher.ended = len(examples) < size
+        if not examples or (self._drop_last and len(examples) < size):
+            raise StopIteration
+        return fetcher.collate_fn([*examples] if self._auto_collation else examples[0])
+
+    def _read(self, plan: Plan, before: Delivered) -> tuple[Delivered, Any] | None:
+        data = plan.outcome
+        if data is _END:
+            plan.progress = before._replace(is_active=(False,))
+            return None
+        if type(data) is Failure:
+            return before, data
+        return before._replace(n_yielded=before.n_yielded + 1), data
+
+    def _dataset_state(self) -> dict[str, Any]:
+        return state_of(0, self._dataset_kind, self._fetcher, self._dataset)
+
     def state_dict(self) -> dict[str, Any]:
-        state = state_of(0, self._dataset_kind, self._fetcher, self._dataset)
+        works = self._plans.works()  # of a batch that an interrupt has left
+        state = works[0] if works and self._is_stateful else self._dataset_state()
         return {
-            **self._sampler_state([]),
+            **self._sampler_state(),
             "_num_yielded": self._num_yielded,
             "fetcher_state": state["fetcher_state"],
             "dataset_state": state["dataset_state"],

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
+import sys
+import warnings
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.autograd import _profiler_enabled
+from torch.autograd.profiler import record_function
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data import dataloader as torch_dataloader
 
+from fastiter._order.plan import DeliveringIterator, Plan
+from fastiter._util.failures import capture
+from fastiter.torch._plans import Delivered, Planned, Plans
 from fastiter.torch._state import (
     Resume,
     epoch_of,
@@ -28,21 +36,6 @@ if TYPE_CHECKING:
     from fastiter.torch._loader import DataLoader
 
 
-MOST_ROWS = 1 << 16  # of a batch that is made from columns
-
-
-def index_array(keys: Any, most: int) -> npt.NDArray[np.int64] | None:
-    """The keys of a batch as dataset indices; None if they are no list of Python's integers."""
-    if type(keys) is np.ndarray:
-        return keys
-    if type(keys) is not list or not 0 < len(keys) <= most or set(map(type, keys)) != {int}:
-        return None
-    try:
-        return np.array(keys, np.int64)
-    except OverflowError:
-        return None
-
-
 class Kept:
     """What a loader keeps of its last iteration."""
 
@@ -53,46 +46,52 @@ class Kept:
 
 class IndexBatches:
     """The keys of torch's own batch sampler over all examples, in order or shuffled, without a
-    Python object for each: int64 arrays, with the order that its iterator would give."""
+    Python object for each: int64 arrays, by the number of the batch, in the order that the
+    sampler's iterator would give.
+
+    ``iter()`` of it gives a batch's keys again if an interrupt has come while they were made.
+    """
 
     def __init__(self, sampler: BatchSampler) -> None:
         self._sampler = sampler
         self._order: npt.NDArray[np.int64] | None = None
-        self._start = 0
         self._has_ended = False
+        self._before: dict[str, torch.Tensor] = {}
 
-    def __iter__(self) -> IndexBatches:
-        return self
-
-    def __next__(self) -> npt.NDArray[np.int64]:
+    def __getitem__(self, number: int) -> npt.NDArray[np.int64]:
         if self._order is None:  # now, when the sampler's iterator would draw its seed
             self._order = self._draw(self._sampler.sampler)
-        keys = self._order[self._start : self._start + self._sampler.batch_size]
-        self._start += self._sampler.batch_size
-        if len(keys) < self._sampler.batch_size and not self._has_ended:
-            self._has_ended = True
+        size = self._sampler.batch_size
+        keys = self._order[number * size : (number + 1) * size]
+        if len(keys) < size and not self._has_ended:
             inner: Any = self._sampler.sampler
             if type(inner) is RandomSampler and inner.generator is not None:
                 # torch's iterator draws another order at its end, of which it takes nothing.
+                self._rewind("end", inner.generator)
                 torch.randperm(len(inner.data_source), generator=inner.generator)
-        if len(keys) < (self._sampler.batch_size if self._sampler.drop_last else 1):
-            raise StopIteration
+            self._has_ended = True
+        if len(keys) < (size if self._sampler.drop_last else 1):
+            raise IndexError(number)
         return keys
 
-    @staticmethod
-    def _draw(sampler: Any) -> npt.NDArray[np.int64]:
+    def _draw(self, sampler: Any) -> npt.NDArray[np.int64]:
         n = len(sampler.data_source)
         if type(sampler) is SequentialSampler:
             return np.arange(n, dtype=np.int64)
         generator = sampler.generator
+        self._rewind("order", generator or torch.default_generator)
         if generator is None:
             generator = torch.Generator()
             generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
         order: npt.NDArray[np.int64] = torch.randperm(n, generator=generator).numpy()
         return order
 
+    def _rewind(self, step: str, generator: torch.Generator) -> None:
+        """Set a generator back to where it was before this step, if that was interrupted."""
+        generator.set_state(self._before.setdefault(step, generator.get_state()))
 
-def _faster(keys: Any, sampler: Any) -> Any:
+
+def _faster(keys: Iterator[Any], sampler: Any) -> Iterator[Any]:
     """The sampler's iterator, which has given nothing yet, or one that gives the same keys faster,
     as arrays in place of lists."""
     if type(sampler) is BatchSampler:
@@ -102,7 +101,7 @@ def _faster(keys: Any, sampler: Any) -> Any:
             and not inner.replacement
             and inner.num_samples == len(inner.data_source)
         ):
-            return IndexBatches(sampler)
+            return iter(IndexBatches(sampler))
     return keys
 
 
@@ -121,20 +120,31 @@ class Keys:
 
     def __init__(self, sampler: Any, keys: Any, main: dict[str, Any] | None = None) -> None:
         self._sampler, self._keys = sampler, keys
-        self.n_drawn = 0 if main is None else main["_sampler_iter_yielded"]
+        self.first = 0 if main is None else main["_sampler_iter_yielded"]
         self._end = 0 if main is None else main["_delivered_up_to"]
         self._left = [] if main is None else main["_not_delivered"]
         self.keeps_states = False  # whether `state` will be called with batches that were drawn
         self._states: dict[int, dict[str, Any]] = {}  # by the number of batches drawn
+        self._drawn = collections.deque([(self.first - 1, None)], 1)  # the last one
 
-    def __next__(self) -> Any:
+    def draw(self, n_planned: int) -> tuple[int, Any]:
+        """The next batch after so many: its number, and its keys. The same ones, until that batch
+        is planned."""
         while True:
+            number, keys = self._drawn[0]
+            if number >= n_planned and (number >= self._end or number in self._left):
+                return number, keys
             if self.keeps_states:
-                self._states[self.n_drawn] = self._state()
-            keys = next(self._keys)
-            self.n_drawn += 1
-            if self.n_drawn > self._end or self.n_drawn - 1 in self._left:
-                return keys
+                self._states[number + 1] = self._state()
+            # One step, in which no signal handler runs but in the sampler itself.
+            self._drawn.extend(zip([number + 1], map(next, [self._keys]), strict=False))
+            if self._drawn[0][0] == number:
+                raise StopIteration
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the sampler has drawn its seed."""
+        return self._drawn[0][0] >= 0
 
     @property
     def is_stateful(self) -> bool:
@@ -146,13 +156,13 @@ class Keys:
             "_sampler_iter_state": state_if_any(self._keys),
         }
 
-    def state(self, pending: list[int]) -> dict[str, Any]:
-        """Where to go on, if these batches were not delivered, whose keys were drawn."""
-        left = sorted(pending) + [number for number in self._left if number >= self.n_drawn]
-        end = max(self._end, self.n_drawn)
+    def state(self, n_planned: int, pending: list[int]) -> dict[str, Any]:
+        """Where to go on, if these batches of those that were planned were not delivered."""
+        left = sorted(pending) + [number for number in self._left if number >= n_planned]
+        end = max(self._end, n_planned)
         while left and left[-1] == end - 1:
             end = left.pop()
-        start = min([*left, end, self.n_drawn])
+        start = min([*left, end, n_planned])
         self._states = {n: state for n, state in self._states.items() if n >= start}
         return {
             **(self._states[start] if start in self._states else self._state()),
@@ -162,8 +172,12 @@ class Keys:
         }
 
 
-class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
-    """One iteration over a `DataLoader`: draws the sampler's keys in torch's order.
+class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
+    """One iteration over a `DataLoader`: draws the sampler's keys in torch's order, and delivers
+    the batches that a subclass makes.
+
+    ``next()`` changes nothing before the batch is delivered, and all at once then, so that a call
+    which is interrupted can be made again, or the state be saved.
 
     Parameters
     ----------
@@ -172,6 +186,7 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
         The state to continue from.
     """
 
+    _plans: Plans  # made by the subclass
     _sampler_iter: Any
 
     def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
@@ -194,7 +209,6 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
         self._sampler_iter = Keys(self._index_sampler, keys, resume and resume.main)
         self._kept = loader._kept
         self._is_iterable = self._dataset_kind == torch_dataloader._DatasetKind.Iterable
-        self._finished = False
         self._example_seed = (self._base_seed, 0) if loader.seed_examples else None
         if resume is not None:
             self._load(resume)
@@ -208,29 +222,117 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
         self._is_reset = True
         keys = _faster(self._sampler_iter, self._index_sampler)
         self._sampler_iter = Keys(self._index_sampler, keys)
-        self._finished = False
         if self._example_seed is not None:
             self._example_seed = self._example_seed[0], self._example_seed[1] + 1
 
-    def __next__(self) -> Any:
-        try:
-            if self._is_iterable or _profiler_enabled():
-                return super().__next__()
-            data = self._next_data()
-        except StopIteration:
-            self._finished = True
-            raise
-        self._num_yielded += 1
-        return data
+    @property
+    def _num_yielded(self) -> int:
+        return self._plans.progress.n_yielded
 
-    def _sampler_state(self, pending: list[int]) -> dict[str, Any]:
-        """Where the sampler is, if these batches were not delivered."""
+    @_num_yielded.setter
+    def _num_yielded(self, value: int) -> None:
+        """Set by torch's class where an epoch begins, as `Plans.begin` does."""
+
+    @property
+    def _finished(self) -> bool:
+        return self._plans.state.is_finished
+
+    def _planned(self, resume: Resume | None) -> Planned:
+        """Where the plans of an epoch begin."""
+        n_workers = self._plans.n_workers
+        place = Planned(self._sampler_iter.first, n_made=(0,) * n_workers)
+        if resume is None:
+            return place
+        place = place._replace(is_finished=resume.is_finished)
+        if resume.n_workers != n_workers:
+            return place
+        n_made = tuple(resume.batches_by_worker(n_workers))
+        return place._replace(last_worker=resume.last_worker, n_made=n_made)
+
+    # ---- batches
+
+    def _made(self) -> tuple[Plans, Any]:
+        if _profiler_enabled():
+            with record_function(self._profile_name):
+                return self._plans, self._next_batch()
+        return self._plans, self._next_batch()
+
+    def _next_batch(self) -> Any:
+        """The batch of the first plan, or its `Failure`, with which the plan can be delivered."""
+        plans = self._plans
+        while True:
+            plan = plans.peek()
+            if plan.indices is None:
+                if plan.error is None and not self._persistent_workers:
+                    self.close()
+                return None
+            if self._is_closed:
+                raise StopIteration
+            if plan.outcome is None:
+                plan = self._fetch(plan)
+            before = plans.progress
+            found = self._read(plan, before)
+            if found is None:
+                plans.deliver()
+                continue
+            plan.progress, batch = found
+            if plan.progress is not before and self._is_iterable:
+                told = capture(self._compare_length, plan.progress.n_yielded)
+                batch = batch if told is None else told
+            return batch
+
+    def _fetch(self, plan: Plan) -> Plan:
+        """Return this plan, the first one, or one that has become the first, with its outcome."""
+        raise NotImplementedError
+
+    def _read(self, plan: Plan, before: Delivered) -> tuple[Delivered, Any] | None:
+        """The batch of a plan's outcome, or a `Failure`, and the progress with it; None if it has
+        no batch. Calling it again gives the same."""
+        raise NotImplementedError
+
+    def _compare_length(self, n_yielded: int) -> None:
+        """Warn, as torch does, of a dataset that gives more than it has said."""
+        length = self._IterableDataset_len_called
+        if length is None or n_yielded <= length:
+            return
+        text = (
+            f"Length of IterableDataset {self._dataset} was reported to be {length}"
+            f"(when accessing len(dataloader)), but {n_yielded} samples have been fetched. "
+        )
+        if self._num_workers > 0:
+            text += (
+                "For multiprocessing data-loading, this could be caused by not properly "
+                "configuring the IterableDataset replica at each worker. Please see "
+                "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset "
+                "for examples."
+            )
+        warnings.warn(text, stacklevel=5)  # the line of the loop
+
+    def close(self) -> None:
+        """End what works for the iteration."""
+
+    @property
+    def _is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return False
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            with contextlib.suppress(Exception):  # not even begun
+                self._kept.state = self.state_dict()
+            self.close()
+
+    # ---- state
+
+    def _sampler_state(self, delivered: Plan | None = None) -> dict[str, Any]:
+        """Where the sampler is after what was delivered, and ``delivered``."""
+        keys, plans = self._sampler_iter, self._plans
         return {
-            **self._sampler_iter.state(pending),
+            **keys.state(plans.planned.position, plans.pending(delivered)),
             "_IterableDataset_len_called": self._IterableDataset_len_called,
             "_shared_seed": self._shared_seed,
             "_generator_states": self._generator_states,
-            "_has_begun": self._sampler_iter.n_drawn > 0,  # so the sampler has drawn its seed
+            "_has_begun": keys.has_begun,
             "_sampler_epoch": self._sampler_epoch,
             "_base_seed": self._base_seed,
             "_is_reset": self._is_reset,
@@ -260,8 +362,6 @@ class LoaderIterator(torch_dataloader._BaseDataLoaderIter):
 
     def _load(self, resume: Resume) -> None:
         main = resume.main
-        self._finished = resume.is_finished
-        self._num_yielded = resume.n_yielded
         self._IterableDataset_len_called = main["_IterableDataset_len_called"]
         self._shared_seed = main["_shared_seed"]
         if self._example_seed is not None and main["_example_seed"] is not None:

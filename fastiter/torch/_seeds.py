@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import random
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from fastiter._order.global_generators import seed_generators
-
 #: Seed of the iteration, number of the epoch, and of the batch in it, from 1.
 BatchKey = tuple[int, int, int]
+
+
+_PLACE, _SEEDS = struct.Struct("<4Q"), struct.Struct("<QIQ")
+
+
+def _seed_generators(*place: int) -> None:
+    """Seed `random`, NumPy's and torch's global generators by four numbers of 64 bits."""
+    digest = hashlib.blake2b(_PLACE.pack(*place), digest_size=_SEEDS.size).digest()
+    for_python, for_numpy, for_torch = _SEEDS.unpack(digest)
+    random.seed(for_python)
+    # By one number, which takes an eighth of the time that a list of them does.
+    np.random.seed(for_numpy)
+    torch.default_generator.manual_seed(for_torch >> 1)
 
 
 class Seeded:
@@ -41,11 +54,11 @@ class Seeded:
         return *self._key, self._row
 
     def __getitem__(self, key: Any) -> Any:
-        torch.default_generator.manual_seed(seed_generators(*self.place()))
+        _seed_generators(*self.place())
         return self.dataset[key]
 
     def _getitems(self, keys: list[Any]) -> Any:
-        torch.default_generator.manual_seed(seed_generators(*self.place()))
+        _seed_generators(*self.place())
         return self.dataset.__getitems__(keys)
 
 

@@ -226,6 +226,8 @@ def begin_fetching(
         dataset.load_state_dict(state["dataset_state"])
     fetcher = _DatasetKind.create_fetcher(kind, dataset, auto_collation, collate_fn, drop_last)
     of_fetcher = None if state is None else state["fetcher_state"]
-    if of_fetcher is not None and of_fetcher["dataset_iter_state"] is not None:
-        fetcher.dataset_iter.load_state_dict(of_fetcher["dataset_iter_state"])
+    if of_fetcher is not None:
+        if of_fetcher["dataset_iter_state"] is not None:
+            fetcher.dataset_iter.load_state_dict(of_fetcher["dataset_iter_state"])
+        fetcher.ended = of_fetcher["fetcher_ended"]
     return fetcher

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import random
 from collections.abc import Callable
@@ -53,7 +54,8 @@ class LoaderJob(BatchJob):
     ----------
     batch_converter : what makes batches from columns, or None.
     rows : examples in a batch made from columns, at most.
-    loader : attributes of the `DataLoader` that the workers need, by their names.
+    kind, dataset, auto_collation, collate_fn, drop_last, init_fn
+        As in the `DataLoader`; ``kind`` is torch's of the dataset.
     base_seed : int
         Worker w seeds the global generators with ``base_seed + w``.
     states : list of dict or None
@@ -174,15 +176,20 @@ class _BatchMaker:
             self._shared.manual_seed(request.shared_seed)
             self._dataset = apply_random_seed(self._dataset, self._shared)
         loaded = job.states[self._number] if self._epoch < 0 and request.epoch == 0 else None
-        state, n_made = loaded or (None, 0)
+        self._start = loaded or (None, 0)
+        self._go_to_start(request)
+        self._epoch = request.epoch
+        self._first_state = copy.deepcopy(self._state())
+
+    def _go_to_start(self, request: Request) -> None:
+        """Go to where the epoch begins in this process."""
+        job = self._job
+        state, self._n_made = self._start
         self._fetcher = begin_fetching(
             job.kind, self._dataset, job.auto_collation, self._collate, job.drop_last, state
         )
         if request.seed is not None:
             self._fetcher.dataset = Seeded(self._dataset)
-        self._n_made = n_made
-        self._epoch = request.epoch
-        self._first_state = self._state()
 
     def _collate(self, examples: Any) -> Any:
         if self._wants_schema:
@@ -198,6 +205,10 @@ class _BatchMaker:
             self._fetcher.dataset.begin(request.seed)
         self._schema = None
         try:
+            if is_iterable and self._n_made > request.number:
+                # An interrupt in the main process has lost what was made.
+                self._start = self._first_state, self._start[1]
+                self._go_to_start(request)
             while is_iterable and self._n_made < request.number:
                 self._skip(request.keys)
             batch = self._fetcher.fetch(request.keys)

@@ -270,8 +270,7 @@ def test_a_silent_server_is_given_up(root, sent):
 def test_the_programs_own_default_counts(root):
     socket.setdefaulttimeout(0.2)
     try:
-        with serving(saying(b"", and_waiting=True)) as server:
-            fails(server, root, "no byte for 0.2 seconds")
+        fails(saying(b"", and_waiting=True), root, "no byte for 0.2 seconds")
     finally:
         socket.setdefaulttimeout(None)
 

@@ -23,6 +23,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.utils.data as torch_data  # noqa: E402
 
 from fastiter import concat_examples  # noqa: E402
+from fastiter.errors import DatasetError  # noqa: E402
 from fastiter.torch import DataLoader  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning")
@@ -484,6 +485,28 @@ def test_advice_names_the_loaders_arguments(monkeypatch, tmp_path):
     folder.rmdir()
     with pytest.raises(FileNotFoundError, match="pass multiprocessing_context='fork'"):
         iter(loader)
+
+
+def test_as_many_batches_are_begun_ahead():
+    def n_drawn(loader_class):
+        drawn = []
+        sampler = (drawn.append(i) or [i] for i in range(30))
+        iterator = iter(loader_class(range(30), batch_sampler=sampler, num_workers=2))
+        next(iterator), next(iterator)
+        return len(drawn)
+
+    assert n_drawn(DataLoader) == n_drawn(torch_data.DataLoader) == 6
+
+
+def leave(number):
+    raise SystemExit(f"worker {number} leaves")
+
+
+def test_a_worker_init_fn_that_ends_the_worker_is_named():
+    """As in torch, an Exception that it raises is raised by the first batch."""
+    told = r"worker 0 leaves.* \(loading the dataset or worker_init_fn, worker process \d+\)"
+    with pytest.raises(DatasetError, match=told):
+        list(DataLoader([0], num_workers=1, worker_init_fn=leave))
 
 
 FORKING = """

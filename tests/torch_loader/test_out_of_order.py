@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import signal
 
@@ -164,7 +165,8 @@ def test_a_batch_that_kills_its_workers_is_overtaken(gate):
 
     found = []
     iterator = iter(loader_of(Fatal(gate)))
-    with pytest.raises(RuntimeError, match=r"12.* has killed .*SIGKILL"):
+    torchs = r"^DataLoader worker \(pid \d+\) is killed by signal: SIGKILL: "
+    with pytest.raises(RuntimeError, match=torchs + r".*12.* has killed .*SIGKILL"):
         while True:
             found += items(next(iterator))
     found += [item for batch in iterator for item in items(batch)]
@@ -197,11 +199,19 @@ def test_an_error_is_delivered_once(gate, in_order, workers):
 
 def test_the_timeout_is_that_of_the_next_batch_to_be_done(gate):
     iterator = iter(loader_of(Held(gate), timeout=1))
-    found = take(iterator, N // 2 - 2)
-    with pytest.raises(RuntimeError, match="DataLoader timed out after 1 seconds"):
+    found, told = [], "DataLoader timed out after 1 seconds"
+    while len(found) < N - 4:
+        try:
+            found += take(iterator, 1)
+        except RuntimeError as error:  # of a busy machine
+            assert str(error) == told
+    with pytest.raises(RuntimeError, match=told):
         next(iterator)
     gate.open()
-    assert sorted(found + take(iterator, 2)) == list(range(N))
+    while len(found) < N:
+        with contextlib.suppress(RuntimeError):
+            found += take(iterator, 1)
+    assert sorted(found) == list(range(N))
 
 
 # ---- state ---------------------------------------------------------------------------------------

@@ -1,0 +1,170 @@
+"""Which batch comes next, which worker makes it, and where the iteration stands when it comes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastiter._order.plan import Plan, PlanQueue
+from fastiter.torch._worker import Request
+
+if TYPE_CHECKING:
+    from fastiter.torch._iterator import Keys
+
+_ENDLESS = 1 << 60  # examples in an epoch, where their number is not known
+_MOST_SCHEMAS = 8  # of one pool
+MOST_ROWS = 1 << 16  # of a batch that is made from columns
+
+
+class Planned(NamedTuple):
+    """The state of a plan: what was planned up to it. The first seven are those of `State`."""
+
+    position: int = 0  #: batches of the sampler
+    epoch: int = 0
+    is_new_epoch: bool = False
+    order: None = None
+    epoch_size: int = _ENDLESS
+    previous_epoch_detail: None = None
+    n_drawn: int = 0
+    last_worker: int = -1  #: that makes the batch; -1: none has made one
+    n_made: tuple[int, ...] = ()  #: batches by each worker
+    n_asked: int = 0  #: workers that were asked for their first state
+    n_schemas: int = 0  #: times that a batch was asked for columns
+    is_finished: bool = False  #: whether the epoch has ended
+
+
+class Delivered(NamedTuple):
+    """What was delivered."""
+
+    n_yielded: int  #: batches
+    states: tuple[dict[str, Any], ...]  #: of the workers
+    is_active: tuple[bool, ...]  #: for each worker, whether its dataset goes on
+    snapshot: dict[str, Any]  #: the last one that was saved with a batch
+
+
+class Plans(PlanQueue):
+    """Plans one batch for each of the sampler's keys, and assigns it to the next active worker; if
+    not `in_order`, to the one of them that has the fewest to make.
+
+    `rows` is how many examples a batch from columns has at most, 0 if there are no such batches.
+    """
+
+    progress: Delivered
+    state: Planned
+    planned: Planned
+
+    def __init__(self, n_workers: int, rows: int, in_order: bool) -> None:
+        super().__init__(Planned(), 1, False)
+        self.in_order = in_order
+        self.n_workers = n_workers
+        self.rows = rows
+        self.has_columns = False  # whether the rows of a batch are known to fit into columns
+        self.n_schemas = min(1, rows)  # times that columns were wanted
+        self.epoch = 0
+        self.wants_state = False
+        self.shared_seed: int | None = None
+        self.example_seed: tuple[int, int] | None = None
+
+    def begin(self, keys: Keys, start: Planned, progress: Delivered, asks_first: bool) -> None:
+        """Begin an epoch.
+
+        Parameters
+        ----------
+        keys : the sampler's keys.
+        start, progress : where it begins.
+        asks_first : whether each worker is asked for its state before the first batch.
+        """
+        self.keys = keys
+        n_asked = 0 if asks_first else self.n_workers
+        n_schemas = self.n_schemas
+        if not self.has_columns and n_schemas < _MOST_SCHEMAS:  # the answer may not have come
+            n_schemas = max(0, n_schemas - 1)
+        self.restart(start._replace(n_asked=n_asked, n_schemas=n_schemas), progress)
+
+    def advance(self, state: Any) -> Plan:
+        """Plan the next batch; without indices at the end of the epoch.
+
+        Nothing else changes: all that a plan changes is in its state.
+        """
+        state = self.planned  # that of the last plan in the queue may be older
+        if state.n_asked < self.n_workers:
+            worker = state.n_asked
+            request = Request(None, self.epoch, -1, True, False, self.shared_seed, None)
+            state = state._replace(n_asked=worker + 1)
+            return Plan(np.array([-1 - worker], np.int64), state, None, request, worker)
+        worker = self._next_worker(state.last_worker)
+        if worker is None:
+            return Plan(None, state._replace(is_finished=True))
+        try:
+            number, keys = self.keys.draw(state.position)
+        except StopIteration:
+            return Plan(None, state._replace(is_finished=True))
+        made = state.n_made[worker]
+        n_made = (*state.n_made[:worker], made + 1, *state.n_made[worker + 1 :])
+        asks_schema = self.n_schemas > state.n_schemas
+        state = state._replace(position=number + 1, last_worker=worker, n_made=n_made)
+        if self.has_columns:
+            rows = index_array(keys, self.rows)
+            if rows is not None:
+                return Plan(rows, state, None, None, worker)
+        if type(keys) is np.ndarray:
+            keys = keys.tolist()
+        seed = None if self.example_seed is None else (*self.example_seed, number + 1)
+        request = Request(
+            keys, self.epoch, made, self.wants_state, asks_schema, self.shared_seed, seed
+        )
+        state = state._replace(n_schemas=self.n_schemas)
+        return Plan(np.array([number], np.int64), state, None, request, worker)
+
+    def ask_schema(self) -> None:
+        """Have the next batch tell which columns the rows would fit into."""
+        self.has_columns = False
+        self.n_schemas = min(self.n_schemas + 1, _MOST_SCHEMAS)
+
+    def _note(self, state: Any) -> None:
+        """Nothing depends on the state."""
+
+    def _next_worker(self, last_worker: int) -> int | None:
+        if self.in_order and self.progress.is_active[(last_worker + 1) % self.n_workers]:
+            return (last_worker + 1) % self.n_workers
+        following = range(last_worker + 1, last_worker + 1 + self.n_workers)
+        workers = (number % self.n_workers for number in following)
+        active = (worker for worker in workers if self.progress.is_active[worker])
+        if self.in_order:
+            return next(active, None)
+        return min(active, key=self.pending_by_worker().__getitem__, default=None)
+
+    def pending(self, delivered: Plan | None = None) -> list[int]:
+        """The numbers of batches that were planned and not delivered; ``delivered`` counts as
+        that."""
+        return [plan.state.position - 1 for plan in self._batches(delivered)]
+
+    def pending_by_worker(self, delivered: Plan | None = None) -> list[int]:
+        """How many of these each worker has."""
+        counts = [0] * self.n_workers
+        for plan in self._batches(delivered):
+            counts[plan.worker] += 1
+        return counts
+
+    def _batches(self, delivered: Plan | None) -> list[Plan]:
+        return [
+            plan
+            for plan in self.plans
+            if plan is not delivered
+            and plan.indices is not None
+            and (plan.request is None or plan.request.number >= 0)
+        ]
+
+
+def index_array(keys: Any, most: int) -> npt.NDArray[np.int64] | None:
+    """The keys of a batch as dataset indices; None if they are no list of Python's integers."""
+    if type(keys) is np.ndarray:
+        return keys
+    if type(keys) is not list or not 0 < len(keys) <= most or set(map(type, keys)) != {int}:
+        return None
+    try:
+        return np.array(keys, np.int64)
+    except OverflowError:
+        return None

@@ -1,0 +1,193 @@
+"""Ctrl-C at each line of `next()`: no batch is lost, none comes twice, and the state is exact."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import torch.utils.data as torch_data  # noqa: E402
+
+import fastiter  # noqa: E402
+from fastiter.torch import DataLoader  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:Length of IterableDataset:UserWarning"),
+]
+
+N = 60
+BATCH = 4
+PACKAGE = str(Path(fastiter.__file__).parent)
+
+
+class Rows(torch_data.Dataset):
+    """Indices, and tensors that may grow from the example `grows` on."""
+
+    def __init__(self, grows=N):
+        self.grows = grows
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return index, torch.full((2 + (index >= self.grows),), index)
+
+
+class Stream(torch_data.IterableDataset):
+    def __iter__(self):
+        info = torch_data.get_worker_info()
+        number, count = (0, 1) if info is None else (info.id, info.num_workers)
+        return iter(range(number, N, count))
+
+
+class StatefulStream(torch_data.IterableDataset):
+    def __init__(self):
+        self.done = 0
+
+    def __iter__(self):
+        info = torch_data.get_worker_info()
+        number, count = (0, 1) if info is None else (info.id, info.num_workers)
+        while (item := number + self.done * count) < N:
+            self.done += 1
+            yield item
+        self.done = 0
+
+    def state_dict(self):
+        return {"done": self.done}
+
+    def load_state_dict(self, state):
+        self.done = state["done"]
+
+
+class Batches(torch_data.Sampler):
+    """A batch sampler whose iterator has a state."""
+
+    def __init__(self):
+        self.done = 0
+
+    def __iter__(self):
+        self.done = 0
+        return self
+
+    def __next__(self):
+        self.done += 1
+        if self.done > N // BATCH:
+            raise StopIteration
+        return list(range((self.done - 1) * BATCH, self.done * BATCH))
+
+    def state_dict(self):
+        return {"done": self.done}
+
+    def load_state_dict(self, state):
+        self.done = state["done"]
+
+
+class Interrupts:
+    """Raises KeyboardInterrupt at lines of the package, but for finalizers, which would lose it:
+    at each one when it is first run, or with a seed at random ones."""
+
+    def __init__(self, seed=None):
+        self.random = None if seed is None else random.Random(seed)
+        self.seen, self.count, self.pid = set(), 0, os.getpid()
+
+    def __enter__(self):
+        self.former = sys.gettrace()
+        sys.settrace(self)
+
+    def __exit__(self, *_):
+        sys.settrace(self.former)
+
+    def __call__(self, frame, event, _):
+        code = frame.f_code
+        if not code.co_filename.startswith(PACKAGE) or is_finalizing(frame):
+            return None
+        if event != "line" or os.getpid() != self.pid:
+            return self
+        place = code, frame.f_lineno
+        if place not in self.seen if self.random is None else self.random.random() < 0.02:
+            self.seen.add(place)
+            self.count += 1
+            raise KeyboardInterrupt
+        return self
+
+
+def is_finalizing(frame):
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
+
+
+def items(batch):
+    batch = batch[0] if isinstance(batch, list) and isinstance(batch[0], torch.Tensor) else batch
+    return batch.tolist() if isinstance(batch, torch.Tensor) else [row[0] for row in batch]
+
+
+KINDS = {
+    "columns": lambda: {"dataset": Rows(40), "batch_size": BATCH},
+    "shuffled": lambda: {"dataset": Rows(), "batch_size": BATCH, "shuffle": True},
+    "whole": lambda: {"dataset": Rows(), "batch_size": BATCH, "collate_fn": list},
+    "stream": lambda: {"dataset": Stream(), "batch_size": BATCH},
+    "stateful stream": lambda: {"dataset": StatefulStream(), "batch_size": BATCH},
+    "stateful sampler": lambda: {"dataset": Rows(), "batch_sampler": Batches()},
+    "any order": lambda: {"dataset": Rows(), "batch_size": BATCH, "in_order": False},
+}
+
+
+def loader_of(kind, workers, **arguments):
+    if workers:
+        arguments["multiprocessing_context"] = "fork"
+    generator = torch.Generator().manual_seed(5)
+    return DataLoader(num_workers=workers, generator=generator, **KINDS[kind](), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [(kind, workers) for kind in KINDS for workers in (0, 2) if workers or kind != "any order"],
+)
+def test_interrupts_at_each_line(kind, workers):
+    """Two epochs of one loader, interrupted at each line; another one goes on from some states."""
+    arguments = {"persistent_workers": True} if workers else {}
+    loader = loader_of(kind, workers, **arguments)
+    expected = [[items(batch) for batch in loader] for _ in range(2)]
+    for seed in (None, 1):
+        loader = loader_of(kind, workers, **arguments)
+        interrupts = Interrupts(seed)
+        for epoch in expected:
+            iterator = iter(loader)
+            found, states = interrupted(loader, iterator, interrupts)
+            if kind == "any order":
+                found, epoch = sorted(found), sorted(epoch)
+            assert found == epoch
+            for n_before, state in states:
+                again = loader_of(kind, workers, **arguments)
+                again.load_state_dict(state)
+                rest = [items(batch) for batch in again]
+                if kind == "any order":
+                    assert len(rest) == len(epoch) - n_before
+                else:
+                    assert rest == epoch[n_before:]
+        assert interrupts.count > 20
+
+
+def interrupted(loader, iterator, interrupts):
+    """All batches of an iteration, and two states at interrupts."""
+    found, states, before = [], [], interrupts.count
+
+    def loop():
+        with interrupts:
+            for batch in iterator:
+                found.append(items(batch))
+
+    while True:
+        try:
+            loop()
+            return found, states
+        except KeyboardInterrupt:
+            if interrupts.count - before in (5, 40):
+                states.append((len(found), loader.state_dict()))
