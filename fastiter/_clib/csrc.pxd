@@ -372,6 +372,46 @@ cdef extern from "batch/fi_gather.h" nogil:
                         const int64_t *rows, size_t n, bint uncached)
 
 
+cdef extern from "batch/fi_arrow.h" nogil:
+    enum:
+        FI_ARROW_FIXED
+        FI_ARROW_BITS
+        FI_ARROW_DAYS
+        FI_ARROW_LISTS
+        FI_ARROW_VIEWS
+    ctypedef struct fi_arrow_array:
+        int64_t length
+    ctypedef struct fi_chunk:
+        int64_t first
+        int64_t first_bit
+        const void *values
+    ctypedef struct fi_column:
+        const fi_chunk *chunks
+        int64_t n_chunks
+        int64_t n_rows
+        uint32_t *guide
+        int layout
+        int levels
+        bint wide[2]
+        size_t width
+        const void *fill
+    ctypedef struct fi_span:
+        const fi_chunk *chunk
+        int64_t start
+        int64_t length
+        const void *data
+    int fi_arrow_chunk(fi_chunk *chunk, const fi_column *column, const fi_arrow_array *array,
+                       const int64_t *inner, int n_inner)
+    size_t fi_arrow_guide_size(fi_column *column)
+    void fi_arrow_guide(fi_column *column)
+    void fi_arrow_gather(void *dst, const fi_column *column, const int64_t *rows, size_t n,
+                         bint uncached)
+    int fi_arrow_spans(fi_span *spans, const fi_column *column, const int64_t *rows, size_t n,
+                       size_t *bad)
+    int fi_arrow_inner(fi_span *spans, const fi_column *column, const fi_span *outer)
+    void fi_arrow_bits(uint8_t *dst, const uint8_t *bitmap, int64_t first, int64_t n)
+
+
 cdef extern from "batch/fi_buffers.h" nogil:
     ctypedef struct fi_buffers:
         size_t limit

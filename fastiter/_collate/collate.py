@@ -102,6 +102,8 @@ def join_field(
     indices: Indices | None = None,
 ) -> Joined:
     """Join the values of one field; ``name`` and ``indices`` are for the text of errors."""
+    if rule.as_list:
+        return list(values), None
     found = concat.join_fields(values, None, (rule,), copy)[0]
     if found is not None:
         return found if type(found) is tuple else (found, None)

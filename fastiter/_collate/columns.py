@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastiter._collate import collate, numpy_fallback
 from fastiter._collate.numpy_fallback import Indices
 from fastiter._collate.padding import FieldRule, Padding
-from fastiter._ring.schema import is_plain_number
+from fastiter._ring.schema import ARRAY, is_plain_number
 
 
 def examples_of(dataset: Any, columns: tuple[Any, ...], n_rows: int) -> list[Any]:
@@ -88,6 +89,57 @@ def _is_batch_of(column: Any, fill: Any) -> bool:
         and is_plain_number(column.dtype)
         and numpy_fallback.fill_casts(fill, column.dtype)
     )
+
+
+# ---- columns whose kinds are known ----------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """What is done with one column. Compiled code reads the first three by position."""
+
+    fill: np.ndarray[Any, Any] | None  # 0-d, of the column's dtype
+    max_length: int = -1
+    multiple: int = 1
+    lengths: bool = False
+    as_list: bool = False
+
+
+def steps_for(
+    padding: Padding,
+    container: int,
+    keys: Sequence[Any] | None,
+    specs: Sequence[Any],
+    dtypes: Sequence[Any],
+) -> list[Step] | None:
+    """What is done with the columns of a batch, which are described as in a `Schema`; None if
+    concat_examples makes something else of them, or a fill value cannot be cast without a word from
+    NumPy."""
+    try:
+        rules = padding.for_columns(container, keys, len(specs))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return [_step(*field) for field in zip(specs, dtypes, rules, strict=True)]
+    except (IndexError, KeyError, *numpy_fallback.CAST_ERRORS):  # no padding, or no cast
+        return None
+
+
+def _step(spec: Any, dtype: Any, rule: FieldRule) -> Step:
+    """Raises where columns are not what concat_examples makes of this field."""
+    if rule.as_list:
+        return Step(None, as_list=True)
+    kind, _, shape = spec
+    # Of a number: None. Of lists: their number of dimensions.
+    ndim = shape if type(shape) is int else len(shape or ())
+    fill = None
+    if rule.fill is not None:
+        fill = numpy_fallback.cast_fill(rule.fill, np.dtype(dtype), ndim)
+    if ndim == 0:
+        if rule.named is not None:
+            raise ValueError(f"{rule.named} is set for a field without an axis")
+        return Step(fill)
+    if kind == ARRAY and not rule.takes_whole(shape[0]):
+        raise ValueError("the column is no row's length")
+    return Step(fill, rule.max_length, rule.multiple, rule.lengths)
 
 
 def join_parts(parts: list[tuple[Any, ...]]) -> tuple[Any, ...] | None:

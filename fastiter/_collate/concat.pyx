@@ -193,6 +193,8 @@ cpdef list join_fields(object batch, tuple names, tuple rules, bint copy):
         return results
     try:
         for field in range(table.count):
+            if rules is not None and rules[field][5]:  # the values become a list
+                continue
             fill = None if rules is None else _read_rule(<tuple>rules[field], &rule)
             results[field] = _join(&table, field, fill, &rule, copy)
         return results

@@ -99,7 +99,7 @@ def misfit(
     if not is_padded and len(shapes) > 1:
         return kind(
             f"{field}examples differ in shape: {seen}; set padding to fill them up, as in "
-            "functools.partial(concat_examples, padding=0)"
+            "functools.partial(concat_examples, padding=0), or in ArrowDataset(..., padding=0)"
         )
     return kind(f"{field}{error}") if field else error
 

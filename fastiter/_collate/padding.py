@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from fastiter._ring.schema import BARE, Schema
+from fastiter._ring.schema import BARE
 
 
 class FieldRule(NamedTuple):
-    """What is done with one field. `concat` reads the first five by position."""
+    """What is done with one field. `concat` reads these by position."""
 
     fill: Any = None  #: fill value; None if all shapes must be equal
     max_length: int = -1  #: of the first axis; the rest is cut off. -1: no limit
     multiple: int = 1  #: the length of the padded first axis is rounded up to a multiple of it
     lengths: bool = False  #: whether the lengths of the first axis are returned, too
     named: str | None = None  #: the argument, if any, that asks for one of these for this field
+    as_list: bool = False  #: whether the values become a list, not an array
 
     def takes_whole(self, length: int) -> bool:
         """Whether an axis of `length` is left as it is, if it is that of all examples."""
@@ -45,6 +47,7 @@ class Padding:
         return_lengths: Any = False,
     ) -> None:
         self.padding = padding
+        self._lists: frozenset[Any] = frozenset()
         self._options = {
             "max_length": _checked("max_length", max_length, _length),
             "pad_to_multiple": _checked("pad_to_multiple", pad_to_multiple, _length),
@@ -60,8 +63,17 @@ class Padding:
         #: whether there is nothing to do, for any field
         self.is_none = self.only_fills and padding is None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Padding, (self.padding, *self._options.values())
+    def for_dataset(self, fills: Any, lists: frozenset[Any]) -> Padding:
+        """These rules, for a dataset: its ``fills`` count where no padding was given, and the
+        fields in ``lists`` (None: examples without names) become lists."""
+        if fills is None and not lists:
+            return self
+        found = copy.copy(self)
+        if found.padding is None:
+            found.padding = fills
+        found._lists = lists
+        found.is_none = False
+        return found
 
     def for_fields(self, container: type | None, names: Sequence[Any]) -> tuple[FieldRule, ...]:
         """The rules of the fields of a tuple (their numbers) or of a dict (its keys), or of
@@ -105,14 +117,19 @@ class Padding:
                 raise ValueError(f"{name} has keys that the examples {list(names)} lack: {given!r}")
         return tuple([self._rule(name, fills.get(name), container) for name in names])
 
-    def for_schema(self, schema: Schema) -> tuple[FieldRule, ...]:
-        if schema.container == BARE:
+    def for_columns(
+        self, container: int, keys: Sequence[Any] | None, count: int
+    ) -> tuple[FieldRule, ...]:
+        """The rules of columns, of which the container and the keys are a `Schema`'s."""
+        if container == BARE:
             return self.for_fields(None, (None,))
-        if schema.keys is not None:
-            return self.for_fields(dict, schema.keys)
-        return self.for_fields(tuple, range(len(schema.specs)))
+        if keys is not None:
+            return self.for_fields(dict, keys)
+        return self.for_fields(tuple, range(count))
 
     def _rule(self, field: Any, fill: Any, container: type | None) -> FieldRule:
+        if field in self._lists:
+            return FieldRule(as_list=True)
         if self.only_fills:
             return FieldRule(fill)
         values: list[Any] = []

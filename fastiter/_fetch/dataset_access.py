@@ -10,14 +10,19 @@ own way to make an example.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fastiter._collate.columns import examples_of
+from fastiter._collate.collate import with_lengths
+from fastiter._collate.columns import examples_of, steps_for
+from fastiter._collate.padding import Padding
+from fastiter._fetch.arrow_column import ArrowColumn
+from fastiter._fetch.arrow_types import DictionaryColumn, ObjectColumn
 from fastiter._fetch.gather import ColumnReader
+from fastiter._ring.schema import BARE, DICT, TUPLE
 from fastiter._util.failures import RowCountError
 
 _INDEXING = frozenset({"__getattribute__", "__getitem__", "__getitems__", "get_example"})
@@ -26,10 +31,14 @@ _INDEXING = frozenset({"__getattribute__", "__getitem__", "__getitems__", "get_e
 _DECISIVE = _INDEXING | {"__fastiter_columns__", "__len__", "get_examples", "keys", "mode"}
 
 
+#: Types of columns that `ColumnReader` reads.
+_READ = (np.ndarray, ArrowColumn, ObjectColumn, DictionaryColumn)
+
+
 class SourceColumn(NamedTuple):
     """One column: an array, or rows of it."""
 
-    array: Any  # whose first axis counts rows; checked by its reader
+    array: Any  # whose first axis counts rows; or a column of Arrow; checked by its reader
     rows: npt.NDArray[np.int64] | None = None  # places of the dataset's rows; None: in order
 
     def at(self, rows: npt.NDArray[np.int64]) -> SourceColumn:
@@ -44,6 +53,9 @@ class Columns(NamedTuple):
     columns: tuple[SourceColumn, ...]
     views: bool  # whether examples share the arrays' memory
     delegates: tuple[tuple[Any, Any], ...] = ()  # (object, what its `dataset` was)
+    fills: Any = None  # `padding` of concat_examples, where its caller gives none
+    lists: frozenset[Any] = frozenset()  # names of columns that are lists in a batch
+    by_example: bool = False  # whether examples are made by `__getitems__` all the same
 
     def at(self, rows: npt.NDArray[np.int64]) -> Columns:
         """The same columns, of a view of these rows."""
@@ -73,7 +85,15 @@ class PlainColumns(NamedTuple):
     """A dataset of arrays, and its reader."""
 
     reader: ColumnReader
+    mode: Any
+    keys: tuple[str, ...]
     delegates: tuple[tuple[Any, Any], ...]
+    is_arrow: bool  # whether a column is not a NumPy array
+
+    @property
+    def container(self) -> int:
+        """As a `Schema` has it."""
+        return {tuple: TUPLE, dict: DICT}.get(self.mode, BARE)
 
     @property
     def is_current(self) -> bool:
@@ -83,14 +103,55 @@ class PlainColumns(NamedTuple):
 
 def plain_columns(dataset: Any) -> PlainColumns | None:
     """The reader of a dataset of arrays of numbers; None for any other dataset."""
-    columns = columns_of(dataset)
+    columns = dataset if type(dataset) is Columns else columns_of(dataset)
     if columns is None or not columns.columns:
         return None
-    arrays = columns.columns[:1] if columns.mode is None else columns.columns
-    if any(type(column.array) is not np.ndarray for column in arrays):
+    if columns.by_example and type(dataset) is not Columns:
         return None
-    return PlainColumns(
-        ColumnReader(columns.mode, columns.keys, list(arrays), columns.views), columns.delegates
+    arrays = columns.columns[:1] if columns.mode is None else columns.columns
+    if any(type(column.array) not in _READ for column in arrays):
+        return None
+    mode, keys = columns.mode, columns.keys
+    reader = ColumnReader(mode, keys, list(arrays), columns.views)
+    is_arrow = any(type(column.array) is not np.ndarray for column in arrays)
+    return PlainColumns(reader, mode, keys, columns.delegates, is_arrow)
+
+
+class ColumnGatherer:
+    """Gathers batches of a dataset's columns, of which some are lists, as concat_examples joins its
+    examples."""
+
+    def __init__(self, plain: PlainColumns, padding: Padding) -> None:
+        self._reader = plain.reader
+        specs = plain.reader.specs()
+        keys = plain.keys if plain.mode is dict else None
+        self._names: Sequence[Any] = range(len(specs)) if keys is None else keys
+        self._steps = steps_for(padding, plain.container, keys, specs, plain.reader.dtypes)
+
+    def gather(self, indices: npt.NDArray[np.int64]) -> Any:
+        """The batch; None if it has to be made of examples, which then also raise what is wrong."""
+        if self._steps is None:
+            return None
+        try:
+            gathered = self._reader.gather_columns(indices, self._steps)
+        except ValueError:  # a text is none, or offsets lead out of the values
+            return None
+        if gathered is None:
+            return None
+        outputs, lengths = gathered
+        return with_lengths(self._reader.batch(outputs), self._names, lengths)
+
+
+def is_arrow(dataset: Any) -> bool:
+    """Whether a dataset has columns that are not arrays, so that the dataset says how these are
+    joined."""
+    columns = columns_of(dataset)
+    return columns is not None and (
+        columns.by_example
+        or any(
+            type(column.array) in _READ and type(column.array) is not np.ndarray
+            for column in columns.columns
+        )
     )
 
 

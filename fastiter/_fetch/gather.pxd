@@ -1,13 +1,24 @@
 cimport numpy as cnp
+from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
+from fastiter._fetch.arrow_column cimport ArrowColumn, PaddedLists
 from fastiter._ring.schema cimport Schema
 
 cdef struct Source:
-    cnp.PyArrayObject *array  # kept alive by ColumnReader.arrays
+    int kind  # RAGGED, TEXT, OBJECT; ARRAY for rows of equal size, also if they are numbers
+    # Kept alive by ColumnReader.columns. Of an Arrow column of rows of equal size: no row, but their
+    # shape and dtype. Else NULL.
+    cnp.PyArrayObject *array
+    PyObject *arrow  # an ArrowColumn, or NULL
+    Py_ssize_t n_objects
     cnp.PyArray_Descr *plain  # its dtype, found to be plain; kept alive by ColumnReader.dtypes
     const int64_t *table  # where rows are; kept alive by ColumnReader.tables; NULL: in order
     Py_ssize_t table_rows
+
+cdef struct Places:
+    int64_t local[512]  # rows of a column, where they are few
+    int64_t *taken  # to be freed; or NULL
 
 cdef const int64_t *indices_of(object indices, Py_ssize_t *n) except NULL
 
@@ -15,9 +26,11 @@ cdef class ColumnReader:
     cdef tuple keys
     cdef bint views
     cdef int container
-    cdef list arrays
+    cdef list columns
+    cdef list templates
     cdef list tables
-    cdef readonly list dtypes  # that the columns had at first
+    cdef readonly list dtypes  # that the columns had at first; of lists, of their elements; or None
+    cdef readonly bint is_fixed  # whether all rows of a column have one size
     cdef Py_ssize_t count
     cdef Source *sources
     cdef bint fits(self, Schema schema) except -1
@@ -27,4 +40,11 @@ cdef class ColumnReader:
                           uint64_t n_batches) except -1
     cdef bint gather_column(self, Py_ssize_t number, char *target, Py_ssize_t row_bytes,
                             const int64_t *rows, Py_ssize_t n, bint uncached) except -1
-    cdef object example(self, Py_ssize_t position, const int64_t *rows)
+    cdef int64_t length(self, Py_ssize_t number) noexcept
+    cdef bint translate(self, Py_ssize_t number, const int64_t **rows, Py_ssize_t n,
+                        Places *places) except -1
+    cdef object row_of(self, Py_ssize_t number, int64_t row)
+    cdef object output(self, Py_ssize_t number, Py_ssize_t n)
+    cdef list values(self, Py_ssize_t number, const int64_t *rows, Py_ssize_t n)
+    cdef bint plan_lists(self, PaddedLists lists, Py_ssize_t number, const int64_t *rows,
+                         Py_ssize_t n, object step) except -1

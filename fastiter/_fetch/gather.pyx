@@ -10,24 +10,27 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from cpython.sequence cimport PySequence_GetItem
-from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memcpy
 cimport numpy as cnp
 
 from fastiter._clib.csrc cimport (
-    FI_RESULT_BATCHES, fi_gather_rows, fi_outruns_cache, fi_rows_lie_within, fi_rows_translate)
+    FI_RESULT_BATCHES, fi_arrow_gather, fi_column, fi_gather_rows, fi_outruns_cache, fi_rows_lie_within,
+    fi_rows_translate)
 from fastiter._clib.numpy_api cimport (
     bytes_of, descr_of, dims_of, equivalent, int64_items, itemsize_of, ndim_of, new_empty,
     strides_of)
+from fastiter._fetch.arrow_column cimport ArrowColumn, PaddedLists
 from fastiter._ring.schema cimport (
-    ARRAY, BARE, DICT, MOST_NDIM, SCALAR, TUPLE, Field, Schema, is_plain_number)
+    ARRAY, BARE, DICT, MOST_NDIM, OBJECT, RAGGED, SCALAR, TEXT, TUPLE, Field, Schema,
+    is_plain_number)
 
 import numpy
 
 cnp.import_array()
 
 cdef enum:
-    # Tables up to this length lie on the stack.
+    # Tables up to this length lie on the stack, in `Places`.
     STACK_ROWS = 512
     # Releasing the GIL and taking it back costs more than copying less than this.
     NOGIL_BYTES = 65536
@@ -59,32 +62,49 @@ cdef class ColumnReader:
     """Gathers rows of a dataset's columns, as concat_examples would join its examples.
 
     Safe to use in several threads at a time. Releases the GIL while it copies large columns. The
-    arguments are those of `dataset_access.Columns`; arrays are numpy.ndarray.
+    arguments are those of `dataset_access.Columns`. A column is a numpy.ndarray, an `ArrowColumn`,
+    or an object whose ``values(rows)`` gives a list.
     """
 
     def __cinit__(self, mode, tuple keys, list columns, bint views):
         cdef Source *source
-        cdef cnp.PyArrayObject *array
         self.keys = keys
         self.views = views
         self.container = TUPLE if mode is tuple else DICT if mode is dict else BARE
         self.count = len(columns)
-        self.arrays, self.tables, self.dtypes = [], [], []
+        self.columns, self.templates, self.tables, self.dtypes = [], [], [], []
+        self.is_fixed = True
         self.sources = <Source *>PyMem_Calloc(max(self.count, 1), sizeof(Source))
         if self.sources == NULL:
             raise MemoryError()
         for number, (data, rows) in enumerate(columns):
-            array = <cnp.PyArrayObject *>data
             source = &self.sources[number]
-            source.array = array
-            if is_plain_number(data.dtype):
-                source.plain = descr_of(array)
+            source.kind = ARRAY
+            dtype = getattr(data, "dtype", None)
+            self.columns.append(data)
+            if type(data) is ArrowColumn:
+                source.arrow = <PyObject *>data
+                if (<ArrowColumn>data).text is not None:
+                    source.kind = TEXT
+                elif data.levels > 0:
+                    source.kind = RAGGED
+                else:
+                    data = numpy.empty((0, *data.shape), dtype)
+                    self.templates.append(data)
+            elif type(data) is not numpy.ndarray:
+                source.kind = OBJECT
+                source.n_objects = len(data)
+            if source.kind == ARRAY:
+                source.array = <cnp.PyArrayObject *>data
+                if is_plain_number(dtype) or source.arrow != NULL:
+                    source.plain = descr_of(source.array)
+            else:
+                self.is_fixed = False
             if rows is not None:
                 rows = numpy.ascontiguousarray(rows, dtype=numpy.int64)
                 source.table = indices_of(rows, &source.table_rows)
-            self.arrays.append(data)
             self.tables.append(rows)
-            self.dtypes.append(data.dtype)
+            self.dtypes.append(dtype)
 
     def __dealloc__(self):
         PyMem_Free(self.sources)
@@ -100,6 +120,61 @@ cdef class ColumnReader:
         if outputs is None or not self.gather_rows(outputs, 0, rows, n, FI_RESULT_BATCHES):
             return None
         return self.batch(outputs)
+
+    def gather_columns(self, indices, list steps):
+        """Gather a list of columns: arrays, and lists of the values of texts and objects; and a list
+        of the lengths of their rows, int64 (n,), where these are asked for, or None.
+
+        Each step is a `_collate.columns.Step`. Returns None where the columns are not what
+        concat_examples makes of the examples, or lack an index.
+        """
+        cdef Py_ssize_t n, number, row_bytes
+        cdef const int64_t *rows = indices_of(indices, &n)
+        cdef cnp.PyArrayObject *array
+        cdef cnp.npy_intp shape[MOST_NDIM]
+        cdef Source *source
+        cdef PaddedLists lists
+        cdef int axis
+        cdef list outputs = [], lengths = []
+        for number in range(self.count):
+            source = &self.sources[number]
+            row_lengths = None
+            if source.kind == TEXT or source.kind == OBJECT:
+                found = self.values(number, rows, n)
+            elif source.kind == RAGGED:
+                lists = PaddedLists(<ArrowColumn>source.arrow)
+                if not self.plan_lists(lists, number, rows, n, steps[number]):
+                    return None
+                shape[0] = n
+                for axis in range(lists.ndim):
+                    shape[1 + axis] = lists.shape[axis]
+                Py_INCREF(lists.column.dtype)  # the constructor takes it over
+                found = new_empty(
+                    1 + lists.ndim, shape, <cnp.PyArray_Descr *>lists.column.dtype, 0)
+                fill = steps[number][0]
+                lists.write(bytes_of(<cnp.PyArrayObject *>found),
+                            bytes_of(<cnp.PyArrayObject *>(found if fill is None else fill)))
+                if steps[number][3]:
+                    row_lengths = cnp.PyArray_EMPTY(1, shape, cnp.NPY_INT64, 0)
+                    memcpy(bytes_of(<cnp.PyArrayObject *>row_lengths), lists.row_lengths,
+                           n * sizeof(int64_t))
+            else:
+                found = self.output(number, n)
+                if found is None:
+                    return None
+                array = <cnp.PyArrayObject *>found
+                row_bytes = _row_bytes(array)
+                if not self.gather_column(
+                        number, bytes_of(array), row_bytes, rows, n,
+                        fi_outruns_cache(n * row_bytes, FI_RESULT_BATCHES)):
+                    return None
+                if steps[number][3]:
+                    row_lengths = numpy.full(n, found.shape[1], numpy.int64)
+            if found is None:
+                return None
+            outputs.append(found)
+            lengths.append(row_lengths)
+        return outputs, lengths
 
     def gather_part(self, list outputs, Py_ssize_t start, indices, uint64_t n_batches=1):
         """Gather rows into `outputs`, from row `start` on; False if a column lacks an index.
@@ -135,34 +210,52 @@ cdef class ColumnReader:
 
     def examples(self, indices):
         """Make the examples themselves; None if a column lacks an index."""
-        cdef Py_ssize_t n, position, number
+        cdef Py_ssize_t n, number
         cdef const int64_t *rows = indices_of(indices, &n)
-        cdef Source *source
+        cdef list columns = []
         for number in range(self.count):
-            source = &self.sources[number]
-            # Rows are taken by NumPy's own indexing, which checks them against the array.
-            if ndim_of(source.array) == 0 or not fi_rows_lie_within(
-                    rows, n, dims_of(source.array)[0] if source.table == NULL
-                    else source.table_rows):
+            found = self.values(number, rows, n)
+            if found is None:
                 return None
-        return [self.example(position, rows) for position in range(n)]
-
-    cdef object example(self, Py_ssize_t position, const int64_t *rows):
-        cdef Py_ssize_t number
-        cdef int64_t row
-        cdef tuple values = PyTuple_New(self.count)
-        cdef Source *source
-        for number in range(self.count):
-            source = &self.sources[number]
-            row = rows[position] if source.table == NULL else source.table[rows[position]]
-            value = PySequence_GetItem(<object>source.array, row)
-            if not self.views and type(value) is numpy.ndarray:
-                value = value.copy()
-            Py_INCREF(value)
-            PyTuple_SET_ITEM(values, number, value)
+            columns.append(found)
+        if self.container == BARE:
+            return columns[0]
         if self.container == TUPLE:
-            return values
-        return values[0] if self.container == BARE else dict(zip(self.keys, values))
+            return list(zip(*columns))
+        return [dict(zip(self.keys, row)) for row in zip(*columns)]
+
+    cdef list values(self, Py_ssize_t number, const int64_t *rows, Py_ssize_t n):
+        """What the examples at some rows have in a column; None if it lacks one of them."""
+        cdef Source *source = &self.sources[number]
+        cdef Places places
+        cdef Py_ssize_t i
+        cdef cnp.npy_intp count = n
+        if source.kind == ARRAY and source.arrow != NULL:
+            block = self.output(number, n)
+            if not self.gather_column(
+                    number, bytes_of(<cnp.PyArrayObject *>block),
+                    _row_bytes(<cnp.PyArrayObject *>block), rows, n, False):
+                return None
+            return list(block)
+        places.taken = NULL
+        try:
+            if not self.translate(number, &rows, n, &places):
+                return None
+            if source.kind == ARRAY:
+                return [self.row_of(number, rows[i]) for i in range(n)]
+            if source.arrow != NULL:
+                return (<ArrowColumn>source.arrow).values(rows, n)
+            numbers = cnp.PyArray_EMPTY(1, &count, cnp.NPY_INT64, 0)
+            memcpy(bytes_of(<cnp.PyArrayObject *>numbers), rows, n * sizeof(int64_t))
+            return self.columns[number].values(numbers)
+        finally:
+            PyMem_Free(places.taken)
+
+    cdef object row_of(self, Py_ssize_t number, int64_t row):
+        value = PySequence_GetItem(<object>self.sources[number].array, row)
+        if not self.views and type(value) is numpy.ndarray:
+            return value.copy()
+        return value
 
     def batch(self, list outputs):
         """The batch of outputs that are complete."""
@@ -172,25 +265,58 @@ cdef class ColumnReader:
 
     # ---- one column
 
+    cdef int64_t length(self, Py_ssize_t number) noexcept:
+        """Rows of the column itself; -1 if it has none."""
+        cdef Source *source = &self.sources[number]
+        if source.arrow != NULL:
+            return (<ArrowColumn>source.arrow).column.n_rows
+        if source.kind == OBJECT:
+            return source.n_objects
+        return dims_of(source.array)[0] if ndim_of(source.array) > 0 else -1
+
+    cdef bint translate(self, Py_ssize_t number, const int64_t **rows, Py_ssize_t n,
+                        Places *places) except -1:
+        """Makes rows of the dataset those of a column; False if one of them does not exist."""
+        cdef Source *source = &self.sources[number]
+        cdef int64_t *translated = places.local
+        places.taken = NULL
+        if source.table != NULL:
+            if not fi_rows_lie_within(rows[0], n, source.table_rows):
+                return False
+            if n > STACK_ROWS:
+                translated = places.taken = <int64_t *>PyMem_Malloc(n * sizeof(int64_t))
+                if translated == NULL:
+                    raise MemoryError(f"no memory for the places of {n} rows")
+            fi_rows_translate(translated, source.table, rows[0], n)
+            rows[0] = translated
+        return fi_rows_lie_within(rows[0], n, self.length(number))
+
     def outputs(self, Py_ssize_t n):
         """New arrays for n rows of each column; None if a column cannot be gathered."""
-        cdef Source *source
-        cdef cnp.npy_intp shape[MOST_NDIM]
         cdef Py_ssize_t number
-        cdef int axis, ndim
         cdef list outputs = []
         for number in range(self.count):
-            source = &self.sources[number]
-            ndim = ndim_of(source.array)
-            if not 1 <= ndim <= MOST_NDIM or descr_of(source.array) != source.plain or (
-                    _row_bytes(source.array) < 0):
+            output = self.output(number, n)
+            if output is None:
                 return None
-            shape[0] = n
-            for axis in range(1, ndim):
-                shape[axis] = dims_of(source.array)[axis]
-            Py_INCREF(<object>source.plain)  # the constructor takes it over
-            outputs.append(new_empty(ndim, shape, source.plain, 0))
+            outputs.append(output)
         return outputs
+
+    cdef object output(self, Py_ssize_t number, Py_ssize_t n):
+        cdef Source *source = &self.sources[number]
+        cdef cnp.npy_intp shape[MOST_NDIM]
+        cdef int axis, ndim
+        if source.array == NULL:
+            return None
+        ndim = ndim_of(source.array)
+        if not 1 <= ndim <= MOST_NDIM or descr_of(source.array) != source.plain or (
+                _row_bytes(source.array) < 0):
+            return None
+        shape[0] = n
+        for axis in range(1, ndim):
+            shape[axis] = dims_of(source.array)[axis]
+        Py_INCREF(<object>source.plain)  # the constructor takes it over
+        return new_empty(ndim, shape, source.plain, 0)
 
     cdef bint gather_column(self, Py_ssize_t number, char *target, Py_ssize_t row_bytes,
                             const int64_t *rows, Py_ssize_t n, bint uncached) except -1:
@@ -200,50 +326,83 @@ cdef class ColumnReader:
         the GIL was released for another one.
         """
         cdef Source *source = &self.sources[number]
+        cdef fi_column *column = NULL
         cdef const char *base = <const char *>bytes_of(source.array)
-        cdef Py_ssize_t stride, length
-        cdef int64_t local[STACK_ROWS]
-        cdef int64_t *translated = local
+        cdef Py_ssize_t stride
+        cdef Places places
         if row_bytes < 0 or _row_bytes(source.array) != row_bytes:
             return False
-        stride, length = strides_of(source.array)[0], dims_of(source.array)[0]
+        stride = strides_of(source.array)[0]
+        if source.arrow != NULL:
+            column = &(<ArrowColumn>source.arrow).column
         try:
-            if source.table != NULL:
-                if not fi_rows_lie_within(rows, n, source.table_rows):
-                    return False
-                if n > STACK_ROWS:
-                    translated = <int64_t *>PyMem_Malloc(n * sizeof(int64_t))
-                    if translated == NULL:
-                        raise MemoryError(f"no memory for the places of {n} rows")
-                fi_rows_translate(translated, source.table, rows, n)
-                rows = translated
-            if not fi_rows_lie_within(rows, n, length):
+            if not self.translate(number, &rows, n, &places):
                 return False
             if n * row_bytes < NOGIL_BYTES:
-                fi_gather_rows(target, row_bytes, base, stride, rows, n, uncached)
+                _gather(target, row_bytes, column, base, stride, rows, n, uncached)
             else:
                 with nogil:
-                    fi_gather_rows(target, row_bytes, base, stride, rows, n, uncached)
+                    _gather(target, row_bytes, column, base, stride, rows, n, uncached)
             return True
         finally:
-            if translated != local:
-                PyMem_Free(translated)
+            PyMem_Free(places.taken)
+
+    cdef bint plan_lists(self, PaddedLists lists, Py_ssize_t number, const int64_t *rows,
+                         Py_ssize_t n, object step) except -1:
+        """Finds the lists of rows. Of the step: fill value or None, greatest length or -1, multiple.
+        False if rows do not exist, or are not of equal length without a fill value."""
+        cdef Places places
+        try:
+            return self.translate(number, &rows, n, &places) and lists.plan(
+                rows, n, step[0] is not None, step[1], step[2])
+        finally:
+            PyMem_Free(places.taken)
 
     # ---- slots
+
+    def specs(self):
+        """Kind, dtype, and shape or number of dimensions of each column, as a `Schema` has them."""
+        cdef Py_ssize_t number
+        cdef Source *source
+        cdef list found = []
+        for number in range(self.count):
+            source = &self.sources[number]
+            if source.kind == RAGGED:
+                column = <ArrowColumn>source.arrow
+                # Lists of lists are objects; only padded together they are an array.
+                found.append((RAGGED if column.levels == 1 else OBJECT, column.dtype, column.levels))
+            elif source.kind != ARRAY:
+                found.append((source.kind, None, None))
+            elif ndim_of(source.array) == 1:
+                found.append((SCALAR, <object>descr_of(source.array), None))
+            else:
+                array = <object>source.array
+                found.append((ARRAY, array.dtype, array.shape[1:]))
+        return found
 
     cdef bint fits(self, Schema schema) except -1:
         """Whether the rows of a slot of this schema are what the columns hold."""
         cdef cnp.PyArrayObject *array
+        cdef Source *source
         cdef Field *field
         cdef Py_ssize_t number
-        cdef int axis
+        cdef int axis, levels
         if schema.container != self.container or schema.count != self.count or (
                 self.container == DICT and schema.keys != self.keys):
             return False
         for number in range(self.count):
-            array = self.sources[number].array
+            source = &self.sources[number]
             field = &schema.fields[number]
-            if descr_of(array) != self.sources[number].plain or field.kind != (
+            if source.kind != ARRAY:
+                levels = (<ArrowColumn>source.arrow).column.levels if source.kind == RAGGED else 0
+                if field.kind != (OBJECT if levels == 2 else source.kind):
+                    return False
+                if source.kind == RAGGED and field.descr != NULL and not equivalent(
+                        field.descr, <cnp.PyArray_Descr *>(<ArrowColumn>source.arrow).dtype):
+                    return False
+                continue
+            array = source.array
+            if descr_of(array) != source.plain or field.kind != (
                     ARRAY if ndim_of(array) > 1 else SCALAR):
                 return False
             if not equivalent(field.descr, descr_of(array)) or _row_bytes(array) != field.stride:
@@ -257,14 +416,23 @@ cdef class ColumnReader:
 
     cdef bint into_slot(self, Schema schema, char *payload, Py_ssize_t row, const int64_t *rows,
                         Py_ssize_t n, bint uncached) except -1:
-        """Writes n rows of a slot, from `row` on, of a schema that fits; False if an index is out
-        of range. `uncached`: past the caches."""
+        """Writes n rows of a slot, from `row` on, of a schema that fits: those columns whose rows
+        have one size. False if an index is out of range. `uncached`: past the caches."""
         cdef Py_ssize_t number
         cdef Field *field
         for number in range(self.count):
             field = &schema.fields[number]
-            if not self.gather_column(
+            if self.sources[number].kind == ARRAY and not self.gather_column(
                     number, payload + field.offset + <uint64_t>field.stride * row, field.stride,
                     rows, n, uncached):
                 return False
         return True
+
+
+cdef void _gather(char *target, Py_ssize_t row_bytes, const fi_column *column, const char *base,
+                  Py_ssize_t stride, const int64_t *rows, Py_ssize_t n,
+                  bint uncached) noexcept nogil:
+    if column != NULL:
+        fi_arrow_gather(target, column, rows, n, uncached)
+    else:
+        fi_gather_rows(target, row_bytes, base, stride, rows, n, uncached)

@@ -188,14 +188,22 @@ def compact_rows(Lease lease, list rows):
 # ---- columns -------------------------------------------------------------------------------------
 
 
-def columns(Lease lease, bint copy):
-    """The batch as concat_examples would give it, or None if the columns do not hold that."""
+def columns(Lease lease, bint copy, as_list=()):
+    """The batch as concat_examples would give it, or None if the columns do not hold that.
+
+    `as_list`: for each field, whether its values become a list.
+    """
     cdef Schema schema = lease.schema
-    cdef Py_ssize_t number
+    cdef Py_ssize_t number, row
     if schema.container == LIST or schema.container == TREE:
         return None
     outputs = []
     for number in range(schema.count):
+        if as_list and as_list[number]:
+            lease.check(0, schema.bytes)
+            outputs.append([
+                read_field(lease, row, &schema.fields[number], copy) for row in range(lease.rows)])
+            continue
         array = column(lease, &schema.fields[number], copy)
         if array is None:
             return None
@@ -230,10 +238,10 @@ cdef object column(Lease lease, Field *f, bint copy):
     cdef cnp.npy_intp dims[MOST_NDIM + 1]
     cdef int64_t *entry
     cdef int axis
-    if f.kind == OBJECT or not f.is_stackable or f.ndim == MOST_NDIM:
+    if not f.is_stackable or f.ndim == MOST_NDIM:
         return None
     dims[0] = lease.rows
-    if f.kind != RAGGED:
+    if f.kind != RAGGED and f.kind != OBJECT:
         for axis in range(f.ndim):
             dims[1 + axis] = f.dims[axis]
         return checked_view(lease, f, 1 + f.ndim, dims, f.offset, copy)

@@ -32,7 +32,7 @@ NUMBER: int
 def dtype_traits(dtype: np.dtype[Any]) -> int: ...
 def is_plain_number(dtype: np.dtype[Any]) -> bool: ...
 
-# Kind, dtype, and the shape (ARRAY) or the number of dimensions (RAGGED).
+# Kind, dtype, and the shape (ARRAY) or the number of dimensions.
 _Spec: TypeAlias = tuple[int, np.dtype[Any] | None, tuple[int, ...] | int | None]
 
 # Container, its keys or type, and for each of its values None or the container in its place.
@@ -50,6 +50,7 @@ class Schema:
     rows: int
     bytes: int
     row_bytes: int
+    has_lists: bool
     has_ragged_fields: bool
     def __new__(
         cls,
@@ -61,6 +62,8 @@ class Schema:
     ) -> Self: ...
     @property
     def parts(self) -> tuple[Any, ...]: ...
+    def is_joined(self, number: int) -> bool: ...
+    def can_be_columns(self, as_list: Iterable[bool]) -> bool: ...
 
 @disjoint_base
 class ColumnWriter: ...

@@ -88,7 +88,8 @@ cdef class Schema:
     ----------
     keys : the keys of a DICT, in order; the type of a NAMED; the outermost node of a TREE; else None.
         A node is (container, its keys or type, children), a child None for a field, or a node.
-    specs : per field (kind, dtype or None, shape or number of dimensions).
+    specs : per field (kind, dtype or None, shape or number of dimensions). Objects that have both are
+        lists of arrays, which padded together are an array of so many dimensions.
     rows : rows that a slot has room for.
     subtypes : what the values of ARRAY and RAGGED fields are if not plain arrays, by the numbers of
         the fields. They lie in the slot as arrays do.
@@ -141,7 +142,8 @@ cdef class Schema:
                 f.ndim = shape
                 f.stride = (1 + f.ndim) * sizeof(int64_t)
             elif kind in (OBJECT, TEXT):
-                f.stride = 2 * sizeof(int64_t)
+                f.ndim = shape or 0
+                f.stride = (1 + max(f.ndim, 1)) * sizeof(int64_t)
             self.row_bytes += f.stride
             f.offset = end
             # One row more than the batch: the batch converter's entry for the field as a whole.
@@ -161,15 +163,24 @@ cdef class Schema:
         return self.container, keys, self.specs, self.rows, self.subtypes
 
     @property
+    def has_lists(self):
+        """Whether a field becomes a column only when the rows of a batch are joined."""
+        return any(self.is_joined(number) for number in range(self.count))
+
+    def is_joined(self, Py_ssize_t number):
+        """Whether a field holds ragged arrays, or objects that are lists of arrays."""
+        return self.fields[number].kind == RAGGED or (
+            self.fields[number].kind == OBJECT and self.fields[number].ndim > 0)
+
+    def can_be_columns(self, as_list):
+        """Whether every field can become an array; or, where `as_list` says so, a list."""
+        return self.container not in (LIST, TREE) and all(
+            is_list or self.fields[number].is_stackable for number, is_list in enumerate(as_list))
+
+    @property
     def has_ragged_fields(self):
-        """Whether every field can become a column, and a ragged one has to be padded for it."""
-        kinds = [spec[0] for spec in self.specs]
-        return (
-            RAGGED in kinds
-            and OBJECT not in kinds
-            and self.container != LIST
-            and all(self.fields[number].is_stackable for number in range(self.count))
-        )
+        """Whether every field can become an array, and a ragged one has to be padded for it."""
+        return self.has_lists and self.can_be_columns([False] * self.count)
 
 
 # ---- writers -------------------------------------------------------------------------------------
@@ -358,18 +369,22 @@ cdef class SlotWriter(ColumnWriter):
 
     cdef int write_into_slot(self, Py_ssize_t row, object example) except -1:
         """As `write`, into the current slot. 0 also if there is no schema."""
+        if self.schema is None:
+            return 0
+        self.use_slot()
+        return self.write(row, example)
+
+    cdef void use_slot(self) noexcept:
+        """Writes into the current slot from now on. There is a schema."""
         cdef Py_ssize_t number
         cdef Field *f
         cdef char *payload = fi_slot_payload(self.end.worker.ring, self.end.turn.slot)
-        if self.schema is None:
-            return 0
         if payload != self.payload:
             self.payload = payload
             for number in range(self.schema.count):
                 f = &self.schema.fields[number]
                 self.places[number] = (
                     NULL if f.kind in (RAGGED, OBJECT, TEXT) else payload + f.offset)
-        return self.write(row, example)
 
     cdef int copy_large(self, char *place, const char *source, PyObject *owner, Py_ssize_t size,
                         bint uncached) except -1:

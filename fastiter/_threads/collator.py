@@ -99,7 +99,7 @@ class Assembler:
         if schema.container == LIST or (schema.container == BARE and schema.specs[0][0] == OBJECT):
             return _FieldPlan(is_final=True)
         try:
-            rules = self._padding.for_schema(schema)
+            rules = self._padding.for_columns(schema.container, schema.keys, len(schema.specs))
         except (IndexError, KeyError, ValueError):  # which collate raises for each batch
             return _FieldPlan(is_final=True)
         fields = zip(schema.specs, schema.dtypes, rules, strict=True)

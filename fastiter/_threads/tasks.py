@@ -24,6 +24,7 @@ from fastiter.errors import DatasetTimeoutError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from fastiter._fetch.dataset_access import PlainColumns
     from fastiter._fetch.gather import ColumnReader
     from fastiter._order.example_context import Seed
     from fastiter._threads.collator import Assembler
@@ -72,7 +73,8 @@ class BatchTask:
 
     A subclass defines ``_fetch(start, stop, at)``, which fetches rows by one call of the dataset
     and keeps them if it ``at.may_write``, or its own ``_fill``; ``_make()``, which makes the batch
-    of the rows that have not failed; and ``_examples()``, which returns the examples of these rows.
+    of the rows that have not failed; and, where it has fetched them, ``_examples()``, which returns
+    the examples of these rows.
     ``origin`` is the iteration's seed and the plan of the batch.
     """
 
@@ -94,6 +96,7 @@ class BatchTask:
         self._failure: Failure | None = None
         self._tolerated: list[Failure] = []
         self._batch: Any = None  # or its failure
+        self._found: list[Any] | None = None  # by `_examples`
         self.is_ready = False  #: whether the batch, or its failure, is there
         self._is_aborted = False
         # Locked until the batch is there. A thread that acquires it releases it for the next one.
@@ -210,9 +213,6 @@ class BatchTask:
     def _make(self) -> Any:
         raise NotImplementedError
 
-    def _examples(self) -> list[Any]:
-        raise NotImplementedError
-
     def _fill(self, start: int, stop: int, at: Position) -> Failure | None:
         """Fetch rows by one call; if that fails, one by one, to find the row that fails. Return the
         first failure that ``_fail`` returns for them."""
@@ -251,6 +251,20 @@ class BatchTask:
 
     def _facts(self) -> str:
         return f"{self.plan.label}, worker thread {threading.current_thread().name}"
+
+    def _examples(self) -> list[Any]:
+        """The examples that have not failed: those of columns that cannot be gathered. Fetched
+        once, by the thread that makes the batch."""
+        source = self._work.source
+        if self._found is None and not self._work.tolerates:
+            self._found = source.examples(self.indices, self._origin)
+        elif self._found is None:
+            found, failures = source.each(self.indices, self._origin)
+            for failure in failures:
+                failure.facts = f"dataset index {self.indices[failure.row]}, {self._facts()}"
+            self._tolerated += failures
+            self._found = list(found.values())
+        return self._found
 
     def open(self) -> None:
         """Wake up the thread that waits for the batch."""
@@ -405,6 +419,29 @@ class PartsTask(BatchTask):
         return examples
 
 
+class ListsTask(BatchTask):
+    """The columns of a batch whose rows differ in size: gathered by one thread, as the longest list
+    of all rows has to be known. The converter is concat_examples."""
+
+    def __init__(self, work: Work, origin: Origin, plain: PlainColumns) -> None:
+        super().__init__(work, origin)
+        self._plain = plain
+        self._made: Any = None
+
+    def take(self, n_jobs: int, n_takers: int) -> tuple[int, int] | None:
+        if self._n_taken or self._is_aborted:
+            return None
+        self._n_taken = self._n_rows
+        return 0, self._n_rows
+
+    def _fill(self, start: int, stop: int, at: Position) -> Failure | None:
+        self._made = self._work.source.gather_lists(self._plain, self.indices)
+        return None
+
+    def _make(self) -> Any:
+        return self._convert(self._examples()) if self._made is None else self._made
+
+
 class ColumnsTask(BatchTask):
     """The columns of a batch, gathered from a dataset of arrays without making examples.
 
@@ -425,7 +462,6 @@ class ColumnsTask(BatchTask):
         self._outputs = outputs
         self._n_batches = n_batches
         self._is_complete = True
-        self._found: list[Any] | None = None  # examples, if the columns cannot be gathered
 
     def _fill(self, start: int, stop: int, at: Position) -> Failure | None:
         rows = self.indices[start:stop]
@@ -438,15 +474,3 @@ class ColumnsTask(BatchTask):
             return self._reader.batch(self._outputs)
         # An array has changed, so that it cannot be gathered any more.
         return self._convert(self._examples())
-
-    def _examples(self) -> list[Any]:
-        source = self._work.source
-        if self._found is None and not self._work.tolerates:
-            self._found = source.examples(self.indices, self._origin)
-        elif self._found is None:
-            found, failures = source.each(self.indices, self._origin)
-            for failure in failures:
-                failure.facts = f"dataset index {self.indices[failure.row]}, {self._facts()}"
-            self._tolerated += failures
-            self._found = list(found.values())
-        return self._found

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
+from typing import Any, Protocol
 
 from fastiter._clib import status
-from fastiter._collate import collate, numpy_fallback
+from fastiter._collate import collate
+from fastiter._collate.columns import Step, steps_for
 from fastiter._collate.numpy_fallback import Indices
-from fastiter._collate.padding import FieldRule, Padding
+from fastiter._collate.padding import Padding
 from fastiter._ring import row_reader
 from fastiter._ring.parent import Lease
-from fastiter._ring.schema import ARRAY, RAGGED, Schema
+from fastiter._ring.schema import Schema
 from fastiter._ring.serialization import Packed
 from fastiter._util.failures import dump
 from fastiter._workers import row_writer
@@ -26,6 +24,10 @@ class BatchConverter(Protocol):
     def finish(self, rows: row_writer.RowWriter) -> int:
         """Leave something in the slot, and say what by flags. Runs in the worker that found all
         rows done; never raises."""
+
+    @property
+    def pads_alone(self) -> bool:
+        """Whether lists need not be in the rows of a slot: `finish` finds them by the indices."""
 
     def from_columns(self, lease: Lease) -> Any:
         """The batch of a slot whose columns hold all rows; None to have `convert` called. Runs in
@@ -47,21 +49,28 @@ class ConcatConverter:
         self.padding = padding
         self.copy = copy
         self.tolerates = tolerates
-        self._field_plan: tuple[Any, list[_Step] | None] = (None, None)
+        self._field_plan: tuple[Any, list[Step] | None] = (None, None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ConcatConverter, (self.padding, self.copy, self.tolerates)
 
+    @property
+    def pads_alone(self) -> bool:
+        """Whether nothing but `finish` reads the lists of a batch, as long as it can."""
+        return not self.tolerates
+
     def finish(self, rows: row_writer.RowWriter) -> int:
         schema = rows.slot_schema
-        if schema is None or not schema.has_ragged_fields:
+        if schema is None or not schema.has_lists:
             return 0
         good = rows.good_rows()
         if good is not None and not (good and self.tolerates):
             return 0
         try:
             steps = self._steps_for(schema)
-            if steps is not None and rows.pad_fields(steps, good):
+            if steps is None or not schema.can_be_columns([step.as_list for step in steps]):
+                return 0
+            if rows.pad_fields(steps, good):
                 return status.CONVERTED_FIELDS
         except Exception:
             pass  # the parent tries on its heap, and raises if that fails too
@@ -76,7 +85,8 @@ class ConcatConverter:
         steps = self._steps_for(schema)
         if steps is None:
             return None
-        columns = row_reader.columns(lease, lease.is_copied or self.copy)
+        as_list = [step.as_list for step in steps]
+        columns = row_reader.columns(lease, lease.is_copied or self.copy, as_list)
         if columns is None or self.padding.only_fills:
             return columns
         names = range(len(steps)) if schema.keys is None else schema.keys
@@ -86,55 +96,23 @@ class ConcatConverter:
         ]
         return collate.with_lengths(columns, names, lengths)
 
-    def _steps_for(self, schema: Schema) -> list[_Step] | None:
+    def _steps_for(self, schema: Schema) -> list[Step] | None:
         if self._field_plan[0] is not schema:
-            self._field_plan = (schema, self._plan_fields(schema))
+            steps = steps_for(
+                self.padding, schema.container, schema.keys, schema.specs, schema.dtypes
+            )
+            self._field_plan = (schema, steps)
         return self._field_plan[1]
-
-    def _plan_fields(self, schema: Schema) -> list[_Step] | None:
-        """What is done with each field; None if that is not what columns are made for, or a fill
-        value cannot be cast without a word from NumPy, which the parent shall say."""
-        try:
-            rules = self.padding.for_schema(schema)
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                fields = zip(schema.specs, schema.dtypes, rules, strict=True)
-                return [_step(*field) for field in fields]
-        except (IndexError, KeyError, *numpy_fallback.CAST_ERRORS):  # no padding, or no cast
-            return None
 
     def convert(self, examples: list[Any], indices: Indices) -> Any:
         return collate.collate(examples, self.padding, copy=self.copy, indices=indices)
 
 
-class _Step(NamedTuple):
-    """What is done with one field. `RowWriter.pad_fields` reads the first three."""
-
-    fill: np.ndarray[Any, Any] | None  # 0-d, of the field's dtype
-    max_length: int
-    multiple: int
-    lengths: bool
-
-
-def _step(spec: Any, dtype: Any, rule: FieldRule) -> _Step:
-    """Raises where columns are not what concat_examples makes of this field."""
-    kind, _, shape = spec
-    ndim = shape if kind == RAGGED else len(shape or ())  # of a number: None
-    fill = None
-    if rule.fill is not None:
-        fill = numpy_fallback.cast_fill(rule.fill, np.dtype(dtype), ndim)
-    if ndim == 0:
-        if rule.named is not None:
-            raise ValueError(f"{rule.named} is set for a field without an axis")
-        return _Step(fill, -1, 1, False)
-    if kind == ARRAY and not rule.takes_whole(shape[0]):
-        raise ValueError("the column is no row's length")
-    return _Step(fill, rule.max_length, rule.multiple, rule.lengths)
-
-
 class CallableConverter:
     """Any other converter: called in the worker as ``function(examples, None)``, with examples of
     its own to keep or to change. Its result is packed into the slot. `tolerates` is as above."""
+
+    pads_alone = False
 
     def __init__(self, function: Callable[[list[Any], Any], Any], tolerates: bool):
         self.function = function

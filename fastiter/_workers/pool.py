@@ -16,6 +16,7 @@ from fastiter._order.plan import Plan, PlanQueue
 from fastiter._ring.arena import Arena
 from fastiter._ring.infer_schema import derive_schema, merge_schemas
 from fastiter._ring.parent import BatchScheduler, ScheduledBatch
+from fastiter._ring.schema import MOST_FIELDS, Schema
 from fastiter._stats.autotune import private_bytes
 from fastiter._stats.stats import LoaderStats, worker_stats
 from fastiter._util import shutdown
@@ -31,6 +32,7 @@ from fastiter._workers.timeouts import UNKILLABLE_SECONDS, Overrun, Timeouts, st
 from fastiter.errors import DatasetTimeoutError, WorkerDiedError
 
 if TYPE_CHECKING:
+    from fastiter._fetch.dataset_access import PlainColumns
     from fastiter._ring.parent import Report
 
 _SPARES = 32  # slots that replace those retired by forks of the program
@@ -194,6 +196,15 @@ class Pool:
             if record.q >= self.ring.single_until:
                 self.ring.single_until = -1
             self.ring.fast_path_ok = not self._crash_counts and self.ring.single_until < 0
+
+    def use_columns(self, plain: PlainColumns) -> bool:
+        """Let batches have a dataset's own columns from the first one on; False if these are too
+        many."""
+        specs = plain.reader.specs()
+        if len(specs) <= MOST_FIELDS:
+            keys = plain.keys if plain.mode is dict else None
+            self.ring.use_schema(Schema(plain.container, keys, specs, self.rows))
+        return self.ring.schema is not None
 
     def _learn(self, record: ScheduledBatch, irregular: dict[int, Any]) -> None:
         """Lets later batches have the columns that this one would have needed."""

@@ -2,20 +2,24 @@
 
 import pickle
 
+import numpy
+
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.long cimport PyLong_FromLongLong
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from cpython.object cimport PyObject_GetItem
+from cpython.object cimport PyObject, PyObject_GetItem
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastiter._fetch.dataset_access import plain_columns, rows_getter
+from fastiter._fetch.arrow_column cimport ArrowColumn, PaddedLists
 from fastiter._fetch.gather cimport ColumnReader
 from fastiter._clib.csrc cimport *
 from fastiter._clib.numpy_api cimport bytes_of
 from fastiter._ring.arena cimport WorkerRing
 from fastiter._ring.parent cimport Lease
-from fastiter._ring.schema cimport MOST_NDIM, RAGGED, Field, Schema, SlotWriter, entry_of
+from fastiter._ring.schema cimport (
+    ARRAY, MOST_NDIM, OBJECT, RAGGED, Field, Schema, SlotWriter, entry_of)
 from fastiter._ring import row_reader
 from fastiter._util.failures import RowCountError, dump
 from fastiter._ring.serialization import Packed, unpack
@@ -55,6 +59,7 @@ cdef class RowWriter(SlotWriter):
     cdef uint32_t dice
     cdef fi_cpu_meter cpu
     cdef bint traces  # the present claim is recorded
+    cdef bint pads_alone  # see BatchConverter
     cdef fi_event traced  # fetching of rows that are no event yet
     cdef int64_t traced_write_ns
     cdef uint32_t traced_rows
@@ -113,6 +118,7 @@ cdef class RowWriter(SlotWriter):
         cdef WorkerRing end = self.end
         cdef uint64_t done = 0
         cdef int kind
+        self.pads_alone = batch_converter is not None and batch_converter.pads_alone
         while True:
             with nogil:
                 kind = fi_worker_next(&end.worker, &end.turn)
@@ -297,13 +303,40 @@ cdef class RowWriter(SlotWriter):
         done = (<ColumnReader>self.plain.reader).into_slot(
             self.schema, fi_slot_payload(end.worker.ring, end.turn.slot), first,
             fi_row_index(end.worker.ring, end.turn.slot, first), count, self.uncached)
+        if done and not (<ColumnReader>self.plain.reader).is_fixed:
+            done = self.write_values(first, count)
         fi_worker_stat_fetch_ends(stat)
-        if not done:  # an index is out of range: the dataset says so itself
+        if not done:  # an index is out of range, or a text is none: the dataset says so itself
             return self.fill_singly(stat, first, count, True)
         for row in range(first, first + count):
             fi_row_done(&end.worker, &end.turn, row, FI_ROW_OK)
         fi_worker_stat_count(stat, count, count * self.row_bytes, 0)
         return 0
+
+    cdef bint write_values(self, uint32_t first, uint32_t count) except -1:
+        """Writes rows of those columns whose rows differ in size; lists only where `finish` does not
+        find them by itself. False if a value cannot be had."""
+        cdef ColumnReader reader = self.plain.reader
+        cdef const int64_t *rows = fi_row_index(self.end.worker.ring, self.end.turn.slot, first)
+        cdef Py_ssize_t number
+        cdef uint32_t row
+        self.use_slot()
+        for number in range(reader.count):
+            if reader.sources[number].kind == ARRAY:
+                continue
+            if self.pads_alone and self.schema.is_joined(number):
+                for row in range(first, first + count):  # no array lies there
+                    entry_of(&self.schema.fields[number], self.payload, row)[0] = -1
+                continue
+            try:
+                values = reader.values(number, rows, count)
+                if values is None:
+                    return False
+                for row in range(count):
+                    self.write_other(number, first + row, <PyObject *>values[row])
+            except Exception:
+                return False
+        return True
 
     cdef Py_ssize_t fill_together(self, fi_worker_stat *stat) except -1:
         """Owns rows, fetches them by one call of the dataset, and marks each.
@@ -404,6 +437,10 @@ cdef class RowWriter(SlotWriter):
         fi_worker_stat_begins(stat, since)
         fi_worker_stat_fetch_begins(stat, FI_STAT_FINISHING)
         flags = batch_converter.finish(self)
+        if self.pads_alone and not flags and self.plain is not None and self.are_columns_fitting():
+            self.pads_alone = False  # the parent needs the rows
+            self.write_all_values()
+            self.pads_alone = True
         fi_worker_stat_fetch_ends(stat)
         took = fi_now_ns() - since
         fi_worker_stat_finished(stat, took)
@@ -425,12 +462,58 @@ cdef class RowWriter(SlotWriter):
         """
         cdef Schema schema = self.schema
         cdef Py_ssize_t number
+        cdef bint reads = self.plain is not None and self.are_columns_fitting()
         for number in range(schema.count):
-            if schema.fields[number].kind == RAGGED:
-                fill, max_length, multiple = steps[number][:3]
-                if not self.pad_field(&schema.fields[number], rows, fill, max_length, multiple):
+            if not schema.is_joined(number):
+                continue
+            fill, max_length, multiple = steps[number][:3]
+            if reads:
+                if not self.gather_lists(number, rows, steps[number]):
                     return False
+            elif schema.fields[number].kind == OBJECT or not self.pad_field(
+                    &schema.fields[number], rows, fill, max_length, multiple):
+                return False
         return True
+
+    cdef bint gather_lists(self, Py_ssize_t number, list rows, object step) except -1:
+        """Joins lists that lie in the dataset's columns, as `pad_field` those in the slot."""
+        cdef ColumnReader reader = self.plain.reader
+        cdef PaddedLists lists = PaddedLists(<ArrowColumn>reader.sources[number].arrow)
+        cdef Field *f = &self.schema.fields[number]
+        cdef char *payload = fi_slot_payload(self.end.worker.ring, self.end.turn.slot)
+        cdef int64_t *entry = entry_of(f, payload, self.schema.rows)  # that of the joined array
+        cdef Py_ssize_t n = self.end.turn.n, i
+        cdef const int64_t *indices = fi_row_index(self.end.worker.ring, self.end.turn.slot, 0)
+        cdef const char *fill = payload  # not read if there is no fill value
+        cdef uint64_t offset
+        cdef int axis
+        if rows is not None:
+            chosen = numpy.array([self.index_of(row) for row in rows], numpy.int64)
+            indices, n = <const int64_t *>bytes_of(<cnp.PyArrayObject *>chosen), len(rows)
+        if not reader.plan_lists(lists, number, indices, n, step):
+            return False
+        if step[0] is not None:
+            fill = bytes_of(<cnp.PyArrayObject *>step[0])
+        offset = self.end.heap_take(lists.nbytes)
+        lists.write(payload + offset, fill)
+        entry[0] = <int64_t>offset
+        for axis in range(lists.ndim):
+            entry[1 + axis] = lists.shape[axis]
+        for i in range(n if f.kind == RAGGED else 0):  # concat_examples may have to tell them
+            entry_of(f, payload, i if rows is None else rows[i])[1] = lists.row_lengths[i]
+        return True
+
+    cdef int write_all_values(self) except -1:
+        """Writes the rows that the parent is going to read, since `finish` has not joined them."""
+        cdef uint32_t row
+        try:
+            for row in range(self.end.turn.n):
+                if fi_row_code(self.end.worker.ring, self.end.turn.slot, row,
+                               self.end.turn.q) == FI_ROW_OK:
+                    self.write_values(row, 1)
+        except Exception:
+            pass  # the parent finds that no row is there
+        return 0
 
     cdef bint pad_field(self, Field *f, list rows, object fill, int64_t max_length,
                         int64_t multiple) except -1:

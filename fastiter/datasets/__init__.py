@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fastiter.datasets.arrow_dataset import ArrowDataset
 from fastiter.datasets.concatenated_dataset import ConcatenatedDataset
 from fastiter.datasets.dict_dataset import DictDataset
 from fastiter.datasets.frozen_dataset import FrozenDataset
@@ -30,6 +31,7 @@ from fastiter.datasets.tuple_dataset import TupleDataset
 from fastiter.datasets.zipped_image_dataset import ZippedImageDataset
 
 __all__ = [
+    "ArrowDataset",
     "ConcatenatedDataset",
     "DictDataset",
     "FrozenDataset",

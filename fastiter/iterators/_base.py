@@ -24,6 +24,7 @@ from fastiter._util.cpus import usable_cpus
 from fastiter._util.failures import AllSkipped, Failure, capture, reraise
 from fastiter._util.ranks import iterator_ranks
 from fastiter.dataset.iterator import Iterator
+from fastiter.datasets.arrow_dataset import arrow_source
 from fastiter.iterators import _arguments, _seed
 from fastiter.iterators._addresses import (
     Address,
@@ -42,7 +43,7 @@ from fastiter.iterators._skips import (
     nothing_left,
 )
 from fastiter.iterators._snapshot import Snapshot, as_dict, exchange, from_dict
-from fastiter.iterators._source import Source
+from fastiter.iterators._source import Source, concat_of
 from fastiter.iterators._state import Plan, Planner, dataset_length, initial_state
 from fastiter.iterators.samplers._batches import CallableBatches, SeededBatchSampler
 from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
@@ -89,6 +90,8 @@ class PlannedIterator(Iterator):
         tail: Tail = "pad",
         skip_steps: Sequence[tuple[int, int]] = (),
     ) -> None:
+        sees_examples = converter is not None and concat_of(converter) is None
+        dataset = arrow_source(dataset, sees_examples)
         self._dataset = _arguments.checked_dataset(dataset)
         self._repeat = checked_flag("repeat", repeat)
         self._batch_size, drop_last, batches = _arguments.checked_cuts(

@@ -13,8 +13,10 @@ from fastiter._collate.numpy_fallback import fill_casts
 from fastiter._collate.padding import Padding
 from fastiter._device import devices
 from fastiter._fetch.dataset_access import (
+    ColumnGatherer,
     PlainColumns,
     column_getter,
+    columns_of,
     plain_columns,
     rows_getter,
 )
@@ -36,6 +38,13 @@ class ConcatOptions(NamedTuple):
 
     padding: Padding
     copy: bool
+
+    def for_dataset(self, dataset: Any) -> ConcatOptions:
+        """The same, with what a dataset of columns says about them."""
+        columns = columns_of(dataset)
+        if columns is None:
+            return self
+        return self._replace(padding=self.padding.for_dataset(columns.fills, columns.lists))
 
 
 def concat_of(converter: Callable[..., Any] | None) -> ConcatOptions | None:
@@ -90,10 +99,13 @@ class Source:
         self._target = devices.resolve(device)
         self._gpu: AsyncTransfer | None = None
         self.is_on_gpu = isinstance(self._target, devices.GpuDevice)
-        self.concat = concat_of(converter)  #: None if the converter is not concat_examples
+        concat = concat_of(converter)
+        #: None if the converter is not concat_examples
+        self.concat = None if concat is None else concat.for_dataset(dataset)
         #: whether the converter, which is not concat_examples, uses the device
         self.takes_device = self.concat is None and self.converter is converter
         self._plain: PlainColumns | None = _UNKNOWN  # found out with the first batch
+        self._gatherer: ColumnGatherer | None = None
         self._gather: Callable[[Indices], Any] | None = None  # makes a batch at once
 
     def batch(self, plan: Plan, seed: Seed, policy: FailurePolicy | None = None) -> Any:
@@ -137,11 +149,9 @@ class Source:
     def examples(self, indices: Indices, origin: tuple[Seed, Plan], first: int = 0) -> list[Any]:
         """Fetch the examples at ``indices``, int64[n], contiguous: those of a plan from row
         ``first`` on. ``origin``: seed and plan."""
-        plain = self.plain()
-        if plain is not None:
-            examples = plain.reader.examples(indices)
-            if examples is not None:
-                return examples
+        examples = self._examples_of_columns(indices)
+        if examples is not None:
+            return examples
         return fetch_examples(self.dataset, indices.tolist(), origin, first)
 
     def each(
@@ -152,8 +162,7 @@ class Source:
         If a call for many fails, each of its examples is fetched by itself. GeneratorExit,
         KeyboardInterrupt and SystemExit pass.
         """
-        plain = self.plain()
-        examples = None if plain is None else plain.reader.examples(indices)
+        examples = self._examples_of_columns(indices)
         if examples is not None:
             return dict(enumerate(examples, first)), []
         if rows_getter(self.dataset) is None:
@@ -177,6 +186,15 @@ class Source:
             failures += one[1]
         return found, failures
 
+    def _examples_of_columns(self, indices: Indices) -> list[Any] | None:
+        """Examples of a dataset of columns; None if the dataset itself has to make them, or has to
+        raise what is wrong with one."""
+        plain = self.plain()
+        try:
+            return None if plain is None else plain.reader.examples(indices)
+        except ValueError:
+            return None
+
     @property
     def gives_many(self) -> bool:
         """Whether one call of the dataset fetches many examples."""
@@ -194,6 +212,8 @@ class Source:
         dataset raises."""
         plain = self.plain()
         if plain is not None:
+            if not plain.reader.is_fixed:
+                return self.gather_lists(plain, indices)
             if not fills_suit(plain, concat.padding):
                 return None
             if concat.padding.is_none and self._device is None and not plain.delegates:
@@ -209,6 +229,14 @@ class Source:
                 raise
             return None
         return collate_columns(self.dataset, columns, len(indices), *concat, indices=indices)
+
+    def gather_lists(self, plain: PlainColumns, indices: Indices) -> Any:
+        """Return the batch of columns whose rows differ in size; None if it has to be made of
+        examples."""
+        if self._gatherer is None:
+            assert self.concat is not None
+            self._gatherer = ColumnGatherer(plain, self.concat.padding)
+        return self._gatherer.gather(indices)
 
     def sent(self, batch: Any) -> Any:
         """Send an array, or a list, tuple or dict of arrays, to the iterator's device."""

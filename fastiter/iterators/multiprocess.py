@@ -374,6 +374,9 @@ class MultiprocessIterator(PrefetchingIterator):
             n_retries=self._n_retries if self._on_timeout == "retry" else None,
         )
         pool.ring.seed = self._seed
+        plain = self._source.plain()
+        if plain is not None and plain.is_arrow:
+            pool.use_columns(plain)
         self._timer.open(pool.note_start)
         if self._timer.trace is not None:
             pool.ring.start_trace()

@@ -18,7 +18,15 @@ from fastiter._threads.batch_buffer import CallCost
 from fastiter._threads.collator import Assembler
 from fastiter._threads.limit import TimeLimit
 from fastiter._threads.pool import ThreadCounters, Threads
-from fastiter._threads.tasks import BatchTask, ColumnsTask, PartsTask, RowCost, RowsTask, Work
+from fastiter._threads.tasks import (
+    BatchTask,
+    ColumnsTask,
+    ListsTask,
+    PartsTask,
+    RowCost,
+    RowsTask,
+    Work,
+)
 from fastiter._util.arguments import checked_int, checked_seconds
 from fastiter._util.concurrency import items_of
 from fastiter._util.failures import Failure, capture
@@ -365,6 +373,8 @@ class MultithreadIterator(PrefetchingIterator):
         assert plan.indices is not None
         if concat is not None:
             plain = self._source.plain()
+            if plain is not None and not plain.reader.is_fixed:
+                return ListsTask(work, origin, plain)
             if plain is None:
                 getter = column_getter(self._dataset)
                 if getter is not None:

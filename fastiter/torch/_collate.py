@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from torch.utils.data._utils import collate as torch_collate
 
+from fastiter._collate.numpy_fallback import Indices
+from fastiter._collate.padding import Padding
+from fastiter._fetch.dataset_access import is_arrow
 from fastiter._ring import row_reader
 from fastiter._ring.infer_schema import derive_schema, derive_tree
 from fastiter._ring.parent import Lease
@@ -28,7 +31,7 @@ from fastiter._ring.schema import (
 )
 from fastiter._workers.batch_converter import ConcatConverter
 from fastiter._workers.row_writer import RowWriter
-from fastiter.iterators._source import concat_of
+from fastiter.iterators._source import ConcatOptions, concat_of
 
 _COLUMNS = {ARRAY, INT, FLOAT, BOOL, SCALAR}
 # Entries of torch's table whose work columns do, unless the program has put others there.
@@ -37,6 +40,8 @@ _TABLE = (torch.Tensor, np.ndarray, (np.bool_, np.number, np.object_), float, in
 
 class DefaultCollate:
     """torch's `default_collate`, of rows that lie in columns. A `BatchConverter`."""
+
+    pads_alone = False
 
     def __init__(self) -> None:
         # The schema of the last batch, its tree, and the leaves whose texts come in a tuple.
@@ -96,12 +101,50 @@ def _in_tuples(node: Any) -> Iterator[bool]:
             yield from _in_tuples(child)
 
 
-def converter_for(collate_fn: Any) -> DefaultCollate | ConcatConverter | None:
+class ColumnsCollate(ConcatConverter):
+    """What stands for `default_collate` where a dataset consists of Arrow columns: arrays by
+    concat_examples' rules and the dataset's padding, as tensors."""
+
+    def __init__(self, padding: Padding) -> None:
+        super().__init__(padding, False, False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ColumnsCollate, (self.padding,)
+
+    def __call__(self, examples: list[Any]) -> Any:
+        return self.convert(examples, range(len(examples)))
+
+    def from_columns(self, lease: Lease) -> Any:
+        columns = super().from_columns(lease)
+        return None if columns is None else tensors_of(columns)
+
+    def convert(self, examples: list[Any], indices: Indices) -> Any:
+        return tensors_of(super().convert(examples, indices))
+
+
+def tensors_of(columns: Any) -> Any:
+    """The arrays of a batch as tensors; lists stay what they are."""
+    if isinstance(columns, dict):
+        return {name: tensors_of(column) for name, column in columns.items()}
+    return torch.from_numpy(columns) if isinstance(columns, np.ndarray) else columns
+
+
+def converter_for(collate_fn: Any, dataset: Any) -> DefaultCollate | ConcatConverter | None:
     """What makes the batches of a ``collate_fn`` from columns; None if it has to be called."""
     concat = concat_of(collate_fn)
     if concat is not None:
-        return ConcatConverter(*concat, False)
-    return DefaultCollate() if collate_fn is torch_collate.default_collate else None
+        return ConcatConverter(*concat.for_dataset(dataset), False)
+    if collate_fn is not torch_collate.default_collate:
+        return None
+    if is_arrow(dataset):
+        return ColumnsCollate(ConcatOptions(Padding(), False).for_dataset(dataset).padding)
+    return DefaultCollate()
+
+
+def collate_of(collate_fn: Any, dataset: Any) -> Any:
+    """What is called with the examples of a batch for a ``collate_fn``."""
+    converter = converter_for(collate_fn, dataset)
+    return converter if isinstance(converter, ColumnsCollate) else collate_fn
 
 
 def schema_for(converter: Any, examples: Sequence[Any], rows: int) -> Schema | None:

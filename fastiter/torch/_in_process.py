@@ -14,11 +14,13 @@ from torch.utils.data import (
     default_collate,
 )
 
+from fastiter._fetch.dataset_access import ColumnGatherer, plain_columns
 from fastiter._order.plan import Plan
 from fastiter._util.failures import Failure, capture
-from fastiter.torch._collate import collate
+from fastiter._workers.batch_converter import ConcatConverter
+from fastiter.torch._collate import ColumnsCollate, collate, converter_for, tensors_of
 from fastiter.torch._iterator import LoaderIterator
-from fastiter.torch._plans import Delivered, Plans
+from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, index_array
 from fastiter.torch._seeds import Seeded, generators_kept
 from fastiter.torch._state import (
     Resume,
@@ -59,7 +61,7 @@ class InProcessIterator(LoaderIterator):
             self._dataset_kind,
             self._dataset,
             self._auto_collation,
-            self._collate if self._collate_fn is default_collate else self._collate_fn,
+            self._collate_for(),
             self._drop_last,
             state,
         )
@@ -81,6 +83,26 @@ class InProcessIterator(LoaderIterator):
         for _ in range(n_missing):
             next(self)
 
+    def _collate_for(self) -> Any:
+        """The collate function. Of a dataset of Arrow columns also finds what gathers them."""
+        self._columns: ColumnGatherer | None = None
+        self._converter = converter_for(self._collate_fn, self._dataset)
+        if self._auto_collation and isinstance(self._converter, ConcatConverter):
+            plain = plain_columns(self._dataset)
+            if plain is not None and plain.is_arrow:
+                self._columns = ColumnGatherer(plain, self._converter.padding)
+        if isinstance(self._converter, ColumnsCollate):
+            return self._converter
+        return self._collate if self._collate_fn is default_collate else self._collate_fn
+
+    def _gathered(self, keys: Any) -> Any:
+        """The batch of Arrow columns; None if it has to be made of examples."""
+        if self._columns is None:
+            return None
+        indices = index_array(keys, MOST_ROWS)
+        batch = None if indices is None else self._columns.gather(indices)
+        return tensors_of(batch) if isinstance(self._converter, ColumnsCollate) else batch
+
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         self._begin(None)
@@ -98,7 +120,10 @@ class InProcessIterator(LoaderIterator):
     def _fetched(self, request: Request) -> Any:
         self._keys = request.keys
         try:
-            if self._is_iterable:
+            data = self._gathered(request.keys)
+            if data is not None:
+                pass
+            elif self._is_iterable:
                 data = self._fetched_of_stream(request.keys)
             elif request.seed is None:
                 data = self._fetcher.fetch(request.keys)

@@ -11,6 +11,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe, _utils
 from torch.utils.data import dataloader as torch_dataloader
 
 from fastiter._clib import status
+from fastiter._fetch.dataset_access import plain_columns
 from fastiter._order.plan import Plan
 from fastiter._util.failures import Failure, capture, reraise
 from fastiter._workers.delivery import from_rows
@@ -18,17 +19,16 @@ from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import Caller, choose
 from fastiter.errors import WorkerDiedError, WorkerTraceback
 from fastiter.iterators._arguments import checked_context
-from fastiter.torch._collate import converter_for
+from fastiter.torch._collate import collate_of, converter_for
 from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._pinned import pinned_slots
-from fastiter.torch._plans import Delivered, Plans
+from fastiter.torch._plans import MOST_ROWS, Delivered, Plans
 from fastiter.torch._state import Resume, is_stateful, other_workers, program_state
 from fastiter.torch._worker import LoaderJob, Reply
 
 if TYPE_CHECKING:
     from fastiter.torch._loader import DataLoader
 
-_MOST_ROWS = 1 << 16
 _CALLER = Caller("multiprocessing_context", "iter(loader)", "pass num_workers=0")
 # Batches that a GPU may read while others are made; more are copied out of the ring.
 _MOST_COPIES = 8
@@ -86,10 +86,10 @@ class WorkersIterator(LoaderIterator):
             or isinstance(self._dataset, MapDataPipe)
             or is_stateful(self._dataset)
             or type(rows) is not int
-            or not 0 < rows <= _MOST_ROWS
+            or not 0 < rows <= MOST_ROWS
         ):
             return 0, None
-        converter = converter_for(loader.collate_fn)
+        converter = converter_for(loader.collate_fn, self._dataset)
         return (0, None) if converter is None else (rows, converter)
 
     def _start(self, loader: DataLoader[Any], resume: Resume | None) -> Pool:
@@ -106,7 +106,7 @@ class WorkersIterator(LoaderIterator):
             kind=self._dataset_kind,
             dataset=self._dataset,
             auto_collation=self._auto_collation,
-            collate_fn=self._collate_fn,
+            collate_fn=collate_of(self._collate_fn, self._dataset),
             drop_last=self._drop_last,
             init_fn=init_fn,
             base_seed=self._base_seed,
@@ -128,6 +128,9 @@ class WorkersIterator(LoaderIterator):
             lock=threading.RLock(),
             timeouts=_BatchTimeout(self._timeout),
         )
+        plain = plain_columns(self._dataset) if self._plans.rows else None
+        if plain is not None and plain.is_arrow:
+            self._plans.has_columns = pool.use_columns(plain)
         if self._pin_memory:
             pool.ring.registration = pinned_slots(pool.ring.arena)
         return pool
@@ -166,10 +169,10 @@ class WorkersIterator(LoaderIterator):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if self._pool is None or self._pool.closed:  # it ended by an error, or was closed
-            self._pool = self._start(loader, None)
             self._plans.epoch = -1
             self._plans.has_columns = False
             self._n_spilled = 0
+            self._pool = self._start(loader, None)
         super()._reset(loader, first_iter)
         self._plans.epoch += 1
         self._pool.ring.reset()

@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch.utils.data
+from torch.utils.data import default_collate
 
+from fastiter.datasets.arrow_dataset import arrow_source
+from fastiter.torch._collate import converter_for
 from fastiter.torch._in_process import InProcessIterator
 from fastiter.torch._in_workers import WorkersIterator
 from fastiter.torch._iterator import Kept, LoaderIterator
@@ -85,6 +88,10 @@ persistent_workers, pin_memory_device, in_order
         snapshot_every_n_steps: int | None = 1,
         seed_examples: bool = False,
     ) -> None:
+        if not isinstance(dataset, torch.utils.data.IterableDataset):
+            gives_examples = batch_size is None and batch_sampler is None
+            collates = converter_for(collate_fn or default_collate, None) is not None
+            dataset = arrow_source(dataset, gives_examples or not collates)
         super().__init__(
             dataset,
             batch_size,

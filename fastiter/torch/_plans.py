@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _ENDLESS = 1 << 60  # examples in an epoch, where their number is not known
 _MOST_SCHEMAS = 8  # of one pool
+MOST_ROWS = 1 << 16  # of a batch that is made from columns
 
 
 class Planned(NamedTuple):
@@ -105,7 +106,7 @@ class Plans(PlanQueue):
         asks_schema = self.n_schemas > state.n_schemas
         state = state._replace(position=number + 1, last_worker=worker, n_made=n_made)
         if self.has_columns:
-            rows = _index_array(keys, self.rows)
+            rows = index_array(keys, self.rows)
             if rows is not None:
                 return Plan(rows, state, None, None, worker, number=number)
         if type(keys) is np.ndarray:
@@ -157,7 +158,7 @@ class Plans(PlanQueue):
         ]
 
 
-def _index_array(keys: Any, most: int) -> npt.NDArray[np.int64] | None:
+def index_array(keys: Any, most: int) -> npt.NDArray[np.int64] | None:
     """The keys of a batch as dataset indices; None if they are no list of Python's integers."""
     if type(keys) is np.ndarray:
         return keys

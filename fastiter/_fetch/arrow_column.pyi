@@ -1,0 +1,29 @@
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Self, disjoint_base
+
+@disjoint_base
+class ArrowColumn:
+    def __new__(
+        cls,
+        arrays: list[Any],
+        layout: str,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...] = ...,
+        wide: tuple[bool, ...] = ...,
+        text: type | None = ...,
+        fill: Any = ...,
+        inner: tuple[int, ...] = ...,
+    ) -> Self: ...
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    text: type | None
+    levels: int
+    def __len__(self) -> int: ...
+    def take(self, indices: NDArray[np.int64]) -> NDArray[Any]: ...
+
+@disjoint_base
+class PaddedLists:
+    def __new__(cls, column: ArrowColumn) -> Self: ...

@@ -1,0 +1,293 @@
+"""Columns in Arrow's memory layout: rows of any chunk, gathered from the buffers where they lie.
+
+The buffers are found through the Arrow C data interface; this module needs no package for it. What
+an Arrow type means is decided in `arrow_types`.
+"""
+
+import numpy
+
+cimport numpy as cnp
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from fastiter._clib.csrc cimport *
+from fastiter._clib.numpy_api cimport bytes_of, int64_items, new_empty
+
+cnp.import_array()
+
+cdef extern from "Python.h":
+    object PyUnicode_DecodeUTF8(const char *text, Py_ssize_t size, const char *errors)
+
+cdef enum:
+    # Releasing the GIL and taking it back costs more than copying less than this.
+    NOGIL_BYTES = 65536
+
+cdef dict LAYOUTS = {
+    "fixed": FI_ARROW_FIXED,
+    "bits": FI_ARROW_BITS,
+    "days": FI_ARROW_DAYS,
+    "lists": FI_ARROW_LISTS,
+    "views": FI_ARROW_VIEWS,
+}
+
+
+cdef class ArrowColumn:
+    """A column of chunks.
+
+    Parameters
+    ----------
+    arrays : what ``__arrow_c_array__`` gives for each chunk, the second item of each pair.
+    layout : "fixed", "bits" or "days": `dtype` and `shape` of a row; "lists" or "views".
+    dtype : of a row's elements; of the texts' bytes.
+    shape : of a row of "fixed".
+    wide : of "lists": for each level, whether offsets are int64.
+    text : str or bytes, if a row is one.
+    fill : 0-d array to be written in the place of nulls, or None.
+    inner : sizes of the lists of a fixed size that a row of "fixed" consists of.
+    """
+
+    def __cinit__(self, list arrays, str layout, cnp.dtype dtype, tuple shape=(), tuple wide=(),
+                  text=None, fill=None, tuple inner=()):
+        cdef fi_column *column = &self.column
+        cdef fi_arrow_array *array
+        cdef int64_t sizes[32]
+        cdef Py_ssize_t level
+        column.layout = LAYOUTS[layout]
+        column.levels = len(wide)
+        for level in range(column.levels):
+            column.wide[level] = wide[level]
+        column.width = 0 if layout == "bits" or (wide and dtype == numpy.bool_) else dtype.itemsize
+        for size in shape:
+            column.width *= <size_t>size
+        for level in range(len(inner)):
+            sizes[level] = inner[level]
+        self.dtype, self.shape, self.text = dtype, shape, text
+        self.arrays = []
+        self.chunks = <fi_chunk *>PyMem_Calloc(len(arrays) + 1, sizeof(fi_chunk))
+        if self.chunks == NULL:
+            raise MemoryError()
+        for capsule in arrays:
+            array = <fi_arrow_array *>PyCapsule_GetPointer(capsule, "arrow_array")
+            if array.length == 0:
+                continue
+            if fi_arrow_chunk(&self.chunks[column.n_chunks], column, array, sizes,
+                              <int>len(inner)) != FI_OK:
+                raise ValueError(
+                    f"the buffers of an Arrow array of {array.length} rows are not laid out as its "
+                    f"type says ({layout})")
+            self.chunks[column.n_chunks].first = column.n_rows
+            column.n_rows += array.length
+            column.n_chunks += 1
+            self.arrays.append(capsule)
+        self.chunks[column.n_chunks].first = column.n_rows
+        column.chunks = self.chunks
+        column.guide = <uint32_t *>PyMem_Malloc(fi_arrow_guide_size(column) * sizeof(uint32_t))
+        if column.guide == NULL:
+            raise MemoryError()
+        fi_arrow_guide(column)
+        if fill is not None:
+            self.fill = numpy.full(shape, fill, dtype)
+            column.fill = bytes_of(<cnp.PyArrayObject *>self.fill)
+
+    def __dealloc__(self):
+        PyMem_Free(self.chunks)
+        PyMem_Free(self.column.guide)
+
+    def __len__(self):
+        return self.column.n_rows
+
+    @property
+    def levels(self):
+        """Lists in lists: 2; lists: 1; else 0."""
+        return 0 if self.text is not None else max(
+            self.column.levels, self.column.layout == FI_ARROW_VIEWS)
+
+    def take(self, indices):
+        """Rows of one size: an array (n, ...). IndexError if one does not exist."""
+        cdef Py_ssize_t n = 0
+        cdef const int64_t *rows = int64_items(indices, &n)
+        if rows == NULL or not fi_rows_lie_within(rows, n, self.column.n_rows):
+            raise IndexError(f"rows outside of a column of {self.column.n_rows}")
+        found = numpy.empty((n, *self.shape), self.dtype)
+        fi_arrow_gather(bytes_of(<cnp.PyArrayObject *>found), &self.column, rows, n, False)
+        return found
+
+    # ---- lists and texts
+
+    cdef fi_span *spans(self, const int64_t *rows, Py_ssize_t n) except NULL:
+        """Where rows lie, which the caller has checked: to be freed."""
+        cdef size_t bad = 0
+        cdef fi_span *found = <fi_span *>PyMem_Malloc(max(n, 1) * sizeof(fi_span))
+        if found == NULL:
+            raise MemoryError()
+        if fi_arrow_spans(found, &self.column, rows, n, &bad) != FI_OK:
+            PyMem_Free(found)
+            raise ValueError(
+                f"the offsets of row {rows[bad]} of an Arrow column lead out of its values: the "
+                "data is damaged")
+        return found
+
+    cdef fi_span *inner_spans(self, const fi_span *outer) except NULL:
+        cdef fi_span *found = <fi_span *>PyMem_Malloc(max(outer.length, 1) * sizeof(fi_span))
+        if found == NULL:
+            raise MemoryError()
+        if fi_arrow_inner(found, &self.column, outer) != FI_OK:
+            PyMem_Free(found)
+            raise ValueError(
+                "the offsets of lists in an Arrow column lead out of their values: the data is "
+                "damaged")
+        return found
+
+    cdef object element_array(self, const fi_span *span):
+        """A new array of the elements of one list."""
+        cdef cnp.npy_intp length = span.length
+        cdef char *target
+        Py_INCREF(self.dtype)  # the constructor takes it over
+        array = new_empty(1, &length, <cnp.PyArray_Descr *>self.dtype, 0)
+        target = bytes_of(<cnp.PyArrayObject *>array)
+        if length == 0:
+            return array
+        if span.data == NULL:
+            fi_arrow_bits(<uint8_t *>target, <const uint8_t *>span.chunk.values,
+                          span.chunk.first_bit + span.start, length)
+        else:
+            memcpy(target, span.data, length * self.dtype.itemsize)
+        return array
+
+    cdef object list_at(self, const fi_span *span):
+        cdef fi_span *inner
+        cdef int64_t place
+        if self.column.levels < 2:
+            return self.element_array(span)
+        inner = self.inner_spans(span)
+        try:
+            return [self.element_array(&inner[place]) for place in range(span.length)]
+        finally:
+            PyMem_Free(inner)
+
+    cdef list values(self, const int64_t *rows, Py_ssize_t n):
+        """The values of rows of lists or texts: arrays, lists of arrays, str or bytes."""
+        cdef fi_span *spans = self.spans(rows, n)
+        cdef Py_ssize_t i
+        cdef list found = []
+        try:
+            for i in range(n):
+                if self.text is None:
+                    found.append(self.list_at(&spans[i]))
+                elif self.text is bytes:
+                    found.append(PyBytes_FromStringAndSize(
+                        <const char *>spans[i].data, spans[i].length))
+                else:
+                    found.append(PyUnicode_DecodeUTF8(
+                        <const char *>spans[i].data, spans[i].length, NULL))
+            return found
+        finally:
+            PyMem_Free(spans)
+
+
+cdef class PaddedLists:
+    """The lists of some rows of a column, to be written as one array: `shape`, of `ndim` lengths, is
+    that of a row in it."""
+
+    def __cinit__(self, ArrowColumn column):
+        self.column = column
+        self.ndim = column.levels
+
+    def __dealloc__(self):
+        PyMem_Free(self.sources)
+        PyMem_Free(self.lengths)
+        PyMem_Free(self.row_lengths)
+        PyMem_Free(self.expanded)
+
+    cdef bint plan(self, const int64_t *rows, Py_ssize_t n, bint pads, int64_t max_length,
+                   int64_t multiple) except -1:
+        """Finds the lists, once; False if they are of different lengths, and `pads` is False.
+
+        max_length, multiple: of the first axis, as in concat_examples; -1 for no maximum.
+        """
+        cdef fi_span *spans = self.column.spans(rows, n)
+        cdef Py_ssize_t i
+        cdef int64_t length = 0
+        self.n = n
+        try:
+            self.row_lengths = <int64_t *>PyMem_Malloc(max(n, 1) * sizeof(int64_t))
+            if self.row_lengths == NULL:
+                raise MemoryError()
+            for i in range(n):
+                if 0 <= max_length < spans[i].length:
+                    spans[i].length = max_length
+                if not pads and spans[i].length != spans[0].length:
+                    return False
+                self.row_lengths[i] = spans[i].length
+                length = max(length, spans[i].length)
+            self.shape[0] = (length + multiple - 1) // multiple * multiple
+            self.count = n if self.ndim == 1 else n * self.shape[0]
+            self.sources = <const void **>PyMem_Calloc(max(self.count, 1), sizeof(void *))
+            self.lengths = <int64_t *>PyMem_Calloc(max(self.count, 1), sizeof(int64_t))
+            if self.sources == NULL or self.lengths == NULL:
+                raise MemoryError()
+            if self.ndim == 2:
+                if not self.plan_inner(spans, pads):
+                    return False
+            else:
+                for i in range(n):
+                    self.sources[i], self.lengths[i] = spans[i].data, spans[i].length
+                if self.column.column.width == 0:
+                    self.expand_bits(spans)
+            self.nbytes = fi_array_bytes(self.shape, self.ndim, n * self.column.dtype.itemsize)
+            if self.nbytes == <uint64_t>-1:
+                raise MemoryError(f"lists padded to {self.shape[0]} elements fit in no memory")
+            return True
+        finally:
+            PyMem_Free(spans)
+
+    cdef bint plan_inner(self, const fi_span *spans, bint pads) except -1:
+        cdef fi_span *inner
+        cdef Py_ssize_t i, place = 0, source
+        cdef int64_t length = -1
+        for i in range(self.n):
+            inner = self.column.inner_spans(&spans[i])
+            try:
+                for place in range(spans[i].length):
+                    source = i * self.shape[0] + place
+                    self.sources[source] = inner[place].data
+                    self.lengths[source] = inner[place].length
+                    if not pads and length >= 0 and inner[place].length != length:
+                        return False
+                    length = max(length, inner[place].length)
+            finally:
+                PyMem_Free(inner)
+        self.shape[1] = max(length, 0)
+        return True
+
+    cdef int expand_bits(self, const fi_span *spans) except -1:
+        cdef int64_t total = 0
+        cdef Py_ssize_t i
+        for i in range(self.n):
+            total += self.lengths[i]
+        self.expanded = <char *>PyMem_Malloc(max(total, 1))
+        if self.expanded == NULL:
+            raise MemoryError()
+        total = 0
+        for i in range(self.n):
+            self.sources[i] = self.expanded + total
+            if self.lengths[i] > 0:
+                fi_arrow_bits(<uint8_t *>self.expanded + total,
+                              <const uint8_t *>spans[i].chunk.values,
+                              spans[i].chunk.first_bit + spans[i].start, self.lengths[i])
+            total += self.lengths[i]
+        return 0
+
+    cdef void write(self, char *target, const void *fill) noexcept:
+        """Writes `nbytes`. `fill`: one element."""
+        cdef const int64_t *shape = &self.shape[self.ndim - 1]
+        cdef size_t itemsize = self.column.dtype.itemsize
+        if self.nbytes < NOGIL_BYTES:
+            fi_pad(target, shape, 1, itemsize, self.sources, self.lengths, self.count, fill)
+        else:
+            with nogil:
+                fi_pad(target, shape, 1, itemsize, self.sources, self.lengths, self.count, fill)

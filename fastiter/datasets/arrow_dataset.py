@@ -1,0 +1,419 @@
+"""A dataset of Arrow columns, read where they lie."""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fastiter._fetch import arrow_types
+from fastiter._fetch.dataset_access import Columns, SourceColumn, plain_columns
+from fastiter.dataset.mixin import DatasetMixin, row_at
+
+__all__ = ["ArrowDataset"]
+
+_SUFFIXES = (".arrow", ".feather", ".ipc", ".parquet")
+_NULLS = ("error", "mask", "none")
+
+
+class ArrowDataset(DatasetMixin):
+    """Rows of Arrow columns: of Hugging Face's datasets, of pyarrow's tables, or of files.
+
+    Iterators gather batches in C from the Arrow buffers, without making examples. Files are mapped,
+    not read, and shared by all processes; a pickle holds their paths.
+
+    Values equal those of ``to_pylist()``: numbers, dates and timestamps are NumPy scalars of the
+    Arrow type's dtype (in UTC, if they have a zone), lists of numbers are arrays, lists of such
+    lists are lists of arrays, strings and binaries are str and bytes. Anything else is what pyarrow
+    converts it to. In batches of `concat_examples`, numbers and lists of numbers are arrays, and
+    all other columns lists.
+
+    Parameters
+    ----------
+    source : pyarrow.Table, RecordBatch, ChunkedArray or Array, datasets.Dataset, path, or other
+        Paths, also a list or a pattern of them, name files of the Arrow IPC format, random access
+        or stream. Other objects need the method ``__arrow_c_stream__``. Of a `datasets.Dataset` the
+        order of its rows and the columns of its format count, not the format's type. Where it has
+        a transform or features to decode, examples come from its own ``__getitems__``.
+    columns : list of str or str, optional
+        An example is a dict of these columns, or the value of the one column. By default a dict of
+        all columns, or the value in an Array.
+    padding : number or dict, optional
+        What fills up lists of numbers in batches, for all columns or by name.
+    nulls : {"error", "mask", "none"}
+        What to do about nulls in the rows of the dataset. "mask": zero, an empty list or an empty
+        text takes their place, and a bool field ``NAME_valid`` follows each column that has some.
+        "none": the values of such a column are Python objects, None among them.
+    fill_null : dict, optional
+        By name, a value that takes the place of nulls in a column of numbers or texts.
+    dictionaries : {"values", "codes"}
+        What an example holds of a column of dictionary type. Codes count the values of all chunks.
+    strings : {"str", "padded"}
+        "padded": strings and binaries are uint8 arrays of their bytes, which ``padding`` fills up.
+    decode : dict, optional
+        By name, a function that is called with each value, such as the bytes of an image, in the
+        worker that fetches it. Examples are then made one by one.
+
+    Raises
+    ------
+    KeyError
+        If there is no column of a name.
+    TypeError
+        If the source is none of these, or a `datasets.IterableDataset`.
+    ValueError
+        If a row has a null that no argument allows; the message names the column, its type and the
+        row. Or if an argument has another value than these, or a file another format.
+
+    Examples
+    --------
+    >>> dataset = ArrowDataset(datasets.load_dataset("ag_news", split="train"))  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        columns: Sequence[str] | str | None = None,
+        *,
+        padding: Any = None,
+        nulls: str = "error",
+        fill_null: Mapping[str, Any] | None = None,
+        dictionaries: str = "values",
+        strings: str = "str",
+        decode: Mapping[str, Callable[[Any], Any]] | None = None,
+    ) -> None:
+        _check_choice("nulls", nulls, _NULLS)
+        _check_choice("dictionaries", dictionaries, ("values", "codes"))
+        _check_choice("strings", strings, ("str", "padded"))
+        if isinstance(source, (str, os.PathLike, list, tuple)):
+            source = _checked_paths(source)
+        self._source = source
+        self._names = columns if columns is None or isinstance(columns, str) else list(columns)
+        self._padding = padding
+        self._nulls = nulls
+        self._fill_null = dict(fill_null or {})
+        self._options = arrow_types.Options(dictionaries, strings)
+        self._decode = dict(decode or {})
+        #: what nulls were found in: checked once, not by every process
+        self._found: dict[str, _Nulls] = {}
+        self._open()
+
+    def _open(self) -> None:
+        table, rows, names = _opened(self._source)
+        self._own: Any = None  # the source, if examples come from it
+        if table is None:
+            self._own = self._source
+        self._columns = self._read(table, rows, names)
+        if self._own is not None:
+            self._length = len(self._own)
+        else:
+            self._length = table.num_rows if rows is None else len(rows)
+        self._plain = None if table is None else plain_columns(self._columns)
+
+    def __getstate__(self) -> dict[str, Any]:
+        opened = ("_own", "_columns", "_length", "_plain")
+        return {name: value for name, value in self.__dict__.items() if name not in opened}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def keys(self) -> Any:
+        """The names of an example's fields; None if it is one value."""
+        return None if self._columns.mode is None else self._columns.keys
+
+    @property
+    def mode(self) -> type | None:
+        """dict, or None if an example is one value."""
+        return self._columns.mode  # type: ignore[no-any-return]
+
+    def get_example(self, i: int) -> Any:
+        """Get example ``i``; IndexError unless ``-len(self) <= i < len(self)``."""
+        return self.__getitems__([row_at(i, len(self))])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Get the examples at some indices, as `get_example` does."""
+        if self._own is not None:
+            examples = self._own.__getitems__(indices)
+            if self._names is not None:
+                examples = [self._part_of(example) for example in examples]
+        else:
+            assert self._plain is not None
+            examples = self._plain.reader.examples(np.array(indices, dtype=np.int64))
+            if examples is None:
+                rows = [row_at(index, len(self)) for index in indices]
+                examples = self._plain.reader.examples(np.array(rows, dtype=np.int64))
+        if not self._decode:
+            return examples  # type: ignore[no-any-return]
+        if self.mode is None:
+            (decode,) = self._decode.values()
+            return [decode(value) for value in examples]
+        for example in examples:
+            for name, decode in self._decode.items():
+                example[name] = decode(example[name])
+        return examples  # type: ignore[no-any-return]
+
+    def _part_of(self, example: dict[str, Any]) -> Any:
+        if isinstance(self._names, str):
+            return example[self._names]
+        return {name: example[name] for name in self._names or ()}
+
+    def __fastiter_columns__(self) -> Columns:
+        return self._columns
+
+    # ---- columns
+
+    def _read(self, table: Any, rows: Any, names: list[str]) -> Columns:
+        """The columns of a table, or, without one, what is known of those of a dataset's own
+        examples."""
+        is_bare = isinstance(self._names, str) or names == [""]
+        if isinstance(self._names, str):
+            chosen = [self._names]
+        else:
+            chosen = names if self._names is None else self._names
+        for name in (*chosen, *self._fill_null, *self._decode):
+            if name not in names:
+                raise KeyError(f"there is no column {name!r} among {names!r:.200}")
+        if is_bare and self._nulls == "mask":
+            raise ValueError(
+                "nulls='mask' adds fields, but examples are single values: name the column in a "
+                "list, or pass nulls='none' or fill_null"
+            )
+        columns: dict[str, Any] = {}
+        lists, fills = set(), {}
+        for name in chosen if table is not None else ():
+            column, is_valid = self._column(name, table.column(name), rows)
+            columns[name] = column
+            if is_valid is not None:
+                columns[f"{name}_valid"] = is_valid
+            if getattr(column, "text", str) is not None and name not in self._decode:
+                lists.add(name)
+            if getattr(column, "levels", 0) > 0:
+                fills[name] = self._padding
+        return Columns(
+            None if is_bare else dict,
+            tuple(columns) if table is not None else tuple(chosen),
+            tuple(SourceColumn(column, rows) for column in columns.values()),
+            views=False,
+            fills=self._fills(fills, names, is_bare),
+            lists=frozenset([None]) if is_bare and lists else frozenset(lists),
+            by_example=self._own is not None or bool(self._decode),
+        )
+
+    def _fills(self, padded: dict[str, Any], names: list[str], is_bare: bool) -> Any:
+        """The fill values of list columns, as concat_examples takes them."""
+        padding = self._padding
+        if isinstance(padding, Mapping):
+            for name in padding:
+                if name not in names:
+                    raise KeyError(f"padding names {name!r}, which is no column of {names!r:.200}")
+                if self._own is None and name not in padded and name not in self._decode:
+                    raise ValueError(
+                        f"padding names column {name!r}, whose rows are no lists of numbers: leave "
+                        "it out"
+                    )
+            padded = {name: padding[name] for name in padding}
+        elif self._own is not None or self._decode:
+            return padding
+        padded = {name: fill for name, fill in padded.items() if fill is not None}
+        if not padded:
+            return None
+        return next(iter(padded.values())) if is_bare else padded
+
+    def _column(self, name: str, chunked: Any, rows: Any) -> tuple[Any, Any]:
+        """A column, and the one that tells where it is not null, or None."""
+        found = self._found.get(name)
+        if found is None:
+            found = self._found[name] = self._find_nulls(name, chunked, rows)
+        chunked, layout, values = self._layout(chunked)
+        is_filled = name in self._fill_null
+        fill, is_valid = self._fill_null.get(name), None
+        if found.rows and self._nulls == "mask" and not is_filled:
+            is_valid = arrow_types.valid_column(chunked.chunks)
+            is_fixed = layout is not None and values is None and layout.is_fixed
+            fill = 0 if is_fixed else arrow_types.zero_of(chunked.type)
+        has_none = self._nulls == "none" and (found.elements or (found.rows and not is_filled))
+        if layout is not None and not has_none:
+            if values is not None and not found.rows:
+                codes = layout.column(chunked.chunks)
+                return arrow_types.DictionaryColumn(codes, values), is_valid
+            if values is None and layout.is_fixed:
+                return layout.column(chunked.chunks, fill if found.rows else None), is_valid
+            if values is None and (not found.rows or not fill):  # a null is an empty list or text
+                return layout.column(chunked.chunks), is_valid
+        return arrow_types.ObjectColumn(chunked, fill), is_valid
+
+    def _layout(self, chunked: Any) -> tuple[Any, Any, list[Any] | None]:
+        """A column, how its rows lie, and, if these are codes, the values that they mean."""
+        import pyarrow as pa
+
+        if not pa.types.is_dictionary(chunked.type):
+            return chunked, arrow_types.layout_of(chunked.type, self._options), None
+        chunked = chunked.unify_dictionaries()
+        codes = arrow_types.layout_of(chunked.type.index_type, self._options)
+        if self._options.dictionaries == "codes":
+            return chunked, codes, None
+        values = arrow_types.layout_of(chunked.type.value_type, self._options)
+        if values is not None and values.is_fixed:
+            return chunked.cast(chunked.type.value_type), values, None
+        return chunked, codes, chunked.chunk(0).dictionary.to_pylist() if chunked.num_chunks else []
+
+    def _find_nulls(self, name: str, chunked: Any, rows: Any) -> _Nulls:
+        """Whether a column has nulls in the rows of the dataset. Raises unless they are wanted."""
+        row = arrow_types.first_row(chunked.chunks, rows, arrow_types.null_rows)
+        element = arrow_types.first_row(chunked.chunks, rows, arrow_types.null_elements)
+        where = f"column {name!r} of type {chunked.type}" if name else f"an array of {chunked.type}"
+        if row is not None and self._nulls == "error" and name not in self._fill_null:
+            raise ValueError(
+                f"{where} has a null in row {row}: pass nulls='mask' for zeros and a field "
+                f"{name + '_valid'!r}, nulls='none' for None, or fill_null={{{name!r}: value}}"
+            )
+        if element is not None and self._nulls != "none":
+            raise ValueError(
+                f"{where} has a null in the list of row {element}: pass nulls='none' for Python "
+                "lists with None in them, or leave the column out of columns="
+            )
+        return _Nulls(row is not None, element is not None)
+
+
+class _Nulls(NamedTuple):
+    """Which nulls a column has in the rows of the dataset."""
+
+    rows: bool
+    elements: bool  #: in lists
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+
+
+def arrow_source(dataset: Any, sees_examples: bool) -> Any:
+    """The `ArrowDataset` of an iterator's argument that is a table, a path to one, or a plain
+    `datasets.Dataset`; any other one as it is. ``sees_examples``: whether a function of the user's
+    is called with the examples, which a `datasets.Dataset` then makes itself."""
+    if isinstance(dataset, (ArrowDataset, np.ndarray, list, tuple)):
+        return dataset
+    if isinstance(dataset, (str, os.PathLike)):
+        is_file = isinstance(dataset, os.PathLike) or dataset.endswith(_SUFFIXES)
+        return ArrowDataset(dataset) if is_file else dataset
+    pa, datasets = sys.modules.get("pyarrow"), sys.modules.get("datasets")
+    if datasets is not None and isinstance(dataset, datasets.Dataset):
+        is_plain = dataset.format["type"] is None and not sees_examples
+        return ArrowDataset(dataset) if is_plain and not _decodes(dataset) else dataset
+    if datasets is not None and isinstance(dataset, datasets.IterableDataset):
+        return ArrowDataset(dataset)  # which raises
+    if pa is not None and isinstance(
+        dataset, (pa.Table, pa.RecordBatch, pa.ChunkedArray, pa.Array)
+    ):
+        return ArrowDataset(dataset)
+    return dataset
+
+
+# ---- sources ---------------------------------------------------------------------------------
+
+
+class _Paths(list[str]):
+    """Files, by their absolute paths."""
+
+
+def _checked_paths(source: Any) -> _Paths:
+    given = [source] if isinstance(source, (str, os.PathLike)) else source
+    paths = _Paths()
+    for path in given:
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(
+                f"source must be a table, or paths of files, not a list with {path!r:.80}"
+            )
+        text = os.fspath(path)
+        found = [text] if os.path.exists(text) else sorted(glob.glob(text))
+        if not found:
+            raise FileNotFoundError(f"there is no file {text!r}, and none that matches it")
+        paths += [os.path.abspath(file) for file in found]
+    if not paths:
+        raise ValueError("source is an empty list of paths")
+    return paths
+
+
+def _opened(source: Any) -> tuple[Any, Any, list[str]]:
+    """The table of a source, or None if its own examples count; the places of the dataset's rows in
+    it, int64, or None for all in order; and the names of its columns."""
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise ImportError(
+            "ArrowDataset needs pyarrow: pip install fastiter-loader[arrow]"
+        ) from error
+    if isinstance(source, _Paths):
+        tables = [_mapped(path) for path in source]
+        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+        return table, None, _names_of(table)
+    datasets = sys.modules.get("datasets")
+    if datasets is not None and isinstance(source, datasets.IterableDataset):
+        raise TypeError(
+            "a datasets.IterableDataset has no rows by number: load it with streaming=False, or "
+            "loop over it with fastiter.torch.DataLoader, which takes iterable datasets"
+        )
+    if datasets is not None and isinstance(source, datasets.Dataset):
+        return _of_hugging_face(source)
+    if isinstance(source, (pa.Array, pa.ChunkedArray)):
+        chunked = pa.chunked_array([source]) if isinstance(source, pa.Array) else source
+        return pa.table({"": chunked}), None, [""]
+    if isinstance(source, pa.RecordBatch) or hasattr(source, "__arrow_c_stream__"):
+        source = pa.table(source) if not isinstance(source, pa.Table) else source
+        return source, None, _names_of(source)
+    raise TypeError(
+        "source must be a table of pyarrow, a datasets.Dataset, an object with "
+        f"__arrow_c_stream__, or paths of Arrow files, not {type(source).__qualname__}"
+    )
+
+
+def _names_of(table: Any) -> list[str]:
+    names = list(table.column_names)
+    if len(set(names)) < len(names):
+        raise ValueError(f"columns of one name cannot be fields of a dict: {names!r:.200}")
+    return names
+
+
+def _decodes(dataset: Any) -> bool:
+    """Whether features of a `datasets.Dataset` are decoded when they are read."""
+    from datasets.features.features import require_decoding
+
+    return any(require_decoding(feature) for feature in dataset.features.values())
+
+
+def _of_hugging_face(dataset: Any) -> tuple[Any, Any, list[str]]:
+    names = list(dataset.format["columns"])
+    chosen = dataset.select_columns(names) if len(names) < len(dataset.column_names) else dataset
+    if dataset.format["type"] == "custom" or _decodes(chosen):
+        return None, None, names
+    table, mapping = dataset.data.table, dataset._indices
+    if mapping is None:
+        return table, None, names
+    return table, mapping.column(0).to_numpy().astype(np.int64, copy=False), names
+
+
+def _mapped(path: str) -> Any:
+    """The table of an Arrow IPC file, its buffers in the mapped file."""
+    import pyarrow as pa
+
+    with Path(path).open("rb") as file:
+        magic = file.read(6)
+    if magic[:4] == b"PAR1":
+        raise ValueError(
+            f"{path} is a Parquet file, which has to be decoded: pass "
+            "pyarrow.parquet.read_table(path), or write it as an Arrow file, which is mapped"
+        )
+    try:
+        source = pa.memory_map(path)
+        return (pa.ipc.open_file if magic == b"ARROW1" else pa.ipc.open_stream)(source).read_all()
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ValueError(f"{path} is no file of the Arrow IPC format: {error}") from error

@@ -1,0 +1,343 @@
+"""ArrowDataset: values of every type by every iterator, nulls, sources, padding and errors."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import pickle
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+
+from arrow_cases import TYPES, check_equal, column_of  # noqa: E402
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from fastiter import (  # noqa: E402
+    MultiprocessIterator,
+    MultithreadIterator,
+    SerialIterator,
+    concat_examples,
+)
+from fastiter.datasets import ArrowDataset, SubDataset  # noqa: E402
+
+N = 200
+ITERATORS = {
+    "serial": SerialIterator,
+    "threads": functools.partial(MultithreadIterator, n_threads=2),
+    "processes": functools.partial(MultiprocessIterator, n_processes=2),
+}
+
+
+def batches(dataset: Any, iterator: Any, batch_size: int = 37, **options: Any) -> list[Any]:
+    """One epoch, in order."""
+    it = iterator(dataset, batch_size, repeat=False, shuffle=False, **options)
+    try:
+        return list(it)
+    finally:
+        it.finalize()
+
+
+def write(path: Path, table: pa.Table, rows: int = 64, stream: bool = False) -> str:
+    new = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with pa.OSFile(str(path), "wb") as file, new(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("null_share", [0.0, 0.2], ids=["without nulls", "with nulls"])
+def test_values_are_those_of_to_pylist(name: str, null_share: float) -> None:
+    column = column_of(name, N, null_share, seed=0)
+    wanted = column.to_pylist()
+    dataset = ArrowDataset(pa.table({"x": column}), "x", nulls="none" if null_share else "error")
+    order = np.random.default_rng(0).permutation(N).tolist()
+    check_equal(dataset.__getitems__(order), [wanted[i] for i in order])
+    check_equal([dataset[3], dataset[-1]], [wanted[3], wanted[-1]])
+    if null_share:
+        masked = ArrowDataset(pa.table({"x": column}), nulls="mask").__getitems__(order)
+        assert [row["x_valid"] for row in masked] == [wanted[i] is not None for i in order]
+        valid = [(row["x"], i) for row, i in zip(masked, order, strict=True) if row["x_valid"]]
+        check_equal([value for value, _ in valid], [wanted[i] for _, i in valid])
+        with pytest.raises(ValueError, match=r"'x' of type .* has a null in .*nulls='none'"):
+            ArrowDataset(pa.table({"x": column}))
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_every_type_by_every_iterator(kind: str) -> None:
+    table = pa.table({name: column_of(name, N, 0.0, seed=1) for name in TYPES})
+    wanted = table.to_pylist()
+    dataset = ArrowDataset(table, padding=0)
+    examples = [example for batch in batches(dataset, ITERATORS[kind]) for example in batch]
+    joined = batches(dataset, ITERATORS[kind], converter=concat_examples)
+    assert len(examples) == N and list(examples[0]) == list(TYPES) == list(joined[0])
+    row = 0
+    for batch in joined:
+        n = len(batch["int8"])
+        for name in TYPES:
+            values = [wanted[i][name] for i in range(row, row + n)]
+            check_equal([example[name] for example in examples[row : row + n]], values)
+            if name in ("list", "large_list", "list of lists", "list of large lists"):
+                check_padded(batch[name], values)
+            elif not name.startswith("list of"):
+                check_equal(list(batch[name]), values)
+        row += n
+    assert joined[0]["int8"].dtype == np.int8 and joined[0]["float16"].dtype == np.float16
+    assert joined[0]["date32"].dtype == np.dtype("datetime64[D]")
+    assert joined[0]["timestamp of a zone"].dtype == np.dtype("datetime64[ms]")
+    assert type(joined[0]["string"]) is type(joined[0]["struct"]) is list
+    assert joined[0]["fixed_size_list in another"].shape == (37, 3, 3)
+    assert joined[0]["list of bool"].dtype == bool
+
+
+def check_padded(matrix: Any, values: list[Any]) -> None:
+    """Check an array, filled up with 0, against lists or lists of lists."""
+    shape = (len(values), max(map(len, values)))
+    if matrix.ndim == 3:
+        shape = (*shape, max(len(inner) for value in values for inner in value))
+    assert matrix.shape == shape
+    wanted = np.zeros(shape, matrix.dtype)
+    for row, value in enumerate(values):
+        for place, element in enumerate(value):
+            if matrix.ndim == 3:
+                wanted[row, place, : len(element)] = element
+            else:
+                wanted[row, place] = element
+    np.testing.assert_array_equal(matrix, wanted)
+
+
+@given(st.data())
+def test_random_schemas(data: st.DataObject) -> None:
+    names = data.draw(st.lists(st.sampled_from(sorted(TYPES)), min_size=1, max_size=4, unique=True))
+    n = data.draw(st.integers(1, 40))
+    null_share = data.draw(st.sampled_from([0.0, 0.0, 0.3]))
+    columns = {name: column_of(name, n, null_share, data.draw(st.integers(0, 9))) for name in names}
+    table = pa.table(columns)
+    start = data.draw(st.integers(0, n - 1))
+    table = table.slice(start, data.draw(st.integers(1, n - start)))
+    wanted = table.to_pylist()
+    order = data.draw(st.lists(st.integers(0, len(wanted) - 1), min_size=1, max_size=20))
+    dataset = ArrowDataset(table, names[::-1], nulls="none")
+    found = dataset.__getitems__(order)
+    assert all(list(example) == names[::-1] for example in found)
+    for name in names:
+        check_equal([example[name] for example in found], [wanted[i][name] for i in order])
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_arguments_of_concat_examples_count_for_lists(kind: str) -> None:
+    lists = [list(range(i % 9)) for i in range(N)]
+    dataset = ArrowDataset(pa.table({"ids": lists, "name": [str(i) for i in range(N)]}), padding=-1)
+    converter = functools.partial(
+        concat_examples,
+        padding=7,
+        pad_to_multiple=8,
+        max_length={"ids": 5},
+        return_lengths={"ids": True},
+    )
+    start = 0
+    for batch in batches(dataset, ITERATORS[kind], converter=converter):
+        part = lists[start : start + 37]
+        start += 37
+        wanted = [row[:5] + [7] * (8 - len(row[:5])) for row in part]
+        assert batch["ids"].tolist() == wanted
+        assert batch["ids_lengths"].tolist() == [min(5, len(row)) for row in part]
+        assert batch["name"] == [str(i) for i in range(start - 37, min(start, N))]
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_lists_of_different_lengths_need_padding(kind: str) -> None:
+    dataset = ArrowDataset(pa.table({"ids": [[1], [2, 3]], "name": ["a", "b"]}))
+    with pytest.raises(ValueError, match=r"'ids'.*ArrowDataset\(..., padding=0\)"):
+        batches(dataset, ITERATORS[kind], converter=concat_examples)
+    equal = ArrowDataset(pa.table({"ids": [[1, 2], [2, 3]]}))
+    (batch,) = batches(equal, ITERATORS[kind], converter=concat_examples)
+    assert batch["ids"].tolist() == [[1, 2], [2, 3]]
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_a_text_that_is_none_fails_its_row_alone(kind: str) -> None:
+    bad = pa.array([b"a", b"\xff", b"c"]).view(pa.string())
+    dataset = ArrowDataset(pa.table({"s": bad, "ids": [[1], [2, 2], [3]]}), padding=0)
+    with pytest.raises(UnicodeDecodeError):
+        batches(dataset, ITERATORS[kind], converter=concat_examples)
+    (batch,) = batches(dataset, ITERATORS[kind], converter=concat_examples, on_error="skip")
+    assert batch["s"] == ["a", "c"] and batch["ids"].tolist() == [[1], [3]]
+
+
+def test_mask_and_fill_null() -> None:
+    columns = {
+        "n": pa.array([1, None, 3], pa.int16()),
+        "s": pa.array(["a", None, "c"]),
+        "ids": pa.array([[1, 2], None, [3]]),
+        "v": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.float32(), 2)),
+        "day": pa.array([1, None, 3], pa.date32()),
+        "code": pa.array(["x", None, "x"]).dictionary_encode(),
+        "full": pa.array([1, 2, 3]),
+    }
+    dataset = ArrowDataset(pa.table(columns), nulls="mask", padding=0)
+    (batch,) = batches(dataset, SerialIterator, converter=concat_examples)
+    assert dataset.keys == tuple(
+        name for column in columns for name in (column, f"{column}_valid") if name != "full_valid"
+    )
+    assert batch["n"].tolist() == [1, 0, 3] and batch["n"].dtype == np.int16
+    assert batch["s"] == ["a", "", "c"] and batch["code"] == ["x", "", "x"]
+    assert batch["ids"].tolist() == [[1, 2], [0, 0], [3, 0]]
+    assert batch["v"].tolist() == [[1, 2], [0, 0], [3, 4]]
+    assert batch["day"].astype(int).tolist() == [1, 0, 3]
+    for name in columns:
+        assert name == "full" or batch[f"{name}_valid"].tolist() == [True, False, True]
+    codes = ArrowDataset(pa.table(columns), ["code"], nulls="mask", dictionaries="codes")
+    assert [tuple(row.values()) for row in codes[:]] == [(0, True), (0, False), (0, True)]
+    both = pa.array([[1, None], None, [3]])
+    objects = ArrowDataset(both, nulls="none", fill_null={"": []})
+    assert objects[:] == [[1, None], [], [3]]
+    table = pa.table({"n": columns["n"], "s": columns["s"], "ids": columns["ids"]})
+    filled = ArrowDataset(table, fill_null={"n": -1, "s": "?", "ids": []}, padding=9)
+    (batch,) = batches(filled, SerialIterator, converter=concat_examples)
+    assert batch["n"].tolist() == [1, -1, 3] and batch["s"] == ["a", "?", "c"]
+    assert batch["ids"].tolist() == [[1, 2], [9, 9], [3, 9]]
+
+
+def test_nulls_count_only_in_rows_of_the_dataset() -> None:
+    table = pa.table({"n": [None, 1, 2], "ids": pa.array([[1], [2, None], [3]])})
+    assert ArrowDataset(table[1:], "n")[0] == 1
+    with pytest.raises(ValueError, match=r"'ids' of type list<.*> has a null in the list of row 1"):
+        ArrowDataset(table, ["ids"])
+    assert ArrowDataset(table, "ids", nulls="none")[1] == [2, None]
+    assert ArrowDataset(table[2:], "ids")[0].tolist() == [3]
+
+
+def test_texts_and_dictionaries_as_numbers() -> None:
+    chunks = [pa.array(["b", "a"]).dictionary_encode(), pa.array(["c", "b"]).dictionary_encode()]
+    table = pa.table({"code": pa.chunked_array(chunks), "s": ["ä", "", "xyz", "q"]})
+    dataset = ArrowDataset(table, dictionaries="codes", strings="padded", padding={"s": 0})
+    (batch,) = batches(dataset, SerialIterator, converter=concat_examples)
+    assert batch["code"].tolist() == [0, 1, 2, 0] and batch["code"].dtype == np.int32
+    assert bytes(batch["s"][2]) == b"xyz" and batch["s"].shape == (4, 3)
+    assert bytes(dataset[0]["s"]).decode() == "ä"
+
+
+def test_tensors_of_a_fixed_shape() -> None:
+    values = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    array = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+    np.testing.assert_array_equal(np.stack(ArrowDataset(array)[:]), values)
+    (batch,) = batches(ArrowDataset(array[1:]), SerialIterator, converter=concat_examples)
+    np.testing.assert_array_equal(batch, values[1:])
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_decode_runs_for_each_value(kind: str) -> None:
+    rows = [bytes([i, i + 1]) for i in range(N)]
+    dataset = ArrowDataset(
+        pa.table({"image": rows, "label": range(N)}), decode={"image": to_pixels}
+    )
+    joined = batches(dataset, ITERATORS[kind], converter=concat_examples)
+    assert joined[0]["image"].shape == (37, 2)
+    pixels = np.concatenate([batch["image"] for batch in joined])
+    assert pixels.tolist() == [list(row) for row in rows] and pixels.dtype == np.uint8
+    assert np.concatenate([batch["label"] for batch in joined]).tolist() == list(range(N))
+
+
+def to_pixels(data: bytes) -> Any:
+    return np.frombuffer(data, np.uint8)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["file", "stream"])
+def test_files_are_mapped_and_pickles_hold_paths(tmp_path: Path, stream: bool) -> None:
+    table = pa.table({"n": range(30_000), "ids": [list(range(i % 5)) for i in range(30_000)]})
+    for number in range(2):
+        write(tmp_path / f"{number}.arrow", table, rows=7000, stream=stream)
+    dataset = ArrowDataset(tmp_path / "*.arrow", padding=0)
+    before = pa.total_allocated_bytes()
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert len(pickle.dumps(dataset)) < 2000 and len(copy) == 60_000
+    assert pa.total_allocated_bytes() - before < 50_000  # of 1.4 MB
+    assert copy[30_004]["ids"].tolist() == [0, 1, 2, 3] and copy[-1]["n"] == 29_999
+    spawned = functools.partial(MultiprocessIterator, n_processes=1, context="spawn")
+    joined = batches(dataset, spawned, 10_000, converter=concat_examples)
+    assert np.concatenate([batch["n"] for batch in joined]).tolist() == [*range(30_000)] * 2
+    (one,) = batches(str(tmp_path / "0.arrow"), SerialIterator, 30_000)
+    assert len(one) == 30_000 and one[7]["n"] == 7
+
+
+def test_parts_of_a_dataset_are_gathered_too() -> None:
+    dataset = ArrowDataset(pa.table({"ids": [list(range(i % 5)) for i in range(50)]}), padding=9)
+    part = SubDataset(dataset, 2, 5, order=list(range(49, -1, -1)))
+    (batch,) = batches(part, SerialIterator, converter=concat_examples)
+    assert batch["ids"].tolist() == [[0, 1], [0, 9], [9, 9]]
+
+
+def test_a_source_of_another_library() -> None:
+    class Stream:
+        def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+            return pa.table({"a": [1, 2]}).__arrow_c_stream__(requested_schema)
+
+    assert ArrowDataset(Stream())[1] == {"a": 2}
+    assert ArrowDataset(pa.record_batch({"a": [1, 2]}))[0] == {"a": 1}
+    assert ArrowDataset(pa.chunked_array([[1, 2], [3]]))[2] == 3
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    table = pa.table({"a": [1], "ids": [[1]]})
+    with pytest.raises(KeyError, match="no column 'b' among"):
+        ArrowDataset(table, ["b"])
+    with pytest.raises(KeyError, match="padding names 'b'"):
+        ArrowDataset(table, padding={"b": 0})
+    with pytest.raises(ValueError, match=r"column 'a'.*no lists"):
+        ArrowDataset(table, padding={"a": 0})
+    with pytest.raises(ValueError, match="nulls must be one of"):
+        ArrowDataset(table, nulls="drop")
+    with pytest.raises(FileNotFoundError, match="no file"):
+        ArrowDataset(tmp_path / "none.arrow")
+    with pytest.raises(TypeError, match="not int"):
+        ArrowDataset(3)
+    (tmp_path / "text.arrow").write_text("some text")
+    with pytest.raises(ValueError, match="no file of the Arrow IPC format"):
+        ArrowDataset(tmp_path / "text.arrow")
+    (tmp_path / "x.parquet").write_bytes(b"PAR1....PAR1")
+    with pytest.raises(ValueError, match="read_table"):
+        ArrowDataset(tmp_path / "x.parquet")
+    with pytest.raises(IndexError, match="index 1 is outside"):
+        ArrowDataset(table)[1]
+
+
+def test_no_memory_of_its_own(tmp_path: Path) -> None:
+    """What a process has read of a mapped file stays shared with all others."""
+    rows = 40_000
+    table = pa.table({"ids": pa.array(np.zeros(rows * 100, np.int64).reshape(rows, 100).tolist())})
+    dataset = ArrowDataset(write(tmp_path / "large.arrow", table), padding=0)
+    del table
+    it = SerialIterator(dataset, 64, repeat=False, converter=concat_examples)
+    before = private_dirty()
+    for _ in it:
+        pass
+    assert private_dirty() - before < 5 << 20  # of 32 MB
+    it.finalize()
+
+
+def private_dirty() -> int:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("Private_Dirty")).split()[1]) * 1024
+
+
+def test_a_worker_that_dies_loses_no_list() -> None:
+    lists = [[i] * (i % 9) for i in range(4000)]
+    dataset = ArrowDataset(pa.table({"ids": lists, "n": range(4000)}), padding=-1)
+    it = MultiprocessIterator(
+        dataset, 10, repeat=False, shuffle=False, n_processes=2, converter=concat_examples
+    )
+    seen: list[int] = []
+    for number, batch in enumerate(it):
+        if number in (5, 100):
+            os.kill(multiprocessing.active_children()[-1].pid, signal.SIGKILL)
+        seen += batch["n"].tolist()
+        check_padded(batch["ids"] + 1, [[x + 1 for x in lists[i]] for i in batch["n"].tolist()])
+    it.finalize()
+    assert seen == list(range(4000))
