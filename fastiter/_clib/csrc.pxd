@@ -434,6 +434,7 @@ cdef extern from "order/fi_shuffle.h" nogil:
     const uint32_t FI_SHUFFLE_MAX
     ctypedef struct fi_seed:
         uint64_t words[2]
+    fi_seed fi_seed_mixed(const fi_seed *seed, uint64_t number)
     int fi_isa()
     unsigned int fi_shuffle_threads(uint64_t n)
     int fi_shuffle(int64_t *order, uint64_t n, const fi_seed *seed, uint64_t stream,
