@@ -88,7 +88,8 @@ holds full abandoned-early "-DBATCHES=1 -DB=1 -DEARLY=1 -DLEASES=0"
 holds full abandoned-death "-DBATCHES=1 -DB=1 -DEARLY=1 -DDEATHS=1 -DLEASES=0" "-DSAFETY -DNOCLAIM -DHC4"
 holds full frozen-two-batches "-DBATCHES=2 -DS=3 -DB=1 -DFROZEN=1 -DLEASES=0" "-DSAFETY -DNOCLAIM -DHC4"
 holds full frozen-reset "-DBATCHES=1 -DB=1 -DFROZEN=1 -DRESETS=1 -DLEASES=0" "-DSAFETY -DNOCLAIM -DHC4"
-holds full frozen-replaced "-DBATCHES=1 -DB=1 -DW=3 -DSTARTED=2 -DFROZEN=1 -DLEASES=0" "-DSAFETY -DNOCLAIM -DHC4"
+holds full abandoned-replaced "-DBATCHES=1 -DB=1 -DSTARTED=1 -DEARLY=1 -DLEASES=0"
+holds full abandoned-replaced-death "-DBATCHES=1 -DB=1 -DSTARTED=1 -DDEATHS=1 -DREPLACED=1 -DEARLY=1 -DLEASES=0" "-DSAFETY -DNOCLAIM -DHC4"
 
 # One word overwritten at any moment: right data or an error, and no deadlock.
 holds full corrupt-row "-DBATCHES=1 -DB=1 -DSPOILS=1 -DSILENCES=0 -DLEASES=0"
@@ -114,7 +115,7 @@ is_found quick PLACE_GIVEN_TWICE "-DBATCHES=3 -DB=1 -DOVERTAKES -DLEASES=0"
 is_found quick RETURNED_ALIVE "-DBATCHES=1 -DB=1 -DEARLY=1 -DLEASES=0"
 is_found quick MOVED_IS_FREE "-DBATCHES=2 -DB=1 -DEARLY=1 -DLEASES=0"
 is_found quick MOVE_WITHOUT_REDO "-DBATCHES=1 -DB=1 -DFROZEN=1 -DLEASES=0"
-is_found full NUMBER_REUSED "-DBATCHES=1 -DB=1 -DW=3 -DSTARTED=2 -DDEATHS=1 -DEARLY=1 -DLEASES=0" "-DSAFETY -DNOCLAIM -DHC4"
+is_found full NUMBER_REUSED "-DBATCHES=1 -DB=1 -DSTARTED=1 -DDEATHS=1 -DREPLACED=1 -DEARLY=1 -DLEASES=0" "-DSAFETY -DNOCLAIM -DHC4"
 is_found full CORRUPT_IS_DRAINED "-DBATCHES=1 -DB=1 -DSPOILS=1 -DRESETS=1 -DSILENCES=0 -DLEASES=0"
 
 model=$here/stream.pml

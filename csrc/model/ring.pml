@@ -388,10 +388,10 @@ end:
         if
         :: living + REPLACED - n_replaced > 1 ->
             if
-            :: !killed[0] && !gone[0] -> killed[0] = true
-            :: !killed[1] && !gone[1] -> killed[1] = true
+            :: alive[0] && !killed[0] && !gone[0] -> killed[0] = true
+            :: alive[1] && !killed[1] && !gone[1] -> killed[1] = true
 #if W > 2
-            :: !killed[2] && !gone[2] -> killed[2] = true
+            :: alive[2] && !killed[2] && !gone[2] -> killed[2] = true
 #endif
             :: else
             fi;

@@ -153,6 +153,7 @@ def test_a_warning_names_thread_index_and_stack(make):
                 next(iterator)
             assert "in __getitem__" in str(c.value)
         dataset.gate.set()
+        warnings.simplefilter("ignore")
         assert [index for _, index in next(iterator)] == [0, 1, 2, 3]
 
 
