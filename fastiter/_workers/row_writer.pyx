@@ -437,7 +437,8 @@ cdef class RowWriter(SlotWriter):
         fi_worker_stat_begins(stat, since)
         fi_worker_stat_fetch_begins(stat, FI_STAT_FINISHING)
         flags = batch_converter.finish(self)
-        if self.pads_alone and not flags and self.plain is not None and self.are_columns_fitting():
+        if self.pads_alone and not flags and self.plain is not None and not (
+                <ColumnReader>self.plain.reader).is_fixed and self.are_columns_fitting():
             self.pads_alone = False  # the parent needs the rows
             self.write_all_values()
             self.pads_alone = True
