@@ -112,8 +112,8 @@ static void write_step(fi_buckets *buckets, uint64_t begin, uint64_t end, uint64
     }
 }
 
-/* How many of the longest rows are left of so many: of those that only their number limits, since the longest
- * cost more than others; else, or if they can make a step with all others, none. */
+/* How many of the longest of `total` rows are left: some of those that only their number limits, since the
+ * longest cost more than others; else, or if they can make a step with all others, none. */
 static uint64_t longest_left(const fi_buckets *buckets, uint64_t total)
 {
     const uint64_t step = fi_min_u64(buckets->most_rows, total + 1) * buckets->num_ranks;
@@ -168,7 +168,7 @@ static uint64_t batches_within(const fi_buckets *buckets, uint64_t most_tokens)
     return batches;
 }
 
-/* The least cost within which the carried rows make at most so many batches; they do within most_tokens. */
+/* The least cost within which the carried rows make at most that number of batches; they do within most_tokens. */
 static uint64_t least_cost(const fi_buckets *buckets, uint64_t batches)
 {
     const uint64_t longest = length_of(buckets->keys[0]);

@@ -112,8 +112,7 @@ def steps_for(
     dtypes: Sequence[Any],
 ) -> list[Step] | None:
     """What is done with the columns of a batch, which are described as in a `Schema`; None if
-    concat_examples makes something else of them, or a fill value cannot be cast without a word from
-    NumPy."""
+    concat_examples makes something else of them, or NumPy warns of a fill value's cast."""
     try:
         rules = padding.for_columns(container, keys, len(specs))
         with warnings.catch_warnings():

@@ -19,7 +19,7 @@ from fastiter._util.concurrency import renew_in_child
 cnp.import_array()
 
 cdef enum:
-    BLOCK_SLOTS = 4096  # by so many slots apart the counts of draws are kept
+    BLOCK_SLOTS = 4096  # slots between two kept counts of draws
 
 cdef enum:
     # What a stream of an epoch's seed is for.

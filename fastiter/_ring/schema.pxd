@@ -67,6 +67,7 @@ cdef class Schema:
     cdef readonly object type  # of the examples, if they are named tuples
     cdef readonly tuple tree  # of a TREE: its outermost node, see `Schema`
     cdef readonly dict subtypes
+    cdef readonly bint has_lists  # whether a field becomes a column only when rows are joined
 
 
 cdef class ColumnWriter:

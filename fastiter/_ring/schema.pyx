@@ -89,7 +89,7 @@ cdef class Schema:
     keys : the keys of a DICT, in order; the type of a NAMED; the outermost node of a TREE; else None.
         A node is (container, its keys or type, children), a child None for a field, or a node.
     specs : per field (kind, dtype or None, shape or number of dimensions). Objects that have both are
-        lists of arrays, which padded together are an array of so many dimensions.
+        lists of arrays, which are an array of that number of dimensions when padded together.
     rows : rows that a slot has room for.
     subtypes : what the values of ARRAY and RAGGED fields are if not plain arrays, by the numbers of
         the fields. They lie in the slot as arrays do.
@@ -149,6 +149,7 @@ cdef class Schema:
             # One row more than the batch: the batch converter's entry for the field as a whole.
             end = fi_align_up(end + <uint64_t>f.stride * (rows + 1), ALIGNMENT)
         self.bytes = end
+        self.has_lists = any(self.is_joined(number) for number in range(self.count))
 
     def __dealloc__(self):
         PyMem_Free(self.fields)
@@ -161,11 +162,6 @@ cdef class Schema:
         """The arguments that make an equal schema."""
         keys = self.type or self.tree or self.keys
         return self.container, keys, self.specs, self.rows, self.subtypes
-
-    @property
-    def has_lists(self):
-        """Whether a field becomes a column only when the rows of a batch are joined."""
-        return any(self.is_joined(number) for number in range(self.count))
 
     def is_joined(self, Py_ssize_t number):
         """Whether a field holds ragged arrays, or objects that are lists of arrays."""

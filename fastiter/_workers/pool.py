@@ -69,7 +69,7 @@ class Pool:
     A batch has `rows` examples at most; the loop that goes on has `n_held` slots. `most_workers`
     and `most_prefetch` are how far `adjust` may go, no further than now by default. `lock` is the
     iterator's. `timeouts` limit the waits, instead of `dataset_timeout`. With `n_retries`, workers
-    that take too long are ended, and their rows fetched again so many times. The rest is as in
+    that take too long are ended, and their rows fetched again that often. The rest is as in
     MultiprocessIterator.
     """
 

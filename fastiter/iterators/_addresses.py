@@ -124,7 +124,7 @@ class Preview(Planner):
         return State(position, epoch, False, order, size, None, n_drawn, cuts, step)
 
     def _place(self, n_steps: int) -> tuple[int, int, Order | None, int, Indices | None]:
-        """Epoch, position, order, size and cuts where so many steps from the anchor lead."""
+        """Epoch, position, order, size and cuts that number of steps after the anchor."""
         sampler, anchor = self._order_sampler, self.anchor
         if isinstance(sampler, SeededBatchSampler):
             return self._place_by_cuts(sampler, n_steps)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fastiter._util.arguments import checked_seconds
 from fastiter._util.failures import Failure, capture
+from fastiter.iterators._arguments import DEFAULT_RETRIES, OnTimeout, checked_retries
 from fastiter.iterators._base import PlannedIterator
 
 if TYPE_CHECKING:
@@ -22,6 +24,32 @@ class PrefetchingIterator(PlannedIterator):
     """Base of the iterators whose ``pool`` of workers makes batches on the host."""
 
     _n_device_prefetch: int
+    _dataset_timeout: float | None = None  # of pickles that have none; likewise the next two
+    _on_timeout: OnTimeout = "warn"
+    _n_retries = DEFAULT_RETRIES
+
+    def _set_timeout(self, dataset_timeout: Any, on_timeout: Any, n_retries: Any) -> None:
+        """Check the limit of a worker's time, and what becomes of one that exceeds it."""
+        self._dataset_timeout = checked_seconds("dataset_timeout", dataset_timeout)
+        self._on_timeout, self._n_retries = checked_retries(
+            on_timeout, n_retries, self._dataset_timeout
+        )
+
+    @property
+    def dataset_timeout(self) -> float | None:
+        """Seconds that the dataset may take for one example; None for no limit."""
+        return self._dataset_timeout
+
+    @property
+    def on_timeout(self) -> OnTimeout:
+        """What becomes of a worker that takes longer than `dataset_timeout`."""
+        return self._on_timeout
+
+    @property
+    def n_retries(self) -> int:
+        """How often an example that takes too long is fetched again, where `on_timeout` is
+        'retry'."""
+        return self._n_retries
 
     def _top_up(self, pool: Any) -> None:
         """Have the workers begin as many batches as are wanted ahead."""

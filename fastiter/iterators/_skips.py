@@ -86,17 +86,10 @@ class SkipState(NamedTuple):
 
     @staticmethod
     def loaded(stored: Any) -> SkipState:
-        """Load what `saved` returned, or JSON of it in an array of bytes; None: an empty state."""
+        """Load what `saved` returned; None: an empty state."""
         if stored is None:
             return SkipState()
         try:
-            if not isinstance(stored, Mapping):
-                array = np.asarray(stored)
-                if array.dtype != np.uint8 or array.ndim != 1:
-                    raise ValueError(f"an array of shape {array.shape} and dtype {array.dtype}")
-                import json
-
-                stored = json.loads(array.tobytes())
             records = {}
             for index, epoch, times, text in stored["records"]:
                 number = _natural(index)
@@ -108,7 +101,7 @@ class SkipState(NamedTuple):
                 raise ValueError(f"{len(records)} records")
             return SkipState(_natural(stored["epoch"]), _natural(stored["count"]), records)
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"the snapshot's {KEY!r} is damaged: {error!r}") from error
+            raise ValueError(f"the snapshot's {KEY!r} cannot be read: {error!r}") from error
 
 
 class SkipPolicy:

@@ -238,7 +238,7 @@ def _loaded(
             "the snapshot was saved with an order sampler that has a seed: give this iterator the "
             "same one"
         )
-    saved_cuts = _loaded_cuts(_ask(serializer, _CUTS_KEY, None))
+    saved_cuts = _loaded_cuts(_ask_json(serializer, _CUTS_KEY))
     cuts = recut = former_size = None
     if record is not None and is_seeded(sampler):
         if isinstance(sampler, SeededBatchSampler):
@@ -300,23 +300,37 @@ def _loaded(
     seed = current.seed if seed is None or seed is _ABSENT else _loaded_seed(seed)
     skips = None
     if current.skips is not None:
-        stored_skips = _ask(serializer, SKIPS_KEY, None)
-        skips = SkipState.loaded(None if stored_skips is _ABSENT else stored_skips)
+        skips = SkipState.loaded(_ask_json(serializer, SKIPS_KEY))
     return Snapshot(loaded, seed, skips, anchor, recut, former_size)
+
+
+def _ask_json(serializer: Any, key: str) -> Any:
+    """What is stored as JSON in an array of bytes, or as it is; None if the snapshot has none."""
+    stored = _ask(serializer, key, None)
+    if stored is None or stored is _ABSENT:
+        return None
+    if isinstance(stored, Mapping):
+        return stored
+    try:
+        array = np.asarray(stored)
+        if array.dtype != np.uint8 or array.ndim != 1:
+            raise ValueError(f"an array of shape {array.shape} and dtype {array.dtype}")
+        import json
+
+        return json.loads(array.tobytes())
+    except (TypeError, ValueError) as error:
+        raise _unreadable(key, error) from error
+
+
+def _unreadable(key: str, error: Exception) -> ValueError:
+    return ValueError(f"the snapshot's {key!r} cannot be read: {error!r}")
 
 
 def _loaded_cuts(stored: Any) -> dict[str, Any]:
     """What `_saved_cuts` has made; empty if the snapshot has none."""
-    if stored is None or stored is _ABSENT:
+    if stored is None:
         return {}
     try:
-        if not isinstance(stored, Mapping):
-            array = np.asarray(stored)
-            if array.dtype != np.uint8 or array.ndim != 1:
-                raise ValueError(f"an array of shape {array.shape} and dtype {array.dtype}")
-            import json
-
-            stored = json.loads(array.tobytes())
         saved = dict(stored)
         version = saved.get("version")
         if version != _CUTS_VERSION:
@@ -324,7 +338,7 @@ def _loaded_cuts(stored: Any) -> dict[str, Any]:
         saved["anchor"] = _naturals(saved["anchor"], len(Anchor._fields))
         saved["step"] = _naturals([saved["step"]], 1)[0]
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"the snapshot's {_CUTS_KEY!r} cannot be read: {error!r}") from error
+        raise _unreadable(_CUTS_KEY, error) from error
     return saved
 
 

@@ -16,7 +16,7 @@ from fastiter._stats.stats import LoaderStats, WorkerKind
 from fastiter._stats.timer import Timer
 from fastiter._stats.trace import WorkerTraces
 from fastiter._util import shutdown
-from fastiter._util.arguments import checked_callable, checked_optional_int, checked_seconds
+from fastiter._util.arguments import checked_callable, checked_optional_int
 from fastiter._util.cpus import usable_cpus, whole_cpus
 from fastiter._util.failures import Failure, capture
 from fastiter._workers.batch_converter import BatchConverter, CallableConverter, ConcatConverter
@@ -34,7 +34,6 @@ from fastiter.iterators._arguments import (
     checked_auto,
     checked_context,
     checked_prefetch,
-    checked_retries,
     names_counterparts,
 )
 from fastiter.iterators._device_prefetch import PrefetchingIterator
@@ -130,8 +129,6 @@ class MultiprocessIterator(PrefetchingIterator):
     TimeoutWarning: ClassVar[type[TimeoutWarning]] = TimeoutWarning
 
     _REOPENABLE = False
-    _on_timeout: OnTimeout = "warn"  # of pickles that have none
-    _n_retries = DEFAULT_RETRIES
 
     @names_counterparts
     def __init__(
@@ -172,10 +169,7 @@ class MultiprocessIterator(PrefetchingIterator):
             n_prefetch, n_device_prefetch, device
         )
         self._shared_mem = checked_optional_int("shared_mem", shared_mem, minimum=0)
-        self._dataset_timeout = checked_seconds("dataset_timeout", dataset_timeout)
-        self._on_timeout, self._n_retries = checked_retries(
-            on_timeout, n_retries, self._dataset_timeout
-        )
+        self._set_timeout(dataset_timeout, on_timeout, n_retries)
         self._maxtasksperchild = checked_optional_int("maxtasksperchild", maxtasksperchild)
         self._worker_init = checked_callable("worker_init", worker_init)
         self._context = checked_context(context)
@@ -238,22 +232,6 @@ class MultiprocessIterator(PrefetchingIterator):
     def shared_mem(self) -> int | None:
         """Bytes per example that slots have room for at first."""
         return self._shared_mem
-
-    @property
-    def dataset_timeout(self) -> float | None:
-        """Seconds that the dataset may take for one example; None for no limit."""
-        return self._dataset_timeout
-
-    @property
-    def on_timeout(self) -> OnTimeout:
-        """What becomes of a worker that takes longer than `dataset_timeout`."""
-        return self._on_timeout
-
-    @property
-    def n_retries(self) -> int:
-        """How often an example that takes too long is fetched again, where `on_timeout` is
-        'retry'."""
-        return self._n_retries
 
     @property
     def maxtasksperchild(self) -> int | None:

@@ -27,7 +27,7 @@ from fastiter._threads.tasks import (
     RowsTask,
     Work,
 )
-from fastiter._util.arguments import checked_int, checked_seconds
+from fastiter._util.arguments import checked_int
 from fastiter._util.concurrency import items_of
 from fastiter._util.failures import Failure, capture
 from fastiter._util.units import nbytes_of
@@ -38,7 +38,6 @@ from fastiter.iterators._arguments import (
     Rank,
     Tail,
     checked_prefetch,
-    checked_retries,
     names_counterparts,
 )
 from fastiter.iterators._device_prefetch import PrefetchingIterator
@@ -116,10 +115,6 @@ class MultithreadIterator(PrefetchingIterator):
     after a second.
     """
 
-    _dataset_timeout: float | None = None  # of pickles that have none
-    _on_timeout: OnTimeout = "warn"
-    _n_retries = DEFAULT_RETRIES
-
     @names_counterparts
     def __init__(
         self,
@@ -146,10 +141,7 @@ class MultithreadIterator(PrefetchingIterator):
         tail: Tail = "pad",
         skip_steps: Sequence[tuple[int, int]] = (),
     ) -> None:
-        self._dataset_timeout = checked_seconds("dataset_timeout", dataset_timeout)
-        self._on_timeout, self._n_retries = checked_retries(
-            on_timeout, n_retries, self._dataset_timeout
-        )
+        self._set_timeout(dataset_timeout, on_timeout, n_retries)
         self._n_threads = checked_int("n_threads", n_threads, maximum=MOST_WORKERS)
         self._n_prefetch, self._n_device_prefetch = checked_prefetch(
             n_prefetch, n_device_prefetch, device
@@ -208,22 +200,6 @@ class MultithreadIterator(PrefetchingIterator):
     def n_threads(self) -> int:
         """Number of threads."""
         return self._n_threads
-
-    @property
-    def dataset_timeout(self) -> float | None:
-        """Seconds that the dataset may take for one example; None for no limit."""
-        return self._dataset_timeout
-
-    @property
-    def on_timeout(self) -> OnTimeout:
-        """What becomes of a thread that takes longer than `dataset_timeout`."""
-        return self._on_timeout
-
-    @property
-    def n_retries(self) -> int:
-        """How often an example that takes too long is fetched again, where `on_timeout` is
-        'retry'."""
-        return self._n_retries
 
     @property
     def n_prefetch(self) -> int:

@@ -128,8 +128,8 @@ class Keys:
         self._drawn = collections.deque([(self.first - 1, None)], 1)  # the last one
 
     def draw(self, n_planned: int) -> tuple[int, Any]:
-        """The next batch after so many: its number, and its keys. The same ones, until that batch
-        is planned."""
+        """Number and keys of the batch that follows when `n_planned` are planned. The same ones
+        again, until that batch is planned."""
         while True:
             number, keys = self._drawn[0]
             if number >= n_planned and (number >= self._end or number in self._left):
