@@ -494,6 +494,66 @@ cdef extern from "order/fi_buckets.h" nogil:
                             uint32_t *rows, int64_t *cuts)
 
 
+cdef extern from "order/fi_pack.h" nogil:
+    enum:
+        FI_PACK_FIRST_FIT
+        FI_PACK_BEST_FIT
+        FI_PACK_DECREASING
+        FI_OVERLONG_SPLIT
+        FI_OVERLONG_TRUNCATE
+        FI_OVERLONG_DROP
+    ctypedef struct fi_segment:
+        int64_t document
+        int64_t start
+        int64_t length
+    size_t fi_pack_scratch(int method, uint32_t length, uint32_t n)
+    uint32_t fi_pack(int method, uint32_t length, const uint32_t *sizes, uint32_t n, uint32_t *rows,
+                     void *scratch)
+    uint32_t fi_pack_pieces(int overlong, uint32_t length, const int64_t *documents,
+                            const int64_t *lengths, uint32_t n, uint32_t *sizes,
+                            fi_segment *pieces, uint64_t *n_whole)
+    void fi_pack_segments(uint32_t length, const int64_t *documents, const int64_t *lengths,
+                          uint32_t n, int overlong, const fi_segment *pieces, const uint32_t *rows,
+                          uint32_t n_pieces, uint32_t n_rows, uint64_t n_whole,
+                          const int64_t *places, int64_t *starts, fi_segment *segments)
+
+
+cdef extern from "batch/fi_tokens.h" nogil:
+    enum:
+        FI_FIELD_DOCUMENTS
+        FI_FIELD_LONGEST
+        FI_FIELD_COUNT
+        FI_FIELD_ALIGNED
+    ctypedef struct fi_token_part:
+        const char *tokens
+        int64_t first
+    ctypedef struct fi_document_part:
+        const void *offsets
+        const void *sizes
+        bint wide
+        int64_t unit, base, first
+    ctypedef struct fi_tokens:
+        const fi_token_part *parts
+        int64_t n_parts, n_tokens
+        const fi_document_part *documents
+        int64_t n_document_parts, n_documents
+        int kind
+        bint has_bos, has_eos
+        int64_t bos, eos
+    ctypedef struct fi_row_format:
+        uint32_t length
+        bint wide, shifts, borders, left
+        int64_t pad, ignored
+    bint fi_tokens_extent(const fi_tokens *tokens, int64_t document, int64_t *start,
+                          int64_t *length)
+    size_t fi_tokens_lengths(const fi_tokens *tokens, const int64_t *documents, size_t n,
+                             int64_t *lengths)
+    int64_t fi_tokens_find(const fi_tokens *tokens, int64_t place)
+    void fi_tokens_copy(const fi_tokens *tokens, int64_t place, int64_t count, bint wide, void *out)
+    void fi_tokens_row(const fi_tokens *tokens, const fi_row_format *format, int field,
+                       const fi_segment *segments, size_t n, const fi_segment *next, void *out)
+
+
 cdef extern from "order/fi_weighted.h" nogil:
     const uint32_t FI_WEIGHTED_MAX
     ctypedef struct fi_alias:

@@ -22,6 +22,7 @@ from fastiter._collate.padding import Padding
 from fastiter._fetch.arrow_column import ArrowColumn
 from fastiter._fetch.arrow_types import DictionaryColumn, ObjectColumn
 from fastiter._fetch.gather import ColumnReader
+from fastiter._fetch.token_rows import TokenColumn
 from fastiter._ring.schema import BARE, DICT, TUPLE
 from fastiter._util.failures import RowCountError
 
@@ -32,7 +33,7 @@ _DECISIVE = _INDEXING | {"__fastiter_columns__", "__len__", "get_examples", "key
 
 
 #: Types of columns that `ColumnReader` reads.
-_READ = (np.ndarray, ArrowColumn, ObjectColumn, DictionaryColumn)
+_READ = (np.ndarray, ArrowColumn, ObjectColumn, DictionaryColumn, TokenColumn)
 
 
 class SourceColumn(NamedTuple):
@@ -79,6 +80,25 @@ def _deciding_class(dataset: Any, names: frozenset[str]) -> type | None:
         if not names.isdisjoint(vars(kind)):
             return kind
     return None
+
+
+class Epochs(NamedTuple):
+    """What is known of a dataset that has other rows in each epoch.
+
+    It takes indices that tell their epoch: `token_rows.EPOCH_SHIFT`.
+    """
+
+    epoch: int  # that of indices which tell none
+    words: tuple[int, int]  # its seed
+    n_rows: Callable[[int], int]  # of an epoch
+    arguments: tuple[Any, ...]  # what decides the rows besides the seed; of a fixed ``repr``
+
+
+def epochs_of(dataset: Any) -> Epochs | None:
+    """The epochs of a dataset with a method ``__fastiter_epochs__``; None if all are alike."""
+    find = getattr(type(dataset), "__fastiter_epochs__", None)
+    found: Epochs | None = None if find is None else find(dataset)
+    return found
 
 
 class PlainColumns(NamedTuple):

@@ -7,10 +7,11 @@ from fastiter._ring.schema cimport Schema
 
 cdef struct Source:
     int kind  # RAGGED, TEXT, OBJECT; ARRAY for rows of equal size, also if they are numbers
-    # Kept alive by ColumnReader.columns. Of an Arrow column of rows of equal size: no row, but their
-    # shape and dtype. Else NULL.
+    # Kept alive by ColumnReader.columns. Of tokens, and Arrow columns of rows of equal size: no row,
+    # but their shape and dtype. Else NULL.
     cnp.PyArrayObject *array
     PyObject *arrow  # an ArrowColumn, or NULL
+    PyObject *tokens  # a TokenColumn, which checks its rows by itself; or NULL
     Py_ssize_t n_objects
     cnp.PyArray_Descr *plain  # its dtype, found to be plain; kept alive by ColumnReader.dtypes
     const int64_t *table  # where rows are; kept alive by ColumnReader.tables; NULL: in order

@@ -10,7 +10,7 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from cpython.sequence cimport PySequence_GetItem
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint64_t
 from libc.string cimport memcpy
 cimport numpy as cnp
 
@@ -21,6 +21,7 @@ from fastiter._clib.numpy_api cimport (
     bytes_of, descr_of, dims_of, equivalent, int64_items, itemsize_of, ndim_of, new_empty,
     strides_of)
 from fastiter._fetch.arrow_column cimport ArrowColumn, PaddedLists
+from fastiter._fetch.token_rows cimport TokenColumn
 from fastiter._ring.schema cimport (
     ARRAY, BARE, DICT, MOST_NDIM, OBJECT, RAGGED, SCALAR, TEXT, TUPLE, Field, Schema,
     is_plain_number)
@@ -63,7 +64,8 @@ cdef class ColumnReader:
 
     Safe to use in several threads at a time. Releases the GIL while it copies large columns. The
     arguments are those of `dataset_access.Columns`. A column is a numpy.ndarray, an `ArrowColumn`,
-    or an object whose ``values(rows)`` gives a list.
+    a `TokenColumn`, or an
+    object whose ``values(rows)`` gives a list.
     """
 
     def __cinit__(self, mode, tuple keys, list columns, bint views):
@@ -91,12 +93,16 @@ cdef class ColumnReader:
                 else:
                     data = numpy.empty((0, *data.shape), dtype)
                     self.templates.append(data)
+            elif type(data) is TokenColumn:
+                source.tokens = <PyObject *>data
+                data = numpy.empty((0, *data.shape), dtype)
+                self.templates.append(data)
             elif type(data) is not numpy.ndarray:
                 source.kind = OBJECT
                 source.n_objects = len(data)
             if source.kind == ARRAY:
                 source.array = <cnp.PyArrayObject *>data
-                if is_plain_number(dtype) or source.arrow != NULL:
+                if is_plain_number(dtype) or source.arrow != NULL or source.tokens != NULL:
                     source.plain = descr_of(source.array)
             else:
                 self.is_fixed = False
@@ -230,7 +236,7 @@ cdef class ColumnReader:
         cdef Places places
         cdef Py_ssize_t i
         cdef cnp.npy_intp count = n
-        if source.kind == ARRAY and source.arrow != NULL:
+        if source.kind == ARRAY and (source.arrow != NULL or source.tokens != NULL):
             block = self.output(number, n)
             if not self.gather_column(
                     number, bytes_of(<cnp.PyArrayObject *>block),
@@ -270,6 +276,8 @@ cdef class ColumnReader:
         cdef Source *source = &self.sources[number]
         if source.arrow != NULL:
             return (<ArrowColumn>source.arrow).column.n_rows
+        if source.tokens != NULL:
+            return INT64_MAX
         if source.kind == OBJECT:
             return source.n_objects
         return dims_of(source.array)[0] if ndim_of(source.array) > 0 else -1
@@ -338,6 +346,9 @@ cdef class ColumnReader:
         try:
             if not self.translate(number, &rows, n, &places):
                 return False
+            if source.tokens != NULL:
+                return (<TokenColumn>source.tokens).gather(
+                    target, rows, n, (<TokenColumn>source.tokens).format.length)
             if n * row_bytes < NOGIL_BYTES:
                 _gather(target, row_bytes, column, base, stride, rows, n, uncached)
             else:

@@ -162,6 +162,9 @@ class IteratorStats:
     abandoned : int
         Of these, how many have not ended yet, since SIGKILL does not end them; of threads, how many
         hang.
+    tokens_read : int
+        Tokens of the rows that were delivered, padding not counted, of a `fastiter.tokens` dataset;
+        else 0.
     """
 
     iterator: str
@@ -194,6 +197,7 @@ class IteratorStats:
     retired: int = 0
     timeouts: int = 0
     abandoned: int = 0
+    tokens_read: int = 0
 
     @property
     def seconds(self) -> float:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fastiter._fetch.token_rows import EPOCH_SHIFT
 from fastiter._util.arguments import checked_int
 from fastiter.iterators._state import Plan, Planner, State, seeded_epoch
 from fastiter.iterators.samplers._batches import SeededBatchSampler
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from fastiter.iterators._state import Indices, Order
 
 
+_ROW_MASK = (1 << EPOCH_SHIFT) - 1
+
+
 class Address(NamedTuple):
     """Which examples the batch of a step has."""
 
@@ -32,17 +36,18 @@ class Address(NamedTuple):
     seeds: npt.NDArray[np.uint64]
 
 
-def address_of(plan: Plan, rank: int, seed: Seed) -> Address:
-    """The address of a planned batch."""
+def address_of(plan: Plan, rank: int, seed: Seed, tells_epochs: bool) -> Address:
+    """The address of a planned batch. ``tells_epochs``: whether its indices do."""
     from fastiter._order import permutation
 
     indices = plan.indices
     assert indices is not None
+    rows = indices & _ROW_MASK if tells_epochs else indices.copy()
     before = np.arange(len(indices) - plan.position, -plan.position, -1, dtype=np.int64)
     earlier = 1 + (before - 1) // plan.epoch_size
     epochs = np.where(before <= 0, plan.epoch, np.maximum(0, plan.epoch - earlier))
     seeds = permutation.example_seeds(seed, epochs, indices)
-    return Address(plan.state.step - 1, rank, indices.copy(), epochs, seeds)
+    return Address(plan.state.step - 1, rank, rows, epochs, seeds)
 
 
 class Preview(Planner):
@@ -128,6 +133,8 @@ class Preview(Planner):
         sampler, anchor = self._order_sampler, self.anchor
         if isinstance(sampler, SeededBatchSampler):
             return self._place_by_cuts(sampler, n_steps)
+        if is_seeded(sampler) and sampler._sizes_vary:
+            return self._place_by_sizes(sampler, n_steps)
         first, rest = self._sizes()
         whole = self.batch_size * self.num_ranks
         epoch, position = anchor.epoch, anchor.position
@@ -148,6 +155,25 @@ class Preview(Planner):
             order, _ = self._epoch(anchor.n_drawn - 1 + epoch - anchor.epoch)
         size = first if epoch == anchor.epoch else rest
         return epoch, position, order, size, None
+
+    def _place_by_sizes(
+        self, sampler: Any, n_steps: int
+    ) -> tuple[int, int, Order, int, Indices | None]:
+        anchor, whole = self.anchor, self.batch_size * self.num_ranks
+        number, position = anchor.n_drawn - 1, anchor.position
+        size = sampler.size(number)
+        if self.repeat and not self.drop_last:
+            position += n_steps * whole
+            while position >= size:
+                number, position = number + 1, position - size
+                size = sampler.size(number)
+        else:
+            while n_steps >= (here := self.n_steps(None, position, size)):
+                number, position, n_steps = number + 1, 0, n_steps - here
+                size = sampler.size(number)
+            position += n_steps * whole
+        order, _ = self._epoch(number)
+        return anchor.epoch + number - (anchor.n_drawn - 1), position, order, size, None
 
     def _place_by_cuts(
         self, sampler: SeededBatchSampler, n_steps: int

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fastiter._device.cupy import leak_after_fork
+from fastiter._fetch.dataset_access import epochs_of
 from fastiter._stats.stats import IteratorStats, LoaderStats
 from fastiter._stats.timer import ENDED, Timer
 from fastiter._util.arguments import checked_flag, checked_int
@@ -46,6 +47,7 @@ from fastiter.iterators._snapshot import Snapshot, as_dict, exchange, from_dict
 from fastiter.iterators._source import Source, concat_of
 from fastiter.iterators._state import Plan, Planner, dataset_length, initial_state
 from fastiter.iterators.samplers._batches import CallableBatches, SeededBatchSampler
+from fastiter.iterators.samplers.epochs import sampler_of_epochs
 from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
 
 if TYPE_CHECKING:
@@ -99,7 +101,8 @@ class PlannedIterator(Iterator):
         )
         self._shuffle, self._order_sampler = _arguments.checked_order(shuffle, order_sampler)
         # What gives each epoch: an order sampler, or the batch sampler. None: the dataset's order.
-        self._sampler = batches if batches is not None else self._order_sampler
+        own = sampler_of_epochs(dataset, self._order_sampler, self._shuffle)
+        self._sampler = batches if batches is not None else own
         if self._sampler is None and self._shuffle is not False:
             self._sampler = self._order_sampler = ShuffleOrderSampler()
         rank, num_ranks = iterator_ranks(rank, num_ranks)
@@ -150,6 +153,8 @@ class PlannedIterator(Iterator):
         self._timer = Timer(is_serial=True)
         self._kept_epochs: dict[int, Any] = {}  # by number, for addresses
         self._source = Source(self._dataset, self._converter, self._device)
+        self._tokens_of = getattr(self._dataset, "__fastiter_tokens__", None)
+        self._tokens_read = 0
         self._finalized = False
         # The threads that began a loop since the start, a reset or a load.
         self._loops: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -286,6 +291,8 @@ class PlannedIterator(Iterator):
             timer.errors += 1
             reraise(batch)
         timer.rows = len(plan.indices) - n_dropped
+        if self._tokens_of is not None:
+            self._tokens_read += self._tokens_of(plan.indices)
         return batch
 
     def _peek(self) -> Any:
@@ -344,10 +351,13 @@ class PlannedIterator(Iterator):
         with self._lock:
             self._check_reopenable("reset")
             # The number that follows, not those of orders drawn ahead. A batch sampler leaves out
-            # no epoch: one that was drawn at the end of another comes now.
+            # no epoch, nor do rows that are made for one: what was drawn at the end comes now.
             before = self._planner.state
             number = before.n_drawn
-            if before.cuts is not None and before.position == 0:
+            leaves_none_out = before.cuts is not None or getattr(
+                self._sampler, "_sizes_vary", False
+            )
+            if leaves_none_out and before.position == 0:
                 number -= 1
             state = initial_state(
                 self._sampler,
@@ -408,6 +418,7 @@ class PlannedIterator(Iterator):
             examples=timer.examples,
             errors=timer.errors,
             skipped=timer.skipped,
+            tokens_read=self._tokens_read,
             start_seconds=start,
             next_seconds=inside,
             wait_seconds=waited,
@@ -538,7 +549,13 @@ class PlannedIterator(Iterator):
         Examples that ``on_error`` has left out of the batch are in it.
         """
         plan = self._planner.delivered
-        return None if plan is None else address_of(plan, self._planner.rank, self._seed)
+        return (
+            None
+            if plan is None
+            else address_of(
+                plan, self._planner.rank, self._seed, epochs_of(self._dataset) is not None
+            )
+        )
 
     def batch_at(self, step: int, *, rank: int | None = None) -> Address:
         """Tell which examples the batch of a step has, without fetching them or moving.
@@ -571,7 +588,7 @@ class PlannedIterator(Iterator):
         with self._lock:
             preview = Preview(self._planner, rank, self._kept_epochs)
             plan = preview.advance(preview.before(step))
-            return address_of(plan, rank, self._seed)
+            return address_of(plan, rank, self._seed, epochs_of(self._dataset) is not None)
 
     def seek(self, step: int) -> None:
         """Go to a step, so that the next batch is the one that `batch_at` tells of.

@@ -258,7 +258,8 @@ def _loaded(
             strict=strict,
         )
         n_drawn = record.n_drawn
-        if cuts is None and len(order) != state.epoch_size and len(order) < dataset_size:
+        is_shorter = len(order) != state.epoch_size and len(order) < dataset_size
+        if cuts is None and is_shorter and not sampler._sizes_vary:
             former_size = len(order)
     elif isinstance(sampler, SeededBatchSampler):
         raise ValueError(

@@ -116,8 +116,8 @@ def seeded_epoch(
 ) -> tuple[Order, Indices | None]:
     """Draw the order of that number, and the cuts of a batch sampler.
 
-    ``size`` is the length of the orders before, which an order must have, too; ``cuttings`` are
-    those of the epoch, of which one is usual.
+    ``size`` is the length of the orders before, which an order must have, too, unless the sampler's
+    vary; ``cuttings`` are those of the epoch, of which one is usual.
     """
     if isinstance(sampler, SeededBatchSampler):
         order, cuts = sampler._draw_batches(dataset_size, number, cuttings)
@@ -127,6 +127,7 @@ def seeded_epoch(
         return order, cuts
     population = sampler._population(dataset_size if size is None else size, dataset_size)
     drawn = sampler._draw(population, number)
+    size = None if sampler._sizes_vary else size
     return checked_order(drawn, dataset_size, size=size, copy=False), None
 
 

@@ -76,6 +76,8 @@ class SeededSampler:
     _KIND: ClassVar[int]
     #: Set by classes whose own ``__call__`` does nothing but give the next number's order.
     _follows_numbers: ClassVar[bool] = True
+    #: Whether orders are of different lengths.
+    _sizes_vary: ClassVar[bool] = False
 
     def __init__(self, seed: Seed) -> None:
         # Here, since it imports numpy.random, which takes a while.

@@ -1,0 +1,340 @@
+#include "batch/fi_tokens.h"
+
+#include <string.h>
+
+static const size_t widths[] = {1, 1, 2, 2, 4, 4, 8};
+
+static const fi_document_part *part_of(const fi_tokens *tokens, int64_t document)
+{
+    int64_t low = 0, high = tokens->n_document_parts - 1;
+    while (low < high) {
+        int64_t middle = (low + high + 1) / 2;
+        if (tokens->documents[middle].first <= document) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return &tokens->documents[low];
+}
+
+/* Files align nothing. */
+static int64_t number_at(const void *numbers, bool wide, int64_t place)
+{
+    int64_t value = 0;
+    int32_t narrow;
+    if (wide) {
+        memcpy(&value, (const char *)numbers + 8 * place, 8);
+        return value;
+    }
+    memcpy(&narrow, (const char *)numbers + 4 * place, 4);
+    return narrow;
+}
+
+static int64_t offset_at(const fi_document_part *part, int64_t number)
+{
+    int64_t offset = number_at(part->offsets, part->wide, number);
+    return part->unit == 1 ? offset : offset / part->unit;
+}
+
+static bool extent_in(const fi_tokens *tokens, const fi_document_part *part, int64_t document, int64_t *start,
+                      int64_t *length)
+{
+    int64_t number = document - part->first, from = offset_at(part, number);
+    *length = part->sizes != NULL ? number_at(part->sizes, false, number) : offset_at(part, number + 1) - from;
+    *start = part->base + from;
+    return from >= 0 && *length >= 0 && *start >= 0 && *start <= tokens->n_tokens &&
+           *length <= tokens->n_tokens - *start;
+}
+
+bool fi_tokens_extent(const fi_tokens *tokens, int64_t document, int64_t *start, int64_t *length)
+{
+    return extent_in(tokens, part_of(tokens, document), document, start, length);
+}
+
+size_t fi_tokens_lengths(const fi_tokens *tokens, const int64_t *documents, size_t n, int64_t *lengths)
+{
+    const fi_document_part *part = NULL;
+    int64_t added = tokens->has_bos + tokens->has_eos, start;
+    for (size_t i = 0; i < n; i++) {
+        if (part == NULL || documents[i] < part->first || documents[i] >= part[1].first) {
+            part = part_of(tokens, documents[i]);
+        }
+        if (!extent_in(tokens, part, documents[i], &start, &lengths[i])) {
+            return i;
+        }
+        lengths[i] += lengths[i] > 0 ? added : 0; /* an empty document has no segment */
+    }
+    return n;
+}
+
+int64_t fi_tokens_find(const fi_tokens *tokens, int64_t place)
+{
+    int64_t low = 0, high = tokens->n_documents - 1, start, length;
+    while (low < high) {
+        int64_t middle = low + (high - low + 1) / 2;
+        const fi_document_part *part = part_of(tokens, middle);
+        start = part->base + offset_at(part, middle - part->first);
+        if (start <= place) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return fi_tokens_extent(tokens, low, &start, &length) ? low : 0;
+}
+
+#define CONVERT(from, to)                                       \
+    for (int64_t i = 0; i < count; i++) {                        \
+        from value;                                              \
+        memcpy(&value, source + i * (int64_t)sizeof(from), sizeof(from)); \
+        ((to *)out)[i] = (to)value;                              \
+    }
+
+#define CONVERT_TO(to)                             \
+    switch (kind) {                                \
+    case FI_TOKEN_U8: CONVERT(uint8_t, to) break;  \
+    case FI_TOKEN_I8: CONVERT(int8_t, to) break;   \
+    case FI_TOKEN_U16: CONVERT(uint16_t, to) break; \
+    case FI_TOKEN_I16: CONVERT(int16_t, to) break; \
+    case FI_TOKEN_U32: CONVERT(uint32_t, to) break; \
+    case FI_TOKEN_I32: CONVERT(int32_t, to) break; \
+    default: CONVERT(int64_t, to) break;           \
+    }
+
+static void convert(int kind, const char *source, int64_t count, bool wide, void *out)
+{
+    if (wide) {
+        CONVERT_TO(int64_t)
+    } else {
+        CONVERT_TO(int32_t)
+    }
+}
+
+static int64_t part_at(const fi_tokens *tokens, int64_t place)
+{
+    int64_t low = 0, high = tokens->n_parts - 1;
+    while (low < high) {
+        int64_t middle = (low + high + 1) / 2;
+        if (tokens->parts[middle].first <= place) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return low;
+}
+
+/* As they are, or converted. */
+static void read_stream(const fi_tokens *tokens, int64_t place, int64_t count, bool raw, bool wide, char *out)
+{
+    int64_t number = count > 0 ? part_at(tokens, place) : 0;
+    size_t size = raw ? widths[tokens->kind] : wide ? 8 : 4;
+    while (count > 0) {
+        const fi_token_part *part = &tokens->parts[number++];
+        int64_t here = part[1].first - place < count ? part[1].first - place : count;
+        const char *source = part->tokens + (size_t)(place - part->first) * widths[tokens->kind];
+        if (raw) {
+            memcpy(out, source, (size_t)here * size);
+        } else {
+            convert(tokens->kind, source, here, wide, out);
+        }
+        out += (size_t)here * size;
+        place += here;
+        count -= here;
+    }
+}
+
+void fi_tokens_copy(const fi_tokens *tokens, int64_t place, int64_t count, bool wide, void *out)
+{
+    read_stream(tokens, place, count, false, wide, out);
+}
+
+static void put(void *out, size_t i, bool wide, int64_t value)
+{
+    if (wide) {
+        ((int64_t *)out)[i] = value;
+    } else {
+        ((int32_t *)out)[i] = (int32_t)value;
+    }
+}
+
+/* count numbers from `first` on, `step` apart. */
+static void fill(void *out, size_t at, size_t count, bool wide, int64_t first, int64_t step)
+{
+    for (size_t i = 0; i < count; i++) {
+        put(out, at + i, wide, first + step * (int64_t)i);
+    }
+}
+
+/* Tokens of a document from `from` on, with what is added to it. */
+static void read_document(const fi_tokens *tokens, int64_t document, int64_t from, size_t count, bool wide,
+                          void *out, size_t at)
+{
+    int64_t start, length, here;
+    size_t size = wide ? 8 : 4, done = 0;
+    fi_tokens_extent(tokens, document, &start, &length);
+    if (count > 0 && tokens->has_bos) {
+        if (from == 0) {
+            put(out, at, wide, tokens->bos);
+            done = 1;
+            from = 1;
+        }
+        from--;
+    }
+    here = length - from < (int64_t)(count - done) ? length - from : (int64_t)(count - done);
+    if (here > 0) {
+        read_stream(tokens, start + from, here, false, wide, (char *)out + (at + done) * size);
+        done += (size_t)here;
+    }
+    if (done < count) {
+        put(out, at + done, wide, tokens->eos);
+    }
+}
+
+static int64_t length_of(const fi_tokens *tokens, int64_t document)
+{
+    int64_t length = 0;
+    fi_tokens_lengths(tokens, &document, 1, &length);
+    return length;
+}
+
+/* The labels of a segment. next: the segment whose first token follows; or NULL. */
+static void write_labels(const fi_tokens *tokens, const fi_row_format *f, const fi_segment *segment,
+                         const fi_segment *next, size_t at, void *out)
+{
+    size_t n = (size_t)segment->length, known = n;
+    if (!f->shifts) {
+        read_document(tokens, segment->document, segment->start, n, f->wide, out, at);
+        put(out, at, f->wide, f->ignored);
+        return;
+    }
+    if (segment->start + segment->length >= length_of(tokens, segment->document)) {
+        known--;
+        if (next != NULL) {
+            read_document(tokens, next->document, next->start, 1, f->wide, out, at + known);
+        } else {
+            put(out, at + known, f->wide, f->ignored);
+        }
+    }
+    read_document(tokens, segment->document, segment->start + 1, known, f->wide, out, at);
+}
+
+static bool ends_unlabelled(const fi_tokens *tokens, const fi_segment *segment, const fi_segment *next)
+{
+    return next == NULL && segment->start + segment->length >= length_of(tokens, segment->document);
+}
+
+size_t fi_field_width(const fi_tokens *tokens, const fi_row_format *format, int field)
+{
+    switch (field) {
+    case FI_FIELD_SEGMENTS:
+    case FI_FIELD_LOSS:
+    case FI_FIELD_LONGEST:
+    case FI_FIELD_COUNT:
+        return 4;
+    case FI_FIELD_DOCUMENTS:
+        return 8;
+    case FI_FIELD_ALIGNED:
+        return widths[tokens->kind];
+    default:
+        return format->wide ? 8 : 4;
+    }
+}
+
+static void write_summary(const fi_row_format *f, int field, const fi_segment *segments, size_t n, void *out)
+{
+    int64_t count = 0, longest = 0;
+    for (size_t k = 0; k < n; k++) {
+        count += segments[k].length;
+        longest = segments[k].length > longest ? segments[k].length : longest;
+    }
+    put(out, 0, false, field == FI_FIELD_LONGEST && f->borders ? longest : count);
+}
+
+static void write_padding(const fi_tokens *tokens, const fi_row_format *f, int field, size_t at, size_t count,
+                          void *out)
+{
+    switch (field) {
+    case FI_FIELD_INPUTS:
+        fill(out, at, count, f->wide, f->pad, 0);
+        break;
+    case FI_FIELD_LABELS:
+        fill(out, at, count, f->wide, f->ignored, 0);
+        break;
+    case FI_FIELD_DOCUMENTS:
+        fill(out, at, count, true, -1, 0);
+        break;
+    case FI_FIELD_ALIGNED:
+        /* Of labels that are ready the format has what is ignored; of other fields 0. */
+        for (size_t i = 0; i < count; i++) {
+            int64_t value = f->pad;
+            memcpy((char *)out + (at + i) * widths[tokens->kind], &value, widths[tokens->kind]);
+        }
+        break;
+    default:
+        memset((char *)out + at * fi_field_width(tokens, f, field), 0,
+               count * fi_field_width(tokens, f, field));
+    }
+}
+
+void fi_tokens_row(const fi_tokens *tokens, const fi_row_format *f, int field, const fi_segment *segments,
+                   size_t n, const fi_segment *next, void *out)
+{
+    size_t used = 0, at;
+    int64_t start, length;
+    if (field == FI_FIELD_LONGEST || field == FI_FIELD_COUNT) {
+        write_summary(f, field, segments, n, out);
+        return;
+    }
+    for (size_t k = 0; k < n; k++) {
+        used += (size_t)segments[k].length;
+    }
+    at = f->left ? f->length - used : 0;
+    write_padding(tokens, f, field, f->left ? 0 : used, f->length - used, out);
+    for (size_t k = 0; k < n; k++) {
+        const fi_segment *segment = &segments[k];
+        const fi_segment *following = f->borders ? NULL : k + 1 < n ? segment + 1 : next;
+        size_t count = (size_t)segment->length, i, end = at + count;
+        bool begins = f->borders || k == 0;
+        if (count == 0) {
+            continue;
+        }
+        switch (field) {
+        case FI_FIELD_INPUTS:
+            read_document(tokens, segment->document, segment->start, count, f->wide, out, at);
+            break;
+        case FI_FIELD_LABELS:
+            write_labels(tokens, f, segment, following, at, out);
+            if (!f->shifts && !begins) {
+                read_document(tokens, segment->document, segment->start, 1, f->wide, out, at);
+            }
+            break;
+        case FI_FIELD_ATTENTION:
+            fill(out, at, count, f->wide, 1, 0);
+            break;
+        case FI_FIELD_POSITIONS:
+            fill(out, at, count, f->wide, begins ? 0 : (int64_t)(at - (f->left ? f->length - used : 0)), 1);
+            break;
+        case FI_FIELD_SEGMENTS:
+            fill(out, at, count, false, f->borders ? (int64_t)k + 1 : 1, 0);
+            break;
+        case FI_FIELD_DOCUMENTS:
+            fill(out, at, count, true, segment->document, 0);
+            break;
+        case FI_FIELD_LOSS:
+            for (i = at; i < end; i++) {
+                ((float *)out)[i] = 1.0f;
+            }
+            if (f->shifts ? ends_unlabelled(tokens, segment, following) : begins) {
+                ((float *)out)[f->shifts ? end - 1 : at] = 0.0f;
+            }
+            break;
+        default: /* nothing is added to documents that have aligned columns */
+            fi_tokens_extent(tokens, segment->document, &start, &length);
+            read_stream(tokens, start + segment->start, segment->length, true, false,
+                        (char *)out + at * widths[tokens->kind]);
+        }
+        at = end;
+    }
+}

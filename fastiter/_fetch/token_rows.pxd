@@ -1,0 +1,53 @@
+cimport numpy as cnp
+from libc.stdint cimport int64_t, uint32_t
+
+from fastiter._clib.csrc cimport fi_row_format, fi_segment, fi_tokens
+
+cdef class TokenSource:
+    cdef fi_tokens tokens
+    cdef object part_memory, document_memory, flat_memory
+    cdef list documents
+    cdef readonly list arrays  # of the stream, in order
+    cdef readonly cnp.dtype dtype
+
+cdef class Window:
+    cdef readonly int64_t n_rows
+    cdef int64_t n
+    cdef object memory  # arrays that hold what follows
+    cdef const int64_t *documents  # of concat: in order, and where each ends
+    cdef const int64_t *ends
+    cdef const int64_t *starts  # of the rows of others: their segments
+    cdef const fi_segment *segments
+
+cdef struct Segments:
+    fi_segment *items
+    size_t n, room
+    size_t *starts  # of each row, and behind the last
+    bint *continues  # whether the last one of a row is only what follows it
+
+cdef class RowPlanner:
+    cdef readonly TokenSource source
+    cdef fi_tokens flat  # the stream as one document
+    cdef int method, fit, overlong
+    cdef readonly int64_t length
+    cdef int64_t stride, window
+    cdef bint borders, drop_last
+    cdef readonly object words
+    cdef public int64_t epoch
+    cdef dict counts, plans, orders
+    cdef Window planned(self, int64_t epoch, int64_t number)
+    cdef int resolve(self, const int64_t *rows, Py_ssize_t n, bint is_flat, Segments *found) except -1
+    cdef int add(self, Segments *found, int64_t document, int64_t start, int64_t length) except -1
+    cdef int add_stream(self, Segments *found, int64_t place, int64_t count) except -1
+    cdef int add_concat(self, Segments *found, Window window, int64_t row) except -1
+
+cdef class TokenColumn:
+    cdef readonly RowPlanner planner
+    cdef TokenSource source
+    cdef fi_row_format format
+    cdef int field
+    cdef bint is_flat
+    cdef readonly cnp.dtype dtype
+    cdef readonly tuple shape
+    cdef bint gather(self, char *target, const int64_t *rows, Py_ssize_t n,
+                     uint32_t length) except -1

@@ -1,0 +1,88 @@
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Self, disjoint_base
+
+__pyx_capi__: dict[str, object]  # what other compiled modules call
+EPOCH_SHIFT: int
+FIELDS: tuple[str, ...]
+METHODS: dict[str, int]
+FITS: dict[str, int]
+OVERLONG: dict[str, int]
+KINDS: tuple[str, ...]
+
+@disjoint_base
+class TokenSource:
+    def __new__(
+        cls,
+        parts: list[NDArray[Any]],
+        documents: list[tuple[Any, Any, int, int]] | None = None,
+        bos: int | None = None,
+        eos: int | None = None,
+    ) -> Self: ...
+    arrays: list[NDArray[Any]]
+    dtype: np.dtype[Any]
+    @property
+    def n_tokens(self) -> int: ...
+    @property
+    def n_documents(self) -> int: ...
+    def lengths(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]: ...
+    def damaged(self, number: int) -> ValueError: ...
+    def place(self, number: int) -> tuple[int, int]: ...
+    def document(self, number: int) -> NDArray[Any]: ...
+
+class Window:
+    n_rows: int
+
+@disjoint_base
+class RowPlanner:
+    def __init__(
+        self,
+        source: TokenSource,
+        method: str,
+        length: int | None,
+        *,
+        stride: int = 1,
+        window: int = 1,
+        overlong: str = "split",
+        borders: bool = True,
+        drop_last: bool = False,
+        words: tuple[int, int] | None = None,
+    ) -> None: ...
+    source: TokenSource
+    length: int
+    words: Any
+    epoch: int
+    @property
+    def n_windows(self) -> int: ...
+    def documents(self, epoch: int, number: int) -> NDArray[np.int64]: ...
+    def plan(self, epoch: int, number: int, *, only_count: bool = False) -> Any: ...
+    def ends(self, epoch: int, least: int | None = None) -> list[int]: ...
+    def n_rows(self, epoch: int | None = None) -> int: ...
+    def segments(self, rows: NDArray[np.int64]) -> list[NDArray[np.int64]] | None: ...
+    def sums(
+        self, rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None: ...
+
+@disjoint_base
+class TokenColumn:
+    def __init__(
+        self,
+        planner: RowPlanner,
+        field: str,
+        *,
+        width: int,
+        dtype: np.dtype[Any],
+        shifts: bool,
+        left: bool,
+        pad: int,
+        ignored: int,
+        aligned: TokenSource | None = None,
+    ) -> None: ...
+    planner: RowPlanner
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    def __len__(self) -> int: ...
+    def check_lengths(self, n: int, address: int) -> None: ...
+    def row(self, number: int, length: int) -> Any: ...

@@ -1,0 +1,558 @@
+"""Rows of tokens: which parts of which documents a row has, and its fields, in C.
+
+`TokenSource` is the stream and its documents. `RowPlanner` says what the rows of an epoch are. A row's
+number may tell its epoch: above `EPOCH_SHIFT` bits stands the epoch plus 1, or 0 for the planner's own.
+`TokenColumn` is a field of all rows, a column of `gather.ColumnReader`.
+"""
+
+cimport cython
+cimport numpy as cnp
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
+from libc.stdint cimport UINT32_MAX, int64_t, uint32_t, uint64_t
+
+from fastiter._clib.csrc cimport *
+from fastiter._clib.numpy_api cimport bytes_of, int64_items
+
+from bisect import bisect_right
+
+import numpy as np
+
+from fastiter._order.permutation import VirtualOrder
+
+cnp.import_array()
+
+cdef enum:
+    EPOCH_BITS = 40
+    KEPT_SEGMENTS = 1 << 21  # of windows that are kept planned: 48 MB
+
+cdef enum:
+    WINDOWS
+    DOCUMENTS
+    CONCAT
+    FIT
+
+EPOCH_SHIFT = EPOCH_BITS
+#: numbered as in csrc/batch/fi_tokens.h
+FIELDS = ("input_ids", "labels", "attention_mask", "position_ids", "segment_ids", "document_ids",
+          "loss_mask", "max_seqlen", "n_tokens")
+METHODS = {"windows": WINDOWS, "documents": DOCUMENTS, "concat": CONCAT, "first_fit": FIT,
+           "best_fit": FIT, "bfd": FIT}
+FITS = {"first_fit": FI_PACK_FIRST_FIT, "best_fit": FI_PACK_BEST_FIT, "bfd": FI_PACK_DECREASING}
+OVERLONG = {"split": FI_OVERLONG_SPLIT, "truncate": FI_OVERLONG_TRUNCATE,
+            "drop": FI_OVERLONG_DROP, "error": -1}
+KINDS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
+_NARROW = {"segment_ids": "int32", "document_ids": "int64", "loss_mask": "float32",
+           "max_seqlen": "int32", "n_tokens": "int32"}
+
+
+cdef inline char *start_of(object array) noexcept:
+    return bytes_of(<cnp.PyArrayObject *>array)
+
+
+cdef class TokenSource:
+    """A stream of tokens, and the documents in it.
+
+    Parameters
+    ----------
+    parts : arrays (n,), contiguous, of one dtype, that follow each other.
+    documents : (offsets, sizes, unit, base) each: int32 or int64 arrays, sizes int32 or None; see
+        csrc/batch/fi_tokens.h. None: the stream is one document.
+    bos, eos : int or None, put before and behind every document.
+    """
+
+    def __cinit__(self, list parts, list documents=None, bos=None, eos=None):
+        cdef fi_token_part *part
+        cdef fi_document_part *place
+        cdef int64_t number, first = 0
+        self.arrays = parts
+        self.dtype = parts[0].dtype
+        kind = self.dtype.name
+        if kind not in KINDS:  # copied as bytes only
+            kind = {1: "uint8", 2: "uint16", 4: "uint32"}.get(self.dtype.itemsize, "int64")
+        self.tokens.kind = KINDS.index(kind)
+        self.part_memory = np.zeros((len(parts) + 1) * sizeof(fi_token_part), np.uint8)
+        part = <fi_token_part *>start_of(self.part_memory)
+        for number, array in enumerate(parts):
+            part[number].tokens = start_of(array)
+            part[number].first = first
+            first += len(array)
+        part[len(parts)].first = first
+        self.tokens.parts, self.tokens.n_parts, self.tokens.n_tokens = part, len(parts), first
+        self.documents = documents = documents or [
+            (np.array([0, first], np.int64), None, 1, 0)]
+        self.document_memory = np.zeros(
+            (len(documents) + 1) * sizeof(fi_document_part), np.uint8)
+        place = <fi_document_part *>start_of(self.document_memory)
+        first = 0
+        for number, (offsets, sizes, unit, base) in enumerate(documents):
+            place[number].offsets = start_of(offsets)
+            place[number].sizes = NULL if sizes is None else start_of(sizes)
+            place[number].wide = offsets.dtype.itemsize == 8
+            place[number].unit, place[number].base, place[number].first = unit, base, first
+            first += len(offsets) - 1 if sizes is None else len(sizes)
+        place[len(documents)].first = first
+        self.tokens.documents, self.tokens.n_document_parts = place, len(documents)
+        self.tokens.n_documents = first
+        self.tokens.has_bos, self.tokens.has_eos = bos is not None, eos is not None
+        self.tokens.bos, self.tokens.eos = bos or 0, eos or 0
+
+    @property
+    def n_tokens(self):
+        """Tokens of the stream."""
+        return self.tokens.n_tokens
+
+    @property
+    def n_documents(self):
+        return self.tokens.n_documents
+
+    def lengths(self, numbers):
+        """The lengths of documents, with what is added: int64 (n,). ValueError for wrong offsets."""
+        cdef Py_ssize_t n = 0
+        cdef const int64_t *items = int64_items(numbers, &n)
+        cdef size_t bad
+        cdef int64_t *out
+        lengths = np.empty(n, np.int64)
+        out = <int64_t *>start_of(lengths)
+        with nogil:
+            bad = fi_tokens_lengths(&self.tokens, items, n, out)
+        if bad < <size_t>n:
+            raise self.damaged(items[bad])
+        return lengths
+
+    def damaged(self, int64_t number):
+        return ValueError(
+            f"the offsets of document {number} lead out of the {self.tokens.n_tokens} tokens that "
+            "there are: they belong to another file, or dtype is not that of the file")
+
+    def place(self, int64_t number):
+        """Where a document begins in the stream, and its length there."""
+        cdef int64_t start = 0, length = 0
+        if not fi_tokens_extent(&self.tokens, number, &start, &length):
+            raise self.damaged(number)
+        return start, length
+
+    def document(self, int64_t number):
+        """The tokens of a document, without what is added: a view, or a copy if parts share it."""
+        start, length = self.place(number)
+        for array in self.arrays:
+            if start + length <= len(array):
+                return array[start:start + length]
+            if start < len(array):
+                break
+            start -= len(array)
+        pieces = []
+        for array in self.arrays[next(k for k, each in enumerate(self.arrays) if each is array):]:
+            piece = array[start:start + length]
+            pieces.append(piece)
+            length -= len(piece)
+            start = 0
+        return np.concatenate(pieces)
+
+
+@cython.final
+cdef class Window:
+    """The rows of some documents, which are packed together."""
+
+
+cdef class RowPlanner:
+    """The rows of each epoch.
+
+    A window of documents is packed by their lengths alone, and kept for a while. How many rows the
+    windows before have is counted once, as far as it is asked.
+    """
+
+    def __init__(self, TokenSource source, str method, length, *, stride=1, window=1, overlong="split",
+                 borders=True, drop_last=False, words=None):
+        cdef fi_document_part *part
+        self.source = source
+        self.method = METHODS[method]
+        self.fit = FITS.get(method, 0)
+        self.overlong = OVERLONG[overlong]
+        self.length = length or 0
+        self.stride, self.window = stride, window
+        self.borders, self.drop_last, self.words = borders, drop_last, words
+        self.epoch = 0
+        self.counts, self.plans, self.orders = {}, {}, {}
+        self.flat = source.tokens
+        ends = np.array([0, source.n_tokens], np.int64)
+        source.flat_memory = ends, np.zeros(2 * sizeof(fi_document_part), np.uint8)
+        part = <fi_document_part *>start_of(source.flat_memory[1])
+        part[0].offsets, part[0].wide, part[0].unit, part[1].first = start_of(ends), True, 1, 1
+        self.flat.documents, self.flat.n_document_parts, self.flat.n_documents = part, 1, 1
+
+    def __reduce__(self):
+        raise TypeError("a planner is made again where it is needed")
+
+    # ---- windows of documents
+
+    @property
+    def n_windows(self):
+        return -(-self.source.n_documents // self.window)
+
+    def documents(self, int64_t epoch, int64_t number):
+        """The documents of a window: int64 (n,)."""
+        first = number * self.window
+        last = min(first + self.window, self.source.n_documents)
+        if self.words is None:
+            return np.arange(first, last, dtype=np.int64)
+        order = self.orders.get(epoch)
+        if order is None:
+            order = self.orders[epoch] = VirtualOrder(self.source.n_documents, self.words, epoch)
+            while len(self.orders) > 2:
+                self.orders.pop(next(iter(self.orders)), None)
+        return np.ascontiguousarray(order[first:last])
+
+    cdef Window planned(self, int64_t epoch, int64_t number):
+        cdef Window window = self.plans.get((epoch, number))
+        if window is None:
+            window = self.plan(epoch, number)
+            self.plans[epoch, number] = window
+            while len(self.plans) > max(2, KEPT_SEGMENTS // self.window):
+                self.plans.pop(next(iter(self.plans)), None)
+        return window
+
+    def plan(self, int64_t epoch, int64_t number, *, bint only_count=False):
+        """A window, planned; or how many rows it has."""
+        cdef Window window = Window()
+        cdef uint32_t n, n_pieces, n_rows, length = <uint32_t>self.length
+        cdef uint64_t n_whole = 0, total
+        cdef const int64_t *documents
+        cdef const int64_t *lengths
+        cdef uint32_t *sizes
+        cdef uint32_t *rows
+        cdef fi_segment *pieces
+        cdef fi_segment *segments
+        cdef int64_t *starts
+        cdef int64_t *places
+        cdef char *scratch
+        cdef int method = self.fit, overlong = self.overlong
+        cdef fi_seed seed
+        numbers = self.documents(epoch, number)
+        found = self.source.lengths(numbers)
+        n = len(numbers)
+        if self.method == CONCAT:
+            ends = np.cumsum(found)
+            tokens = int(ends[n - 1]) if n else 0
+            window.n_rows = tokens // self.length if self.drop_last else -(-tokens // self.length)
+            if only_count:
+                return window.n_rows
+            window.n = n
+            window.memory = numbers, ends
+            window.documents = <int64_t *>start_of(numbers)
+            window.ends = <int64_t *>start_of(ends)
+            return window
+        if overlong < 0:
+            if n and found.max() > self.length:
+                worst = int(found.argmax())
+                raise ValueError(
+                    f"document {numbers[worst]} has {found[worst]} tokens, more than length="
+                    f"{self.length}: pass overlong='split', 'truncate' or 'drop'")
+            overlong = FI_OVERLONG_SPLIT
+        documents, lengths = <int64_t *>start_of(numbers), <int64_t *>start_of(found)
+        kept = np.empty((2, n + 1), np.uint32)
+        piece_memory = np.empty((n + 1) * sizeof(fi_segment), np.uint8)
+        scratched = np.empty(fi_pack_scratch(method, length, n) // 8 + 1, np.uint64)
+        sizes, rows = <uint32_t *>start_of(kept), <uint32_t *>start_of(kept) + n + 1
+        pieces, scratch = <fi_segment *>start_of(piece_memory), start_of(scratched)
+        with nogil:
+            n_pieces = fi_pack_pieces(overlong, length, documents, lengths, n, sizes, pieces, &n_whole)
+            n_rows = fi_pack(method, length, sizes, n_pieces, rows, scratch) if n_pieces else 0
+        total = n_rows + n_whole
+        window.n_rows = total
+        if only_count:
+            return window.n_rows
+        window.memory = place_array, start_array, segment_array = (
+            np.empty(total, np.int64), np.empty(total + 1, np.int64),
+            np.empty((n_pieces + n_whole) * sizeof(fi_segment), np.uint8))
+        places, starts = <int64_t *>start_of(place_array), <int64_t *>start_of(start_array)
+        segments = <fi_segment *>start_of(segment_array)
+        seed.words[0], seed.words[1] = self.words or (0, 0)
+        seed = fi_seed_mixed(&seed, epoch if self.words else 0)
+        with nogil:
+            if total > UINT32_MAX or fi_shuffle(places, total, &seed, number, 1) != FI_OK:
+                with gil:
+                    raise MemoryError(f"no memory to order the {total} rows of a window")
+            fi_pack_segments(length, documents, lengths, n, overlong, pieces, rows, n_pieces, n_rows,
+                             n_whole, places, starts, segments)
+        window.starts, window.segments = starts, segments
+        return window
+
+    def ends(self, epoch, least=None):
+        """Rows until each window's end, a list; at least of so many windows that there are more
+        than `least` rows, or of all of them."""
+        cdef list known
+        epoch = epoch if self.words is not None else 0
+        known = self.counts.get(epoch)
+        if known is None:
+            known = self.counts[epoch] = []
+            while len(self.counts) > 4:
+                self.counts.pop(next(iter(self.counts)), None)
+        n_windows = self.n_windows
+        while len(known) < n_windows:
+            number = len(known)
+            if least is not None and number and known[number - 1] > least:
+                break
+            if least is None:
+                n_rows = self.plan(epoch, number, only_count=True)
+            else:
+                n_rows = self.planned(epoch, number).n_rows
+            with cython.critical_section(self):
+                if len(known) == number:  # no other thread has counted it
+                    known.append((known[number - 1] if number else 0) + n_rows)
+        return known
+
+    def n_rows(self, epoch=None):
+        """Rows of an epoch, or of the planner's own."""
+        if self.method == WINDOWS:
+            return max(0, (self.source.n_tokens - 1 - self.length) // self.stride + 1)
+        if self.method == DOCUMENTS:
+            return self.source.n_documents
+        cdef list ends = self.ends(self.epoch if epoch is None else epoch)
+        return ends[len(ends) - 1] if ends else 0
+
+    # ---- rows
+
+    cdef int add(self, Segments *found, int64_t document, int64_t start, int64_t length) except -1:
+        cdef size_t room
+        cdef fi_segment *items
+        if found.n == found.room:
+            room = 2 * found.room + 64
+            items = <fi_segment *>PyMem_Realloc(found.items, room * sizeof(fi_segment))
+            if items == NULL:
+                raise MemoryError()
+            found.items, found.room = items, room
+        found.items[found.n].document = document
+        found.items[found.n].start = start
+        found.items[found.n].length = length
+        found.n += 1
+        return 0
+
+    cdef int add_stream(self, Segments *found, int64_t place, int64_t count) except -1:
+        """The parts of documents that a stretch of the stream has."""
+        cdef int64_t start = 0, length = 0, here
+        cdef int64_t document = fi_tokens_find(&self.source.tokens, place)
+        while count > 0 and document < self.source.tokens.n_documents:
+            if not fi_tokens_extent(&self.source.tokens, document, &start, &length):
+                raise self.source.damaged(document)
+            here = min(count, start + length - place)
+            if here > 0 and place >= start:
+                self.add(found, document, place - start, here)
+                place += here
+                count -= here
+            document += 1
+        return 0
+
+    cdef int add_concat(self, Segments *found, Window window, int64_t row) except -1:
+        cdef int64_t low = 0, high = window.n, middle, place = row * self.length, before
+        cdef int64_t stop = min(place + self.length, window.ends[window.n - 1])
+        while low < high:  # the first document that ends behind the place
+            middle = (low + high) // 2
+            if window.ends[middle] <= place:
+                low = middle + 1
+            else:
+                high = middle
+        while place < stop:
+            before = window.ends[low - 1] if low else 0
+            if window.ends[low] > place:
+                self.add(found, window.documents[low], place - before,
+                         min(stop, window.ends[low]) - place)
+                place = min(stop, window.ends[low])
+            low += 1
+        return 0
+
+    cdef int resolve(self, const int64_t *rows, Py_ssize_t n, bint is_flat, Segments *found) except -1:
+        """The segments of rows; 0 if one of them does not exist, else 1."""
+        cdef Py_ssize_t i
+        cdef int64_t row, epoch, number = 0, last_epoch = -1, first = 0, end = 0, k
+        cdef int64_t n_rows = self.n_rows() if self.method in (WINDOWS, DOCUMENTS) else 0, length
+        cdef Window window = None
+        found.starts = <size_t *>PyMem_Calloc(n + 1, sizeof(size_t))
+        found.continues = <bint *>PyMem_Calloc(n + 1, sizeof(bint))
+        if found.starts == NULL or found.continues == NULL:
+            raise MemoryError()
+        for i in range(n):
+            row = rows[i] & ((<int64_t>1 << EPOCH_BITS) - 1)
+            epoch = (rows[i] >> EPOCH_BITS) - 1
+            if rows[i] < 0:
+                return 0
+            if epoch < 0:
+                epoch = self.epoch
+            if self.words is None:
+                epoch = 0
+            if self.method == WINDOWS or self.method == DOCUMENTS:
+                if row >= n_rows:
+                    return 0
+                if self.method == DOCUMENTS:
+                    if fi_tokens_lengths(&self.source.tokens, &row, 1, &length) == 0:
+                        raise self.source.damaged(row)
+                    if length > 0:
+                        self.add(found, row, 0, length)
+                elif is_flat:
+                    self.add(found, 0, row * self.stride, self.length)
+                else:
+                    self.add_stream(found, row * self.stride, self.length)
+            else:
+                if epoch != last_epoch or not first <= row < end:
+                    ends = self.ends(epoch, row)
+                    number = bisect_right(ends, row)
+                    if number == len(ends):
+                        return 0
+                    first, end = ends[number - 1] if number else 0, ends[number]
+                    last_epoch = epoch
+                    window = self.planned(epoch, number)
+                row -= first
+                if self.method == CONCAT:
+                    self.add_concat(found, window, row)
+                    if not self.borders:
+                        k = found.n
+                        if row + 1 < window.n_rows:
+                            self.add_concat(found, window, row + 1)
+                        elif number + 1 < self.n_windows:
+                            self.add_concat(found, self.planned(epoch, number + 1), 0)
+                        found.continues[i] = <size_t>k < found.n
+                        found.n = min(found.n, <size_t>k + 1)
+                else:
+                    for k in range(window.starts[row], window.starts[row + 1]):
+                        self.add(found, window.segments[k].document, window.segments[k].start,
+                                 window.segments[k].length)
+            found.starts[i + 1] = found.n
+        return 1
+
+    def segments(self, rows):
+        """Which parts of documents rows have: for each an int64 (k, 3) of document, start in it, and
+        length. None if one of them does not exist."""
+        cdef Py_ssize_t n = 0, i
+        cdef size_t k, stop
+        cdef const int64_t *items = int64_items(rows, &n)
+        cdef Segments found
+        cdef list given = []
+        cdef int64_t[:, ::1] out
+        clear(&found)
+        try:
+            if not self.resolve(items, n, False, &found):
+                return None
+            for i in range(n):
+                stop = found.starts[i + 1] - found.continues[i]
+                array = np.empty((stop - found.starts[i], 3), np.int64)
+                out = array
+                for k in range(found.starts[i], stop):
+                    out[k - found.starts[i], 0] = found.items[k].document
+                    out[k - found.starts[i], 1] = found.items[k].start
+                    out[k - found.starts[i], 2] = found.items[k].length
+                given.append(array)
+            return given
+        finally:
+            free_all(&found)
+
+    def sums(self, rows):
+        """Tokens of rows, and their costs, sums of squared lengths: int64 and float64 (n,). None if
+        a row does not exist."""
+        cdef Py_ssize_t n = 0, i
+        cdef size_t k
+        cdef const int64_t *items = int64_items(rows, &n)
+        cdef Segments found
+        cdef int64_t[::1] tokens
+        cdef double[::1] costs
+        clear(&found)
+        token_array, cost_array = np.zeros(n, np.int64), np.zeros(n, np.float64)
+        tokens, costs = token_array, cost_array
+        try:
+            if not self.resolve(items, n, self.method == WINDOWS and not self.borders, &found):
+                return None
+            for i in range(n):
+                for k in range(found.starts[i], found.starts[i + 1] - found.continues[i]):
+                    tokens[i] += found.items[k].length
+                    costs[i] += <double>found.items[k].length * found.items[k].length
+                if not self.borders:
+                    costs[i] = <double>tokens[i] * tokens[i]
+            return token_array, cost_array
+        finally:
+            free_all(&found)
+
+
+cdef void clear(Segments *found) noexcept:
+    found.items, found.n, found.room = NULL, 0, 0
+    found.starts, found.continues = NULL, NULL
+
+
+cdef void free_all(Segments *found) noexcept:
+    PyMem_Free(found.items)
+    PyMem_Free(found.starts)
+    PyMem_Free(found.continues)
+
+
+cdef class TokenColumn:
+    """A field of the rows of a planner.
+
+    ``aligned`` is the source of a further column, cut like the tokens, or None. Of documents, whose rows
+    are of any length, only `row` is of use.
+    """
+
+    def __init__(self, RowPlanner planner, str field, *, width, dtype, shifts, left, pad, ignored,
+                 TokenSource aligned=None):
+        self.planner = planner
+        self.source = planner.source if aligned is None else aligned
+        self.format.length = <uint32_t>width
+        self.format.wide = dtype.itemsize == 8
+        self.format.shifts, self.format.borders = shifts, planner.borders
+        self.format.left, self.format.pad, self.format.ignored = left, pad, ignored
+        self.field = FI_FIELD_ALIGNED if aligned is not None else FIELDS.index(field)
+        self.is_flat = planner.method == WINDOWS and not planner.borders and (
+            aligned is None and self.field != FI_FIELD_DOCUMENTS)
+        self.dtype = np.dtype(_NARROW.get(field, dtype)) if aligned is None else aligned.dtype
+        is_number = self.field in (FI_FIELD_COUNT, FI_FIELD_LONGEST)
+        self.shape = () if is_number else (width,)
+
+    def __len__(self):
+        return self.planner.n_rows()
+
+    cdef bint gather(self, char *target, const int64_t *rows, Py_ssize_t n,
+                     uint32_t length) except -1:
+        """Writes rows of `length` places; False if one of them does not exist."""
+        cdef Segments found
+        cdef fi_row_format format = self.format
+        cdef fi_tokens *tokens = &self.source.tokens
+        cdef int field = self.field
+        cdef size_t first, stop, width = self.dtype.itemsize
+        cdef Py_ssize_t i
+        cdef int64_t k
+        clear(&found)
+        format.length = length
+        if self.shape:
+            width *= length
+        if self.is_flat:
+            tokens = &self.planner.flat
+        try:
+            if not self.planner.resolve(rows, n, self.is_flat, &found):
+                return False
+            if field == FI_FIELD_ALIGNED:
+                self.check_lengths(found.n, <int64_t>found.items)
+            with nogil:
+                for i in range(n):
+                    first, stop = found.starts[i], found.starts[i + 1] - found.continues[i]
+                    fi_tokens_row(tokens, &format, field, found.items + first, stop - first,
+                                  found.items + stop if found.continues[i] else NULL,
+                                  target + i * width)
+            return True
+        finally:
+            free_all(&found)
+
+    def check_lengths(self, size_t n, int64_t address):
+        """Raises unless documents are as long in this column as in the tokens."""
+        cdef fi_segment *segments = <fi_segment *>address
+        cdef int64_t start = 0, length = 0, expected = 0
+        cdef size_t k
+        for k in range(n):
+            fi_tokens_extent(&self.planner.source.tokens, segments[k].document, &start, &expected)
+            if not fi_tokens_extent(&self.source.tokens, segments[k].document, &start, &length) or (
+                    length != expected):
+                raise ValueError(
+                    f"document {segments[k].document} has {expected} tokens, but {length} values in "
+                    "an aligned column: leave the column out of aligned=")
+
+    def row(self, int64_t number, int64_t length):
+        """A row of `length` places: an array, or a number."""
+        cdef Py_ssize_t places = length if self.shape else 1
+        made = np.empty((1, places), self.dtype)
+        row = made if self.shape else made[0]
+        return row[0] if self.gather(start_of(row), &number, 1, <uint32_t>length) else None

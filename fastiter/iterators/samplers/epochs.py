@@ -1,0 +1,79 @@
+"""Orders of datasets that have other rows in each epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from fastiter._fetch.dataset_access import epochs_of
+from fastiter._fetch.token_rows import EPOCH_SHIFT
+from fastiter.iterators.samplers._batches import SeededBatchSampler
+from fastiter.iterators.samplers._seeded import SeededSampler, is_seeded
+
+if TYPE_CHECKING:
+    from fastiter.iterators.samplers._batches import Indices
+
+
+class RowsOfEpochs(SeededSampler):
+    """The rows of a dataset whose epochs differ, as they come, or in the order of another sampler.
+
+    The indices tell their epoch, so that whoever fetches rows ahead needs no other word.
+    """
+
+    _KIND: ClassVar[int] = 7
+    _sizes_vary: ClassVar[bool] = True
+
+    def __init__(self, dataset: Any, words: tuple[int, int], inner: SeededSampler | None) -> None:
+        self._dataset, self._inner = dataset, inner
+        self._words = words if inner is None else inner._words
+        self._next_number = 0
+
+    def size(self, number: int) -> int:
+        """Rows in the epoch of that number."""
+        return epochs_of(self._dataset).n_rows(number)  # type: ignore[no-any-return, union-attr]
+
+    def _draw(self, n_examples: int, number: int) -> EpochOrder:
+        size = self.size(number)
+        order = None if self._inner is None else self._inner._draw(size, number)
+        return EpochOrder(size, number + 1 << EPOCH_SHIFT, order)
+
+    def _population(self, order_size: int, dataset_size: int) -> int:
+        return 0  # not what the orders depend on
+
+    def _arguments(self) -> tuple[Any, ...]:
+        epochs = epochs_of(self._dataset)
+        assert epochs is not None
+        inner = None if self._inner is None else (self._inner._KIND, self._inner._arguments())
+        return epochs.words, epochs.arguments, inner
+
+
+class EpochOrder:
+    """An order whose indices tell their epoch."""
+
+    index_bound = 0  # all indices are right
+
+    def __init__(self, size: int, tag: int, order: Any) -> None:
+        self._size, self._tag, self._order = size, tag, order
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice) -> Indices:
+        start, stop, _ = part.indices(self._size)
+        if self._order is None:
+            return np.arange(start + self._tag, stop + self._tag, dtype=np.int64)
+        return self._order[start:stop] + self._tag  # type: ignore[no-any-return]
+
+
+def sampler_of_epochs(dataset: Any, sampler: Any, shuffle: bool | None) -> Any:
+    """The order sampler for a dataset: `sampler` itself; or one that tells epochs, if the dataset
+    has other rows in each, and the orders of `sampler` suit any number of rows."""
+    epochs = None if shuffle or isinstance(sampler, SeededBatchSampler) else epochs_of(dataset)
+    if epochs is None:
+        return sampler
+    if sampler is None or (
+        is_seeded(sampler) and type(sampler)._population is SeededSampler._population
+    ):
+        return RowsOfEpochs(dataset, epochs.words, sampler)
+    return sampler

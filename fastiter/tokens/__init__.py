@@ -1,0 +1,6 @@
+"""Tokens for language models: windows, packed documents, and batches of them."""
+
+from fastiter.tokens._dataset import TokenDataset
+from fastiter.tokens._flat import document_offsets, flat_batch
+
+__all__ = ["TokenDataset", "document_offsets", "flat_batch"]

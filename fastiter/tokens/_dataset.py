@@ -1,0 +1,357 @@
+"""Rows of tokens, as a dataset."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastiter._fetch.dataset_access import Columns, Epochs, SourceColumn, plain_columns
+from fastiter._fetch.token_rows import (
+    EPOCH_SHIFT,
+    FIELDS,
+    FITS,
+    OVERLONG,
+    RowPlanner,
+    TokenColumn,
+)
+from fastiter._util.arguments import checked_flag, checked_int, checked_optional_int
+from fastiter.dataset.mixin import DatasetMixin, out_of_range, row_at
+from fastiter.tokens._sources import Opened, open_source, paths_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+__all__ = ["TokenDataset"]
+
+_PACKINGS = (None, "concat", *FITS)
+_SUMMED = 1 << 16  # rows at a time
+
+
+class TokenDataset(DatasetMixin):
+    """Rows for language models: windows, packed documents, or single ones.
+
+    Iterators gather rows in C from where the tokens lie, without making examples. Files are mapped
+    and shared by all processes; a pickle holds their paths. A row is a dict of its fields:
+
+    - ``input_ids``, ``labels``, ``attention_mask`` (1; padding 0), ``position_ids`` (from 0 on in
+      each segment): ``output_dtype`` (L,);
+    - ``segment_ids``: int32 (L,), 1, 2, ..., padding 0; ``document_ids``: int64 (L,), padding -1;
+    - ``loss_mask``: float32 (L,), 0 where the label is ``ignore_index``;
+    - ``n_tokens``, ``max_seqlen`` (of the longest segment): int32;
+    - ``aligned`` columns: of their own dtype (L,), padding 0, or ``ignore_index`` if named labels.
+
+    L is ``length``, rounded up to ``pad_to_multiple_of``; without ``length`` that of the document.
+
+    The label of a token is its document's next token, wherever that lies: in the next row, or
+    behind a cut. ``ignore_index`` stands at a document's end. So each token is an input once in an
+    epoch, and each but a document's first a label once.
+
+    Parameters
+    ----------
+    source : path, list of paths, list of arrays, array, pyarrow.Table, or datasets.Dataset
+        ``.bin`` files of tokens, one behind the other, also with the header of llm.c; a prefix or
+        ``.idx`` of Megatron's files, whose sequences are the documents; or Arrow lists. Paths may
+        be patterns.
+    length : int, optional
+        Tokens of a row. None: a row is a document.
+    packing : {None, "concat", "first_fit", "best_fit", "bfd"}
+        How documents share rows. None: rows are windows of the stream of tokens. "concat":
+        documents behind each other, cut every ``length`` tokens. The others fit whole documents
+        into rows; "bfd" (best fit decreasing) leaves least room, and is fast.
+    stride : int, optional
+        Of windows: from start to start. By default ``length``; 1 has a window at each token.
+    documents : array of int, or path of .npy, optional
+        Of ``.bin`` files: where documents begin, and the end (n + 1,). None: they are one document.
+    dtype : dtype, optional
+        Of ``.bin`` files, uint16 by default.
+    column : str
+        The column of tokens in Arrow data.
+    aligned : sequence of str
+        Columns of lists as long as the tokens', such as masks, which become fields.
+    window : int
+        Documents that are packed together. No row has documents of two windows.
+    overlong : {"split", "truncate", "drop", "error"}
+        What becomes of documents that do not fit into a row. Pieces are of ``length`` tokens.
+    drop_last : bool
+        Of "concat": leave the last, partial row of each window out.
+    borders : bool, optional
+        Whether labels, positions and segments end with documents. By default with packing, and
+        without ``length``. Without borders the label is the next token of the epoch's stream.
+    seed : int, sequence of int, or numpy.random.SeedSequence, optional
+        Puts documents in another order each epoch before they are packed. None: as they lie.
+    fields : sequence of str
+        What a row has.
+    shift_labels : bool
+        False: labels are ``input_ids``, with ``ignore_index`` at the first token of each segment,
+        for models that shift by themselves, like those of transformers.
+    ignore_index : int
+        The label of what has none.
+    bos_token_id, eos_token_id : int, optional
+        Put before and behind every document that is not empty, also if it has one already.
+    pad_token_id : int
+        What fills rows up.
+    padding_side : {"right", "left"}
+        Where padding stands.
+    pad_to_multiple_of : int, optional
+        Makes rows longer by padding.
+    output_dtype : dtype
+        int64 or int32.
+
+    Raises
+    ------
+    FileNotFoundError, KeyError
+        If there is no such file or column.
+    TypeError, ValueError
+        If an argument or a file is wrong. Offsets of documents are checked when they are used.
+
+    Examples
+    --------
+    >>> dataset = TokenDataset([[1, 2, 3], [4, 5], [6]], 4, packing="bfd")
+    >>> sorted(row["input_ids"].tolist() for row in dataset)
+    [[1, 2, 3, 6], [4, 5, 0, 0]]
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        length: int | None = None,
+        *,
+        packing: str | None = None,
+        stride: int | None = None,
+        documents: Any = None,
+        dtype: Any = None,
+        column: str = "input_ids",
+        aligned: Sequence[str] = (),
+        window: int = 100_000,
+        overlong: str = "split",
+        drop_last: bool = False,
+        borders: bool | None = None,
+        seed: Any = None,
+        fields: Sequence[str] = ("input_ids", "labels"),
+        shift_labels: bool = True,
+        ignore_index: int = -100,
+        bos_token_id: int | None = None,
+        eos_token_id: int | None = None,
+        pad_token_id: int = 0,
+        padding_side: str = "right",
+        pad_to_multiple_of: int | None = None,
+        output_dtype: Any = np.int64,
+    ) -> None:
+        paths = paths_of(source)
+        self._source = source if paths is None else paths
+        self._documents = os.path.abspath(documents) if isinstance(documents, str) else documents
+        self._dtype, self._column, self._aligned = dtype, column, tuple(aligned)
+        self._length = checked_optional_int("length", length)
+        _check_choice("packing", packing, _PACKINGS)
+        _check_choice("overlong", overlong, tuple(OVERLONG))
+        _check_choice("padding_side", padding_side, ("right", "left"))
+        self._method = packing or ("documents" if length is None else "windows")
+        multiple = checked_optional_int("pad_to_multiple_of", pad_to_multiple_of) or 1
+        self._multiple = multiple
+        is_packed = self._method not in ("windows", "documents")
+        if is_packed and length is None:
+            raise ValueError(f"packing={packing!r} needs length=, the tokens of a row")
+        if stride is not None and self._method != "windows":
+            raise ValueError(f"stride={stride} is of windows: leave packing out and give length=")
+        if seed is not None and not is_packed:
+            raise ValueError(
+                "seed= orders documents before they are packed: to shuffle windows or single "
+                "documents, give the iterator an order_sampler with a seed"
+            )
+        if self._method == "windows" and (bos_token_id, eos_token_id) != (None, None):
+            raise ValueError("bos_token_id and eos_token_id need packing=, or no length")
+        if aligned and (bos_token_id, eos_token_id) != (None, None):
+            raise ValueError(
+                "bos_token_id and eos_token_id have no value in aligned columns: add them to the "
+                "lists before"
+            )
+        if borders is None:
+            borders = self._method != "windows"
+        if not borders and self._method not in ("windows", "concat"):
+            raise ValueError(f"borders=False is for windows and packing='concat', not {packing!r}")
+        self._arguments: dict[str, Any] = {
+            "stride": checked_optional_int("stride", stride) or length or 1,
+            "window": checked_int("window", window),
+            "overlong": overlong,
+            "borders": checked_flag("borders", borders),
+            "drop_last": checked_flag("drop_last", drop_last),
+        }
+        self._words = None
+        if seed is not None:
+            from fastiter._order import permutation
+
+            self._words = permutation.seed_words(seed)
+        self._added = bos_token_id, eos_token_id
+        self._fields = tuple(fields)
+        known = (*FIELDS, *self._aligned)
+        for field in self._fields:
+            if field not in known:
+                raise ValueError(f"fields must be of {', '.join(known)}, not {field!r}")
+        self._fields += tuple(name for name in self._aligned if name not in self._fields)
+        if "labels" in self._aligned and "loss_mask" in self._fields:
+            raise ValueError("loss_mask is that of labels made here: leave one of them out")
+        if np.dtype(output_dtype) not in (np.int64, np.int32):
+            raise ValueError(f"output_dtype must be int64 or int32, not {output_dtype!r}")
+        self._format: dict[str, Any] = {
+            "dtype": np.dtype(output_dtype),
+            "shifts": checked_flag("shift_labels", shift_labels),
+            "left": padding_side == "left",
+            "pad": int(pad_token_id),
+            "ignored": int(ignore_index),
+        }
+        self._epoch = 0
+        self._open()
+
+    def _open(self) -> None:
+        opened = self._opened = open_source(
+            self._source, self._documents, self._dtype, self._column, self._aligned
+        )
+        source = opened.source(*self._added)
+        length = self._length and -(-self._length // self._multiple) * self._multiple
+        self._planner = RowPlanner(
+            source, self._method, self._length, words=self._words, **self._arguments
+        )
+        self._planner.epoch = self._epoch
+        self._width = length
+        self._columns: dict[str, TokenColumn] = {}
+        for field in self._fields:
+            form, aligned = self._format, None
+            if field in self._aligned:
+                aligned = Opened(*opened.aligned[field], {}).source()
+                form = {**form, "pad": form["ignored"] if field == "labels" else 0}
+            self._columns[field] = TokenColumn(
+                self._planner, field, width=length or 0, aligned=aligned, **form
+            )
+        self._plain = None
+        if length is not None:
+            self._plain = plain_columns(self._as_columns())
+
+    def __getstate__(self) -> dict[str, Any]:
+        opened = ("_opened", "_planner", "_columns", "_plain")
+        return {name: value for name, value in self.__dict__.items() if name not in opened}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
+
+    def __len__(self) -> int:
+        return self._planner.n_rows()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch whose rows ``len`` and indexing mean. Iterators count epochs by themselves."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have ``len`` and indexing mean the rows of another epoch, as of `DistributedSampler`."""
+        self._epoch = self._planner.epoch = checked_int("epoch", epoch, minimum=0)
+
+    @property
+    def n_documents(self) -> int:
+        """Documents of the source."""
+        return self._planner.source.n_documents
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the source, without BOS and EOS."""
+        return self._planner.source.n_tokens
+
+    def document(self, i: int) -> npt.NDArray[Any]:
+        """Get the tokens of a document, as they lie: a view, not to be written to."""
+        return self._planner.source.document(row_at(i, self.n_documents))
+
+    def segments(self, i: int) -> npt.NDArray[np.int64]:
+        """Get what a row consists of: int64 (k, 3), each a document, a start in it, a length."""
+        found = self._planner.segments(self._rows([i]))
+        if found is None:
+            raise out_of_range(i, len(self))
+        return found[0]
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """The tokens of each row of the epoch, padding not counted: int64 (n,)."""
+        return self._sums(None)[0]
+
+    @property
+    def costs(self) -> npt.NDArray[np.float64]:
+        """The sum of the squared lengths of the segments of each row: float64 (n,)."""
+        return self._sums(None)[1]
+
+    def _sums(self, epoch: int | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        n, tag = self._planner.n_rows(epoch), 0 if epoch is None else epoch + 1 << EPOCH_SHIFT
+        lengths, costs = np.empty(n, np.int64), np.empty(n, np.float64)
+        for start in range(0, n, _SUMMED):
+            stop = min(n, start + _SUMMED)
+            found = self._planner.sums(np.arange(start, stop, dtype=np.int64) + tag)
+            assert found is not None
+            lengths[start:stop], costs[start:stop] = found
+        return lengths, costs
+
+    def _rows(self, indices: list[int]) -> npt.NDArray[np.int64]:
+        """Indices as the planner has them. Those of iterators tell their epoch."""
+        size = len(self)
+        rows = [i if i >> EPOCH_SHIFT > 0 else row_at(i, size) for i in indices]
+        return np.array(rows, dtype=np.int64)
+
+    def get_example(self, i: int) -> dict[str, Any]:
+        """Get row ``i`` of the epoch; IndexError unless ``-len(self) <= i < len(self)``."""
+        return self.__getitems__([i])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        """Get the rows at some indices, as `get_example` does."""
+        rows = self._rows(indices)
+        if self._plain is not None:
+            examples = self._plain.reader.examples(rows)
+            if examples is None:
+                raise out_of_range(indices, len(self))
+            return examples
+        source = self._planner.source
+        examples = []
+        for row, n in zip(rows.tolist(), source.lengths(rows).tolist(), strict=True):
+            n = -(-n // self._multiple) * self._multiple
+            examples.append({name: column.row(row, n) for name, column in self._columns.items()})
+        return examples
+
+    def _as_columns(self) -> Columns:
+        columns = tuple(SourceColumn(column) for column in self._columns.values())
+        fills = None
+        if self._width is None:
+            values = {"input_ids": self._format["pad"], "labels": self._format["ignored"]}
+            fills = {
+                name: values.get(name, -1 if name == "document_ids" else 0)
+                for name, column in self._columns.items()
+                if column.shape
+            }
+        return Columns(
+            dict, self._fields, columns, False, fills=fills, by_example=self._width is None
+        )
+
+    def __fastiter_columns__(self) -> Columns:
+        return self._as_columns()
+
+    def __fastiter_epochs__(self) -> Epochs | None:
+        if self._words is None:
+            return None
+        arguments = tuple(sorted(self._arguments.items()))
+        decides = (
+            self._method,
+            self._length,
+            arguments,
+            self._added,
+            self.n_tokens,
+            self.n_documents,
+        )
+        return Epochs(self._epoch, self._words, self._planner.n_rows, decides)
+
+    def __fastiter_tokens__(self, rows: npt.NDArray[np.int64]) -> int:
+        found = self._planner.sums(rows)
+        return 0 if found is None else int(found[0].sum())
+
+
+def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")

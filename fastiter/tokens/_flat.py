@@ -1,0 +1,77 @@
+"""Batches without padding, and where documents of a file of tokens begin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastiter.tokens._sources import mapped, paths_of, token_dtype
+
+__all__ = ["document_offsets", "flat_batch"]
+
+_STEP = 1 << 24  # tokens at a time
+
+
+def flat_batch(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Put rows of tokens behind each other, without their padding: a converter.
+
+    Parameters
+    ----------
+    rows : list of dict
+        Rows of a `TokenDataset` whose fields include ``segment_ids``.
+
+    Returns
+    -------
+    dict
+        Each field of arrays, (N,), N tokens together; ``cu_seqlens``, int32 (k + 1,), where each of
+        the k segments begins, and N; ``max_seqlen``, int, the length of the longest. As attention
+        over sequences of varying lengths takes them.
+    """
+    if not rows or "segment_ids" not in rows[0]:
+        raise ValueError(
+            "flat_batch needs rows with segment_ids: name it in fields= of the TokenDataset"
+        )
+    kept = [row["segment_ids"] > 0 for row in rows]
+    batch: dict[str, Any] = {
+        name: np.concatenate([row[name][keep] for row, keep in zip(rows, kept, strict=True)])
+        for name, value in rows[0].items()
+        if np.ndim(value) == 1
+    }
+    starts, place = [], 0
+    for row, keep in zip(rows, kept, strict=True):
+        numbers = row["segment_ids"][keep]
+        starts.append(place + np.flatnonzero(np.diff(numbers, prepend=0)))
+        place += len(numbers)
+    batch["cu_seqlens"] = np.concatenate([*starts, [place]]).astype(np.int32)
+    batch["max_seqlen"] = int(np.diff(batch["cu_seqlens"]).max(initial=0))
+    return batch
+
+
+def document_offsets(path: Any, eod_token_id: int, dtype: Any = np.uint16) -> npt.NDArray[np.int64]:
+    """Find where documents begin in a ``.bin`` file of tokens, in one pass over it.
+
+    Parameters
+    ----------
+    path : path
+        A file of tokens, without a header.
+    eod_token_id : int
+        The token that ends each document, which belongs to it.
+    dtype : dtype
+        Of the file.
+
+    Returns
+    -------
+    int64[n + 1]
+        The start of each document, and the number of tokens; for ``documents=`` of `TokenDataset`.
+        Tokens behind the last end are a document, too.
+    """
+    (file,) = paths_of(path) or [path]
+    tokens = mapped(file, token_dtype(dtype))
+    ends = [
+        start + 1 + np.flatnonzero(tokens[start : start + _STEP] == eod_token_id)
+        for start in range(0, len(tokens), _STEP)
+    ]
+    offsets = np.concatenate([np.zeros(1, np.int64), *ends])
+    return offsets if offsets[-1] == len(tokens) else np.append(offsets, len(tokens))

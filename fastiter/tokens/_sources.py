@@ -1,0 +1,252 @@
+"""Where tokens lie: files that are mapped, Arrow columns, arrays."""
+
+from __future__ import annotations
+
+import glob
+import os
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastiter._fetch.token_rows import KINDS, TokenSource
+
+Array = npt.NDArray[Any]
+#: Of each stretch of documents: offsets, sizes or None, unit of the offsets, place of offset 0.
+Documents = list[tuple[Array, Array | None, int, int]]
+
+_LLMC_MAGICS = {20240520: np.dtype("<u2"), 20240801: np.dtype("<u4")}
+_LLMC_HEADER = 256 * 4
+_INDEX_MAGIC = b"MMIDIDX\x00\x00"
+_INDEX_HEADER = 34
+#: dtypes by the code in a Megatron index
+_INDEX_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+
+
+class Opened(NamedTuple):
+    """What a source holds."""
+
+    parts: list[Array]  # the stream
+    documents: Documents | None  # None: it is one document
+    aligned: dict[str, tuple[list[Array], Documents]]
+    #: of Megatron's files: the number of the first sequence of each document, and behind the last
+    document_index: Array | None = None
+
+    def source(self, bos: int | None = None, eos: int | None = None) -> TokenSource:
+        return TokenSource(self.parts, self.documents, bos, eos)
+
+
+def open_source(
+    source: Any, documents: Any, dtype: Any, column: str, aligned: tuple[str, ...]
+) -> Opened:
+    """Open a source of tokens; files are mapped, and read no further than their headers."""
+    paths = paths_of(source)
+    if paths is not None and not paths[0].endswith((".arrow", ".feather", ".ipc", ".parquet")):
+        if aligned:
+            raise ValueError("aligned= names columns of Arrow lists, but the source is a .bin file")
+        if paths[0].endswith(".idx"):
+            return _open_megatron(paths, documents, dtype)
+        return _open_bins(paths, documents, dtype)
+    if (isinstance(source, (list, tuple)) and paths is None) or isinstance(source, np.ndarray):
+        return _of_arrays(source, documents, dtype)
+    if documents is not None or dtype is not None:
+        raise ValueError("documents= and dtype= describe .bin files; Arrow columns need neither")
+    return _of_arrow(source if paths is None else paths, column, aligned)
+
+
+def paths_of(source: Any) -> list[str] | None:
+    """The files that a source names, absolute, in order; None if it is no path."""
+    given = [source] if isinstance(source, (str, os.PathLike)) else source
+    if not isinstance(given, (list, tuple)) or not given:
+        return None
+    if not all(isinstance(path, (str, os.PathLike)) for path in given):
+        return None
+    paths: list[str] = []
+    for path in given:
+        text = os.fspath(path)
+        if os.path.exists(text):
+            found = [text]
+        elif os.path.exists(text + ".idx"):
+            found = [text + ".idx"]
+        else:
+            found = sorted(glob.glob(text))
+        if not found:
+            raise FileNotFoundError(
+                f"there is no file {text!r}, none that matches it, and no {text + '.idx'!r}"
+            )
+        paths += [os.path.abspath(each) for each in found]
+    return paths
+
+
+def mapped(path: str, dtype: Any, offset: int = 0) -> Array:
+    """The numbers in a file, mapped."""
+    size = os.path.getsize(path) - offset
+    dtype = np.dtype(dtype)
+    if size % dtype.itemsize:
+        raise ValueError(
+            f"{path} has {size} bytes of tokens, no whole number of {dtype.name}: pass the dtype= "
+            "that it was written with"
+        )
+    if size == 0:
+        return np.empty(0, dtype)
+    found = np.memmap(path, dtype, mode="r", offset=offset)
+    return np.asarray(found)  # of the base class, which slices quickly, over the same mapping
+
+
+def token_dtype(dtype: Any) -> np.dtype[Any]:
+    found = np.dtype(np.uint16 if dtype is None else dtype)
+    if found.name not in KINDS or not found.isnative:
+        raise ValueError(f"dtype must be one of {', '.join(KINDS)}, not {found}")
+    return found
+
+
+def _open_bins(paths: list[str], documents: Any, dtype: Any) -> Opened:
+    parts = []
+    for path in paths:
+        with open(path, "rb") as file:
+            head = file.read(_LLMC_HEADER)
+        magic = struct.unpack("<3i", head[:12])[0] if len(head) == _LLMC_HEADER else 0
+        if magic in _LLMC_MAGICS and os.path.getsize(path) == (
+            _LLMC_HEADER + struct.unpack("<3i", head[:12])[2] * _LLMC_MAGICS[magic].itemsize
+        ):
+            kind = _LLMC_MAGICS[magic]
+            if dtype is not None and np.dtype(dtype) != kind:
+                raise ValueError(f"{path} says by its header that it holds {kind}, not {dtype}")
+            parts.append(mapped(path, kind, _LLMC_HEADER))
+        else:
+            parts.append(mapped(path, token_dtype(dtype)))
+    if len({part.dtype for part in parts}) > 1:
+        raise ValueError(f"the files hold tokens of several dtypes: {paths!r:.200}")
+    return Opened(parts, _offsets(documents, sum(map(len, parts))), {})
+
+
+def _offsets(documents: Any, n_tokens: int) -> Documents | None:
+    if documents is None:
+        return None
+    name = "documents"
+    if isinstance(documents, (str, os.PathLike)):
+        name = os.fspath(documents)
+        documents = np.asarray(np.load(documents, mmap_mode="r"))
+    offsets = np.asarray(documents)
+    if offsets.ndim != 1 or offsets.size < 1 or offsets.dtype.kind not in "iu":
+        raise TypeError(
+            f"{name} must be a one-dimensional array of n + 1 integers, not of dtype "
+            f"{offsets.dtype} and shape {offsets.shape}"
+        )
+    if offsets.dtype not in (np.int32, np.int64):
+        offsets = offsets.astype(np.int64)
+    if offsets[0] != 0 or offsets[-1] != n_tokens:
+        raise ValueError(
+            f"{name} must go from 0 to the {n_tokens} tokens that there are, but go from "
+            f"{offsets[0]} to {offsets[-1]}: are dtype= and the file the right ones?"
+        )
+    return [(np.ascontiguousarray(offsets), None, 1, 0)]
+
+
+def _open_megatron(paths: list[str], documents: Any, dtype: Any) -> Opened:
+    if len(paths) > 1 or documents is not None:
+        raise ValueError("of Megatron's files take one prefix, without documents=")
+    path = paths[0]
+    with open(path, "rb") as file:
+        head = file.read(_INDEX_HEADER)
+    if len(head) < _INDEX_HEADER or head[:9] != _INDEX_MAGIC:
+        raise ValueError(f"{path} is no index of Megatron's: it begins with {head[:9]!r}")
+    version, code, n_sequences, n_documents = struct.unpack_from("<QBQQ", head, 9)
+    if version != 1 or code not in _INDEX_DTYPES:
+        raise ValueError(
+            f"{path} has version {version} and dtype code {code}; known are version 1 and the "
+            f"integer codes {sorted(_INDEX_DTYPES)}"
+        )
+    kind = np.dtype(_INDEX_DTYPES[code])
+    if dtype is not None and np.dtype(dtype) != kind:
+        raise ValueError(f"{path} says that it holds {kind}, not {dtype}")
+    expected = _INDEX_HEADER + 12 * n_sequences + 8 * n_documents
+    if os.path.getsize(path) < expected:
+        raise ValueError(f"{path} has {os.path.getsize(path)} bytes, not {expected}: it is damaged")
+    memory = mapped(path, np.uint8)
+    sizes = np.frombuffer(memory, "<i4", n_sequences, _INDEX_HEADER)
+    places = np.frombuffer(memory, "<i8", n_sequences, _INDEX_HEADER + 4 * n_sequences)
+    index = np.frombuffer(memory, "<i8", n_documents, _INDEX_HEADER + 12 * n_sequences)
+    tokens = mapped(path[: -len("idx")] + "bin", kind)
+    return Opened([tokens], [(places, sizes, kind.itemsize, 0)], {}, index)
+
+
+def _of_arrays(source: Any, documents: Any, dtype: Any) -> Opened:
+    given = [source] if isinstance(source, np.ndarray) else [np.asarray(each) for each in source]
+    if not given:
+        raise ValueError("source is an empty list")
+    for number, each in enumerate(given):
+        if each.ndim != 1 or (each.dtype.kind not in "iu" and each.size):
+            raise TypeError(
+                f"source[{number}] must be a one-dimensional array of integers, not of dtype "
+                f"{each.dtype} and shape {each.shape}"
+            )
+    kind = np.result_type(*(each.dtype for each in given if each.size), np.int8)
+    if dtype is not None:
+        kind = token_dtype(dtype)
+    elif kind.name not in KINDS or not any(each.size for each in given):
+        kind = np.dtype(np.int64)  # uint64, which none needs
+    if isinstance(source, np.ndarray):
+        tokens = np.ascontiguousarray(source, kind)
+        return Opened([tokens], _offsets(documents, len(tokens)), {})
+    if documents is not None:
+        raise ValueError("documents= is for .bin files and one array; a list has one in each item")
+    tokens = np.concatenate([np.empty(0, kind), *given]).astype(kind, copy=False)
+    ends = np.cumsum([0, *map(len, given)], dtype=np.int64)
+    return Opened([tokens], [(ends, None, 1, 0)], {})
+
+
+# ---- Arrow -----------------------------------------------------------------------------------
+
+
+def _of_arrow(source: Any, column: str, aligned: tuple[str, ...]) -> Opened:
+    from fastiter.datasets.arrow_dataset import _checked_paths, _opened
+
+    table, rows, names = _opened(_checked_paths(source) if isinstance(source, list) else source)
+    if table is None:
+        raise TypeError(
+            f"examples of this {type(source).__name__} are made by its transform or features, so "
+            f"its columns {names!r:.80} cannot be read: pass it without them"
+        )
+    parts, documents = _lists_of(table, rows, column)
+    if parts[0].dtype.name not in KINDS:
+        raise TypeError(f"column {column!r} holds lists of {parts[0].dtype}, expected {KINDS}")
+    others = {name: _lists_of(table, rows, name) for name in aligned}
+    return Opened(parts, documents, others)
+
+
+def _lists_of(table: Any, rows: Any, name: str) -> tuple[list[Array], Documents]:
+    """The values of a column of lists, and where each begins."""
+    import pyarrow as pa
+
+    if name not in table.column_names:
+        raise KeyError(f"there is no column {name!r} among {table.column_names!r:.200}")
+    chunked = table.column(name)
+    kind = chunked.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        raise TypeError(f"column {name!r} is of type {kind}, expected lists of integers")
+    parts: list[Array] = []
+    documents: Documents = []
+    first = 0
+    for chunk in chunked.chunks:
+        offsets = chunk.offsets.to_numpy(zero_copy_only=True)
+        values = chunk.values.slice(offsets[0], offsets[-1] - offsets[0])
+        if chunk.null_count or values.null_count:
+            raise ValueError(f"column {name!r} of type {kind} has nulls: fill or leave them out")
+        if pa.types.is_boolean(values.type):
+            values = values.cast(pa.uint8())
+        part = values.to_numpy(zero_copy_only=True)
+        documents.append((offsets, None, 1, first - int(offsets[0])))
+        parts.append(part)
+        first += len(part)
+    if not parts:
+        parts = [np.empty(0, np.int64)]
+        documents = [(np.zeros(1, np.int64), None, 1, 0)]
+    if rows is not None:  # a view in another order: where each of its rows begins
+        starts = np.concatenate(
+            [np.asarray(o[:-1], np.int64) + base for o, _, _, base in documents]
+        )
+        sizes = np.concatenate([np.diff(o) for o, _, _, _ in documents])
+        documents = [(starts[rows], sizes[rows].astype(np.int32), 1, 0)]
+    return parts, documents

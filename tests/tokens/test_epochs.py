@@ -1,0 +1,172 @@
+"""Packed rows in iterators: each epoch packed anew, states, ranks, addresses, workers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fastiter import (
+    MultiprocessIterator,
+    MultithreadIterator,
+    SerialIterator,
+    ShuffleOrderSampler,
+    concat_examples,
+)
+from fastiter.tokens import TokenDataset
+
+RNG = np.random.default_rng(0)
+DOCUMENTS = [RNG.integers(0, 1000, n) for n in RNG.integers(0, 40, 400)]
+FIELDS = ("input_ids", "labels", "position_ids", "document_ids", "n_tokens")
+
+
+def packed(seed=1, **options):
+    given = {"packing": "bfd", "window": 64, "fields": FIELDS, **options}
+    return TokenDataset(DOCUMENTS, 64, seed=seed, **given)
+
+
+def expected_rows(n_epochs, **options):
+    """The rows of some epochs, by a dataset that is told each."""
+    dataset = packed(**options)
+    for epoch in range(n_epochs):
+        dataset.set_epoch(epoch)
+        yield from dataset
+
+
+def assert_same(batch, rows):
+    assert len(batch["input_ids"]) == len(rows)
+    for name in FIELDS:
+        np.testing.assert_array_equal(batch[name], np.stack([row[name] for row in rows]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (SerialIterator, {}),
+        (MultithreadIterator, {"n_threads": 2}),
+        (MultiprocessIterator, {"n_processes": 2, "context": "fork"}),
+    ],
+)
+@pytest.mark.parametrize("packing", ["bfd", "concat"])
+def test_iterators_pack_each_epoch_anew(kind, options, packing):
+    dataset = packed(packing=packing)
+    rows = list(expected_rows(3, packing=packing))
+    sizes = [dataset.__fastiter_epochs__().n_rows(epoch) for epoch in range(3)]
+    with kind(dataset, 7, converter=concat_examples, **options) as iterator:
+        for start in range(0, len(rows) - 7, 7):
+            assert iterator.epoch == np.searchsorted(np.cumsum(sizes), start, side="right")
+            assert_same(next(iterator), rows[start : start + 7])
+        read = sum(int(row["n_tokens"]) for row in rows[: start + 7])
+        assert iterator.stats().tokens_read == read
+    assert dataset.epoch == 0
+    with kind(dataset, 7, **options) as iterator:  # examples
+        example = next(iterator)[3]
+        assert_same({name: [example[name]] for name in FIELDS}, [rows[3]])
+
+
+def test_a_loop_without_repeat_has_the_next_epoch_each_time():
+    iterator = SerialIterator(packed(), 16, repeat=False, converter=concat_examples)
+    rows = list(expected_rows(2))
+    batches = [batch for _ in range(2) for batch in iterator]
+    for name in FIELDS:
+        found = np.concatenate([batch[name] for batch in batches])
+        np.testing.assert_array_equal(found, np.stack([row[name] for row in rows]))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("loads", [1, 2, 3])
+@pytest.mark.parametrize("sampler", [None, ShuffleOrderSampler(5)])
+def test_a_state_goes_on_with_the_same_rows_on_any_number_of_ranks(num_ranks, loads, sampler):
+    def on(rank, ranks, state=None):
+        iterator = SerialIterator(
+            packed(),
+            4,
+            order_sampler=sampler,
+            rank=rank,
+            num_ranks=ranks,
+            converter=concat_examples,
+        )
+        if state is not None:
+            iterator.load_state_dict(state)
+        return iterator
+
+    def stream(n_rows, ranks, iterators):
+        batches = [
+            np.stack([next(iterator)["input_ids"] for iterator in iterators])
+            for _ in range(n_rows // (4 * ranks))
+        ]
+        return np.concatenate(batches).reshape(-1, 64)
+
+    whole = stream(1200, 1, [on(0, 1)])
+    size = len(packed())
+    for cut in (3, (size // (4 * num_ranks)), 40):
+        iterators = [on(rank, num_ranks) for rank in range(num_ranks)]
+        before = stream(cut * 4 * num_ranks, num_ranks, iterators)
+        text = json.dumps(iterators[0].state_dict())
+        assert len(text) <= 512
+        after = stream(240, loads, [on(rank, loads, json.loads(text)) for rank in range(loads)])
+        joined = np.concatenate([before, after])
+        np.testing.assert_array_equal(joined, whole[: len(joined)])
+
+
+def test_addresses_and_seek():
+    iterator = SerialIterator(packed(), 5, converter=concat_examples, skip_steps=[(2, 4)])
+    far = SerialIterator(packed(), 5, converter=concat_examples)
+    batches = {}
+    for _ in range(60):
+        batch = next(far)
+        batches[far.address.step] = batch
+    dataset = packed()
+    for step in (0, 7, 59):
+        address = far.batch_at(step)
+        assert_same(batches[step], rows_at(dataset, address))
+    iterator.seek(59)
+    batch = next(iterator)
+    np.testing.assert_array_equal(batch["input_ids"], batches[59]["input_ids"])
+    iterator.seek(1)
+    next(iterator)
+    np.testing.assert_array_equal(next(iterator)["input_ids"], batches[4]["input_ids"])
+
+
+def rows_at(dataset, address):
+    rows = []
+    for epoch, index in zip(address.epochs.tolist(), address.indices.tolist(), strict=True):
+        dataset.set_epoch(epoch)
+        rows.append(dataset[index])
+    return rows
+
+
+def test_a_state_of_other_arguments_is_refused():
+    state = SerialIterator(packed(), 4).state_dict()
+    for options in ({"seed": 2}, {"window": 32}, {"packing": "best_fit"}):
+        with pytest.raises(ValueError, match="the snapshot was saved with another"):
+            SerialIterator(packed(**options), 4).load_state_dict(state)
+
+
+def test_shuffled_windows_keep_their_own_order_of_epochs():
+    dataset = TokenDataset(np.arange(1000), 16, stride=4)
+    iterator = SerialIterator(
+        dataset, 8, order_sampler=ShuffleOrderSampler(0), converter=concat_examples
+    )
+    batch = next(iterator)
+    starts = iterator.address.indices * 4
+    np.testing.assert_array_equal(batch["input_ids"], starts[:, None] + np.arange(16))
+    np.testing.assert_array_equal(batch["labels"], batch["input_ids"] + 1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_loader_of_torch(num_workers):
+    torch = pytest.importorskip("torch")
+    from fastiter.torch import DataLoader
+
+    dataset = packed()
+    loader = DataLoader(dataset, 6, num_workers=num_workers, persistent_workers=num_workers > 0)
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        rows = list(dataset)
+        batches = list(loader)
+        assert sum(len(batch["input_ids"]) for batch in batches) == len(rows)
+        for k, batch in enumerate(batches):
+            assert type(batch["input_ids"]) is torch.Tensor
+            assert_same(batch, rows[6 * k : 6 * k + 6])

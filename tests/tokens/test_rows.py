@@ -1,0 +1,256 @@
+"""Rows of tokens, against a plain model of what they mean."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+
+from fastiter import SerialIterator, concat_examples
+from fastiter.tokens import TokenDataset
+
+FIELDS = (
+    *("input_ids", "labels", "attention_mask", "position_ids", "segment_ids", "document_ids"),
+    *("loss_mask", "max_seqlen", "n_tokens"),
+)
+
+
+def documents_of(seed=0, count=40, most=20):
+    """Documents whose tokens all differ, some of them empty."""
+    lengths = np.random.default_rng(seed).integers(0, most, count)
+    tokens = itertools.count(1000)
+    return [[next(tokens) for _ in range(n)] for n in lengths]
+
+
+def expected_row(dataset, added, segments, length, *, shifts=True, pad=0, ignore=-100, left=False):
+    """The fields of a row by its segments, with borders. `added`: documents with BOS and EOS."""
+    ids, labels, positions, numbers, names = [], [], [], [], []
+    for k, (document, start, count) in enumerate(segments.tolist()):
+        tokens = added[document]
+        ids += tokens[start : start + count]
+        if shifts:
+            labels += (tokens + [ignore])[start + 1 : start + 1 + count]
+        else:
+            labels += [ignore, *tokens[start + 1 : start + count]]
+        positions += range(count)
+        numbers += [k + 1] * count
+        names += [document] * count
+    n = len(ids)
+
+    def padded(values, fill, dtype):
+        filler = [fill] * (length - n)
+        return np.array([*filler, *values] if left else [*values, *filler], dtype)
+
+    return {
+        "input_ids": padded(ids, pad, np.int64),
+        "labels": padded(labels, ignore, np.int64),
+        "attention_mask": padded([1] * n, 0, np.int64),
+        "position_ids": padded(positions, 0, np.int64),
+        "segment_ids": padded(numbers, 0, np.int32),
+        "document_ids": padded(names, -1, np.int64),
+        "loss_mask": padded([float(label != ignore) for label in labels], 0, np.float32),
+        "max_seqlen": np.int32(segments[:, 2].max(initial=0)),
+        "n_tokens": np.int32(n),
+    }
+
+
+def assert_equal_rows(row, expected):
+    assert row.keys() == expected.keys()
+    for name in row:
+        np.testing.assert_array_equal(row[name], expected[name], name)
+        assert row[name].dtype == expected[name].dtype, name
+
+
+@pytest.mark.parametrize("packing", ["concat", "first_fit", "best_fit", "bfd"])
+@pytest.mark.parametrize("length", [1, 7, 64, 65])
+def test_each_token_is_once_an_input_and_a_label(packing, length):
+    documents = documents_of()
+    for bos, eos, seed, shifts, side in (
+        (None, None, None, True, "right"),
+        (None, 1, 3, False, "left"),
+        (2, 1, 4, True, "right"),
+    ):
+        dataset = TokenDataset(
+            documents,
+            length,
+            packing=packing,
+            window=17,
+            seed=seed,
+            bos_token_id=bos,
+            eos_token_id=eos,
+            shift_labels=shifts,
+            padding_side=side,
+            fields=FIELDS,
+        )
+        added = [
+            [*([] if bos is None else [bos]), *d, *([] if eos is None else [eos])] if d else []
+            for d in documents
+        ]
+        places = set()
+        for epoch in range(2):
+            dataset.set_epoch(epoch)
+            seen, lengths, costs = [], dataset.lengths, dataset.costs
+            n_labels = 0
+            for i in range(len(dataset)):
+                segments = dataset.segments(i)
+                row = dataset[i]
+                expected = expected_row(
+                    dataset, added, segments, length, shifts=shifts, left=side == "left"
+                )
+                assert_equal_rows(row, expected)
+                assert lengths[i] == row["n_tokens"] > 0
+                assert costs[i] == (segments[:, 2] ** 2).sum()
+                n_labels += int(row["loss_mask"].sum())
+                for document, start, count in segments.tolist():
+                    seen += [(document, place) for place in range(start, start + count)]
+                if packing != "concat":  # whole pieces
+                    for document, start, count in segments.tolist():
+                        rest = len(added[document]) - start
+                        assert start % length == 0 and count == min(length, rest)
+            all_places = [(d, p) for d in range(len(added)) for p in range(len(added[d]))]
+            assert sorted(seen) == all_places
+            if shifts:
+                assert n_labels == sum(max(0, len(d) - 1) for d in added)
+            places.add(tuple(seen))
+        if length > 1:
+            assert len(places) == (1 if seed is None else 2)
+
+
+def test_rows_never_mix_windows_and_come_in_random_order():
+    documents = [[1] * n for n in np.random.default_rng(0).integers(1, 30, 500)]
+    dataset = TokenDataset(documents, 32, packing="bfd", window=100)
+    windows = [{d // 100 for d in dataset.segments(i)[:, 0].tolist()} for i in range(len(dataset))]
+    assert all(len(each) == 1 for each in windows)
+    numbers = [each.pop() for each in windows]
+    assert numbers == sorted(numbers)
+    longest = [dataset.segments(i)[:, 2].max() for i in range(numbers.count(0))]
+    assert longest != sorted(longest) and longest != sorted(longest, reverse=True)
+
+
+@pytest.mark.parametrize("packing", ["first_fit", "best_fit", "bfd"])
+def test_fits_are_those_of_the_plain_algorithms(packing):
+    rng = np.random.default_rng(1)
+    for length in (5, 64, 100, 5000):
+        sizes = rng.integers(1, length + 1, 200)
+        dataset = TokenDataset([[1] * n for n in sizes], length, packing=packing, window=1000)
+        order = np.argsort(-sizes, kind="stable") if packing == "bfd" else np.arange(200)
+        rooms: list[int] = []
+        for n in sizes[order]:
+            fits = [k for k, room in enumerate(rooms) if room >= n]
+            if not fits:
+                rooms.append(length - n)
+                continue
+            best = fits[0] if packing == "first_fit" else min(fits, key=rooms.__getitem__)
+            rooms[best] -= n
+        assert len(dataset) == len(rooms)
+        assert sorted(length - dataset.lengths) == sorted(rooms)
+
+
+@pytest.mark.parametrize("stride", [1, 3, None])
+def test_windows(stride):
+    data = np.random.default_rng(0).integers(0, 50_000, 500).astype(np.uint16)
+    offsets = np.array([0, 0, 90, 91, 91, 300, 500])
+    dataset = TokenDataset(
+        data, 32, stride=stride, documents=offsets, fields=("input_ids", "labels", "document_ids")
+    )
+    step = stride or 32
+    assert len(dataset) == (500 - 1 - 32) // step + 1
+    for i in range(len(dataset)):
+        row, start = dataset[i], i * step
+        # nanoGPT's x and y
+        np.testing.assert_array_equal(row["input_ids"], data[start : start + 32].astype(np.int64))
+        np.testing.assert_array_equal(row["labels"], data[start + 1 : start + 33].astype(np.int64))
+        names = np.searchsorted(offsets, np.arange(start, start + 32), side="right") - 1
+        np.testing.assert_array_equal(row["document_ids"], names)
+    bordered = TokenDataset(data, 32, stride=stride, documents=offsets, borders=True, fields=FIELDS)
+    added = [data[a:b].tolist() for a, b in itertools.pairwise(offsets)]
+    for i in range(len(bordered)):
+        expected = expected_row(bordered, added, bordered.segments(i), 32)
+        assert_equal_rows(bordered[i], expected)
+
+
+def test_labels_without_borders_go_on_in_the_stream():
+    documents = documents_of(3)
+    dataset = TokenDataset(
+        documents, 16, packing="concat", seed=1, window=7, borders=False, fields=FIELDS
+    )
+    rows = [dataset[i] for i in range(len(dataset))]
+    inputs = np.concatenate([row["input_ids"][: row["n_tokens"]] for row in rows])
+    labels = np.concatenate([row["labels"][: row["n_tokens"]] for row in rows])
+    np.testing.assert_array_equal(labels[:-1], inputs[1:])
+    assert labels[-1] == -100
+    assert all((row["position_ids"] == np.arange(16) * row["attention_mask"]).all() for row in rows)
+
+
+@pytest.mark.parametrize("overlong", ["split", "truncate", "drop", "error"])
+def test_overlong_documents(overlong):
+    documents = [list(range(n)) for n in (3, 8, 9, 25)]
+    dataset = TokenDataset(documents, 8, packing="bfd", overlong=overlong)
+    if overlong == "error":
+        with pytest.raises(ValueError, match=r"document 3 has 25 tokens.*overlong='split'"):
+            len(dataset)
+        return
+    counts = np.bincount([s[0] for i in range(len(dataset)) for s in dataset.segments(i)])
+    assert (
+        counts.tolist()
+        == {
+            "split": [1, 1, 2, 4],
+            "truncate": [1, 1, 1, 1],
+            "drop": [1, 1],
+        }[overlong]
+    )
+    if overlong == "truncate":  # the label behind the cut
+        row = next(row for row in dataset if row["labels"][-1] == 8)
+        assert row["input_ids"].tolist() == list(range(8))
+
+
+def test_single_documents_are_padded_in_batches():
+    documents = [[1, 2, 3], [4], [], [5, 6]]
+    dataset = TokenDataset(
+        documents, pad_token_id=9, fields=("input_ids", "labels", "attention_mask", "n_tokens")
+    )
+    batch = next(SerialIterator(dataset, 4, shuffle=False, converter=concat_examples))
+    assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 9, 9], [9, 9, 9], [5, 6, 9]]
+    ends = [[2, 3, -100], [-100] * 3, [-100] * 3, [6, -100, -100]]
+    assert batch["labels"].tolist() == ends
+    assert batch["attention_mask"].sum(1).tolist() == batch["n_tokens"].tolist() == [3, 1, 0, 2]
+
+
+def test_padding_to_a_multiple():
+    dataset = TokenDataset([[1, 2, 3]], 3, packing="bfd", pad_to_multiple_of=8)
+    assert dataset[0]["input_ids"].tolist() == [1, 2, 3, 0, 0, 0, 0, 0]
+
+
+def test_a_dataset_is_pickled_and_indexed_like_a_list():
+    dataset = TokenDataset(documents_of(), 16, packing="best_fit", seed=5, output_dtype=np.int32)
+    dataset.set_epoch(3)
+    loaded = pickle.loads(pickle.dumps(dataset))
+    assert loaded.epoch == 3 and len(loaded) == len(dataset)
+    for i in (0, -1, len(dataset) - 1):
+        np.testing.assert_array_equal(loaded[i]["input_ids"], dataset[i]["input_ids"])
+        assert loaded[i]["input_ids"].dtype == np.int32
+    for i in (len(dataset), -len(dataset) - 1):
+        with pytest.raises(IndexError, match="outside of a dataset"):
+            dataset[i]
+    with pytest.raises(IndexError):
+        dataset.segments(len(dataset))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"packing": "bfd"}, "needs length="),
+        ({"packing": "best"}, "packing must be one of"),
+        ({"length": 4, "packing": "bfd", "stride": 1}, "stride=1 is of windows"),
+        ({"length": 4, "seed": 0}, "order_sampler"),
+        ({"length": 4, "eos_token_id": 0}, "need packing="),
+        ({"length": 4, "packing": "bfd", "borders": False}, "borders=False is for"),
+        ({"length": 4, "fields": ("ids",)}, "fields must be of"),
+        ({"length": 4, "output_dtype": np.int16}, "output_dtype"),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        TokenDataset([[1, 2], [3]], **arguments)

@@ -1,0 +1,183 @@
+"""Where tokens lie: files with and without headers, Megatron's files, Arrow lists, arrays."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+
+import numpy as np
+import pytest
+
+from fastiter import MultiprocessIterator, SerialIterator, concat_examples
+from fastiter.tokens import TokenDataset, document_offsets, flat_batch
+
+TOKENS = np.random.default_rng(0).integers(0, 5000, 1000)
+OFFSETS = np.array([0, 10, 10, 300, 1000])
+
+
+def shards(folder, dtype=np.uint16, header=None):
+    for number, part in enumerate(np.split(TOKENS.astype(dtype), [400, 650])):
+        head = b""
+        if header is not None:
+            head = struct.pack("<3i", header, 1, len(part)).ljust(1024, b"\0")
+        (folder / f"part{number}.bin").write_bytes(head + part.tobytes())
+    return str(folder / "part*.bin")
+
+
+def megatron_index(prefix, sizes, dtype=np.uint16, documents=None):
+    """Files as megatron-core's IndexedDatasetBuilder writes them."""
+    code = {np.uint8: 1, np.int32: 4, np.int64: 5, np.uint16: 8}[dtype]
+    sizes = np.asarray(sizes, np.int32)
+    places = (
+        np.concatenate([[0], np.cumsum(sizes.astype(np.int64))[:-1]]) * np.dtype(dtype).itemsize
+    )
+    index = np.arange(len(sizes) + 1) if documents is None else documents
+    with open(f"{prefix}.idx", "wb") as file:
+        file.write(b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, len(sizes), len(index)))
+        file.write(sizes.tobytes() + places.astype("<i8").tobytes())
+        file.write(np.asarray(index, "<i8").tobytes())
+    TOKENS[: sizes.sum()].astype(dtype).tofile(f"{prefix}.bin")
+    return str(prefix)
+
+
+def assert_holds(dataset, offsets=OFFSETS):
+    assert dataset.n_documents == len(offsets) - 1
+    for i in range(dataset.n_documents):
+        np.testing.assert_array_equal(dataset.document(i), TOKENS[offsets[i] : offsets[i + 1]])
+    inputs = [row["input_ids"][: row["n_tokens"]] for row in dataset]
+    np.testing.assert_array_equal(np.concatenate(inputs), TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "header"),
+    [(np.uint16, None), (np.uint32, None), (np.uint16, 20240520), (np.uint32, 20240801)],
+)
+def test_files_are_one_stream(tmp_path, dtype, header):
+    pattern = shards(tmp_path, dtype, header)
+    given = {"fields": ("input_ids", "labels", "n_tokens")}
+    if header is None:
+        given["dtype"] = dtype
+    windows = TokenDataset(pattern, 64, stride=1, **given)
+    assert len(windows) == 1000 - 64 and windows.n_documents == 1
+    for i in (0, 350, 399, 600, 935):
+        np.testing.assert_array_equal(windows[i]["input_ids"], TOKENS[i : i + 64])
+        np.testing.assert_array_equal(windows[i]["labels"], TOKENS[i + 1 : i + 65])
+    np.save(tmp_path / "offsets.npy", OFFSETS)
+    for documents in (OFFSETS, OFFSETS.astype(np.uint32), str(tmp_path / "offsets.npy")):
+        dataset = TokenDataset(pattern, 64, packing="concat", documents=documents, **given)
+        assert_holds(dataset)
+    assert_holds(pickle.loads(pickle.dumps(dataset)))
+    assert len(pickle.dumps(dataset)) < 2000
+    files = sorted(str(path) for path in tmp_path.glob("part*"))
+    assert_holds(TokenDataset(files, 64, packing="concat", documents=OFFSETS, **given))
+
+
+def test_megatron_files(tmp_path):
+    prefix = megatron_index(tmp_path / "data", np.diff(OFFSETS), np.int32)
+    fields = ("input_ids", "n_tokens")
+    for source in (prefix, prefix + ".idx"):
+        assert_holds(TokenDataset(source, 50, packing="concat", fields=fields))
+
+
+def test_lists_of_arrays():
+    lists = np.split(TOKENS, OFFSETS[1:-1])
+    for source in (lists, [each.tolist() for each in lists], [each.astype("i2") for each in lists]):
+        fields = ("input_ids", "n_tokens")
+        assert_holds(TokenDataset(source, 50, packing="concat", fields=fields))
+
+
+@pytest.mark.parametrize("kind", ["list_", "large_list"])
+def test_arrow_lists_and_aligned_columns(kind, tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    lists = [part.tolist() for part in np.split(TOKENS, OFFSETS[1:-1])]
+    masks = [[n % 2 == 0 for n in part] for part in lists]
+    labels = [[-n for n in part] for part in lists]
+
+    def column(values, item):
+        values, of = [[], *values, values[0]], getattr(pa, kind)(item)
+        chunks = [pa.array(values[:3], of), pa.array(values[3:], of)]
+        return pa.chunked_array(chunks).slice(1, len(lists))
+
+    table = pa.table(
+        {
+            "input_ids": column(lists, pa.int32()),
+            "mask": column(masks, pa.bool_()),
+            "labels": column(labels, pa.int64()),
+        }
+    )
+    with pa.ipc.new_file(str(tmp_path / "t.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    for source in (table, str(tmp_path / "t.arrow")):
+        dataset = TokenDataset(
+            source,
+            48,
+            packing="concat",
+            aligned=("mask", "labels"),
+            fields=("input_ids", "n_tokens", "attention_mask"),
+        )
+        assert_holds(dataset)
+        batch = next(SerialIterator(dataset, 99, shuffle=False, converter=concat_examples))
+        used = batch["attention_mask"] == 1
+        np.testing.assert_array_equal(batch["labels"], np.where(used, -batch["input_ids"], -100))
+        np.testing.assert_array_equal(batch["mask"], (batch["input_ids"] % 2 == 0) & used)
+    with pytest.raises(ValueError, match="an aligned column"):
+        short = table.set_column(1, "mask", pa.array([[True]] * len(lists)))
+        TokenDataset(short, 48, packing="bfd", aligned=("mask",))[0]
+
+
+def test_hugging_face_datasets():
+    datasets = pytest.importorskip("datasets")
+    lists = [part.tolist() for part in np.split(TOKENS, OFFSETS[1:-1])]
+    given = datasets.Dataset.from_dict({"input_ids": lists})
+    order = [2, 0, 3]
+    dataset = TokenDataset(given.select(order), 64, packing="concat")
+    assert [dataset.document(i).tolist() for i in range(3)] == [lists[i] for i in order]
+    expected = np.concatenate([lists[i] for i in order]).astype(int)
+    inputs = np.concatenate([row["input_ids"] for row in dataset])
+    np.testing.assert_array_equal(inputs[: len(expected)], expected)
+
+
+def test_document_offsets(tmp_path):
+    for tokens, expected in (([5, 0, 0, 7, 8, 0], [0, 2, 3, 6]), ([0, 7], [0, 1, 2]), ([], [0])):
+        np.array(tokens, np.uint16).tofile(tmp_path / "a.bin")
+        assert document_offsets(tmp_path / "a.bin", 0).tolist() == expected
+
+
+def test_flat_batches_have_no_padding(tmp_path):
+    documents = [list(range(100 * k, 100 * k + n)) for k, n in enumerate([3, 5, 2, 7, 1])]
+    dataset = TokenDataset(
+        documents, 8, packing="first_fit", fields=("input_ids", "segment_ids", "position_ids")
+    )
+    with MultiprocessIterator(
+        dataset, 3, shuffle=False, converter=flat_batch, n_processes=1, context="fork"
+    ) as iterator:
+        batch = next(iterator)
+    parts = np.split(batch["input_ids"], batch["cu_seqlens"][1:-1])
+    assert sorted(part.tolist() for part in parts) == documents
+    assert batch["max_seqlen"] == 7 and batch["cu_seqlens"].dtype == np.int32
+    starts = np.concatenate([np.arange(n) for n in np.diff(batch["cu_seqlens"])])
+    np.testing.assert_array_equal(batch["position_ids"], starts)
+    with pytest.raises(ValueError, match="needs rows with segment_ids"):
+        flat_batch([{"input_ids": np.arange(3)}])
+
+
+def test_what_is_wrong_with_a_file_is_said(tmp_path):
+    pattern = shards(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no file"):
+        TokenDataset(str(tmp_path / "none"), 8)
+    with pytest.raises(ValueError, match="go from 0 to 900"):
+        TokenDataset(pattern, 8, documents=[0, 900])
+    (tmp_path / "odd.bin").write_bytes(b"abc")
+    with pytest.raises(ValueError, match="no whole number of uint16"):
+        TokenDataset(str(tmp_path / "odd.bin"), 8)
+    with pytest.raises(ValueError, match="lead out of the 1000 tokens"):
+        dataset = TokenDataset(pattern, 8, documents=[0, 2000, 1000], packing="bfd")
+        len(dataset)
+    prefix = megatron_index(tmp_path / "data", [500, 500])
+    damaged = (tmp_path / "data.idx").read_bytes()
+    (tmp_path / "data.idx").write_bytes(damaged[:50])
+    with pytest.raises(ValueError, match="it is damaged"):
+        TokenDataset(prefix, 8)
+    (tmp_path / "data.idx").write_bytes(b"x" + damaged[1:])
+    with pytest.raises(ValueError, match="no index of Megatron's"):
+        TokenDataset(prefix, 8)
