@@ -237,7 +237,7 @@ void fi_pack_segments(uint32_t length, const int64_t *documents, const int64_t *
         segments[starts[places[rows[i]]]++] = pieces[i];
     }
     for (uint32_t i = 0; i < n; i++) {
-        int64_t stop = lengths[i] - lengths[i] % length;
+        int64_t stop = lengths[i] < length ? 0 : lengths[i] - lengths[i] % length;
         if (lengths[i] > length && overlong != FI_OVERLONG_SPLIT) {
             stop = overlong == FI_OVERLONG_DROP ? 0 : length;
         }

@@ -33,6 +33,8 @@ cdef class RowPlanner:
     cdef int64_t stride, window
     cdef bint borders, drop_last
     cdef readonly object words
+    cdef object order
+    cdef int64_t n_documents
     cdef public int64_t epoch
     cdef dict counts, plans, orders
     cdef Window planned(self, int64_t epoch, int64_t number)

@@ -49,6 +49,7 @@ class RowPlanner:
         borders: bool = True,
         drop_last: bool = False,
         words: tuple[int, int] | None = None,
+        order: NDArray[np.int64] | None = None,
     ) -> None: ...
     source: TokenSource
     length: int

@@ -158,11 +158,12 @@ cdef class RowPlanner:
     """The rows of each epoch.
 
     A window of documents is packed by their lengths alone, and kept for a while. How many rows the
-    windows before have is counted once, as far as it is asked.
+    windows before have is counted once, as far as it is asked. ``order``, int64 (n,), tells which
+    documents there are, in one window.
     """
 
     def __init__(self, TokenSource source, str method, length, *, stride=1, window=1, overlong="split",
-                 borders=True, drop_last=False, words=None):
+                 borders=True, drop_last=False, words=None, order=None):
         cdef fi_document_part *part
         self.source = source
         self.method = METHODS[method]
@@ -172,6 +173,9 @@ cdef class RowPlanner:
         self.stride, self.window = stride, window
         self.borders, self.drop_last, self.words = borders, drop_last, words
         self.epoch = 0
+        self.order, self.n_documents = order, source.n_documents if order is None else len(order)
+        if order is not None:
+            self.window = max(1, len(order))
         self.counts, self.plans, self.orders = {}, {}, {}
         self.flat = source.tokens
         ends = np.array([0, source.n_tokens], np.int64)
@@ -187,12 +191,14 @@ cdef class RowPlanner:
 
     @property
     def n_windows(self):
-        return -(-self.source.n_documents // self.window)
+        return (self.n_documents + self.window - 1) // self.window
 
     def documents(self, int64_t epoch, int64_t number):
         """The documents of a window: int64 (n,)."""
         first = number * self.window
-        last = min(first + self.window, self.source.n_documents)
+        last = min(first + self.window, self.n_documents)
+        if self.order is not None:
+            return self.order
         if self.words is None:
             return np.arange(first, last, dtype=np.int64)
         order = self.orders.get(epoch)

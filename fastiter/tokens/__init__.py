@@ -2,5 +2,6 @@
 
 from fastiter.tokens._dataset import TokenDataset
 from fastiter.tokens._flat import document_offsets, flat_batch
+from fastiter.tokens._megatron import MegatronDataset
 
-__all__ = ["TokenDataset", "document_offsets", "flat_batch"]
+__all__ = ["MegatronDataset", "TokenDataset", "document_offsets", "flat_batch"]

@@ -7,6 +7,7 @@ import struct
 
 import numpy as np
 import pytest
+from megatron_cases import write_index
 
 from fastiter import MultiprocessIterator, SerialIterator, concat_examples
 from fastiter.tokens import TokenDataset, document_offsets, flat_batch
@@ -24,20 +25,8 @@ def shards(folder, dtype=np.uint16, header=None):
     return str(folder / "part*.bin")
 
 
-def megatron_index(prefix, sizes, dtype=np.uint16, documents=None):
-    """Files as megatron-core's IndexedDatasetBuilder writes them."""
-    code = {np.uint8: 1, np.int32: 4, np.int64: 5, np.uint16: 8}[dtype]
-    sizes = np.asarray(sizes, np.int32)
-    places = (
-        np.concatenate([[0], np.cumsum(sizes.astype(np.int64))[:-1]]) * np.dtype(dtype).itemsize
-    )
-    index = np.arange(len(sizes) + 1) if documents is None else documents
-    with open(f"{prefix}.idx", "wb") as file:
-        file.write(b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, len(sizes), len(index)))
-        file.write(sizes.tobytes() + places.astype("<i8").tobytes())
-        file.write(np.asarray(index, "<i8").tobytes())
-    TOKENS[: sizes.sum()].astype(dtype).tofile(f"{prefix}.bin")
-    return str(prefix)
+def megatron_index(prefix, sizes, dtype=np.uint16):
+    return write_index(prefix, TOKENS[: sum(sizes)], sizes, dtype)
 
 
 def assert_holds(dataset, offsets=OFFSETS):
