@@ -24,6 +24,7 @@ from fastiter.datasets.split import (
     split_dataset_n_random,
     split_dataset_random,
 )
+from fastiter.datasets.stream_dataset import StreamDataset
 from fastiter.datasets.sub_dataset import SubDataset
 from fastiter.datasets.text_dataset import TextDataset
 from fastiter.datasets.transform_dataset import TransformDataset
@@ -42,6 +43,7 @@ __all__ = [
     "NpyDataset",
     "PickleDataset",
     "PickleDatasetWriter",
+    "StreamDataset",
     "SubDataset",
     "TextDataset",
     "TransformDataset",

@@ -138,6 +138,26 @@ def checked_cuts(
     return None, False, CallableBatches(batch_sampler)
 
 
+def check_of_stream(
+    shuffle: Any, order_sampler: Any, batch_sampler: Any, on_error: Any, skip_steps: Any
+) -> None:
+    """Refuse what a `StreamDataset` decides itself, or what needs indices."""
+    if shuffle or order_sampler is not None:
+        raise ValueError(
+            "shuffle and order_sampler need a dataset with indices: a StreamDataset shuffles by "
+            "its own seed= and window="
+        )
+    for name, value, default in (
+        ("batch_sampler", batch_sampler, None),
+        ("on_error", on_error, "raise"),
+        ("skip_steps", tuple(skip_steps), ()),
+    ):
+        if value is not default and value != default:
+            raise ValueError(
+                f"{name} needs a dataset with indices, which a StreamDataset has not: leave it out"
+            )
+
+
 def checked_tail(tail: Any) -> str:
     """``tail``, one of the kinds."""
     if tail not in TAILS:

@@ -26,6 +26,7 @@ from fastiter._util.failures import AllSkipped, Failure, capture, reraise
 from fastiter._util.ranks import iterator_ranks
 from fastiter.dataset.iterator import Iterator
 from fastiter.datasets.arrow_dataset import arrow_source
+from fastiter.datasets.stream_dataset import StreamDataset
 from fastiter.iterators import _arguments, _seed
 from fastiter.iterators._addresses import (
     Address,
@@ -46,6 +47,8 @@ from fastiter.iterators._skips import (
 from fastiter.iterators._snapshot import Snapshot, as_dict, exchange, from_dict
 from fastiter.iterators._source import Source, concat_of
 from fastiter.iterators._state import Plan, Planner, dataset_length, initial_state
+from fastiter.iterators._stream import StreamPlanner
+from fastiter.iterators._stream_parts import PartStore
 from fastiter.iterators.samplers._batches import CallableBatches, SeededBatchSampler
 from fastiter.iterators.samplers.epochs import sampler_of_epochs
 from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
@@ -92,9 +95,14 @@ class PlannedIterator(Iterator):
         tail: Tail = "pad",
         skip_steps: Sequence[tuple[int, int]] = (),
     ) -> None:
-        sees_examples = converter is not None and concat_of(converter) is None
-        dataset = arrow_source(dataset, sees_examples)
-        self._dataset = _arguments.checked_dataset(dataset)
+        is_stream = isinstance(dataset, StreamDataset)
+        if is_stream:
+            _arguments.check_of_stream(shuffle, order_sampler, batch_sampler, on_error, skip_steps)
+            shuffle = False
+        else:
+            sees_examples = converter is not None and concat_of(converter) is None
+            dataset = _arguments.checked_dataset(arrow_source(dataset, sees_examples))
+        self._dataset = dataset
         self._repeat = checked_flag("repeat", repeat)
         self._batch_size, drop_last, batches = _arguments.checked_cuts(
             batch_size, batch_sampler, drop_last, shuffle, order_sampler
@@ -112,19 +120,27 @@ class PlannedIterator(Iterator):
         self._device = device
         self._on_error, self._skip_limit = checked(on_error, skip_limit)
         self._skips = None if on_error == "raise" else SkipPolicy(on_error, self._skip_limit)
-        self._seed = _seed.seed_of(self._sampler, num_ranks)
         self._dataset_len = functools.partial(dataset_length, dataset)
+        cutting: dict[str, Any] = {
+            "batch_size": self._batch_size or 1,
+            "repeat": self._repeat,
+            "rank": rank,
+            "num_ranks": num_ranks,
+            "drop_last": drop_last,
+            "tail": _arguments.checked_tail(tail),
+        }
+        if is_stream:
+            self._seed = dataset.words or (0, 0)
+            self._planner: Planner = StreamPlanner(dataset, **cutting)
+            self._open()
+            return
+        self._seed = _seed.seed_of(self._sampler, num_ranks)
         ranges = checked_ranges(skip_steps)
         self._planner = (SkippingPlanner if ranges else Planner)(
             initial_state(self._sampler, self._dataset_len, num_ranks),
-            batch_size=self._batch_size or 1,
-            repeat=self._repeat,
             order_sampler=self._sampler,
             dataset_len=self._dataset_len,
-            rank=rank,
-            num_ranks=num_ranks,
-            drop_last=drop_last,
-            tail=_arguments.checked_tail(tail),
+            **cutting,
         )
         if isinstance(self._planner, SkippingPlanner):
             self._planner.skip(ranges)
@@ -139,6 +155,13 @@ class PlannedIterator(Iterator):
     def _open(self) -> None:
         kept = {*self.__dict__}
         self._init_runtime()
+        self._reading: PlannedIterator | None = None
+        if isinstance(self._planner, StreamPlanner):
+            store = PartStore(
+                self._dataset, self._planner.batch_size * self._planner.num_ranks, self._timer
+            )
+            self._reading = store.iterator = self._open_reading(store)
+            self._planner.attach(store)
         self._runtime = self.__dict__.keys() - kept  # names that copies and pickles leave out
         renew_in_child(self)
 
@@ -159,6 +182,16 @@ class PlannedIterator(Iterator):
         # The threads that began a loop since the start, a reset or a load.
         self._loops: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
+    @property
+    def _working(self) -> PlannedIterator:
+        """The iterator that has the workers: this one, or the one that reads parts for it."""
+        return self if self._reading is None else self._reading
+
+    def _open_reading(self, store: PartStore) -> PlannedIterator | None:
+        """Have workers read the parts of a `StreamDataset`; return the iterator that has these
+        workers. None: the caller reads."""
+        return None
+
     def _after_fork(self) -> None:
         """In a forked child: another thread, which may hold the lock, does not exist there."""
         self._timer.after_fork()
@@ -174,7 +207,17 @@ class PlannedIterator(Iterator):
         and the next call fetches the same plan again. ``self._skips``, unless that is None, decides
         about rows that fail. Runs under the iterator's lock, in the caller's thread.
         """
+        if plan.request is not None:
+            return self._fetch_stream(plan)
         return capture(self._source.batch, plan, self._seed, self._skips)
+
+    def _fetch_stream(self, plan: Plan) -> Any:
+        """`_fetch` of a batch of a `StreamDataset`."""
+        assert isinstance(self._planner, StreamPlanner)
+        assert plan.indices is not None
+        examples = self._planner.store.examples(plan.request)
+        plan.n_dropped = len(plan.indices) - len(examples)
+        return capture(self._source.batch_of, examples)
 
     def _drop_works(self, works: list[Any]) -> None:
         """End the work for plans that were just dropped, by a reset or a loaded snapshot.
@@ -332,8 +375,15 @@ class PlannedIterator(Iterator):
 
     def __len__(self) -> int:
         """Batches of this rank in the current epoch, the short one at its end included."""
+        self._refuse_of_stream("len()")
         state = self._planner.state
         return self._planner.n_steps(state.cuts, 0, state.epoch_size)
+
+    def _refuse_of_stream(self, what: str) -> None:
+        if isinstance(self._planner, StreamPlanner):
+            raise TypeError(
+                f"{what} is not known of a StreamDataset, whose shards are read until they end"
+            )
 
     def reset(self) -> None:
         """Go back to the start of the first epoch, with a new order.
@@ -359,13 +409,13 @@ class PlannedIterator(Iterator):
             )
             if leaves_none_out and before.position == 0:
                 number -= 1
-            state = initial_state(
-                self._sampler,
-                self._dataset_len,
-                self._planner.num_ranks,
-                number,
-                before.step,
-            )
+            if isinstance(self._planner, StreamPlanner):
+                state = self._planner.after_reset()
+            else:
+                n_ranks = self._planner.num_ranks
+                state = initial_state(
+                    self._sampler, self._dataset_len, n_ranks, number, before.step
+                )
             skips = self._snapshot().skips
             if skips is not None:  # the limit counts anew, the list stays
                 skips = skips._replace(epoch=0, n_skipped=0)
@@ -382,6 +432,8 @@ class PlannedIterator(Iterator):
             return  # the constructor failed before there was anything to release
         self._finalized = True
         self._close()
+        if isinstance(self._planner, StreamPlanner):
+            self._planner.close()
         self._planner.rewind()
         self._source.close()
 
@@ -411,7 +463,7 @@ class PlannedIterator(Iterator):
         """
         timer = self._timer
         start, inside, waited, between, cpu = timer.read()
-        loader = self._loader_stats(inside + between)
+        loader = self._working._loader_stats(inside + between)
         return IteratorStats(
             iterator=type(self).__name__,
             batches=timer.batches,
@@ -459,13 +511,13 @@ class PlannedIterator(Iterator):
     def _start_trace(self, note: Callable[[Call], None]) -> None:
         if self._timer.trace is not None:
             raise RuntimeError("the iterator is traced already, by another with block")
-        self._trace_workers(True)
+        self._working._trace_workers(True)
         self._timer.trace = note
 
     def _stop_trace(self) -> WorkerTraces:
         self._timer.trace = None
-        self._trace_workers(False)
-        return self._worker_traces()
+        self._working._trace_workers(False)
+        return self._working._worker_traces()
 
     # -- state -------------------------------------------------------------------------------
 
@@ -538,8 +590,9 @@ class PlannedIterator(Iterator):
     def step(self) -> int:
         """The number of the next batch: steps made since the start, of all epochs and resets.
 
-        Batches that were skipped count.
+        Batches that were skipped count. A `StreamDataset` has none, nor addresses.
         """
+        self._refuse_of_stream("step")
         return self._planner.state.step
 
     @property
@@ -548,6 +601,7 @@ class PlannedIterator(Iterator):
 
         Examples that ``on_error`` has left out of the batch are in it.
         """
+        self._refuse_of_stream("address")
         plan = self._planner.delivered
         return (
             None
@@ -581,6 +635,7 @@ class PlannedIterator(Iterator):
         ValueError
             If the order sampler has no seed.
         """
+        self._refuse_of_stream("batch_at()")
         step = checked_int("step", step, minimum=0)
         rank = self.rank if rank is None else checked_int("rank", rank, minimum=0)
         if rank >= self.num_ranks:
@@ -603,6 +658,7 @@ class PlannedIterator(Iterator):
             Where this thread is in ``next()``.
         """
         self._refuse_inside_next("seek()")
+        self._refuse_of_stream("seek()")
         step = checked_int("step", step, minimum=0)
         with self._lock:
             self._check_reopenable("seek()")

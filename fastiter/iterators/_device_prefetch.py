@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from fastiter._stats.autotune import FIRST_PREFETCH
 from fastiter._util.arguments import checked_seconds
 from fastiter._util.failures import Failure, capture
 from fastiter.iterators._arguments import DEFAULT_RETRIES, OnTimeout, checked_retries
@@ -12,6 +13,7 @@ from fastiter.iterators._base import PlannedIterator
 if TYPE_CHECKING:
     from fastiter._device.transfer import AsyncTransfer
     from fastiter.iterators._state import Plan
+    from fastiter.iterators._stream_parts import PartStore
 
 
 class _Copy(NamedTuple):
@@ -24,6 +26,7 @@ class PrefetchingIterator(PlannedIterator):
     """Base of the iterators whose ``pool`` of workers makes batches on the host."""
 
     _n_device_prefetch: int
+    _n_prefetch: int | Literal["auto"]
     _dataset_timeout: float | None = None  # of pickles that have none; likewise the next two
     _on_timeout: OnTimeout = "warn"
     _n_retries = DEFAULT_RETRIES
@@ -50,6 +53,20 @@ class PrefetchingIterator(PlannedIterator):
         """How often an example that takes too long is fetched again, where `on_timeout` is
         'retry'."""
         return self._n_retries
+
+    def _reading_arguments(self, store: PartStore, n_workers: int) -> dict[str, Any]:
+        """Arguments of the iterator that reads parts of a `StreamDataset` for this one."""
+        if self._on_timeout == "retry":
+            raise ValueError(
+                "on_timeout='retry' needs a dataset with indices: an example of a StreamDataset is "
+                "not fetched alone"
+            )
+        ahead = FIRST_PREFETCH if self._n_prefetch == "auto" else self._n_prefetch
+        return {
+            "shuffle": False,
+            "n_prefetch": store.parts_ahead(ahead, n_workers),
+            "dataset_timeout": self._dataset_timeout,
+        }
 
     def _top_up(self, pool: Any) -> None:
         """Have the workers begin as many batches as are wanted ahead."""

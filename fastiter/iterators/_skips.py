@@ -92,14 +92,14 @@ class SkipState(NamedTuple):
         try:
             records = {}
             for index, epoch, times, text in stored["records"]:
-                number = _natural(index)
+                number = natural(index)
                 if not isinstance(text, str):
                     raise TypeError(f"{text!r} is not a text")
-                record = number, _natural(epoch), _natural(times), text[:_MOST_TEXT]
+                record = number, natural(epoch), natural(times), text[:_MOST_TEXT]
                 records[number] = Skipped(*record)
             if len(records) > _MOST_RECORDS:
                 raise ValueError(f"{len(records)} records")
-            return SkipState(_natural(stored["epoch"]), _natural(stored["count"]), records)
+            return SkipState(natural(stored["epoch"]), natural(stored["count"]), records)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"the snapshot's {KEY!r} cannot be read: {error!r}") from error
 
@@ -234,7 +234,8 @@ def nothing_left(n_examples: int, last: AllSkipped) -> Failure:
     return Failure(error)
 
 
-def _natural(value: Any) -> int:
+def natural(value: Any) -> int:
+    """``value``, an integer from 0 on, as an int."""
     number = operator.index(value)
     if isinstance(value, bool) or number < 0:
         raise ValueError(f"{value!r} is not a count")

@@ -31,6 +31,7 @@ from fastiter.iterators._state import (
     limits_of,
     seeded_epoch,
 )
+from fastiter.iterators._stream import StreamPlanner, loaded_stream, saved_stream
 from fastiter.iterators.samplers._batches import CallableBatches, Cutting, SeededBatchSampler
 from fastiter.iterators.samplers._seeded import (
     RECORD_SIZE,
@@ -49,6 +50,7 @@ _ORDER_KEYS = ("order", "_order")  # the second is that of older files
 _RECORD_KEY = "order_sampler"
 _SEED_KEY = "example_seed"
 _CUTS_KEY = "cuts"
+_STREAM_KEY = "stream"
 _CUTS_VERSION = 1
 _DEFAULTS = {
     "batch_size": None,
@@ -90,6 +92,9 @@ def exchange(
     for key, value in given.items():
         stored[key] = _ask(serializer, key, value)
     if _is_saving(serializer, stored, {**given, "previous_epoch_detail": detail}):
+        if isinstance(planner, StreamPlanner):
+            serializer(_STREAM_KEY, _as_bytes(saved_stream(planner, state)))
+            return None
         for key, value in _saved_order(state, planner).items():
             serializer(key, value)
         serializer(_SEED_KEY, np.array(_signed(current.seed)))
@@ -110,6 +115,9 @@ def as_dict(current: Snapshot, planner: Planner) -> dict[str, Any]:
     An order is an array; where orders have numbers, the record alone says all.
     """
     state = current.state
+    if isinstance(planner, StreamPlanner):
+        values = state.position, state.epoch, state.is_new_epoch, state.previous_epoch_detail
+        return {**dict(zip(_KEYS, values, strict=True)), _STREAM_KEY: saved_stream(planner, state)}
     order = _saved_order(state, planner)
     if (record := _record_of(state, planner)) is not None:
         order = {_RECORD_KEY: record.array().tolist()}
@@ -225,6 +233,15 @@ def _loaded(
     *,
     strict: bool,
 ) -> Snapshot:
+    if isinstance(planner, StreamPlanner):
+        state = loaded_stream(_ask_json(serializer, _STREAM_KEY), planner)
+        state = state._replace(
+            epoch=_loaded_int(stored, "epoch"),
+            is_new_epoch=bool(_loaded_int(stored, "is_new_epoch")),
+        )
+        detail = _loaded_detail(stored["previous_epoch_detail"], state, 0)
+        state = state._replace(previous_epoch_detail=detail)
+        return Snapshot(state, current.seed, None, state.anchor)
     state, sampler = current.state, planner._order_sampler
     dataset_size = planner._dataset_len()
     position = _loaded_int(stored, "current_position")

@@ -131,11 +131,15 @@ class Source:
                     return replaced
                 found = dict(sorted({**found, **replaced}.items()))
             examples = list(found.values())
+        known = indices if len(examples) == len(indices) else None  # rows may have failed
+        return self.batch_of(examples, known)
+
+    def batch_of(self, examples: list[Any], known: Indices | None = None) -> Any:
+        """Convert examples to a batch; ``known`` are their indices, for messages."""
         if self.converter is None:
             return examples
         if self.concat is not None:
             padding, copy = self.concat
-            known = indices if len(examples) == len(indices) else None  # rows may have failed
             batch = collate.collate(examples, padding, copy=copy, indices=known)
             return self.sent(batch)
         return self.convert(examples)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from fastiter._stats.autotune import (
     FIRST_PREFETCH,
@@ -18,10 +19,12 @@ from fastiter._stats.trace import WorkerTraces
 from fastiter._util import shutdown
 from fastiter._util.arguments import checked_callable, checked_optional_int
 from fastiter._util.cpus import usable_cpus, whole_cpus
-from fastiter._util.failures import Failure, capture
+from fastiter._util.failures import Failure, capture, dump
+from fastiter._util.worker_info import WorkerInfo, set_worker_info
+from fastiter._workers import row_writer
 from fastiter._workers.batch_converter import BatchConverter, CallableConverter, ConcatConverter
 from fastiter._workers.delivery import from_rows
-from fastiter._workers.main import BatchJob
+from fastiter._workers.main import BatchJob, WorkerArguments
 from fastiter._workers.pool import Pool
 from fastiter._workers.start_method import Caller, choose
 from fastiter.errors import TimeoutWarning
@@ -40,6 +43,12 @@ from fastiter.iterators._device_prefetch import PrefetchingIterator
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._source import Source
 from fastiter.iterators._state import Plan
+from fastiter.iterators._stream import StreamPlanner
+from fastiter.iterators._stream_parts import Parts, PartStore, reader_of
+
+if TYPE_CHECKING:
+    from fastiter._fetch.shard_reader import Examples, Part
+    from fastiter._ring.arena import WorkerRing
 
 __all__ = ["MultiprocessIterator"]
 
@@ -211,6 +220,8 @@ class MultiprocessIterator(PrefetchingIterator):
     @property
     def n_processes(self) -> int:
         """Worker processes, now; 0 if the caller's process fetches."""
+        if isinstance(self._reading, MultiprocessIterator):
+            return self._reading.n_processes
         if self._n_processes == "auto":
             pool, remains = self._pool, self._remains
             if pool is not None:
@@ -260,13 +271,15 @@ class MultiprocessIterator(PrefetchingIterator):
                 raise RuntimeError(
                     "this MultiprocessIterator is closed (finalized): make a new one"
                 )
-            if self.n_processes > 0:
+            if isinstance(self._reading, MultiprocessIterator):
+                self._reading.start()
+            elif self.n_processes > 0:
                 if self._source.is_on_gpu:
                     self._source.gpu()
                 self._running_pool().ring.top_up(self._planner)
 
     def _fetch(self, plan: Plan) -> Any:
-        if self._n_processes == 0:
+        if self._n_processes == 0 or isinstance(self._planner, StreamPlanner):
             return super()._fetch(plan)
         # The GPU first: how workers are started depends on whether CUDA is initialised.
         transfer = self._source.gpu() if self._source.is_on_gpu else None
@@ -336,7 +349,7 @@ class MultiprocessIterator(PrefetchingIterator):
         rows = max(self._most_rows(), n_rows)
         rows += 0 if self._batch_size else rows // 4
         pool = self._pool = Pool(
-            job=BatchJob(self._dataset, converter, self._worker_init, self._maxtasksperchild),
+            job=self._job(converter),
             workers=self.n_processes,
             most_workers=most.get("n_processes", 0),
             most_prefetch=most.get("n_prefetch", 0),
@@ -359,6 +372,32 @@ class MultiprocessIterator(PrefetchingIterator):
         if self._timer.trace is not None:
             pool.ring.start_trace()
         return pool
+
+    def _job(self, converter: BatchConverter | None) -> BatchJob:
+        if isinstance(self._dataset, Parts):
+            stream = self._dataset.stream
+            return StreamJob(stream, None, self._worker_init, self._maxtasksperchild)
+        return BatchJob(self._dataset, converter, self._worker_init, self._maxtasksperchild)
+
+    def _open_reading(self, store: PartStore) -> MultiprocessIterator | None:
+        if self._n_processes == 0:
+            return None
+        parts, n = Parts(store.stream), self._n_processes
+        if not isinstance(n, int):
+            n = min(whole_cpus(), store.stream.interleave + 1)
+        self._tuner = None
+        reading = MultiprocessIterator(
+            parts,
+            1,
+            n_processes=n,
+            shared_mem=None if self._shared_mem is None else self._shared_mem * store.rows,
+            maxtasksperchild=self._maxtasksperchild,
+            worker_init=self._worker_init,
+            context=self._context,
+            **self._reading_arguments(store, n),
+        )
+        store.read_by(reading, parts, n, True)
+        return reading
 
     def _loader_stats(self, seconds: float) -> LoaderStats:
         pool, remains = self._pool, self._remains
@@ -412,6 +451,26 @@ class _Remains(NamedTuple):
 
     stats: LoaderStats
     traces: WorkerTraces
+
+
+class StreamJob(BatchJob):
+    """Reads parts of shards in a worker process."""
+
+    learns_columns = False
+
+    def prepare(self, end: WorkerRing, arguments: WorkerArguments, seed: int) -> Callable[[], None]:
+        set_worker_info(WorkerInfo(arguments.number, arguments.workers, seed, self.dataset))
+        if self.worker_init is not None:
+            self.worker_init(arguments.number)
+        reader = reader_of(self.dataset)
+
+        def answer(part: Part) -> Examples:
+            found = reader.read(part)
+            failure = None if found.failure is None else dump(found.failure)
+            return found._replace(failure=failure)
+
+        rows = row_writer.RowWriter(end, self.dataset, answer)
+        return functools.partial(rows.work, None, self.claims or 0)
 
 
 def _batch_converter_of(source: Source, tolerates: bool) -> BatchConverter | None:

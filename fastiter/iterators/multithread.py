@@ -44,6 +44,7 @@ from fastiter.iterators._device_prefetch import PrefetchingIterator
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._source import fills_suit
 from fastiter.iterators._state import Plan
+from fastiter.iterators._stream_parts import Parts, PartStore
 
 if TYPE_CHECKING:
     from fastiter._ring.parent import Event
@@ -221,7 +222,15 @@ class MultithreadIterator(PrefetchingIterator):
         if not _exits():  # as in the base class
             super().finalize()  # a garbage collection must not wait for threads
 
+    def _open_reading(self, store: PartStore) -> MultithreadIterator:
+        parts, n = Parts(store.stream), self._n_threads
+        reading = MultithreadIterator(parts, 1, n_threads=n, **self._reading_arguments(store, n))
+        store.read_by(reading, parts, n, False)
+        return reading
+
     def _fetch(self, plan: Plan) -> Any:
+        if plan.request is not None and self._reading is not None:
+            return self._fetch_stream(plan)
         threads = self._running_threads()
         if self._tuner is not None:
             self._tuner.look(self._lookahead, self.stats)

@@ -1,0 +1,169 @@
+"""Reads parts of shards, in the process or thread that is asked for them."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fastiter._util.failures import STOPS
+
+
+class Part(NamedTuple):
+    """Consecutive examples of a shard."""
+
+    number: int  #: of the shard's turn, over all epochs
+    shard: int
+    start: int
+    size: int
+    length: int | None  #: of the shard, if known
+    resume: tuple[int, Any] | None  #: an example before the part, and the source's state there
+    keep: bytes | None = None  #: for each example, whether it is wanted; None: all are
+
+
+class Examples(NamedTuple):
+    """What was read of a part."""
+
+    rows: list[Any]  #: those that are wanted
+    size: int  #: how many there were, with the others
+    is_end: bool  #: whether the shard has no more
+    state: Any  #: of the source after them; None if it has none
+    failure: Any  #: what the shard raised after them, or None
+
+
+class _OpenShard:
+    """An open shard."""
+
+    def __init__(self, opened: Any, part: Part) -> None:
+        self._opened = opened
+        self._stateful: Any = None
+        self._items: Any = None
+        self.position = 0
+        if hasattr(opened, "state_dict") and hasattr(opened, "load_state_dict"):
+            self._stateful = opened
+            if part.resume is not None:
+                self.position, state = part.resume
+                opened.load_state_dict(state)
+        elif part.start and hasattr(opened, "seek") and not isinstance(opened, io.IOBase):
+            opened.seek(part.start)
+            self.position = part.start
+        elif isinstance(opened, (Sequence, np.ndarray)):
+            self._items = opened
+        self._examples: Iterator[Any] | None = None if self._items is not None else iter(opened)
+
+    def take(self, count: int, rows: list[Any]) -> None:
+        """Append the next examples to ``rows``; fewer at the end."""
+        if self._examples is None:
+            stop = min(self.position + count, len(self._items))
+            rows += [self._items[i] for i in range(self.position, stop)]
+            self.position = stop
+            return
+        before = len(rows)
+        try:
+            rows.extend(itertools.islice(self._examples, count))  # keeps those before an exception
+        finally:
+            self.position += len(rows) - before
+
+    def skip(self, count: int) -> None:
+        """Go on without the next examples."""
+        if self._examples is None:
+            self.position = min(self.position + count, len(self._items))
+            return
+        stop = self.position + count
+        while (n := min(256, stop - self.position)) > 0:
+            dropped: list[Any] = []
+            self.take(n, dropped)
+            if len(dropped) < n:
+                break
+
+    def close(self) -> None:
+        """Close a file or generator; what else was opened may be the program's."""
+        for each in (self._examples, self._opened):
+            if isinstance(each, (io.IOBase, Generator)):
+                each.close()
+
+    def state(self) -> Any:
+        return None if self._stateful is None else self._stateful.state_dict()
+
+
+class ShardReader:
+    """Reads parts of shards. A shard stays open for its next part.
+
+    What is asked for does not depend on what was read before: a reader that was replaced, or is
+    asked for the same part again, opens the shard anew.
+
+    Parameters
+    ----------
+    shards : list
+    open_shard : callable
+        Opens one of them.
+    most : int
+        Shards that stay open.
+    """
+
+    def __init__(self, shards: list[Any], open_shard: Callable[[Any], Any], most: int) -> None:
+        self._shards = shards
+        self._open_shard = open_shard
+        self._most = most
+        self._sources: dict[int, _OpenShard] = {}
+
+    def read(self, part: Part) -> Examples:
+        """Read a part. What the shard raises is in the result; `STOPS` pass."""
+        source = self._sources.pop(part.number, None)  # which an interrupt leaves unusable
+        rows: list[Any] = []
+        count = 0
+        try:
+            if source is not None and source.position != part.start:
+                source.close()
+                source = None
+            if source is None:
+                source = self._opened(part)
+            if source.position == part.start:
+                for keep, group in itertools.groupby(part.keep or itertools.repeat(1, part.size)):
+                    n = sum(1 for _ in group)
+                    if keep:
+                        source.take(n, rows)
+                    else:
+                        source.skip(n)
+            count = max(0, source.position - part.start)
+            is_end = count < part.size
+            self._check_length(part, source, is_end)
+            state = None if is_end else source.state()
+        except STOPS:
+            raise
+        except BaseException as error:
+            if source is not None:
+                count = max(0, source.position - part.start)
+                source.close()
+            return Examples(rows, count, True, None, error)
+        if is_end:
+            source.close()
+        else:
+            self._sources[part.number] = source
+            while len(self._sources) > self._most:
+                self._sources.pop(next(iter(self._sources))).close()
+        return Examples(rows, count, is_end, state, None)
+
+    def close(self) -> None:
+        """Close all shards. What is read later is opened anew."""
+        while self._sources:
+            self._sources.popitem()[1].close()
+
+    def _opened(self, part: Part) -> _OpenShard:
+        source = _OpenShard(self._open_shard(self._shards[part.shard]), part)
+        source.skip(part.start - source.position)
+        return source
+
+    def _check_length(self, part: Part, source: _OpenShard, is_end: bool) -> None:
+        """Raise ValueError if a shard with a known length has another one."""
+        if part.length is None or (not is_end and source.position < part.length):
+            return
+        more: list[Any] = []
+        if source.position == part.length and not is_end:
+            source.take(1, more)
+        if more or source.position < part.length:
+            count = "more" if more else f"only {source.position}"
+            raise ValueError(f"the shard has {count} examples, but lengths= says {part.length}")

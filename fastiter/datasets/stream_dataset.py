@@ -1,0 +1,128 @@
+"""Shards whose examples come one after another."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fastiter._order.permutation import example_words, fast_permutation, seed_words
+from fastiter._util.arguments import checked_callable, checked_int
+
+__all__ = ["StreamDataset"]
+
+
+class StreamDataset:
+    """Examples of shards that can only be read from the front: archives, logs, tables.
+
+    An iterator opens the shards, reads them in its workers, and merges their examples into one
+    order, which follows from the arguments here alone: not from the kind of iterator, the number of
+    workers or ranks, or the batch size. An epoch has each example of each shard once.
+
+    In an epoch the shards are shuffled, if there is a seed. The first ``interleave`` of them are
+    open, and give an example each in turn; where one has ended, the next shard takes its place in
+    the turn. Then each ``window`` examples are shuffled among themselves.
+
+    Parameters
+    ----------
+    shards : sequence
+        One entry for each shard, what ``open_shard`` takes: file names, for example. Entries that
+        are equal are a ValueError.
+    open_shard : callable
+        ``open_shard(shard)`` gives the examples of a shard, the same ones each time: an iterable,
+        or a generator. To go on in the middle of it, the first that it has of these is used:
+        ``state_dict()`` and ``load_state_dict(state)``, which speak of the examples that were
+        taken; ``seek(n)``, called before it is iterated over, which goes to example n (not that of
+        a file, which counts bytes); indices, where it is a sequence or an array. Else the examples
+        before are read again. Has to pickle where worker processes are not forked.
+    seed : int, sequence of int or numpy.random.SeedSequence, optional
+        Shuffles shards and windows, in each epoch anew. None: in the order given.
+    window : int
+        How many examples are shuffled among themselves; all of them are in memory. 1: none.
+    lengths : sequence of int, optional
+        How many examples each shard has. A shard that has another number is then an error.
+    interleave : int
+        How many shards are read at a time, at most. More workers than that have little to do.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is wrong.
+
+    Examples
+    --------
+    >>> texts = {"a": "fast", "b": "data"}
+    >>> stream = StreamDataset(["a", "b"], texts.__getitem__, interleave=2)
+    >>> "".join(sum(SerialIterator(stream, 3, repeat=False), []))
+    'fdaastta'
+    """
+
+    def __init__(
+        self,
+        shards: Iterable[Any],
+        open_shard: Callable[[Any], Iterable[Any]],
+        *,
+        seed: int | Sequence[int] | np.random.SeedSequence | None = None,
+        window: int = 1,
+        lengths: Iterable[int] | None = None,
+        interleave: int = 1,
+    ) -> None:
+        if isinstance(shards, (str, bytes)):
+            raise TypeError(f"shards must be a sequence of shards, not {shards!r:.80}")
+        self.shards = list(shards)
+        if not self.shards:
+            raise ValueError("shards must have at least one shard, but is empty")
+        names = Counter(map(repr, self.shards))
+        twice = max(names, key=names.__getitem__)
+        if names[twice] > 1:
+            raise ValueError(f"shards must differ, but {twice:.200} comes more than once")
+        self.open_shard = checked_callable("open_shard", open_shard)
+        if open_shard is None:
+            raise TypeError("open_shard must be a callable, not None")
+        self.words = None if seed is None else seed_words(seed)
+        self.window = checked_int("window", window)
+        self.interleave = checked_int("interleave", interleave)
+        if seed is None and self.window > 1:
+            raise ValueError(f"window={window} shuffles, which needs a seed: set seed=")
+        self.lengths: list[int] | None = None
+        if lengths is not None:
+            self.lengths = [checked_int("lengths", length, minimum=0) for length in lengths]
+            if len(self.lengths) != len(self.shards):
+                raise ValueError(
+                    f"lengths must have an entry for each of {len(self.shards)} shards, not "
+                    f"{len(self.lengths)}"
+                )
+            if not any(self.lengths):
+                raise ValueError("lengths must not all be 0: an epoch would have no example")
+
+    def __len__(self) -> int:
+        raise TypeError("a StreamDataset has no length: its shards are read until they end")
+
+    def name(self, shard: int) -> str:
+        """What messages call a shard."""
+        return f"shard {self.shards[shard]!r:.200}"
+
+    def order(self, epoch: int) -> list[int]:
+        """The shards in the order of an epoch."""
+        if self.words is None:
+            return list(range(len(self.shards)))
+        order: list[int] = fast_permutation(len(self.shards), self.words, epoch, 1).tolist()
+        return order
+
+    def window_order(self, epoch: int, number: int, length: int) -> list[int]:
+        """The order of a window of an epoch."""
+        assert self.words is not None
+        first, second = example_words(self.words, epoch, number)[:2].tolist()
+        order: list[int] = fast_permutation(length, (first, second), 0, 1).tolist()
+        return order
+
+    def digest(self) -> str:
+        """Tells lists of shards apart, also from one run of the program to the next."""
+        digest = hashlib.blake2b(digest_size=8)
+        for shard in self.shards:
+            has_address = " at 0x" in repr(shard)
+            digest.update(f"{type(shard) if has_address else shard!r}\0".encode())
+        return digest.hexdigest()

@@ -1,0 +1,343 @@
+"""Reads the shards of a `StreamDataset` ahead, part by part, for the merge of their examples.
+
+A turn is one reading of one shard: turn ``epoch * n_shards + place`` is that of the shard at a
+place of the epoch's order. A turn's parts are read by one worker, one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fastiter._fetch.shard_reader import Examples, Part, ShardReader
+from fastiter._order.plan import Plan, PlanQueue
+from fastiter._stats.autotune import MOST_PREFETCH
+from fastiter._util.failures import Failure, annotate, load, reraise
+from fastiter.errors import WorkerDiedError
+from fastiter.iterators._state import State
+
+if TYPE_CHECKING:
+    from fastiter._stats.timer import Timer
+    from fastiter.datasets.stream_dataset import StreamDataset
+
+_LEFT_OUT: Any = object()  # in place of another rank's example
+_LEAST = 32  # examples in a part: a request takes as long as some cheap ones
+
+Lanes = tuple[tuple[int, int], ...]  #: turn, and the next example in it
+
+
+class Front(NamedTuple):
+    """How far the examples are merged."""
+
+    lanes: Lanes  #: those that are open
+    following: range  #: turns that are opened after them
+
+
+class _Turn:
+    """What was read of a turn: the examples from ``start`` on."""
+
+    def __init__(self, start: int, states: list[tuple[int, Any]]) -> None:
+        self.start = start
+        self.rows: list[Any] = []
+        self.end: int | None = None  #: how many examples the shard has
+        self.failure: Failure | None = None  #: that ended it
+        self.takes_all = False  #: whether other ranks' examples are read, too
+        self.states = states  #: of the source: before which example, and the state
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.rows)
+
+
+class Parts:
+    """The parts that threads read, by number: a dataset for the iterator that reads."""
+
+    def __init__(self, stream: StreamDataset) -> None:
+        self.stream = stream
+        self.reader = reader_of(stream)
+        self.asked: dict[int, Part] = {}
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, number: int) -> Examples:
+        return self.reader.read(self.asked[number])
+
+
+def reader_of(stream: StreamDataset) -> ShardReader:
+    """What reads the shards of a stream."""
+    return ShardReader(stream.shards, stream.open_shard, 2 * stream.interleave + 1)
+
+
+class PartQueue(PlanQueue):
+    """Plans which part is read next."""
+
+    def __init__(self, store: PartStore, parts: Parts, n_workers: int, in_workers: bool) -> None:
+        super().__init__(State(0, 0, False, None, 1, None), 1, True)
+        self._store = store
+        self._parts = parts
+        self._n_workers = n_workers
+        self._in_workers = in_workers  # which answer in turn; threads read a turn one at a time
+        self._count = 0
+        self.anchor = self.recut = self.former_size = None
+
+    def advance(self, state: Any) -> Plan:
+        """Plan the next part; without indices if nothing is to be read now."""
+        asked = [plan.request for plan in self.plans if plan.indices is not None]
+        part = self._store.next_part(asked, self._in_workers)
+        if part is None:
+            return Plan(None, state)
+        number = self._count = self._count + 1
+        worker = -1
+        if self._in_workers:
+            worker = part.number % self._n_workers
+        else:
+            self._parts.asked[number] = part
+        return Plan(np.array([number], np.int64), state, None, part, worker, number=number)
+
+    def _note(self, state: Any) -> None:
+        """Nothing depends on the state."""
+
+    def take(self, iterator: Any) -> tuple[Part, Any]:
+        """Have an iterator's workers read on, and wait for the oldest part."""
+        self.plans[:] = [plan for plan in self.plans if plan.indices is not None]
+        plan = self.peek()
+        assert plan.indices is not None  # what is needed is asked for
+        if plan.outcome is None:
+            plan.outcome = iterator._fetch(plan)
+        part, outcome = plan.request, plan.outcome
+        self.deliver()
+        self._parts.asked.pop(int(plan.indices[0]), None)
+        return part, outcome
+
+
+class PartStore:
+    """What was read of the open turns, and those after them.
+
+    Parameters
+    ----------
+    stream : StreamDataset
+    rows : int
+        Examples that all ranks take in a step.
+    timer : Timer
+        Of the iterator, told of each wait.
+    """
+
+    def __init__(self, stream: StreamDataset, rows: int, timer: Timer) -> None:
+        self.stream = stream
+        self.iterator: Any = None  #: whose workers read; None: the caller does
+        self.queue: PartQueue | None = None
+        self._timer = timer
+        self._step_rows = rows
+        self.rows = max(_LEAST, -(-rows // min(stream.interleave, len(stream.shards))))
+        self.front = Front((), range(0))
+        self._reader = reader_of(stream)
+        self._turns: dict[int, _Turn] = {}
+        self._orders: dict[int, list[int]] = {}  # of epochs
+        self._needed = -1  # the turn that is waited for
+        self._told: set[int] = set()  # turns whose failure was raised
+        #: tells which examples of a part are this rank's, as `Part.keep`
+        self.keep: Callable[[int, int, int], bytes | None] = lambda number, start, stop: None
+
+    def parts_ahead(self, n_batches: int, n_workers: int) -> int:
+        """How many parts are read ahead, for so many batches: some for each worker."""
+        n_rows = n_batches * self._step_rows
+        return min(MOST_PREFETCH, max(2 * n_workers, -(-n_rows // self.rows)))
+
+    def read_by(self, iterator: Any, parts: Parts, n_workers: int, in_workers: bool) -> None:
+        """Have the workers of an iterator over `Parts` read."""
+        self.queue = PartQueue(self, parts, n_workers, in_workers)
+        iterator._planner = self.queue
+
+    def close(self) -> None:
+        """End what reads."""
+        if self.iterator is not None:
+            self.iterator.finalize()
+        self._reader.close()
+
+    def clear(self, states: dict[int, tuple[int, Any]]) -> None:
+        """Forget what was read, and go on where sources have these states."""
+        self._turns = {number: _Turn(at, [(at, state)]) for number, (at, state) in states.items()}
+        self._told.clear()
+        self.front = Front((), range(0))
+        if self.queue is not None:
+            works = self.queue.works()
+            self.queue.restart(self.queue.state)
+            self.iterator._drop_works(works)
+
+    def trim(self, lanes: Lanes, following: int) -> None:
+        """Forget what comes before these."""
+        keep = dict(lanes)
+        for number in [n for n in self._turns if n < following and n not in keep]:
+            del self._turns[number]
+        for number, position in lanes:
+            turn = self._turns.setdefault(number, _Turn(position, []))
+            if position > turn.start:
+                del turn.rows[: position - turn.start]
+                turn.start = position
+            while len(turn.states) > 1 and turn.states[1][0] <= position:
+                del turn.states[0]
+
+    def state_at(self, number: int, position: int) -> tuple[int, Any] | None:
+        """The last state that a turn's source had before an example, and where that was."""
+        turn = self._turns.get(number)
+        known = [] if turn is None else [each for each in turn.states if each[0] <= position]
+        return known[-1] if known else None
+
+    # ---- what the merge asks
+
+    def available(self, number: int, position: int) -> int:
+        """How many examples of a turn are known to be there, from a position on."""
+        lengths = self.stream.lengths
+        if lengths is not None:
+            return lengths[self.shard(number)] - position
+        turn = self._turns.get(number)
+        return 0 if turn is None or position < turn.start else max(0, turn.stop - position)
+
+    def has(self, number: int, position: int) -> bool:
+        """Whether a turn has an example at this position; waits until that is known. Raises what
+        the shard has raised there, once."""
+        if self.stream.lengths is not None:
+            return self.available(number, position) > 0
+        return self._read(number, position) is not None
+
+    def examples(self, places: list[tuple[int, int]]) -> list[Any]:
+        """The examples at these places; without those that a shard with a known length lacks."""
+        found = []
+        for number, position in places:
+            turn = self._read(number, position)
+            if turn is not None:
+                found.append(turn.rows[position - turn.start])
+        return found
+
+    def _read(self, number: int, position: int) -> _Turn | None:
+        """The turn when it has been read up to this example; None if it has ended before."""
+        while True:
+            turn = self._turns.get(number)
+            if turn is None or position < turn.start:
+                turn = self._turns[number] = _Turn(0, [])
+            if position < turn.stop:
+                if turn.rows[position - turn.start] is not _LEFT_OUT:
+                    if position + 1 == turn.end and self.stream.lengths is not None:
+                        self._tell(number)  # not later: no example is looked for after this one
+                    return turn
+                turn = self._turns[number] = _Turn(0, [])
+                turn.takes_all = True
+            if turn.end is None:
+                self._read_on(number)
+                continue
+            self._tell(number)
+            return None
+
+    def _tell(self, number: int) -> None:
+        """Raise what has ended a turn, once."""
+        failure = self._turns[number].failure
+        if failure is not None and number not in self._told:
+            self._told.add(number)
+            reraise(failure)
+
+    def _read_on(self, number: int) -> None:
+        """Wait for one more part: without workers, of this turn."""
+        if self.iterator is None:
+            part = self._part(number, self._turns[number].stop)
+            self._add(part, self._reader.read(part))
+            return
+        assert self.queue is not None
+        self._needed = number
+        self._timer.block()
+        self._add(*self.queue.take(self.iterator))
+        self._timer.unblock()
+
+    def _add(self, part: Part, outcome: Any) -> None:
+        turn = self._turns.setdefault(part.number, _Turn(part.start, []))
+        if turn.end is not None or part.start != turn.stop:
+            return  # it was asked for before the turn began anew
+        facts = f"{self.stream.name(part.shard)}, example {{}}"
+        if isinstance(outcome, Failure):
+            if isinstance(outcome.error, WorkerDiedError):
+                outcome.error = _died(outcome.error, facts.format(f"{part.start} or after"))
+            turn.end, turn.failure = turn.stop, outcome
+            return
+        found = outcome[0] if isinstance(outcome, list) else outcome
+        rows: list[Any] = found.rows
+        if part.keep is not None:
+            wanted = iter(rows)
+            rows = [next(wanted) if keep else _LEFT_OUT for keep in part.keep[: found.size]]
+        if found.failure is not None:
+            turn.failure = _failure_of(found.failure, facts.format(part.start + found.size))
+        turn.rows += rows
+        if found.is_end:
+            turn.end = turn.stop
+        elif found.state is not None:
+            turn.states.append((turn.stop, found.state))
+
+    # ---- what is read next
+
+    def next_part(self, asked: list[Part], many: bool) -> Part | None:
+        """The part to read after those that were asked for: of the open turn that is the least
+        ahead, or the first one of a turn to come. With ``many``, a turn may have several parts
+        that are being read."""
+        busy = {part.number for part in asked}
+        lanes, following = self.front
+        wanted = {**dict.fromkeys(following, 0), **dict(lanes)}
+        if self._needed not in wanted and self._needed in self._turns:  # the tail of a last step
+            wanted[self._needed] = self._turns[self._needed].stop
+        best: tuple[int, int, int] | None = None
+        for number, position in wanted.items():
+            turn = self._turns.get(number)
+            if (turn is not None and turn.end is not None) or (number in busy and not many):
+                continue
+            stop = position if turn is None else turn.stop
+            for part in asked:
+                if part.number == number and part.start == stop:
+                    stop += part.size
+            length = self._length(number)
+            if length is not None and stop >= length:
+                continue
+            is_later = number in following
+            if is_later and stop:
+                continue
+            rank = (stop - position + is_later * self.rows, number, stop)
+            best = rank if best is None else min(best, rank)
+        return None if best is None else self._part(*best[1:])
+
+    def _part(self, number: int, start: int) -> Part:
+        shard, length, count = self.shard(number), self._length(number), self.rows
+        keep = None
+        if length is not None:
+            count = min(count, length - start)
+            if not self._turns.setdefault(number, _Turn(0, [])).takes_all:
+                keep = self.keep(number, start, start + count)
+        resume = self.state_at(number, start)
+        return Part(number, shard, start, count, length, resume, keep)
+
+    def _length(self, number: int) -> int | None:
+        lengths = self.stream.lengths
+        return None if lengths is None else lengths[self.shard(number)]
+
+    def shard(self, number: int) -> int:
+        """Which shard a turn reads."""
+        epoch, place = divmod(number, len(self.stream.shards))
+        if epoch not in self._orders:
+            while len(self._orders) > 2:
+                self._orders.pop(next(iter(self._orders)), None)
+            self._orders[epoch] = self.stream.order(epoch)
+        return self._orders[epoch][place]
+
+
+def _failure_of(error: Any, facts: str) -> Failure:
+    """What a shard has raised, here or in a worker process, with its place."""
+    if isinstance(error, tuple):
+        return load(error, facts)
+    failure = Failure.of(error, facts)
+    annotate(failure.error, facts)
+    return failure
+
+
+def _died(error: WorkerDiedError, facts: str) -> WorkerDiedError:
+    """The same of a part, of which the workers know a number only."""
+    told = WorkerDiedError(f"{facts}: {error}")
+    told.pid, told.exit_reason = error.pid, error.exit_reason
+    return told
