@@ -1,11 +1,16 @@
-"""Which example this thread is fetching: `fastiter.random.example_rng` asks for it.
+"""Which example this thread is fetching: `fastiter.random.example_rng` asks for it, and what seeds
+the global generators for each example.
 
 The code that fetches examples sets a context, for its thread or once for a worker process. Nothing
 is stored per example: when asked, the row is read off the loop that fetches.
 """
 
 import operator
+import random
+import sys
 import threading
+
+import numpy
 
 Seed = tuple[int, int]  # 128 bits
 
@@ -62,12 +67,44 @@ cdef class ExampleContext:
         row = self.counter.row if self.rows is None else self.rows[self.counter.row]
         return self.seed, self.plan.epoch_of(row), int(self.plan.indices[row])
 
+    def own_seed(self):
+        """The seed of the current example; of the converter, if none is being fetched."""
+        return memoryview(self.plan.seeds).cast("Q")[
+            -1 if self.counter is None else self.counter.row]
+
 
 def set_worker(writer):
     """Set the context of a worker process; ``writer`` has ``key()``."""
     global of_worker
     of_worker = writer
     here.context = None  # that of the thread that forked this process
+
+
+def own_seed():
+    """The seed of the current example, or of the converter that is called: 64 bits."""
+    return current().own_seed()
+
+
+def keep_generators(function, *arguments):
+    """Call ``function``, and leave `random`, NumPy's and torch's global generators as they were.
+
+    What saves and restores them is compiled: no signal handler runs in between.
+    """
+    generator = random.seed.__self__
+    cdef object python = super(random.Random, generator)
+    gauss, state = generator.gauss_next, python.getstate()
+    numpys, torchs = numpy.random.get_state(legacy=False), None
+    torch = getattr(sys.modules.get("torch"), "default_generator", None)
+    if torch is not None:
+        torchs = torch.get_state()
+    try:
+        return function(*arguments)
+    finally:
+        python.setstate(state)
+        generator.gauss_next = gauss
+        numpy.random.set_state(numpys)
+        if torchs is not None:
+            torch.set_state(torchs)
 
 
 cdef object current():

@@ -41,7 +41,10 @@ class VirtualOrder:
 def whole_by(n: int, words: tuple[int, int], rounds: int) -> npt.NDArray[np.int64]: ...
 def example_words(words: tuple[int, int], epoch: int, index: int) -> npt.NDArray[np.uint64]: ...
 def example_seeds(
-    words: tuple[int, int], epochs: npt.NDArray[np.int64], indices: npt.NDArray[np.int64]
+    words: tuple[int, int],
+    epochs: npt.NDArray[np.int64],
+    indices: npt.NDArray[np.int64],
+    repeats: npt.NDArray[np.int64] | None = None,
 ) -> npt.NDArray[np.uint64]: ...
 
 @final

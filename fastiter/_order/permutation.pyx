@@ -289,15 +289,20 @@ def example_words(words, epoch, index):
     return made
 
 
-def example_seeds(words, const int64_t[::1] epochs, const int64_t[::1] indices):
-    """The first word of `example_words` for each of some examples: uint64 array (n,)."""
-    cdef fi_seed seed = seed_of(words)
+def example_seeds(words, const int64_t[::1] epochs, const int64_t[::1] indices,
+                  const int64_t[::1] repeats=None):
+    """The first word of `example_words` for each of some examples: uint64 array (n,). Where
+    ``repeats`` is not 0, the words are hashed with it once more."""
+    cdef fi_seed seed = seed_of(words), again
     cdef uint64_t[4] made
     cdef Py_ssize_t i
     seeds = np.empty(indices.shape[0], dtype=np.uint64)
     cdef uint64_t[::1] out = seeds
     for i in range(indices.shape[0]):
         fi_example_words(&seed, epochs[i], indices[i], made)
+        if repeats is not None and repeats[i] != 0:
+            again.words[0], again.words[1] = made[0], made[1]
+            fi_example_words(&again, repeats[i], 0, made)
         out[i] = made[0]
     return seeds
 

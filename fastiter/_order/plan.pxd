@@ -20,6 +20,7 @@ cdef class Plan:
     cdef public Py_ssize_t n_dropped
     cdef readonly object request
     cdef readonly int worker
+    cdef readonly object seeds
     cdef readonly int64_t epoch
     cdef readonly int64_t position
     cdef readonly int64_t epoch_size
@@ -41,6 +42,7 @@ cdef class PlanQueue:
     cdef readonly Plan delivered  # the last one; None after a restart
     cdef readonly bint is_begun
     cdef public object progress
+    cdef public object example_seed  # 128 bits; None: plans have no seeds
     cdef readonly list plans  # planned and not delivered, in the order of their delivery
     cdef bint is_passing  # the batch of the state was passed over
     cdef void put_state(self, object state) noexcept

@@ -23,11 +23,14 @@ class Plan:
         origin: tuple[int, int, int] | None = None,
         number: int = 0,
         n_valid: int | None = None,
+        seeds: bytes | None = None,
     ) -> None: ...
     @property
     def request(self) -> Any: ...
     @property
     def worker(self) -> int: ...
+    @property
+    def seeds(self) -> bytes | None: ...
     @property
     def indices(self) -> NDArray[np.int64] | None: ...
     @property
@@ -53,6 +56,7 @@ class Plan:
 @disjoint_base
 class PlanQueue:
     progress: Any
+    example_seed: tuple[int, int] | None
     def __init__(
         self,
         state: Any,

@@ -89,6 +89,8 @@ cdef class Plan:
     request : what the workers are told of the batch besides its indices, any object that can be
         pickled; None for nothing
     worker : the number of the only worker process that is offered the batch; -1: all are
+    seeds : bytes of uint64[batch + 1]: what seeds the generators for each example, and for the
+        converter; None where they are not seeded
     epoch, position, epoch_size : the last ``position`` rows are of ``epoch``, the ``epoch_size``
         rows before them of the epoch before, and so on
     number : that of the batch in the epoch in which it begins, from 0, for messages
@@ -100,13 +102,14 @@ cdef class Plan:
         self.worker = -1
 
     def __init__(self, indices, state, error=None, request=None, int worker=-1, *, origin=None,
-                 number=0, n_valid=None):
+                 number=0, n_valid=None, seeds=None):
         self.indices = indices
         self.state = state
         self.error = error
         self.request = request
         self.worker = worker
         self.number = number
+        self.seeds = seeds
         if indices is not None:
             self.epoch, self.position, self.epoch_size = (
                 (state.epoch, state.position, state.epoch_size) if origin is None else origin)
@@ -126,7 +129,7 @@ cdef class Plan:
         """Arguments of the constructor for a plan of the same batch, without work and outcome."""
         return (self.indices, self.state), {
             "origin": (self.epoch, self.position, self.epoch_size), "number": self.number,
-            "n_valid": self.n_valid}
+            "n_valid": self.n_valid, "seeds": self.seeds}
 
 
 cdef int64_t place_of(const int64_t *cuts, int64_t m, int64_t position) noexcept:
@@ -173,7 +176,10 @@ cdef class PlanQueue:
       (int64[m + 1], or None) of the epoch after one whose last step begins at ``position``;
     - ``_slice(order, start, stop)``: a part of an order that is not a contiguous int64 array, as
       such an array;
-    - ``_note(state)``: told of a state with another number of orders drawn.
+    - ``_note(state)``: told of a state with another number of orders drawn;
+    - ``_seeds(plan, parts, step)``: the seeds of a plan, whose rows are parts of orders, each of
+      them (order, start, stop, rounds of the order before); asked where there is an
+      ``example_seed``.
     """
 
     def __init__(self, state, batch_size, bint repeat, progress=None, *, rank=0, num_ranks=1,
@@ -187,6 +193,7 @@ cdef class PlanQueue:
         self.drop_last = drop_last
         self.tail_kind = TAILS.index(tail)
         self.plans = []
+        self.example_seed = None
         self.delivered = None
         self.is_passing = self.is_begun = False
 
@@ -317,6 +324,7 @@ cdef class PlanQueue:
                         "drop_last": self.drop_last, "tail": self.tail},
             "is_passing": bool(self.is_passing),
             "progress": self.progress,
+            "example_seed": self.example_seed,
         }
 
     def __setstate__(self, dict given):
@@ -331,6 +339,7 @@ cdef class PlanQueue:
             self.plans.append(plan)
             self.planned = plan.state
         self.is_passing = is_passing
+        self.example_seed = given.pop("example_seed", None)
         self.__dict__.update(given)
 
     def __reduce__(self):
@@ -363,7 +372,7 @@ cdef class PlanQueue:
         times in a step longer than the epoch, the next order is drawn.
         """
         cdef int64_t position = item(state, POSITION), size = item(state, EPOCH_SIZE)
-        cdef int64_t begin = position, done = 0, n, low, high
+        cdef int64_t begin = position, done = 0, n, low, high, rounds = 0
         cdef bint is_new_epoch = False, is_endless
         cdef Step step
         cdef Plan plan
@@ -391,12 +400,15 @@ cdef class PlanQueue:
         plan = new_plan(None, None, None)
         plan.number = step.number
         plan.n_valid = step.n_valid
+        parts = None if self.example_seed is None else []
         while True:
             n = min(step.rows - done, size - position)
             # The rank's rows among those at [done, done + n) of the step.
             low, high = max(step.first, done), min(step.first + step.count, done + n)
             if low < high:
                 piece = self.piece(order, position + low - done, position + high - done)
+                if parts is not None:
+                    parts.append((order, position + low - done, position + high - done, rounds))
                 if high - low == step.count:
                     plan.indices = piece
                 else:
@@ -412,6 +424,7 @@ cdef class PlanQueue:
             position += n
             if not is_endless and done < step.rows:
                 position = 0  # the epoch's first rows fill the last batches up
+                rounds += 1
                 continue
             if position < size and not step.is_last:
                 break
@@ -432,6 +445,8 @@ cdef class PlanQueue:
         put(after, CUTS, cuts)
         put(after, STEP, item(state, STEP) + 1)
         plan.state = after
+        if parts is not None:
+            plan.seeds = self._seeds(plan, parts, item(state, STEP))
         return plan
 
     cdef bint is_endless(self, object cuts) noexcept:

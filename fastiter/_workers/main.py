@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from fastiter._clib.status import die_with_parent, exit_within, watch_parent
+from fastiter._fetch.seeded import SeededExamples
 from fastiter._order import example_context
 from fastiter._ring.arena import Arena, WorkerRing
 from fastiter._util.failures import dump_start_error
@@ -107,7 +108,10 @@ class BatchJob:
         }
 
     def prepare(self, end: WorkerRing, arguments: WorkerArguments, seed: int) -> Callable[[], None]:
-        set_worker_info(WorkerInfo(arguments.number, arguments.workers, seed, self.dataset))
+        dataset = self.dataset
+        if isinstance(dataset, SeededExamples):
+            dataset = dataset.dataset
+        set_worker_info(WorkerInfo(arguments.number, arguments.workers, seed, dataset))
         if self.worker_init is not None:
             self.worker_init(arguments.number)
         rows = row_writer.RowWriter(end, self.dataset)

@@ -36,6 +36,8 @@ cdef enum:
     TRACED_NS = 10000  # rows are recorded together until they have taken this long
     NO_ROW = 0xFFFFFFFF
 
+cdef uint64_t NO_BATCH = <uint64_t>-1
+
 
 cdef class RowWriter(SlotWriter):
     """Fetches the examples of claimed rows and writes them into the slot.
@@ -48,6 +50,8 @@ cdef class RowWriter(SlotWriter):
     cdef object answer  # makes the only row of a batch that has a request
     cdef object getitems
     cdef object plain
+    cdef const uint64_t[::1] seeds  # of the batch `seeds_of`
+    cdef uint64_t seeds_of
     cdef int64_t schema_number
     cdef int64_t row  # that is fetched by itself, or -1
     cdef public object rows  # those that are fetched by one call, or None
@@ -70,6 +74,7 @@ cdef class RowWriter(SlotWriter):
         self.plain = plain_columns(dataset)
         self.getitems = rows_getter(dataset) if self.plain is None else None
         self.schema_number = -1
+        self.seeds_of = NO_BATCH
         self.row = -1
         self.timed_row = NO_ROW
         fi_cpu_meter_start(&self.cpu)
@@ -93,15 +98,16 @@ cdef class RowWriter(SlotWriter):
             self.index_of(<uint32_t>row),
         )
 
-    def place(self):
-        """Of the row that is fetched by itself: both words of the seed, the position after its batch,
-        and its number in the batch."""
-        cdef fi_origin origin
-        fi_slot_origin(self.end.worker.ring, self.end.turn.slot, &origin)
-        return origin.seed[0], origin.seed[1], origin.position, self.row
+    def own_seed(self):
+        """The seed of the row that is fetched by itself; of the converter between rows."""
+        cdef WorkerRing end = self.end
+        if self.seeds_of != end.turn.q:
+            self.seeds = memoryview(self.request()).cast("Q")
+            self.seeds_of = end.turn.q
+        return self.seeds[self.row if self.row >= 0 else end.turn.n]
 
     cdef object request(self):
-        """What the plan of the current batch asks for besides its indices, or None."""
+        """What the plan of the current batch tells besides its indices, or None."""
         cdef WorkerRing end = self.end
         cdef uint64_t offset = 0, size = 0
         if fi_slot_request(end.worker.ring, end.turn.slot, &offset, &size) != FI_OK:
@@ -142,7 +148,7 @@ cdef class RowWriter(SlotWriter):
         self.traces = fi_traces(end.worker.ring)
         # By the schema of the claim before: the slot's own is read with its first row.
         self.uncached = fi_worker_outruns_cache(&end.worker, self.row_bytes * end.turn.n)
-        if self.answer is not None and fi_slot_has_request(end.worker.ring, end.turn.slot):
+        if self.answer is not None and self.is_made_as_a_whole():
             self.fill_by_request(stat)
         elif self.plain is not None and self.are_columns_fitting():
             self.fill_columns(stat)
@@ -213,6 +219,12 @@ cdef class RowWriter(SlotWriter):
         self.row = -1
         self.timed_row = NO_ROW
         return 0
+
+    cdef bint is_made_as_a_whole(self) noexcept:
+        """Whether the batch has a single row without columns, and what it is told is no seeds."""
+        cdef fi_turn *turn = &self.end.turn
+        return (turn.n == 1 and fi_slot_schema(self.end.worker.ring, turn.slot) == 0
+                and fi_slot_has_request(self.end.worker.ring, turn.slot))
 
     cdef int fill_by_request(self, fi_worker_stat *stat) except -1:
         """Has the only row of a batch made of what its plan asks for."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from fastiter._fetch.token_rows import EPOCH_SHIFT
 from fastiter._util.arguments import checked_int
-from fastiter.iterators._state import Plan, Planner, State, seeded_epoch
+from fastiter.iterators._state import Plan, Planner, State, row_epochs, seeded_epoch
 from fastiter.iterators.samplers._batches import SeededBatchSampler
 from fastiter.iterators.samplers._seeded import is_seeded
 
@@ -31,8 +31,8 @@ class Address(NamedTuple):
     rank: int
     indices: npt.NDArray[np.int64]  #: dataset index of each row
     epochs: npt.NDArray[np.int64]  #: epoch of each row
-    #: uint64[n]: the first word of what `fastiter.random.example_rng` derives from seed, epoch and
-    #: index of each row
+    #: uint64[n]: what ``seed_examples`` seeds the global generators with for each row; without it
+    #: the first word of what `fastiter.random.example_rng` derives from seed, epoch and index
     seeds: npt.NDArray[np.uint64]
 
 
@@ -43,10 +43,11 @@ def address_of(plan: Plan, rank: int, seed: Seed, tells_epochs: bool) -> Address
     indices = plan.indices
     assert indices is not None
     rows = indices & _ROW_MASK if tells_epochs else indices.copy()
-    before = np.arange(len(indices) - plan.position, -plan.position, -1, dtype=np.int64)
-    earlier = 1 + (before - 1) // plan.epoch_size
-    epochs = np.where(before <= 0, plan.epoch, np.maximum(0, plan.epoch - earlier))
-    seeds = permutation.example_seeds(seed, epochs, indices)
+    epochs = row_epochs(plan)
+    if plan.seeds is None:
+        seeds = permutation.example_seeds(seed, epochs, indices)
+    else:
+        seeds = np.frombuffer(plan.seeds, np.uint64)[:-1].copy()
     return Address(plan.state.step - 1, rank, rows, epochs, seeds)
 
 
@@ -72,6 +73,7 @@ class Preview(Planner):
         )
         self.anchor, self.recut = planner.anchor, planner.recut
         self.former_size = planner.former_size
+        self.example_seed = planner.example_seed
         sampler = self._order_sampler
         if sampler is not None and not is_seeded(sampler):
             raise ValueError(

@@ -12,11 +12,13 @@ from fastiter._device import devices
 from fastiter._order.plan import TAILS
 from fastiter._util.arguments import checked_callable, checked_flag, checked_int
 from fastiter.iterators.samplers._batches import CallableBatches, SeededBatchSampler
+from fastiter.iterators.samplers._seeded import is_seeded
 from fastiter.iterators.samplers.sharded import ShardedOrderSampler
 from fastiter.iterators.samplers.shuffle import gives_process_orders
 
 Rank: TypeAlias = int | Literal["auto"] | None
 Tail: TypeAlias = Literal["pad", "mask", "drop"]
+SeedExamples: TypeAlias = bool | int | Callable[[int], Any]
 _Function = TypeVar("_Function", bound=Callable[..., None])
 
 # What the shared segment has room for; far beyond what is of any use.
@@ -139,7 +141,12 @@ def checked_cuts(
 
 
 def check_of_stream(
-    shuffle: Any, order_sampler: Any, batch_sampler: Any, on_error: Any, skip_steps: Any
+    shuffle: Any,
+    order_sampler: Any,
+    batch_sampler: Any,
+    on_error: Any,
+    skip_steps: Any,
+    seed_examples: Any,
 ) -> None:
     """Refuse what a `StreamDataset` decides itself, or what needs indices."""
     if shuffle or order_sampler is not None:
@@ -151,6 +158,7 @@ def check_of_stream(
         ("batch_sampler", batch_sampler, None),
         ("on_error", on_error, "raise"),
         ("skip_steps", tuple(skip_steps), ()),
+        ("seed_examples", seed_examples, False),
     ):
         if value is not default and value != default:
             raise ValueError(
@@ -213,6 +221,24 @@ def checked_auto(
             return "auto"
         raise ValueError(f"{name} must be an integer or 'auto', not {value!r}")
     return checked_int(name, value, minimum=minimum, maximum=maximum)
+
+
+def checked_seed_examples(seed_examples: Any, sampler: Any) -> bool:
+    """Whether ``seed_examples`` is a seed."""
+    if type(seed_examples) is bool or callable(seed_examples):
+        return False
+    try:
+        checked_int("seed_examples", seed_examples, minimum=0)
+    except TypeError:
+        raise TypeError(
+            f"seed_examples must be True, a seed or a function of one, not {seed_examples!r:.80}"
+        ) from None
+    if is_seeded(sampler) and not isinstance(sampler, CallableBatches):
+        raise ValueError(
+            f"seed_examples={seed_examples} is a second seed, besides that of the sampler: use "
+            "seed_examples=True"
+        )
+    return True
 
 
 def checked_retries(

@@ -17,6 +17,8 @@ import numpy as np
 
 from fastiter._device.cupy import leak_after_fork
 from fastiter._fetch.dataset_access import epochs_of
+from fastiter._fetch.seeded import Seeding
+from fastiter._order.example_context import ExampleContext, keep_generators
 from fastiter._stats.stats import IteratorStats, LoaderStats
 from fastiter._stats.timer import ENDED, Timer
 from fastiter._util.arguments import checked_flag, checked_int
@@ -60,8 +62,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Self
 
+    from fastiter._order.example_context import Seed
     from fastiter._stats.trace import Call, Trace, WorkerTraces
-    from fastiter.iterators._arguments import Rank, Tail
+    from fastiter.iterators._arguments import Rank, SeedExamples, Tail
     from fastiter.iterators._skips import Skipped
 
 
@@ -94,10 +97,13 @@ class PlannedIterator(Iterator):
         num_ranks: Rank = None,
         tail: Tail = "pad",
         skip_steps: Sequence[tuple[int, int]] = (),
+        seed_examples: SeedExamples = False,
     ) -> None:
         is_stream = isinstance(dataset, StreamDataset)
         if is_stream:
-            _arguments.check_of_stream(shuffle, order_sampler, batch_sampler, on_error, skip_steps)
+            _arguments.check_of_stream(
+                shuffle, order_sampler, batch_sampler, on_error, skip_steps, seed_examples
+            )
             shuffle = False
         else:
             sees_examples = converter is not None and concat_of(converter) is None
@@ -120,6 +126,7 @@ class PlannedIterator(Iterator):
         self._device = device
         self._on_error, self._skip_limit = checked(on_error, skip_limit)
         self._skips = None if on_error == "raise" else SkipPolicy(on_error, self._skip_limit)
+        self._seed_examples = seed_examples
         self._dataset_len = functools.partial(dataset_length, dataset)
         cutting: dict[str, Any] = {
             "batch_size": self._batch_size or 1,
@@ -135,6 +142,8 @@ class PlannedIterator(Iterator):
             self._open()
             return
         self._seed = _seed.seed_of(self._sampler, num_ranks)
+        if _arguments.checked_seed_examples(seed_examples, self._sampler):
+            self._seed = _seed.words_of(seed_examples)
         ranges = checked_ranges(skip_steps)
         self._planner = (SkippingPlanner if ranges else Planner)(
             initial_state(self._sampler, self._dataset_len, num_ranks),
@@ -142,6 +151,7 @@ class PlannedIterator(Iterator):
             dataset_len=self._dataset_len,
             **cutting,
         )
+        self._planner.example_seed = self._planned_seed()
         if isinstance(self._planner, SkippingPlanner):
             self._planner.skip(ranges)
         if not len(self):
@@ -175,7 +185,9 @@ class PlannedIterator(Iterator):
         self._lock = threading.RLock()
         self._timer = Timer(is_serial=True)
         self._kept_epochs: dict[int, Any] = {}  # by number, for addresses
-        self._source = Source(self._dataset, self._converter, self._device)
+        also = self._seed_examples if callable(self._seed_examples) else None
+        self._seeding = None if self._seed_examples is False else Seeding(also)
+        self._source = Source(self._dataset, self._converter, self._device, self._seeding)
         self._tokens_of = getattr(self._dataset, "__fastiter_tokens__", None)
         self._tokens_read = 0
         self._finalized = False
@@ -209,7 +221,18 @@ class PlannedIterator(Iterator):
         """
         if plan.request is not None:
             return self._fetch_stream(plan)
-        return capture(self._source.batch, plan, self._seed, self._skips)
+        return self._capture(plan, self._source.batch, plan, self._seed, self._skips)
+
+    def _capture(self, plan: Plan, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function that may seed the global generators for the batch of ``plan``; return
+        what it returns or its `Failure`. The caller's generators stay as they are."""
+        if self._seeding is None:
+            return capture(function, *arguments)
+        context = ExampleContext(self._seed, plan, None)
+        return capture(keep_generators, context.run, function, *arguments)
+
+    def _planned_seed(self) -> Seed | None:
+        return None if self._seed_examples is False else self._seed
 
     def _fetch_stream(self, plan: Plan) -> Any:
         """`_fetch` of a batch of a `StreamDataset`."""
@@ -683,6 +706,11 @@ class PlannedIterator(Iterator):
         return self._on_error
 
     @property
+    def seed_examples(self) -> SeedExamples:
+        """The argument ``seed_examples``."""
+        return self._seed_examples
+
+    @property
     def skip_limit(self) -> int | float | None:
         """The argument ``skip_limit``."""
         return self._skip_limit
@@ -797,6 +825,8 @@ class PlannedIterator(Iterator):
 
     def _go_on_from(self, snapshot: Snapshot) -> None:
         works = self._planner.works()
+        self._seed = snapshot.seed
+        self._planner.example_seed = self._planned_seed()
         self._planner.restart(snapshot.state, snapshot.skips)
         self._planner.anchor, self._planner.recut = snapshot.anchor, snapshot.recut
         self._planner.former_size = snapshot.former_size
@@ -804,7 +834,6 @@ class PlannedIterator(Iterator):
         self._drop_works(works)
         self._loops.clear()
         self._timer.pause()
-        self._seed = snapshot.seed
         self._finalized = False
 
     def __copy__(self) -> Self:
@@ -824,6 +853,7 @@ class PlannedIterator(Iterator):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.__dict__.setdefault("_sampler", state["_order_sampler"])  # not in version 0.1.0
+        self.__dict__.setdefault("_seed_examples", False)
         former = getattr(self._skips, "former_state", None)
         if former is not None:  # a pickle of version 0.1.0
             self._planner.progress = former

@@ -29,6 +29,13 @@ def seed_of(order_sampler: Any, num_ranks: int) -> Seed:
     return _digest("generator", generator.get_state(legacy=False))
 
 
+def words_of(seed: Any) -> Seed:
+    """The words of an int."""
+    from fastiter._order import permutation
+
+    return permutation.seed_words(seed)
+
+
 def seed_after_reset(seed: Seed) -> Seed:
     """Another one, so that what starts over is not what was."""
     return _digest("reset", {"seed": list(seed)})

@@ -20,12 +20,14 @@ from fastiter._fetch.dataset_access import (
     plain_columns,
     rows_getter,
 )
+from fastiter._fetch.seeded import SeededCall, SeededExamples
 from fastiter._order.example_context import Counter, ExampleContext
 from fastiter._util.failures import Failure, FailurePolicy, capture_row, is_skippable
 from fastiter.dataset.convert import concat_examples
 
 if TYPE_CHECKING:
     from fastiter._device.transfer import AsyncTransfer
+    from fastiter._fetch.seeded import Seeding
     from fastiter._order.example_context import Seed
     from fastiter.iterators._state import Indices, Plan
 
@@ -91,8 +93,14 @@ def _binds(signature: inspect.Signature, count: int) -> bool:
 class Source:
     """Makes batches of a dataset, without examples where the result is the same."""
 
-    def __init__(self, dataset: Any, converter: Callable[..., Any] | None, device: Any) -> None:
-        self.dataset = dataset
+    def __init__(
+        self,
+        dataset: Any,
+        converter: Callable[..., Any] | None,
+        device: Any,
+        seeding: Seeding | None = None,
+    ) -> None:
+        self.dataset = dataset if seeding is None else SeededExamples(dataset, seeding)
         #: called with batch and device
         self.converter = None if converter is None else called_with_both(converter)
         self._device = device
@@ -104,6 +112,8 @@ class Source:
         self.concat = None if concat is None else concat.for_dataset(dataset)
         #: whether the converter, which is not concat_examples, uses the device
         self.takes_device = self.concat is None and self.converter is converter
+        if seeding is not None and self.converter is not None and self.concat is None:
+            self.converter = SeededCall(self.converter, seeding)
         self._plain: PlainColumns | None = _UNKNOWN  # found out with the first batch
         self._gatherer: ColumnGatherer | None = None
         self._gather: Callable[[Indices], Any] | None = None  # makes a batch at once

@@ -16,17 +16,20 @@ import numpy as np
 
 from fastiter._order.plan import Plan, PlanQueue
 from fastiter.iterators.samplers._batches import Cutting, SeededBatchSampler
+from fastiter.iterators.samplers._repeats import repeats_of
 from fastiter.iterators.samplers._seeded import is_seeded
 from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from fastiter._order.example_context import Seed
     from fastiter.iterators.samplers._batches import Limit
     from fastiter.iterators.samplers._seeded import SeededSampler
 
 __all__ = ["Plan", "Planner", "State", "initial_state"]
 
+_CONVERTERS = 2**64 - 1  # in the place of an epoch
 Indices: TypeAlias = "npt.NDArray[np.int64]"
 #: int64[n], or an object with ``len()`` whose slices are one-dimensional integer arrays.
 Order = Any
@@ -76,6 +79,22 @@ def dataset_length(dataset: Any) -> int:
             f"dataset must have a length from 0 to {sys.maxsize}, but len() of this "
             f"{type(dataset).__qualname__} raised {type(error).__name__}: {error}"
         ) from error
+
+
+def row_epochs(plan: Plan) -> Indices:
+    """The epoch of each row of a batch."""
+    assert plan.indices is not None
+    before = np.arange(len(plan.indices) - plan.position, -plan.position, -1, dtype=np.int64)
+    earlier = 1 + (before - 1) // plan.epoch_size
+    return np.where(before <= 0, plan.epoch, np.maximum(0, plan.epoch - earlier))
+
+
+def converter_seed(seed: Seed, step: int, rank: int) -> bytes:
+    """What seeds the generators for the converter of a batch, as bytes of a uint64."""
+    from fastiter._order import permutation
+
+    first, second = permutation.example_words(seed, _CONVERTERS, 0)[:2].tolist()
+    return permutation.example_words((first, second), step, rank)[:1].tobytes()
 
 
 def initial_state(
@@ -230,12 +249,13 @@ class Planner(PlanQueue):
         self.recut: tuple[int, tuple[Cutting, ...]] | None = None
         #: the length of orders before the dataset has grown, in a state that was loaded
         self.former_size: int | None = None
+        self._repeats: tuple[Order, Indices | None] = None, None  # of the order asked for last
         self._note(state)
 
     def __setstate__(self, given: dict[str, Any]) -> None:
         # Pickles of version 0.1.0 know of no steps.
         new = {"anchor": given["state"].anchor, "recut": None, "former_size": None}
-        super().__setstate__({**new, **given})
+        super().__setstate__({**new, **given, "_repeats": (None, None)})
 
     if TYPE_CHECKING:
 
@@ -284,6 +304,30 @@ class Planner(PlanQueue):
         if hasattr(order, "index_bound"):
             return np.ascontiguousarray(piece, dtype=np.int64)
         return _checked_indices(piece, self._dataset_len(), "a slice of the order")
+
+    def _seeds(self, plan: Plan, parts: Sequence[tuple[Order, int, int, int]], step: int) -> bytes:
+        from fastiter._order import permutation
+
+        assert self.example_seed is not None
+        assert plan.indices is not None
+        repeats = [
+            self._repeats_in(order, start, stop) + (rounds << 32)
+            for order, start, stop, rounds in parts
+        ]
+        examples = permutation.example_seeds(
+            self.example_seed, row_epochs(plan), plan.indices, np.concatenate(repeats)
+        )
+        return examples.tobytes() + converter_seed(self.example_seed, step, self.rank)
+
+    def _repeats_in(self, order: Order, start: int, stop: int) -> Indices:
+        """How often the index at each position of an order was drawn before in its epoch; in a
+        mixture the pass through its source."""
+        if self._repeats[0] is not order:
+            self._repeats = order, repeats_of(self._order_sampler, order)
+        repeats = self._repeats[1]
+        if repeats is None:
+            return np.zeros(stop - start, dtype=np.int64)
+        return np.asarray(repeats[start:stop], dtype=np.int64)
 
     def _note(self, state: State) -> None:
         if is_seeded(self._order_sampler):

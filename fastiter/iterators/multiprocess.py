@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+from fastiter._fetch.seeded import SeededCall
 from fastiter._stats.autotune import (
     FIRST_PREFETCH,
     MOST_PREFETCH,
@@ -33,6 +34,7 @@ from fastiter.iterators._arguments import (
     MOST_WORKERS,
     OnTimeout,
     Rank,
+    SeedExamples,
     Tail,
     checked_auto,
     checked_context,
@@ -109,7 +111,7 @@ class MultiprocessIterator(PrefetchingIterator):
         memory there: about three batches besides, and those that you hold.
     on_error, skip_limit
         As in `SerialIterator`. An index that kills worker after worker may be skipped, too.
-    drop_last, batch_sampler, rank, num_ranks, tail, skip_steps
+    drop_last, batch_sampler, rank, num_ranks, tail, skip_steps, seed_examples
         As in `SerialIterator`.
     worker_init : callable, optional
         Called as ``worker_init(number)`` in each worker when it has loaded the dataset, also in one
@@ -166,6 +168,7 @@ class MultiprocessIterator(PrefetchingIterator):
         num_ranks: Rank = None,
         tail: Tail = "pad",
         skip_steps: Sequence[tuple[int, int]] = (),
+        seed_examples: SeedExamples = False,
         worker_init: Callable[[int], Any] | None = None,
         context: Any = None,
     ) -> None:
@@ -198,6 +201,7 @@ class MultiprocessIterator(PrefetchingIterator):
             num_ranks=num_ranks,
             tail=tail,
             skip_steps=skip_steps,
+            seed_examples=seed_examples,
         )
         if (self._shared_mem or 0) * self._most_rows() >= 1 << 63:
             raise ValueError(
@@ -301,16 +305,16 @@ class MultiprocessIterator(PrefetchingIterator):
 
     def _wait_for(self, pool: Pool, plan: Plan) -> Any:
         """The oldest batch in the ring, that of ``plan``, as the workers have left it."""
-        lease = pool.ring.take()
+        lease, converter = pool.ring.take(), pool.job.batch_converter
         if lease is not None:
-            return capture(from_rows, lease, plan.indices, {}, pool.job.batch_converter)
+            return self._in_caller(plan, from_rows, lease, plan.indices, {}, converter)
         self._timer.block()
         while not pool.ring.scheduled:
             pool.wait_for_slot()
             pool.ring.top_up(self._planner)
         pool.wait()
         self._timer.unblock()
-        return capture(pool.deliver, plan, self._skips)
+        return self._in_caller(plan, pool.deliver, plan, self._skips)
 
     def _take_ready(self, pool: Pool) -> tuple[Plan, Any] | None:
         if not (pool.ring.scheduled and pool.ring.ready()):
@@ -318,11 +322,18 @@ class MultiprocessIterator(PrefetchingIterator):
         plan = pool.ring.scheduled[0].plan
         lease = pool.ring.take()
         if lease is not None:
-            return plan, capture(from_rows, lease, plan.indices, {}, pool.job.batch_converter)
+            converter = pool.job.batch_converter
+            return plan, self._in_caller(plan, from_rows, lease, plan.indices, {}, converter)
         if self._skips is not None:
             return None
         pool.wait()  # an overwritten word may have taken it back
-        return plan, capture(pool.deliver, plan, None)
+        return plan, self._in_caller(plan, pool.deliver, plan, None)
+
+    def _in_caller(self, plan: Plan, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function returns that may have to convert the batch, or its `Failure`."""
+        if isinstance(self._source.converter, SeededCall):
+            return self._capture(plan, function, *arguments)
+        return capture(function, *arguments)
 
     def _running_pool(self, n_rows: int = 0) -> Pool:
         """The workers, with room for batches of ``n_rows``."""
@@ -377,7 +388,8 @@ class MultiprocessIterator(PrefetchingIterator):
         if isinstance(self._dataset, Parts):
             stream = self._dataset.stream
             return StreamJob(stream, None, self._worker_init, self._maxtasksperchild)
-        return BatchJob(self._dataset, converter, self._worker_init, self._maxtasksperchild)
+        data, claims = self._source.dataset, self._maxtasksperchild
+        return BatchJob(data, converter, self._worker_init, claims)
 
     def _open_reading(self, store: PartStore) -> MultiprocessIterator | None:
         if self._n_processes == 0:

@@ -36,6 +36,7 @@ from fastiter.iterators._arguments import (
     MOST_WORKERS,
     OnTimeout,
     Rank,
+    SeedExamples,
     Tail,
     checked_prefetch,
     names_counterparts,
@@ -98,6 +99,9 @@ class MultithreadIterator(PrefetchingIterator):
         least 0.
     on_error, skip_limit, drop_last, batch_sampler, rank, num_ranks, tail, skip_steps
         As in `SerialIterator`.
+    seed_examples : bool, int or callable
+        As in `SerialIterator`. The global generators are the whole program's, so the thread that
+        iterates then fetches and converts by itself, and ``dataset_timeout`` has no effect.
 
     Raises
     ------
@@ -141,8 +145,14 @@ class MultithreadIterator(PrefetchingIterator):
         num_ranks: Rank = None,
         tail: Tail = "pad",
         skip_steps: Sequence[tuple[int, int]] = (),
+        seed_examples: SeedExamples = False,
     ) -> None:
         self._set_timeout(dataset_timeout, on_timeout, n_retries)
+        if seed_examples is not False and on_timeout == "retry":
+            raise ValueError(
+                "on_timeout='retry' leaves threads behind, which would draw from the generators "
+                "that seed_examples seeds: use MultiprocessIterator"
+            )
         self._n_threads = checked_int("n_threads", n_threads, maximum=MOST_WORKERS)
         self._n_prefetch, self._n_device_prefetch = checked_prefetch(
             n_prefetch, n_device_prefetch, device
@@ -163,11 +173,12 @@ class MultithreadIterator(PrefetchingIterator):
             num_ranks=num_ranks,
             tail=tail,
             skip_steps=skip_steps,
+            seed_examples=seed_examples,
         )
 
     def _init_runtime(self) -> None:
         super()._init_runtime()
-        self._timer = Timer()
+        self._timer = Timer(is_serial=self._seeding is not None)
         self._threads: Threads | None = None
         self._all_counters = [ThreadCounters() for _ in range(self._n_threads)]
         self._calls = self._ready_sum = 0
@@ -231,6 +242,8 @@ class MultithreadIterator(PrefetchingIterator):
     def _fetch(self, plan: Plan) -> Any:
         if plan.request is not None and self._reading is not None:
             return self._fetch_stream(plan)
+        if self._seeding is not None:
+            return super()._fetch(plan)
         threads = self._running_threads()
         if self._tuner is not None:
             self._tuner.look(self._lookahead, self.stats)
@@ -293,6 +306,8 @@ class MultithreadIterator(PrefetchingIterator):
         return sum(1 for _ in itertools.takewhile(lambda task: task.is_ready, self._tasks))
 
     def _loader_stats(self, seconds: float) -> LoaderStats:
+        if self._seeding is not None:
+            return super()._loader_stats(seconds)
         return LoaderStats(
             workers_are="threads",
             timeouts=0 if self._limit is None else self._limit.n_ended,

@@ -62,6 +62,15 @@ class SerialIterator(PlannedIterator):
     skip_steps : sequence of (int, int)
         Steps that are left out, from the first to below the second number of each pair: batches
         that made the loss explode. The numbers of the others stay.
+    seed_examples : bool, int or callable
+        True: the global generators of `random`, NumPy and, where it is loaded, torch are seeded
+        before each example is fetched, by the seed of the order, the epoch and the index, and
+        before a converter other than `concat_examples` is called, by the seed, the step and the
+        rank. Whatever draws from them is then the same with any iterator and any number of
+        workers, and after a resume. An int is the seed where neither ``order_sampler`` nor
+        ``batch_sampler`` has one. A callable, ``seed_examples(seed)``, is called as well, with 64
+        bits, to seed what has generators of its own. Examples are then fetched one at a time, also
+        of a dataset with ``__getitems__``. The generators of the program stay as they are.
 
     Raises
     ------

@@ -15,13 +15,14 @@ from torch.utils.data import (
 )
 
 from fastiter._fetch.dataset_access import ColumnGatherer, plain_columns
+from fastiter._order.example_context import keep_generators
 from fastiter._order.plan import Plan
 from fastiter._util.failures import Failure, capture
 from fastiter._workers.batch_converter import ConcatConverter
 from fastiter.torch._collate import ColumnsCollate, collate, converter_for, tensors_of
 from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, index_array
-from fastiter.torch._seeds import Seeded, generators_kept
+from fastiter.torch._seeds import Seeded
 from fastiter.torch._state import (
     Resume,
     begin_fetching,
@@ -125,12 +126,11 @@ class InProcessIterator(LoaderIterator):
                 pass
             elif self._is_iterable:
                 data = self._fetched_of_stream(request.keys)
-            elif request.seed is None:
+            elif request.seeds is None:
                 data = self._fetcher.fetch(request.keys)
             else:
-                with generators_kept():
-                    self._fetcher.dataset.begin(request.seed)
-                    data = self._fetcher.fetch(request.keys)
+                self._fetcher.dataset.begin(request.seeds)
+                data = keep_generators(self._fetcher.fetch, request.keys)
         except StopIteration:
             if not self._is_iterable:
                 raise

@@ -146,9 +146,7 @@ class WorkersIterator(LoaderIterator):
         ):
             raise other_workers(resume.n_workers, n_workers)
         plans.shared_seed = self._shared_seed
-        if self._example_seed is not None:
-            assert self._pool is not None
-            plans.example_seed = self._pool.ring.seed = self._example_seed
+        plans.example_seed = self._example_seed
         plans.wants_state = self._asks_first and bool(self._interval)
         self._sampler_iter.keeps_states = self._sampler_iter.is_stateful and bool(self._interval)
         self._overtakes = False  # not yet: what comes first has an order
@@ -209,7 +207,7 @@ class WorkersIterator(LoaderIterator):
                 return None
             if reply.schema is not None and not plans.has_columns:
                 pool.ring.use_schema(reply.schema)
-                plans.has_columns = True
+                plans.has_columns = pool.ring.schema is not None
             reply = reply.batch
         if self._pin_memory:
             reply = capture(_utils.pin_memory.pin_memory, reply, self._pin_memory_device)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastiter._order.plan import Plan, PlanQueue
+from fastiter.torch._seeds import seeds_of
 from fastiter.torch._worker import Request
 
 if TYPE_CHECKING:
@@ -104,16 +105,19 @@ class Plans(PlanQueue):
         made = state.n_made[worker]
         n_made = (*state.n_made[:worker], made + 1, *state.n_made[worker + 1 :])
         asks_schema = self.n_schemas > state.n_schemas
+        seeds = None
+        if self.example_seed is not None:
+            n_rows = len(keys) if hasattr(keys, "__len__") else 1
+            seeds = seeds_of(self.example_seed, number + 1, n_rows)
         state = state._replace(position=number + 1, last_worker=worker, n_made=n_made)
         if self.has_columns:
             rows = index_array(keys, self.rows)
             if rows is not None:
-                return Plan(rows, state, None, None, worker, number=number)
+                return Plan(rows, state, None, None, worker, number=number, seeds=seeds)
         if type(keys) is np.ndarray:
             keys = keys.tolist()
-        seed = None if self.example_seed is None else (*self.example_seed, number + 1)
         request = Request(
-            keys, self.epoch, made, self.wants_state, asks_schema, self.shared_seed, seed
+            keys, self.epoch, made, self.wants_state, asks_schema, self.shared_seed, seeds
         )
         state = state._replace(n_schemas=self.n_schemas)
         return Plan(np.array([number], np.int64), state, None, request, worker, number=number)

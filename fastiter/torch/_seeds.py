@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import random
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
 
-#: Seed of the iteration, number of the epoch, and of the batch in it, from 1.
-BatchKey = tuple[int, int, int]
-
-
-_PLACE, _SEEDS = struct.Struct("<4Q"), struct.Struct("<QIQ")
+from fastiter._fetch.seeded import SeededExamples
+from fastiter._order.permutation import example_seeds
 
 
-def _seed_generators(*place: int) -> None:
-    """Seed `random`, NumPy's and torch's global generators by four numbers of 64 bits."""
-    digest = hashlib.blake2b(_PLACE.pack(*place), digest_size=_SEEDS.size).digest()
-    for_python, for_numpy, for_torch = _SEEDS.unpack(digest)
-    random.seed(for_python)
-    # By one number, which takes an eighth of the time that a list of them does.
-    np.random.seed(for_numpy)
-    torch.default_generator.manual_seed(for_torch >> 1)
+def seeds_of(example_seed: tuple[int, int], batch: int, n_rows: int) -> bytes:
+    """The seeds of a batch's examples: by seed and number of the epoch, the number of the batch in
+    it, from 1, and that of the example in the batch."""
+    rows = np.arange(n_rows, dtype=np.int64)
+    return example_seeds(example_seed, np.full(n_rows, batch, np.int64), rows).tobytes()
 
 
-class Seeded:
+class Seeded(SeededExamples):
     """A dataset that is called with generators seeded by the place of the example.
 
     A dataset with ``__getitems__``, which fetches a batch in one call, is called with generators
@@ -37,38 +26,18 @@ class Seeded:
     """
 
     def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-        self._key: BatchKey = (0, 0, 0)
-        self._row = -1
-        #: gives the key of the batch, and the number of the example in it
-        self.place: Callable[[], tuple[int, int, int, int]] = self._next_place
+        super().__init__(dataset, next_seed=self._next_of_batch)
+        self._seeds: Iterator[int] = iter(())
         if callable(getattr(dataset, "__getitems__", None)):
             self.__getitems__ = self._getitems
 
-    def begin(self, key: BatchKey) -> None:
+    def begin(self, seeds: bytes) -> None:
         """Go to the first example of a batch."""
-        self._key, self._row = key, -1
+        self._seeds = iter(memoryview(seeds).cast("Q"))
 
-    def _next_place(self) -> tuple[int, int, int, int]:
-        self._row += 1
-        return *self._key, self._row
-
-    def __getitem__(self, key: Any) -> Any:
-        _seed_generators(*self.place())
-        return self.dataset[key]
+    def _next_of_batch(self) -> int:
+        return next(self._seeds)
 
     def _getitems(self, keys: list[Any]) -> Any:
-        _seed_generators(*self.place())
+        self._seeding(self.next_seed())
         return self.dataset.__getitems__(keys)
-
-
-@contextlib.contextmanager
-def generators_kept() -> Iterator[None]:
-    """Leave the global generators of this process as they are now."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])

@@ -19,7 +19,7 @@ from fastiter._ring.schema import Schema
 from fastiter._workers import row_writer
 from fastiter._workers.main import BatchJob, WorkerArguments
 from fastiter.torch._collate import collate, collate_in_place, schema_for, use_own_stack
-from fastiter.torch._seeds import BatchKey, Seeded
+from fastiter.torch._seeds import Seeded
 from fastiter.torch._state import begin_fetching, state_of
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Request(NamedTuple):
     wants_state: bool
     wants_schema: bool  #: the columns that such batches could be made from
     shared_seed: int | None
-    seed: BatchKey | None  #: of the examples' random numbers
+    seeds: bytes | None  #: of the examples' random numbers
 
 
 class Reply(NamedTuple):
@@ -106,7 +106,7 @@ class LoaderJob(BatchJob):
             dataset = Seeded(dataset)
         rows = row_writer.RowWriter(end, dataset, maker.answer)
         if self.seed_examples:
-            dataset.place = rows.place
+            dataset.next_seed = rows.own_seed
         return functools.partial(rows.work, self.batch_converter, 0)
 
 
@@ -188,7 +188,7 @@ class _BatchMaker:
         self._fetcher = begin_fetching(
             job.kind, self._dataset, job.auto_collation, self._collate, job.drop_last, state
         )
-        if request.seed is not None:
+        if request.seeds is not None:
             self._fetcher.dataset = Seeded(self._dataset)
 
     def _collate(self, examples: Any) -> Any:
@@ -201,8 +201,8 @@ class _BatchMaker:
     def _reply(self, request: Request) -> Any:
         is_iterable = self._job.kind == _DatasetKind.Iterable
         self._keys, self._wants_schema = request.keys, request.wants_schema
-        if request.seed is not None:
-            self._fetcher.dataset.begin(request.seed)
+        if request.seeds is not None:
+            self._fetcher.dataset.begin(request.seeds)
         self._schema = None
         try:
             if is_iterable and self._n_made > request.number:

@@ -78,6 +78,8 @@ class SeededSampler:
     _follows_numbers: ClassVar[bool] = True
     #: Whether orders are of different lengths.
     _sizes_vary: ClassVar[bool] = False
+    #: Whether an order may have an index twice.
+    _repeats: bool = False
 
     def __init__(self, seed: Seed) -> None:
         # Here, since it imports numpy.random, which takes a while.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from fastiter._util.arguments import checked_int
+from fastiter.iterators.samplers._repeats import repeats_in
 from fastiter.iterators.samplers._seeded import SeededSampler
 from fastiter.iterators.samplers.shuffle import OrderSampler
 
@@ -395,6 +396,20 @@ class Stretch:
         return self._counts + drawn, lags
 
 
+class MixturePasses:
+    """The passes of a `MixtureOrder`, to be sliced."""
+
+    def __init__(self, order: MixtureOrder) -> None:
+        self._order = order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, part: slice) -> npt.NDArray[np.int64]:
+        start, stop, _ = part.indices(len(self))
+        return self._order.passes(start, stop)
+
+
 class MixtureOrder:
     """One epoch's order: measured, sliced, pickled and compared, never stored as a whole."""
 
@@ -442,14 +457,34 @@ class MixtureOrder:
         """The indices around a position, and where they begin."""
         from fastiter._order import sampling
 
-        starts = [stretch.start for stretch in self._stretches]
-        stretch = self._stretches[bisect_right(starts, position) - 1]
+        stretch = self._stretches[self._stretch_at(position)]
         number = (position - stretch.start) // sampling.BLOCK
         first = stretch.start + number * sampling.BLOCK
         if self._kept[0] != first:
             sources, counts = stretch.block(number)
             self._kept = first, sampling.place(sources, counts, self._draws)
         return self._kept
+
+    def repeats(self) -> MixturePasses:
+        """The pass through its source that each position belongs to, to be sliced."""
+        return MixturePasses(self)
+
+    def passes(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """The passes at the positions from ``start`` to below ``stop``."""
+        from fastiter._order.sampling import BLOCK
+
+        sizes, pieces = np.array(self._mixture.sizes), []
+        while start < stop:
+            stretch = self._stretches[self._stretch_at(start)]
+            number, place = divmod(start - stretch.start, BLOCK)
+            sources, counts = stretch.block(number)
+            passes = (counts[sources] + repeats_in(sources)) // sizes[sources]
+            pieces.append(passes[place : place + stop - start])
+            start += len(pieces[-1])
+        return np.concatenate(pieces)
+
+    def _stretch_at(self, position: int) -> int:
+        return bisect_right([stretch.start for stretch in self._stretches], position) - 1
 
     def _draws(self, source: int, start: int, count: int) -> npt.NDArray[np.int64]:
         """Indices of the draws of a source, of which ``start`` were before."""

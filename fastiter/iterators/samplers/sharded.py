@@ -85,6 +85,7 @@ class ShardedOrderSampler(SeededSampler, OrderSampler):
         if tail not in TAILS:
             raise ValueError(f"tail must be one of {', '.join(map(repr, TAILS))}, not {tail!r}")
         self._tail = tail
+        self._repeats = getattr(sampler, "_repeats", True)
         self._words = sampler._words if is_seeded(sampler) else None
         self._global: Any = None  # what the sampler drew last, if it is called
         self._n_examples = 0  # of the dataset, where only a share's length is told
@@ -204,6 +205,11 @@ class ShareOrder:
     def index_bound(self) -> int:
         """All indices are below it."""
         return self._order.index_bound  # type: ignore[no-any-return]
+
+    def repeats(self) -> ShareOrder | None:
+        """As of the whole order."""
+        repeats = self._order.repeats() if hasattr(self._order, "repeats") else None
+        return None if repeats is None else ShareOrder(repeats, self._start, self._length)
 
     def __len__(self) -> int:
         return self._length

@@ -68,6 +68,7 @@ class WeightedOrderSampler(SeededSampler, OrderSampler):
         if not self._replacement:
             _check_without_replacement(self._weights, self._n_samples)
         super().__init__(seed)
+        self._repeats = self._replacement
         self._drawer: Any = None
 
     def _draw(self, n_examples: int, number: int) -> npt.NDArray[np.int64]:

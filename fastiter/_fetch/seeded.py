@@ -1,0 +1,76 @@
+"""Examples with random numbers of their own: the global generators, seeded for each example."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fastiter._fetch.dataset_access import Columns, columns_of
+from fastiter._order import example_context
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of `random`, NumPy and, if it is loaded, torch by 64 bits."""
+    random.seed(seed)
+    # By one number, which takes an eighth of the time that a list of them does.
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch = getattr(sys.modules.get("torch"), "default_generator", None)
+    if torch is not None:
+        torch.manual_seed(seed >> 1)  # not the 32 bits of NumPy's, which is the same algorithm
+
+
+class Seeding:
+    """Seeds the global generators, and calls ``function`` with the seed, if there is one."""
+
+    def __init__(self, function: Callable[[int], Any] | None = None) -> None:
+        self.function = function
+
+    def __call__(self, seed: int) -> None:
+        seed_generators(seed)
+        if self.function is not None:
+            self.function(seed)
+
+
+class SeededExamples:
+    """A dataset whose examples are each fetched by itself, after ``seeding(next_seed())``.
+
+    A dataset that consists of columns, which draws nothing, is read as what it is.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        seeding: Callable[[int], Any] = seed_generators,
+        next_seed: Callable[[], int] = example_context.own_seed,
+    ) -> None:
+        self.dataset = dataset
+        self.next_seed = next_seed
+        self._seeding = seeding
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        self._seeding(self.next_seed())
+        if hasattr(type(self.dataset), "__getitem__"):
+            return self.dataset[index]
+        return self.dataset.__getitems__([index])[0]
+
+    def __fastiter_columns__(self) -> Columns | None:
+        return columns_of(self.dataset)
+
+
+class SeededCall:
+    """A converter that is called after ``seeding`` with the seed of its batch."""
+
+    def __init__(self, converter: Callable[..., Any], seeding: Callable[[int], Any]) -> None:
+        self._converter = converter
+        self._seeding = seeding
+
+    def __call__(self, *arguments: Any) -> Any:
+        self._seeding(example_context.own_seed())
+        return self._converter(*arguments)
