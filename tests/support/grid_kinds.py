@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,13 @@ class Noisy:
 
     def __getitem__(self, index: int) -> tuple[int, float]:
         return self.first + index, float(example_rng().standard_normal())
+
+
+class Transformed(Noisy):
+    """Examples that draw from the global generators."""
+
+    def __getitem__(self, index: int) -> Any:
+        return index, random.random(), float(np.random.standard_normal())
 
 
 class Filtered(Noisy):
@@ -77,6 +85,11 @@ def _filtered(size: int) -> tuple[Any, dict[str, Any]]:
     return Filtered(), {"batch_size": size, **arguments}
 
 
+def _transformed(size: int) -> tuple[Any, dict[str, Any]]:
+    arguments = {"order_sampler": ShuffleOrderSampler(1), "seed_examples": True}
+    return Transformed(), {"batch_size": size, **arguments}
+
+
 #: dataset and arguments of an iterator, for a batch size
 KINDS: dict[str, Callable[[int], tuple[Any, dict[str, Any]]]] = {
     "map": _map,
@@ -84,6 +97,7 @@ KINDS: dict[str, Callable[[int], tuple[Any, dict[str, Any]]]] = {
     "buckets": _buckets,
     "stream": _stream,
     "filtered": _filtered,
+    "transformed": _transformed,
 }
 
 
