@@ -250,3 +250,27 @@ void fi_worker_ready(const fi_worker *worker, const fi_turn *turn, uint32_t flag
     fi_fence(2); /* F2 (D3), pairs with F5: READY before the look at pwait */
     fi_wake_parent(worker->ring, turn->q);
 }
+
+size_t fi_rows_before(const fi_worker *worker, const fi_turn *turn, int64_t *indices, size_t most)
+{
+    const fi_ring *ring = worker->ring;
+    const uint64_t slots = ring->geometry.slots;
+    uint64_t q = fi_load_acquire(&ring->board->head);
+    size_t count = 0;
+
+    if (turn->q - q >= slots)
+        return 0; /* taken already, or a corrupt word */
+    for (; q <= turn->q; q++) {
+        const uint32_t slot = fi_load_relaxed(ring->map + q % slots);
+        uint32_t n = slot < slots ? fi_load_relaxed(&ring->slots[slot].n) : 0;
+        n = q == turn->q ? turn->first : n < ring->geometry.rows ? n : ring->geometry.rows;
+        for (uint32_t row = 0; row < n && count < most; row++) {
+            /* A1, pairs with S3 and R2: the index is readable. */
+            const uint64_t word = fi_load_acquire(fi_row_word(ring, slot, row));
+            const uint32_t code = fi_word_code(word);
+            if (fi_word_q(word) == (uint32_t)q && (code == FI_TODO || code == FI_OWNED))
+                indices[count++] = *fi_row_index(ring, slot, row);
+        }
+    }
+    return count;
+}

@@ -48,7 +48,8 @@ cdef extern from "os/fi_platform.h" nogil:
     int fi_shm_forget(void *base, uint64_t bytes)
     int fi_shm_inherit(void *base, uint64_t bytes, bint inherited)
     uint64_t fi_shm_limit(uint64_t parts)
-    uint64_t fi_memory_available()
+    uint64_t fi_memory_available() nogil
+    void fi_shm_decommit(int fd, uint64_t offset, uint64_t nbytes) nogil
     bint fi_bells_need_pipes()
     int fi_pipe_open(int *ends)
     int fi_event_open(int *ends)
@@ -212,6 +213,7 @@ cdef extern from "ring/fi_ring_worker.h" nogil:
     void fi_worker_pace(fi_worker *worker, uint32_t rows, int64_t nanoseconds)
     bint fi_row_own(const fi_worker *worker, const fi_turn *turn, uint32_t row)
     void fi_row_done(const fi_worker *worker, const fi_turn *turn, uint32_t row, uint32_t code)
+    size_t fi_rows_before(const fi_worker *worker, const fi_turn *turn, int64_t *indices, size_t most)
     void fi_worker_ready(const fi_worker *worker, const fi_turn *turn, uint32_t flags)
     bint fi_worker_outruns_cache(const fi_worker *worker, uint64_t batch_bytes)
 

@@ -54,6 +54,17 @@ cdef int refuse(int rc, str what, uint64_t need, uint64_t have) except -1:
     raise OSError(rc, f"{what}: {os.strerror(rc)}")
 
 
+def available_memory():
+    """Bytes that may still be allocated, within the limits of machine and control group."""
+    return fi_memory_available()
+
+
+def free_pages(int fd, uint64_t offset, uint64_t nbytes):
+    """Gives pages of shared memory back."""
+    with nogil:
+        fi_shm_decommit(fd, offset, nbytes)
+
+
 def now():
     """Monotonic clock in seconds, the one by which workers report their times."""
     return fi_coarse_ns() / 1e9

@@ -1,12 +1,16 @@
 cimport numpy as cnp
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from fastiter._clib.csrc cimport fi_chunk, fi_column, fi_span
+from fastiter._clib.csrc cimport fi_arrow_array, fi_chunk, fi_column, fi_span
 
 cdef class ArrowColumn:
     cdef fi_column column
     cdef fi_chunk *chunks
     cdef list arrays  # capsules that keep the buffers alive
+    cdef int64_t inner[32]
+    cdef int n_inner
+    cdef readonly object pages  # `RowGroups`, or None
+    cdef int describe(self, Py_ssize_t number, int64_t first, const fi_arrow_array *array) except -1
     cdef object fill  # a row for those that are null; None: what lies there
     cdef readonly cnp.dtype dtype  # of the elements
     cdef readonly tuple shape  # of a row, unless rows are lists or texts

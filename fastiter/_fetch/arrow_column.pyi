@@ -16,7 +16,11 @@ class ArrowColumn:
         text: type | None = ...,
         fill: Any = ...,
         inner: tuple[int, ...] = ...,
+        pages: Any = ...,
     ) -> Self: ...
+    @property
+    def pages(self) -> Any: ...
+    def set_chunk(self, number: int, capsule: Any) -> None: ...
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     text: type | None

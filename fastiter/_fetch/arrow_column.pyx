@@ -48,13 +48,13 @@ cdef class ArrowColumn:
     text : str or bytes, if a row is one.
     fill : 0-d array to be written in the place of nulls, or None.
     inner : sizes of the lists of a fixed size that a row of "fixed" consists of.
+    pages : `RowGroups` that give the chunks while they are pinned, in the place of `arrays`.
     """
 
     def __cinit__(self, list arrays, str layout, cnp.dtype dtype, tuple shape=(), tuple wide=(),
-                  text=None, fill=None, tuple inner=()):
+                  text=None, fill=None, tuple inner=(), pages=None):
         cdef fi_column *column = &self.column
         cdef fi_arrow_array *array
-        cdef int64_t sizes[32]
         cdef Py_ssize_t level
         column.layout = LAYOUTS[layout]
         column.levels = len(wide)
@@ -63,23 +63,24 @@ cdef class ArrowColumn:
         column.width = 0 if layout == "bits" or (wide and dtype == numpy.bool_) else dtype.itemsize
         for size in shape:
             column.width *= <size_t>size
+        self.n_inner = <int>len(inner)
         for level in range(len(inner)):
-            sizes[level] = inner[level]
-        self.dtype, self.shape, self.text = dtype, shape, text
-        self.arrays = []
-        self.chunks = <fi_chunk *>PyMem_Calloc(len(arrays) + 1, sizeof(fi_chunk))
+            self.inner[level] = inner[level]
+        self.dtype, self.shape, self.text, self.pages = dtype, shape, text, pages
+        ends = [] if pages is None else pages.ends.tolist()
+        self.arrays = [None] * len(ends)
+        self.chunks = <fi_chunk *>PyMem_Calloc(len(arrays) + len(ends) + 1, sizeof(fi_chunk))
         if self.chunks == NULL:
             raise MemoryError()
+        for end in ends:
+            self.chunks[column.n_chunks].first = column.n_rows
+            column.n_rows = end
+            column.n_chunks += 1
         for capsule in arrays:
             array = <fi_arrow_array *>PyCapsule_GetPointer(capsule, "arrow_array")
             if array.length == 0:
                 continue
-            if fi_arrow_chunk(&self.chunks[column.n_chunks], column, array, sizes,
-                              <int>len(inner)) != FI_OK:
-                raise ValueError(
-                    f"the buffers of an Arrow array of {array.length} rows are not laid out as its "
-                    f"type says ({layout})")
-            self.chunks[column.n_chunks].first = column.n_rows
+            self.describe(column.n_chunks, column.n_rows, array)
             column.n_rows += array.length
             column.n_chunks += 1
             self.arrays.append(capsule)
@@ -96,6 +97,26 @@ cdef class ArrowColumn:
     def __dealloc__(self):
         PyMem_Free(self.chunks)
         PyMem_Free(self.column.guide)
+
+    cdef int describe(self, Py_ssize_t number, int64_t first, const fi_arrow_array *array) except -1:
+        cdef fi_chunk chunk
+        if fi_arrow_chunk(&chunk, &self.column, array, self.inner, self.n_inner) != FI_OK:
+            raise ValueError(
+                f"the buffers of an Arrow array of {array.length} rows are not laid out as its type "
+                "says: the data is damaged")
+        chunk.first = first
+        self.chunks[number] = chunk
+        return 0
+
+    def set_chunk(self, Py_ssize_t number, capsule):
+        """Uses this array as a chunk of a column of pages, until the next one is set."""
+        cdef fi_arrow_array *array = <fi_arrow_array *>PyCapsule_GetPointer(capsule, "arrow_array")
+        cdef int64_t first = self.chunks[number].first
+        if array.length != self.chunks[number + 1].first - first:
+            raise ValueError(
+                f"a row group of {self.chunks[number + 1].first - first} rows has {array.length}")
+        self.describe(number, first, array)
+        self.arrays[number] = capsule
 
     def __len__(self):
         return self.column.n_rows

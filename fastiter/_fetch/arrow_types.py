@@ -49,11 +49,11 @@ class Layout(NamedTuple):
         """Whether all rows are arrays or numbers of one size."""
         return self.text is None and self.layout in ("fixed", "bits", "days")
 
-    def column(self, chunks: list[Any], fill: Any = None) -> ArrowColumn:
-        """The column of these chunks, Arrow arrays. `fill` takes the place of nulls."""
+    def column(self, chunks: list[Any], fill: Any = None, pages: Any = None) -> ArrowColumn:
+        """The column of these chunks, Arrow arrays, or of pages. `fill` is put for nulls."""
         arrays = [chunk.__arrow_c_array__()[1] for chunk in chunks]
         layout, dtype, shape, wide, text, inner = self
-        return ArrowColumn(arrays, layout, dtype, shape, wide, text, fill, inner)
+        return ArrowColumn(arrays, layout, dtype, shape, wide, text, fill, inner, pages)
 
 
 def _kind(arrow_type: Any) -> str:
@@ -153,6 +153,7 @@ class ObjectColumn:
     def __init__(self, chunked: Any, fill: Any = None) -> None:
         self._chunked = chunked
         self._fill = fill
+        self.pages = getattr(chunked, "pages", None)
         # pyarrow's own tuples of months, days and nanoseconds cannot be pickled.
         self._is_interval = "interval" in str(chunked.type)
 
@@ -203,11 +204,15 @@ def null_elements(array: Any) -> npt.NDArray[np.bool_] | None:
     return found
 
 
-def valid_column(chunks: list[Any]) -> ArrowColumn:
-    """The column that tells where chunks are not null."""
+#: how the column lies that tells where another is not null
+VALID = Layout("bits", np.dtype(bool))
+
+
+def is_valid(array: Any) -> Any:
+    """Where an Arrow array is not null."""
     import pyarrow.compute as compute
 
-    return Layout("bits", np.dtype(bool)).column([compute.is_valid(chunk) for chunk in chunks])
+    return compute.is_valid(array)
 
 
 def zero_of(arrow_type: Any) -> Any:

@@ -57,6 +57,7 @@ class Columns(NamedTuple):
     fills: Any = None  # `padding` of concat_examples, where its caller gives none
     lists: frozenset[Any] = frozenset()  # names of columns that are lists in a batch
     by_example: bool = False  # whether examples are made by `__getitems__` all the same
+    pages: Any = None  # `RowGroups`, where these are decoded when they are needed
 
     def at(self, rows: npt.NDArray[np.int64]) -> Columns:
         """The same columns, of a view of these rows."""
@@ -129,7 +130,10 @@ def plain_columns(dataset: Any) -> PlainColumns | None:
     if columns.by_example and type(dataset) is not Columns:
         return None
     arrays = columns.columns[:1] if columns.mode is None else columns.columns
-    if any(type(column.array) not in _READ for column in arrays):
+    pages = [getattr(column.array, "pages", None) for column in columns.columns]
+    if any(page is not pages[0] for page in pages) or any(
+        type(column.array) not in _READ for column in arrays
+    ):
         return None
     mode, keys = columns.mode, columns.keys
     reader = ColumnReader(mode, keys, list(arrays), columns.views)
@@ -154,12 +158,22 @@ class ColumnGatherer:
             return None
         try:
             gathered = self._reader.gather_columns(indices, self._steps)
-        except ValueError:  # a text is none, or offsets lead out of the values
+        except (OSError, ValueError):  # a text is none, offsets lead out of the values, a bad file
             return None
         if gathered is None:
             return None
         outputs, lengths = gathered
         return with_lengths(self._reader.batch(outputs), self._names, lengths)
+
+
+def row_groups_of(dataset: Any) -> Any:
+    """The `RowGroups` that a dataset, or the one below it, consists of; or None."""
+    while dataset is not None:
+        columns = columns_of(dataset)
+        if columns is not None:
+            return columns.pages
+        dataset = getattr(dataset, "_dataset", None)
+    return None
 
 
 def is_arrow(dataset: Any) -> bool:

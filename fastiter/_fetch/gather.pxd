@@ -32,11 +32,16 @@ cdef class ColumnReader:
     cdef list tables
     cdef readonly list dtypes  # that the columns had at first; of lists, of their elements; or None
     cdef readonly bint is_fixed  # whether all rows of a column have one size
+    cdef readonly object pages  # `RowGroups`, whose rows are there while they are pinned; or None
     cdef Py_ssize_t count
     cdef Source *sources
     cdef bint fits(self, Schema schema) except -1
     cdef bint into_slot(self, Schema schema, char *payload, Py_ssize_t row, const int64_t *rows,
                         Py_ssize_t n, bint uncached) except -1
+    cdef bint gather_pieces(self, list outputs, Py_ssize_t start, indices,
+                            uint64_t n_batches) except -1
+    cdef object gather_whole(self, indices, list steps)
+    cdef list examples_there(self, indices)
     cdef bint gather_rows(self, list outputs, Py_ssize_t start, const int64_t *rows, Py_ssize_t n,
                           uint64_t n_batches) except -1
     cdef bint gather_column(self, Py_ssize_t number, char *target, Py_ssize_t row_bytes,

@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,11 @@ __pyx_capi__: dict[str, object]  # what other compiled modules call
 class ColumnReader:
     def __new__(cls, mode: Any, keys: tuple[str, ...], columns: list[Any], views: bool) -> Self: ...
     dtypes: list[np.dtype[Any]]
+    @property
+    def pages(self) -> Any: ...
+    def pieces(
+        self, indices: NDArray[np.int64], whole: bool = ...
+    ) -> Iterator[tuple[int, int]]: ...
     def gather(self, indices: NDArray[np.int64]) -> Any: ...
     is_fixed: bool
     def gather_columns(

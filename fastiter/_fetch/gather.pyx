@@ -76,6 +76,7 @@ cdef class ColumnReader:
         self.count = len(columns)
         self.columns, self.templates, self.tables, self.dtypes = [], [], [], []
         self.is_fixed = True
+        self.pages = None
         self.sources = <Source *>PyMem_Calloc(max(self.count, 1), sizeof(Source))
         if self.sources == NULL:
             raise MemoryError()
@@ -84,6 +85,8 @@ cdef class ColumnReader:
             source.kind = ARRAY
             dtype = getattr(data, "dtype", None)
             self.columns.append(data)
+            if getattr(data, "pages", None) is not None:
+                self.pages = data.pages
             if type(data) is ArrowColumn:
                 source.arrow = <PyObject *>data
                 if (<ArrowColumn>data).text is not None:
@@ -123,9 +126,40 @@ cdef class ColumnReader:
         cdef Py_ssize_t n
         cdef const int64_t *rows = indices_of(indices, &n)
         cdef list outputs = self.outputs(n)
-        if outputs is None or not self.gather_rows(outputs, 0, rows, n, FI_RESULT_BATCHES):
+        if outputs is None or not self.gather_pieces(outputs, 0, indices, FI_RESULT_BATCHES):
             return None
         return self.batch(outputs)
+
+    def pieces(self, indices, whole=False):
+        """Begin and end of each part of some indices: until the next part is asked for, or the
+        generator closed, their rows are there. `whole`: as in `RowGroups.pieces`."""
+        rows = self.tables[0]
+        if self.pages is None or not len(indices):
+            return iter(((0, len(indices)),))
+        if rows is None:
+            rows = indices
+        elif 0 <= indices.min() and indices.max() < len(rows):
+            rows = rows[indices]
+        else:
+            rows = indices[:0]
+        if not len(rows) or rows.min() < 0 or rows.max() >= self.pages.n_rows:
+            return iter(((0, len(indices)),))  # which then finds that a row does not exist
+        return self.pages.pieces(rows, whole)
+
+    cdef bint gather_pieces(self, list outputs, Py_ssize_t start, indices,
+                            uint64_t n_batches) except -1:
+        cdef Py_ssize_t n, first, stop
+        cdef const int64_t *rows = indices_of(indices, &n)
+        if self.pages is None:
+            return self.gather_rows(outputs, start, rows, n, n_batches)
+        try:
+            for first, stop in self.pieces(indices):
+                if not self.gather_rows(
+                        outputs, start + first, rows + first, stop - first, n_batches):
+                    return False
+        except (OSError, ValueError):  # the file is damaged: the examples say so
+            return False
+        return True
 
     def gather_columns(self, indices, list steps):
         """Gather a list of columns: arrays, and lists of the values of texts and objects; and a list
@@ -134,6 +168,12 @@ cdef class ColumnReader:
         Each step is a `_collate.columns.Step`. Returns None where the columns are not what
         concat_examples makes of the examples, or lack an index.
         """
+        for piece in self.pieces(indices, True):
+            if piece != (0, len(indices)):
+                return None  # not all rows can be there at a time
+            return self.gather_whole(indices, steps)
+
+    cdef object gather_whole(self, indices, list steps):
         cdef Py_ssize_t n, number, row_bytes
         cdef const int64_t *rows = indices_of(indices, &n)
         cdef cnp.PyArrayObject *array
@@ -189,13 +229,13 @@ cdef class ColumnReader:
         many, rows are written past them.
         """
         cdef Py_ssize_t n
-        cdef const int64_t *rows = indices_of(indices, &n)
+        indices_of(indices, &n)
         for output in outputs:
             if len(outputs) != self.count or start < 0 or n > len(output) - start:
                 raise ValueError(
                     f"rows {start} .. {start + n} of {self.count} columns do not lie in "
                     f"{len(outputs)} outputs of {len(output)} rows")
-        return self.gather_rows(outputs, start, rows, n, n_batches)
+        return self.gather_pieces(outputs, start, indices, n_batches)
 
     cdef bint gather_rows(self, list outputs, Py_ssize_t start, const int64_t *rows, Py_ssize_t n,
                           uint64_t n_batches) except -1:
@@ -216,6 +256,17 @@ cdef class ColumnReader:
 
     def examples(self, indices):
         """Make the examples themselves; None if a column lacks an index."""
+        cdef list found = []
+        if self.pages is None:
+            return self.examples_there(indices)
+        for first, stop in self.pieces(indices):
+            part = self.examples_there(indices[first:stop])
+            if part is None:
+                return None
+            found += part
+        return found
+
+    cdef list examples_there(self, indices):
         cdef Py_ssize_t n, number
         cdef const int64_t *rows = indices_of(indices, &n)
         cdef list columns = []

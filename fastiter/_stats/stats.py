@@ -165,6 +165,8 @@ class IteratorStats:
     tokens_read : int
         Tokens of the rows that were delivered, padding not counted, of a `fastiter.tokens` dataset;
         else 0.
+    row_groups_decoded : int
+        Row groups of Parquet files that were decoded, by all processes.
     """
 
     iterator: str
@@ -198,6 +200,7 @@ class IteratorStats:
     timeouts: int = 0
     abandoned: int = 0
     tokens_read: int = 0
+    row_groups_decoded: int = 0
 
     @property
     def seconds(self) -> float:

@@ -175,6 +175,8 @@ class Threads:
             if self._claims.get(lost.thread) is not lost:
                 return False
             del self._claims[lost.thread]
+            if lost.task.row_claims is not None:
+                lost.task.row_claims.end(lost.thread.ident)
             opens = lost.task.take_back(lost)
             if lost.task not in self._tasks:
                 self._tasks.appendleft(lost.task)
@@ -247,6 +249,8 @@ class Threads:
                 # Last, so that the thread that takes the batch finds its finish counted and traced.
                 task.open()
             counters.since = 0
+            if task.row_claims is not None:
+                task.row_claims.end(None)
             if self._limit is not None:
                 with self._lock:
                     self._claims.pop(threading.current_thread(), None)
@@ -263,6 +267,8 @@ class Threads:
                     claim = Claim(*rows, at, threading.current_thread(), counters)
                     if self._limit is not None:
                         self._claims[claim.thread] = claim
+                    if (row_claims := rows[0].row_claims) is not None:
+                        row_claims.begin(rows[0].indices[rows[1] : rows[2]])
                     return claim
                 self._n_idle += 1
             since = now()

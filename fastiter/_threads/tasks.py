@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from fastiter._fetch.dataset_access import PlainColumns
     from fastiter._fetch.gather import ColumnReader
+    from fastiter._fetch.row_groups import RowClaims
     from fastiter._order.example_context import Seed
     from fastiter._threads.collator import Assembler
     from fastiter._threads.limit import Claim, TimeLimit
@@ -66,6 +67,7 @@ class Work(NamedTuple):
     limit: TimeLimit | None  #: of the time for an example
     converts: bool  #: whether the threads call a converter that is not concat_examples
     tolerates: bool  #: whether the iterator decides about rows that fail
+    claims: RowClaims | None  #: of a dataset of row groups
 
 
 class BatchTask:
@@ -102,6 +104,11 @@ class BatchTask:
         # Locked until the batch is there. A thread that acquires it releases it for the next one.
         self._gate = threading.Lock()
         self._gate.acquire()
+
+    @property
+    def row_claims(self) -> RowClaims | None:
+        """Of a dataset of row groups, what all threads fetch."""
+        return self._work.claims
 
     # -- by the threads, under their lock ------------------------------------------------------
 

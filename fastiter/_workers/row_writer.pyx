@@ -1,5 +1,6 @@
 """The inner loop of a worker: fetches claimed rows, writes them, and finishes batches."""
 
+import os
 import pickle
 
 import numpy
@@ -11,6 +12,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject, PyObject_GetItem
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from fastiter._fetch import row_groups
 from fastiter._fetch.dataset_access import plain_columns, rows_getter
 from fastiter._fetch.arrow_column cimport ArrowColumn, PaddedLists
 from fastiter._fetch.gather cimport ColumnReader
@@ -52,6 +54,8 @@ cdef class RowWriter(SlotWriter):
     cdef object plain
     cdef const uint64_t[::1] seeds  # of the batch `seeds_of`
     cdef uint64_t seeds_of
+    cdef readonly Py_ssize_t n_examples  # of the dataset; -1 if it does not tell
+    cdef object memory  # a number of the arena
     cdef int64_t schema_number
     cdef int64_t row  # that is fetched by itself, or -1
     cdef public object rows  # those that are fetched by one call, or None
@@ -64,6 +68,7 @@ cdef class RowWriter(SlotWriter):
     cdef fi_cpu_meter cpu
     cdef bint traces  # the present claim is recorded
     cdef bint pads_alone  # see BatchConverter
+    cdef bint is_paged  # the rows of `plain` have to be pinned
     cdef fi_event traced  # fetching of rows that are no event yet
     cdef int64_t traced_write_ns
     cdef uint32_t traced_rows
@@ -73,6 +78,10 @@ cdef class RowWriter(SlotWriter):
         self.answer = answer
         self.plain = plain_columns(dataset)
         self.getitems = rows_getter(dataset) if self.plain is None else None
+        self.is_paged = self.plain is not None and self.plain.reader.pages is not None
+        self.n_examples = len(dataset) if hasattr(type(dataset), "__len__") else -1
+        self.memory = os.fstat(end.arena.fd).st_ino
+        row_groups.worker = self
         self.schema_number = -1
         self.seeds_of = NO_BATCH
         self.row = -1
@@ -106,6 +115,27 @@ cdef class RowWriter(SlotWriter):
             self.seeds_of = end.turn.q
         return self.seeds[self.row if self.row >= 0 else end.turn.n]
 
+    def claim(self):
+        """Which memory the batches of this worker are in, and where its present rows are in the order
+        of all: a number that grows."""
+        cdef WorkerRing end = self.end
+        return self.memory, <object>(end.turn.q << 20 | end.turn.first)
+
+    def rows_before(self):
+        """Indices of the rows before the present ones that are not fetched yet, int64 (n,): of
+        batches that are made row by row."""
+        cdef WorkerRing end = self.end
+        cdef fi_geometry *geometry = &end.worker.ring.geometry
+        if self.answer is not None and fi_slot_has_request(end.worker.ring, end.turn.slot):
+            return numpy.empty(0, numpy.int64)
+        found = numpy.empty(<size_t>geometry.slots * geometry.rows, numpy.int64)
+        return found[:fi_rows_before(
+            &end.worker, &end.turn, <int64_t *>bytes_of(<cnp.PyArrayObject *>found), len(found))]
+
+    def wait_begins(self):
+        """The rows that are fetched wait for those of others: the time limit begins anew."""
+        fi_worker_stat_fetch_begins(self.end.stat, self.index_of(self.end.turn.first))
+
     cdef object request(self):
         """What the plan of the current batch tells besides its indices, or None."""
         cdef WorkerRing end = self.end
@@ -124,7 +154,8 @@ cdef class RowWriter(SlotWriter):
         cdef WorkerRing end = self.end
         cdef uint64_t done = 0
         cdef int kind
-        self.pads_alone = batch_converter is not None and batch_converter.pads_alone
+        self.pads_alone = batch_converter is not None and batch_converter.pads_alone and (
+            not self.is_paged)  # not all rows of a batch need be there at a time
         while True:
             with nogil:
                 kind = fi_worker_next(&end.worker, &end.turn)
@@ -301,10 +332,26 @@ cdef class RowWriter(SlotWriter):
             first = row
             while row < stop and fi_row_own(&end.worker, &end.turn, row):
                 row += 1
-            if row > first:
+            if row > first and self.is_paged:
+                self.gather_pieces(stat, first, row - first)
+            elif row > first:
                 self.gather_rows(stat, first, row - first)
             if row < stop:  # another worker owns that row
                 row += 1
+        return 0
+
+    cdef int gather_pieces(self, fi_worker_stat *stat, uint32_t first, uint32_t count) except -1:
+        """Gathers rows part by part, each while its row groups are there."""
+        cdef uint32_t row, done = 0, start, stop
+        fi_worker_stat_fetch_begins(stat, self.index_of(first))
+        try:
+            indices = numpy.array(
+                [self.index_of(row) for row in range(first, first + count)], numpy.int64)
+            for start, stop in self.plain.reader.pieces(indices):
+                self.gather_rows(stat, first + start, stop - start)
+                done = stop
+        except Exception:  # a file cannot be read: each row fails by itself
+            return self.fill_singly(stat, first + done, count - done, True)
         return 0
 
     cdef int gather_rows(self, fi_worker_stat *stat, uint32_t first, uint32_t count) except -1:
@@ -475,7 +522,7 @@ cdef class RowWriter(SlotWriter):
         """
         cdef Schema schema = self.schema
         cdef Py_ssize_t number
-        cdef bint reads = self.plain is not None and self.are_columns_fitting()
+        cdef bint reads = self.plain is not None and not self.is_paged and self.are_columns_fitting()
         for number in range(schema.count):
             if not schema.is_joined(number):
                 continue

@@ -13,6 +13,7 @@ import functools
 import importlib
 import os
 import pickle
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -116,6 +117,11 @@ class Shared(Generic[T]):
         """Bytes of shared memory, without that of handles inside."""
         return self._image.nbytes
 
+    @property
+    def fd(self) -> int:
+        """The descriptor of its memory in this process."""
+        return self._image.fd
+
     def close(self) -> None:
         """Closes the descriptor in this process, where the handle can travel no more. A value that
         was loaded stays."""
@@ -149,6 +155,22 @@ def packing() -> Iterator[list[Shared[Any]]]:
         yield carried
     finally:
         _context.packing = before
+
+
+def is_packing() -> bool:
+    """Whether handles may be pickled now."""
+    return _context.packing is not None
+
+
+def reserve_file(nbytes: int) -> Shared[None]:
+    """A handle of shared memory that processes write themselves. No page is taken before that."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("fastiter", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, nbytes)
+    return Shared(Image.adopt(fd, nbytes), (), os.urandom(16))
 
 
 def _carried(number: int) -> Shared[Any]:

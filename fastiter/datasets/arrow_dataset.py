@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,14 +11,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from fastiter._fetch import arrow_types
+from fastiter._fetch import arrow_types, row_groups
 from fastiter._fetch.dataset_access import Columns, SourceColumn, plain_columns
+from fastiter._fetch.row_groups import RowGroups
+from fastiter._workers import shared_object
 from fastiter.dataset.mixin import DatasetMixin, row_at
 
 __all__ = ["ArrowDataset"]
 
-_SUFFIXES = (".arrow", ".feather", ".ipc", ".parquet")
+_SUFFIXES = (".arrow", ".feather", ".ipc", ".parquet", ".pq")
 _NULLS = ("error", "mask", "none")
 
 
@@ -36,10 +40,12 @@ class ArrowDataset(DatasetMixin):
     Parameters
     ----------
     source : pyarrow.Table, RecordBatch, ChunkedArray or Array, datasets.Dataset, path, or other
-        Paths, also a list or a pattern of them, name files of the Arrow IPC format, random access
-        or stream. Other objects need the method ``__arrow_c_stream__``. Of a `datasets.Dataset` the
-        order of its rows and the columns of its format count, not the format's type. Where it has
-        a transform or features to decode, examples come from its own ``__getitems__``.
+        Paths, also a list or a pattern of them, or a folder, name files of Parquet, or of the Arrow
+        IPC format, random access or stream. Row groups of Parquet files are decoded when they are
+        needed, once for all processes; see `row_group_ends`. Other objects need the method
+        ``__arrow_c_stream__``. Of a `datasets.Dataset` the order of its rows and the columns of its
+        format count, not the format's type. Where it has a transform or features to decode,
+        examples come from its own ``__getitems__``.
     columns : list of str or str, optional
         An example is a dict of these columns, or the value of the one column. By default a dict of
         all columns, or the value in an Array.
@@ -103,19 +109,29 @@ class ArrowDataset(DatasetMixin):
         self._open()
 
     def _open(self) -> None:
-        table, rows, names = _opened(self._source)
+        files = _parquet_files(self._source)
+        self._groups = None if files is None else self._row_groups(files)
+        if files is not None:
+            table = files.schema.empty_table()
+            rows, names = None, _names_of(table)
+        else:
+            table, rows, names = _opened(self._source)
         self._own: Any = None  # the source, if examples come from it
         if table is None:
             self._own = self._source
         self._columns = self._read(table, rows, names)
         if self._own is not None:
             self._length = len(self._own)
+        elif self._groups is not None:
+            self._length = int(self._groups.ends[-1])
         else:
             self._length = table.num_rows if rows is None else len(rows)
         self._plain = None if table is None else plain_columns(self._columns)
 
     def __getstate__(self) -> dict[str, Any]:
-        opened = ("_own", "_columns", "_length", "_plain")
+        opened = ["_own", "_columns", "_length", "_plain", "_groups"]
+        if not shared_object.is_packing():  # only these pickles can take the memory along
+            opened.append("_memory")
         return {name: value for name, value in self.__dict__.items() if name not in opened}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -124,6 +140,19 @@ class ArrowDataset(DatasetMixin):
 
     def __len__(self) -> int:
         return self._length
+
+    @property
+    def row_group_ends(self) -> npt.NDArray[np.int64] | None:
+        """Of Parquet files: for each row group the number of the row behind it, int64 (n,), which
+        `BlockShuffleOrderSampler` takes as ``block_size``. None for other sources."""
+        return None if self._groups is None else self._groups.ends.copy()
+
+    def _row_groups(self, files: _ParquetFiles) -> RowGroups:
+        memory = self.__dict__.get("_memory")
+        if memory is None:
+            sizes = row_groups.table_bytes(len(files.ends)), row_groups.CELL_BYTES * len(files.ends)
+            memory = self._memory = tuple(shared_object.reserve_file(size) for size in sizes)
+        return RowGroups(files.sources, files.ends, memory[0].fd, memory[1].fd)
 
     @property
     def keys(self) -> Any:
@@ -206,6 +235,7 @@ class ArrowDataset(DatasetMixin):
             fills=self._fills(fills, names, is_bare),
             lists=frozenset([None]) if is_bare and lists else frozenset(lists),
             by_example=self._own is not None or bool(self._decode),
+            pages=self._groups,
         )
 
     def _fills(self, padded: dict[str, Any], names: list[str], is_bare: bool) -> Any:
@@ -233,11 +263,11 @@ class ArrowDataset(DatasetMixin):
         found = self._found.get(name)
         if found is None:
             found = self._found[name] = self._find_nulls(name, chunked, rows)
-        chunked, layout, values = self._layout(chunked)
+        chunked, layout, values, convert = self._layout(chunked)
         is_filled = name in self._fill_null
         fill, is_valid = self._fill_null.get(name), None
         if found.rows and self._nulls == "mask" and not is_filled:
-            is_valid = arrow_types.valid_column(chunked.chunks)
+            is_valid = self._laid_out(arrow_types.VALID, name, chunked, arrow_types.is_valid)
             is_fixed = layout is not None and values is None and layout.is_fixed
             fill = 0 if is_fixed else arrow_types.zero_of(chunked.type)
         has_none = self._nulls == "none" and (found.elements or (found.rows and not is_filled))
@@ -246,31 +276,69 @@ class ArrowDataset(DatasetMixin):
                 codes = layout.column(chunked.chunks)
                 return arrow_types.DictionaryColumn(codes, values), is_valid
             if values is None and layout.is_fixed:
-                return layout.column(chunked.chunks, fill if found.rows else None), is_valid
+                fill = fill if found.rows else None
+                return self._laid_out(layout, name, chunked, convert, fill), is_valid
             if values is None and (not found.rows or not fill):  # a null is an empty list or text
-                return layout.column(chunked.chunks), is_valid
+                return self._laid_out(layout, name, chunked, convert), is_valid
+        if self._groups is not None:
+            chunked = self._groups.values(name, convert, chunked.type)
         return arrow_types.ObjectColumn(chunked, fill), is_valid
 
-    def _layout(self, chunked: Any) -> tuple[Any, Any, list[Any] | None]:
-        """A column, how its rows lie, and, if these are codes, the values that they mean."""
+    def _laid_out(
+        self, layout: arrow_types.Layout, name: str, chunked: Any, convert: Any, fill: Any = None
+    ) -> Any:
+        """The column of ``convert(chunk)`` for each chunk, or each row group."""
+        if self._groups is None:
+            return layout.column([convert(chunk) for chunk in chunked.chunks], fill)
+        column = layout.column([], fill, self._groups)
+        self._groups.add(name, convert, column)
+        return column
+
+    def _layout(self, chunked: Any) -> tuple[Any, Any, list[Any] | None, Any]:
+        """A column, how its rows lie, if these are codes, the values that they mean, and what a
+        chunk becomes first."""
         import pyarrow as pa
 
         if not pa.types.is_dictionary(chunked.type):
-            return chunked, arrow_types.layout_of(chunked.type, self._options), None
+            return chunked, arrow_types.layout_of(chunked.type, self._options), None, _unchanged
+        if self._groups is not None:
+            if self._options.dictionaries == "codes":
+                raise ValueError(
+                    "dictionaries='codes' is not possible with Parquet files, whose row groups have"
+                    " dictionaries of their own: pass pyarrow.parquet.read_table(path)"
+                )
+            chunked = pa.chunked_array([], chunked.type.value_type)
+            layout = arrow_types.layout_of(chunked.type, self._options)
+            return chunked, layout, None, _decoded
         chunked = chunked.unify_dictionaries()
         codes = arrow_types.layout_of(chunked.type.index_type, self._options)
         if self._options.dictionaries == "codes":
-            return chunked, codes, None
+            return chunked, codes, None, _unchanged
         values = arrow_types.layout_of(chunked.type.value_type, self._options)
         if values is not None and values.is_fixed:
-            return chunked.cast(chunked.type.value_type), values, None
-        return chunked, codes, chunked.chunk(0).dictionary.to_pylist() if chunked.num_chunks else []
+            return chunked.cast(chunked.type.value_type), values, None, _unchanged
+        known = chunked.chunk(0).dictionary.to_pylist() if chunked.num_chunks else []
+        return chunked, codes, known, _unchanged
 
     def _find_nulls(self, name: str, chunked: Any, rows: Any) -> _Nulls:
         """Whether a column has nulls in the rows of the dataset. Raises unless they are wanted."""
-        row = arrow_types.first_row(chunked.chunks, rows, arrow_types.null_rows)
-        element = arrow_types.first_row(chunked.chunks, rows, arrow_types.null_elements)
-        where = f"column {name!r} of type {chunked.type}" if name else f"an array of {chunked.type}"
+        if self._groups is None:
+            return self._nulls_in(name, chunked.type, chunked.chunks, rows, 0)
+        found = _Nulls(False, False)
+        for group in self._groups.with_nulls(name):  # by the statistics in the files
+            first = int(self._groups.ends[group - 1]) if group else 0
+            chunks = self._groups.decode(group, [name]).column(name).chunks
+            one = self._nulls_in(name, chunked.type, chunks, None, first)
+            found = _Nulls(found.rows or one.rows, found.elements or one.elements)
+        return found
+
+    def _nulls_in(self, name: str, kind: Any, chunks: list[Any], rows: Any, first: int) -> _Nulls:
+        """Which nulls there are in `rows` of chunks, the first of whose rows has number `first`."""
+        row = arrow_types.first_row(chunks, rows, arrow_types.null_rows)
+        element = arrow_types.first_row(chunks, rows, arrow_types.null_elements)
+        row = None if row is None else first + row
+        element = None if element is None else first + element
+        where = f"column {name!r} of type {kind}" if name else f"an array of {kind}"
         if row is not None and self._nulls == "error" and name not in self._fill_null:
             raise ValueError(
                 f"{where} has a null in row {row}: pass nulls='mask' for zeros and a field "
@@ -282,6 +350,15 @@ class ArrowDataset(DatasetMixin):
                 "lists with None in them, or leave the column out of columns="
             )
         return _Nulls(row is not None, element is not None)
+
+
+def _unchanged(array: Any) -> Any:
+    return array
+
+
+def _decoded(array: Any) -> Any:
+    """An array of dictionary type as one of its values."""
+    return array.dictionary_decode()
 
 
 class _Nulls(NamedTuple):
@@ -334,7 +411,10 @@ def _checked_paths(source: Any) -> _Paths:
                 f"source must be a table, or paths of files, not a list with {path!r:.80}"
             )
         text = os.fspath(path)
-        found = [text] if os.path.exists(text) else sorted(glob.glob(text))
+        found = [text] if os.path.exists(text) else sorted(glob.glob(text, recursive=True))
+        if os.path.isdir(text):
+            inside = sorted(Path(text).rglob("*"))
+            found = [str(file) for file in inside if file.name.endswith(_SUFFIXES)]
         if not found:
             raise FileNotFoundError(f"there is no file {text!r}, and none that matches it")
         paths += [os.path.abspath(file) for file in found]
@@ -343,15 +423,19 @@ def _checked_paths(source: Any) -> _Paths:
     return paths
 
 
-def _opened(source: Any) -> tuple[Any, Any, list[str]]:
-    """The table of a source, or None if its own examples count; the places of the dataset's rows in
-    it, int64, or None for all in order; and the names of its columns."""
+def _imported(name: str) -> Any:
     try:
-        import pyarrow as pa
+        return importlib.import_module(name)
     except ImportError as error:
         raise ImportError(
             "ArrowDataset needs pyarrow: pip install fastiter-loader[arrow]"
         ) from error
+
+
+def _opened(source: Any) -> tuple[Any, Any, list[str]]:
+    """The table of a source, or None if its own examples count; the places of the dataset's rows in
+    it, int64, or None for all in order; and the names of its columns."""
+    pa: Any = _imported("pyarrow")
     if isinstance(source, _Paths):
         tables = [_mapped(path) for path in source]
         table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
@@ -401,17 +485,56 @@ def _of_hugging_face(dataset: Any) -> tuple[Any, Any, list[str]]:
     return table, mapping.column(0).to_numpy().astype(np.int64, copy=False), names
 
 
+def _magic(path: str) -> bytes:
+    """The first bytes of a file."""
+    with Path(path).open("rb") as file:
+        return file.read(6)
+
+
+class _ParquetFiles(NamedTuple):
+    """What Parquet files have in them."""
+
+    schema: Any
+    sources: list[row_groups.GroupPlace]
+    ends: npt.NDArray[np.int64]
+
+
+def _parquet_files(source: Any) -> _ParquetFiles | None:
+    """What is known of Parquet files without decoding them; None for other sources."""
+    if not isinstance(source, _Paths) or not any(_magic(p)[:4] == b"PAR1" for p in source):
+        return None
+    parquet: Any = _imported("pyarrow.parquet")
+    schema: Any = None
+    sources, counts = [], []
+    for path in source:
+        if _magic(path)[:4] != b"PAR1":
+            raise ValueError(f"{path} is no Parquet file, as {source[0]} and others are")
+        try:
+            metadata = parquet.read_metadata(path)
+            own = metadata.schema.to_arrow_schema()
+        except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
+            raise ValueError(f"{path} is no complete Parquet file: {error}") from error
+        schema = own.remove_metadata() if schema is None else schema
+        if not own.equals(schema):
+            raise ValueError(
+                f"{path} has the columns {own.remove_metadata().to_string()!r:.400}, and "
+                f"{source[0]} has {schema.to_string()!r:.400}: name files of the same columns"
+            )
+        for number in range(metadata.num_row_groups):
+            n_rows = metadata.row_group(number).num_rows
+            if n_rows:
+                sources.append(row_groups.GroupPlace(path, number))
+                counts.append(n_rows)
+    if not counts:
+        raise ValueError(f"the Parquet files {list(source)!r:.200} have no rows")
+    return _ParquetFiles(schema, sources, np.cumsum(counts, dtype=np.int64))
+
+
 def _mapped(path: str) -> Any:
     """The table of an Arrow IPC file, its buffers in the mapped file."""
     import pyarrow as pa
 
-    with Path(path).open("rb") as file:
-        magic = file.read(6)
-    if magic[:4] == b"PAR1":
-        raise ValueError(
-            f"{path} is a Parquet file, which has to be decoded: pass "
-            "pyarrow.parquet.read_table(path), or write it as an Arrow file, which is mapped"
-        )
+    magic = _magic(path)
     try:
         source = pa.memory_map(path)
         return (pa.ipc.open_file if magic == b"ARROW1" else pa.ipc.open_stream)(source).read_all()

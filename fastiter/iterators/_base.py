@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fastiter._device.cupy import leak_after_fork
-from fastiter._fetch.dataset_access import epochs_of
+from fastiter._fetch.dataset_access import epochs_of, row_groups_of
 from fastiter._fetch.seeded import Seeding
 from fastiter._order.example_context import ExampleContext, keep_generators
 from fastiter._stats.stats import IteratorStats, LoaderStats
@@ -52,6 +52,7 @@ from fastiter.iterators._state import Plan, Planner, dataset_length, initial_sta
 from fastiter.iterators._stream import StreamPlanner
 from fastiter.iterators._stream_parts import PartStore
 from fastiter.iterators.samplers._batches import CallableBatches, SeededBatchSampler
+from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
 from fastiter.iterators.samplers.epochs import sampler_of_epochs
 from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
 
@@ -190,6 +191,10 @@ class PlannedIterator(Iterator):
         self._source = Source(self._dataset, self._converter, self._device, self._seeding)
         self._tokens_of = getattr(self._dataset, "__fastiter_tokens__", None)
         self._tokens_read = 0
+        self._row_groups = row_groups_of(self._dataset)
+        if self._row_groups is not None:
+            self._n_decoded = self._row_groups.n_decoded  # before this iterator
+            self._row_groups.keep_for(self._block_window())
         self._finalized = False
         # The threads that began a loop since the start, a reset or a load.
         self._loops: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -203,6 +208,13 @@ class PlannedIterator(Iterator):
         """Have workers read the parts of a `StreamDataset`; return the iterator that has these
         workers. None: the caller reads."""
         return None
+
+    def _block_window(self) -> int | None:
+        """Blocks of rows that the order goes through at a time; None if it has no blocks."""
+        if self._sampler is None:
+            return 1
+        is_by_block = isinstance(self._sampler, BlockShuffleOrderSampler)
+        return self._sampler.window if is_by_block else None
 
     def _after_fork(self) -> None:
         """In a forked child: another thread, which may hold the lock, does not exist there."""
@@ -459,6 +471,8 @@ class PlannedIterator(Iterator):
             self._planner.close()
         self._planner.rewind()
         self._source.close()
+        if self._row_groups is not None:
+            self._row_groups.drop()
 
     def close(self) -> None:
         """End the iteration; the same as `finalize`."""
@@ -502,6 +516,9 @@ class PlannedIterator(Iterator):
             batch_size=self._batch_size,
             has_converter=self._converter is not None,
             cpus=usable_cpus(),
+            row_groups_decoded=self._row_groups.n_decoded - self._n_decoded
+            if self._row_groups is not None
+            else 0,
             **loader._asdict(),
         )
 

@@ -206,7 +206,7 @@ class Source:
         plain = self.plain()
         try:
             return None if plain is None else plain.reader.examples(indices)
-        except ValueError:
+        except (OSError, ValueError):
             return None
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastiter._fetch.dataset_access import column_getter
+from fastiter._fetch.row_groups import RowClaims
 from fastiter._stats.autotune import FIRST_PREFETCH, MOST_PREFETCH, Lookahead, Tuner
 from fastiter._stats.stats import LoaderStats
 from fastiter._stats.timer import Timer
@@ -206,6 +207,7 @@ class MultithreadIterator(PrefetchingIterator):
             self._limit,
             converts=not self._converts_itself,
             tolerates=self._skips is not None,
+            claims=None if self._row_groups is None else RowClaims(len(self._dataset)),
         )
 
     @property

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch.utils.data
 from torch.utils.data import default_collate
 
+from fastiter._fetch.dataset_access import row_groups_of
 from fastiter.datasets.arrow_dataset import arrow_source
 from fastiter.torch._collate import converter_for
 from fastiter.torch._in_process import InProcessIterator
@@ -92,6 +93,9 @@ persistent_workers, pin_memory_device, in_order
             gives_examples = batch_size is None and batch_sampler is None
             collates = converter_for(collate_fn or default_collate, None) is not None
             dataset = arrow_source(dataset, gives_examples or not collates)
+            groups = row_groups_of(dataset)
+            if groups is not None and sampler is None and batch_sampler is None:
+                groups.keep_for(None if shuffle else 1)
         super().__init__(
             dataset,
             batch_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -29,14 +30,16 @@ class BlockShuffleOrderSampler(SeededSampler, OrderSampler):
     shuffles the examples of those. While an epoch goes through a window, it touches no other
     blocks.
 
-    The order is computed as it is read. It takes 8 bytes per block and 8 per example of a window.
+    The order is computed as it is read. It takes 24 bytes per block and 8 per example of a window.
 
     Parameters
     ----------
     seed : int, sequence of int, or numpy.random.SeedSequence
         Ints of any size, none negative. Each epoch has another order of the seed.
-    block_size : int
-        Examples in a block, at least 1: what is read together, such as the examples of a file.
+    block_size : int or array of int
+        Examples in a block, at least 1: what is read together, such as the examples of a file. Or,
+        where blocks differ, for each block the number of the example behind it, ascending, such as
+        ``row_group_ends`` of an `ArrowDataset`; the last one is the dataset's length.
     window : int
         Blocks in a window, at least 1: the more, the better the examples are mixed, and the more
         blocks have to be at hand.
@@ -49,17 +52,51 @@ class BlockShuffleOrderSampler(SeededSampler, OrderSampler):
 
     _KIND: ClassVar[int] = 3
 
-    def __init__(self, seed: Seed, block_size: int, window: int) -> None:
-        self._block_size = checked_int("block_size", block_size)
+    def __init__(self, seed: Seed, block_size: int | npt.ArrayLike, window: int) -> None:
+        self._ends: npt.NDArray[np.int64] | None = None
+        if isinstance(block_size, (list, tuple, np.ndarray)) and np.ndim(block_size):
+            self._ends = _checked_ends(block_size)
+            self._block_size = 0
+        else:
+            self._block_size = checked_int("block_size", block_size)
         self._window = checked_int("window", window)
         super().__init__(seed)
 
-    def _arguments(self) -> tuple[int, int]:
-        return self._block_size, self._window
+    @property
+    def window(self) -> int:
+        """Blocks in a window."""
+        return self._window
+
+    def _arguments(self) -> tuple[Any, ...]:
+        if self._ends is None:
+            return self._block_size, self._window
+        return hashlib.blake2b(self._ends.tobytes(), digest_size=16).hexdigest(), self._window
 
     def _draw(self, n_examples: int, number: int) -> BlockOrder:
         assert self._words is not None
-        return BlockOrder(n_examples, self._block_size, self._window, self._words, number)
+        blocks: int | npt.NDArray[np.int64] = self._block_size
+        if self._ends is not None:
+            blocks = self._ends
+            if n_examples != self._ends[-1]:
+                raise ValueError(
+                    f"the blocks of this BlockShuffleOrderSampler end at {self._ends[-1]}, and the "
+                    f"dataset has {n_examples} examples: pass block_size=dataset.row_group_ends"
+                )
+        return BlockOrder(n_examples, blocks, self._window, self._words, number)
+
+
+def _checked_ends(ends: Any) -> npt.NDArray[np.int64]:
+    found = np.asarray(ends)
+    if found.ndim != 1 or not found.size or found.dtype.kind not in "iu":
+        raise TypeError(
+            "block_size must be an int, or a one-dimensional array of the ends of all blocks, not "
+            f"{ends!r:.100}"
+        )
+    if (np.diff(found, prepend=0) < 1).any():
+        raise ValueError(
+            f"block_size has the ends of blocks, which must ascend from above 0, not {ends!r:.100}"
+        )
+    return found.astype(np.int64)
 
 
 class BlockOrder:
@@ -67,18 +104,27 @@ class BlockOrder:
     that of ``number`` among those of the seed of ``words``."""
 
     def __init__(
-        self, n: int, block_size: int, window: int, words: tuple[int, int], number: int
+        self,
+        n: int,
+        blocks: int | npt.NDArray[np.int64],
+        window: int,
+        words: tuple[int, int],
+        number: int,
     ) -> None:
         from fastiter._order import permutation
 
-        self._arguments = (n, block_size, window, words, number)
-        n_blocks = -(-n // block_size)
+        self._arguments = (n, blocks, window, words, number)
         self._seed = permutation.seed_words([*words, number])
-        self._blocks = permutation.fast_permutation(n_blocks, self._seed, _BLOCKS)
-        # The block that may be shorter moves the windows behind it.
-        place = int(np.flatnonzero(self._blocks == n_blocks - 1)[0]) if n_blocks else 0
-        self._short_window = place // window
-        self._missing = n_blocks * block_size - n
+        if isinstance(blocks, int):
+            size = min(blocks, n)  # a block larger than the dataset is the only one
+            blocks = np.arange(size, n + size, size, dtype=np.int64) if n else np.zeros(0, np.int64)
+            blocks[-1:] = n
+        self._ends = blocks
+        self._sizes = np.diff(blocks, prepend=0)
+        self._blocks = permutation.fast_permutation(len(blocks), self._seed, _BLOCKS)
+        #: how many examples come before each window, and in all
+        counted = np.cumsum(self._sizes[self._blocks])[window - 1 : -1 : window]
+        self._starts = np.concatenate([[0], counted, [n]]) if n else np.zeros(1, np.int64)
         self._kept: tuple[int, npt.NDArray[np.int64]] | None = None
 
     @property
@@ -95,8 +141,8 @@ class BlockOrder:
             raise ValueError(f"a block order has slices of step 1 only, not {step}")
         pieces = []
         while start < stop:
-            number = self._window_at(start)
-            first = self._window_start(number)
+            number = int(np.searchsorted(self._starts, start, side="right")) - 1
+            first = int(self._starts[number])
             pieces.append(self._window_order(number)[start - first : stop - first])
             start += len(pieces[-1])
         if len(pieces) == 1:
@@ -106,24 +152,17 @@ class BlockOrder:
     def __reduce__(self) -> tuple[type[BlockOrder], tuple[Any, ...]]:
         return BlockOrder, self._arguments
 
+    def _key(self) -> tuple[Any, ...]:
+        n, blocks, *others = self._arguments
+        return n, blocks if isinstance(blocks, int) else blocks.tobytes(), *others
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BlockOrder):
             return NotImplemented
-        return self._arguments == other._arguments
+        return self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash(self._arguments)
-
-    def _window_start(self, number: int) -> int:
-        _, block_size, window, _, _ = self._arguments
-        start = number * window * block_size
-        return start - self._missing if number > self._short_window else start
-
-    def _window_at(self, position: int) -> int:
-        _, block_size, window, _, _ = self._arguments
-        number = position // (window * block_size)
-        # Behind the short block windows begin earlier than their numbers tell.
-        return number + 1 if position >= self._window_start(number + 1) else number
+        return hash(self._key())
 
     def _window_order(self, number: int) -> npt.NDArray[np.int64]:
         kept = self._kept
@@ -131,12 +170,13 @@ class BlockOrder:
             return kept[1]
         from fastiter._order import permutation
 
-        n, block_size, window, _, _ = self._arguments
+        window = self._arguments[2]
         blocks = self._blocks[number * window : (number + 1) * window]
-        size = min(block_size, n)  # a block larger than the dataset is the only one
-        indices = (blocks[:, None] * size + np.arange(size)).ravel()
-        if number == self._short_window and self._missing:
-            indices = indices[indices < n]
+        sizes = self._sizes[blocks]
+        # Each block's first index, less how many indices of the window come before it.
+        shifts = self._ends[blocks] - np.cumsum(sizes)
+        indices = np.arange(sizes.sum()) + np.repeat(shifts, sizes)
+        order: npt.NDArray[np.int64]
         order = indices[permutation.fast_permutation(len(indices), self._seed, _WINDOWS + number)]
         self._kept = number, order
         return order

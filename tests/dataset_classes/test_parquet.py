@@ -1,0 +1,353 @@
+"""Parquet files: values, row groups that are decoded once, faults, and orders by block."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import os
+import pickle
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+pq = pytest.importorskip("pyarrow.parquet", reason="this pyarrow has no Parquet")
+
+from arrow_cases import TYPES, check_equal, column_of  # noqa: E402
+
+from fastiter import (  # noqa: E402
+    BlockShuffleOrderSampler,
+    MultiprocessIterator,
+    MultithreadIterator,
+    SerialIterator,
+    concat_examples,
+)
+from fastiter._fetch import row_groups  # noqa: E402
+from fastiter.datasets import ArrowDataset, SubDataset, TransformDataset  # noqa: E402
+
+N = 3000
+ITERATORS = {
+    "serial": SerialIterator,
+    "threads": functools.partial(MultithreadIterator, n_threads=3),
+    "processes": functools.partial(MultiprocessIterator, n_processes=2),
+}
+
+
+def table_of(n: int = N) -> Any:
+    return pa.table(
+        {
+            "n": np.arange(n),
+            "ids": [list(range(i % 9)) for i in range(n)],
+            "text": [f"row {i}" for i in range(n)],
+            "part": [{"a": i} for i in range(n)],
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: Any) -> Path:
+    """A folder of two files, of 12 row groups of up to 300 rows."""
+    folder = tmp_path_factory.mktemp("parquet")
+    table = table_of()
+    pq.write_table(table[:1700], folder / "a.parquet", row_group_size=300)
+    pq.write_table(table[1700:], folder / "b.parquet", row_group_size=250)
+    return folder
+
+
+def by_block(dataset: ArrowDataset, window: int = 3, seed: int = 0) -> BlockShuffleOrderSampler:
+    return BlockShuffleOrderSampler(seed, dataset.row_group_ends, window)
+
+
+def check_rows(rows: Any, places: list[int]) -> None:
+    for row, i in zip(rows, places, strict=True):
+        ids = row["ids"].tolist()
+        assert (row["n"], row["text"], row["part"]) == (i, f"row {i}", {"a": i})
+        assert [x for x in ids if x >= 0] == list(range(i % 9))
+
+
+def rows_of(batch: Any) -> list[dict[str, Any]]:
+    if isinstance(batch, list):
+        return batch
+    return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
+
+
+@pytest.mark.parametrize("null_share", [0.0, 0.2], ids=["without nulls", "with nulls"])
+def test_values_are_those_of_to_pylist(null_share: float, tmp_path: Path) -> None:
+    """Those of each type that Parquet has."""
+    n, order = 60, np.random.default_rng(0).permutation(60).tolist()
+    columns = {}
+    for name in TYPES:
+        column = column_of(name, n, null_share, seed=0)
+        try:
+            pq.write_table(pa.table({name: column}), tmp_path / "one")
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+            continue
+        columns[name] = column
+    assert len(columns) > 30
+    table = pa.table(columns)
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=7)
+    wanted = pq.read_table(tmp_path / "x.parquet").to_pylist()
+    dataset = ArrowDataset(tmp_path / "x.parquet", nulls="none" if null_share else "error")
+    found = dataset.__getitems__(order)
+    for name in columns:
+        check_equal([row[name] for row in found], [wanted[i][name] for i in order])
+    if null_share:
+        masked = ArrowDataset(tmp_path / "x.parquet", ["int8", "string"], nulls="mask")
+        for row, i in zip(masked.__getitems__(order), order, strict=True):
+            for name in ("int8", "string"):
+                assert row[f"{name}_valid"] == (wanted[i][name] is not None)
+                assert row[name] == (wanted[i][name] or type(row[name])())
+        message = r"'int8' of type int8 has a null in row \d+"
+        with pytest.raises(ValueError, match=message):
+            ArrowDataset(tmp_path / "x.parquet", "int8")
+
+
+@pytest.mark.parametrize("converter", [None, concat_examples], ids=["examples", "arrays"])
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_each_group_is_decoded_once_an_epoch(kind: str, converter: Any, files: Path) -> None:
+    dataset = ArrowDataset(files, padding=-1)
+    n_groups = len(dataset.row_group_ends)
+    it = ITERATORS[kind](
+        dataset, 64, order_sampler=by_block(dataset), converter=converter, repeat=False
+    )
+    for epoch in range(3):
+        seen = []
+        for batch in it:
+            rows = rows_of(batch)
+            check_rows(rows, [int(row["n"]) for row in rows])
+            seen += [int(row["n"]) for row in rows]
+            assert np.count_nonzero(dataset._groups._owners) <= 5
+        assert sorted(seen) == list(range(N))
+        # A group that two epochs have at their border need not be decoded twice.
+        decoded = it.stats().row_groups_decoded
+        assert n_groups * (epoch + 1) - 5 * epoch <= decoded <= n_groups * (epoch + 1)
+        it.reset()
+    it.finalize()
+    assert not dataset._groups._owners.any()
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_more_rows_ahead_than_the_window_has(kind: str, files: Path) -> None:
+    """Batches that reach over several windows, of one group each."""
+    dataset = ArrowDataset(files, "n")
+    order = by_block(dataset, window=1)
+    wanted = by_block(dataset, window=1)(np.arange(N), 0)[:]
+    it = ITERATORS[kind](dataset, 700, order_sampler=order, converter=concat_examples, repeat=False)
+    assert np.concatenate(list(it)).tolist() == wanted.tolist()
+    assert it.stats().row_groups_decoded == len(dataset.row_group_ends)
+    it.finalize()
+
+
+def test_decoding_that_kills_a_worker(files: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    write = row_groups.RowGroups._write
+
+    def write_or_die(self: Any, group: int, cell: int) -> None:
+        if group % 4 == 1:
+            try:
+                (tmp_path / str(group)).touch(exist_ok=False)
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        write(self, group, cell)
+
+    monkeypatch.setattr(row_groups.RowGroups, "_write", write_or_die)
+    dataset = ArrowDataset(files, ["n", "text"])
+    it = MultiprocessIterator(
+        dataset,
+        64,
+        order_sampler=by_block(dataset),
+        converter=concat_examples,
+        repeat=False,
+        n_processes=2,
+        context="fork",
+    )
+    seen = [n for batch in it for n in batch["n"].tolist()]
+    assert seen == by_block(dataset)(np.arange(N), 0)[:].tolist()
+    stats = it.stats()
+    assert stats.deaths == len(list(tmp_path.iterdir())) == 3
+    # Of those that the dead worker had read from, no group but its own is decoded again.
+    assert stats.row_groups_decoded == len(dataset.row_group_ends)
+    it.finalize()
+
+
+def test_reset_snapshot_and_copies(files: Path) -> None:
+    dataset = ArrowDataset(files, ["n"])
+    make = functools.partial(
+        MultiprocessIterator, dataset, 100, converter=concat_examples, n_processes=2
+    )
+    it = make(order_sampler=by_block(dataset))
+    for _ in range(12):
+        next(it)
+    state = it.state_dict()
+    wanted = [next(it)["n"].tolist() for _ in range(40)]
+    again = make(order_sampler=by_block(dataset))
+    next(again)
+    again.load_state_dict(state)
+    assert [next(again)["n"].tolist() for _ in range(40)] == wanted
+    it.load_state_dict(state)
+    assert [next(it)["n"].tolist() for _ in range(40)] == wanted
+    other = copy.copy(again)
+    it.finalize()
+    again.reset()
+    assert sorted(n for _ in range(30) for n in next(again)["n"].tolist()) == list(range(N))
+    again.finalize()
+    next(other)
+    other.finalize()
+
+
+def test_spawned_workers_share_the_groups(files: Path) -> None:
+    dataset = ArrowDataset([files / "a.parquet", files / "b.parquet"], ["n"])
+    assert len(pickle.dumps(dataset)) < 2000
+    assert pickle.loads(pickle.dumps(dataset))[2999] == {"n": 2999}
+    it = MultiprocessIterator(
+        dataset,
+        100,
+        order_sampler=by_block(dataset),
+        converter=concat_examples,
+        repeat=False,
+        n_processes=2,
+        context="spawn",
+    )
+    assert sorted(n for batch in it for n in batch["n"].tolist()) == list(range(N))
+    assert it.stats().row_groups_decoded == len(dataset.row_group_ends)
+    it.finalize()
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_datasets_over_it(kind: str, files: Path) -> None:
+    dataset = ArrowDataset(str(files / "*.parquet"), ["n"])
+    changed = TransformDataset(dataset, lambda row: int(row["n"]) + 1)
+    it = ITERATORS[kind](changed, 64, order_sampler=by_block(dataset), repeat=False)
+    assert sorted(itertools.chain.from_iterable(it)) == list(range(1, N + 1))
+    assert it.stats().row_groups_decoded == len(dataset.row_group_ends)
+    it.finalize()
+    part = SubDataset(dataset, 10, 500)
+    it = ITERATORS[kind](part, 64, shuffle=False, repeat=False, converter=concat_examples)
+    assert [n for batch in it for n in batch["n"].tolist()] == list(range(10, 500))
+    it.finalize()
+
+
+def twice(data: bytes) -> Any:
+    return np.frombuffer(data, np.uint8) * np.uint8(2)
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_decode_runs_for_each_value(kind: str, tmp_path: Path) -> None:
+    table = pa.table({"image": [bytes([i % 100] * 4) for i in range(500)]})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=50)
+    dataset = ArrowDataset(tmp_path / "x.parquet", "image", decode={"image": twice})
+    it = ITERATORS[kind](dataset, 64, shuffle=False, repeat=False, converter=concat_examples)
+    assert np.concatenate(list(it))[:, 3].tolist() == [i % 100 * 2 for i in range(500)]
+    assert it.stats().row_groups_decoded == 10
+    it.finalize()
+
+
+def test_no_threads_stay(files: Path) -> None:
+    before = set(os.listdir("/proc/self/task")) if Path("/proc/self/task").exists() else set()
+    it = SerialIterator(str(files / "a.parquet"), 64, shuffle=False, repeat=False)
+    assert sum(len(batch) for batch in it) == 1700
+    it.finalize()
+    if before:
+        assert set(os.listdir("/proc/self/task")) <= before
+
+
+def test_random_rows_are_warned_of(files: Path) -> None:
+    with pytest.warns(UserWarning, match=r"order without blocks.*row_group_ends"):
+        it = SerialIterator(ArrowDataset(files), 8, shuffle=True)
+    assert len(next(it)) == 8
+    it.finalize()
+
+
+def test_many_threads_of_a_program(files: Path) -> None:
+    """Several threads that read one dataset: more groups than there are cells."""
+    dataset = ArrowDataset(files, "n")
+    dataset._groups.keep_for(1)
+    wrong: list[Any] = []
+
+    def read(seed: int) -> None:
+        order = np.random.default_rng(seed).permutation(N)[:400].tolist()
+        for start in range(0, 400, 40):
+            part = order[start : start + 40]
+            if dataset.__getitems__(part) != part:
+                wrong.append(part)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_wrong_files(files: Path, tmp_path: Path) -> None:
+    data = (files / "a.parquet").read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(data[: len(data) // 2])
+    with pytest.raises(ValueError, match=r"cut.parquet is no complete Parquet file"):
+        ArrowDataset(tmp_path / "cut.parquet")
+    pq.write_table(pa.table({"m": [1]}), tmp_path / "other.parquet")
+    with pytest.raises(ValueError, match=r"other.parquet has the columns.*name files of the same"):
+        ArrowDataset([files / "a.parquet", tmp_path / "other.parquet"])
+    codes = pa.table({"c": pa.array(["a", "b"]).dictionary_encode()})
+    pq.write_table(codes, tmp_path / "codes.parquet")
+    assert ArrowDataset(tmp_path / "codes.parquet", "c")[1] == "b"
+    with pytest.raises(ValueError, match=r"dictionaries='codes' is not possible.*read_table"):
+        ArrowDataset(tmp_path / "codes.parquet", dictionaries="codes")
+    with pytest.raises(IndexError, match="index 3000 is outside"):
+        ArrowDataset(files)[3000]
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_a_damaged_group_fails_its_rows(kind: str, files: Path, tmp_path: Path) -> None:
+    data = bytearray((files / "a.parquet").read_bytes())
+    place = pq.read_metadata(files / "a.parquet").row_group(2).column(0).data_page_offset
+    data[place : place + 30] = b"\xff" * 30
+    (tmp_path / "bad.parquet").write_bytes(data)
+    dataset = ArrowDataset(tmp_path / "bad.parquet", "n")
+    it = ITERATORS[kind](
+        dataset, 100, shuffle=False, repeat=False, on_error="skip", skip_limit=None
+    )
+    seen = [int(n) for batch in it for n in batch]
+    assert seen == [*range(600), *range(900, 1700)]
+    it.finalize()
+
+
+def test_block_orders_of_blocks_that_differ() -> None:
+    ends = np.array([3, 10, 11, 20])
+    order = BlockShuffleOrderSampler(5, ends, 2)(np.arange(20), 0)
+    assert sorted(order[:].tolist()) == list(range(20))
+    blocks = np.searchsorted(ends, order[:], side="right").tolist()
+    seen = list(dict.fromkeys(blocks))
+    half = sum([3, 7, 1, 9][block] for block in seen[:2])
+    assert set(blocks[:half]) == set(seen[:2]) and set(blocks[half:]) == set(seen[2:])
+    assert all((order[a:b] == order[:][a:b]).all() for a in range(20) for b in range(a, 20, 3))
+    assert pickle.loads(pickle.dumps(order)) == order
+    assert order != BlockShuffleOrderSampler(5, ends, 1)(np.arange(20), 0)
+    assert hash(order) == hash(BlockShuffleOrderSampler(5, ends, 2)(np.arange(20), 0))
+    equal = BlockShuffleOrderSampler(5, [4, 8, 12, 14], 3)(np.arange(14), 0)
+    assert equal[:].tolist() == BlockShuffleOrderSampler(5, 4, 3)(np.arange(14), 0)[:].tolist()
+    with pytest.raises(ValueError, match=r"end at 20, and the dataset has 30.*row_group_ends"):
+        BlockShuffleOrderSampler(5, ends, 2)(np.arange(30), 0)
+    with pytest.raises(ValueError, match="must ascend"):
+        BlockShuffleOrderSampler(5, [3, 3], 2)
+    with pytest.raises(TypeError, match="ends of all blocks"):
+        BlockShuffleOrderSampler(5, [0.5], 2)
+
+
+def test_torch_loader(files: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    from fastiter.torch import DataLoader
+
+    for workers in (0, 2):
+        dataset = ArrowDataset(files, ["n", "ids"], padding=-1)
+        loader = DataLoader(dataset, batch_size=64, num_workers=workers)
+        rows = [n for batch in loader for n in batch["n"].tolist()]
+        assert rows == list(range(N))
+        assert dataset._groups.n_decoded == len(dataset.row_group_ends)
+    with pytest.warns(UserWarning, match="order without blocks"):
+        DataLoader(dataset, shuffle=True)
