@@ -22,6 +22,7 @@ from fastiter._stats.stats import LoaderStats, worker_stats
 from fastiter._util import shutdown
 from fastiter._util.cpus import allowed_cpus
 from fastiter._util.failures import Failure, FailurePolicy, load_start_error, reraise
+from fastiter._workers import thread_limits
 from fastiter._workers.crash_counts import CrashCounts, Exit
 from fastiter._workers.delivery import assemble, crash_error, drop_failed, read_irregular
 from fastiter._workers.main import BatchJob
@@ -91,6 +92,9 @@ class Pool:
         n_retries: int | None = None,
     ):
         self.pid = os.getpid()
+        self.is_open = False
+        self._is_limiting = False  # OpenBLAS, to one thread
+        self._spin_end = 0.0  # until when threads spin that it has started since
         self.closed = False
         self._released = False
         self._lock = lock
@@ -126,11 +130,21 @@ class Pool:
         self._limits = Timeouts(dataset_timeout, self.ring, self._group, self._retries)
         self._timeouts: WaitLimit = timeouts or self._limits
         self._at_exit = shutdown.end_at_exit(self, lock)
+
+    def open(self, lifts: bool = True) -> None:
+        """Start the workers. What is scheduled before, they find when they begin.
+
+        Without ``lifts`` the first batch does not wait for the program's threads of OpenBLAS, which
+        are to start after the forks: they start when it is complete, and `look` ends them with the
+        next one.
+        """
+        self.is_open = True
+        self._is_limiting = not lifts
         try:
-            self._group.open()
+            self._group.open(lifts)
         except BaseException:
             self.close()
-            shutdown.block_if_exiting(lock)
+            shutdown.block_if_exiting(self._lock)
             raise
 
     # ---- take
@@ -153,6 +167,14 @@ class Pool:
             ready = functools.partial(self.ring.overtake, overtaking)
         while not ready():  # an overwritten word may take it back
             self._sleep(ready, any_event=overtaking is not None)
+        self._lift_limits()
+
+    def _lift_limits(self) -> None:
+        """Let OpenBLAS compute in all threads from now on."""
+        if self._is_limiting:
+            self._is_limiting = False
+            if thread_limits.own_pools.lift(ends_threads=False):
+                self._spin_end = status.now() + thread_limits.SPIN_SECONDS
 
     def wait_for_slot(self) -> None:
         """Blocks until a slot that drains may have come back."""
@@ -385,9 +407,17 @@ class Pool:
 
     def look(self) -> None:
         """Called at each `next()`, also while it does not wait, where `has_to_look`."""
+        if self._spin_end:
+            if status.now() < self._spin_end:
+                status.run_fork_handlers()
+            self._spin_end = 0.0
+        if self.ring.ready():
+            self._lift_limits()
         if self.is_starting:
             self._look_at_starts()
-            self.has_to_look = self.is_starting or self._retries
+        self.has_to_look = bool(
+            self.is_starting or self._retries or self._is_limiting or self._spin_end
+        )
         if self._retries and self._limits.is_due():
             self._recover_dead()
             self._limits.look("the next batch")

@@ -120,8 +120,8 @@ class WorkerGroup:
 
     # ---- start
 
-    def open(self) -> None:
-        """Opens what all workers share, and starts them all.
+    def open(self, lifts: bool = True) -> None:
+        """Opens what all workers share, and starts them all. `lifts` as in `ready_to_fork`.
 
         Unless they are forked, they wait at the start barrier until the dataset's image is written:
         that, and what they import until then, is most of what a start costs.
@@ -137,7 +137,7 @@ class WorkerGroup:
         if self._method != "fork":
             start_method.require_guard(self._start)
             self._prepare(self._start)
-        with self._ready():
+        with self._ready(lifts):
             for number in self.numbers:
                 worker = self._launch(number)
                 if self._method == "fork":  # it waits for nothing
@@ -227,10 +227,10 @@ class WorkerGroup:
         self._ring.allow_start(worker.number, worker.start)
         worker.allowed = status.now()
 
-    def _ready(self) -> contextlib.AbstractContextManager[None]:
+    def _ready(self, lifts: bool = True) -> contextlib.AbstractContextManager[None]:
         if self._method != "fork":
             return contextlib.nullcontext()
-        return thread_limits.ready_to_fork(self.most)
+        return thread_limits.ready_to_fork(self.most, lifts=lifts)
 
     def _launch(self, number: int) -> WorkerProcess:
         """Starts a process, which waits at the start barrier."""

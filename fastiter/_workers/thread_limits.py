@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
@@ -29,6 +30,9 @@ _VARIABLES = (
     "MKL_NUM_THREADS",
     "OPENCV_FOR_THREADS_NUM",
 )
+
+
+SPIN_SECONDS = 0.1  # of a thread of OpenBLAS that has nothing to compute
 
 
 def native_threads() -> int:
@@ -61,8 +65,13 @@ def threads_that_end_before_forks(pools: ThreadpoolController | None = None) -> 
     return sum(
         pool["num_threads"] - 1
         for pool in (pools or ThreadpoolController()).info()
-        if pool["internal_api"] == "openblas" and pool["threading_layer"] != "openmp"
+        if _restarts_threads(pool)
     )
+
+
+def _restarts_threads(pool: dict[str, Any]) -> bool:
+    """Whether a pool is OpenBLAS with threads of its own."""
+    return pool["internal_api"] == "openblas" and pool["threading_layer"] != "openmp"
 
 
 def threads_lost_in_forks(harmless: int = 0) -> int:
@@ -114,36 +123,54 @@ class _OwnPools:
     def limit(self, forking: object, workers: int) -> None:
         with self._lock:
             self._forking.add(forking)
-            pools, limits = _parallel_pools(), contextlib.ExitStack()
+            pools = _parallel_pools()
             threads = threads_that_end_before_forks(pools)
             # An earlier fork may have ended them.
-            if _can_start(threads - native_threads(), workers):
-                limits.enter_context(pools.limit(limits=1))
-                self._limits.append((limits, threads))
+            if not _can_start(threads - native_threads(), workers):
+                return
+            for restarts in (True, False):  # lifted in reverse
+                paths = [p["filepath"] for p in pools.info() if _restarts_threads(p) is restarts]
+                limits = contextlib.ExitStack()
+                limits.enter_context(pools.select(filepath=paths).limit(limits=1))
+                self._limits.append((limits, threads if restarts else 0))
 
-    def lift(self, forking: object = None, workers: int = 0) -> None:
+    def release(self, forking: object) -> None:
+        """Ends the fork, and all limits but those of OpenBLAS, which `lift` ends."""
+        with self._lock:
+            self._forking.discard(forking)
+            if not self._forking:
+                for limits, threads in reversed(self._limits):
+                    if not threads:
+                        limits.close()
+                self._limits = [entry for entry in self._limits if entry[1]]
+
+    def lift(self, forking: object = None, workers: int = 0, *, ends_threads: bool = True) -> bool:
         """Lifts the limits if no other thread forks, and their threads can be started.
 
         Without `forking`: when workers have ended, which may leave room for the threads. A garbage
         collection may call that, in a thread for which another one waits in here: so it does not
-        wait.
+        wait. Returns whether threads spin now, which is never with `ends_threads`.
         """
         if not self._lock.acquire(blocking=forking is not None):
-            return
+            return False
+        spins = False
         try:
             self._forking.discard(forking)
             if self._forking:
-                return
+                return False
             while self._limits and _can_start(self._limits[-1][1] - native_threads(), workers):
                 limits, threads = self._limits.pop()
                 limits.close()
-                if threads:  # end them until the program needs them: they would spin for 0.1 s
-                    status.run_fork_handlers()
+                spins = spins or threads > 0
+            if spins and ends_threads:  # until the program needs them
+                status.run_fork_handlers()
+                spins = False
             if self._limits:
                 logger.warning(
                     "OpenBLAS computes in one thread until workers start or end: its threads "
                     "cannot be started now (a limit of processes or memory: ulimit -a)"
                 )
+            return spins
         finally:
             self._lock.release()
 
@@ -156,17 +183,21 @@ own_pools = _OwnPools()
 
 
 @contextlib.contextmanager
-def ready_to_fork(workers: int) -> Iterator[None]:
+def ready_to_fork(workers: int, *, lifts: bool = True) -> Iterator[None]:
     """Limits the program's own pools to one thread while the block forks one of so many `workers`,
     which inherit that. To limit them in a worker would start all threads of OpenBLAS there, one for
-    each processor, each of which spins for 0.1 s. Here they start after the block, and end at once.
+    each processor, each of which spins for `SPIN_SECONDS`. Here they start after the block, and end
+    at once. Unless it `lifts`: OpenBLAS is limited until ``own_pools.lift()`` then.
     """
     forking = object()
     try:
         own_pools.limit(forking, workers)
         yield
     finally:
-        own_pools.lift(forking, workers)
+        if lifts:
+            own_pools.lift(forking, workers)
+        else:
+            own_pools.release(forking)
 
 
 def _parallel_pools() -> ThreadpoolController:

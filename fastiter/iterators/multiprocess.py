@@ -359,7 +359,7 @@ class MultiprocessIterator(PrefetchingIterator):
         # A batch sampler's later batches may be larger: not much, or this pool ends with the first.
         rows = max(self._most_rows(), n_rows)
         rows += 0 if self._batch_size else rows // 4
-        pool = self._pool = Pool(
+        pool = Pool(
             job=self._job(converter),
             workers=self.n_processes,
             most_workers=most.get("n_processes", 0),
@@ -375,6 +375,8 @@ class MultiprocessIterator(PrefetchingIterator):
             lock=self._lock,
             n_retries=self._n_retries if self._on_timeout == "retry" else None,
         )
+        pool.open()
+        self._pool = pool
         pool.ring.seed = self._seed
         plain = self._source.plain()
         if plain is not None and plain.is_arrow:

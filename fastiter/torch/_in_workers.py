@@ -72,7 +72,7 @@ class WorkersIterator(LoaderIterator):
         rows, self._converter = self._rows_of(loader)
         self._plans = Plans(self._num_workers, rows, loader.in_order)
         self._n_spilled = 0
-        self._pool = self._start(loader, resume)
+        self._pool = self._made_pool(loader, resume)
         self._begin(resume)
 
     def _rows_of(self, loader: DataLoader[Any]) -> tuple[int, Any]:
@@ -92,7 +92,8 @@ class WorkersIterator(LoaderIterator):
         converter = converter_for(loader.collate_fn, self._dataset)
         return (0, None) if converter is None else (rows, converter)
 
-    def _start(self, loader: DataLoader[Any], resume: Resume | None) -> Pool:
+    def _made_pool(self, loader: DataLoader[Any], resume: Resume | None) -> Pool:
+        """The pool, whose workers `_begin` starts."""
         states: list[Any] = [None] * self._num_workers
         if resume is not None and resume.has_worker_state:
             states = [
@@ -137,7 +138,8 @@ class WorkersIterator(LoaderIterator):
 
     def _begin(self, resume: Resume | None) -> None:
         """Begin an epoch, or continue a loaded one."""
-        plans, n_workers = self._plans, self._num_workers
+        pool, plans, n_workers = self._pool, self._plans, self._num_workers
+        assert pool is not None
         if (
             resume is not None
             and resume.n_workers != n_workers
@@ -158,9 +160,13 @@ class WorkersIterator(LoaderIterator):
         progress = Delivered(n_yielded, states, (True,) * n_workers, {})
         plans.begin(self._sampler_iter, self._planned(resume), progress, self._asks_first)
         self._takes_snapshots = self._sampler_iter.is_stateful
+        plans.progress = progress._replace(snapshot=self._snapshot_now(progress))
+        pool.ring.top_up(plans)
+        if not pool.is_open:  # last, so that its workers find work when they begin
+            pool.open(lifts=False)
         if self._asks_first:
             self._ask_first()
-        plans.progress = plans.progress._replace(snapshot=self._snapshot_now(plans.progress))
+            plans.progress = plans.progress._replace(snapshot=self._snapshot_now(plans.progress))
         for _ in range(0 if resume is None else resume.n_more):
             next(self)
         self._overtakes = not plans.in_order
@@ -170,12 +176,11 @@ class WorkersIterator(LoaderIterator):
             self._plans.epoch = -1
             self._plans.has_columns = False
             self._n_spilled = 0
-            self._pool = self._start(loader, None)
+            self._pool = self._made_pool(loader, None)
         super()._reset(loader, first_iter)
         self._plans.epoch += 1
         self._pool.ring.reset()
         self._begin(None)
-        self._pool.ring.top_up(self._plans)
 
     # ---- batches
 

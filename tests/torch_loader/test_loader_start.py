@@ -1,0 +1,77 @@
+"""The start of a loop: workers begin with ``iter()``, and the first batch waits for little else."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from fastiter.torch import DataLoader  # noqa: E402
+
+
+class Telling(torch.utils.data.Dataset):
+    """Tells that an example was fetched."""
+
+    def __init__(self):
+        self.fetched = multiprocessing.get_context("fork").Event()
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        self.fetched.set()
+        return torch.full((2,), i)
+
+
+@pytest.mark.filterwarnings("ignore:worker processes are forked:RuntimeWarning")
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_fetch_before_the_first_next(persistent):
+    dataset = Telling()
+    loader = DataLoader(
+        dataset,
+        4,
+        num_workers=1,
+        persistent_workers=persistent,
+        multiprocessing_context="fork",
+    )
+    for _ in range(2):
+        dataset.fetched.clear()
+        iterator = iter(loader)
+        assert dataset.fetched.wait(30)
+        assert [batch[:, 0].tolist() for batch in iterator] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    loader._iterator = None
+
+
+BLAS = """
+import numpy as np, torch
+from fastiter.torch import DataLoader
+from threadpoolctl import threadpool_info
+
+def threads():
+    return [pool["num_threads"] for pool in threadpool_info()]
+
+def check():
+    np.ones((300, 300)) @ np.ones((300, 300))
+    assert threads() == before, (threads(), before)
+
+before = threads()
+loader = DataLoader(torch.arange(64), 4, num_workers=2, multiprocessing_context="fork")
+for _ in range(2):
+    iterator = iter(loader)
+    for _ in range(16):
+        next(iterator)
+        check()
+iterator = iter(loader)
+iterator.close()
+check()
+"""
+
+
+def test_openblas_computes_in_all_threads_again_with_the_first_batch():
+    """Its threads start after the forks, and not beside workers that make the first batch."""
+    done = subprocess.run([sys.executable, "-c", BLAS], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
