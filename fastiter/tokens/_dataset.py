@@ -333,19 +333,15 @@ class TokenDataset(DatasetMixin):
     def __fastiter_columns__(self) -> Columns:
         return self._as_columns()
 
+    def _decides(self) -> tuple[Any, ...]:
+        """What decides the rows besides the seed."""
+        arguments = tuple(sorted(self._arguments.items()))
+        return self._method, self._length, arguments, self._added, self.n_tokens, self.n_documents
+
     def __fastiter_epochs__(self) -> Epochs | None:
         if self._words is None:
             return None
-        arguments = tuple(sorted(self._arguments.items()))
-        decides = (
-            self._method,
-            self._length,
-            arguments,
-            self._added,
-            self.n_tokens,
-            self.n_documents,
-        )
-        return Epochs(self._epoch, self._words, self._planner.n_rows, decides)
+        return Epochs(self._epoch, self._words, self._planner.n_rows, self._decides())
 
     def __fastiter_tokens__(self, rows: npt.NDArray[np.int64]) -> int:
         found = self._planner.sums(rows)

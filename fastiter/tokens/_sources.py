@@ -16,7 +16,10 @@ Array = npt.NDArray[Any]
 #: Of each stretch of documents: offsets, sizes or None, unit of the offsets, place of offset 0.
 Documents = list[tuple[Array, Array | None, int, int]]
 
-_LLMC_MAGICS = {20240520: np.dtype("<u2"), 20240801: np.dtype("<u4")}
+_LLMC_MAGICS: dict[int, np.dtype[Any]] = {
+    20240520: np.dtype("<u2"),
+    20240801: np.dtype("<u4"),
+}
 _LLMC_HEADER = 256 * 4
 _INDEX_MAGIC = b"MMIDIDX\x00\x00"
 _INDEX_HEADER = 34

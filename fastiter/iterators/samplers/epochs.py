@@ -31,7 +31,7 @@ class RowsOfEpochs(SeededSampler):
 
     def size(self, number: int) -> int:
         """Rows in the epoch of that number."""
-        return epochs_of(self._dataset).n_rows(number)  # type: ignore[no-any-return, union-attr]
+        return epochs_of(self._dataset).n_rows(number)  # type: ignore[union-attr]
 
     def _draw(self, n_examples: int, number: int) -> EpochOrder:
         size = self.size(number)

@@ -1,0 +1,173 @@
+"""Batches of rows of tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from fastiter._fetch.dataset_access import epochs_of
+from fastiter._fetch.token_rows import EPOCH_SHIFT
+from fastiter._util.arguments import checked_flag, checked_int, checked_optional_int
+from fastiter.iterators.samplers._batches import SeededBatchSampler
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from fastiter.iterators.samplers._batches import Cutting, Indices, Limit
+    from fastiter.tokens._dataset import TokenDataset
+
+__all__ = ["TokenBatchSampler"]
+
+
+class TokenBatchSampler(SeededBatchSampler):
+    """Batches of rows of a `TokenDataset`: of limited size, and of like costs on all ranks.
+
+    For ``batch_sampler=``. With several ranks all of them plan the same epoch, and have equally
+    many batches. Takes 8 bytes for each row of the dataset, and 24 more while it plans.
+
+    Parameters
+    ----------
+    dataset : TokenDataset
+    batch_size : int, optional
+        Rows of a batch, or the most with ``max_tokens``. At least one of them has to be given.
+    max_tokens : int, optional
+        Greatest size of a batch: rows times tokens of the longest. Rows of like lengths
+        come together.
+    balance : {None, "tokens", "attention"}
+        What batches of a step are to have alike on all ranks: tokens, or the sum of the squared
+        lengths of segments, which the time of attention follows. Needs ``batch_size`` alone.
+    seed : int, sequence of int, or numpy.random.SeedSequence, optional
+        Shuffles rows. By default the dataset's own seed, and its order.
+    window : int
+        Steps whose rows are dealt, or with ``max_tokens`` sorted, together.
+    drop_last : bool
+        Leave out what does not fill a step.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is wrong, or a row longer than ``max_tokens``.
+
+    Notes
+    -----
+    With ``balance``, the rows of ``window`` steps are sorted by cost, and cut into groups of one
+    row for each rank, neighbours in the sorted list. Each step takes ``batch_size`` random groups,
+    and the rank with the least cost so far gets the costliest row of the next group.
+    """
+
+    _KIND: ClassVar[int] = 8
+
+    def __init__(
+        self,
+        dataset: TokenDataset,
+        batch_size: int | None = None,
+        *,
+        max_tokens: int | None = None,
+        balance: str | None = None,
+        seed: Any = None,
+        window: int = 64,
+        drop_last: bool = False,
+    ) -> None:
+        self._dataset = dataset
+        self._batch_size = checked_optional_int("batch_size", batch_size)
+        self._max_tokens = checked_optional_int("max_tokens", max_tokens)
+        if self._batch_size is None and self._max_tokens is None:
+            raise ValueError("give batch_size, max_tokens, or both: nothing limits a batch")
+        if balance not in (None, "tokens", "attention"):
+            raise ValueError(f"balance must be 'tokens', 'attention' or None, not {balance!r}")
+        if balance is not None and (self._batch_size is None or self._max_tokens is not None):
+            raise ValueError("balance= deals batches of one size: give batch_size= alone")
+        self._balance = balance
+        self._window = checked_int("window", window)
+        self._drop_last = checked_flag("drop_last", drop_last)
+        self._shuffles = seed is not None
+        epochs = epochs_of(dataset)
+        super().__init__(0 if seed is None else seed)
+        if seed is None and epochs is not None:
+            self._words = epochs.words
+
+    def _plan_batches(
+        self, rows: Indices | None, n_examples: int, number: int, cutting: Cutting
+    ) -> tuple[Indices, Indices]:
+        from fastiter._order import permutation, sampling
+
+        tag = 0 if epochs_of(self._dataset) is None else number + 1 << EPOCH_SHIFT
+        size, budget = (None if limit is None else int(limit) for limit in cutting.limits)
+        lengths, costs = self._dataset._sums(number if tag else None)
+        given = np.arange(len(lengths)) if rows is None else rows & ((1 << EPOCH_SHIFT) - 1)
+        assert self._words is not None
+        words = permutation.seed_words([*self._words, number])
+        if budget is not None:
+            if lengths.max(initial=0) > budget:
+                raise ValueError(
+                    f"row {int(lengths.argmax())} has {lengths.max()} tokens, more than max_tokens="
+                    f"{budget}"
+                )
+            likely = max(1, budget // max(1, int(lengths.mean())))
+            order, cuts = sampling.plan_buckets(
+                lengths,
+                given,
+                words,
+                most_rows=size,
+                most_tokens=budget,
+                num_ranks=cutting.num_ranks,
+                window=self._window * cutting.num_ranks * likely,
+                drop_last=self._drop_last,
+            )
+            return order.astype(np.int64) + tag, cuts
+        assert size is not None
+        if self._shuffles:
+            given = given[permutation.fast_permutation(len(given), words)]
+        whole = size * cutting.num_ranks
+        if self._drop_last:
+            given = given[: len(given) // whole * whole]
+        n_dealt = len(given) // whole * whole
+        if self._balance is not None:
+            weights = lengths.astype(np.float64) if self._balance == "tokens" else costs
+            given = given.copy()
+            steps = n_dealt // whole
+            windows = max(1, steps // self._window)  # of window steps or a few more
+            for k in range(windows):
+                start, stop = steps * k // windows * whole, steps * (k + 1) // windows * whole
+                part = given[start:stop]
+                picks = permutation.fast_permutation(len(part) // cutting.num_ranks, words, 1 + k)
+                part[:] = part[dealt(weights[part], cutting.num_ranks, size, picks)]
+        cuts = np.arange(0, n_dealt + 1, size)
+        if n_dealt < len(given):  # shared out evenly by the iterator
+            cuts = np.append(cuts, len(given))
+        return given + tag, cuts
+
+    def _population(self, order_size: int, dataset_size: int) -> int:
+        return self._dataset.n_documents  # epochs may differ in their rows
+
+    def _limits(self) -> tuple[Limit, ...]:
+        return self._batch_size, self._max_tokens
+
+    def _arguments(self) -> tuple[Any, ...]:
+        epochs = epochs_of(self._dataset)
+        of_rows = self._dataset._decides() if epochs is None else (epochs.words, *epochs.arguments)
+        return self._balance, self._window, self._drop_last, self._shuffles, of_rows
+
+
+def dealt(
+    costs: npt.NDArray[np.float64], num_ranks: int, size: int, picks: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Deal rows to batches of `size` in steps of `num_ranks`: their places, batch after batch.
+
+    picks : a permutation of the groups of one row for each rank.
+    """
+    groups = np.argsort(-costs, kind="stable").reshape(-1, num_ranks)[picks]
+    steps = groups.reshape(-1, size, num_ranks)  # rows of a group are sorted, the costliest first
+    given = np.empty((len(steps), num_ranks, size), np.int64)
+    sums = np.zeros((len(steps), num_ranks))
+    # Groups whose costs differ most first: those that follow even out what is left.
+    spread = costs[steps[:, :, 0]] - costs[steps[:, :, -1]]
+    order = np.argsort(-spread, axis=1, kind="stable")
+    every = np.arange(len(steps))[:, None]
+    for place in range(size):
+        rows = steps[every[:, 0], order[:, place]]
+        ranks = np.argsort(sums, axis=1, kind="stable")
+        given[every, ranks, place] = rows
+        sums[every, ranks] += costs[rows]
+    return given.ravel()

@@ -1,0 +1,105 @@
+"""`TokenBatchSampler`: budgets, like costs on all ranks, states."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fastiter import SerialIterator, concat_examples
+from fastiter.iterators.samplers._batches import Cutting
+from fastiter.tokens import TokenBatchSampler, TokenDataset
+
+RNG = np.random.default_rng(0)
+LENGTHS = np.clip(RNG.lognormal(3, 1, 12_000).astype(int), 1, 128)
+TOKENS = np.arange(LENGTHS.sum(), dtype=np.int32)
+OFFSETS = np.concatenate([[0], np.cumsum(LENGTHS)])
+
+
+def packed(seed=0):
+    return TokenDataset(
+        TOKENS, 128, packing="bfd", documents=OFFSETS, window=500, seed=seed, dtype=np.int32
+    )
+
+
+def single():
+    return TokenDataset(TOKENS, documents=OFFSETS, dtype=np.int32, fields=("input_ids", "n_tokens"))
+
+
+@pytest.mark.parametrize("balance", ["tokens", "attention", None])
+@pytest.mark.parametrize(("batch_size", "num_ranks"), [(8, 4), (1, 8), (8, 1)])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_ranks_have_like_costs_and_each_row_comes_once(balance, batch_size, num_ranks, seed):
+    dataset = packed()
+    sampler = TokenBatchSampler(dataset, batch_size, balance=balance, seed=seed)
+    for number in range(2):
+        cutting = Cutting(0, num_ranks, sampler._limits())
+        order, cuts = sampler._plan_batches(None, len(dataset), number, cutting)
+        dataset.set_epoch(number)
+        rows = order & ((1 << 40) - 1)
+        assert sorted(rows) == list(range(len(dataset)))
+        assert (order >> 40 == number + 1).all()
+        steps = len(rows) // (batch_size * num_ranks)
+        assert set(np.diff(cuts[: steps * num_ranks + 1])) == {batch_size}
+        costs = dataset.lengths if balance == "tokens" else dataset.costs
+        dealt = costs[rows[: cuts[steps * num_ranks]]].reshape(steps, num_ranks, batch_size).sum(2)
+        ratio = dealt.max(1) / dealt.mean(1)
+        if balance is not None:
+            assert ratio.mean() <= 1.05 and np.quantile(ratio, 0.95) <= 1.12
+
+
+@pytest.mark.parametrize("loads", [1, 2, 3])
+def test_a_state_goes_on_on_other_ranks(loads):
+    def on(rank, ranks):
+        sampler = TokenBatchSampler(packed(), 4, balance="attention")
+        return SerialIterator(
+            packed(), batch_sampler=sampler, rank=rank, num_ranks=ranks, converter=concat_examples
+        )
+
+    iterators = [on(rank, 2) for rank in range(2)]
+    size = len(packed())
+    for cut in (20, size // 8 + 30):
+        before = [next(iterator)["input_ids"] for _ in range(cut) for iterator in iterators]
+        text = json.dumps(iterators[0].state_dict())
+        assert len(text) <= 512
+        others = [on(rank, loads) for rank in range(loads)]
+        for other in others:
+            other.load_state_dict(json.loads(text))
+        seen, epoch = [], others[0].epoch
+        while others[0].epoch == epoch:
+            seen += [next(other)["input_ids"] for other in others]
+        if cut == 20:  # the first epoch is complete
+            firsts = np.concatenate([*before, *seen])
+            tokens = np.unique(firsts)
+            np.testing.assert_array_equal(tokens[tokens > 0], TOKENS[1:])
+        if loads == 2:  # the same arguments: the same batches
+            for batch in seen[:10]:
+                iterators = iterators[1:] + iterators[:1]
+                np.testing.assert_array_equal(batch, next(iterators[-1])["input_ids"])
+        iterators = [on(rank, 2) for rank in range(2)]
+
+
+def test_a_budget_of_tokens_limits_rows_times_the_longest():
+    dataset = single()
+    sampler = TokenBatchSampler(dataset, max_tokens=1000, seed=1)
+    iterator = SerialIterator(
+        dataset, batch_sampler=sampler, repeat=False, converter=concat_examples
+    )
+    batches = list(iterator)
+    assert all(batch["input_ids"].size <= 1000 for batch in batches)
+    assert sum(len(batch["input_ids"]) for batch in batches) == len(dataset)
+    padded = sum(batch["input_ids"].size for batch in batches)
+    assert padded < 1.1 * len(TOKENS)
+    with pytest.raises(ValueError, match="more than max_tokens=100"):
+        SerialIterator(dataset, batch_sampler=TokenBatchSampler(dataset, max_tokens=100))
+
+
+def test_wrong_arguments():
+    for arguments, message in (
+        ({}, "nothing limits"),
+        ({"batch_size": 4, "balance": "cost"}, "balance must be"),
+        ({"max_tokens": 400, "balance": "tokens"}, "deals batches of one size"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TokenBatchSampler(packed(), **arguments)
