@@ -1,4 +1,4 @@
-"""The command line: ``python -m fastiter batch``, ``demo``, ``doctor`` and ``profile``."""
+"""The command line: ``python -m fastiter batch``, ``demo``, ``doctor``, ``profile``, ``tokens``."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ _COMMANDS = {
     "profile": (
         "fastiter._cli.profile.profile",
         "measure a dataset, by itself and with the iterators, and find the best settings",
+    ),
+    "tokens": (
+        "fastiter._cli.tokens",
+        "count documents and tokens, and tell how well they pack into rows",
     ),
 }
 

@@ -1,0 +1,127 @@
+"""``python -m fastiter tokens``: documents, their lengths, and how well they pack."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+import numpy as np
+
+from fastiter._cli.options import positive
+from fastiter._fetch.token_rows import FITS, RowPlanner, TokenSource
+from fastiter.tokens._sources import open_source, paths_of
+
+_WINDOW = 100_000  # as TokenDataset's
+_WRONG = (ImportError, LookupError, OSError, TypeError, ValueError)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument(
+        "path", metavar="PATH", help=".bin or Arrow file, pattern, or Megatron prefix"
+    )
+    parser.add_argument(
+        "--length",
+        type=positive,
+        action="append",
+        metavar="N",
+        help="tokens of a row; may be given several times (default: 1024, 2048 and 4096)",
+    )
+    parser.add_argument("--dtype", help="of a .bin file (default: uint16)")
+    parser.add_argument("--documents", metavar="NPY", help="where documents of a .bin file begin")
+    parser.add_argument(
+        "--column", default="input_ids", help="of an Arrow file (default: input_ids)"
+    )
+    parser.add_argument("--png", metavar="FILE", help="draw the histogram of lengths")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what was found."""
+    try:
+        opened = open_source(
+            paths_of(options.path), options.documents, options.dtype, options.column, ()
+        )
+        found = examined(opened.source(), options.length or [1024, 2048, 4096])
+    except _WRONG as error:
+        print(f"fastiter tokens: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(found) if options.json else as_table(found))
+    if options.png is not None:
+        try:
+            draw(found["histogram"], options.png)
+        except ImportError:
+            print(
+                "not drawn: matplotlib is not installed (pip install matplotlib)", file=sys.stderr
+            )
+            return 1
+    return 0
+
+
+def examined(source: TokenSource, lengths: list[int]) -> dict[str, Any]:
+    """Counts, a histogram by powers of 2, and for each length of rows which share of their places
+    has tokens: of documents padded one by one, and of each packing."""
+    n = source.n_documents
+    counts = np.zeros(65, np.int64)  # of documents of 0 tokens, 1, 2 to 3, 4 to 7, ...
+    tokens, padded = 0, dict.fromkeys(lengths, 0)
+    for start in range(0, n, _WINDOW):
+        found = source.lengths(np.arange(start, min(n, start + _WINDOW)))
+        counts += np.bincount(np.frexp(found)[1], minlength=65)
+        tokens += int(found.sum())
+        for length in lengths:
+            padded[length] += int((-(-found // length)).sum())
+    last = int(np.flatnonzero(counts).max(initial=0))
+    return {
+        "documents": n,
+        "tokens": tokens,
+        "histogram": [
+            {"from": 2**k // 2, "to": max(0, 2**k - 1), "documents": int(counts[k])}
+            for k in range(last + 1)
+        ],
+        "lengths": [
+            {
+                "length": length,
+                "padded": _share(tokens, padded[length] * length),
+                **{
+                    packing: _share(tokens, _rows(source, packing, length) * length)
+                    for packing in ("concat", *FITS)
+                },
+            }
+            for length in lengths
+        ],
+    }
+
+
+def _rows(source: TokenSource, packing: str, length: int) -> int:
+    return RowPlanner(source, packing, length, window=_WINDOW).n_rows()
+
+
+def _share(tokens: int, places: int) -> float:
+    return tokens / places if places else 0.0
+
+
+def as_table(found: dict[str, Any]) -> str:
+    """The same for people."""
+    lines = [f"{found['documents']:,} documents, {found['tokens']:,} tokens", ""]
+    lines.append(f"{'tokens':>17} {'documents':>12}")
+    for bar in found["histogram"]:
+        span = f"{bar['from']:,} .. {bar['to']:,}" if bar["to"] > 1 else str(bar["to"])
+        lines.append(f"{span:>17} {bar['documents']:>12,}")
+    names = ("padded", "concat", *FITS)
+    lines += ["", "Share of tokens in rows:", f"{'length':>8}" + "".join(f"{n:>11}" for n in names)]
+    for row in found["lengths"]:
+        lines.append(f"{row['length']:>8}" + "".join(f"{100 * row[n]:>9.2f} %" for n in names))
+    return "\n".join(lines)
+
+
+def draw(histogram: list[dict[str, int]], path: str) -> None:
+    """A bar chart of the lengths."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.bar([str(bar["from"]) for bar in histogram], [bar["documents"] for bar in histogram])
+    axes.set(xlabel="tokens of a document, at least", ylabel="documents")
+    figure.savefig(path)
