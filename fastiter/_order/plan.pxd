@@ -43,6 +43,8 @@ cdef class PlanQueue:
     cdef readonly bint is_begun
     cdef public object progress
     cdef public object example_seed  # 128 bits; None: plans have no seeds
+    cdef public bint unordered  # whether complete batches overtake others
+    cdef readonly dict beyond  # states after batches delivered before older ones, by step
     cdef readonly list plans  # planned and not delivered, in the order of their delivery
     cdef bint is_passing  # the batch of the state was passed over
     cdef void put_state(self, object state) noexcept
@@ -50,6 +52,7 @@ cdef class PlanQueue:
     cdef bring_forward(self, Plan plan)
     cpdef Plan ahead(self)
     cdef Plan plan_one(self)
+    cdef tuple joined(self, Plan plan)
     cpdef Plan advance(self, object state)
     cdef bint is_endless(self, object cuts) noexcept
     cdef void cut(self, object cuts, int64_t position, int64_t size, int64_t rank,

@@ -194,6 +194,8 @@ cdef class PlanQueue:
         self.tail_kind = TAILS.index(tail)
         self.plans = []
         self.example_seed = None
+        self.unordered = False
+        self.beyond = {}
         self.delivered = None
         self.is_passing = self.is_begun = False
 
@@ -261,6 +263,9 @@ cdef class PlanQueue:
         """
         cdef Plan plan = self.first()
         state = self.current if plan.error is not None else plan.state
+        beyond = self.beyond
+        if plan.indices is not None and (self.unordered or beyond):
+            state, beyond = self.joined(plan)
         if plan.indices is not None and self.is_passing:
             # The state tells of this batch and of those passed over before it.
             state = state._replace(
@@ -277,6 +282,7 @@ cdef class PlanQueue:
             if plan.indices is not None:
                 self.delivered = plan
             self.put_state(state)
+            self.beyond = beyond
             self.progress = plan.progress
         del self.plans[0]
         if plan.indices is not None:
@@ -284,6 +290,28 @@ cdef class PlanQueue:
         if plan.error is not None:
             raise plan.error
         raise StopIteration
+
+    cdef tuple joined(self, Plan plan):
+        """The state when a plan is delivered before or after others, and `beyond` then.
+
+        The state is that before the oldest batch that is not delivered. So an epoch ends when its
+        last batch was delivered, whichever that is.
+        """
+        cdef Plan other
+        cdef int64_t oldest = -1, step
+        cdef bint is_new_epoch = False
+        for other in self.plans:
+            if other is not plan and other.indices is not None:
+                step = item(other.state, STEP)
+                oldest = step if oldest < 0 else min(oldest, step)
+        state, beyond = self.current, {**self.beyond, item(plan.state, STEP): plan.state}
+        detail = item(state, EPOCH) + item(state, POSITION) / item(state, EPOCH_SIZE)
+        for step in sorted(beyond):
+            if 0 <= oldest < step:
+                break
+            state = beyond.pop(step)
+            is_new_epoch |= item(state, IS_NEW_EPOCH)
+        return state._replace(is_new_epoch=is_new_epoch, previous_epoch_detail=detail), beyond
 
     def pass_over(self):
         """Take the oldest plan, of whose batch nothing is left.
@@ -299,13 +327,29 @@ cdef class PlanQueue:
         for plan in self.plans:
             (<Plan>plan).work = (<Plan>plan).outcome = None
 
-    def restart(self, state, progress=None):
-        """Go on from ``state``. All plans are dropped, and lose their work."""
+    def restart(self, state, progress=None, delivered=()):
+        """Go on from ``state``. All plans are dropped, and lose their work.
+
+        ``delivered`` are steps behind it whose batches were delivered already. ValueError if there
+        is no such step.
+        """
+        cdef Plan plan
+        plans, beyond, planned = [], {}, state
+        while delivered and item(planned, STEP) <= max(delivered):
+            plan = self.advance(planned)
+            if plan.indices is None:
+                raise ValueError(f"there is no step {max(delivered)} that was delivered")
+            planned = plan.state
+            if item(planned, STEP) - 1 in delivered:
+                beyond[item(planned, STEP)] = planned
+            else:
+                plans.append(plan)
         self._note(state)
         self.rewind()
         kept = self.plans, self.current  # what dies by this, dies at the end of this function
-        self.plans = []
-        self.planned = state
+        self.plans = plans
+        self.beyond = beyond
+        self.planned = planned
         self.delivered = None
         self.is_passing = self.is_begun = False
         self.put_state(state)
@@ -314,6 +358,8 @@ cdef class PlanQueue:
     def __getstate__(self):
         # A copy begins all work anew, and asks a sampler that failed again.
         plans = [(<Plan>plan).values() for plan in list(self.plans) if plan.error is None]
+        if self.unordered:
+            plans.sort(key=lambda values: values[0][1].step)
         return {
             **self.__dict__,
             "state": self.current,
@@ -325,6 +371,8 @@ cdef class PlanQueue:
             "is_passing": bool(self.is_passing),
             "progress": self.progress,
             "example_seed": self.example_seed,
+            "beyond": self.beyond,
+            "unordered": bool(self.unordered),
         }
 
     def __setstate__(self, dict given):
@@ -340,6 +388,11 @@ cdef class PlanQueue:
             self.planned = plan.state
         self.is_passing = is_passing
         self.example_seed = given.pop("example_seed", None)
+        self.unordered = given.pop("unordered", False)
+        self.beyond = given.pop("beyond", {})
+        for state in self.beyond.values():
+            if item(state, STEP) > item(self.planned, STEP):
+                self.planned = state
         self.__dict__.update(given)
 
     def __reduce__(self):
@@ -349,6 +402,8 @@ cdef class PlanQueue:
         """Plan the batch after all that are planned."""
         cdef Py_ssize_t count = len(self.plans)
         state = (<Plan>self.plans[count - 1]).state if count else self.current
+        if self.unordered or self.beyond:  # the last one planned may be delivered
+            state = self.planned
         cdef Plan plan
         try:
             plan = self.advance(state)

@@ -582,20 +582,26 @@ cdef class BatchScheduler(ParentRing):
     def overtake(self, PlanQueue plans):
         """Has the oldest complete batch be the first one in ring and plans; whether there is one.
 
-        Batches for the same worker keep their order.
+        Batches for the same worker keep their order, and so do those of different epochs.
         """
         cdef ScheduledBatch record
         cdef uint32_t flags = 0
         cdef Py_ssize_t i
         cdef set waited_for = set()
+        cdef int64_t epoch = -1
         for i, record in enumerate(self.scheduled):
+            if epoch < 0:
+                epoch = record.plan.epoch_of(0)
+            elif record.plan.epoch != epoch:
+                break
             if record.plan.worker in waited_for:
                 continue
             if fi_parent_is_ready(&self.parent, record.slot, &flags):
                 self.scheduled.insert(0, self.scheduled.pop(i))
                 plans.bring_forward(record.plan)
                 return True
-            waited_for.add(record.plan.worker)
+            if record.plan.worker >= 0:
+                waited_for.add(record.plan.worker)
         return False
 
     def take(self):

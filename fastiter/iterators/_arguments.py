@@ -44,7 +44,6 @@ _COUNTERPARTS = {
     "context": _OF_PROCESSES,
     "dataset_timeout": _OF_WORKERS,
     "generator": _SEED,
-    "in_order": "batches always come in order",
     "max_length": "use converter=functools.partial(concat_examples, max_length=...)",
     "maxtasksperchild": _OF_PROCESSES,
     "multiprocessing_context": "use MultiprocessIterator's context=",

@@ -99,6 +99,7 @@ class PlannedIterator(Iterator):
         tail: Tail = "pad",
         skip_steps: Sequence[tuple[int, int]] = (),
         seed_examples: SeedExamples = False,
+        in_order: bool = True,
     ) -> None:
         is_stream = isinstance(dataset, StreamDataset)
         if is_stream:
@@ -110,6 +111,7 @@ class PlannedIterator(Iterator):
             sees_examples = converter is not None and concat_of(converter) is None
             dataset = _arguments.checked_dataset(arrow_source(dataset, sees_examples))
         self._dataset = dataset
+        self._in_order = checked_flag("in_order", in_order)
         self._repeat = checked_flag("repeat", repeat)
         self._batch_size, drop_last, batches = _arguments.checked_cuts(
             batch_size, batch_sampler, drop_last, shuffle, order_sampler
@@ -152,7 +154,7 @@ class PlannedIterator(Iterator):
             dataset_len=self._dataset_len,
             **cutting,
         )
-        self._planner.example_seed = self._planned_seed()
+        self._planner.example_seed = self._planned_seed(self._seed)
         if isinstance(self._planner, SkippingPlanner):
             self._planner.skip(ranges)
         if not len(self):
@@ -243,8 +245,8 @@ class PlannedIterator(Iterator):
         context = ExampleContext(self._seed, plan, None)
         return capture(keep_generators, context.run, function, *arguments)
 
-    def _planned_seed(self) -> Seed | None:
-        return None if self._seed_examples is False else self._seed
+    def _planned_seed(self, seed: Seed) -> Seed | None:
+        return None if self._seed_examples is False else seed
 
     def _fetch_stream(self, plan: Plan) -> Any:
         """`_fetch` of a batch of a `StreamDataset`."""
@@ -344,12 +346,15 @@ class PlannedIterator(Iterator):
         while plan.indices is not None:
             batch = plan.outcome
             if batch is None:
-                batch = plan.outcome = self._fetch(plan)
+                batch = self._fetch(plan)
+                plan = planner.plans[0]  # without an order it may be another one
+                plan.outcome = batch
             if type(batch) is not AllSkipped:
                 break
             if planner.num_ranks > 1:  # which stay in step
                 batch = plan.outcome = batch_of_none(batch, self._converter is not None)
                 break
+            assert plan.indices is not None
             n_passed += len(plan.indices)
             if n_passed >= self._epoch_size:
                 batch = nothing_left(n_passed, batch)
@@ -382,7 +387,9 @@ class PlannedIterator(Iterator):
     def _make(self) -> Any:
         plan = self._planner.peek()
         if plan.outcome is None and plan.indices is not None and not self._finalized:
-            plan.outcome = self._fetch(plan)
+            outcome = self._fetch(plan)
+            plan = self._planner.plans[0]
+            plan.outcome = outcome
         return plan.outcome
 
     def _refuse_inside_next(self, action: str) -> None:
@@ -630,7 +637,8 @@ class PlannedIterator(Iterator):
     def step(self) -> int:
         """The number of the next batch: steps made since the start, of all epochs and resets.
 
-        Batches that were skipped count. A `StreamDataset` has none, nor addresses.
+        Batches that were skipped count. With ``in_order=False``, the oldest one that was not
+        delivered. A `StreamDataset` has none, nor addresses.
         """
         self._refuse_of_stream("step")
         return self._planner.state.step
@@ -728,6 +736,11 @@ class PlannedIterator(Iterator):
         return self._seed_examples
 
     @property
+    def in_order(self) -> bool:
+        """The argument ``in_order``."""
+        return self._in_order
+
+    @property
     def skip_limit(self) -> int | float | None:
         """The argument ``skip_limit``."""
         return self._skip_limit
@@ -790,7 +803,8 @@ class PlannedIterator(Iterator):
         Raises
         ------
         ValueError
-            If what is loaded cannot be a state of this iterator, which then stays as it is.
+            If what is loaded cannot be a state of this iterator, which then stays as it is; on
+            saving, if batches have overtaken others (``in_order=False``): `state_dict` tells them.
         NotImplementedError
             On loading, if the iterator is finalized and of a kind that cannot be reopened.
         """
@@ -842,11 +856,8 @@ class PlannedIterator(Iterator):
 
     def _go_on_from(self, snapshot: Snapshot) -> None:
         works = self._planner.works()
+        self._planner.go_on_from(snapshot, self._planned_seed(snapshot.seed))
         self._seed = snapshot.seed
-        self._planner.example_seed = self._planned_seed()
-        self._planner.restart(snapshot.state, snapshot.skips)
-        self._planner.anchor, self._planner.recut = snapshot.anchor, snapshot.recut
-        self._planner.former_size = snapshot.former_size
         self._kept_epochs.clear()
         self._drop_works(works)
         self._loops.clear()
@@ -871,6 +882,7 @@ class PlannedIterator(Iterator):
         self.__dict__.update(state)
         self.__dict__.setdefault("_sampler", state["_order_sampler"])  # not in version 0.1.0
         self.__dict__.setdefault("_seed_examples", False)
+        self.__dict__.setdefault("_in_order", True)
         former = getattr(self._skips, "former_state", None)
         if former is not None:  # a pickle of version 0.1.0
             self._planner.progress = former

@@ -52,6 +52,8 @@ _SEED_KEY = "example_seed"
 _CUTS_KEY = "cuts"
 _STREAM_KEY = "stream"
 _CUTS_VERSION = 1
+_DELIVERED_KEY = "delivered"  # a bit for each step from that of the state on
+_MOST_DELIVERED = 1 << 16
 _DEFAULTS = {
     "batch_size": None,
     "num_ranks": 1,
@@ -72,6 +74,7 @@ class Snapshot(NamedTuple):
     anchor: Anchor
     recut: tuple[int, tuple[Cutting, ...]] | None = None  #: `Planner.recut`
     former_size: int | None = None  #: `Planner.former_size`
+    delivered: frozenset[int] = frozenset()  #: steps whose batches came before that of ``state``
 
 
 def exchange(
@@ -95,6 +98,11 @@ def exchange(
         if isinstance(planner, StreamPlanner):
             serializer(_STREAM_KEY, _as_bytes(saved_stream(planner, state)))
             return None
+        if planner.beyond:
+            raise ValueError(
+                "batches have overtaken others (in_order=False), which a snapshot has no room for: "
+                "use state_dict(), or save where no batch is missing"
+            )
         for key, value in _saved_order(state, planner).items():
             serializer(key, value)
         serializer(_SEED_KEY, np.array(_signed(current.seed)))
@@ -156,6 +164,8 @@ def _saved_cuts(current: Snapshot, planner: Planner) -> dict[str, Any]:
         "anchor": list(current.anchor),
         **_arguments_of(planner),
     }
+    if planner.beyond:
+        saved[_DELIVERED_KEY] = sum(1 << (step - 1 - state.step) for step in planner.beyond)
     if sampler is None:
         saved["n_examples"] = state.epoch_size
     if isinstance(sampler, SeededBatchSampler):
@@ -308,6 +318,7 @@ def _loaded(
     step = saved_cuts.get("step", -(-(epoch * size + position) // whole))
     loaded = loaded._replace(step=step)
     anchor = loaded.anchor
+    delivered = _loaded_delivered(saved_cuts, planner)
     if saved_cuts and len(recut[1] if recut else ()) < 2:
         given = {key: saved_cuts[key] for key in _DEFAULTS if key in saved_cuts}
         if given == _arguments_of(planner) and former_size is None:
@@ -319,7 +330,7 @@ def _loaded(
     skips = None
     if current.skips is not None:
         skips = SkipState.loaded(_ask_json(serializer, SKIPS_KEY))
-    return Snapshot(loaded, seed, skips, anchor, recut, former_size)
+    return Snapshot(loaded, seed, skips, anchor, recut, former_size, delivered)
 
 
 def _ask_json(serializer: Any, key: str) -> Any:
@@ -358,6 +369,26 @@ def _loaded_cuts(stored: Any) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError) as error:
         raise _unreadable(_CUTS_KEY, error) from error
     return saved
+
+
+def _loaded_delivered(saved_cuts: dict[str, Any], planner: Planner) -> frozenset[int]:
+    """The steps whose batches have overtaken others, which come as they were cut."""
+    bits = saved_cuts.get(_DELIVERED_KEY, 0)
+    if bits == 0:
+        return frozenset()
+    if type(bits) is not int or not 0 < bits < 1 << _MOST_DELIVERED:
+        raise _unreadable(_CUTS_KEY, ValueError(f"{_DELIVERED_KEY} {bits!r:.80}"))
+    given = {key: saved_cuts[key] for key in _DEFAULTS if key in saved_cuts}
+    limits = limits_of(planner._order_sampler)
+    cuttings = saved_cuts.get("cuttings") or [(0, planner.num_ranks, limits)]
+    if given != _arguments_of(planner) or tuple(cuttings[-1][2]) != limits:
+        raise ValueError(
+            "the state was saved with in_order=False, while batches had overtaken others: these "
+            f"come as they were cut, by {given}, so that the iterator needs the same arguments "
+            "(not in_order). Save where the state has no 'delivered' to change them"
+        )
+    first = saved_cuts["step"]
+    return frozenset(first + i for i in range(bits.bit_length()) if bits >> i & 1)
 
 
 def _naturals(values: Any, count: int) -> list[int]:

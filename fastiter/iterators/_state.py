@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from fastiter._order.example_context import Seed
+    from fastiter.iterators._snapshot import Snapshot
     from fastiter.iterators.samplers._batches import Limit
     from fastiter.iterators.samplers._seeded import SeededSampler
 
@@ -292,6 +293,17 @@ class Planner(PlanQueue):
         current = order if fresh or not isinstance(order, np.ndarray) else order.copy()
         drawn = sampler(current, position)
         return checked_order(drawn, dataset_size, size=size, copy=not fresh), size, n_drawn, None
+
+    def go_on_from(self, snapshot: Snapshot, example_seed: Seed | None) -> None:
+        """Restart from a snapshot; after an error all is as it was."""
+        before = self.anchor, self.recut, self.former_size, self.example_seed
+        try:
+            self.anchor, self.recut = snapshot.anchor, snapshot.recut
+            self.former_size, self.example_seed = snapshot.former_size, example_seed
+            self.restart(snapshot.state, snapshot.skips, snapshot.delivered)
+        except BaseException:
+            self.anchor, self.recut, self.former_size, self.example_seed = before
+            raise
 
     def cuttings_of(self, number: int) -> tuple[Cutting, ...]:
         """How the epoch of that number is cut into batches, if by a batch sampler."""

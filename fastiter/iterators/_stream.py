@@ -73,7 +73,7 @@ class StreamPlanner(Planner):
         self.sources = {}
         return self.initial(self.stream, number, state.step)
 
-    def restart(self, state: State, progress: Any = None) -> None:
+    def restart(self, state: State, progress: Any = None, delivered: Any = ()) -> None:
         """Go on from ``state``, with `sources`."""
         super().restart(state, progress)
         self.store.clear(self.sources)

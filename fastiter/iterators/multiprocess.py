@@ -113,6 +113,12 @@ class MultiprocessIterator(PrefetchingIterator):
         As in `SerialIterator`. An index that kills worker after worker may be skipped, too.
     drop_last, batch_sampler, rank, num_ranks, tail, skip_steps, seed_examples
         As in `SerialIterator`.
+    in_order : bool
+        False: within an epoch, batches come as they are complete. An epoch has ended when its last
+        batch was delivered. `address` tells which batch came; `state_dict` which came before
+        others, and these come first after it is loaded, with the same batch size and ranks (each
+        rank then has a state of its own). With a GPU as ``device`` batches come in order, as those
+        of a `StreamDataset` do.
     worker_init : callable, optional
         Called as ``worker_init(number)`` in each worker when it has loaded the dataset, also in one
         that takes the place of another; see `get_worker_info`. What it raises, ``next()`` raises.
@@ -169,6 +175,7 @@ class MultiprocessIterator(PrefetchingIterator):
         tail: Tail = "pad",
         skip_steps: Sequence[tuple[int, int]] = (),
         seed_examples: SeedExamples = False,
+        in_order: bool = True,
         worker_init: Callable[[int], Any] | None = None,
         context: Any = None,
     ) -> None:
@@ -202,7 +209,10 @@ class MultiprocessIterator(PrefetchingIterator):
             tail=tail,
             skip_steps=skip_steps,
             seed_examples=seed_examples,
+            in_order=in_order,
         )
+        overtakes = not (self._in_order or self._n_processes == 0 or self._source.is_on_gpu)
+        self._planner.unordered = overtakes and not isinstance(self._planner, StreamPlanner)
         if (self._shared_mem or 0) * self._most_rows() >= 1 << 63:
             raise ValueError(
                 "shared_mem must be bytes for one example, of which a batch has "
@@ -304,7 +314,11 @@ class MultiprocessIterator(PrefetchingIterator):
         pool.ring.top_up(self._planner)
 
     def _wait_for(self, pool: Pool, plan: Plan) -> Any:
-        """The oldest batch in the ring, that of ``plan``, as the workers have left it."""
+        """The oldest batch in the ring, that of ``plan``, as the workers have left it; if that need
+        not be the next one, the oldest that is complete."""
+        planner = self._planner if self._planner.unordered else None
+        if planner is not None and pool.ring.overtake(planner):
+            plan = planner.peek()
         lease, converter = pool.ring.take(), pool.job.batch_converter
         if lease is not None:
             return self._in_caller(plan, from_rows, lease, plan.indices, {}, converter)
@@ -312,8 +326,10 @@ class MultiprocessIterator(PrefetchingIterator):
         while not pool.ring.scheduled:
             pool.wait_for_slot()
             pool.ring.top_up(self._planner)
-        pool.wait()
+        pool.wait(planner)
         self._timer.unblock()
+        if planner is not None:
+            plan = planner.peek()
         return self._in_caller(plan, pool.deliver, plan, self._skips)
 
     def _take_ready(self, pool: Pool) -> tuple[Plan, Any] | None:
@@ -483,7 +499,7 @@ class StreamJob(BatchJob):
             failure = None if found.failure is None else dump(found.failure)
             return found._replace(failure=failure)
 
-        rows = row_writer.RowWriter(end, self.dataset, answer)
+        rows = row_writer.RowWriter(end, None, answer)  # which makes all
         return functools.partial(rows.work, None, self.claims or 0)
 
 

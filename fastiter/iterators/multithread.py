@@ -103,6 +103,8 @@ class MultithreadIterator(PrefetchingIterator):
     seed_examples : bool, int or callable
         As in `SerialIterator`. The global generators are the whole program's, so the thread that
         iterates then fetches and converts by itself, and ``dataset_timeout`` has no effect.
+    in_order : bool
+        As in `SerialIterator`: batches always come in order.
 
     Raises
     ------
@@ -147,6 +149,7 @@ class MultithreadIterator(PrefetchingIterator):
         tail: Tail = "pad",
         skip_steps: Sequence[tuple[int, int]] = (),
         seed_examples: SeedExamples = False,
+        in_order: bool = True,
     ) -> None:
         self._set_timeout(dataset_timeout, on_timeout, n_retries)
         if seed_examples is not False and on_timeout == "retry":
@@ -175,6 +178,7 @@ class MultithreadIterator(PrefetchingIterator):
             tail=tail,
             skip_steps=skip_steps,
             seed_examples=seed_examples,
+            in_order=in_order,
         )
 
     def _init_runtime(self) -> None:

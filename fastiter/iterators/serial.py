@@ -71,6 +71,9 @@ class SerialIterator(PlannedIterator):
         ``batch_sampler`` has one. A callable, ``seed_examples(seed)``, is called as well, with 64
         bits, to seed what has generators of its own. Examples are then fetched one at a time, also
         of a dataset with ``__getitems__``. The generators of the program stay as they are.
+    in_order : bool
+        False allows `MultiprocessIterator` to give batches as they are complete; here it has no
+        effect.
 
     Raises
     ------
