@@ -7,8 +7,8 @@
 #include "batch/fi_gather.h"
 
 enum {
-    BLOCK = 128,      /* rows that are looked up together */
-    AHEAD_LINES = 16, /* cache lines */
+    BLOCK = 512,      /* rows that are looked up together */
+    GUIDE_ENTRIES = 8, /* for each chunk: in most of them no chunk begins */
     INLINE_BYTES = 12 /* of a text that lies in its view */
 };
 
@@ -106,7 +106,7 @@ int fi_arrow_chunk(fi_chunk *chunk, const fi_column *column, const fi_arrow_arra
 
 size_t fi_arrow_guide_size(fi_column *column)
 {
-    const int64_t most = 2 * column->n_chunks;
+    const int64_t most = GUIDE_ENTRIES * column->n_chunks;
 
     column->guide_shift = 0;
     while (column->n_rows >> column->guide_shift > most) {
@@ -115,11 +115,24 @@ size_t fi_arrow_guide_size(fi_column *column)
     return (size_t)(column->n_rows >> column->guide_shift) + 1;
 }
 
+void fi_arrow_start(const fi_column *column, int64_t number)
+{
+    const fi_chunk *chunk = column->chunks + number;
+
+    /* Of an address that need not exist: no pointer. */
+    column->starts[number].first = chunk->first;
+    column->starts[number].origin =
+        (uintptr_t)chunk->values - (uint64_t)chunk->first * column->width;
+}
+
 void fi_arrow_guide(fi_column *column)
 {
     const size_t n = (size_t)(column->n_rows >> column->guide_shift) + 1;
     int64_t chunk = 0;
 
+    for (int64_t i = 0; i <= column->n_chunks; i++) {
+        fi_arrow_start(column, i);
+    }
     for (size_t i = 0; i < n; i++) {
         while (chunk + 1 < column->n_chunks &&
                column->chunks[chunk + 1].first <= (int64_t)i << column->guide_shift) {
@@ -129,26 +142,24 @@ void fi_arrow_guide(fi_column *column)
     }
 }
 
-static inline const fi_chunk *chunk_of(const fi_column *column, int64_t row)
+/* The last chunk that begins at or before the row. A row of a chunk at random makes each branch a
+ * guess: the one that is left is hardly ever taken. */
+static inline const fi_chunk_start *start_of(const fi_column *column, int64_t row)
 {
-    const fi_chunk *low, *high;
-    size_t entry;
+    const size_t entry = (size_t)(row >> column->guide_shift);
+    const fi_chunk_start *low = column->starts + column->guide[entry], *high;
 
-    if (column->n_chunks == 1) {
-        return column->chunks;
-    }
-    entry = (size_t)(row >> column->guide_shift);
-    low = column->chunks + column->guide[entry];
-    if (row < low[1].first) {
+    low += low[1].first <= row;
+    if (__builtin_expect(low[1].first > row, 1)) {
         return low;
     }
     if (entry < (size_t)(column->n_rows >> column->guide_shift)) {
-        high = column->chunks + column->guide[entry + 1];
+        high = column->starts + column->guide[entry + 1];
     } else {
-        high = column->chunks + column->n_chunks - 1;
+        high = column->starts + column->n_chunks - 1;
     }
-    while (low < high) { /* the last chunk that begins at or before the row */
-        const fi_chunk *middle = low + (high - low + 1) / 2;
+    while (low < high) {
+        const fi_chunk_start *middle = low + (high - low + 1) / 2;
         if (middle->first <= row) {
             low = middle;
         } else {
@@ -156,6 +167,14 @@ static inline const fi_chunk *chunk_of(const fi_column *column, int64_t row)
         }
     }
     return low;
+}
+
+static inline const fi_chunk *chunk_of(const fi_column *column, int64_t row)
+{
+    if (column->n_chunks == 1) {
+        return column->chunks;
+    }
+    return column->chunks + (start_of(column, row) - column->starts);
 }
 
 static inline bool is_null(const fi_chunk *chunk, int64_t local)
@@ -191,31 +210,10 @@ static void gather_days(int64_t *out, const fi_column *column, const int64_t *ro
     }
 }
 
-/* Copies rows of a block. Memory is asked for a few rows ahead: a core keeps 10 to 16 lines in flight. */
-static void copy_rows(char *out, size_t width, const void *const *places, size_t n, bool uncached)
-{
-    const size_t lines = width / FI_CACHE_LINE + 1;
-    const size_t ahead = lines < AHEAD_LINES ? AHEAD_LINES / lines : 1;
-
-    for (size_t i = 0; i < n; i += ahead) {
-        const size_t count = n - i < ahead ? n - i : ahead;
-        for (size_t next = i + ahead; next < i + 2 * ahead && next < n; next++) {
-            for (size_t line = 0; line < lines && line < AHEAD_LINES; line++) {
-                __builtin_prefetch((const char *)places[next] + line * FI_CACHE_LINE);
-            }
-        }
-        if (width < FI_UNCACHED_LEAST) {
-            fi_gather(out + i * width, width, places + i, count);
-        } else {
-            fi_copy(out + i * width, places[i], width, uncached); /* ahead is 1 */
-        }
-    }
-}
-
 void fi_arrow_gather(void *dst, const fi_column *column, const int64_t *rows, size_t n, bool uncached)
 {
     const size_t width = column->width;
-    const void *places[BLOCK];
+    uintptr_t places[BLOCK];
     char *out = dst;
 
     if (column->layout == FI_ARROW_BITS) {
@@ -237,13 +235,18 @@ void fi_arrow_gather(void *dst, const fi_column *column, const int64_t *rows, si
         const size_t count = n - begin < BLOCK ? n - begin : BLOCK;
         for (size_t i = 0; i < count; i++) {
             const int64_t row = rows[begin + i];
-            const fi_chunk *chunk = chunk_of(column, row);
-            const int64_t local = row - chunk->first;
-            places[i] = column->fill != NULL && is_null(chunk, local)
-                            ? column->fill
-                            : (const char *)chunk->values + local * (int64_t)width;
+            const fi_chunk_start *start = start_of(column, row);
+            places[i] = start->origin + (uint64_t)row * width;
         }
-        copy_rows(out + begin * width, width, places, count, uncached);
+        if (column->fill != NULL) {
+            for (size_t i = 0; i < count; i++) {
+                const fi_chunk *chunk = chunk_of(column, rows[begin + i]);
+                if (is_null(chunk, rows[begin + i] - chunk->first)) {
+                    places[i] = (uintptr_t)column->fill;
+                }
+            }
+        }
+        fi_gather_far(out + begin * width, width, (const void *const *)places, count, uncached);
     }
 }
 

@@ -49,8 +49,15 @@ typedef struct fi_chunk {
     int64_t n_buffers;
 } fi_chunk;
 
+/* What is looked up of a chunk for each row, close together. */
+typedef struct fi_chunk_start {
+    int64_t first;    /* as in fi_chunk */
+    uint64_t origin; /* FIXED: where row 0 of the column would be, if it were in this chunk */
+} fi_chunk_start;
+
 typedef struct fi_column {
     const fi_chunk *chunks; /* n_chunks, and one more whose `first` is n_rows */
+    fi_chunk_start *starts; /* of these; the caller has allocated them */
     int64_t n_chunks;
     int64_t n_rows;
     uint32_t *guide; /* guide[row >> guide_shift]: a chunk that begins at or before this row */
@@ -80,7 +87,10 @@ int fi_arrow_chunk(fi_chunk *chunk, const fi_column *column, const fi_arrow_arra
 /* Entries that the guide of a column needs. Sets guide_shift. */
 size_t fi_arrow_guide_size(fi_column *column);
 
-/* Fills the guide, which the caller has allocated. */
+/* Fills starts[number] again, after its chunk has changed. */
+void fi_arrow_start(const fi_column *column, int64_t number);
+
+/* Fills starts and guide, which the caller has allocated. */
 void fi_arrow_guide(fi_column *column);
 
 /* Gathers rows of FIXED, BITS or DAYS to dst, back to back; the caller has checked the rows.

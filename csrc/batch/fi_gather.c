@@ -109,6 +109,48 @@ void fi_gather_rows(void *dst, size_t row_bytes, const void *base, ptrdiff_t str
     }
 }
 
+#define GATHER_FAR(bytes)                                               \
+    case (bytes):                                                       \
+        for (; i + MOST_AHEAD < n; i++) {                               \
+            __builtin_prefetch(src[i + MOST_AHEAD]);                    \
+            memcpy(out + i * (bytes), src[i], (bytes));                 \
+        }                                                               \
+        for (; i < n; i++) {                                            \
+            memcpy(out + i * (bytes), src[i], (bytes));                 \
+        }                                                               \
+        break
+
+static void gather_large_far(char *out, size_t item_bytes, const void *const *src, size_t n,
+                             bool uncached)
+{
+    const size_t ahead = item_bytes < AHEAD_BYTES ? AHEAD_BYTES / item_bytes : 1;
+    const size_t lines =
+        fi_min_u64((item_bytes + FI_CACHE_LINE - 1) / FI_CACHE_LINE, MOST_LINES);
+
+    for (size_t i = 0; i < n; i++) {
+        if (i + ahead < n) {
+            for (size_t line = 0; line < lines; line++) {
+                __builtin_prefetch((const char *)src[i + ahead] + line * FI_CACHE_LINE);
+            }
+        }
+        fi_copy(out + i * item_bytes, src[i], item_bytes, uncached);
+    }
+}
+
+void fi_gather_far(void *dst, size_t item_bytes, const void *const *src, size_t n, bool uncached)
+{
+    char *out = dst;
+    size_t i = 0;
+
+    switch (item_bytes) {
+    case 0:
+        break;
+    FIXED_SIZES(GATHER_FAR);
+    default:
+        gather_large_far(out, item_bytes, src, n, uncached);
+    }
+}
+
 #define GATHER_ITEMS(bytes)                                             \
     case (bytes):                                                       \
         for (size_t i = 0; i < n; i++) {                                \

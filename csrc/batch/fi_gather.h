@@ -32,4 +32,8 @@ void fi_gather_rows(void *dst, size_t row_bytes, const void *base, ptrdiff_t str
  * src[i]: first byte of item i. dst: room for n * item_bytes bytes. */
 void fi_gather(void *dst, size_t item_bytes, const void *const *src, size_t n);
 
+/* As fi_gather, for items that lie far from each other: those to come are asked for ahead. uncached: as
+ * in fi_copy.h. */
+void fi_gather_far(void *dst, size_t item_bytes, const void *const *src, size_t n, bool uncached);
+
 #endif

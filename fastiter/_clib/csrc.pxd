@@ -387,8 +387,11 @@ cdef extern from "batch/fi_arrow.h" nogil:
         int64_t first
         int64_t first_bit
         const void *values
+    ctypedef struct fi_chunk_start:
+        pass
     ctypedef struct fi_column:
         const fi_chunk *chunks
+        fi_chunk_start *starts
         int64_t n_chunks
         int64_t n_rows
         uint32_t *guide
@@ -405,6 +408,7 @@ cdef extern from "batch/fi_arrow.h" nogil:
     int fi_arrow_chunk(fi_chunk *chunk, const fi_column *column, const fi_arrow_array *array,
                        const int64_t *inner, int n_inner)
     size_t fi_arrow_guide_size(fi_column *column)
+    void fi_arrow_start(const fi_column *column, int64_t number)
     void fi_arrow_guide(fi_column *column)
     void fi_arrow_gather(void *dst, const fi_column *column, const int64_t *rows, size_t n,
                          bint uncached)

@@ -87,7 +87,9 @@ cdef class ArrowColumn:
         self.chunks[column.n_chunks].first = column.n_rows
         column.chunks = self.chunks
         column.guide = <uint32_t *>PyMem_Malloc(fi_arrow_guide_size(column) * sizeof(uint32_t))
-        if column.guide == NULL:
+        column.starts = <fi_chunk_start *>PyMem_Malloc(
+            (column.n_chunks + 1) * sizeof(fi_chunk_start))
+        if column.guide == NULL or column.starts == NULL:
             raise MemoryError()
         fi_arrow_guide(column)
         if fill is not None:
@@ -97,6 +99,7 @@ cdef class ArrowColumn:
     def __dealloc__(self):
         PyMem_Free(self.chunks)
         PyMem_Free(self.column.guide)
+        PyMem_Free(self.column.starts)
 
     cdef int describe(self, Py_ssize_t number, int64_t first, const fi_arrow_array *array) except -1:
         cdef fi_chunk chunk
@@ -116,6 +119,7 @@ cdef class ArrowColumn:
             raise ValueError(
                 f"a row group of {self.chunks[number + 1].first - first} rows has {array.length}")
         self.describe(number, first, array)
+        fi_arrow_start(&self.column, number)
         self.arrays[number] = capsule
 
     def __len__(self):

@@ -48,6 +48,7 @@ static void open_column(fi_column *column, maker make, const int64_t *inner, int
     CHECK_EQ(first, ROWS);
     chunks[column->n_chunks].first = column->n_rows = first;
     column->guide = take(fi_arrow_guide_size(column) * sizeof *column->guide);
+    column->starts = take((size_t)(column->n_chunks + 1) * sizeof *column->starts);
     fi_arrow_guide(column);
 }
 

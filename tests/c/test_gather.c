@@ -96,8 +96,34 @@ static void test_translation_also_in_place(void)
     CHECK(memcmp(rows, expected, sizeof out) == 0);
 }
 
+static void test_items_that_lie_far_apart(void)
+{
+    static const size_t sizes[] = {0, 1, 8, 12, 100, 256, 5000};
+    enum { ITEMS = 40, STEP = 6000 };
+    char *memory = malloc(ITEMS * STEP), *out = malloc(ITEMS * 5000 + 1);
+    const void *places[ITEMS];
+
+    for (size_t i = 0; i < ITEMS * STEP; i++) {
+        memory[i] = (char)(i * 7 + i / STEP);
+    }
+    for (size_t i = 0; i < ITEMS; i++) {
+        places[i] = memory + (i * 13 % ITEMS) * STEP + i;
+    }
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        out[ITEMS * sizes[s]] = 77;
+        fi_gather_far(out, sizes[s], places, ITEMS, s % 2 == 0);
+        for (size_t i = 0; i < ITEMS; i++) {
+            CHECK(memcmp(out + i * sizes[s], places[i], sizes[s]) == 0);
+        }
+        CHECK_EQ(out[ITEMS * sizes[s]], 77);
+    }
+    free(memory);
+    free(out);
+}
+
 int main(void)
 {
+    test_items_that_lie_far_apart();
     test_gather_of_every_size();
     test_rows_within();
     test_translation_also_in_place();
