@@ -834,7 +834,8 @@ class PlannedIterator(Iterator):
             The state. Of ranks, that of any one of them.
         strict : bool
             False: the dataset may have grown since. The current epoch ends with the examples that
-            it began with, later ones have all.
+            it began with, later ones have all. Weights, mixtures, shares of a `ShardedOrderSampler`
+            and batch samplers are made for the examples that there were, and raise.
 
         Raises
         ------

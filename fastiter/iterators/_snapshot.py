@@ -464,6 +464,7 @@ def _order_again(
                 f"the snapshot has an order of {record.n_examples} examples, but here are "
                 f"{ours.n_examples}"
                 + ("; if the dataset has grown, load with strict=False" if strict and grows else "")
+                + ("" if grows else f", and {type(sampler).__qualname__} cannot go on with others")
             )
         size = record.n_examples
     if record.n_drawn < 1:

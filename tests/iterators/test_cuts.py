@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from fastiter import (
     BlockShuffleOrderSampler,
     LengthBucketBatchSampler,
+    MixtureOrderSampler,
     MultiprocessIterator,
     MultithreadIterator,
     Replacement,
@@ -25,6 +26,7 @@ from fastiter import (
     ShuffleOrderSampler,
     SkipLimitError,
     VirtualShuffleOrderSampler,
+    WeightedOrderSampler,
     concat_examples,
 )
 from fastiter._order.example_context import key
@@ -667,3 +669,25 @@ def test_a_dataset_that_has_grown(sampler):
     assert sorted(epoch) == list(range(size))
     rest = following[size - 4 :]
     assert sorted(rest[:15]) == list(range(15))
+
+
+@pytest.mark.parametrize("kind", ["weights", "mixture", "share", "buckets"])
+def test_orders_that_are_made_for_their_examples_refuse_a_dataset_that_has_grown(kind):
+    def make(n: int) -> SerialIterator:
+        if kind == "buckets":
+            lengths = LengthBucketBatchSampler(np.ones(n, int), batch_size=4, seed=0)
+            return SerialIterator(range(n), batch_sampler=lengths)
+        sampler = {
+            "weights": lambda: WeightedOrderSampler(np.ones(n), 0),
+            "mixture": lambda: MixtureOrderSampler([n - 2, 2], [1, 1], 0, stop=10),
+            "share": lambda: ShardedOrderSampler(ShuffleOrderSampler(0), 0, 2),
+        }[kind]()
+        return SerialIterator(range(n), 4, order_sampler=sampler)
+
+    old, grown = make(10), make(20)
+    next(old)
+    before = grown.state_dict()
+    expected = "ShardedOrderSampler cannot go on" if kind == "share" else "arguments differ"
+    with pytest.raises(ValueError, match=expected):
+        grown.load_state_dict(old.state_dict(), strict=False)
+    assert str(grown.state_dict()) == str(before)
