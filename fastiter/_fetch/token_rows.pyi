@@ -1,10 +1,9 @@
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self, disjoint_base
 
-__pyx_capi__: dict[str, object]  # what other compiled modules call
 EPOCH_SHIFT: int
 FIELDS: tuple[str, ...]
 METHODS: dict[str, int]
@@ -32,6 +31,7 @@ class TokenSource:
     def place(self, number: int) -> tuple[int, int]: ...
     def document(self, number: int) -> NDArray[Any]: ...
 
+@final
 class Window:
     n_rows: int
 
