@@ -22,7 +22,18 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "csrc" / "README.md"])
 TUTORIAL = ROOT / "docs" / "guide" / "tutorial.md"  # its programs build on each other
 # Packages that a program may import besides ours, where they are.
-OTHERS = ("chainer", "cv2", "datasets", "jax", "torch")
+OTHERS = (
+    "array_record",
+    "lance",
+    "streaming",
+    "webdataset",
+    "zarr",
+    "chainer",
+    "cv2",
+    "datasets",
+    "jax",
+    "torch",
+)
 
 FENCE = re.compile(r"^```(\w*|{[\w-]+}.*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NODE = re.compile(r"`((?:\w+/)*\w+\.(py|c))::(\w+)`")  # a test, named as pytest does
