@@ -111,15 +111,15 @@ int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t committed, uint6
     return rc;
 }
 
-/* Sees to it that the heap has pages up to `end`, and some more where there is memory: each commit
- * asks the kernel how much is free. */
+/* Sees to it that the heap has pages up to `end`, and a few more where there is memory: each commit
+ * asks the kernel how much is free. All slots keep what they have, so the surplus stays small. */
 static int commit_heap(const fi_ring *ring, uint32_t slot, uint64_t end, uint64_t limit,
                        uint64_t *need, uint64_t *have)
 {
     uint64_t committed = fi_slot_committed(ring, slot);
     if (end <= committed)
         return FI_OK;
-    uint64_t ahead = fi_min_u64(end + fi_max_u64(end / 16, (uint64_t)1 << 20), limit);
+    uint64_t ahead = fi_min_u64(end + fi_max_u64(end / 64, (uint64_t)1 << 16), limit);
     int rc = fi_slot_commit(ring, slot, committed, ahead, need, have);
     return rc == FI_OK ? rc : fi_slot_commit(ring, slot, committed, end, need, have);
 }
