@@ -71,7 +71,7 @@ def threads_that_end_before_forks(pools: ThreadpoolController | None = None) -> 
 
 def _restarts_threads(pool: dict[str, Any]) -> bool:
     """Whether a pool is OpenBLAS with threads of its own."""
-    return pool["internal_api"] == "openblas" and pool["threading_layer"] != "openmp"
+    return bool(pool["internal_api"] == "openblas" and pool["threading_layer"] != "openmp")
 
 
 def threads_lost_in_forks(harmless: int = 0) -> int:
