@@ -224,7 +224,7 @@ class Threads:
         del lost
         counters.native_id = threading.get_native_id()
         while (claim := self._claim(counters)) is not None:
-            task, start, stop, at = claim[:4]
+            task, start, stop, at = claim
             del claim
             counters.since = began = now()
             failure = task.run(start, stop, at)
@@ -257,19 +257,21 @@ class Threads:
             del task, failure  # so that no batch is kept during the wait for the next one
         counters.end()
 
-    def _claim(self, counters: ThreadCounters) -> Claim | None:
+    def _claim(self, counters: ThreadCounters) -> tuple[BatchTask, int, int, Position] | None:
         """Wait for work; None after `close`."""
+        is_limited = self._limit is not None
         while not self._is_closed:
             with self._lock:
                 rows = self._take()
                 if rows is not None:
-                    at = Position(self._limit is not None)
-                    claim = Claim(*rows, at, threading.current_thread(), counters)
-                    if self._limit is not None:
-                        self._claims[claim.thread] = claim
-                    if (row_claims := rows[0].row_claims) is not None:
-                        row_claims.begin(rows[0].indices[rows[1] : rows[2]])
-                    return claim
+                    task, start, stop = rows
+                    at = Position(is_limited)
+                    if is_limited:
+                        thread = threading.current_thread()
+                        self._claims[thread] = Claim(task, start, stop, at, thread, counters)
+                    if task.row_claims is not None:
+                        task.row_claims.begin(task.indices[start:stop])
+                    return task, start, stop, at
                 self._n_idle += 1
             since = now()
             self._bell.get()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fastiter._clib import status
 from fastiter._collate import collate
@@ -37,6 +37,15 @@ class BatchConverter(Protocol):
         """The batch of examples. Runs in the parent."""
 
 
+class _FieldPlan(NamedTuple):
+    """What is done with the fields of a schema; made once for it."""
+
+    schema: Schema | None
+    steps: list[Step] | None  #: None: no columns are what concat_examples makes of these fields
+    as_list: list[bool]
+    is_done_in_place: bool  #: whether a worker can make columns of all fields
+
+
 class ConcatConverter:
     """concat_examples, done in place: equal shapes lie in columns already, ragged fields are put
     together here. No example objects are made at all.
@@ -49,7 +58,7 @@ class ConcatConverter:
         self.padding = padding
         self.copy = copy
         self.tolerates = tolerates
-        self._field_plan: tuple[Any, list[Step] | None] = (None, None)
+        self._field_plan = _FieldPlan(None, None, [], False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ConcatConverter, (self.padding, self.copy, self.tolerates)
@@ -67,10 +76,8 @@ class ConcatConverter:
         if good is not None and not (good and self.tolerates):
             return 0
         try:
-            steps = self._steps_for(schema)
-            if steps is None or not schema.can_be_columns([step.as_list for step in steps]):
-                return 0
-            if rows.pad_fields(steps, good):
+            plan = self._plan_for(schema)
+            if plan.is_done_in_place and rows.pad_fields(plan.steps, good):
                 return status.CONVERTED_FIELDS
         except Exception:
             pass  # the parent tries on its heap, and raises if that fails too
@@ -82,10 +89,9 @@ class ConcatConverter:
         raises. Runs in the parent."""
         schema = lease.schema
         assert schema is not None
-        steps = self._steps_for(schema)
+        _, steps, as_list, _ = self._plan_for(schema)
         if steps is None:
             return None
-        as_list = [step.as_list for step in steps]
         columns = row_reader.columns(lease, lease.is_copied or self.copy, as_list)
         if columns is None or self.padding.only_fills:
             return columns
@@ -96,13 +102,15 @@ class ConcatConverter:
         ]
         return collate.with_lengths(columns, names, lengths)
 
-    def _steps_for(self, schema: Schema) -> list[Step] | None:
-        if self._field_plan[0] is not schema:
+    def _plan_for(self, schema: Schema) -> _FieldPlan:
+        if self._field_plan.schema is not schema:
             steps = steps_for(
                 self.padding, schema.container, schema.keys, schema.specs, schema.dtypes
             )
-            self._field_plan = (schema, steps)
-        return self._field_plan[1]
+            as_list = [step.as_list for step in steps or ()]
+            is_done_in_place = steps is not None and schema.can_be_columns(as_list)
+            self._field_plan = _FieldPlan(schema, steps, as_list, is_done_in_place)
+        return self._field_plan
 
     def convert(self, examples: list[Any], indices: Indices) -> Any:
         return collate.collate(examples, self.padding, copy=self.copy, indices=indices)
