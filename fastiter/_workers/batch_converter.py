@@ -43,7 +43,7 @@ class _FieldPlan(NamedTuple):
     schema: Schema | None
     steps: list[Step] | None  #: None: no columns are what concat_examples makes of these fields
     as_list: list[bool]
-    is_done_in_place: bool  #: whether a worker can make columns of all fields
+    is_done_in_place: bool  #: whether a worker can make columns of all of them
 
 
 class ConcatConverter:
@@ -77,7 +77,9 @@ class ConcatConverter:
             return 0
         try:
             plan = self._plan_for(schema)
-            if plan.is_done_in_place and rows.pad_fields(plan.steps, good):
+            if plan.steps is None or not plan.is_done_in_place:
+                return 0
+            if rows.pad_fields(plan.steps, good):
                 return status.CONVERTED_FIELDS
         except Exception:
             pass  # the parent tries on its heap, and raises if that fails too
