@@ -41,9 +41,13 @@ static bool extent_in(const fi_tokens *tokens, const fi_document_part *part, int
                       int64_t *length)
 {
     int64_t number = document - part->first, from = offset_at(part, number);
-    *length = part->sizes != NULL ? number_at(part->sizes, false, number) : offset_at(part, number + 1) - from;
-    *start = part->base + from;
-    return from >= 0 && *length >= 0 && *start >= 0 && *start <= tokens->n_tokens &&
+    bool overflows = __builtin_add_overflow(part->base, from, start);
+    if (part->sizes != NULL) {
+        *length = number_at(part->sizes, false, number);
+    } else {
+        overflows |= __builtin_sub_overflow(offset_at(part, number + 1), from, length);
+    }
+    return !overflows && from >= 0 && *length >= 0 && *start >= 0 && *start <= tokens->n_tokens &&
            *length <= tokens->n_tokens - *start;
 }
 
@@ -73,15 +77,14 @@ int64_t fi_tokens_find(const fi_tokens *tokens, int64_t place)
     int64_t low = 0, high = tokens->n_documents - 1, start, length;
     while (low < high) {
         int64_t middle = low + (high - low + 1) / 2;
-        const fi_document_part *part = part_of(tokens, middle);
-        start = part->base + offset_at(part, middle - part->first);
+        fi_tokens_extent(tokens, middle, &start, &length);
         if (start <= place) {
             low = middle;
         } else {
             high = middle - 1;
         }
     }
-    return fi_tokens_extent(tokens, low, &start, &length) ? low : 0;
+    return tokens->n_documents > 0 && fi_tokens_extent(tokens, low, &start, &length) ? low : 0;
 }
 
 #define CONVERT(from, to)                                       \

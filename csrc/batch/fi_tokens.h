@@ -67,7 +67,7 @@ bool fi_tokens_extent(const fi_tokens *tokens, int64_t document, int64_t *start,
  * wrong, or n. */
 size_t fi_tokens_lengths(const fi_tokens *tokens, const int64_t *documents, size_t n, int64_t *lengths);
 
-/* The document that a place of the stream belongs to, empty ones apart. */
+/* The document that a place of the stream belongs to, empty ones apart; 0 if there is none. */
 int64_t fi_tokens_find(const fi_tokens *tokens, int64_t place);
 
 /* count tokens of the stream, as int64 or int32. */
