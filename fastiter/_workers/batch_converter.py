@@ -37,7 +37,7 @@ class BatchConverter(Protocol):
         """The batch of examples. Runs in the parent."""
 
 
-class _FieldPlan(NamedTuple):
+class _FieldSteps(NamedTuple):
     """What is done with the fields of a schema; made once for it."""
 
     schema: Schema | None
@@ -58,7 +58,7 @@ class ConcatConverter:
         self.padding = padding
         self.copy = copy
         self.tolerates = tolerates
-        self._field_plan = _FieldPlan(None, None, [], False)
+        self._field_steps = _FieldSteps(None, None, [], False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ConcatConverter, (self.padding, self.copy, self.tolerates)
@@ -104,15 +104,15 @@ class ConcatConverter:
         ]
         return collate.with_lengths(columns, names, lengths)
 
-    def _plan_for(self, schema: Schema) -> _FieldPlan:
-        if self._field_plan.schema is not schema:
+    def _plan_for(self, schema: Schema) -> _FieldSteps:
+        if self._field_steps.schema is not schema:
             steps = steps_for(
                 self.padding, schema.container, schema.keys, schema.specs, schema.dtypes
             )
             as_list = [step.as_list for step in steps or ()]
             is_done_in_place = steps is not None and schema.can_be_columns(as_list)
-            self._field_plan = _FieldPlan(schema, steps, as_list, is_done_in_place)
-        return self._field_plan
+            self._field_steps = _FieldSteps(schema, steps, as_list, is_done_in_place)
+        return self._field_steps
 
     def convert(self, examples: list[Any], indices: Indices) -> Any:
         return collate.collate(examples, self.padding, copy=self.copy, indices=indices)

@@ -54,7 +54,6 @@ cdef class RowWriter(SlotWriter):
     cdef object plain
     cdef const uint64_t[::1] seeds  # of the batch `seeds_of`
     cdef uint64_t seeds_of
-    cdef readonly Py_ssize_t n_examples  # of the dataset; -1 if it does not tell
     cdef object memory  # a number of the arena
     cdef int64_t schema_number
     cdef int64_t row  # that is fetched by itself, or -1
@@ -79,7 +78,6 @@ cdef class RowWriter(SlotWriter):
         self.plain = plain_columns(dataset)
         self.getitems = rows_getter(dataset) if self.plain is None else None
         self.is_paged = self.plain is not None and self.plain.reader.pages is not None
-        self.n_examples = len(dataset) if hasattr(type(dataset), "__len__") else -1
         self.memory = os.fstat(end.arena.fd).st_ino
         row_groups.worker = self
         self.schema_number = -1
@@ -114,6 +112,14 @@ cdef class RowWriter(SlotWriter):
             self.seeds = memoryview(self.request()).cast("Q")
             self.seeds_of = end.turn.q
         return self.seeds[self.row if self.row >= 0 else end.turn.n]
+
+    @property
+    def n_examples(self):
+        """Length of the dataset; -1 if it does not tell."""
+        try:
+            return len(self.dataset)
+        except TypeError:  # of a stream, or of what it counts on
+            return -1
 
     def claim(self):
         """Which memory the batches of this worker are in, and where its present rows are in the order
