@@ -21,7 +21,8 @@ from fastiter.dataset.mixin import DatasetMixin, row_at
 
 __all__ = ["ArrowDataset"]
 
-_SUFFIXES = (".arrow", ".feather", ".ipc", ".parquet", ".pq")
+#: names of Arrow and Parquet files end so
+SUFFIXES = (".arrow", ".feather", ".ipc", ".parquet", ".pq")
 _NULLS = ("error", "mask", "none")
 
 
@@ -96,7 +97,7 @@ class ArrowDataset(DatasetMixin):
         _check_choice("dictionaries", dictionaries, ("values", "codes"))
         _check_choice("strings", strings, ("str", "padded"))
         if isinstance(source, (str, os.PathLike, list, tuple)):
-            source = _checked_paths(source)
+            source = checked_paths(source)
         self._source = source
         self._names = columns if columns is None or isinstance(columns, str) else list(columns)
         self._padding = padding
@@ -115,7 +116,7 @@ class ArrowDataset(DatasetMixin):
             table = files.schema.empty_table()
             rows, names = None, _names_of(table)
         else:
-            table, rows, names = _opened(self._source)
+            table, rows, names = open_table(self._source)
         self._own: Any = None  # the source, if examples come from it
         if table is None:
             self._own = self._source
@@ -380,7 +381,7 @@ def arrow_source(dataset: Any, sees_examples: bool) -> Any:
     if isinstance(dataset, (ArrowDataset, np.ndarray, list, tuple)):
         return dataset
     if isinstance(dataset, (str, os.PathLike)):
-        is_file = isinstance(dataset, os.PathLike) or dataset.endswith(_SUFFIXES)
+        is_file = isinstance(dataset, os.PathLike) or dataset.endswith(SUFFIXES)
         return ArrowDataset(dataset) if is_file else dataset
     pa, datasets = sys.modules.get("pyarrow"), sys.modules.get("datasets")
     if datasets is not None and isinstance(dataset, datasets.Dataset):
@@ -402,7 +403,8 @@ class _Paths(list[str]):
     """Files, by their absolute paths."""
 
 
-def _checked_paths(source: Any) -> _Paths:
+def checked_paths(source: Any) -> _Paths:
+    """The files that paths, patterns and folders name; FileNotFoundError if one names none."""
     given = [source] if isinstance(source, (str, os.PathLike)) else source
     paths = _Paths()
     for path in given:
@@ -414,7 +416,7 @@ def _checked_paths(source: Any) -> _Paths:
         found = [text] if os.path.exists(text) else sorted(glob.glob(text, recursive=True))
         if os.path.isdir(text):
             inside = sorted(Path(text).rglob("*"))
-            found = [str(file) for file in inside if file.name.endswith(_SUFFIXES)]
+            found = [str(file) for file in inside if file.name.endswith(SUFFIXES)]
         if not found:
             raise FileNotFoundError(f"there is no file {text!r}, and none that matches it")
         paths += [os.path.abspath(file) for file in found]
@@ -432,7 +434,7 @@ def _imported(name: str) -> Any:
         ) from error
 
 
-def _opened(source: Any) -> tuple[Any, Any, list[str]]:
+def open_table(source: Any) -> tuple[Any, Any, list[str]]:
     """The table of a source, or None if its own examples count; the places of the dataset's rows in
     it, int64, or None for all in order; and the names of its columns."""
     pa: Any = _imported("pyarrow")
@@ -535,6 +537,11 @@ def _mapped(path: str) -> Any:
     import pyarrow as pa
 
     magic = _magic(path)
+    if magic[:4] == b"PAR1":
+        raise ValueError(
+            f"{path} is a Parquet file, of which no column can be mapped: pass "
+            "pyarrow.parquet.read_table(path), or write it as an Arrow IPC file"
+        )
     try:
         source = pa.memory_map(path)
         return (pa.ipc.open_file if magic == b"ARROW1" else pa.ipc.open_stream)(source).read_all()

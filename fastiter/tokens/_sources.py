@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastiter._fetch.token_rows import KINDS, TokenSource
+from fastiter.datasets.arrow_dataset import SUFFIXES, checked_paths, open_table
 
 Array = npt.NDArray[Any]
 #: Of each stretch of documents: offsets, sizes or None, unit of the offsets, place of offset 0.
@@ -45,7 +46,7 @@ def open_source(
 ) -> Opened:
     """Open a source of tokens; files are mapped, and read no further than their headers."""
     paths = paths_of(source)
-    if paths is not None and not paths[0].endswith((".arrow", ".feather", ".ipc", ".parquet")):
+    if paths is not None and not paths[0].endswith(SUFFIXES):
         if aligned:
             raise ValueError("aligned= names columns of Arrow lists, but the source is a .bin file")
         if paths[0].endswith(".idx"):
@@ -204,9 +205,7 @@ def _of_arrays(source: Any, documents: Any, dtype: Any) -> Opened:
 
 
 def _of_arrow(source: Any, column: str, aligned: tuple[str, ...]) -> Opened:
-    from fastiter.datasets.arrow_dataset import _checked_paths, _opened
-
-    table, rows, names = _opened(_checked_paths(source) if isinstance(source, list) else source)
+    table, rows, names = open_table(checked_paths(source) if isinstance(source, list) else source)
     if table is None:
         raise TypeError(
             f"examples of this {type(source).__name__} are made by its transform or features, so "

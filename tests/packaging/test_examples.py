@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,14 @@ PRINTED = {
         ],
     ),
     "images.py": (("PIL",), ["Pillow: 60 of 60 right"]),
+    "packed_documents.py": (
+        ("torch", "transformers", "accelerate"),
+        ["200 documents in 71 rows", "loss 3.", "loss 0."],
+    ),
+    "table_of_images.py": (
+        ("pyarrow", "PIL"),
+        ["epoch 1: 8 row groups decoded, 120 of 120 right"],
+    ),
     "chainer_trainer.py": (("chainer",), ["test accuracy after 4 epochs: 0.9"]),
     "torch_loop.py": (("torch",), ["epoch 3", "test accuracy 1.00"]),
     "jax_loop.py": (("jax",), ["epoch 5  mean squared error 0.0"]),
@@ -54,6 +63,9 @@ def test_the_example_prints_what_it_promises(name, tmp_path):
     if name == "images.py" and importlib.util.find_spec("cv2") is not None:
         expected.append("OpenCV: 60 of 60 right")
     assert [line for line in expected if line not in result.stdout] == [], result.stdout
+    if name == "packed_documents.py":
+        found = re.search(r"summed: rows ([\d.]+), documents ([\d.]+)", result.stdout)
+        assert float(found[1]) == pytest.approx(float(found[2]), abs=1e-3)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -150,6 +150,16 @@ def test_flat_batches_have_no_padding(tmp_path):
         flat_batch([{"input_ids": np.arange(3)}])
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "pq"])
+def test_parquet_is_no_file_to_map(suffix, tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = str(tmp_path / f"tokens.{suffix}")
+    parquet.write_table(pa.table({"input_ids": [[1, 2, 3]]}), path)
+    with pytest.raises(ValueError, match=r"pass pyarrow\.parquet\.read_table"):
+        TokenDataset(path, 8)
+
+
 def test_what_is_wrong_with_a_file_is_said(tmp_path):
     pattern = shards(tmp_path)
     with pytest.raises(FileNotFoundError, match="no file"):
