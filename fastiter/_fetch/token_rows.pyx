@@ -432,7 +432,7 @@ cdef class RowPlanner:
         cdef const int64_t *items = int64_items(rows, &n)
         cdef Segments found
         cdef list given = []
-        cdef int64_t[:, ::1] out
+        cdef int64_t *out
         clear(&found)
         try:
             if not self.resolve(items, n, False, &found):
@@ -440,11 +440,12 @@ cdef class RowPlanner:
             for i in range(n):
                 stop = found.starts[i + 1] - found.continues[i]
                 array = np.empty((stop - found.starts[i], 3), np.int64)
-                out = array
+                out = <int64_t *>bytes_of(<cnp.PyArrayObject *>array)
                 for k in range(found.starts[i], stop):
-                    out[k - found.starts[i], 0] = found.items[k].document
-                    out[k - found.starts[i], 1] = found.items[k].start
-                    out[k - found.starts[i], 2] = found.items[k].length
+                    out[0] = found.items[k].document
+                    out[1] = found.items[k].start
+                    out[2] = found.items[k].length
+                    out += 3
                 given.append(array)
             return given
         finally:
@@ -457,11 +458,12 @@ cdef class RowPlanner:
         cdef size_t k
         cdef const int64_t *items = int64_items(rows, &n)
         cdef Segments found
-        cdef int64_t[::1] tokens
-        cdef double[::1] costs
+        cdef int64_t *tokens
+        cdef double *costs
         clear(&found)
         token_array, cost_array = np.zeros(n, np.int64), np.zeros(n, np.float64)
-        tokens, costs = token_array, cost_array
+        tokens = <int64_t *>bytes_of(<cnp.PyArrayObject *>token_array)
+        costs = <double *>bytes_of(<cnp.PyArrayObject *>cost_array)
         try:
             if not self.resolve(items, n, self.method == WINDOWS and not self.borders, &found):
                 return None

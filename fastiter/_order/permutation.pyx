@@ -11,6 +11,7 @@ from libc.stdlib cimport free, malloc
 cimport numpy as cnp
 
 from fastiter._clib.csrc cimport *
+from fastiter._clib.numpy_api cimport int64_items
 from fastiter._clib.status cimport check
 
 import numpy as np
@@ -112,7 +113,7 @@ def seed_words(seed):
     """
     cdef fi_seed made
     cdef uint32_t[2] low
-    cdef uint32_t[::1] entropy
+    cdef cnp.ndarray entropy
     cdef uint64_t value
 
     if type(seed) is int and 0 <= seed < 2**64:
@@ -123,8 +124,9 @@ def seed_words(seed):
     if isinstance(seed, SeedSequence):
         first, second = seed.generate_state(2, np.uint64)
         return int(first), int(second)
-    entropy = entropy_of(seed)
-    fi_seed_from_entropy(&made, &entropy[0], entropy.shape[0])
+    entropy = np.ascontiguousarray(entropy_of(seed), dtype=np.uint32)
+    fi_seed_from_entropy(
+        &made, <uint32_t *>cnp.PyArray_DATA(entropy), cnp.PyArray_SIZE(entropy))
     return made.words[0], made.words[1]
 
 
@@ -289,20 +291,28 @@ def example_words(words, epoch, index):
     return made
 
 
-def example_seeds(words, const int64_t[::1] epochs, const int64_t[::1] indices,
-                  const int64_t[::1] repeats=None):
+def example_seeds(words, epochs, indices, repeats=None):
     """The first word of `example_words` for each of some examples: uint64 array (n,). Where
-    ``repeats`` is not 0, the words are hashed with it once more."""
+    ``repeats`` is not 0, the words are hashed with it once more. All are int64 arrays (n,)."""
     cdef fi_seed seed = seed_of(words), again
     cdef uint64_t[4] made
-    cdef Py_ssize_t i
-    seeds = np.empty(indices.shape[0], dtype=np.uint64)
-    cdef uint64_t[::1] out = seeds
-    for i in range(indices.shape[0]):
-        fi_example_words(&seed, epochs[i], indices[i], made)
-        if repeats is not None and repeats[i] != 0:
+    cdef Py_ssize_t n = 0, n_epochs = 0, n_repeats = 0, i
+    cdef const int64_t *index_items = int64_items(indices, &n)
+    cdef const int64_t *epoch_items = int64_items(epochs, &n_epochs)
+    cdef const int64_t *repeat_items = NULL
+    if repeats is None:
+        n_repeats = n
+    else:
+        repeat_items = int64_items(repeats, &n_repeats)
+    if index_items == NULL or epoch_items == NULL or not n == n_epochs == n_repeats:
+        raise TypeError("epochs, indices and repeats must be int64 arrays of one length")
+    cdef cnp.ndarray seeds = np.empty(n, dtype=np.uint64)
+    cdef uint64_t *out = <uint64_t *>cnp.PyArray_DATA(seeds)
+    for i in range(n):
+        fi_example_words(&seed, epoch_items[i], index_items[i], made)
+        if repeat_items != NULL and repeat_items[i] != 0:
             again.words[0], again.words[1] = made[0], made[1]
-            fi_example_words(&again, repeats[i], 0, made)
+            fi_example_words(&again, repeat_items[i], 0, made)
         out[i] = made[0]
     return seeds
 
@@ -317,10 +327,12 @@ cdef class AliasTable:
     cdef fi_alias *cells
     cdef uint32_t n
 
-    def __cinit__(self, const double[::1] weights):
+    def __cinit__(self, weights):
         cdef double *shares
         cdef uint32_t *stack
-        self.n = <uint32_t>weights.shape[0]
+        cdef cnp.ndarray array = np.ascontiguousarray(weights, dtype=np.float64)
+        cdef const double *data = <const double *>cnp.PyArray_DATA(array)
+        self.n = <uint32_t>cnp.PyArray_SIZE(array)
         self.cells = <fi_alias *>malloc(self.n * sizeof(fi_alias))
         shares = <double *>malloc(self.n * sizeof(double))
         stack = <uint32_t *>malloc(self.n * sizeof(uint32_t))
@@ -328,7 +340,7 @@ cdef class AliasTable:
             if self.cells == NULL or shares == NULL or stack == NULL:
                 raise MemoryError(f"no memory for a table of {self.n} weights")
             with nogil:
-                fi_alias_build(self.cells, &weights[0], self.n, shares, stack)
+                fi_alias_build(self.cells, data, self.n, shares, stack)
         finally:
             free(shares)
             free(stack)
@@ -355,7 +367,7 @@ cdef class Race:
     smallest.
     """
 
-    cdef const double[::1] weights
+    cdef cnp.ndarray weights  # float64 (n,)
 
     def __init__(self, weights):
         # Times are as long as weights are small: of the largest weight they cannot overflow.
@@ -363,11 +375,11 @@ cdef class Race:
 
     def draw(self, words, stream, count):
         """Draw ``count`` items, at most as many as there are weights; releases the GIL."""
-        cdef uint32_t k = count, n = <uint32_t>self.weights.shape[0]
+        cdef uint32_t k = count, n = <uint32_t>cnp.PyArray_SIZE(self.weights)
         cdef double horizon
         cdef fi_seed seed = seed_of(words)
         cdef uint64_t number = stream
-        cdef const double *weights = &self.weights[0]
+        cdef const double *weights = <const double *>cnp.PyArray_DATA(self.weights)
         cdef fi_arrivals arrivals = fi_arrivals(NULL, NULL, 0, 0)
         cdef uint64_t *keys = NULL
         cdef int64_t *data

@@ -52,7 +52,7 @@ cdef class RowWriter(SlotWriter):
     cdef object answer  # makes the only row of a batch that has a request
     cdef object getitems
     cdef object plain
-    cdef const uint64_t[::1] seeds  # of the batch `seeds_of`
+    cdef object seeds  # uint64 (n + 1,), of the batch `seeds_of`
     cdef uint64_t seeds_of
     cdef object memory  # a number of the arena
     cdef int64_t schema_number
@@ -109,9 +109,9 @@ cdef class RowWriter(SlotWriter):
         """The seed of the row that is fetched by itself; of the converter between rows."""
         cdef WorkerRing end = self.end
         if self.seeds_of != end.turn.q:
-            self.seeds = memoryview(self.request()).cast("Q")
+            self.seeds = numpy.frombuffer(self.request(), numpy.uint64)
             self.seeds_of = end.turn.q
-        return self.seeds[self.row if self.row >= 0 else end.turn.n]
+        return int(self.seeds[self.row if self.row >= 0 else end.turn.n])
 
     @property
     def n_examples(self):
