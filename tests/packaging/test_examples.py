@@ -57,7 +57,7 @@ def test_the_example_prints_what_it_promises(name, tmp_path):
     packages, lines = PRINTED[name]
     skip_without(*packages)
     command = ("-W", "ignore", "-W", "error::ResourceWarning", EXAMPLES / name)
-    result = run(*command, cwd=tmp_path, env=environment(JAX_PLATFORMS="cpu"))
+    result = run(*command, cwd=tmp_path, env=environment(JAX_PLATFORMS="cpu", OMP_NUM_THREADS="1"))
     assert (result.returncode, result.stderr) == (0, "")
     expected = list(lines)
     if name == "images.py" and importlib.util.find_spec("cv2") is not None:
