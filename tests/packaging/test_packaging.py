@@ -37,7 +37,11 @@ def test_public_names_are_all_there():
 
 
 @pytest.mark.parametrize(
-    "name", ["dataset", "datasets", "errors", "interop", "iterators", "kernels", "random", "reader"]
+    "name",
+    [
+        *("dataset", "datasets", "errors", "interop", "iterators", "kernels", "random", "reader"),
+        "tokens",
+    ],
 )
 def test_public_modules_are_there_without_an_import_of_their_own(name):
     code = f"import fastiter; print(fastiter.{name}.__name__, {name!r} in dir(fastiter))"
