@@ -4,18 +4,26 @@
 
 static const size_t widths[] = {1, 1, 2, 2, 4, 4, 8};
 
-static const fi_document_part *part_of(const fi_tokens *tokens, int64_t document)
+/* Number of the last of n parts that begins at `place` or before it. `first` is where the first part tells its begin,
+ * and `stride` the bytes from there to the next part's. */
+static int64_t part_at(const int64_t *first, size_t stride, int64_t n, int64_t place)
 {
-    int64_t low = 0, high = tokens->n_document_parts - 1;
+    int64_t low = 0, high = n - 1;
     while (low < high) {
         int64_t middle = (low + high + 1) / 2;
-        if (tokens->documents[middle].first <= document) {
+        if (*(const int64_t *)((const char *)first + (size_t)middle * stride) <= place) {
             low = middle;
         } else {
             high = middle - 1;
         }
     }
-    return &tokens->documents[low];
+    return low;
+}
+
+static const fi_document_part *part_of(const fi_tokens *tokens, int64_t document)
+{
+    const fi_document_part *parts = tokens->documents;
+    return parts + part_at(&parts->first, sizeof *parts, tokens->n_document_parts, document);
 }
 
 /* Files align nothing. */
@@ -114,24 +122,12 @@ static void convert(int kind, const char *source, int64_t count, bool wide, void
     }
 }
 
-static int64_t part_at(const fi_tokens *tokens, int64_t place)
-{
-    int64_t low = 0, high = tokens->n_parts - 1;
-    while (low < high) {
-        int64_t middle = (low + high + 1) / 2;
-        if (tokens->parts[middle].first <= place) {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
-    }
-    return low;
-}
-
 /* As they are, or converted. */
 static void read_stream(const fi_tokens *tokens, int64_t place, int64_t count, bool raw, bool wide, char *out)
 {
-    int64_t number = count > 0 ? part_at(tokens, place) : 0;
+    int64_t number = 0;
+    if (count > 0)
+        number = part_at(&tokens->parts->first, sizeof *tokens->parts, tokens->n_parts, place);
     size_t size = raw ? widths[tokens->kind] : wide ? 8 : 4;
     while (count > 0) {
         const fi_token_part *part = &tokens->parts[number++];

@@ -52,7 +52,7 @@ void fi_worker_ready(const fi_worker *worker, const fi_turn *turn, uint32_t flag
  * their rows are then copied past them. */
 bool fi_worker_outruns_cache(const fi_worker *worker, uint64_t batch_bytes);
 
-/* Indices of the rows before those of the turn, in the order of the plan, that nobody has fetched
+/* Indices of the rows before those of the turn, in the order of the plan, that are not fetched
  * yet; at most `most`. Corrupt words, and slots that are used again meanwhile, give wrong indices. */
 size_t fi_rows_before(const fi_worker *worker, const fi_turn *turn, int64_t *indices, size_t most);
 

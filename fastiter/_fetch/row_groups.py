@@ -149,8 +149,8 @@ class RowGroups:
         return int(self._header[_N_DECODED])
 
     def keep_for(self, window: int | None) -> None:
-        """Keep as many groups in memory as an order needs that goes through windows of so many
-        groups; None for one that goes through all rows at random, which is warned of."""
+        """Keep the groups in memory that an order by windows of ``window`` groups needs. None: the
+        order goes through all rows at random, of which a warning tells."""
         if window is None and len(self.ends) > DEFAULT_CELLS:
             warn_caller(
                 f"rows of {len(self.ends)} row groups of Parquet files are read in an order without"
@@ -486,5 +486,5 @@ class PagedValues:
 
 
 def table_bytes(n_groups: int) -> int:
-    """Bytes of the table of so many groups."""
+    """Bytes of the table of a number of groups."""
     return 8 * (_HEADER + (_RECORD + 1) * n_groups)

@@ -284,8 +284,8 @@ cdef class RowPlanner:
         return window
 
     def ends(self, epoch, least=None):
-        """Rows until each window's end, a list; at least of so many windows that there are more
-        than `least` rows, or of all of them."""
+        """Rows until each window's end, a list: of windows until there are more than `least` rows,
+        or of all of them."""
         cdef list known
         epoch = epoch if self.words is not None else 0
         known = self.counts.get(epoch)

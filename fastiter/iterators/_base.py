@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fastiter._device.cupy import leak_after_fork
-from fastiter._fetch.dataset_access import epochs_of, row_groups_of
+from fastiter._fetch.dataset_access import row_groups_of
 from fastiter._fetch.seeded import Seeding
 from fastiter._order.example_context import ExampleContext, keep_generators
 from fastiter._stats.stats import IteratorStats, LoaderStats
@@ -26,17 +26,15 @@ from fastiter._util.concurrency import renew_in_child
 from fastiter._util.cpus import usable_cpus
 from fastiter._util.failures import AllSkipped, Failure, capture, reraise
 from fastiter._util.ranks import iterator_ranks
-from fastiter.dataset.iterator import Iterator
 from fastiter.datasets.arrow_dataset import arrow_source
 from fastiter.datasets.stream_dataset import StreamDataset
 from fastiter.iterators import _arguments, _seed
 from fastiter.iterators._addresses import (
-    Address,
     Preview,
     SkippingPlanner,
-    address_of,
     checked_ranges,
 )
+from fastiter.iterators._properties import IteratorProperties
 from fastiter.iterators._skips import (
     DEFAULT_LIMIT,
     OnError,
@@ -51,7 +49,6 @@ from fastiter.iterators._source import Source, concat_of
 from fastiter.iterators._state import Plan, Planner, dataset_length, initial_state
 from fastiter.iterators._stream import StreamPlanner
 from fastiter.iterators._stream_parts import PartStore
-from fastiter.iterators.samplers._batches import CallableBatches, SeededBatchSampler
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
 from fastiter.iterators.samplers.epochs import sampler_of_epochs
 from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
@@ -60,16 +57,14 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
 
-    import numpy.typing as npt
     from typing_extensions import Self
 
     from fastiter._order.example_context import Seed
     from fastiter._stats.trace import Call, Trace, WorkerTraces
     from fastiter.iterators._arguments import Rank, SeedExamples, Tail
-    from fastiter.iterators._skips import Skipped
 
 
-class PlannedIterator(Iterator):
+class PlannedIterator(IteratorProperties):
     """Base of the iterators: arguments, epochs, snapshots, copies and pickles.
 
     The methods before ``__iter__`` are what a subclass overrides; the parameters are those of
@@ -233,8 +228,6 @@ class PlannedIterator(Iterator):
         and the next call fetches the same plan again. ``self._skips``, unless that is None, decides
         about rows that fail. Runs under the iterator's lock, in the caller's thread.
         """
-        if plan.request is not None:
-            return self._fetch_stream(plan)
         return self._capture(plan, self._source.batch, plan, self._seed, self._skips)
 
     def _capture(self, plan: Plan, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -344,11 +337,9 @@ class PlannedIterator(Iterator):
         timer, planner = self._timer, self._planner
         plan, n_passed = planner.peek(), 0
         while plan.indices is not None:
+            if plan.outcome is None:
+                plan = self._make(plan)
             batch = plan.outcome
-            if batch is None:
-                batch = self._fetch(plan)
-                plan = planner.plans[0]  # without an order it may be another one
-                plan.outcome = batch
             if type(batch) is not AllSkipped:
                 break
             if planner.num_ranks > 1:  # which stay in step
@@ -381,16 +372,23 @@ class PlannedIterator(Iterator):
     def _peek(self) -> Any:
         """Make the batch that the next call of ``next()`` returns, and return it; None if it fails,
         or at the end. Runs under the lock."""
-        outcome = self._timer.run(self._lock, self._make)  # which counts what the loop waits for
+        outcome = self._timer.run(self._lock, self._make_first)  # counts what the loop waits for
         return None if isinstance(outcome, Failure) else outcome
 
-    def _make(self) -> Any:
+    def _make_first(self) -> Any:
         plan = self._planner.peek()
         if plan.outcome is None and plan.indices is not None and not self._finalized:
-            outcome = self._fetch(plan)
-            plan = self._planner.plans[0]
-            plan.outcome = outcome
+            plan = self._make(plan)
         return plan.outcome
+
+    def _make(self, plan: Plan) -> Plan:
+        """Make the batch of the first plan. Return the plan whose batch it is: with
+        ``in_order=False`` another one may come first now."""
+        fetch = self._fetch_stream if isinstance(self._planner, StreamPlanner) else self._fetch
+        outcome = fetch(plan)
+        plan = self._planner.plans[0]
+        plan.outcome = outcome
+        return plan
 
     def _refuse_inside_next(self, action: str) -> None:
         """Refuse what would move the iterator during a call of ``next()`` by the same thread.
@@ -420,12 +418,6 @@ class PlannedIterator(Iterator):
         self._refuse_of_stream("len()")
         state = self._planner.state
         return self._planner.n_steps(state.cuts, 0, state.epoch_size)
-
-    def _refuse_of_stream(self, what: str) -> None:
-        if isinstance(self._planner, StreamPlanner):
-            raise TypeError(
-                f"{what} is not known of a StreamDataset, whose shards are read until they end"
-            )
 
     def reset(self) -> None:
         """Go back to the start of the first epoch, with a new order.
@@ -566,224 +558,6 @@ class PlannedIterator(Iterator):
         self._working._trace_workers(False)
         return self._working._worker_traces()
 
-    # -- state -------------------------------------------------------------------------------
-
-    @property
-    def dataset(self) -> Any:
-        """The dataset."""
-        return self._dataset
-
-    @property
-    def batch_size(self) -> int | None:
-        """Examples in a batch of this rank; None with a ``batch_sampler``."""
-        return self._batch_size
-
-    @property
-    def repeat(self) -> bool:
-        """Whether the iteration continues after the first epoch."""
-        return self._repeat
-
-    @property
-    def shuffle(self) -> bool | None:
-        """The argument ``shuffle``."""
-        return self._shuffle
-
-    @property
-    def order_sampler(self) -> Callable[[Any, int], Any] | None:
-        """The sampler that gives each epoch's order; None if there is no order."""
-        return self._order_sampler  # type: ignore[no-any-return]
-
-    @property
-    def drop_last(self) -> bool:
-        """Whether an epoch's last examples are left out if they fill no batch."""
-        return self._planner.drop_last
-
-    @property
-    def batch_sampler(self) -> Any:
-        """The argument ``batch_sampler``."""
-        sampler = self._sampler
-        if isinstance(sampler, CallableBatches):
-            return sampler.function
-        return sampler if isinstance(sampler, SeededBatchSampler) else None
-
-    @property
-    def rank(self) -> int:
-        """Number of this rank, from 0."""
-        return self._planner.rank
-
-    @property
-    def num_ranks(self) -> int:
-        """How many ranks share each step."""
-        return self._planner.num_ranks
-
-    @property
-    def tail(self) -> str:
-        """The argument ``tail``."""
-        return self._planner.tail
-
-    @property
-    def valid(self) -> npt.NDArray[np.bool_] | None:
-        """Which examples of the last batch are to be counted: bool[batch].
-
-        False only with ``tail='mask'``, for those that repeat the epoch's first ones to give all
-        ranks as many. None before the first batch, and after a state was loaded.
-        """
-        plan = self._planner.delivered
-        if plan is None or plan.indices is None:
-            return None
-        return np.arange(len(plan.indices) - plan.n_dropped) < plan.n_valid - plan.n_valid_dropped
-
-    @property
-    def step(self) -> int:
-        """The number of the next batch: steps made since the start, of all epochs and resets.
-
-        Batches that were skipped count. With ``in_order=False``, the oldest one that was not
-        delivered. A `StreamDataset` has none, nor addresses.
-        """
-        self._refuse_of_stream("step")
-        return self._planner.state.step
-
-    @property
-    def address(self) -> Address | None:
-        """The address of the last batch; None before the first one, and after a state was loaded.
-
-        Examples that ``on_error`` has left out of the batch are in it.
-        """
-        self._refuse_of_stream("address")
-        plan = self._planner.delivered
-        return (
-            None
-            if plan is None
-            else address_of(
-                plan, self._planner.rank, self._seed, epochs_of(self._dataset) is not None
-            )
-        )
-
-    def batch_at(self, step: int, *, rank: int | None = None) -> Address:
-        """Tell which examples the batch of a step has, without fetching them or moving.
-
-        Any step from the one on that the present arguments hold from: the start, the last `reset`,
-        or where a state with others was loaded.
-
-        Parameters
-        ----------
-        step : int
-            From 0; see `step`.
-        rank : int, optional
-            Of which rank; this one by default.
-
-        Returns
-        -------
-        Address
-
-        Raises
-        ------
-        LookupError
-            If the step is before that, or after the end (``repeat=False``).
-        ValueError
-            If the order sampler has no seed.
-        """
-        self._refuse_of_stream("batch_at()")
-        step = checked_int("step", step, minimum=0)
-        rank = self.rank if rank is None else checked_int("rank", rank, minimum=0)
-        if rank >= self.num_ranks:
-            raise ValueError(f"rank must be below num_ranks={self.num_ranks}, not {rank}")
-        with self._lock:
-            preview = Preview(self._planner, rank, self._kept_epochs)
-            plan = preview.advance(preview.before(step))
-            return address_of(plan, rank, self._seed, epochs_of(self._dataset) is not None)
-
-    def seek(self, step: int) -> None:
-        """Go to a step, so that the next batch is the one that `batch_at` tells of.
-
-        Raises
-        ------
-        LookupError, ValueError
-            As `batch_at`.
-        NotImplementedError
-            If the iterator is finalized and of a kind that cannot be reopened.
-        RuntimeError
-            Where this thread is in ``next()``.
-        """
-        self._refuse_inside_next("seek()")
-        self._refuse_of_stream("seek()")
-        step = checked_int("step", step, minimum=0)
-        with self._lock:
-            self._check_reopenable("seek()")
-            preview = Preview(self._planner, self.rank, self._kept_epochs)
-            former_size = self._planner.former_size
-            snapshot = self._snapshot()._replace(state=preview.after(step), former_size=former_size)
-            self._go_on_from(snapshot)
-
-    @property
-    def converter(self) -> Callable[[Any, Any], Any] | None:
-        """The argument ``converter``."""
-        return self._converter  # type: ignore[no-any-return]
-
-    @property
-    def device(self) -> Any:
-        """The argument ``device``."""
-        return self._device
-
-    @property
-    def on_error(self) -> Any:
-        """The argument ``on_error``."""
-        return self._on_error
-
-    @property
-    def seed_examples(self) -> SeedExamples:
-        """The argument ``seed_examples``."""
-        return self._seed_examples
-
-    @property
-    def in_order(self) -> bool:
-        """The argument ``in_order``."""
-        return self._in_order
-
-    @property
-    def skip_limit(self) -> int | float | None:
-        """The argument ``skip_limit``."""
-        return self._skip_limit
-
-    @property
-    def skipped(self) -> list[Skipped]:
-        """The indices whose examples were skipped, one `Skipped` for each: at most 10,000 of them.
-
-        In the order in which they were skipped first. `reset` leaves them, snapshots hold them.
-        """
-        skips = self._planner.progress
-        return [] if skips is None else list(skips.records.values())
-
-    @property
-    def current_position(self) -> int:
-        """Examples of the current epoch delivered so far."""
-        return self._planner.state.position
-
-    @property
-    def epoch(self) -> int:
-        """Completed epochs."""
-        return self._planner.state.epoch
-
-    @property
-    def epoch_detail(self) -> float:
-        """Completed epochs, with the fraction of the current one."""
-        return self._planner.state.epoch_detail
-
-    @property
-    def previous_epoch_detail(self) -> float | None:
-        """``epoch_detail`` one batch before; None before the first batch."""
-        return self._planner.state.previous_epoch_detail
-
-    @property
-    def is_new_epoch(self) -> bool:
-        """Whether the last batch completed an epoch."""
-        return self._planner.state.is_new_epoch
-
-    @property
-    def _epoch_size(self) -> int:
-        """Examples in the current epoch. Chainer's progress bars read it."""
-        return self._planner.state.epoch_size
-
     # -- snapshots, copies, pickles ----------------------------------------------------------
 
     def serialize(self, serializer: Callable[[str, Any], Any]) -> None:
@@ -849,6 +623,28 @@ class PlannedIterator(Iterator):
             loaded = from_dict(state_dict, self._snapshot(), self._planner, strict=strict)
             self._check_reopenable("loading a snapshot")
             self._go_on_from(loaded)
+
+    def seek(self, step: int) -> None:
+        """Go to a step, so that the next batch is the one that `batch_at` tells of.
+
+        Raises
+        ------
+        LookupError, ValueError
+            As `batch_at`.
+        NotImplementedError
+            If the iterator is finalized and of a kind that cannot be reopened.
+        RuntimeError
+            Where this thread is in ``next()``.
+        """
+        self._refuse_inside_next("seek()")
+        self._refuse_of_stream("seek()")
+        step = checked_int("step", step, minimum=0)
+        with self._lock:
+            self._check_reopenable("seek()")
+            preview = Preview(self._planner, self.rank, self._kept_epochs)
+            former_size = self._planner.former_size
+            snapshot = self._snapshot()._replace(state=preview.after(step), former_size=former_size)
+            self._go_on_from(snapshot)
 
     def _snapshot(self) -> Snapshot:
         skips = None if self._skips is None else self._planner.progress or SkipState()

@@ -123,7 +123,7 @@ class StreamPlanner(Planner):
                 del self._marks[each]
         whole = self.batch_size * self.num_ranks
         is_endless = self.repeat and not self.drop_last
-        # Without so many more examples, the step is the last one of its epoch.
+        # With fewer examples left than this, the step is the last one of its epoch.
         more = 1
         if not is_endless and (self.drop_last or self.tail == "drop"):
             more = whole if self.drop_last else self.num_ranks
@@ -268,7 +268,7 @@ class StreamPlanner(Planner):
         return self._windows[key]  # type: ignore[no-any-return]
 
     def _has(self, number: int, place: StreamPlace, count: int) -> bool:
-        """Whether an epoch has so many more examples."""
+        """Whether an epoch has at least this number of examples left."""
         if place.offset:
             places, place = self._shuffled(number, place)
             count -= len(places) - place.offset

@@ -142,7 +142,7 @@ class PartStore:
         self.keep: Callable[[int, int, int], bytes | None] = lambda number, start, stop: None
 
     def parts_ahead(self, n_batches: int, n_workers: int) -> int:
-        """How many parts are read ahead, for so many batches: some for each worker."""
+        """How many parts are read ahead for a number of batches: some for each worker."""
         n_rows = n_batches * self._step_rows
         return min(MOST_PREFETCH, max(2 * n_workers, -(-n_rows // self.rows)))
 

@@ -293,7 +293,7 @@ class MultiprocessIterator(PrefetchingIterator):
                 self._running_pool().ring.top_up(self._planner)
 
     def _fetch(self, plan: Plan) -> Any:
-        if self._n_processes == 0 or isinstance(self._planner, StreamPlanner):
+        if self._n_processes == 0:
             return super()._fetch(plan)
         # The GPU first: how workers are started depends on whether CUDA is initialised.
         transfer = self._source.gpu() if self._source.is_on_gpu else None

@@ -246,8 +246,6 @@ class MultithreadIterator(PrefetchingIterator):
         return reading
 
     def _fetch(self, plan: Plan) -> Any:
-        if plan.request is not None and self._reading is not None:
-            return self._fetch_stream(plan)
         if self._seeding is not None:
             return super()._fetch(plan)
         threads = self._running_threads()

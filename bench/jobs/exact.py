@@ -1,4 +1,4 @@
-"""``python -m bench.exact``: what may change within a run whose rows stay the same.
+"""``python -m bench.jobs.exact``: what may change within a run whose rows stay the same.
 
 It compares fastiter with its peers, as far as these are installed, and prints a table of
 docs/guide/reproducibility.md. In each cell a run is interrupted after some steps, goes on from its

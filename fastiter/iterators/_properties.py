@@ -1,0 +1,247 @@
+"""What an iterator tells of itself: its arguments, where it stands, which examples batches have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastiter._fetch.dataset_access import epochs_of
+from fastiter._util.arguments import checked_int
+from fastiter.dataset.iterator import Iterator
+from fastiter.iterators._addresses import Address, Preview, address_of
+from fastiter.iterators._stream import StreamPlanner
+from fastiter.iterators.samplers._batches import CallableBatches, SeededBatchSampler
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from fastiter._order.example_context import Seed
+    from fastiter.iterators._arguments import SeedExamples
+    from fastiter.iterators._skips import OnError, Skipped
+    from fastiter.iterators._state import Planner
+
+
+class IteratorProperties(Iterator):
+    """The arguments and the progress of an iterator, for reading; `PlannedIterator` sets the
+    attributes that are declared here."""
+
+    _dataset: Any
+    _batch_size: int | None
+    _repeat: bool
+    _shuffle: bool | None
+    _order_sampler: Any
+    _sampler: Any
+    _converter: Any
+    _device: Any
+    _on_error: OnError
+    _skip_limit: float | None
+    _seed_examples: SeedExamples
+    _in_order: bool
+    _lock: threading.RLock
+    _planner: Planner
+    _seed: Seed
+    _kept_epochs: dict[int, Any]  # by number, for addresses
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset."""
+        return self._dataset
+
+    @property
+    def batch_size(self) -> int | None:
+        """Examples in a batch of this rank; None with a ``batch_sampler``."""
+        return self._batch_size
+
+    @property
+    def repeat(self) -> bool:
+        """Whether the iteration continues after the first epoch."""
+        return self._repeat
+
+    @property
+    def shuffle(self) -> bool | None:
+        """The argument ``shuffle``."""
+        return self._shuffle
+
+    @property
+    def order_sampler(self) -> Callable[[Any, int], Any] | None:
+        """The sampler that gives each epoch's order; None if there is no order."""
+        return self._order_sampler  # type: ignore[no-any-return]
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether an epoch's last examples are left out if they fill no batch."""
+        return self._planner.drop_last
+
+    @property
+    def batch_sampler(self) -> Any:
+        """The argument ``batch_sampler``."""
+        sampler = self._sampler
+        if isinstance(sampler, CallableBatches):
+            return sampler.function
+        return sampler if isinstance(sampler, SeededBatchSampler) else None
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank, from 0."""
+        return self._planner.rank
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks share each step."""
+        return self._planner.num_ranks
+
+    @property
+    def tail(self) -> str:
+        """The argument ``tail``."""
+        return self._planner.tail
+
+    @property
+    def valid(self) -> npt.NDArray[np.bool_] | None:
+        """Which examples of the last batch are to be counted: bool[batch].
+
+        False only with ``tail='mask'``, for those that repeat the epoch's first ones to give all
+        ranks as many. None before the first batch, and after a state was loaded.
+        """
+        plan = self._planner.delivered
+        if plan is None or plan.indices is None:
+            return None
+        return np.arange(len(plan.indices) - plan.n_dropped) < plan.n_valid - plan.n_valid_dropped
+
+    @property
+    def step(self) -> int:
+        """The number of the next batch: steps made since the start, of all epochs and resets.
+
+        Batches that were skipped count. With ``in_order=False``, the oldest one that was not
+        delivered. A `StreamDataset` has none, nor addresses.
+        """
+        self._refuse_of_stream("step")
+        return self._planner.state.step
+
+    @property
+    def address(self) -> Address | None:
+        """The address of the last batch; None before the first one, and after a state was loaded.
+
+        Examples that ``on_error`` has left out of the batch are in it.
+        """
+        self._refuse_of_stream("address")
+        plan = self._planner.delivered
+        return (
+            None
+            if plan is None
+            else address_of(
+                plan, self._planner.rank, self._seed, epochs_of(self._dataset) is not None
+            )
+        )
+
+    def batch_at(self, step: int, *, rank: int | None = None) -> Address:
+        """Tell which examples the batch of a step has, without fetching them or moving.
+
+        Any step from the one on that the present arguments hold from: the start, the last `reset`,
+        or where a state with others was loaded.
+
+        Parameters
+        ----------
+        step : int
+            From 0; see `step`.
+        rank : int, optional
+            Of which rank; this one by default.
+
+        Returns
+        -------
+        Address
+
+        Raises
+        ------
+        LookupError
+            If the step is before that, or after the end (``repeat=False``).
+        ValueError
+            If the order sampler has no seed.
+        """
+        self._refuse_of_stream("batch_at()")
+        step = checked_int("step", step, minimum=0)
+        rank = self.rank if rank is None else checked_int("rank", rank, minimum=0)
+        if rank >= self.num_ranks:
+            raise ValueError(f"rank must be below num_ranks={self.num_ranks}, not {rank}")
+        with self._lock:
+            preview = Preview(self._planner, rank, self._kept_epochs)
+            plan = preview.advance(preview.before(step))
+            return address_of(plan, rank, self._seed, epochs_of(self._dataset) is not None)
+
+    @property
+    def converter(self) -> Callable[[Any, Any], Any] | None:
+        """The argument ``converter``."""
+        return self._converter  # type: ignore[no-any-return]
+
+    @property
+    def device(self) -> Any:
+        """The argument ``device``."""
+        return self._device
+
+    @property
+    def on_error(self) -> Any:
+        """The argument ``on_error``."""
+        return self._on_error
+
+    @property
+    def seed_examples(self) -> SeedExamples:
+        """The argument ``seed_examples``."""
+        return self._seed_examples
+
+    @property
+    def in_order(self) -> bool:
+        """The argument ``in_order``."""
+        return self._in_order
+
+    @property
+    def skip_limit(self) -> int | float | None:
+        """The argument ``skip_limit``."""
+        return self._skip_limit
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """The indices whose examples were skipped, one `Skipped` for each: at most 10,000 of them.
+
+        In the order in which they were skipped first. `reset` leaves them, snapshots hold them.
+        """
+        skips = self._planner.progress
+        return [] if skips is None else list(skips.records.values())
+
+    @property
+    def current_position(self) -> int:
+        """Examples of the current epoch delivered so far."""
+        return self._planner.state.position
+
+    @property
+    def epoch(self) -> int:
+        """Completed epochs."""
+        return self._planner.state.epoch
+
+    @property
+    def epoch_detail(self) -> float:
+        """Completed epochs, with the fraction of the current one."""
+        return self._planner.state.epoch_detail
+
+    @property
+    def previous_epoch_detail(self) -> float | None:
+        """``epoch_detail`` one batch before; None before the first batch."""
+        return self._planner.state.previous_epoch_detail
+
+    @property
+    def is_new_epoch(self) -> bool:
+        """Whether the last batch completed an epoch."""
+        return self._planner.state.is_new_epoch
+
+    @property
+    def _epoch_size(self) -> int:
+        """Examples in the current epoch. Chainer's progress bars read it."""
+        return self._planner.state.epoch_size
+
+    def _refuse_of_stream(self, what: str) -> None:
+        if isinstance(self._planner, StreamPlanner):
+            raise TypeError(
+                f"{what} is not known of a StreamDataset, whose shards are read until they end"
+            )
