@@ -129,9 +129,10 @@ def load_program_state(loader: Any, state: dict[str, Any]) -> None:
         set_states(_own_generators(loader), state["_unbegun_states"])
 
 
-def other_workers(before: int, now: int) -> ValueError:
-    """The error of a stream whose parts were those of another number of workers."""
-    return ValueError(
+def other_workers(before: int, now: int) -> AssertionError:
+    """The error of a stream whose parts were those of another number of workers. It is of the class
+    that torchdata's loader raises."""
+    return AssertionError(
         f"state_dict was saved with {before} workers, but num_workers is {now}: what each worker "
         f"takes of an IterableDataset depends on it; pass num_workers={before}"
     )
@@ -200,13 +201,13 @@ class Resume(NamedTuple):
 
         Raises
         ------
-        ValueError
+        AssertionError
             If the datasets of another number of workers had states.
         """
         if not self.has_worker_state:
             return None
         if n_workers != self.n_workers:
-            raise ValueError(
+            raise AssertionError(
                 f"state_dict holds a state of the dataset for each of {self.n_workers} workers, "
                 f"but num_workers is {n_workers}: pass num_workers={self.n_workers}"
             )

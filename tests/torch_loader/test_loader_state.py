@@ -272,7 +272,7 @@ def test_another_number_of_workers_for_a_stream_is_refused(dataset, workers):
     next(iter(loader))
     again = DataLoader(dataset(), num_workers=workers)
     again.load_state_dict(loader.state_dict())
-    with pytest.raises(ValueError, match=r"pass num_workers=2"):
+    with pytest.raises(AssertionError, match=r"pass num_workers=2"):
         next(iter(again))
 
 
