@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import random
 import signal
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.grid_kinds import KINDS, N, logged, make, run_with_a_log
+from support.grid_kinds import KINDS, Gated, N, logged, make, run_with_a_log
 
 from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator
 
@@ -104,16 +105,55 @@ def test_rows_stay_the_same(kind: str, change: str) -> None:
     run()
 
 
+@pytest.mark.parametrize(
+    "kind",
+    ["map", *(pytest.param(kind, marks=pytest.mark.stress) for kind in KINDS if kind != "map")],
+)
+def test_rows_stay_the_same_with_spawned_workers(kind: str) -> None:
+    part = MultiprocessIterator, 1, {"n_processes": 2, "context": "spawn"}
+    rows = rows_of(kind, [(PROCESSES, 1, {"n_processes": 1}), part], [5, 9])
+    assert rows == uninterrupted(kind)[: len(rows)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_stay_the_same_in_the_order_of_their_completion(kind: str) -> None:
+    gate = multiprocessing.get_context("fork").Event()
+    serial = make(kind, SerialIterator)
+    is_stream = kind == "stream"  # whose batches come in order
+    start, expected = serial.state_dict(), [next(serial) for _ in range(20)]
+
+    @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.integers(0, 3), st.integers(0, 4), st.integers(0, 9))
+    def run(slow: int, before: int, after: int) -> None:
+        index = 0 if is_stream else int(serial.batch_at(slow).indices[0])
+
+        def wrap(dataset: Any) -> Any:
+            return dataset if is_stream else Gated(dataset, index, gate)
+
+        gate.clear()
+        batches, state = [], start
+        for n_processes, n_steps in (3, before), (2, after):
+            arguments = {"n_processes": n_processes, "in_order": False}
+            with make(kind, PROCESSES, wrap=wrap, **arguments) as iterator:
+                iterator.load_state_dict(state)
+                batches += [next(iterator) for _ in range(n_steps)]
+                state = json.loads(json.dumps(iterator.state_dict()))
+                if not gate.is_set() and not is_stream and before > slow:
+                    assert state["cuts"]["delivered"]
+                gate.set()
+        last = make(kind, SerialIterator)
+        last.load_state_dict(state)
+        while "delivered" in last.state_dict().get("cuts", ()):
+            batches.append(next(last))
+        assert sorted(batches) == sorted(expected[: len(batches)])
+
+    run()
+
+
 @pytest.mark.stress
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("change", [*CHANGES, "spawn"])
+@pytest.mark.parametrize("change", CHANGES)
 def test_rows_stay_the_same_at_any_cut(kind: str, change: str) -> None:
-    if change == "spawn":
-        part = MultiprocessIterator, 1, {"n_processes": 2, "context": "spawn"}
-        rows = rows_of(kind, [part, part], [5, 9])
-        assert rows == uninterrupted(kind)[: len(rows)]
-        return
-
     @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
     @given(cuts_of(change))
     def run(cuts: list[int]) -> None:
@@ -133,10 +173,11 @@ def test_a_program_that_is_killed_goes_on(kind: str, tmp_path: Path) -> None:
             program = context.Process(target=run_with_a_log, args=(kind, path, 25, told))
             program.start()
         os.close(told)
-        for _ in range(99 if is_last else chance.randrange(1, 11)):
+        for _ in range(99 if is_last else chance.randrange(11)):
             if not os.read(report, 1):
                 break
         if not is_last:
+            time.sleep(chance.random() * 0.02)  # some instant, from its start to a few steps on
             with contextlib.suppress(ProcessLookupError):
                 os.kill(program.pid or 0, signal.SIGKILL)
         program.join()

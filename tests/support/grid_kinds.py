@@ -37,6 +37,21 @@ class Noisy:
         return self.first + index, float(example_rng().standard_normal())
 
 
+class Gated:
+    """A dataset of whose examples one waits until the gate, an event, is open."""
+
+    def __init__(self, dataset: Any, slow: int, gate: Any) -> None:
+        self.dataset, self.slow, self.gate = dataset, slow, gate
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.slow and not self.gate.wait(20):
+            raise TimeoutError
+        return self.dataset[index]
+
+
 class Transformed(Noisy):
     """Examples that draw from the global generators."""
 
@@ -101,10 +116,16 @@ KINDS: dict[str, Callable[[int], tuple[Any, dict[str, Any]]]] = {
 }
 
 
-def make(kind: str, iterator_class: Any, batch_size: int = 32, **arguments: Any) -> Any:
+def make(
+    kind: str,
+    iterator_class: Any,
+    batch_size: int = 32,
+    wrap: Callable[[Any], Any] = lambda dataset: dataset,
+    **arguments: Any,
+) -> Any:
     """An iterator over a kind of data."""
     dataset, given = KINDS[kind](batch_size)
-    return iterator_class(dataset, **given, **arguments)
+    return iterator_class(wrap(dataset), **given, **arguments)
 
 
 def run_with_a_log(kind: str, path: Path, steps: int, report: int) -> None:
