@@ -91,6 +91,13 @@ holds full frozen-reset "-DBATCHES=1 -DB=1 -DFROZEN=1 -DRESETS=1 -DLEASES=0" "-D
 holds full abandoned-replaced "-DBATCHES=1 -DB=1 -DSTARTED=1 -DEARLY=1 -DLEASES=0"
 holds full abandoned-replaced-death "-DBATCHES=1 -DB=1 -DSTARTED=1 -DDEATHS=1 -DREPLACED=1 -DEARLY=1 -DLEASES=0" "-DSAFETY -DNOCLAIM -DHC4"
 
+# Rows are owned when they have been fetched, and fetched by two workers.
+hedge="-DTWO_STEP -DBATCHES=1 -DB=1 -DLEASES=0"
+holds quick hedged "$hedge -DHEDGES=1"
+holds full hedged-death "$hedge -DHEDGES=1 -DDEATHS=1 -DREPLACED=1" "-DSAFETY -DNOCLAIM -DHC4"
+holds full hedged-reset "$hedge -DHEDGES=1 -DRESETS=1" "-DSAFETY -DNOCLAIM -DHC4"
+holds full hedged-frozen "$hedge -DHEDGES=1 -DFROZEN=1" "-DSAFETY -DNOCLAIM -DHC4"
+
 # One word overwritten at any moment: right data or an error, and no deadlock.
 holds full corrupt-row "-DBATCHES=1 -DB=1 -DSPOILS=1 -DSILENCES=0 -DLEASES=0"
 holds full corrupt-hint "-DBATCHES=1 -DB=1 -DSPOILS=1 -DSILENCES=0 -DLEASES=0 -DHINTS"
@@ -116,6 +123,11 @@ is_found quick RETURNED_ALIVE "-DBATCHES=1 -DB=1 -DEARLY=1 -DLEASES=0"
 is_found quick MOVED_IS_FREE "-DBATCHES=2 -DB=1 -DEARLY=1 -DLEASES=0"
 is_found quick MOVE_WITHOUT_REDO "-DBATCHES=1 -DB=1 -DFROZEN=1 -DLEASES=0"
 is_found full NUMBER_REUSED "-DBATCHES=1 -DB=1 -DSTARTED=1 -DDEATHS=1 -DREPLACED=1 -DEARLY=1 -DLEASES=0" "-DSAFETY -DNOCLAIM -DHC4"
+is_found quick WRITTEN_UNOWNED "$hedge -DHEDGES=1"
+is_found quick HEDGER_LEAVES "$hedge -DHEDGES=1"
+is_found quick INDEX_UNCHECKED "-DTWO_STEP -DBATCHES=2 -DB=1 -DS=1 -DAHEAD=0 -DLEASES=0 -DHEDGES=1"
+is_found quick FETCH_IS_DRAINED "$hedge -DRESETS=1"
+is_found full RETURNED_BY_STORE "$hedge -DHEDGES=1 -DDEATHS=1 -DREPLACED=1"
 is_found full CORRUPT_IS_DRAINED "-DBATCHES=1 -DB=1 -DSPOILS=1 -DRESETS=1 -DSILENCES=0 -DLEASES=0"
 
 model=$here/stream.pml

@@ -36,6 +36,9 @@
 #ifndef EARLY
 #define EARLY 0                 /* workers that are abandoned though they only are slow */
 #endif
+#ifndef HEDGES
+#define HEDGES 0                /* rows that a worker fetches while another one fetches them */
+#endif
 #ifndef STARTED
 #define STARTED W               /* the others take the place of abandoned ones */
 #endif
@@ -61,7 +64,7 @@
 #define ANY 255                 /* pwait: the parent sleeps for any event */
 #define NOBODY 15
 
-mtype = { TODO, OWNED, DONE, CANCELLED, FILLING, FINISHING, READY, JUNK };
+mtype = { TODO, FETCH, OWNED, DONE, CANCELLED, FILLING, FINISHING, READY, JUNK };
 mtype:phase = { FREE, FILL, DRAIN, LEASED };
 
 /* ---- shared segment: one struct field per atomic word's part; q 0 is no sequence ---- */
@@ -80,6 +83,8 @@ byte only[S];                   /* the only worker that is offered the rows */
 #endif
 Word state[S];
 Word row[S * B];
+
+byte index_of[S * B];           /* what a row's index belongs to */
 
 /* What lies in a slot: a row is copied in two steps, so that a torn copy would show. */
 byte front[S * B], back[S * B];
@@ -117,17 +122,23 @@ bool corrupt[S];                /* given up: its batch is never delivered */
 byte free_stack[S], n_free;
 bool returned[S];               /* the stack of released leases */
 byte n_leased, n_draining;
-byte n_deaths, n_replaced;
+byte n_deaths, n_replaced, n_hedges;
 bool finished;
 
 #define NQ(q) ((q) % S)
 #define AT(s, r) ((s) * B + (r))
 #define row_is(s, r, Q, C) (row[AT(s, r)].q == Q && row[AT(s, r)].code == C)
 #define state_is(s, Q, C) (state[s].q == Q && state[s].code == C)
+#define is_owner(w, i) (row[i].owner == w && (row[i].code == OWNED || row[i].code == FETCH))
 #define set_word(word, Q, O, C) word.q = Q; word.owner = O; word.code = C
 
 /* A writer's right to its bytes (I1): the slot still serves this batch, and no process reads it. */
 #define writable(s, Q) (q_of[s] == Q && (phase[s] == FILL || phase[s] == DRAIN))
+
+/* A worker that sleeps looks now and then for a row to hedge. The limits to that, one hedge for each
+ * row and a share of all, are left out: any one will do here. */
+#define can_hedge(i) (n_hedges < HEDGES && row[(i) % (S * B)].code == FETCH)
+#define any_to_hedge (can_hedge(0) || can_hedge(1) || can_hedge(2) || can_hedge(3))
 
 /* ---- bells ---- */
 
@@ -182,6 +193,10 @@ proctype Worker(byte me)
 {
     byte w, current, seen, s, q, n, next, stop_at, r;
     bool rings;
+#ifdef TWO_STEP
+    byte peer, got;
+    bool is_aside;
+#endif
 
 born:
     {
@@ -189,7 +204,26 @@ born:
         :: atomic { alive[me] -> w = number_of[me] }
         :: atomic { finished && !alive[me] -> goto leave }  /* its number was not needed */
         fi;
-turn:   atomic {            /* W1 to W3: one look at the board */
+turn:
+#if HEDGES > 0
+        if
+        :: atomic {         /* W5a, of a row that `peer` fetches */
+            !stop && any_to_hedge ->
+            if
+            :: can_hedge(0) -> r = 0
+            :: can_hedge(1) -> r = 1 % (S * B)
+            :: can_hedge(2) -> r = 2 % (S * B)
+            :: can_hedge(3) -> r = 3 % (S * B)
+            fi;
+            n_hedges++; is_aside = true;
+            s = r / B; next = r % B; stop_at = next + 1;
+            q = row[r].q; peer = row[r].owner; r = 0
+        }
+        goto hedge
+        :: skip
+        fi;
+#endif
+        atomic {            /* W1 to W3: one look at the board */
             if
             :: stop -> goto leave
             :: else
@@ -234,6 +268,32 @@ claim:  atomic { q = claim_q[s]; next = claim_next[s] }       /* W4 */
         }
         do                  /* W5 */
         :: next < stop_at ->
+#ifdef TWO_STEP
+            atomic {        /* W5a */
+                if
+                :: row_is(s, next, q, TODO) -> set_word(row[AT(s, next)], q, w, FETCH); peer = w
+                :: else -> next++; goto rows
+                fi
+            }
+hedge:      atomic { got = index_of[AT(s, next)]; n = rows_of[s] }
+            atomic {        /* the same word still? Then it was this row's index */
+                if
+#ifndef MISTAKE_INDEX_UNCHECKED
+                :: !(row_is(s, next, q, FETCH) && row[AT(s, next)].owner == peer) -> goto lost
+#endif
+                :: else -> assert(got == q); got = 0
+                fi
+            }
+#ifndef MISTAKE_WRITTEN_UNOWNED
+            atomic {        /* W5b */
+                if
+                :: row_is(s, next, q, FETCH) && row[AT(s, next)].owner == peer ->
+                    set_word(row[AT(s, next)], q, w, OWNED)
+                :: else -> goto lost
+                fi
+            }
+#endif
+#else
             atomic {
                 if
 #ifndef MISTAKE_ROW_WITHOUT_SEQUENCE
@@ -244,13 +304,30 @@ claim:  atomic { q = claim_q[s]; next = claim_next[s] }       /* W4 */
                 :: else -> next++; goto rows
                 fi
             }
+#endif
             d_step { assert(writable(s, q)); front[AT(s, next)] = q }
             d_step { assert(writable(s, q)); back[AT(s, next)] = q }
             atomic {
                 set_word(row[AT(s, next)], q, NOBODY, DONE);
                 next++
             }
-rows:   skip
+#ifdef TWO_STEP
+            goto rows;
+lost:       atomic { next++; got = 0 }
+#endif
+rows:
+#if HEDGES > 0
+            if
+#ifndef MISTAKE_HEDGER_LEAVES
+            :: is_aside -> goto check
+#else
+            :: is_aside -> goto next_slot
+#endif
+            :: else
+            fi
+#else
+            skip
+#endif
         :: else -> break
         od;
         goto claim;
@@ -300,7 +377,14 @@ after_check:
         :: else
         fi;
 #endif
-next_slot:atomic { current++; s = 0; q = 0; n = 0; next = 0; stop_at = 0; r = 0 } /* W8 */
+next_slot:
+#if HEDGES > 0
+        if
+        :: is_aside -> is_aside = false; current-- /* it is where it was */
+        :: else
+        fi;
+#endif
+        atomic { current++; s = 0; q = 0; n = 0; next = 0; stop_at = 0; r = 0 } /* W8 */
         goto turn;
 sleep:
 #ifdef MISTAKE_RECHECK_BEFORE_BELL
@@ -335,7 +419,11 @@ sleep:
 #ifdef PIPES
         atomic { pipe_bytes[w] > 0 -> pipe_bytes[w]-- };                       /* B4 */
 #else
+#if HEDGES > 0
+        !bell[w] || any_to_hedge;   /* B4, for a time */
+#else
         !bell[w];           /* B4: the futex returns once it was cleared */
+#endif
 #endif
         bell[w] = false;
         goto turn;
@@ -356,6 +444,9 @@ leave:
             alive[me] = false;
             current = 0; seen = 0; s = 0; q = 0; n = 0; next = 0; stop_at = 0; r = 0;
             rings = false
+#ifdef TWO_STEP
+            ; peer = 0; got = 0; is_aside = false
+#endif
         };
         do
         :: atomic { alive[me] && !killed[me] -> goto born }
@@ -484,6 +575,10 @@ inline make_free(s) { phase[s] = FREE; free_stack[n_free] = s; n_free++ }
 #define row_drained !row_is(s, r, q_of[s], OWNED)
 #define state_drained !state_is(s, q_of[s], FINISHING)
 #endif
+#ifdef MISTAKE_FETCH_IS_DRAINED
+#undef row_drained
+#define row_drained !row_is(s, r, q_of[s], OWNED)
+#endif
 
 inline collect()                /* fi_parent_collect: one step */
 {
@@ -546,6 +641,7 @@ inline put(Q)                   /* S1 to S5 */
         do
         :: r < n_of[s] ->
             assert(owned_is_possible || row[AT(s, r)].code != OWNED);  /* I4 */
+            index_of[AT(s, r)] = Q;
             set_word(row[AT(s, r)], Q, NOBODY, TODO); r++              /* S3 */
         :: else -> break
         od;
@@ -631,6 +727,19 @@ inline rewind()
 
 inline give_back(w)             /* R2 */
 {
+#ifdef MISTAKE_RETURNED_BY_STORE
+    s = 0;
+    do
+    :: s < S ->
+        if
+        :: phase[s] == FILL && row_is(s, 0, q_of[s], FETCH) && is_owner(w, AT(s, 0)) ->
+            set_word(row[AT(s, 0)], q_of[s], NOBODY, TODO)
+        :: else
+        fi;
+        s++
+    :: else -> break
+    od;
+#endif
     s = 0;
     do
     :: s < S ->
@@ -641,7 +750,7 @@ inline give_back(w)             /* R2 */
                 do
                 :: r < n_of[s] ->
                     if
-                    :: row_is(s, r, q_of[s], OWNED) && row[AT(s, r)].owner == w ->
+                    :: row[AT(s, r)].q == q_of[s] && is_owner(w, AT(s, r)) ->
                         row[AT(s, r)].owner = NOBODY;
                         row[AT(s, r)].code = (phase[s] == FILL -> TODO : CANCELLED)
                     :: else
@@ -679,10 +788,9 @@ inline recover(x)               /* process x */
     ring_workers(W)                                                    /* R6 */
 }
 
-#define owns(w, i) (row[i].code == OWNED && row[i].owner == w)
 #define finishes(w, i) (state[i].code == FINISHING && state[i].owner == w)
 /* For slots of one row. */
-#define holds(x, s) (phase[s] == FILL && (row[s].q == q_of[s] && owns(number_of[x], s) || \
+#define holds(x, s) (phase[s] == FILL && (row[s].q == q_of[s] && is_owner(number_of[x], s) || \
     state[s].q == q_of[s] && finishes(number_of[x], s)))
 #define is_drained(s) (phase[s] == DRAIN && (row_is(s, 0, q_of[s], CANCELLED) || \
     row_is(s, 0, q_of[s], DONE)) && state[s].q == q_of[s] && \
@@ -707,7 +815,7 @@ inline abandon(x)
         d_step {
             r = 0;
             do
-            :: r < n_of[s] && !(row[AT(s, r)].q == q_of[s] && owns(number_of[x], AT(s, r))) -> r++
+            :: r < n_of[s] && !(row[AT(s, r)].q == q_of[s] && is_owner(number_of[x], AT(s, r))) -> r++
             :: else -> break
             od;
             is_held = phase[s] == FILL && n_free > 0 &&
@@ -745,6 +853,13 @@ inline abandon(x)
     ring_workers(W)
 }
 
+/* Who only has promised to fetch a row has written nothing. */
+#ifndef MISTAKE_FETCH_IS_DRAINED
+#define is_unowned (row_is(s, r, q_of[s], TODO) || row_is(s, r, q_of[s], FETCH))
+#else
+#define is_unowned row_is(s, r, q_of[s], TODO)
+#endif
+
 inline start_drain()            /* of slot s */
 {
 #ifndef MISTAKE_STATE_NOT_CANCELLED
@@ -760,7 +875,7 @@ inline start_drain()            /* of slot s */
     :: r < n_of[s] ->
         atomic {
             if
-            :: row_is(s, r, q_of[s], TODO) -> set_word(row[AT(s, r)], q_of[s], NOBODY, CANCELLED)
+            :: is_unowned -> set_word(row[AT(s, r)], q_of[s], NOBODY, CANCELLED)
             :: else
             fi;
             r++

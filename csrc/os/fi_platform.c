@@ -348,14 +348,22 @@ static void read_one_byte(int pipe)
     }
 }
 
-void fi_bell_sleep(_Atomic uint32_t *bell, int pipe)
+void fi_bell_sleep(_Atomic uint32_t *bell, int pipe, int64_t ns)
 {
-    if (pipe >= 0)
+    if (pipe >= 0) {
+        struct pollfd entry = {.fd = pipe, .events = POLLIN};
+        if (poll(&entry, 1, ns < FI_FOR_EVER ? (int)(ns / 1000000) + 1 : -1) != 1) {
+            fi_bell_cancel(bell, pipe);
+            return;
+        }
         read_one_byte(pipe);
+    }
 #ifdef FI_LINUX
     /* Not FUTEX_PRIVATE: the ringer is another process. Any return is a reason to look again. */
-    else if (fi_load_relaxed(bell) == 1)
-        (void)syscall(SYS_futex, bell, FUTEX_WAIT, 1, NULL, NULL, 0);
+    else if (fi_load_relaxed(bell) == 1) {
+        struct timespec most = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+        (void)syscall(SYS_futex, bell, FUTEX_WAIT, 1, ns < FI_FOR_EVER ? &most : NULL, NULL, 0);
+    }
 #endif
     fi_store_relaxed(bell, 0);
 }

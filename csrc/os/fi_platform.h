@@ -56,8 +56,10 @@ uint64_t fi_cache_bytes(void);
 /* ---- doorbells ------------------------------------------------------------------------- */
 
 /* A worker's bell is a word in shared memory: 1 = this worker sleeps or is about to. Its owner
- * waits on the word itself (pipe < 0, a futex) or on the read end of a pipe of its own. */
-void fi_bell_sleep(_Atomic uint32_t *bell, int pipe);
+ * waits on the word itself (pipe < 0, a futex) or on the read end of a pipe of its own, for `ns`
+ * nanoseconds at most, less than a month. */
+#define FI_FOR_EVER INT64_MAX
+void fi_bell_sleep(_Atomic uint32_t *bell, int pipe, int64_t ns);
 /* The sleeper found work after all. Takes back the bell and eats the byte of a parent that had
  * rung it meanwhile, so that bytes and rings keep matching. */
 void fi_bell_cancel(_Atomic uint32_t *bell, int pipe);

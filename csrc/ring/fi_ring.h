@@ -27,8 +27,10 @@ enum fi_code {
     FI_POISON = 0x87,
     FI_FILLING = 0x78, /* codes of a slot's state word, besides FI_CANCELLED */
     FI_FINISHING = 0xc9,
-    FI_READY = 0xaa
+    FI_READY = 0xaa,
+    FI_FETCH = 0x1b /* of a row: somebody fetches it, and has no right to write */
 };
+#define FI_HEDGED 1 /* flag of a FETCH word: a second worker fetches the row, too */
 
 /* Flags of a READY state word: what the finisher left beside the rows. */
 enum {
@@ -56,6 +58,7 @@ static inline uint64_t fi_word(uint64_t q, uint32_t owner, uint32_t code, uint32
 }
 static inline uint32_t fi_word_q(uint64_t word) { return (uint32_t)(word >> 32); }
 static inline uint32_t fi_word_code(uint64_t word) { return (word >> 8) & 0xff; }
+static inline uint32_t fi_word_owner(uint64_t word) { return (word >> 16) & 0xffff; }
 static inline uint32_t fi_word_flags(uint64_t word) { return word & 0xff; }
 /* The state word of a complete batch: its four flags, and their complement as a check. */
 static inline uint64_t fi_ready_word(uint64_t q, uint32_t flags)
@@ -82,6 +85,8 @@ typedef struct fi_board {
     _Atomic uint32_t worker_count; /* workers from this number on leave; 0: all stay */
     _Atomic uint32_t trace;        /* not 0: workers record what they do (fi_trace.h) */
     _Atomic uint64_t credit;       /* streams only: samples that readers may still publish */
+    _Atomic uint64_t hedges;       /* rows that may still be hedged, in FI_ONE_HEDGE */
+    _Atomic uint32_t hedged, won;  /* rows hedged so far, and those that the second worker wrote */
 } fi_board;
 
 /* Where a row's packed payload (a spill, an error) lies in its slot. */
@@ -129,6 +134,8 @@ typedef struct fi_request {
     uint64_t bytes;  /* 0: there is no object */
     uint32_t worker; /* 1 + number of the only worker that is offered the rows; 0: all are */
 } fi_request;
+
+#define FI_ONE_HEDGE 65536u
 
 typedef struct fi_geometry {
     uint32_t slots;      /* S: also the length of the map */
@@ -188,6 +195,12 @@ static inline int64_t *fi_row_index(const fi_ring *ring, uint32_t slot, uint32_t
     return ring->indices + (uint64_t)slot * ring->geometry.rows + row;
 }
 
+/* The same for who does not own the row, so that the parent may change it meanwhile. */
+static inline int64_t fi_row_index_now(const fi_ring *ring, uint32_t slot, uint32_t row)
+{
+    return fi_load_relaxed((_Atomic int64_t *)fi_row_index(ring, slot, row));
+}
+
 static inline uint64_t fi_slot_committed(const fi_ring *ring, uint32_t slot)
 {
     return fi_min_u64(fi_load_relaxed(&ring->slots[slot].committed), ring->geometry.slot_bytes);
@@ -241,16 +254,14 @@ static inline int fi_slot_request(const fi_ring *ring, uint32_t slot, uint64_t *
     *bytes = fi_load_relaxed(&ring->slots[slot].request_bytes);
     return *offset <= committed && *bytes <= committed - *offset ? FI_OK : FI_E_CORRUPT;
 }
-/* The epoch of a row that the caller owns, in a batch of n. */
-static inline uint64_t fi_row_epoch(const fi_ring *ring, uint32_t slot, uint32_t row, uint32_t n)
+/* The epoch of a row in a batch of n. */
+static inline uint64_t fi_row_epoch(const fi_origin *origin, uint32_t row, uint32_t n)
 {
-    const fi_slot *s = ring->slots + slot;
-    uint64_t epoch = fi_load_relaxed(&s->epoch), before;
-    uint32_t position = fi_load_relaxed(&s->position), size = fi_load_relaxed(&s->epoch_size);
-    if (row >= n || n - row <= position)
-        return epoch;
-    before = 1 + (n - row - position - 1) / (size > 0 ? size : 1);
-    return epoch > before ? epoch - before : 0;
+    uint64_t size = origin->epoch_size > 0 ? origin->epoch_size : 1, before;
+    if (row >= n || n - row <= origin->position)
+        return origin->epoch;
+    before = 1 + (n - row - origin->position - 1) / size;
+    return origin->epoch > before ? origin->epoch - before : 0;
 }
 
 /* Packed objects: a row's spill or error, and the finisher's result (row FI_WHOLE_BATCH). The done

@@ -191,15 +191,30 @@ static int put_batch(fi_parent *parent, uint32_t slot, const int64_t *indices, u
     fi_store_relaxed(&s->limit, limit);
     fi_entry_set(ring, slot, FI_WHOLE_BATCH, 0, 0);
     memcpy(own_indices(parent, slot), indices, n * sizeof *indices);
-    memcpy(fi_row_index(ring, slot, 0), indices, n * sizeof *indices);
-    for (uint32_t row = 0; row < n; row++) /* S3, pairs with W5 (A1) */
-        fi_store_release(fi_row_word(ring, slot, row), fi_word(q, 0, FI_TODO, 0));
+    for (uint32_t row = 0; row < n; row++) {
+        /* Who hedges a row of the batch before may still read the index. */
+        fi_store_relaxed((_Atomic int64_t *)fi_row_index(ring, slot, row), indices[row]);
+        fi_store_release(fi_row_word(ring, slot, row), fi_word(q, 0, FI_TODO, 0)); /* S3, pairs with W5 (A1) */
+    }
     fi_store_release(&s->state, fi_word(q, 0, FI_FILLING, 0));    /* S4 */
     fi_store_release(&s->claim, fi_claim_word(q, 0));             /* S5, pairs with W4 */
     fi_store_relaxed(ring->map + q % ring->geometry.slots, slot); /* S6 */
     parent->offered += n;
     parent->is_for_one |= record->request.worker > 0;
     return FI_OK;
+}
+
+/* A batch's share of hedges. Besides those of the batches under way, a batch's worth may be saved up. */
+static void allow_hedges(fi_parent *parent, uint64_t n)
+{
+    uint64_t share = parent->hedge * (parent->tail - parent->head);
+    uint64_t most = parent->ring->geometry.rows * (FI_ONE_HEDGE + share);
+    _Atomic uint64_t *hedges = &parent->ring->board->hedges;
+    uint64_t now = fi_load_relaxed(hedges), then;
+    do
+        then = fi_min_u64(now + n * parent->hedge, most);
+    while (then > now && !atomic_compare_exchange_weak_explicit(
+                             hedges, &now, then, memory_order_relaxed, memory_order_relaxed));
 }
 
 int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices, uint32_t n,
@@ -210,6 +225,8 @@ int fi_parent_schedule(fi_parent *parent, uint32_t slot, const int64_t *indices,
     if (rc != FI_OK)
         return rc;
     parent->tail = *q + 1;
+    if (parent->hedge > 0)
+        allow_hedges(parent, n);
     /* S7, pairs with W2: the map is readable */
     fi_store_release(&parent->ring->board->tail, parent->tail);
     return FI_OK;
@@ -454,6 +471,17 @@ void fi_parent_take(fi_parent *parent, uint32_t slot, bool copied)
 
 /* ---- reset ----------------------------------------------------------------------------------- */
 
+/* Who only fetches a row has written nothing, and never will: its swap to OWNED fails. */
+static void cancel_unowned(_Atomic uint64_t *place, uint64_t q)
+{
+    uint64_t word = fi_load_relaxed(place);
+    while ((word == fi_word(q, 0, FI_TODO, 0) ||
+            (fi_word_q(word) == (uint32_t)q && fi_word_code(word) == FI_FETCH)) &&
+           !atomic_compare_exchange_weak_explicit(place, &word, fi_word(q, 0, FI_CANCELLED, 0),
+                                                  memory_order_relaxed, memory_order_relaxed)) {
+    }
+}
+
 /* X1 to X4 for one slot. */
 static void start_drain(fi_parent *parent, uint32_t slot)
 {
@@ -463,8 +491,7 @@ static void start_drain(fi_parent *parent, uint32_t slot)
     swap_relaxed(&s->state, fi_word(record->q, 0, FI_FILLING, 0),
                  fi_word(record->q, 0, FI_CANCELLED, 0));
     for (uint32_t row = 0; row < record->n; row++) /* X2 */
-        swap_relaxed(fi_row_word(parent->ring, slot, row), fi_word(record->q, 0, FI_TODO, 0),
-                     fi_word(record->q, 0, FI_CANCELLED, 0));
+        cancel_unowned(fi_row_word(parent->ring, slot, row), record->q);
     fi_store_release(&s->claim, fi_claim_word(record->q, record->n)); /* X3 */
     record->phase = FI_DRAIN;                                         /* X4 */
     parent->draining++;
@@ -517,6 +544,11 @@ static bool is_of(uint64_t word, uint64_t q, uint32_t worker, uint32_t code)
     return (word & ~(uint64_t)0xff) == fi_word(q, worker, code, 0);
 }
 
+static bool has_row(uint64_t word, uint64_t q, uint32_t worker)
+{
+    return is_of(word, q, worker, FI_OWNED) || is_of(word, q, worker, FI_FETCH);
+}
+
 uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *losses, uint32_t most)
 {
     const fi_ring *ring = parent->ring;
@@ -526,7 +558,7 @@ uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *los
         if (!scheduled(record))
             continue;
         for (uint32_t row = 0; row < record->n && found < most; row++) {
-            if (is_of(fi_load_acquire(fi_row_word(ring, slot, row)), record->q, worker, FI_OWNED))
+            if (has_row(fi_load_acquire(fi_row_word(ring, slot, row)), record->q, worker))
                 losses[found++] = (fi_loss){slot, row, record->q};
         }
         if (found < most &&
@@ -536,7 +568,7 @@ uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *los
     return found;
 }
 
-void fi_parent_return(fi_parent *parent, const fi_loss *loss, bool poison)
+void fi_parent_return(fi_parent *parent, uint32_t worker, const fi_loss *loss, bool poison)
 {
     fi_ring *ring = parent->ring;
     bool filling = parent->slot[loss->slot].phase == FI_FILL;
@@ -548,8 +580,14 @@ void fi_parent_return(fi_parent *parent, const fi_loss *loss, bool poison)
         return;
     }
     uint32_t code = !filling ? FI_CANCELLED : poison ? FI_POISON : FI_TODO;
-    /* A1, pairs with W5: the next owner may overwrite what the dead one left. */
-    fi_store_release(fi_row_word(ring, loss->slot, loss->row), fi_word(loss->q, 0, code, 0));
+    /* A1, pairs with W5: the next owner may overwrite what the dead one left. A swap, since a row that the dead
+     * one only fetched may have got another owner. */
+    _Atomic uint64_t *place = fi_row_word(ring, loss->slot, loss->row);
+    uint64_t word = fi_load_relaxed(place);
+    while (has_row(word, loss->q, worker) &&
+           !atomic_compare_exchange_weak_explicit(place, &word, fi_word(loss->q, 0, code, 0),
+                                                  memory_order_release, memory_order_relaxed)) {
+    }
 }
 
 /* R3 and R4: every hint back to the start, then tell the workers to sweep again from the head. */
@@ -635,6 +673,17 @@ void fi_parent_give_up(fi_parent *parent)
             make_free(parent, slot);
         }
     }
+}
+
+void fi_parent_set_hedge(fi_parent *parent, double share)
+{
+    parent->hedge = (uint32_t)(share * FI_ONE_HEDGE + 0.5);
+}
+
+uint32_t fi_parent_hedged(const fi_parent *parent, uint32_t *won)
+{
+    *won = fi_load_relaxed(&parent->ring->board->won);
+    return fi_load_relaxed(&parent->ring->board->hedged);
 }
 
 void fi_parent_set_spin(fi_parent *parent, uint32_t pauses)

@@ -37,6 +37,7 @@ typedef struct fi_parent {
     bool is_for_one;  /* some of them are for a certain worker */
     uint32_t leased, draining, retired;
     uint32_t worker_count; /* what the board should say */
+    uint32_t hedge;        /* share of the rows that may be hedged, in FI_ONE_HEDGE */
     bool stopping;
 } fi_parent;
 
@@ -123,8 +124,9 @@ typedef struct fi_loss {
 /* R2, first half: lists up to `most` losses of a worker whose death is known; returns how many. */
 uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *losses,
                           uint32_t most);
-/* R2, second half: gives one lost row or finish back; `poison` gives it up instead. */
-void fi_parent_return(fi_parent *parent, const fi_loss *loss, bool poison);
+/* R2, second half: gives one row or finish that `worker` has lost back; `poison` gives it up
+ * instead. Nothing happens if another worker has the row by now. */
+void fi_parent_return(fi_parent *parent, uint32_t worker, const fi_loss *loss, bool poison);
 /* R3 to R5, for all slots and the dead worker's bell (`bell_pipe`: the non-blocking read end, or
  * -1). Afterwards its number may be used again; R6 is fi_parent_ring_all. */
 void fi_parent_rewind(fi_parent *parent, uint32_t worker, int bell_pipe);
@@ -147,6 +149,11 @@ bool fi_parent_stalled(const fi_parent *parent);
 /* For a ring that is stalled: gives up every scheduled batch that is not READY, and frees the slots
  * that drain. fi_parent_ready then offers these batches, and fi_parent_check says FI_E_CORRUPT. */
 void fi_parent_give_up(fi_parent *parent);
+
+/* Lets workers hedge this share of the rows, from 0 to 1, from now on; how many they have hedged so far,
+ * and how many of these the second worker has `won`. */
+void fi_parent_set_hedge(fi_parent *parent, double share);
+uint32_t fi_parent_hedged(const fi_parent *parent, uint32_t *won);
 
 /* Pauses of a worker before it sleeps. */
 void fi_parent_set_spin(fi_parent *parent, uint32_t pauses);

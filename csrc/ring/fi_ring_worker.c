@@ -55,8 +55,8 @@ static bool has_work(const fi_worker *worker)
 
 #define MOST_SPIN 10000 /* pauses, whatever the board says */
 
-/* B1 to B4. */
-static void sleep_for_work(fi_worker *worker)
+/* B1 to B4, for `most` nanoseconds. */
+static void sleep_for_work(fi_worker *worker, int64_t most)
 {
     uint32_t spin = fi_load_relaxed(&worker->ring->board->spin);
     for (spin = spin < MOST_SPIN ? spin : MOST_SPIN; spin > 0; spin--) {
@@ -72,7 +72,7 @@ static void sleep_for_work(fi_worker *worker)
     if (has_work(worker))      /* B3 */
         fi_bell_cancel(bell, worker->bell_pipe);
     else
-        fi_bell_sleep(bell, worker->bell_pipe); /* B4 */
+        fi_bell_sleep(bell, worker->bell_pipe, most); /* B4 */
     int64_t took = fi_now_ns() - since;
     FI_STAT_ADD(stat, sleep_ns, (uint64_t)took);
     if (fi_traces(worker->ring)) {
@@ -92,8 +92,129 @@ static bool all_done(const fi_ring *ring, uint32_t slot, uint32_t q, uint32_t n)
     return true;
 }
 
-/* W1 to W3: enters the slot of the next sequence, sleeping while there is none. False: stop. */
-static bool enter_slot(fi_worker *worker)
+/* ---- rows that are late ----------------------------------------------------------------------- */
+
+#define LATE_MEANS 3 /* as long as so many rows take on average, */
+#ifndef LATE_NS
+#define LATE_NS 5000000 /* and as this, a row that is hedged has been under way */
+#endif
+#define BEHIND_NS (LATE_NS / 5)    /* one behind which others wait that were claimed with it */
+#define LATE_LOOK_NS (LATE_NS / 5) /* between two looks of a worker that has other work */
+
+/* After how many nanoseconds a row is late; FI_FOR_EVER as long as none has been fetched. */
+static int64_t late_after(const fi_ring *ring)
+{
+    uint64_t rows = 0, ns = 0;
+    for (uint32_t w = 0; w < ring->geometry.workers; w++) {
+        rows += fi_load_relaxed(&ring->worker_stats[w].rows);
+        ns += fi_load_relaxed(&ring->worker_stats[w].fetch_ns);
+    }
+    if (rows == 0)
+        return FI_FOR_EVER;
+    return (int64_t)fi_min_u64(fi_max_u64(LATE_MEANS * (ns / rows), LATE_NS), FI_FOR_EVER - 1);
+}
+
+/* What a scan of a batch has found. */
+typedef struct late_rows {
+    uint32_t todo; /* a row that was claimed and not begun; FI_WHOLE_BATCH: none */
+    uint32_t row;  /* of those that nobody has hedged, the one longest under way that is late */
+    uint32_t fetcher;
+    int64_t longest; /* nanoseconds that any row has been under way */
+    int64_t late_for;
+    int64_t due; /* nanoseconds until another row is late */
+} late_rows;
+
+/* A call for several rows has all of them under way, one after the other: it may take as many times
+ * as long. Wrong times of a worker cost time only. */
+static late_rows scan_rows(const fi_ring *ring, uint32_t slot, uint32_t q, uint32_t n, int64_t now,
+                           int64_t limit)
+{
+    late_rows found = {.todo = FI_WHOLE_BATCH, .row = FI_WHOLE_BATCH, .late_for = -1, .due = FI_FOR_EVER};
+    for (uint32_t row = 0, next; row < n; row = next) {
+        uint64_t word = fi_load_relaxed(fi_row_word(ring, slot, row));
+        uint32_t fetcher = fi_word_owner(word), unhedged = FI_WHOLE_BATCH;
+        next = row + 1;
+        if (word == fi_word(q, 0, FI_TODO, 0) && found.todo == FI_WHOLE_BATCH)
+            found.todo = row;
+        if ((word & ~(uint64_t)0xff) != fi_word(q, fetcher, FI_FETCH, 0) ||
+            fetcher >= ring->geometry.workers)
+            continue;
+        if (!(fi_word_flags(word) & FI_HEDGED))
+            unhedged = row;
+        for (; next < n; next++) {
+            word = fi_load_relaxed(fi_row_word(ring, slot, next));
+            if ((word & ~(uint64_t)0xff) != fi_word(q, fetcher, FI_FETCH, 0))
+                break;
+            if (unhedged == FI_WHOLE_BATCH && !(fi_word_flags(word) & FI_HEDGED))
+                unhedged = next;
+        }
+        int64_t since = fi_load_relaxed(&ring->worker_stats[fetcher].since);
+        if (since <= 0)
+            continue; /* an overwritten word, for it says when before it has the row */
+        int64_t took = now > since ? now - since : 0;
+        found.longest = took > found.longest ? took : found.longest;
+        if (unhedged == FI_WHOLE_BATCH)
+            continue;
+        int64_t most = took + LATE_NS;
+        if (limit < FI_FOR_EVER)
+            most = (int64_t)fi_min_u64((uint64_t)limit * (next - row), FI_FOR_EVER);
+        if (took < most) {
+            found.due = most - took < found.due ? most - took : found.due;
+        } else if (took - most > found.late_for) {
+            found.late_for = took - most;
+            found.row = unhedged;
+            found.fetcher = fetcher;
+        }
+    }
+    return found;
+}
+
+/* Looks for rows that hold up batches before `end`, the oldest batch first: one that was claimed and not
+ * begun, behind a slow one, or one to hedge. Returns 0 and the turn, or in how many nanoseconds to
+ * look again; FI_FOR_EVER if there is none under way. */
+static int64_t find_late(fi_worker *worker, uint64_t end, fi_turn *turn)
+{
+    fi_ring *ring = worker->ring;
+    int64_t now = fi_now_ns(), limit = late_after(ring), wait = FI_FOR_EVER;
+    uint64_t slots = ring->geometry.slots, head = fi_load_acquire(&ring->board->head);
+    end = fi_min_u64(end, head + slots);
+    for (uint64_t q = head; q < end; q++) {
+        uint32_t slot = fi_load_relaxed(ring->map + q % slots);
+        if (slot >= slots)
+            continue;
+        fi_slot *s = ring->slots + slot;
+        uint64_t claim = fi_load_acquire(&s->claim);
+        uint32_t n = fi_load_relaxed(&s->n);
+        if (fi_load_acquire(&s->state) != fi_word(q, 0, FI_FILLING, 0) ||
+            fi_word_q(claim) != (uint32_t)q || (uint32_t)claim < n ||
+            n > ring->geometry.rows || fi_load_relaxed(&s->worker) > 0 ||
+            fi_slot_has_request(ring, slot))
+            continue;
+        late_rows found = scan_rows(ring, slot, (uint32_t)q, n, now, limit);
+        bool is_behind = found.todo != FI_WHOLE_BATCH;
+        int64_t due = 0;
+        if (is_behind)
+            due = found.longest < BEHIND_NS ? BEHIND_NS : 0;
+        else if (found.row == FI_WHOLE_BATCH)
+            due = found.due;
+        else if (fi_load_relaxed(&ring->board->hedges) < FI_ONE_HEDGE)
+            due = LATE_NS;
+        if (due == 0) {
+            worker->is_aside = true;
+            worker->aside = (fi_turn){.q = q, .slot = slot, .n = n, .count = 1};
+            worker->aside.first = is_behind ? found.todo : found.row;
+            worker->aside.fetcher = is_behind ? worker->number : found.fetcher;
+            *turn = worker->aside;
+            return 0;
+        }
+        wait = due < wait ? due : wait;
+    }
+    return wait;
+}
+
+/* W1 to W3: enters the slot of the next sequence, sleeping while there is none. False: a turn `is_aside`
+ * comes first, or the worker leaves. */
+static bool enter_slot(fi_worker *worker, fi_turn *turn)
 {
     fi_ring *ring = worker->ring;
     fi_board *board = ring->board;
@@ -108,7 +229,10 @@ static bool enter_slot(fi_worker *worker)
         /* A4, pairs with the parent's stores of head and of tail (S7). */
         worker->current = fi_max_u64(worker->current, fi_load_acquire(&board->head));
         if (worker->current >= fi_load_acquire(&board->tail)) {
-            sleep_for_work(worker);
+            int64_t most = worker->hedges ? find_late(worker, worker->current, turn) : FI_FOR_EVER;
+            if (most == 0)
+                return false;
+            sleep_for_work(worker, most);
             continue;
         }
         uint32_t slot = fi_load_relaxed(ring->map + worker->current % ring->geometry.slots);
@@ -185,35 +309,62 @@ static bool take_range(fi_worker *worker, fi_turn *turn)
             turn->slot = worker->slot;
             turn->first = next;
             turn->count = count;
+            turn->fetcher = worker->number;
             return true;
         }
     }
 }
 
+/* W6 and W7: before leaving a slot. True if the worker has to finish it. */
+static bool owns_finish(const fi_worker *worker, uint32_t slot, uint64_t q, uint32_t n)
+{
+    fi_slot *s = worker->ring->slots + slot;
+    fi_fence(1); /* F1 (D1, D4): own DONE before the scan, and before state and pwait */
+    if (all_done(worker->ring, slot, (uint32_t)q, n) &&
+        swap_owned(&s->state, fi_word(q, 0, FI_FILLING, 0),
+                   fi_word(q, worker->number, FI_FINISHING, 0)))
+        return true;
+    if (fi_load_relaxed(&s->state) == fi_word(q, 0, FI_CANCELLED, 0)) /* W7 */
+        fi_wake_parent(worker->ring, q);
+    return false;
+}
+
+/* Whether to look for rows that are late, instead of beginning a batch behind theirs. */
+static bool is_time_to_look(fi_worker *worker)
+{
+    if (!worker->hedges || worker->current <= fi_load_relaxed(&worker->ring->board->head))
+        return false;
+    int64_t now = fi_now_ns();
+    if (now < worker->next_look)
+        return false;
+    worker->next_look = now + LATE_LOOK_NS;
+    return true;
+}
+
 enum fi_turn_kind fi_worker_next(fi_worker *worker, fi_turn *turn)
 {
-    fi_ring *ring = worker->ring;
+    if (worker->is_aside) {
+        worker->is_aside = false;
+        *turn = worker->aside;
+        turn->first = turn->count = 0;
+        if (owns_finish(worker, turn->slot, turn->q, turn->n))
+            return FI_TURN_FINISH;
+    }
     for (;;) {
-        if (!worker->in_slot && !enter_slot(worker))
-            return FI_TURN_STOP;
+        if (!worker->in_slot && !enter_slot(worker, turn))
+            return worker->is_aside ? FI_TURN_ROWS : FI_TURN_STOP;
+        if (is_time_to_look(worker) && find_late(worker, worker->current, turn) == 0)
+            return FI_TURN_ROWS;
         if (take_range(worker, turn))
             return FI_TURN_ROWS;
         worker->in_slot = false; /* W8 comes next, whatever the leave check finds */
         uint64_t q = worker->current++;
-        if (turn->n == 0)
-            continue;
-        fi_slot *s = ring->slots + worker->slot;
-        fi_fence(1); /* F1 (D1, D4): own DONE before the scan, and before state and pwait */
-        if (all_done(ring, worker->slot, (uint32_t)q, turn->n) &&
-            swap_owned(&s->state, fi_word(q, 0, FI_FILLING, 0),
-                       fi_word(q, worker->number, FI_FINISHING, 0))) {
+        if (turn->n > 0 && owns_finish(worker, worker->slot, q, turn->n)) {
             turn->q = q;
             turn->slot = worker->slot;
             turn->first = turn->count = 0;
             return FI_TURN_FINISH;
         }
-        if (fi_load_relaxed(&s->state) == fi_word(q, 0, FI_CANCELLED, 0)) /* W7 */
-            fi_wake_parent(ring, q);
     }
 }
 
@@ -234,6 +385,80 @@ bool fi_row_own(const fi_worker *worker, const fi_turn *turn, uint32_t row)
     /* A1, pairs with S3 and R2: index and schema are readable, old bytes may be overwritten. */
     return swap_owned(fi_row_word(worker->ring, turn->slot, row), fi_word(turn->q, 0, FI_TODO, 0),
                       fi_word(turn->q, worker->number, FI_OWNED, 0));
+}
+
+/* One hedge less of those that are allowed; false if there is none. */
+static bool take_hedge(fi_board *board)
+{
+    uint64_t left = fi_load_relaxed(&board->hedges);
+    while (left >= FI_ONE_HEDGE)
+        if (atomic_compare_exchange_weak_explicit(&board->hedges, &left, left - FI_ONE_HEDGE,
+                                                  memory_order_relaxed, memory_order_relaxed))
+            return true;
+    return false;
+}
+
+static bool begin_row(const fi_turn *turn, _Atomic uint64_t *place)
+{
+    uint64_t todo = fi_word(turn->q, 0, FI_TODO, 0);
+    /* A1; release: since when the row is fetched is to be seen first. */
+    return atomic_compare_exchange_strong_explicit(
+        place, &todo, fi_word(turn->q, turn->fetcher, FI_FETCH, 0), memory_order_acq_rel,
+        memory_order_relaxed);
+}
+
+static bool begin_hedge(const fi_ring *ring, const fi_turn *turn, _Atomic uint64_t *place)
+{
+    fi_board *board = ring->board;
+    if (!take_hedge(board))
+        return false;
+    if (!swap_owned(place, fi_word(turn->q, turn->fetcher, FI_FETCH, 0),
+                    fi_word(turn->q, turn->fetcher, FI_FETCH, FI_HEDGED))) {
+        atomic_fetch_add_explicit(&board->hedges, FI_ONE_HEDGE, memory_order_relaxed);
+        return false;
+    }
+    atomic_fetch_add_explicit(&board->hedged, 1, memory_order_relaxed);
+    return true;
+}
+
+bool fi_row_promise(const fi_worker *worker, const fi_turn *turn, uint32_t row, int64_t *index,
+                    fi_origin *origin)
+{
+    fi_ring *ring = worker->ring;
+    fi_worker_stat *stat = ring->worker_stats + worker->number;
+    _Atomic uint64_t *place = fi_row_word(ring, turn->slot, row);
+    uint64_t fetched = fi_word(turn->q, turn->fetcher, FI_FETCH, 0);
+    int64_t before = fi_load_relaxed(&stat->since); /* of other rows of the same call */
+    fi_store_relaxed(&stat->since, fi_now_ns());
+    if (turn->fetcher == worker->number ? begin_row(turn, place) : begin_hedge(ring, turn, place)) {
+        *index = fi_row_index_now(ring, turn->slot, row);
+        fi_slot_origin(ring, turn->slot, origin);
+        fi_store_relaxed(&stat->index, *index);
+        /* The other worker may have been faster, and the slot have gone to another batch. What slips through
+         * is fetched in vain. */
+        if ((fi_load_acquire(place) & ~(uint64_t)FI_HEDGED) == fetched)
+            return true;
+    }
+    fi_store_relaxed(&stat->since, before);
+    return false;
+}
+
+bool fi_row_win(const fi_worker *worker, const fi_turn *turn, uint32_t row)
+{
+    fi_board *board = worker->ring->board;
+    _Atomic uint64_t *place = fi_row_word(worker->ring, turn->slot, row);
+    uint64_t fetched = fi_word(turn->q, turn->fetcher, FI_FETCH, 0), word = fi_load_relaxed(place);
+    while ((word & ~(uint64_t)FI_HEDGED) == fetched) {
+        /* A1: as in fi_row_own, for all that came between has changed the word by swaps. */
+        if (atomic_compare_exchange_weak_explicit(
+                place, &word, fi_word(turn->q, worker->number, FI_OWNED, 0), memory_order_acquire,
+                memory_order_relaxed)) {
+            if (turn->fetcher != worker->number)
+                atomic_fetch_add_explicit(&board->won, 1, memory_order_relaxed);
+            return true;
+        }
+    }
+    return false;
 }
 
 void fi_row_done(const fi_worker *worker, const fi_turn *turn, uint32_t row, uint32_t code)
@@ -268,7 +493,8 @@ size_t fi_rows_before(const fi_worker *worker, const fi_turn *turn, int64_t *ind
             /* A1, pairs with S3 and R2: the index is readable. */
             const uint64_t word = fi_load_acquire(fi_row_word(ring, slot, row));
             const uint32_t code = fi_word_code(word);
-            if (fi_word_q(word) == (uint32_t)q && (code == FI_TODO || code == FI_OWNED))
+            if (fi_word_q(word) == (uint32_t)q &&
+                (code == FI_TODO || code == FI_FETCH || code == FI_OWNED))
                 indices[count++] = *fi_row_index(ring, slot, row);
         }
     }

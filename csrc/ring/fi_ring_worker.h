@@ -8,6 +8,15 @@
 #include "ring/fi_call_cost.h"
 #include "ring/fi_ring.h"
 
+typedef struct fi_turn {
+    uint64_t q;
+    uint32_t slot;
+    uint32_t n;
+    uint32_t first; /* FI_TURN_ROWS: the range [first, first + count) */
+    uint32_t count;
+    uint32_t fetcher; /* who fetches them first: another worker's row, a single one, is hedged */
+} fi_turn;
+
 typedef struct fi_worker {
     fi_ring *ring;
     uint32_t number;
@@ -20,17 +29,14 @@ typedef struct fi_worker {
     bool leave;        /* set by the caller: exit at the next W1 */
     uint32_t slot;     /* valid in a slot */
     uint64_t current;  /* own position: sequence worked on, or the next one */
+    /* Hedging: rows are owned in two steps. Set by the caller before the first turn. */
+    bool hedges;
+    bool is_aside;      /* the last turn was out of order: */
+    fi_turn aside;      /* in this batch */
+    int64_t next_look;  /* for rows that are late, by fi_now_ns */
 } fi_worker;
 
 enum fi_turn_kind { FI_TURN_STOP, FI_TURN_ROWS, FI_TURN_FINISH };
-
-typedef struct fi_turn {
-    uint64_t q;
-    uint32_t slot;
-    uint32_t n;
-    uint32_t first; /* FI_TURN_ROWS: the range [first, first + count) */
-    uint32_t count;
-} fi_turn;
 
 void fi_worker_init(fi_worker *worker, fi_ring *ring, uint32_t number, int bell_pipe);
 
@@ -40,6 +46,13 @@ enum fi_turn_kind fi_worker_next(fi_worker *worker, fi_turn *turn);
 
 /* W5. True if this worker owns the row from here on; only then may it read the row's index. */
 bool fi_row_own(const fi_worker *worker, const fi_turn *turn, uint32_t row);
+/* The same in two steps, where rows are hedged. W5a: true if the worker may fetch the row, of which
+ * `index` and `origin` are read; it may write nothing yet. */
+bool fi_row_promise(const fi_worker *worker, const fi_turn *turn, uint32_t row, int64_t *index,
+                    fi_origin *origin);
+/* W5b. True if the worker owns the row from here on; false if what it has fetched is to be thrown
+ * away, for another one has the row. */
+bool fi_row_win(const fi_worker *worker, const fi_turn *turn, uint32_t row);
 void fi_row_done(const fi_worker *worker, const fi_turn *turn, uint32_t row, uint32_t code);
 /* Says how long the range of the last turn took, so that the next ones of cheap rows are not so
  * short that taking them costs more than filling them. fi_call_cost_add(&worker->call, ...) is called

@@ -98,7 +98,7 @@ static void sleep_for_room(fi_reader *reader)
     if (may_go_on(reader))     /* B3 */
         fi_bell_cancel(bell, reader->bell_pipe);
     else
-        fi_bell_sleep(bell, reader->bell_pipe); /* B4 */
+        fi_bell_sleep(bell, reader->bell_pipe, FI_FOR_EVER); /* B4 */
 }
 
 bool fi_reader_begin(fi_reader *reader)

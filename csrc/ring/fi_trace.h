@@ -9,7 +9,8 @@
 
 #include "ring/fi_ring.h"
 
-enum fi_event_kind { FI_EVENT_FETCH = 1, FI_EVENT_WRITE, FI_EVENT_FINISH, FI_EVENT_WAIT };
+enum fi_event_kind { FI_EVENT_FETCH = 1, FI_EVENT_WRITE, FI_EVENT_FINISH, FI_EVENT_WAIT, FI_EVENT_HEDGE,
+                     FI_EVENT_LOST };
 
 typedef struct fi_event {
     int64_t began_ns; /* by fi_now_ns */

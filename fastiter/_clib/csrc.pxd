@@ -165,7 +165,6 @@ cdef extern from "ring/fi_ring.h" nogil:
     int fi_ring_attach(fi_ring *ring, const fi_geometry *geometry, void *base, int fd, int event)
     char *fi_slot_payload(const fi_ring *ring, uint32_t slot)
     int64_t *fi_row_index(const fi_ring *ring, uint32_t slot, uint32_t row)
-    uint64_t fi_row_epoch(const fi_ring *ring, uint32_t slot, uint32_t row, uint32_t n)
     bint fi_slot_has_request(const fi_ring *ring, uint32_t slot)
     int fi_slot_request(const fi_ring *ring, uint32_t slot, uint64_t *offset, uint64_t *bytes)
     ctypedef struct fi_request:
@@ -178,6 +177,7 @@ cdef extern from "ring/fi_ring.h" nogil:
         uint64_t position
         uint64_t epoch_size
     void fi_slot_origin(const fi_ring *ring, uint32_t slot, fi_origin *origin)
+    uint64_t fi_row_epoch(const fi_origin *origin, uint32_t row, uint32_t n)
     uint64_t fi_slot_committed(const fi_ring *ring, uint32_t slot)
     uint64_t fi_slot_used(const fi_ring *ring, uint32_t slot)
     uint32_t fi_slot_schema(const fi_ring *ring, uint32_t slot)
@@ -202,16 +202,21 @@ cdef extern from "ring/fi_ring_worker.h" nogil:
         int64_t row_ns
         fi_call_cost call
         bint leave
+        bint hedges
     ctypedef struct fi_turn:
         uint64_t q
         uint32_t slot
         uint32_t n
         uint32_t first
         uint32_t count
+        uint32_t fetcher
     void fi_worker_init(fi_worker *worker, fi_ring *ring, uint32_t number, int bell_pipe)
     int fi_worker_next(fi_worker *worker, fi_turn *turn)
     void fi_worker_pace(fi_worker *worker, uint32_t rows, int64_t nanoseconds)
     bint fi_row_own(const fi_worker *worker, const fi_turn *turn, uint32_t row)
+    bint fi_row_promise(const fi_worker *worker, const fi_turn *turn, uint32_t row, int64_t *index,
+                        fi_origin *origin)
+    bint fi_row_win(const fi_worker *worker, const fi_turn *turn, uint32_t row)
     void fi_row_done(const fi_worker *worker, const fi_turn *turn, uint32_t row, uint32_t code)
     size_t fi_rows_before(const fi_worker *worker, const fi_turn *turn, int64_t *indices, size_t most)
     void fi_worker_ready(const fi_worker *worker, const fi_turn *turn, uint32_t flags)
@@ -270,7 +275,7 @@ cdef extern from "ring/fi_ring_parent.h" nogil:
     void fi_parent_reset(fi_parent *parent)
     uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *losses,
                               uint32_t most)
-    void fi_parent_return(fi_parent *parent, const fi_loss *loss, bint poison)
+    void fi_parent_return(fi_parent *parent, uint32_t worker, const fi_loss *loss, bint poison)
     void fi_parent_rewind(fi_parent *parent, uint32_t worker, int bell_pipe)
     void fi_parent_restore_hints(fi_parent *parent)
     void fi_parent_offer_singly(fi_parent *parent)
@@ -279,6 +284,8 @@ cdef extern from "ring/fi_ring_parent.h" nogil:
     bint fi_parent_stalled(const fi_parent *parent)
     void fi_parent_give_up(fi_parent *parent)
     void fi_parent_set_worker_count(fi_parent *parent, uint32_t count)
+    void fi_parent_set_hedge(fi_parent *parent, double share)
+    uint32_t fi_parent_hedged(const fi_parent *parent, uint32_t *won)
     void fi_parent_set_spin(fi_parent *parent, uint32_t pauses)
     void fi_parent_stop(fi_parent *parent)
 
@@ -290,6 +297,8 @@ cdef extern from "ring/fi_trace.h" nogil:
         FI_EVENT_FETCH
         FI_EVENT_WRITE
         FI_EVENT_FINISH
+        FI_EVENT_HEDGE
+        FI_EVENT_LOST
         FI_EVENT_WAIT
     ctypedef struct fi_event:
         int64_t began_ns

@@ -49,7 +49,7 @@ Event = tuple[str, int, int, int, int, int]
 
 cdef dict EVENT_KINDS = {
     FI_EVENT_FETCH: "fetch", FI_EVENT_WRITE: "write", FI_EVENT_FINISH: "finish",
-    FI_EVENT_WAIT: "wait",
+    FI_EVENT_WAIT: "wait", FI_EVENT_HEDGE: "hedge", FI_EVENT_LOST: "lost",
 }
 
 
@@ -712,6 +712,16 @@ cdef class BatchScheduler(ParentRing):
         fi_parent_set_worker_count(&self.parent, count)
         fi_parent_set_spin(&self.parent, spin)
 
+    def set_hedge(self, double share):
+        """Lets workers fetch up to this share of the rows a second time, where they are slow."""
+        fi_parent_set_hedge(&self.parent, share)
+
+    @property
+    def hedged(self):
+        """How many rows were fetched a second time, and of how many that was the first to end."""
+        cdef uint32_t won = 0, hedged = fi_parent_hedged(&self.parent, &won)
+        return hedged, won
+
     def losses(self, uint32_t worker):
         """[(slot, row or -1 for a finish, sequence)] that a worker owns. A dead one has left them
         unfinished, and may do so with more in batches that were reset: ask again when these were
@@ -728,13 +738,13 @@ cdef class BatchScheduler(ParentRing):
         finally:
             free(found)
 
-    def give_back(self, uint32_t slot, int64_t row, uint64_t q, bint poison):
-        """Returns one loss to the ring, or marks it as poisoned."""
+    def give_back(self, uint32_t worker, uint32_t slot, int64_t row, uint64_t q, bint poison):
+        """Returns one loss of a worker to the ring, or marks it as poisoned."""
         cdef fi_loss loss
         loss.slot = slot
         loss.row = FI_LOSS_FINISH if row < 0 else <uint32_t>row
         loss.q = q
-        fi_parent_return(&self.parent, &loss, poison)
+        fi_parent_return(&self.parent, worker, &loss, poison)
 
     def rewind(self, uint32_t worker):
         """Sends all workers over the scheduled slots again; `worker` may be started again."""

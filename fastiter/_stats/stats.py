@@ -167,6 +167,9 @@ class IteratorStats:
         else 0.
     row_groups_decoded : int
         Row groups of Parquet files that were decoded, by all processes.
+    hedged, won : int
+        Examples that a second worker has begun to fetch, since they were slow, with ``hedge``; and
+        of how many its fetch was the first to end.
     """
 
     iterator: str
@@ -201,6 +204,8 @@ class IteratorStats:
     abandoned: int = 0
     tokens_read: int = 0
     row_groups_decoded: int = 0
+    hedged: int = 0
+    won: int = 0
 
     @property
     def seconds(self) -> float:
@@ -322,6 +327,8 @@ class LoaderStats(NamedTuple):
     replacements: int = 0
     timeouts: int = 0
     abandoned: int = 0
+    hedged: int = 0
+    won: int = 0
     changes: tuple[str, ...] = ()
     workers: tuple[WorkerStats, ...] = ()
 

@@ -57,7 +57,8 @@ class Trace:
 
         One thread is the loop: ``next()``, within it ``wait``, and ``loop`` between the calls. The
         others are the workers: ``fetch`` and ``write`` of rows, with the dataset index of the
-        first, ``finish`` of batches, and ``wait`` for work. Without workers ``next()`` itself does
+        first; ``hedge``, a second fetch of a row; ``lost``, one that was thrown away; ``finish`` of
+        batches, and ``wait`` for work. Without workers ``next()`` itself does
         all that, and does not wait. Each worker keeps its last 32,765 events. Time 0 is the
         beginning of the trace, or of what was in progress then; what is in progress at its end is
         left out.
@@ -90,7 +91,7 @@ class Trace:
         for tid, events in enumerate(self._workers.values(), _LOOP + 1):
             for kind, began, took, index, rows, batch in events:
                 args = {"rows": rows, "batch": batch} if rows else {}
-                if kind in ("fetch", "write"):
+                if kind in ("fetch", "write", "hedge", "lost"):
                     args["index"] = index
                 span(tid, kind, began, took, **args)
         # Viewers leave out what lies before time 0, or draw it in the wrong place.

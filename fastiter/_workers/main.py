@@ -88,12 +88,13 @@ class Job(Protocol):
 @dataclasses.dataclass(eq=False)
 class BatchJob:
     """Fills batches, and has `batch_converter` convert complete ones. `worker_init` is called
-    first, with the worker's number."""
+    first, with the worker's number. Where the workers hedge, slow rows are fetched twice."""
 
     dataset: Any
     batch_converter: BatchConverter | None
     worker_init: Callable[[int], Any] | None
     claims: int | None  # ranges that a worker completes before it leaves, to be replaced
+    hedges: bool = False
 
     #: whether the columns of later batches follow the rows that do not fit those of now
     learns_columns = True
@@ -114,7 +115,7 @@ class BatchJob:
         set_worker_info(WorkerInfo(arguments.number, arguments.workers, seed, dataset))
         if self.worker_init is not None:
             self.worker_init(arguments.number)
-        rows = row_writer.RowWriter(end, self.dataset)
+        rows = row_writer.RowWriter(end, self.dataset, None, self.hedges)
         example_context.set_worker(rows)
         return functools.partial(rows.work, self.batch_converter, self.claims or 0)
 

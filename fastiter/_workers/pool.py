@@ -381,6 +381,8 @@ class Pool:
             retired=ring.slots["retired"],
             deaths=self.restarts + self._group.hung_starts,
             timeouts=self._limits.n_ended,
+            hedged=ring.hedged[0],
+            won=ring.hedged[1],
             abandoned=sum(w.is_abandoned for w in list(self._group.workers.values())),
             replacements=self.replacements,
             workers=tuple(workers),
@@ -454,7 +456,7 @@ class Pool:
         while losses_left := ring.losses(worker.number):
             for slot, row, q in losses_left:
                 is_poison = self._is_poison(worker, slot, row, q, cause, len(suspects))
-                ring.give_back(slot, row, q, is_poison)
+                ring.give_back(worker.number, slot, row, q, is_poison)
         ring.rewind(worker.number)
         if len(suspects) > 1:
             ring.offer_singly()

@@ -13,7 +13,11 @@ from fastiter._workers.batch_converter import BatchConverter
 @disjoint_base
 class RowWriter(SlotWriter):
     def __new__(
-        cls, end: WorkerRing, dataset: Any, answer: Callable[[Any], Any] | None = None
+        cls,
+        end: WorkerRing,
+        dataset: Any,
+        answer: Callable[[Any], Any] | None = None,
+        hedges: bool = False,
     ) -> Self: ...
     @property
     def slot_schema(self) -> Schema | None: ...

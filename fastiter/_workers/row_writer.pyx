@@ -45,7 +45,8 @@ cdef class RowWriter(SlotWriter):
     """Fetches the examples of claimed rows and writes them into the slot.
 
     Used by one thread of one worker process. An exception of the dataset fails its row, and the
-    worker goes on.
+    worker goes on. Where the worker `hedges`, rows are owned when they have been fetched, and not
+    before: another worker may be faster.
     """
 
     cdef object dataset
@@ -64,6 +65,11 @@ cdef class RowWriter(SlotWriter):
     cdef uint32_t weight  # how many rows it stands for
     cdef uint32_t short_ranges  # since the last one in which a row was timed
     cdef uint32_t dice
+    cdef int64_t index  # of the row that is fetched in two steps, or of those fetched by one call
+    cdef list indices
+    cdef fi_origin origin
+    cdef bint two_steps  # of the present claim
+    cdef bint is_hedge  # another worker has begun the row
     cdef fi_cpu_meter cpu
     cdef bint traces  # the present claim is recorded
     cdef bint pads_alone  # see BatchConverter
@@ -72,7 +78,7 @@ cdef class RowWriter(SlotWriter):
     cdef int64_t traced_write_ns
     cdef uint32_t traced_rows
 
-    def __cinit__(self, WorkerRing end, dataset, answer=None):
+    def __cinit__(self, WorkerRing end, dataset, answer=None, bint hedges=False):
         self.dataset = dataset
         self.answer = answer
         self.plain = plain_columns(dataset)
@@ -84,6 +90,7 @@ cdef class RowWriter(SlotWriter):
         self.seeds_of = NO_BATCH
         self.row = -1
         self.timed_row = NO_ROW
+        end.worker.hedges = hedges and self.plain is None
         fi_cpu_meter_start(&self.cpu)
 
     def key(self):
@@ -92,17 +99,20 @@ cdef class RowWriter(SlotWriter):
         `fastiter._order.example_context` derives its random numbers from these.
         """
         cdef WorkerRing end = self.end
-        cdef fi_origin origin
-        cdef int64_t row = self.row
+        cdef fi_origin origin = self.origin
+        cdef int64_t row = self.row, index = self.index
         if self.counter is not None and self.rows is not None:
             row = self.rows[self.counter.row]
+            index = self.indices[self.counter.row]
         if not 0 <= row < end.turn.n:
             return None
-        fi_slot_origin(end.worker.ring, end.turn.slot, &origin)
+        if not self.two_steps:
+            fi_slot_origin(end.worker.ring, end.turn.slot, &origin)
+            index = self.index_of(<uint32_t>row)
         return (
             (origin.seed[0], origin.seed[1]),
-            fi_row_epoch(end.worker.ring, end.turn.slot, <uint32_t>row, end.turn.n),
-            self.index_of(<uint32_t>row),
+            fi_row_epoch(&origin, <uint32_t>row, end.turn.n),
+            index,
         )
 
     def own_seed(self):
@@ -183,6 +193,10 @@ cdef class RowWriter(SlotWriter):
         cdef uint32_t together = 0
         fi_worker_stat_begins(stat, since)
         self.traces = fi_traces(end.worker.ring)
+        # What a plan asks for besides indices is read in the slot, which only an owner may.
+        self.two_steps = end.worker.hedges and not fi_slot_has_request(
+            end.worker.ring, end.turn.slot)
+        self.is_hedge = end.turn.fetcher != end.worker.number
         # By the schema of the claim before: the slot's own is read with its first row.
         self.uncached = fi_worker_outruns_cache(&end.worker, self.row_bytes * end.turn.n)
         if self.answer is not None and self.is_made_as_a_whole():
@@ -192,6 +206,8 @@ cdef class RowWriter(SlotWriter):
             self.timed(stat, since, since, self.index_of(end.turn.first), end.turn.count, 1)
         elif self.getitems is not None:
             together = self.fill_together(stat)
+        elif self.two_steps:
+            self.fill_in_two_steps(stat)
         else:
             self.choose_timed_row()
             self.fill_singly(stat, end.turn.first, end.turn.count, False)
@@ -262,6 +278,58 @@ cdef class RowWriter(SlotWriter):
         cdef fi_turn *turn = &self.end.turn
         return (turn.n == 1 and fi_slot_schema(self.end.worker.ring, turn.slot) == 0
                 and fi_slot_has_request(self.end.worker.ring, turn.slot))
+
+    cdef int fill_in_two_steps(self, fi_worker_stat *stat) except -1:
+        """Fetches row after row, and owns, writes and marks those in which it is the first."""
+        cdef WorkerRing end = self.end
+        cdef uint32_t row = end.turn.first, stop = end.turn.first + end.turn.count, code
+        cdef int64_t since = fi_now_ns(), fetched
+        while row < stop:
+            if fi_row_promise(&end.worker, &end.turn, row, &self.index, &self.origin):
+                self.row = row
+                example = failure = None
+                try:
+                    example = PyObject_GetItem(self.dataset, PyLong_FromLongLong(self.index))
+                except BaseException as error:
+                    failure = error
+                fetched = fi_now_ns()
+                if self.wins(row, since, fetched):
+                    code = self.store_outcome(row, example, failure)
+                    example = failure = None
+                    if self.is_hedge:
+                        fi_worker_stat_sampled(stat, fetched - since, fi_now_ns() - fetched)
+                    else:
+                        self.timed(stat, since, fetched, self.index, 1, 1)
+                    self.mark(stat, row, code)
+                else:
+                    fi_worker_stat_fetch_ends(stat)
+                example = failure = None
+                since = fi_now_ns()
+            row += 1
+        self.row = -1
+        return 0
+
+    cdef bint wins(self, uint32_t row, int64_t since, int64_t fetched) noexcept:
+        """Owns a row that was fetched; False if another worker has been faster."""
+        cdef WorkerRing end = self.end
+        cdef bint won = fi_row_win(&end.worker, &end.turn, row)
+        cdef fi_event event
+        if self.traces and (self.is_hedge or not won):
+            self.put_traced()
+            event.began_ns, event.took_ns, event.index = since, fetched - since, self.index
+            event.batch = <uint32_t>end.turn.q
+            fi_trace_put(end.worker.ring, end.worker.number,
+                         FI_EVENT_HEDGE if won else FI_EVENT_LOST, &event, 1)
+        return won
+
+    cdef uint32_t store_outcome(self, uint32_t row, object example, object failure) except 0:
+        """Writes an example, or what was raised in its place."""
+        if failure is None:
+            try:
+                return self.store(row, example)
+            except BaseException as error:
+                failure = error
+        return self.store_failure(row, failure)
 
     cdef int fill_by_request(self, fi_worker_stat *stat) except -1:
         """Has the only row of a batch made of what its plan asks for."""
@@ -414,14 +482,18 @@ cdef class RowWriter(SlotWriter):
         cdef int64_t since = fi_now_ns(), fetched
         cdef list rows = [], indices = []
         for row in range(end.turn.first, end.turn.first + end.turn.count):
-            if fi_row_own(&end.worker, &end.turn, row):
+            if self.two_steps:
+                if fi_row_promise(&end.worker, &end.turn, row, &self.index, &self.origin):
+                    rows.append(row)
+                    indices.append(self.index)
+            elif fi_row_own(&end.worker, &end.turn, row):
                 rows.append(row)
                 indices.append(self.index_of(row))
         if not rows:
             return 0
         fi_worker_stat_fetch_begins(stat, indices[0])
         examples = failure = None
-        self.rows = rows
+        self.rows, self.indices = rows, indices
         try:
             examples = self.getitems(list(indices))
         except RowCountError as error:
@@ -430,18 +502,21 @@ cdef class RowWriter(SlotWriter):
             failure = error if len(rows) == 1 else None
         fetched = fi_now_ns()
         for position, row in enumerate(rows):
+            raised, example = failure, None
             try:
-                if failure is not None:
-                    raise failure
-                if examples is None:
+                if examples is not None:
+                    example = examples[position]
+                elif failure is None:
                     fi_worker_stat_fetch_begins(stat, indices[position])
-                    self.rows = [row]
+                    self.rows, self.indices = [row], [indices[position]]
                     self.counter = None
-                    code = self.store(row, self.getitems([indices[position]])[0])
-                else:
-                    code = self.store(row, examples[position])
+                    example = self.getitems([indices[position]])[0]
             except BaseException as error:
-                code = self.store_failure(row, error)
+                raised = error
+            self.index = indices[position]
+            if self.two_steps and not self.wins(row, since, fetched):
+                continue
+            code = self.store_outcome(row, example, raised)
             self.count(stat, code)
             fi_row_done(&end.worker, &end.turn, row, code)
         fi_worker_stat_fetch_ends(stat)

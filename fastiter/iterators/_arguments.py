@@ -6,7 +6,7 @@ import functools
 import inspect
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, SupportsFloat, TypeAlias, TypeVar
 
 from fastiter._device import devices
 from fastiter._order.plan import TAILS
@@ -44,6 +44,7 @@ _COUNTERPARTS = {
     "context": _OF_PROCESSES,
     "dataset_timeout": _OF_WORKERS,
     "generator": _SEED,
+    "hedge": _OF_PROCESSES,
     "max_length": "use converter=functools.partial(concat_examples, max_length=...)",
     "maxtasksperchild": _OF_PROCESSES,
     "multiprocessing_context": "use MultiprocessIterator's context=",
@@ -238,6 +239,18 @@ def checked_seed_examples(seed_examples: Any, sampler: Any) -> bool:
             "seed_examples=True"
         )
     return True
+
+
+def checked_share(name: str, value: Any) -> float | None:
+    """A share above 0 and at most 1, or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
+        raise TypeError(f"{name} must be a number or None, not {value!r}")
+    share = float(value)
+    if not 0 < share <= 1:
+        raise ValueError(f"{name} must be above 0 and at most 1, or None for never, not {value!r}")
+    return share
 
 
 def checked_retries(

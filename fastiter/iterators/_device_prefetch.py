@@ -22,6 +22,9 @@ class _Copy(NamedTuple):
     batch: Any  #: a `PendingBatch`, or the batch's `Failure`
 
 
+NEEDS_INDICES = " needs a dataset with indices: an example of a StreamDataset is not fetched alone"
+
+
 class PrefetchingIterator(PlannedIterator):
     """Base of the iterators whose ``pool`` of workers makes batches on the host."""
 
@@ -57,10 +60,7 @@ class PrefetchingIterator(PlannedIterator):
     def _reading_arguments(self, store: PartStore, n_workers: int) -> dict[str, Any]:
         """Arguments of the iterator that reads parts of a `StreamDataset` for this one."""
         if self._on_timeout == "retry":
-            raise ValueError(
-                "on_timeout='retry' needs a dataset with indices: an example of a StreamDataset is "
-                "not fetched alone"
-            )
+            raise ValueError("on_timeout='retry'" + NEEDS_INDICES)
         ahead = FIRST_PREFETCH if self._n_prefetch == "auto" else self._n_prefetch
         return {
             "shuffle": False,

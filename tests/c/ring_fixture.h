@@ -9,9 +9,11 @@
 #include "os/fi_platform.h"
 
 static void fall_asleep(_Atomic uint32_t *bell);
+static bool asleep;
+static int64_t nap; /* for how long it would sleep */
 
 /* fi_ring_worker.c with a sleep that returns, for no other thread could wake this one. */
-#define fi_bell_sleep(bell, pipe) fall_asleep(bell)
+#define fi_bell_sleep(bell, pipe, ns) (nap = (ns), fall_asleep(bell))
 #include "../../csrc/ring/fi_ring_worker.c"
 
 #include "ring/fi_ring_parent.h"
@@ -27,7 +29,6 @@ typedef struct fixture {
 } fixture;
 
 static fixture *now; /* the one that fall_asleep belongs to */
-static bool asleep;
 
 static void fall_asleep(_Atomic uint32_t *bell)
 {
@@ -156,7 +157,7 @@ static inline uint32_t recover(fixture *f, uint32_t w, bool poison)
     uint32_t count, sum = 0;
     while ((count = fi_parent_losses(&f->parent, w, losses, 3)) > 0) {
         for (uint32_t i = 0; i < count; i++)
-            fi_parent_return(&f->parent, losses + i, poison);
+            fi_parent_return(&f->parent, w, losses + i, poison);
         sum += count;
     }
     fi_parent_rewind(&f->parent, w, -1);

@@ -117,7 +117,7 @@ static void recover(stress *t, uint32_t worker)
                 t->redone += filling && !poison;
             }
             t->poisoned += filling && poison;
-            fi_parent_return(parent, losses + i, poison);
+            fi_parent_return(parent, worker, losses + i, poison);
         }
         lost += count;
     }
@@ -330,6 +330,7 @@ static void stress_open(stress *t, uint32_t slots, uint32_t workers, uint64_t fi
         t->bell_writers[w] = t->bell_ends[w][1];
     }
     CHECK_EQ(fi_parent_init(&t->parent, &t->ring, 0, t->pipes ? t->bell_writers : NULL), FI_OK);
+    fi_parent_set_hedge(&t->parent, 1);
     if (first_q) {
         t->parent.head = t->parent.tail = first_q;
         atomic_store(&t->ring.board->head, first_q);
@@ -362,7 +363,11 @@ static void stress_run(stress *t, double seconds)
 {
     int64_t end = fi_now_ns() + (int64_t)(seconds * 1e9);
     while (fi_now_ns() < end || t->batches < 50 || t->deaths < 10 || t->redone < 3 ||
-           t->resets < 2 || (t->overtakes && t->overtaken < 10) || (t->corrupt && t->restores < 3))
+           t->resets < 2 || (t->overtakes && t->overtaken < 10) || (t->corrupt && t->restores < 3)
+#ifdef LATE_NS
+           || atomic_load(&t->ring.board->won) < 3
+#endif
+    )
         take_one(t);
 }
 

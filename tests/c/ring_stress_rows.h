@@ -102,6 +102,28 @@ static void fill_row(const fi_worker *worker, const fi_turn *turn, uint32_t row)
     step();
 }
 
+/* Fetches rows without owning them, and writes those that nobody else has written meanwhile. */
+static void fill_in_two_steps(const fi_worker *worker, const fi_turn *turn, uint64_t *seed)
+{
+    int64_t index;
+    fi_origin origin;
+    for (uint32_t row = turn->first; row < turn->first + turn->count; row++) {
+        if (!fi_row_promise(worker, turn, row, &index, &origin))
+            continue;
+        step();
+        for (uint64_t i = draw(seed, 8) ? 0 : draw(seed, 100); i > 0; i--)
+            sched_yield(); /* others may hedge it */
+        if (fi_row_win(worker, turn, row)) {
+            step();
+            CHECK_EQ(*fi_row_index(worker->ring, turn->slot, row), index);
+            fill_row(worker, turn, row);
+            fi_worker_stat_count(worker->ring->worker_stats + worker->number, 1, 0, 0);
+            fi_worker_stat_sampled(worker->ring->worker_stats + worker->number, 500, 0);
+        }
+        step();
+    }
+}
+
 static void fill_range(const fi_worker *worker, const fi_turn *turn, bool whole)
 {
     bool own[MOST_ROWS];
@@ -143,6 +165,7 @@ static void work(fi_ring *ring, uint32_t number, int bell_pipe, uint64_t seed)
     fi_worker worker;
     fi_turn turn;
     fi_worker_init(&worker, ring, number, bell_pipe);
+    worker.hedges = draw(&seed, 4) > 0;
     for (;;) {
         step();
         switch (fi_worker_next(&worker, &turn)) {
@@ -151,7 +174,10 @@ static void work(fi_ring *ring, uint32_t number, int bell_pipe, uint64_t seed)
         case FI_TURN_ROWS:
             step(); /* a range was taken, no row is owned */
             CHECK(turn.count <= MOST_ROWS && turn.slot < ring->geometry.slots);
-            fill_range(&worker, &turn, draw(&seed, 4) == 0);
+            if (worker.hedges)
+                fill_in_two_steps(&worker, &turn, &seed);
+            else
+                fill_range(&worker, &turn, draw(&seed, 4) == 0);
             fi_worker_pace(&worker, 1, (int64_t)draw(&seed, 4000)); /* ranges of any length */
             if (number % 2 == 1)
                 fi_call_cost_add(&worker.call, turn.count, (int64_t)draw(&seed, 4000));

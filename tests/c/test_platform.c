@@ -212,7 +212,7 @@ static void *sleep_and_wake(void *argument)
         if (s->cancels && i % 3 == 0)
             fi_bell_cancel(&s->bell, s->ends[0]);
         else
-            fi_bell_sleep(&s->bell, s->ends[0]);
+            fi_bell_sleep(&s->bell, s->ends[0], s->cancels && i % 3 == 1 ? 1000 : FI_FOR_EVER);
         CHECK_EQ(atomic_load(&s->bell), 0);
         atomic_fetch_add(&s->woken, 1);
     }
@@ -241,7 +241,7 @@ static void check_bell(bool pipe, bool cancels)
     atomic_store(&s.bell, 7);
     CHECK(!fi_bell_ring(&s.bell, s.ends[1]));
     fi_bell_force(&s.bell, s.ends[1]);
-    fi_bell_sleep(&s.bell, s.ends[0]);
+    fi_bell_sleep(&s.bell, s.ends[0], FI_FOR_EVER);
     CHECK_EQ(atomic_load(&s.bell), 0);
     close(s.ends[0]);
     close(s.ends[1]);
@@ -266,7 +266,7 @@ struct forced {
 static void *sleep_once(void *argument)
 {
     struct forced *f = argument;
-    fi_bell_sleep(&f->bell, f->ends[0]);
+    fi_bell_sleep(&f->bell, f->ends[0], FI_FOR_EVER);
     atomic_store(&f->awake, true);
     return NULL;
 }

@@ -33,17 +33,19 @@ static void test_origin(void)
                 fi_slot_origin(&f.ring, slot, &found);
                 CHECK(memcmp(&found, &origin, sizeof(found)) == 0);
                 for (uint32_t row = 0; row < n; row++)
-                    CHECK_EQ(fi_row_epoch(&f.ring, slot, row, n), epoch_of(&origin, row, n));
+                    CHECK_EQ(fi_row_epoch(&found, row, n), epoch_of(&origin, row, n));
             }
     /* More than 32 bits can count, and what cannot be: no row is of an epoch before the first. */
     const fi_origin large = {{0, UINT64_MAX}, UINT64_MAX, UINT64_MAX, UINT64_C(1) << 40};
     fi_parent_origin(&f.parent, slot, &large);
-    CHECK_EQ(fi_row_epoch(&f.ring, slot, 0, ROWS), UINT64_MAX);
+    fi_slot_origin(&f.ring, slot, &found);
+    CHECK_EQ(fi_row_epoch(&found, 0, ROWS), UINT64_MAX);
     const fi_origin odd = {{0, 0}, 2, 0, 0};
     fi_parent_origin(&f.parent, slot, &odd);
-    CHECK_EQ(fi_row_epoch(&f.ring, slot, ROWS - 1, ROWS), 1);
-    CHECK_EQ(fi_row_epoch(&f.ring, slot, 0, ROWS), 0);
-    CHECK_EQ(fi_row_epoch(&f.ring, slot, ROWS, ROWS), 2); /* no row of the batch */
+    fi_slot_origin(&f.ring, slot, &found);
+    CHECK_EQ(fi_row_epoch(&found, ROWS - 1, ROWS), 1);
+    CHECK_EQ(fi_row_epoch(&found, 0, ROWS), 0);
+    CHECK_EQ(fi_row_epoch(&found, ROWS, ROWS), 2); /* no row of the batch */
     tear_down(&f);
 }
 

@@ -18,8 +18,8 @@ static void test_losses(void)
     CHECK_EQ(fi_parent_losses(&f.parent, 2, losses, 2), 2); /* no more than asked for */
     CHECK_EQ(fi_parent_losses(&f.parent, 2, losses, ROWS), 4);
     CHECK(losses[1].slot == slot_of(&f, q) && losses[1].row == 2 && losses[1].q == q);
-    fi_parent_return(&f.parent, losses, false);
-    fi_parent_return(&f.parent, losses + 1, true);
+    fi_parent_return(&f.parent, 2, losses, false);
+    fi_parent_return(&f.parent, 2, losses + 1, true);
     CHECK(row_word(&f, turn.slot, 0) == fi_word(q, 0, FI_TODO, 0));
     CHECK(row_word(&f, turn.slot, 1) == fi_word(q, 0, FI_ROW_OK, 0));
     CHECK(row_word(&f, turn.slot, 2) == fi_word(q, 0, FI_POISON, 0));
@@ -431,6 +431,215 @@ static void test_a_batch_moves(void)
     tear_down(&f);
 }
 
+/* Worker w has taken LATE_NS for a row. */
+static void has_taken(fixture *f, uint32_t w)
+{
+    fi_worker_stat *stat = f->ring.worker_stats + w;
+    fi_worker_stat_count(stat, 1, 0, 0);
+    fi_worker_stat_sampled(stat, LATE_NS, 0);
+}
+
+/* A row is promised to worker 0, which is slow, and worker 1 hedges it. */
+static uint64_t begin_hedge_of_slow_row(fixture *f, fi_turn *first, fi_turn *hedge)
+{
+    int64_t index;
+    fi_origin origin;
+    set_up(f, 0);
+    fi_parent_set_hedge(&f->parent, 1);
+    f->workers[0].hedges = f->workers[1].hedges = f->workers[2].hedges = true;
+    uint64_t q = schedule(f, 2);
+    CHECK_EQ(next_turn(f, 0, first), FI_TURN_ROWS);
+    CHECK(first->first == 0 && first->count == 1);
+    CHECK(fi_row_promise(f->workers, first, 0, &index, &origin));
+    CHECK_EQ(index, 1000 * (int64_t)q);
+    CHECK_EQ(next_turn(f, 1, hedge), FI_TURN_ROWS);
+    CHECK(fi_row_promise(f->workers + 1, hedge, 1, &index, &origin));
+    fi_turn other = *hedge;
+    other.fetcher = 2;
+    CHECK(!fi_row_promise(f->workers + 2, &other, 1, &index, &origin)); /* not twice */
+    CHECK(fi_row_win(f->workers + 1, hedge, 1));
+    fi_row_done(f->workers + 1, hedge, 1, FI_ROW_OK);
+    has_taken(f, 1);
+    CHECK_EQ(next_turn(f, 1, hedge), TURN_SLEEP); /* not late yet */
+    CHECK(nap > 0 && nap <= 3 * LATE_NS);
+    fi_store_relaxed(&f->ring.worker_stats[0].since, fi_now_ns() - 3 * LATE_NS);
+    CHECK_EQ(next_turn(f, 1, hedge), FI_TURN_ROWS);
+    CHECK(hedge->first == 0 && hedge->count == 1 && hedge->fetcher == 0);
+    CHECK(fi_row_promise(f->workers + 1, hedge, 0, &index, &origin));
+    CHECK_EQ(index, 1000 * (int64_t)q);
+    CHECK(!fi_row_promise(f->workers + 2, hedge, 0, &index, &origin)); /* nobody hedges it again */
+    CHECK_EQ(next_turn(f, 2, &other), TURN_SLEEP);
+    CHECK_EQ(nap, FI_FOR_EVER);
+    return q;
+}
+
+static void test_the_first_to_end_a_row_writes_it(void)
+{
+    for (uint32_t faster = 0; faster < 2; faster++) {
+        fixture f;
+        fi_turn turns[2];
+        uint32_t won;
+        uint64_t q = begin_hedge_of_slow_row(&f, turns, turns + 1);
+        uint32_t slot = turns->slot;
+        CHECK(row_word(&f, slot, 0) == fi_word(q, 0, FI_FETCH, FI_HEDGED));
+        CHECK(fi_row_win(f.workers + faster, turns + faster, 0));
+        CHECK(row_word(&f, slot, 0) == fi_word(q, faster, FI_OWNED, 0));
+        CHECK(!fi_row_win(f.workers + !faster, turns + !faster, 0));
+        fi_row_done(f.workers + faster, turns + faster, 0, FI_ROW_OK);
+        CHECK(!fi_row_win(f.workers + !faster, turns + !faster, 0));
+        CHECK_EQ(next_turn(&f, faster, turns + faster), FI_TURN_FINISH);
+        fi_worker_ready(f.workers + faster, turns + faster, 0);
+        CHECK_EQ(fi_parent_hedged(&f.parent, &won), 1);
+        CHECK_EQ(won, faster);
+        take_ready(&f, true);
+        tear_down(&f);
+    }
+}
+
+static void test_a_worker_dies_whose_row_is_hedged(void)
+{
+    fixture f;
+    fi_turn turns[2];
+    fi_loss losses[2];
+    uint64_t q = begin_hedge_of_slow_row(&f, turns, turns + 1);
+    CHECK_EQ(fi_parent_losses(&f.parent, 0, losses, 2), 1);
+    CHECK(fi_row_win(f.workers + 1, turns + 1, 0)); /* between the two halves of R2 */
+    fi_parent_return(&f.parent, 0, losses, true);
+    CHECK(row_word(&f, turns->slot, 0) == fi_word(q, 1, FI_OWNED, 0));
+    CHECK_EQ(recover(&f, 1, false), 1); /* the hedger dies, too */
+    CHECK(row_word(&f, turns->slot, 0) == fi_word(q, 0, FI_TODO, 0));
+    tear_down(&f);
+
+    begin_hedge_of_slow_row(&f, turns, turns + 1);
+    CHECK_EQ(recover(&f, 0, false), 1);
+    CHECK(!fi_row_win(f.workers + 1, turns + 1, 0));
+    work_all(&f, 2);
+    take_ready(&f, true);
+    tear_down(&f);
+}
+
+static void test_a_stuck_fetch_holds_no_slot(void)
+{
+    fixture f;
+    fi_turn turns[2];
+    begin_hedge_of_slow_row(&f, turns, turns + 1);
+    fi_parent_reset(&f.parent);
+    fi_parent_collect(&f.parent);
+    CHECK_EQ(f.parent.free_count, SLOTS);
+    CHECK(!fi_row_win(f.workers, turns, 0) && !fi_row_win(f.workers + 1, turns + 1, 0));
+    tear_down(&f);
+}
+
+static void test_rows_behind_a_slow_one_and_the_share_of_hedges(void)
+{
+    fixture f;
+    fi_turn turn, other;
+    int64_t index;
+    fi_origin origin;
+    set_up(&f, 0);
+    fi_parent_set_hedge(&f.parent, 0.01);
+    f.workers[0].hedges = f.workers[1].hedges = true;
+    schedule(&f, ROWS);
+    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
+    CHECK(turn.count > 1);
+    CHECK(fi_row_promise(f.workers, &turn, 0, &index, &origin));
+    for (int kind; (kind = next_turn(&f, 1, &other)) == FI_TURN_ROWS;)
+        own_all(&f, 1, &other, FI_ROW_OK);
+    CHECK(nap > 0 && nap <= BEHIND_NS);
+    has_taken(&f, 1);
+    fi_store_relaxed(&f.ring.worker_stats[0].since, fi_now_ns() - 4 * LATE_NS);
+    for (uint32_t row = 1; row < turn.count; row++) {
+        CHECK_EQ(next_turn(&f, 1, &other), FI_TURN_ROWS);
+        CHECK(other.first == row && other.count == 1 && other.fetcher == 1);
+        own_all(&f, 1, &other, FI_ROW_OK);
+    }
+    CHECK_EQ(next_turn(&f, 1, &other), TURN_SLEEP); /* 0.01 x 64 rows is none */
+    CHECK_EQ(nap, LATE_NS);
+    schedule(&f, ROWS);
+    CHECK_EQ(next_turn(&f, 1, &other), FI_TURN_ROWS);
+    CHECK(other.first == 0 && other.fetcher == 0);
+    tear_down(&f);
+}
+
+/* Worker w has `n` rows under way in one call of its dataset, for longer than is allowed. */
+static void begin_slow_call(fixture *f, uint32_t w, uint32_t n, fi_turn *turn)
+{
+    int64_t index;
+    fi_origin origin;
+    f->workers[w].least = n;
+    CHECK_EQ(next_turn(f, w, turn), FI_TURN_ROWS);
+    CHECK(turn->first == 0 && turn->count == n);
+    for (uint32_t row = 0; row < n; row++)
+        CHECK(fi_row_promise(f->workers + w, turn, row, &index, &origin));
+    fi_store_relaxed(&f->ring.worker_stats[w].since, fi_now_ns() - 3 * (int64_t)n * LATE_NS - 1);
+}
+
+static void test_each_row_of_hung_calls_is_hedged(void)
+{
+    fixture f;
+    fi_turn calls[2], turn;
+    int64_t index;
+    fi_origin origin;
+    uint32_t won, finished = 0, hedged = 0;
+    set_up(&f, 0);
+    fi_parent_set_hedge(&f.parent, 1);
+    for (uint32_t w = 0; w < WORKERS; w++)
+        f.workers[w].hedges = true;
+    schedule(&f, ROWS);
+    schedule(&f, ROWS);
+    begin_slow_call(&f, 0, ROWS, calls);
+    begin_slow_call(&f, 1, ROWS, calls + 1);
+    has_taken(&f, 2);
+    for (int kind; (kind = next_turn(&f, 2, &turn)) != TURN_SLEEP;)
+        if (kind == FI_TURN_FINISH) {
+            fi_worker_ready(f.workers + 2, &turn, 0);
+            finished++;
+        } else {
+            CHECK_EQ(kind, FI_TURN_ROWS);
+            CHECK(turn.fetcher != 2);
+            CHECK(fi_row_promise(f.workers + 2, &turn, turn.first, &index, &origin));
+            CHECK(fi_row_win(f.workers + 2, &turn, turn.first));
+            fi_row_done(f.workers + 2, &turn, turn.first, FI_ROW_OK);
+            hedged++;
+        }
+    CHECK_EQ(hedged, 2 * ROWS);
+    CHECK_EQ(finished, 2);
+    CHECK_EQ(fi_parent_hedged(&f.parent, &won), 2 * ROWS);
+    tear_down(&f);
+}
+
+/* A call that has lost a row to another worker has its other rows under way still: who sleeps must
+ * wake by itself to look at them. */
+static void test_a_call_that_lost_a_row_is_looked_at(void)
+{
+    for (uint32_t late = 0; late < 2; late++) { /* lost before, or after, the call had the row */
+        fixture f;
+        fi_turn call, other;
+        int64_t index;
+        fi_origin origin;
+        set_up(&f, 0);
+        fi_parent_set_hedge(&f.parent, 1);
+        f.workers[0].hedges = f.workers[1].hedges = true;
+        schedule(&f, 2);
+        f.workers[0].least = 2;
+        CHECK_EQ(next_turn(&f, 0, &call), FI_TURN_ROWS);
+        CHECK_EQ(call.count, 2);
+        other = call;
+        other.fetcher = late ? 0 : 1;
+        CHECK(fi_row_promise(f.workers, &call, 0, &index, &origin));
+        CHECK(!late || fi_row_promise(f.workers, &call, 1, &index, &origin));
+        CHECK(fi_row_promise(f.workers + 1, &other, 1, &index, &origin));
+        CHECK(fi_row_win(f.workers + 1, &other, 1));
+        fi_row_done(f.workers + 1, &other, 1, FI_ROW_OK);
+        CHECK(late || !fi_row_promise(f.workers, &call, 1, &index, &origin));
+        CHECK(!late || !fi_row_win(f.workers, &call, 1));
+        has_taken(&f, 1);
+        CHECK_EQ(next_turn(&f, 1, &other), TURN_SLEEP);
+        CHECK(nap < FI_FOR_EVER);
+        tear_down(&f);
+    }
+}
+
 static void test_what_a_worker_does_now(void)
 {
     fixture f;
@@ -452,6 +661,12 @@ static void test_what_a_worker_does_now(void)
 int main(void)
 {
     test_a_batch_moves();
+    test_the_first_to_end_a_row_writes_it();
+    test_a_worker_dies_whose_row_is_hedged();
+    test_a_stuck_fetch_holds_no_slot();
+    test_rows_behind_a_slow_one_and_the_share_of_hedges();
+    test_each_row_of_hung_calls_is_hedged();
+    test_a_call_that_lost_a_row_is_looked_at();
     test_what_a_worker_does_now();
     test_losses();
     test_lost_finish();

@@ -11,7 +11,8 @@ static void step(void);
 
 /* fi_ring_worker.c with a death at its fences F1 to F3, and between the bell's word and the sleep. */
 #define fi_fence(number) (step(), (fi_fence)(number))
-#define fi_bell_sleep(bell, pipe) (step(), (fi_bell_sleep)(bell, pipe))
+#define fi_bell_sleep(bell, pipe, ns) (step(), (fi_bell_sleep)(bell, pipe, ns))
+#define LATE_NS 2000
 #include "../../csrc/ring/fi_ring_worker.c"
 #undef load_acquire
 #undef load_relaxed

@@ -178,6 +178,8 @@ def test_a_stream_has_no_length_and_no_addresses() -> None:
         SerialIterator(dataset, batch_sampler=lambda epoch: [])
     with pytest.raises(ValueError, match=r"on_timeout='retry'"):
         MultiprocessIterator(dataset, 2, on_timeout="retry")
+    with pytest.raises(ValueError, match="hedge needs"):
+        MultiprocessIterator(dataset, 2, hedge=0.05)
 
 
 @pytest.mark.parametrize(
