@@ -92,10 +92,14 @@ def _reduce_array(array: np.ndarray[Any, Any], writable: bool) -> Any:
     if type(array) is np.ndarray:
         if flags.forc and (flags.writeable or not writable):
             return None
-        # Contiguous: a buffer, which stays outside of the pickle and keeps the dtype.
-        contiguous = array.copy(order="A")
-        contiguous.flags.writeable = writable or flags.writeable
-        return contiguous.__reduce_ex__(5)
+        # Contiguous: a buffer, which stays outside of the pickle and keeps the dtype. The order of
+        # the axes in memory stays, too: a training step may depend on it (channels last).
+        axes = np.argsort([-abs(stride) for stride in array.strides], kind="stable")
+        straight = array.transpose(axes)
+        if not straight.flags.c_contiguous or (writable and not flags.writeable):
+            straight = straight.copy()
+            straight.flags.writeable = writable or flags.writeable
+        return np.transpose, (straight, np.argsort(axes).tolist())
     if dtype.isnative:
         return None
     native = array.astype(dtype.newbyteorder("="))

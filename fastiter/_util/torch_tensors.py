@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 
@@ -60,8 +59,8 @@ def tensor_of(array: npt.NDArray[Any]) -> Any:
     return torch.from_numpy(array)
 
 
-def _from_bytes(array: npt.NDArray[np.uint8], dtype: Any, shape: tuple[int, ...]) -> Any:
-    return tensor_of(array).view(dtype).reshape(shape)
+def _viewed(array: npt.NDArray[Any], dtype: Any) -> Any:
+    return tensor_of(array).view(dtype)
 
 
 def _reduce(tensor: Any) -> Any:
@@ -76,8 +75,9 @@ def _reduce(tensor: Any) -> Any:
     if array is not None:
         return tensor_of, (array,)
     if _is_nothing_but_floats(tensor):
-        flat = tensor.contiguous().reshape(-1).view(sys.modules["torch"].uint8)
-        return _from_bytes, (flat.numpy(), tensor.dtype, tuple(tensor.shape))
+        torch = sys.modules["torch"]
+        words = tensor.view(torch.int16 if tensor.element_size() == 2 else torch.uint8)
+        return _viewed, (words.numpy(), tensor.dtype)
     return tensor.__reduce_ex__(5)
 
 

@@ -100,6 +100,24 @@ def equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+def channels_last(examples):
+    batch = torch.stack(examples).contiguous(memory_format=torch.channels_last)
+    return batch, batch.to(torch.bfloat16), batch[:, :2, ::2], batch.numpy()
+
+
+def test_the_order_of_axes_in_memory_stays():
+    dataset = Dataset(lambda i: torch.arange(60.0).reshape(3, 4, 5) + i, n=8)
+    loader = DataLoader(dataset, batch_size=4, num_workers=1, collate_fn=channels_last)
+    for number, batch in enumerate(loader):
+        expected = channels_last([dataset[i] for i in range(4 * number, 4 * number + 4)])
+        assert equal(batch, expected)
+        images, halves, part, array = batch
+        for tensor in images, halves:
+            assert tensor.is_contiguous(memory_format=torch.channels_last)
+        assert part.stride() == (20, 1, 10, 2)  # written without what lies between
+        assert array.strides == expected[3].strides
+
+
 def epochs_of(loader_class, dataset, epochs=3, seed=3, **arguments):
     """All batches of some epochs, or the text of the first error."""
     generator = torch.Generator()
