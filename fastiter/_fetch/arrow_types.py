@@ -78,8 +78,9 @@ def number_dtype(arrow_type: Any) -> np.dtype[Any] | None:
     import pyarrow.types as types
 
     if types.is_integer(arrow_type) or types.is_floating(arrow_type):
-        dtype: np.dtype[Any] = np.dtype(arrow_type.to_pandas_dtype())
-        return dtype
+        is_unsigned = types.is_unsigned_integer(arrow_type)
+        kind = "f" if types.is_floating(arrow_type) else "u" if is_unsigned else "i"
+        return np.dtype(f"{kind}{arrow_type.bit_width // 8}")
     if types.is_timestamp(arrow_type):
         return np.dtype(f"datetime64[{arrow_type.unit}]")
     if types.is_duration(arrow_type):

@@ -149,6 +149,12 @@ cdef class TokenSource:
         return np.concatenate(pieces)
 
 
+cdef keep_newest(dict items, Py_ssize_t most):
+    """Drops what is beyond so many of a dict, to which other threads may add."""
+    for key in list(items)[:max(0, len(items) - most)]:
+        items.pop(key, None)
+
+
 @cython.final
 cdef class Window:
     """The rows of some documents, which are packed together."""
@@ -204,8 +210,7 @@ cdef class RowPlanner:
         order = self.orders.get(epoch)
         if order is None:
             order = self.orders[epoch] = VirtualOrder(self.source.n_documents, self.words, epoch)
-            while len(self.orders) > 2:
-                self.orders.pop(next(iter(self.orders)), None)
+            keep_newest(self.orders, 2)
         return np.ascontiguousarray(order[first:last])
 
     cdef Window planned(self, int64_t epoch, int64_t number):
@@ -213,8 +218,7 @@ cdef class RowPlanner:
         if window is None:
             window = self.plan(epoch, number)
             self.plans[epoch, number] = window
-            while len(self.plans) > max(2, KEPT_SEGMENTS // self.window):
-                self.plans.pop(next(iter(self.plans)), None)
+            keep_newest(self.plans, max(2, KEPT_SEGMENTS // self.window))
         return window
 
     def plan(self, int64_t epoch, int64_t number, *, bint only_count=False):
@@ -291,8 +295,7 @@ cdef class RowPlanner:
         known = self.counts.get(epoch)
         if known is None:
             known = self.counts[epoch] = []
-            while len(self.counts) > 4:
-                self.counts.pop(next(iter(self.counts)), None)
+            keep_newest(self.counts, 4)
         n_windows = self.n_windows
         while len(known) < n_windows:
             number = len(known)

@@ -14,7 +14,7 @@ cdef class Plan:
     cdef readonly object indices
     cdef readonly object state
     cdef readonly object error
-    cdef public object work
+    cdef object current_work
     cdef public object outcome
     cdef public object progress
     cdef public Py_ssize_t n_dropped
@@ -27,11 +27,13 @@ cdef class Plan:
     cdef readonly int64_t number
     cdef readonly int64_t n_valid
     cdef public int64_t n_valid_dropped
+    cdef void put_work(self, object work) noexcept
     cpdef int64_t epoch_of(self, int64_t row) except? -1
 
 
 cdef class PlanQueue:
-    cdef object current
+    cdef object current, current_progress
+    cdef Plan last
     cdef readonly object planned  # state of the batch planned last
     cdef readonly int64_t batch_size
     cdef readonly bint repeat
@@ -39,15 +41,13 @@ cdef class PlanQueue:
     cdef readonly int64_t num_ranks
     cdef readonly bint drop_last
     cdef int tail_kind
-    cdef readonly Plan delivered  # the last one; None after a restart
     cdef readonly bint is_begun
-    cdef public object progress
     cdef public object example_seed  # 128 bits; None: plans have no seeds
     cdef public bint unordered  # whether complete batches overtake others
     cdef readonly dict beyond  # states after batches delivered before older ones, by step
     cdef readonly list plans  # planned and not delivered, in the order of their delivery
     cdef bint is_passing  # the batch of the state was passed over
-    cdef void put_state(self, object state) noexcept
+    cdef void put_state(self, object state, object progress, Plan last) noexcept
     cdef Plan first(self)
     cdef bring_forward(self, Plan plan)
     cpdef Plan ahead(self)

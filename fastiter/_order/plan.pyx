@@ -115,6 +115,22 @@ cdef class Plan:
                 (state.epoch, state.position, state.epoch_size) if origin is None else origin)
             self.n_valid = len(indices) if n_valid is None else n_valid
 
+    # `PlanQueue.works` reads it in any thread, which takes a reference of its own before a thread that
+    # delivers can drop the object. The thread that has the iterator's lock reads it as it is.
+    @property
+    def work(self):
+        with cython.critical_section(self):
+            return self.current_work
+
+    @work.setter
+    def work(self, work):
+        self.put_work(work)
+
+    cdef void put_work(self, object work) noexcept:
+        before = self.current_work  # if it dies, then after the section
+        with cython.critical_section(self):
+            self.current_work = work
+
     @property
     def label(self):
         """The epoch in which the batch begins and its number there, both from 0, for messages."""
@@ -168,7 +184,8 @@ cdef class PlanQueue:
     carries the plans that were not delivered, so its future equals the original's, and the sampler
     is not asked again for orders that it has drawn.
 
-    Not safe to call from two threads at a time, except for `state` and `works`.
+    Not safe to call from two threads at a time, except for `state`, `progress`, `delivered` and
+    `works`.
 
     A subclass defines another rule of epochs by `advance`, or for the rule here
 
@@ -185,7 +202,7 @@ cdef class PlanQueue:
     def __init__(self, state, batch_size, bint repeat, progress=None, *, rank=0, num_ranks=1,
                  bint drop_last=False, tail="pad"):
         self.current = self.planned = state
-        self.progress = progress
+        self.current_progress = progress
         self.batch_size = batch_size
         self.repeat = repeat
         self.rank = rank
@@ -196,7 +213,7 @@ cdef class PlanQueue:
         self.example_seed = None
         self.unordered = False
         self.beyond = {}
-        self.delivered = None
+        self.last = None
         self.is_passing = self.is_begun = False
 
     @property
@@ -204,27 +221,47 @@ cdef class PlanQueue:
         """What becomes of the last rows of an epoch: one of `TAILS`."""
         return TAILS[self.tail_kind]
 
+    # Each takes a reference of its own before a thread that delivers can drop the object.
     @property
     def state(self):
         """State of the batch delivered last. Any thread may ask."""
-        # It takes a reference of its own before a thread that delivers can drop the object.
         with cython.critical_section(self):
             return self.current
 
-    cdef void put_state(self, object state) noexcept:
+    @property
+    def progress(self):
+        """What was counted up to that batch. Any thread may ask."""
         with cython.critical_section(self):
-            self.current = state
+            return self.current_progress
+
+    @progress.setter
+    def progress(self, progress):
+        self.put_state(self.current, progress, self.last)
+
+    @property
+    def delivered(self):
+        """The plan delivered last; None after a restart. Any thread may ask."""
+        with cython.critical_section(self):
+            return self.last
+
+    cdef void put_state(self, object state, object progress, Plan last) noexcept:
+        # If they die, then after the section.
+        former_state, former_progress, former = self.current, self.current_progress, self.last
+        with cython.critical_section(self):
+            self.current, self.current_progress, self.last = state, progress, last
 
     def works(self):
         """The work for all batches that are begun, oldest first. Any thread may ask."""
-        works = [(<Plan>plan).work for plan in list(self.plans)]
+        with cython.critical_section(self):
+            plans = self.plans
+        works = [(<Plan>plan).work for plan in list(plans)]
         return [work for work in works if work is not None]
 
     def peek(self):
         """The plan that `deliver` takes next. Raises nothing that belongs to the batch."""
         cdef Plan plan = self.first()
         if plan.outcome is None:
-            plan.progress = self.progress
+            plan.progress = self.current_progress
             plan.n_dropped = plan.n_valid_dropped = 0
         return plan
 
@@ -242,7 +279,7 @@ cdef class PlanQueue:
         At the end of the iteration, or an error, that plan is returned again and again.
         """
         cdef Py_ssize_t count = len(self.plans), i = count
-        while i > 0 and (<Plan>self.plans[i - 1]).work is None:
+        while i > 0 and (<Plan>self.plans[i - 1]).current_work is None:
             i -= 1
         return <Plan>self.plans[i] if i < count else self.plan_one()
 
@@ -274,16 +311,15 @@ cdef class PlanQueue:
         if item(state, N_DRAWN) != item(self.current, N_DRAWN):
             self._note(state)
         # What dies by this step, dies at the end of this function.
-        work, outcome, before, last = plan.work, plan.outcome, self.current, self.delivered
-        plan.work = plan.outcome = None
+        work, outcome, last = plan.current_work, plan.outcome, self.last
+        before = self.current, self.current_progress
+        plan.put_work(None)
+        plan.outcome = None
         if plan.error is None:
             self.is_begun = True
             self.is_passing = False
-            if plan.indices is not None:
-                self.delivered = plan
-            self.put_state(state)
+            self.put_state(state, plan.progress, last if plan.indices is None else plan)
             self.beyond = beyond
-            self.progress = plan.progress
         del self.plans[0]
         if plan.indices is not None:
             return plan
@@ -325,7 +361,8 @@ cdef class PlanQueue:
     def rewind(self):
         """Drop all work: every batch that was not delivered is begun anew."""
         for plan in self.plans:
-            (<Plan>plan).work = (<Plan>plan).outcome = None
+            (<Plan>plan).put_work(None)
+            (<Plan>plan).outcome = None
 
     def restart(self, state, progress=None, delivered=()):
         """Go on from ``state``. All plans are dropped, and lose their work.
@@ -346,14 +383,13 @@ cdef class PlanQueue:
                 plans.append(plan)
         self._note(state)
         self.rewind()
-        kept = self.plans, self.current  # what dies by this, dies at the end of this function
-        self.plans = plans
+        kept = self.plans  # what dies by this, dies at the end of this function
+        with cython.critical_section(self):
+            self.plans = plans
         self.beyond = beyond
         self.planned = planned
-        self.delivered = None
         self.is_passing = self.is_begun = False
-        self.put_state(state)
-        self.progress = progress
+        self.put_state(state, progress, None)
 
     def __getstate__(self):
         # A copy begins all work anew, and asks a sampler that failed again.
@@ -369,7 +405,7 @@ cdef class PlanQueue:
             "cutting": {"rank": self.rank, "num_ranks": self.num_ranks,
                         "drop_last": self.drop_last, "tail": self.tail},
             "is_passing": bool(self.is_passing),
-            "progress": self.progress,
+            "progress": self.current_progress,
             "example_seed": self.example_seed,
             "beyond": self.beyond,
             "unordered": bool(self.unordered),

@@ -390,8 +390,8 @@ cdef class BatchScheduler(ParentRing):
         if not self.agrees(plans):
             self.reset()
             for plan in plans.plans:
-                if type(plan.work) is ScheduledBatch:
-                    plan.work = None
+                if type(plan.current_work) is ScheduledBatch:
+                    plan.put_work(None)
         self.collect()
         while len(self.scheduled) <= self.n_prefetch:
             plan = plans.ahead()
@@ -431,8 +431,8 @@ cdef class BatchScheduler(ParentRing):
         """
         cdef Plan plan
         for plan in plans.plans:
-            if type(plan.work) is ScheduledBatch and plan.outcome is None:
-                return bool(self.scheduled) and plan.work is self.scheduled[0]
+            if type(plan.current_work) is ScheduledBatch and plan.outcome is None:
+                return bool(self.scheduled) and plan.current_work is self.scheduled[0]
         return not self.scheduled
 
     cdef bint schedule(self, Plan plan) except -1:
@@ -442,7 +442,7 @@ cdef class BatchScheduler(ParentRing):
         if not self.put(record, False):
             return False
         self.scheduled.append(record)
-        plan.work = record
+        plan.put_work(record)
         return True
 
     cdef bint put(self, ScheduledBatch record, bint again) except -1:
@@ -561,7 +561,7 @@ cdef class BatchScheduler(ParentRing):
         """Forgets all that is scheduled. Does not wait for the workers."""
         cdef ScheduledBatch record
         for record in self.scheduled:
-            record.plan.work = None
+            record.plan.put_work(None)
         fi_parent_reset(&self.parent)
         self.scheduled.clear()
 

@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 import traceback
-import weakref
 from collections.abc import Iterator
 from multiprocessing import popen_fork, util
 from typing import Any
@@ -62,8 +61,8 @@ _DESCRIPTORS_OF_A_START = 16  # more than multiprocessing opens on the way, in a
 _KILL_SECONDS = 3.0  # for the kernel to end what was killed
 
 _rings: WeakObjects[ParentRing] = WeakObjects()
-_processes: weakref.WeakSet[Any] = weakref.WeakSet()
-_unkillable: weakref.WeakSet[Any] = weakref.WeakSet()
+_processes: WeakObjects[Any] = WeakObjects()
+_unkillable: WeakObjects[Any] = WeakObjects()
 
 
 # These hooks do not look at a ring: another thread may be changing it. A child of the program keeps

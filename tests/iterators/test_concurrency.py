@@ -201,12 +201,36 @@ def test_a_child_forked_while_a_thread_writes_pickles(tmp_path):
 # ---- threads -------------------------------------------------------------------------------------
 
 
-def test_the_state_is_read_while_another_thread_iterates():
-    iterator = SerialIterator(range(1000), 4)
-    with meanwhile(lambda: iterator.epoch_detail, n_threads=2):
+def test_an_iterator_is_asked_while_another_thread_iterates():
+    def fetch(index: int) -> int:
+        if index == 500:
+            raise ValueError("damaged")
+        return index
+
+    iterator = SerialIterator(Calling(fetch, 1000), 4, shuffle=False, on_error="skip")
+
+    def ask() -> None:
+        address, skipped, valid = iterator.address, iterator.skipped, iterator.valid
+        assert address is None or len(address.indices) == 4
+        assert valid is None or valid.all()
+        assert [each.index for each in skipped] in ([], [500])
+        assert iterator.epoch <= iterator.epoch_detail
+
+    with meanwhile(ask, n_threads=2):
         for _ in range(20_000):
             next(iterator)
     assert iterator.epoch == 80
+
+
+def test_work_under_way_is_listed_while_another_thread_delivers():
+    planner = SerialIterator(range(1000), 4)._planner
+    with meanwhile(planner.works, n_threads=2):  # as stats() and finalize() do
+        for _ in range(20_000):
+            while planner.ahead().number % 3:
+                planner.ahead().work = object()
+            planner.ahead().work = object()
+            planner.deliver()
+    assert planner.state.epoch == 80
 
 
 def test_a_trace_begins_and_ends_while_another_thread_iterates():
