@@ -161,11 +161,15 @@ def environment() -> dict[str, str]:
 
 
 def start_script(tmp_path: Path, source: str, **options: Any) -> subprocess.Popen[str]:
-    """Starts a program of its own, from a file, so that spawn can import it again."""
+    """Starts a program of its own, from a file, so that spawn can import it again. `prefix`: the
+    command, if any, that runs it."""
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(source))
     return subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", "-W", "default::ResourceWarning", str(path)],
+        [
+            *options.pop("prefix", ()),
+            *(sys.executable, "-X", "faulthandler", "-W", "default::ResourceWarning", str(path)),
+        ],
         stdin=options.pop("stdin", subprocess.DEVNULL),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

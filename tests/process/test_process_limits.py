@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import subprocess
 import textwrap
 from pathlib import Path
 
@@ -373,6 +374,66 @@ def test_odd_surroundings(tmp_path, output_of, monkeypatch, odd, method):
             monkeypatch.setenv(name, value)
     source = COUNT.format(before=before, n=24 if "24" in odd else 2, method=method)
     assert output_of(textwrap.dedent(source), cwd=tmp_path) == "True\n"
+
+
+MEMORY = """
+printf 'MemTotal: {total} kB\\nMemAvailable: {available} kB\\n' >meminfo
+mount --bind meminfo /proc/meminfo"""
+#: Shell commands in a mount namespace of the program's own; between which limits the memory is that
+#: may be taken, in MiB.
+MOUNTED = {
+    "no /proc": ("mount -t tmpfs none /proc", (0, 1 << 50)),
+    "no /dev/shm": (
+        """
+        mkdir devices; mount -t tmpfs none devices
+        for name in null zero random urandom; do
+            touch devices/$name; mount --bind /dev/$name devices/$name
+        done
+        mount --move devices /dev""",
+        (0, 1 << 30),
+    ),
+    "a root that is read-only": (
+        # A fork server's socket needs a folder.
+        "mount -o remount,bind,ro /; export TMPDIR=/dev/shm",
+        (0, 1 << 30),
+    ),
+    "1.6 GB of memory": (MEMORY.format(total=2 << 20, available=1_600_000), (1000, 1600)),
+    "100 GB left of 2 TB": (MEMORY.format(total=2 << 30, available=100 << 20), (90_000, 102_400)),
+    "a control group of version 2": (
+        """
+        mount -t tmpfs none /sys/fs/cgroup; cd /sys/fs/cgroup
+        echo 536870912 >memory.max; echo 67108864 >memory.current
+        echo 'inactive_file 0' >memory.stat""",
+        (100, 448),
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def namespace():
+    """What runs a program after a shell command in a mount namespace of its own."""
+    user = () if os.getuid() == 0 else ("--user", "--map-root-user")
+    prefix = ("unshare", *user, "--mount", "sh", "-euc")
+    try:
+        subprocess.run([*prefix, "mount -t tmpfs none /mnt"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no file system can be mounted here: {error}")
+    return prefix
+
+
+@pytest.mark.parametrize(
+    "method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.stress)]
+)
+@pytest.mark.parametrize("name", MOUNTED)
+def test_other_file_systems_and_memory(tmp_path, output_of, namespace, name, method):
+    command, (least, most) = MOUNTED[name]
+    source = f"""
+{textwrap.dedent(COUNT.format(before="", n=2, method=method))}
+    from fastiter._clib.status import memory_available
+    print({least} <= memory_available() >> 20 <= {most} or memory_available() >> 20)
+"""
+    prefix = (*namespace, f'cd "$0"; {command}\ncd "$0"; exec "$@"', tmp_path)
+    assert output_of(source, prefix=prefix, cwd=tmp_path) == "True\nTrue\n"
 
 
 def test_a_directory_that_is_gone_is_named_where_it_is_needed(tmp_path):
