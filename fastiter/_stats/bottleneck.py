@@ -40,6 +40,8 @@ _ADVICE = {
     "and the workers are {idle:.0%} idle; {enough} of them would be enough",
     "no workers": "fetching takes {stats.wait_share:.0%} of the loop's time, in the loop's own "
     "thread: MultiprocessIterator with n_processes={n_processes} would fetch during the step",
+    "in the caller": "fetching takes {stats.wait_share:.0%} of the loop's time: rows are only "
+    "gathered, which the loop's own thread does faster than workers",
     "uneven batches": _UNEVEN + "set n_prefetch={n_prefetch} to have more ready",
     "uneven batches, prefetched": _UNEVEN + "smaller batches would take more even times",
     "GIL": f"{_WAITS} for the dataset, and the threads wait for one another, since only one at a "
@@ -74,6 +76,8 @@ def diagnose(stats: IteratorStats) -> Diagnosis:
         each = min(stats.cpu_seconds / stats.seconds, 1.0)
         workers = _needed(stats.wait_seconds, steady - stats.wait_seconds, stats.cpus, each)
         return _diagnosis(stats, "loader-bound", "no workers", {"n_processes": workers})
+    if 2 * stats.gathered_here > stats.batches:
+        return _diagnosis(stats, "loader-bound", "in the caller")
     if stats.busy < _BUSY:
         if stats.n_prefetch >= _MOST_PREFETCH:
             return _diagnosis(stats, "loader-bound", "uneven batches, prefetched")
@@ -174,6 +178,8 @@ def summary(stats: IteratorStats) -> str:
         ready = f"{stats.mean_ready:.1f} batches when next() is called, {stats.ready} now"
         rows.append(("ready", f"{ready}; n_prefetch={stats.n_prefetch}{slots}"))
         rows.append(("events", _events(stats)))
+    if stats.gathered_here:
+        rows.append(("gathered", f"{stats.gathered_here:,} batches by the caller"))
     rows += [("changed", change) for change in stats.changes]
     lines = [head]
     for name, text in rows:

@@ -150,7 +150,8 @@ class IteratorStats:
     deaths, replacements : int
         Workers that were replaced after a death, and after ``maxtasksperchild`` batches.
     changes : tuple of str
-        What automatic settings have changed so far, and why, in order.
+        What automatic settings have changed so far, and why, in order; and from which batch on the
+        caller gathers rows instead of the workers, or these again.
     workers : tuple of WorkerStats
         One for each worker, by number; those beyond ``n_workers`` have left.
     retired : int
@@ -170,6 +171,9 @@ class IteratorStats:
     hedged, won : int
         Examples that a second worker has begun to fetch, since they were slow, with ``hedge``; and
         of how many its fetch was the first to end.
+    gathered_here : int
+        Batches that the caller of `MultiprocessIterator` itself gathered from arrays or columns,
+        since that is faster than to have workers do it.
     """
 
     iterator: str
@@ -206,6 +210,7 @@ class IteratorStats:
     row_groups_decoded: int = 0
     hedged: int = 0
     won: int = 0
+    gathered_here: int = 0
 
     @property
     def seconds(self) -> float:
@@ -331,6 +336,7 @@ class LoaderStats(NamedTuple):
     won: int = 0
     changes: tuple[str, ...] = ()
     workers: tuple[WorkerStats, ...] = ()
+    gathered_here: int = 0
 
 
 _Spent = Literal["busy_ns", "fetch_ns", "write_ns", "finish_ns", "cpu_ns", "delay_ns"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -14,6 +15,7 @@ from fastiter._stats.autotune import (
     first_workers,
     most_workers,
 )
+from fastiter._stats.gathering import GatherTrial
 from fastiter._stats.stats import LoaderStats, WorkerKind
 from fastiter._stats.timer import Timer
 from fastiter._stats.trace import WorkerTraces
@@ -60,7 +62,9 @@ class MultiprocessIterator(PrefetchingIterator):
     """Iterates over a dataset with worker processes that write into shared memory.
 
     The workers share each batch: rows are dealt out a few at a time, and each example is written
-    once, where the caller will read it. Batches come in order. Their arrays are writable views of
+    once, where the caller will read it. Where rows of arrays and columns are only gathered, by
+    `concat_examples`, the caller does it if that takes less time in ``next()``; ``stats()`` tells.
+    Batches come in order. Their arrays are writable views of
     shared memory, which is not used again before the last of them has died; holding batches costs
     memory, never progress. A worker that dies is replaced, and its rows are fetched again.
 
@@ -233,6 +237,7 @@ class MultiprocessIterator(PrefetchingIterator):
         self._timer = Timer(is_serial=self._n_processes == 0)
         self._pool: Pool | None = None
         self._remains: _Remains | None = None
+        self._trial: GatherTrial | None = None
         most: dict[str, int] = {}
         if self._n_processes == "auto":
             most["n_processes"] = most_workers(usable_cpus())
@@ -306,9 +311,24 @@ class MultiprocessIterator(PrefetchingIterator):
                     self._source.gpu()
                 self._running_pool().ring.top_up(self._planner)
 
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        self._trial = None  # the child has to make a copy of this iterator
+
     def _fetch(self, plan: Plan) -> Any:
         if self._n_processes == 0:
             return super()._fetch(plan)
+        trial = self._trial
+        if trial is not None:
+            trial.n_left -= 1
+            if trial.n_left < 0:
+                trial.look(self._timer, self.n_prefetch)
+            if trial.in_caller and plan.work is None:  # the workers have begun nothing more
+                trial.n_batches += 1
+                self._timer.block()
+                batch = capture(self._source.batch, plan, self._seed, self._skips)
+                self._timer.unblock()
+                return batch
         # The GPU first: how workers are started depends on whether CUDA is initialised.
         transfer = self._source.gpu() if self._source.is_on_gpu else None
         assert plan.indices is not None
@@ -318,7 +338,8 @@ class MultiprocessIterator(PrefetchingIterator):
         if transfer is not None:
             transfer.use_arena(pool.ring.arena)
             return self._fetch_to_gpu(pool, plan)
-        self._top_up(pool)
+        if trial is None or not trial.in_caller:
+            self._top_up(pool)
         batch = self._wait_for(pool, plan)
         if self._device is not None and not isinstance(batch, Failure):
             return capture(self._source.sent, batch)
@@ -412,6 +433,9 @@ class MultiprocessIterator(PrefetchingIterator):
         plain = self._source.plain()
         if plain is not None and plain.is_arrow:
             pool.use_columns(plain)
+        only_gathers = plain is not None and self._source.concat is not None
+        if only_gathers and self._row_groups is None and not self._source.is_on_gpu:
+            self._trial = self._trial or GatherTrial()
         self._timer.open(pool.note_start)
         if self._timer.trace is not None:
             pool.ring.start_trace()
@@ -449,9 +473,10 @@ class MultiprocessIterator(PrefetchingIterator):
     def _loader_stats(self, seconds: float) -> LoaderStats:
         pool, remains = self._pool, self._remains
         if pool is not None:
-            stats = pool.statistics(seconds)
-            changes = () if self._tuner is None else tuple(self._tuner.changes)
-            return stats._replace(changes=changes)
+            changed = [each for each in (self._tuner, self._trial) if each is not None]
+            changes = tuple(itertools.chain.from_iterable(each.changes for each in changed))
+            n_gathered = 0 if self._trial is None else self._trial.n_batches
+            return pool.statistics(seconds)._replace(changes=changes, gathered_here=n_gathered)
         if remains is not None:
             return remains.stats
         n_workers = self.n_processes
