@@ -39,10 +39,14 @@ static int64_t number_at(const void *numbers, bool wide, int64_t place)
     return narrow;
 }
 
+/* In tokens; -1, which no offset is, if it lies within one. */
 static int64_t offset_at(const fi_document_part *part, int64_t number)
 {
     int64_t offset = number_at(part->offsets, part->wide, number);
-    return part->unit == 1 ? offset : offset / part->unit;
+    if (part->unit == 1) {
+        return offset;
+    }
+    return offset % part->unit == 0 ? offset / part->unit : -1;
 }
 
 static bool extent_in(const fi_tokens *tokens, const fi_document_part *part, int64_t document, int64_t *start,

@@ -34,7 +34,7 @@ typedef struct {
     const void *offsets;  /* where each document begins; without sizes, with one more for the end of the last */
     const void *sizes;    /* int32; or NULL */
     bool wide;            /* offsets are int64, else int32 */
-    int64_t unit;         /* of offsets, in tokens: they are divided by it */
+    int64_t unit;         /* of offsets, in tokens: they are divided by it, and wrong if that leaves a rest */
     int64_t base;         /* place in the stream of offset 0 */
     int64_t first;        /* number of its first document; of the element behind the last part: their number */
 } fi_document_part;

@@ -27,7 +27,9 @@ typedef struct {
 /* Bytes that `fi_pack` needs for n pieces; aligned to 8. */
 size_t fi_pack_scratch(int method, uint32_t length, uint32_t n);
 
-/* rows[i]: the row of piece i, from 0; returns how many rows there are. sizes: 1 to length. */
+/* n is at most 2^30 in these functions.
+ *
+ * rows[i]: the row of piece i, from 0; returns how many rows there are. sizes: 1 to length. */
 uint32_t fi_pack(int method, uint32_t length, const uint32_t *sizes, uint32_t n, uint32_t *rows,
                  void *scratch);
 

@@ -91,7 +91,9 @@ class Epochs(NamedTuple):
 
     epoch: int  # that of indices which tell none
     words: tuple[int, int]  # its seed
-    n_rows: Callable[[int], int]  # of an epoch
+    n_rows: Callable[[int], int]  # of an epoch, all of which are counted
+    rows_within: Callable[[int, int], int]  # of an epoch; of one with more than n rows, n or more
+    share: Callable[[int, int], float]  # of an epoch, before a row
     arguments: tuple[Any, ...]  # what decides the rows besides the seed; of a fixed ``repr``
 
 

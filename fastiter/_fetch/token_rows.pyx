@@ -120,6 +120,18 @@ cdef class TokenSource:
         return lengths
 
     def damaged(self, int64_t number):
+        """The error of a document whose offsets are wrong."""
+        place = number
+        for offsets, sizes, unit, _ in self.documents:
+            n = len(offsets) - 1 if sizes is None else len(sizes)
+            if place < n:
+                break
+            place -= n
+        if offsets[place] % unit:
+            return ValueError(
+                f"document {number} begins at byte {offsets[place]} by its index, which is no "
+                f"multiple of the {unit} bytes of a token: the index is damaged, or its dtype is not "
+                "that of the tokens")
         return ValueError(
             f"the offsets of document {number} lead out of the {self.tokens.n_tokens} tokens that "
             "there are: they belong to another file, or dtype is not that of the file")
@@ -318,6 +330,25 @@ cdef class RowPlanner:
             return self.source.n_documents
         cdef list ends = self.ends(self.epoch if epoch is None else epoch)
         return ends[len(ends) - 1] if ends else 0
+
+    def rows_within(self, epoch, stop):
+        """Rows of an epoch if there are at most `stop`, else `stop` or more: windows beyond are not
+        looked at."""
+        if self.method == WINDOWS or self.method == DOCUMENTS:
+            return self.n_rows()
+        cdef list ends = self.ends(epoch, stop)
+        return ends[len(ends) - 1] if ends else 0
+
+    def share(self, epoch, row):
+        """Which share of an epoch comes before a row, 0 to below 1: that of its documents."""
+        ends = self.ends(epoch, row)
+        number = bisect_right(ends, row)
+        if number == len(ends):
+            return 1.0
+        first = ends[number - 1] if number else 0
+        part = (row - first) / (ends[number] - first)
+        n = min(self.window, self.n_documents - number * self.window)
+        return (number * self.window + part * n) / self.n_documents
 
     # ---- rows
 

@@ -54,6 +54,7 @@ cdef class PlanQueue:
     cdef Plan plan_one(self)
     cdef tuple joined(self, Plan plan)
     cpdef Plan advance(self, object state)
+    cpdef int64_t counted(self, object order, int64_t position, int64_t size) except -1
     cdef bint is_endless(self, object cuts) noexcept
     cdef void cut(self, object cuts, int64_t position, int64_t size, int64_t rank,
                   bint is_endless, Step *step) noexcept

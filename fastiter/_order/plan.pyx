@@ -66,6 +66,25 @@ cdef object counted(int64_t start, int64_t stop):
     return numbers
 
 
+def size_within(order, stop):
+    """The length of an order if it is at most ``stop``, else ``stop`` or more.
+
+    An order whose length takes long to count has a method of this name, and ``share``.
+    """
+    within = getattr(order, "size_within", None)
+    return len(order) if within is None else within(stop)
+
+
+cpdef epoch_detail(state):
+    """Epochs before a state, with the fraction of the current one."""
+    order = item(state, ORDER)
+    if not cnp.PyArray_Check(order):
+        share = getattr(order, "share", None)
+        if share is not None:
+            return item(state, EPOCH) + share(item(state, POSITION))
+    return item(state, EPOCH) + item(state, POSITION) / item(state, EPOCH_SIZE)
+
+
 cdef bint is_plain(object order, int64_t stop) noexcept:
     """Whether an order is an array from whose memory indices below ``stop`` can be copied."""
     cdef Py_ssize_t length = 0
@@ -189,8 +208,9 @@ cdef class PlanQueue:
 
     A subclass defines another rule of epochs by `advance`, or for the rule here
 
-    - ``_next_epoch(order, position, size, n_drawn)``: order, size, number of orders drawn and cuts
-      (int64[m + 1], or None) of the epoch after one whose last step begins at ``position``;
+    - ``_next_epoch(order, position, size, n_drawn)``: order, size (as `counted` has it), number of
+      orders drawn and cuts (int64[m + 1], or None) of the epoch after one whose last step begins at
+      ``position``;
     - ``_slice(order, start, stop)``: a part of an order that is not a contiguous int64 array, as
       such an array;
     - ``_note(state)``: told of a state with another number of orders drawn;
@@ -341,7 +361,7 @@ cdef class PlanQueue:
                 step = item(other.state, STEP)
                 oldest = step if oldest < 0 else min(oldest, step)
         state, beyond = self.current, {**self.beyond, item(plan.state, STEP): plan.state}
-        detail = item(state, EPOCH) + item(state, POSITION) / item(state, EPOCH_SIZE)
+        detail = epoch_detail(state)
         for step in sorted(beyond):
             if 0 <= oldest < step:
                 break
@@ -469,7 +489,8 @@ cdef class PlanQueue:
         cdef Plan plan
         epoch, order, n_drawn = item(state, EPOCH), item(state, ORDER), item(state, N_DRAWN)
         cuts = item(state, CUTS)
-        detail = epoch + item(state, POSITION) / item(state, EPOCH_SIZE)
+        detail = epoch_detail(state)
+        size = self.counted(order, position, size)
         is_endless = self.is_endless(cuts)
         while True:
             if not self.repeat and epoch > 0:
@@ -539,6 +560,16 @@ cdef class PlanQueue:
         if parts is not None:
             plan.seeds = self._seeds(plan, parts, item(state, STEP))
         return plan
+
+    cpdef int64_t counted(self, object order, int64_t position, int64_t size) except -1:
+        """The size of an order of which ``size`` rows are counted: exactly if the next two steps
+        end it, which is as far as a plan looks; else at least theirs."""
+        cdef int64_t stop = position + 2 * self.batch_size * self.num_ranks
+        if size < stop and order is not None and not cnp.PyArray_Check(order):
+            within = getattr(order, "size_within", None)
+            if within is not None:
+                return within(stop)
+        return size
 
     cdef bint is_endless(self, object cuts) noexcept:
         """Whether cuts run over the stream of all epochs, not over each epoch for itself."""

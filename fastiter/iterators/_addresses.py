@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fastiter._fetch.token_rows import EPOCH_SHIFT
+from fastiter._order.plan import size_within
 from fastiter._util.arguments import checked_int
 from fastiter.iterators._state import Plan, Planner, State, row_epochs, seeded_epoch
 from fastiter.iterators.samplers._batches import SeededBatchSampler
@@ -90,7 +91,7 @@ class Preview(Planner):
         if order is None:
             return super()._next_epoch(order, position, size, n_drawn)
         order, cuts = self._epoch(n_drawn)
-        return order, len(order), n_drawn + 1, cuts
+        return order, self.counted(order, 0, size_within(order, 0)), n_drawn + 1, cuts
 
     def _epoch(self, number: int) -> tuple[Order, Indices | None]:
         """Order and cuts of the epoch of that number."""
@@ -163,16 +164,17 @@ class Preview(Planner):
     ) -> tuple[int, int, Order, int, Indices | None]:
         anchor, whole = self.anchor, self.batch_size * self.num_ranks
         number, position = anchor.n_drawn - 1, anchor.position
-        size = sampler.size(number)
         if self.repeat and not self.drop_last:
             position += n_steps * whole
-            while position >= size:
+            while position >= (size := sampler.size_within(number, position + 2 * whole)):
                 number, position = number + 1, position - size
-                size = sampler.size(number)
         else:
-            while n_steps >= (here := self.n_steps(None, position, size)):
+            while True:
+                size = sampler.size_within(number, position + (n_steps + 2) * whole)
+                here = self.n_steps(None, position, size)
+                if n_steps < here:
+                    break
                 number, position, n_steps = number + 1, 0, n_steps - here
-                size = sampler.size(number)
             position += n_steps * whole
         order, _ = self._epoch(number)
         return anchor.epoch + number - (anchor.n_drawn - 1), position, order, size, None

@@ -50,7 +50,7 @@ from fastiter.iterators._state import Plan, Planner, dataset_length, initial_sta
 from fastiter.iterators._stream import StreamPlanner
 from fastiter.iterators._stream_parts import PartStore
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
-from fastiter.iterators.samplers.epochs import sampler_of_epochs
+from fastiter.iterators.samplers.epochs import RowsOfEpochs, sampler_of_epochs
 from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
 
 if TYPE_CHECKING:
@@ -125,7 +125,9 @@ class PlannedIterator(IteratorProperties):
         self._on_error, self._skip_limit = checked(on_error, skip_limit)
         self._skips = None if on_error == "raise" else SkipPolicy(on_error, self._skip_limit)
         self._seed_examples = seed_examples
-        self._dataset_len = functools.partial(dataset_length, dataset)
+        # Rows of epochs are counted as they are read.
+        counted = () if isinstance(self._sampler, RowsOfEpochs) else dataset
+        self._dataset_len = functools.partial(dataset_length, counted)
         cutting: dict[str, Any] = {
             "batch_size": self._batch_size or 1,
             "repeat": self._repeat,
@@ -152,7 +154,7 @@ class PlannedIterator(IteratorProperties):
         self._planner.example_seed = self._planned_seed(self._seed)
         if isinstance(self._planner, SkippingPlanner):
             self._planner.skip(ranges)
-        if not len(self):
+        if not self._planner.n_steps(self._planner.state.cuts, 0, self._first_rows()):
             raise ValueError(
                 f"an epoch of {self._epoch_size} examples has no batch: drop_last=True, or "
                 f"tail={tail!r}, leaves all of them out with batch_size={batch_size} for "
@@ -411,13 +413,18 @@ class PlannedIterator(IteratorProperties):
             return int(np.diff(cuts).max())
         assert size is not None
         is_endless = self._repeat and not self._planner.drop_last
-        return size if is_endless else min(size, self._epoch_size)
+        return size if is_endless else min(size, self._first_rows())
+
+    def _first_rows(self) -> int:
+        """Examples of the current epoch, or at least those of two steps."""
+        state = self._planner.state
+        return self._planner.counted(state.order, 0, state.epoch_size)
 
     def __len__(self) -> int:
         """Batches of this rank in the current epoch, the short one at its end included."""
         self._refuse_of_stream("len()")
         state = self._planner.state
-        return self._planner.n_steps(state.cuts, 0, state.epoch_size)
+        return self._planner.n_steps(state.cuts, 0, state.whole_size)
 
     def reset(self) -> None:
         """Go back to the start of the first epoch, with a new order.

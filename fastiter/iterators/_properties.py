@@ -238,7 +238,7 @@ class IteratorProperties(Iterator):
     @property
     def _epoch_size(self) -> int:
         """Examples in the current epoch. Chainer's progress bars read it."""
-        return self._planner.state.epoch_size
+        return self._planner.state.whole_size
 
     def _refuse_of_stream(self, what: str) -> None:
         if isinstance(self._planner, StreamPlanner):

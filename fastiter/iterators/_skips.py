@@ -127,7 +127,8 @@ class SkipPolicy:
         afterwards. Raises what the ``on_error`` callable raises.
         """
         assert plan.indices is not None
-        n_rows, size = len(plan.indices), plan.epoch_size
+        n_rows, order = len(plan.indices), plan.state.order
+        size = len(order) if hasattr(order, "size_within") else plan.epoch_size
         skips = plan.progress or SkipState()
         skips, n_dropped = skips._replace(records=dict(skips.records)), 0
         replaced: dict[int, Any] = {}

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fastiter._order.plan import size_within
 from fastiter.iterators._skips import KEY as SKIPS_KEY
 from fastiter.iterators._skips import SkipState
 from fastiter.iterators._state import (
@@ -285,9 +286,8 @@ def _loaded(
             strict=strict,
         )
         n_drawn = record.n_drawn
-        is_shorter = len(order) != state.epoch_size and len(order) < dataset_size
-        if cuts is None and is_shorter and not sampler._sizes_vary:
-            former_size = len(order)
+        if cuts is None and not sampler._sizes_vary and len(order) < dataset_size:
+            former_size = None if len(order) == state.epoch_size else len(order)
     elif isinstance(sampler, SeededBatchSampler):
         raise ValueError(
             "the snapshot was saved without a batch_sampler, but this iterator has one"
@@ -300,7 +300,7 @@ def _loaded(
             _check_permutation(order)
         if order is not state.order and is_seeded(sampler):
             n_drawn = epoch + 1  # as if there had been no reset
-    size = dataset_size if order is None else len(order)
+    size = dataset_size if order is None else size_within(order, position + 1)
     if position >= size:
         raise ValueError(
             f"the snapshot's current_position is {position}, beyond the epoch's {size} examples"

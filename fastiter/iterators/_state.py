@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fastiter._order.plan import Plan, PlanQueue
+from fastiter._order.plan import Plan, PlanQueue, epoch_detail, size_within
 from fastiter.iterators.samplers._batches import Cutting, SeededBatchSampler
 from fastiter.iterators.samplers._repeats import repeats_of
 from fastiter.iterators.samplers._seeded import is_seeded
@@ -53,7 +53,7 @@ class State(NamedTuple):
     epoch: int  #: completed epochs
     is_new_epoch: bool  #: whether the last batch completed an epoch
     order: Order | None  #: the current epoch's order; None: 0, 1, 2, ... epoch_size - 1
-    epoch_size: int  #: examples in the current epoch
+    epoch_size: int  #: examples in the current epoch, as far as they were counted
     previous_epoch_detail: float | None  #: epoch_detail one batch before; None before the first
     n_drawn: int = 0  #: orders drawn by number so far, ``order`` included; 0: none are
     cuts: Indices | None = None  #: int64[m + 1]: where batches are cut; None: by ``batch_size``
@@ -65,9 +65,14 @@ class State(NamedTuple):
         return Anchor(self.step, self.epoch, self.position, self.n_drawn)
 
     @property
+    def whole_size(self) -> int:
+        """Examples in the current epoch, all of which are counted."""
+        return len(self.order) if hasattr(self.order, "size_within") else self.epoch_size
+
+    @property
     def epoch_detail(self) -> float:
         """Epochs delivered so far, with the fraction of the current one."""
-        return self.epoch + self.position / self.epoch_size
+        return epoch_detail(self)
 
 
 def dataset_length(dataset: Any) -> int:
@@ -118,7 +123,7 @@ def initial_state(
         fresh = _gives_fresh_orders(order_sampler)
         start = range(dataset_size) if fresh else np.arange(dataset_size, dtype=np.int64)
         order = checked_order(order_sampler(start, 0), dataset_size, copy=not fresh)
-    size = dataset_size if order is None else len(order)
+    size = dataset_size if order is None else size_within(order, 1)
     if size == 0:
         raise ValueError(
             "an epoch must have at least one example: "
@@ -284,7 +289,7 @@ class Planner(PlanQueue):
         if is_seeded(sampler):
             cuttings = self.cuttings_of(n_drawn)
             order, cuts = seeded_epoch(sampler, n_drawn, dataset_size, size, cuttings)
-            return order, len(order), n_drawn + 1, cuts
+            return order, self.counted(order, 0, size_within(order, 0)), n_drawn + 1, cuts
         if has_grown:
             order, position = np.arange(dataset_size, dtype=np.int64), 0
         fresh = _gives_fresh_orders(sampler)

@@ -29,6 +29,7 @@ __all__ = ["TokenDataset"]
 
 _PACKINGS = (None, "concat", *FITS)
 _SUMMED = 1 << 16  # rows at a time
+_MOST_DOCUMENTS = 1 << 30  # of a window: csrc/order/fi_pack.h counts in 32 bits
 
 
 class TokenDataset(DatasetMixin):
@@ -73,7 +74,7 @@ class TokenDataset(DatasetMixin):
     aligned : sequence of str
         Columns of lists as long as the tokens', such as masks, which become fields.
     window : int
-        Documents that are packed together. No row has documents of two windows.
+        Documents that are packed together, at most 2**30. No row has documents of two windows.
     overlong : {"split", "truncate", "drop", "error"}
         What becomes of documents that do not fit into a row. Pieces are of ``length`` tokens.
     drop_last : bool
@@ -175,7 +176,7 @@ class TokenDataset(DatasetMixin):
             raise ValueError(f"borders=False is for windows and packing='concat', not {packing!r}")
         self._arguments: dict[str, Any] = {
             "stride": checked_optional_int("stride", stride) or length or 1,
-            "window": checked_int("window", window),
+            "window": checked_int("window", window, maximum=_MOST_DOCUMENTS),
             "overlong": overlong,
             "borders": checked_flag("borders", borders),
             "drop_last": checked_flag("drop_last", drop_last),
@@ -341,7 +342,9 @@ class TokenDataset(DatasetMixin):
     def __fastiter_epochs__(self) -> Epochs | None:
         if self._words is None:
             return None
-        return Epochs(self._epoch, self._words, self._planner.n_rows, self._decides())
+        planner, decides = self._planner, self._decides()
+        counts = planner.n_rows, planner.rows_within, planner.share
+        return Epochs(self._epoch, self._words, *counts, decides)
 
     def __fastiter_tokens__(self, rows: npt.NDArray[np.int64]) -> int:
         found = self._planner.sums(rows)

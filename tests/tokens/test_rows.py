@@ -249,6 +249,10 @@ def test_a_dataset_is_pickled_and_indexed_like_a_list():
         ({"length": 4, "packing": "bfd", "borders": False}, "borders=False is for"),
         ({"length": 4, "fields": ("ids",)}, "fields must be of"),
         ({"length": 4, "output_dtype": np.int16}, "output_dtype"),
+        (
+            {"length": 4, "packing": "bfd", "window": 1 << 31},
+            "window must be at most 1073741824",
+        ),
     ],
 )
 def test_wrong_arguments(arguments, message):

@@ -174,6 +174,12 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path):
         len(dataset)
     prefix = megatron_index(tmp_path / "data", [500, 500])
     damaged = (tmp_path / "data.idx").read_bytes()
+    pointer = damaged.index(np.int64(1000).tobytes())  # of the second sequence, in bytes
+    (tmp_path / "data.idx").write_bytes(
+        damaged[:pointer] + np.int64(1001).tobytes() + damaged[pointer + 8 :]
+    )
+    with pytest.raises(ValueError, match=r"document 1 begins at byte 1001 .* 2 bytes of a token"):
+        len(TokenDataset(prefix, 8, packing="bfd"))
     (tmp_path / "data.idx").write_bytes(damaged[:50])
     with pytest.raises(ValueError, match="it is damaged"):
         TokenDataset(prefix, 8)

@@ -12,6 +12,7 @@ from fastiter.iterators.samplers._batches import SeededBatchSampler
 from fastiter.iterators.samplers._seeded import SeededSampler, is_seeded
 
 if TYPE_CHECKING:
+    from fastiter._fetch.dataset_access import Epochs
     from fastiter.iterators.samplers._batches import Indices
 
 
@@ -29,14 +30,15 @@ class RowsOfEpochs(SeededSampler):
         self._words = words if inner is None else inner._words
         self._next_number = 0
 
-    def size(self, number: int) -> int:
-        """Rows in the epoch of that number."""
-        return epochs_of(self._dataset).n_rows(number)  # type: ignore[union-attr]
+    def size_within(self, number: int, stop: int) -> int:
+        """Rows in the epoch of that number if they are at most ``stop``, else ``stop`` or more."""
+        return EpochOrder(self._dataset, number).size_within(stop)
 
     def _draw(self, n_examples: int, number: int) -> EpochOrder:
-        size = self.size(number)
-        order = None if self._inner is None else self._inner._draw(size, number)
-        return EpochOrder(size, number + 1 << EPOCH_SHIFT, order)
+        order = EpochOrder(self._dataset, number)
+        if self._inner is not None:
+            order.inner = self._inner._draw(len(order), number)
+        return order
 
     def _population(self, order_size: int, dataset_size: int) -> int:
         return 0  # not what the orders depend on
@@ -49,21 +51,34 @@ class RowsOfEpochs(SeededSampler):
 
 
 class EpochOrder:
-    """An order whose indices tell their epoch."""
+    """An order whose indices tell their epoch, and whose rows are counted as it is read."""
 
     index_bound = 0  # all indices are right
 
-    def __init__(self, size: int, tag: int, order: Any) -> None:
-        self._size, self._tag, self._order = size, tag, order
+    def __init__(self, dataset: Any, number: int) -> None:
+        self._dataset, self._number = dataset, number
+        self.inner: Any = None  #: another order, of the rows
+
+    @property
+    def _epochs(self) -> Epochs:
+        return epochs_of(self._dataset)  # type: ignore[return-value]
 
     def __len__(self) -> int:
-        return self._size
+        return self._epochs.n_rows(self._number)
+
+    def size_within(self, stop: int) -> int:
+        """The length if it is at most ``stop``, else ``stop`` or more."""
+        return self._epochs.rows_within(self._number, stop)
+
+    def share(self, position: int) -> float:
+        """Which share of the epoch comes before a position."""
+        return self._epochs.share(self._number, position)
 
     def __getitem__(self, part: slice) -> Indices:
-        start, stop, _ = part.indices(self._size)
-        if self._order is None:
-            return np.arange(start + self._tag, stop + self._tag, dtype=np.int64)
-        return self._order[start:stop] + self._tag  # type: ignore[no-any-return]
+        tag = self._number + 1 << EPOCH_SHIFT
+        if self.inner is None:
+            return np.arange(part.start + tag, part.stop + tag, dtype=np.int64)
+        return self.inner[part] + tag  # type: ignore[no-any-return]
 
 
 def sampler_of_epochs(dataset: Any, sampler: Any, shuffle: bool | None) -> Any:
