@@ -37,6 +37,7 @@ MODULES = {
     "dataloader_rs": ("dataloader_rs", "dataloader-rs"),
     "chainer": ("chainer.iterators", "chainer"),
     "grain": ("grain", "grain"),
+    "trl": ("trl.data_utils", "trl"),
     "spdl": ("spdl.pipeline", "spdl-core"),
     "paddle": ("paddle.reader", "paddlepaddle"),
     "numpy": ("numpy", "numpy"),

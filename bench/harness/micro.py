@@ -267,6 +267,7 @@ def limits() -> ctypes.CDLL:
     for name, types in {
         "limit_copy": (address, address, size, size),
         "limit_segments": (address, size, address, address, address, ctypes.c_int),
+        "limit_widen": (address, address, size, size),
         "limit_fill": (address, size, ctypes.c_int),
         "limit_count": (address, size),
     }.items():

@@ -52,8 +52,9 @@ class TokenBatchSampler(SeededBatchSampler):
     Notes
     -----
     With ``balance``, the rows of ``window`` steps are sorted by cost, and cut into groups of one
-    row for each rank, neighbours in the sorted list. Each step takes ``batch_size`` random groups,
-    and the rank with the least cost so far gets the costliest row of the next group.
+    row for each rank, neighbours in the sorted list. Groups of least like costs, of up to as many
+    steps, wait for the rows of the next window. Each step takes ``batch_size`` random groups, and
+    the rank with the least cost so far gets the costliest row of the next group.
     """
 
     _KIND: ClassVar[int] = 8
@@ -125,14 +126,19 @@ class TokenBatchSampler(SeededBatchSampler):
         n_dealt = len(given) // whole * whole
         if self._balance is not None:
             weights = lengths.astype(np.float64) if self._balance == "tokens" else costs
-            given = given.copy()
             steps = n_dealt // whole
             windows = max(1, steps // self._window)  # of window steps or a few more
+            dealt_rows, pool = [], given[:0]
             for k in range(windows):
                 start, stop = steps * k // windows * whole, steps * (k + 1) // windows * whole
-                part = given[start:stop]
-                picks = permutation.fast_permutation(len(part) // cutting.num_ranks, words, 1 + k)
-                part[:] = part[dealt(weights[part], cutting.num_ranks, size, picks)]
+                pool = np.concatenate([pool, given[start:stop]])
+                groups = grouped(weights[pool], cutting.num_ranks)
+                n_kept = 0 if k == windows - 1 else min(self._window * size, len(groups))
+                now, later = np.split(groups, [len(groups) - n_kept])
+                now = now[permutation.fast_permutation(len(now), words, 1 + k)]
+                dealt_rows.append(pool[dealt(weights[pool], now, size)])
+                pool = pool[later.ravel()]
+            given = np.concatenate([*dealt_rows, given[n_dealt:]])
         cuts = np.arange(0, n_dealt + 1, size)
         if n_dealt < len(given):  # shared out evenly by the iterator
             cuts = np.append(cuts, len(given))
@@ -150,15 +156,21 @@ class TokenBatchSampler(SeededBatchSampler):
         return self._balance, self._window, self._drop_last, self._shuffles, of_rows
 
 
-def dealt(
-    costs: npt.NDArray[np.float64], num_ranks: int, size: int, picks: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Deal rows to batches of `size` in steps of `num_ranks`: their places, batch after batch.
+def grouped(costs: npt.NDArray[np.float64], num_ranks: int) -> npt.NDArray[np.int64]:
+    """Group rows of like costs, one for each rank: their places, (n, num_ranks), in each group the
+    costliest first. Groups whose largest cost is most above their mean come last."""
+    groups = np.argsort(-costs, kind="stable").reshape(-1, num_ranks)
+    found = costs[groups]
+    excess = found[:, 0] / np.maximum(found.sum(axis=1), 1)
+    return groups[np.argsort(excess, kind="stable")]
 
-    picks : a permutation of the groups of one row for each rank.
-    """
-    groups = np.argsort(-costs, kind="stable").reshape(-1, num_ranks)[picks]
-    steps = groups.reshape(-1, size, num_ranks)  # rows of a group are sorted, the costliest first
+
+def dealt(
+    costs: npt.NDArray[np.float64], groups: npt.NDArray[np.int64], size: int
+) -> npt.NDArray[np.int64]:
+    """Deal groups of rows to batches of `size` in steps: their places, batch after batch."""
+    num_ranks = groups.shape[1]
+    steps = groups.reshape(-1, size, num_ranks)
     given = np.empty((len(steps), num_ranks, size), np.int64)
     sums = np.zeros((len(steps), num_ranks))
     # Groups whose costs differ most first: those that follow even out what is left.

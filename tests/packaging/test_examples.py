@@ -40,6 +40,10 @@ PRINTED = {
         ("pyarrow", "PIL"),
         ["epoch 1: 8 row groups decoded, 120 of 120 right"],
     ),
+    "pretraining.py": (
+        ("torch",),
+        ["step 0: validation loss 4.", "step 60: validation loss 0.", "30: the same weights"],
+    ),
     "chainer_trainer.py": (("chainer",), ["test accuracy after 4 epochs: 0.9"]),
     "torch_loop.py": (("torch",), ["epoch 3", "test accuracy 1.00"]),
     "jax_loop.py": (("jax",), ["epoch 5  mean squared error 0.0"]),

@@ -49,6 +49,24 @@ def test_ranks_have_like_costs_and_each_row_comes_once(balance, batch_size, num_
             assert ratio.mean() <= 1.05 and np.quantile(ratio, 0.95) <= 1.12
 
 
+@pytest.mark.parametrize("num_ranks", [8, 32])
+def test_single_rows_of_rare_costs_wait_for_others_like_them(num_ranks):
+    lengths = np.clip(np.random.default_rng(0).zipf(1.5, 250_000), 1, 2048)
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    dataset = TokenDataset(
+        np.zeros(ends[-1], np.uint8), 2048, packing="bfd", documents=ends, window=10_000, seed=0
+    )
+    order, _ = TokenBatchSampler(dataset, 1, balance="attention")._plan_batches(
+        None, len(dataset), 0, Cutting(0, num_ranks, (1, None))
+    )
+    rows = order & ((1 << 40) - 1)
+    assert sorted(rows) == list(range(len(dataset)))
+    n_steps = len(rows) // num_ranks
+    costs = dataset.costs[rows[: n_steps * num_ranks]].reshape(n_steps, num_ranks)
+    ratio = costs.max(1) / costs.mean(1)
+    assert ratio.mean() <= 1.05 and np.quantile(ratio, 0.95) <= 1.12
+
+
 @pytest.mark.parametrize("loads", [1, 2, 3])
 def test_a_state_goes_on_on_other_ranks(loads):
     def on(rank, ranks):
