@@ -67,7 +67,9 @@ class State(NamedTuple):
     @property
     def whole_size(self) -> int:
         """Examples in the current epoch, all of which are counted."""
-        return len(self.order) if hasattr(self.order, "size_within") else self.epoch_size
+        order = self.order
+        counts = order is not None and hasattr(order, "size_within")
+        return len(order) if counts else self.epoch_size  # type: ignore[arg-type]
 
     @property
     def epoch_detail(self) -> float:
