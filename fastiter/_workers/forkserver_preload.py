@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import importlib
+import multiprocessing.forkserver
 import os
 import pickle
 import sys
 from multiprocessing import process, spawn
+from types import FrameType
 
 from fastiter._workers import forkserver, start_method, thread_limits
 from fastiter._workers import main as worker
@@ -40,6 +42,20 @@ def _open_descriptors() -> set[str]:
     return {entry for entry in found if "/proc/" not in entry}
 
 
+def _give_key_again() -> None:
+    """From CPython 3.14 on a server begins by reading a key from a pipe of the program."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not multiprocessing.forkserver.main.__code__:
+        frame = frame.f_back
+    names = {} if frame is None else frame.f_locals
+    key, fd = names.get("authkey"), names.get("authkey_r")
+    if key and fd is not None:
+        read, write = os.pipe()
+        os.write(write, key)
+        os.dup2(read, fd)
+        os.set_inheritable(fd, True)  # where it is `read`, too
+
+
 def _begin() -> None:
     text = os.environ.pop(forkserver.PRELOAD, "")
     thread_limits.limit_threads()
@@ -51,6 +67,7 @@ def _begin() -> None:
     if start_method.why_not_fork(threads) is not None or _open_descriptors() - descriptors:
         # Workers would lack these threads, and share the positions of these files: start the server
         # again without these imports.
+        _give_key_again()
         os.execv(sys.executable, sys.orig_argv)
 
 

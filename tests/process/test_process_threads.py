@@ -18,6 +18,10 @@ from outside import run_script
 from fastiter._workers import thread_limits
 
 stress = pytest.mark.stress
+DEFAULT = multiprocessing.get_all_start_methods()[0]
+forks_by_default = pytest.mark.skipif(
+    DEFAULT != "fork", reason="this interpreter's default is not to fork"
+)
 
 PARALLEL_SUM = """
 double parallel_sum(const double *values, long n)
@@ -138,6 +142,7 @@ def test_openmp(tmp_path, openmp):
     assert run(tmp_path, OPENMP.format(library=openmp)) == "forkserver True"
 
 
+@forks_by_default
 @pytest.mark.parametrize(("start", "before"), [(UNGUARDED, NOTHING), (GUARDED, UNPICKLABLE)])
 def test_openmp_where_only_a_fork_will_do(tmp_path, openmp, start, before):
     assert run(tmp_path, OPENMP.format(library=openmp), start, before) == "fork True"
@@ -154,7 +159,7 @@ def test_blas_at_rest(tmp_path):
     iterator fixes no start method for the rest of the program."""
     after = "assert multiprocessing.get_start_method(allow_none=True) is None"
     out = run(tmp_path, BLAS, after=after)
-    assert out == f"{multiprocessing.get_all_start_methods()[0]} True"
+    assert out == f"{DEFAULT} True"
 
 
 def test_workers_may_end_in_a_thread_that_is_waited_for():
@@ -216,7 +221,7 @@ def test_the_allocator_of_arrow(tmp_path):
         pytest.skip("this Arrow is built without jemalloc")
     before = "assert any(open(f'/proc/self/task/{t}/comm').read() == 'jemalloc_bg_thd\\n' "
     before += "for t in os.listdir('/proc/self/task'))"
-    assert run(tmp_path, ARROW, GUARDED, before) == "fork True"
+    assert run(tmp_path, ARROW, GUARDED, before) == f"{DEFAULT} True"
 
 
 @stress
@@ -329,6 +334,7 @@ def test_a_lock_that_another_thread_holds_does_not_hang_a_forked_worker(tmp_path
         os.close(write)
 
 
+@forks_by_default
 @pytest.mark.parametrize("killed", [False, True])
 def test_workers_that_come_later_are_not_forked_beside_threads(tmp_path, killed):
     """The fork was safe when the first ones started."""
