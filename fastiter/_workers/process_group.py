@@ -534,7 +534,7 @@ _PROCESS_TYPES: dict[str, Any] = {
 
 def _close_pipes_of_no_process(error: BaseException) -> None:
     """Closes the pipes that multiprocessing leaves open where a fork fails."""
-    if sys.version_info >= (3, 15):
+    if sys.version_info >= (3, 16):
         return  # not checked there: they may be closed already
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code is popen_fork.Popen._launch.__code__:  # type: ignore[attr-defined]
