@@ -21,7 +21,7 @@ import numpy as np
 
 N, BEFORE, AFTER = 240, 5, 4
 SHARDS = list(range(8))
-LIMIT = 20  # seconds of a cell
+LIMIT = 100  # seconds of a cell
 
 
 class Settings(NamedTuple):

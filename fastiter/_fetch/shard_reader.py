@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fastiter._util.failures import STOPS
+
+if TYPE_CHECKING:
+    from fastiter._fetch.seeded import Seeding
+    from fastiter._order.example_context import Seed
 
 
 class Part(NamedTuple):
@@ -34,11 +38,30 @@ class Examples(NamedTuple):
     failure: Any  #: what the shard raised after them, or None
 
 
+class ShardSeeds(NamedTuple):
+    """Seeds the global generators for each example of a shard, by seed, epoch, shard and place."""
+
+    seed: Seed
+    seeding: Seeding
+    n_shards: int
+
+    def before(self, part: Part, start: int, count: int) -> Iterator[None]:
+        """Seed before each of some examples; the shard is opened before the one at -1."""
+        from fastiter._order import permutation
+
+        facts = part.number // self.n_shards, part.shard
+        epochs, shards = (np.full(count, fact, dtype=np.int64) for fact in facts)
+        places = np.arange(start + 2, start + 2 + count, dtype=np.int64)
+        for seed in permutation.example_seeds(self.seed, epochs, shards, places).tolist():
+            yield self.seeding(seed)
+
+
 class _OpenShard:
     """An open shard."""
 
-    def __init__(self, opened: Any, part: Part) -> None:
+    def __init__(self, opened: Any, part: Part, seeds: ShardSeeds | None) -> None:
         self._opened = opened
+        self._part, self._seeds = part, seeds
         self._stateful: Any = None
         self._items: Any = None
         self.position = 0
@@ -57,13 +80,21 @@ class _OpenShard:
     def take(self, count: int, rows: list[Any]) -> None:
         """Append the next examples to ``rows``; fewer at the end."""
         if self._examples is None:
-            stop = min(self.position + count, len(self._items))
-            rows += [self._items[i] for i in range(self.position, stop)]
-            self.position = stop
+            count = max(0, min(count, len(self._items) - self.position))
+            places: Iterable[int] = range(self.position, self.position + count)
+            if self._seeds is not None:
+                seeds = self._seeds.before(self._part, self.position, count)
+                places = (place for place, _ in zip(places, seeds, strict=True))
+            rows += [self._items[i] for i in places]
+            self.position += count
             return
         before = len(rows)
+        examples: Iterator[Any] = itertools.islice(self._examples, count)
+        if self._seeds is not None:
+            seeds = self._seeds.before(self._part, self.position, count)
+            examples = (example for _, example in zip(seeds, self._examples, strict=False))
         try:
-            rows.extend(itertools.islice(self._examples, count))  # keeps those before an exception
+            rows.extend(examples)  # keeps those before an exception
         finally:
             self.position += len(rows) - before
 
@@ -102,12 +133,20 @@ class ShardReader:
         Opens one of them.
     most : int
         Shards that stay open.
+    seeds : ShardSeeds, optional
     """
 
-    def __init__(self, shards: list[Any], open_shard: Callable[[Any], Any], most: int) -> None:
+    def __init__(
+        self,
+        shards: list[Any],
+        open_shard: Callable[[Any], Any],
+        most: int,
+        seeds: ShardSeeds | None = None,
+    ) -> None:
         self._shards = shards
         self._open_shard = open_shard
         self._most = most
+        self._seeds = seeds
         self._sources: dict[int, _OpenShard] = {}
 
     def read(self, part: Part) -> Examples:
@@ -153,7 +192,9 @@ class ShardReader:
             self._sources.popitem()[1].close()
 
     def _opened(self, part: Part) -> _OpenShard:
-        source = _OpenShard(self._open_shard(self._shards[part.shard]), part)
+        if self._seeds is not None:
+            next(self._seeds.before(part, -1, 1))
+        source = _OpenShard(self._open_shard(self._shards[part.shard]), part, self._seeds)
         source.skip(part.start - source.position)
         return source
 

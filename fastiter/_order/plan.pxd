@@ -37,7 +37,7 @@ cdef class PlanQueue:
     cdef readonly object planned  # state of the batch planned last
     cdef readonly int64_t batch_size
     cdef readonly bint repeat
-    cdef readonly int64_t rank
+    cdef public int64_t rank
     cdef readonly int64_t num_ranks
     cdef readonly bint drop_last
     cdef int tail_kind

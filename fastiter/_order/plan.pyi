@@ -1,4 +1,4 @@
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,7 @@ class Plan:
 class PlanQueue:
     progress: Any
     unordered: bool
+    rank: int
     @property
     def beyond(self) -> dict[int, Any]: ...
     example_seed: tuple[int, int] | None
@@ -82,8 +83,6 @@ class PlanQueue:
     @property
     def repeat(self) -> bool: ...
     @property
-    def rank(self) -> int: ...
-    @property
     def num_ranks(self) -> int: ...
     @property
     def drop_last(self) -> bool: ...
@@ -105,7 +104,11 @@ class PlanQueue:
     def pass_over(self) -> None: ...
     def rewind(self) -> None: ...
     def restart(
-        self, state: Any, progress: Any = None, delivered: Collection[int] = ()
+        self,
+        state: Any,
+        progress: Any = None,
+        begin: Any = None,
+        plans: Sequence[Plan] = (),
     ) -> None: ...
     def __getstate__(self) -> dict[str, Any]: ...
     def __setstate__(self, given: dict[str, Any]) -> None: ...

@@ -363,7 +363,7 @@ cdef class PlanQueue:
         state, beyond = self.current, {**self.beyond, item(plan.state, STEP): plan.state}
         detail = epoch_detail(state)
         for step in sorted(beyond):
-            if 0 <= oldest < step:
+            if 0 <= oldest <= step:
                 break
             state = beyond.pop(step)
             is_new_epoch |= item(state, IS_NEW_EPOCH)
@@ -384,32 +384,21 @@ cdef class PlanQueue:
             (<Plan>plan).put_work(None)
             (<Plan>plan).outcome = None
 
-    def restart(self, state, progress=None, delivered=()):
+    def restart(self, state, progress=None, begin=None, plans=()):
         """Go on from ``state``. All plans are dropped, and lose their work.
 
-        ``delivered`` are steps behind it whose batches were delivered already. ValueError if there
-        is no such step.
+        Not before ``plans`` were delivered, if there are any: ``begin`` is the state before them.
         """
-        cdef Plan plan
-        plans, beyond, planned = [], {}, state
-        while delivered and item(planned, STEP) <= max(delivered):
-            plan = self.advance(planned)
-            if plan.indices is None:
-                raise ValueError(f"there is no step {max(delivered)} that was delivered")
-            planned = plan.state
-            if item(planned, STEP) - 1 in delivered:
-                beyond[item(planned, STEP)] = planned
-            else:
-                plans.append(plan)
-        self._note(state)
+        now = state if begin is None else begin
+        self._note(now)
         self.rewind()
         kept = self.plans  # what dies by this, dies at the end of this function
         with cython.critical_section(self):
-            self.plans = plans
-        self.beyond = beyond
-        self.planned = planned
+            self.plans = list(plans)
+        self.beyond = {}
+        self.planned = state
         self.is_passing = self.is_begun = False
-        self.put_state(state, progress, None)
+        self.put_state(now, progress, None)
 
     def __getstate__(self):
         # A copy begins all work anew, and asks a sampler that failed again.

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastiter._order.permutation import example_words, fast_permutation, seed_words
 from fastiter._util.arguments import checked_callable, checked_int
+
+if TYPE_CHECKING:
+    from fastiter._fetch.shard_reader import ShardSeeds
 
 __all__ = ["StreamDataset"]
 
@@ -60,6 +64,9 @@ class StreamDataset:
     'fdaastta'
     """
 
+    #: of an iterator with ``seed_examples``, in a copy of its own
+    seeds: ShardSeeds | None = None
+
     def __init__(
         self,
         shards: Iterable[Any],
@@ -100,6 +107,12 @@ class StreamDataset:
 
     def __len__(self) -> int:
         raise TypeError("a StreamDataset has no length: its shards are read until they end")
+
+    def seeded(self, seeds: ShardSeeds) -> StreamDataset:
+        """A copy whose readers seed the global generators."""
+        other = copy.copy(self)
+        other.seeds = seeds
+        return other
 
     def name(self, shard: int) -> str:
         """What messages call a shard."""

@@ -6,15 +6,20 @@ import functools
 import inspect
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, SupportsFloat, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, TypeAlias, TypeVar
 
 from fastiter._device import devices
 from fastiter._order.plan import TAILS
 from fastiter._util.arguments import checked_callable, checked_flag, checked_int
+from fastiter.iterators._seed import words_of
 from fastiter.iterators.samplers._batches import CallableBatches, SeededBatchSampler
 from fastiter.iterators.samplers._seeded import is_seeded
 from fastiter.iterators.samplers.sharded import ShardedOrderSampler
 from fastiter.iterators.samplers.shuffle import gives_process_orders
+
+if TYPE_CHECKING:
+    from fastiter._order.example_context import Seed
+    from fastiter.datasets.stream_dataset import StreamDataset
 
 Rank: TypeAlias = int | Literal["auto"] | None
 Tail: TypeAlias = Literal["pad", "mask", "drop"]
@@ -144,9 +149,7 @@ def check_of_stream(
     shuffle: Any,
     order_sampler: Any,
     batch_sampler: Any,
-    on_error: Any,
     skip_steps: Any,
-    seed_examples: Any,
 ) -> None:
     """Refuse what a `StreamDataset` decides itself, or what needs indices."""
     if shuffle or order_sampler is not None:
@@ -156,14 +159,26 @@ def check_of_stream(
         )
     for name, value, default in (
         ("batch_sampler", batch_sampler, None),
-        ("on_error", on_error, "raise"),
         ("skip_steps", tuple(skip_steps), ()),
-        ("seed_examples", seed_examples, False),
     ):
         if value is not default and value != default:
             raise ValueError(
                 f"{name} needs a dataset with indices, which a StreamDataset has not: leave it out"
             )
+
+
+def seed_of_stream(stream: StreamDataset, seed_examples: Any) -> Seed:
+    """The seed of an iteration over a stream."""
+    if checked_seed_examples(seed_examples, None):
+        if stream.words is not None:
+            raise _second_seed(seed_examples, "StreamDataset")
+        return words_of(seed_examples)
+    if seed_examples is not False and stream.words is None:
+        raise ValueError(
+            f"seed_examples={seed_examples!r:.80} needs a seed: set seed= of the StreamDataset, or "
+            "make seed_examples an int"
+        )
+    return stream.words or (0, 0)
 
 
 def checked_tail(tail: Any) -> str:
@@ -234,11 +249,14 @@ def checked_seed_examples(seed_examples: Any, sampler: Any) -> bool:
             f"seed_examples must be True, a seed or a function of one, not {seed_examples!r:.80}"
         ) from None
     if is_seeded(sampler) and not isinstance(sampler, CallableBatches):
-        raise ValueError(
-            f"seed_examples={seed_examples} is a second seed, besides that of the sampler: use "
-            "seed_examples=True"
-        )
+        raise _second_seed(seed_examples, "sampler")
     return True
+
+
+def _second_seed(seed: int, of: str) -> ValueError:
+    return ValueError(
+        f"seed_examples={seed} is a second seed, besides that of the {of}: use seed_examples=True"
+    )
 
 
 def checked_share(name: str, value: Any) -> float | None:

@@ -18,6 +18,7 @@ import numpy as np
 from fastiter._device.cupy import leak_after_fork
 from fastiter._fetch.dataset_access import row_groups_of
 from fastiter._fetch.seeded import Seeding
+from fastiter._fetch.shard_reader import ShardSeeds
 from fastiter._order.example_context import ExampleContext, keep_generators
 from fastiter._stats.stats import IteratorStats, LoaderStats
 from fastiter._stats.timer import ENDED, Timer
@@ -34,17 +35,19 @@ from fastiter.iterators._addresses import (
     SkippingPlanner,
     checked_ranges,
 )
+from fastiter.iterators._holes import from_states, holes_as_dict
 from fastiter.iterators._properties import IteratorProperties
 from fastiter.iterators._skips import (
     DEFAULT_LIMIT,
     OnError,
+    ShardPolicy,
     SkipPolicy,
     SkipState,
     batch_of_none,
     checked,
     nothing_left,
 )
-from fastiter.iterators._snapshot import Snapshot, as_dict, exchange, from_dict
+from fastiter.iterators._snapshot import Snapshot, as_dict, exchange
 from fastiter.iterators._source import Source, concat_of
 from fastiter.iterators._state import Plan, Planner, dataset_length, initial_state
 from fastiter.iterators._stream import StreamPlanner
@@ -98,9 +101,7 @@ class PlannedIterator(IteratorProperties):
     ) -> None:
         is_stream = isinstance(dataset, StreamDataset)
         if is_stream:
-            _arguments.check_of_stream(
-                shuffle, order_sampler, batch_sampler, on_error, skip_steps, seed_examples
-            )
+            _arguments.check_of_stream(shuffle, order_sampler, batch_sampler, skip_steps)
             shuffle = False
         else:
             sees_examples = converter is not None and concat_of(converter) is None
@@ -137,8 +138,11 @@ class PlannedIterator(IteratorProperties):
             "tail": _arguments.checked_tail(tail),
         }
         if is_stream:
-            self._seed = dataset.words or (0, 0)
+            self._seed = _arguments.seed_of_stream(dataset, seed_examples)
             self._planner: Planner = StreamPlanner(dataset, **cutting)
+            self._planner.example_seed = self._planned_seed(self._seed)
+            if self._skips is not None:
+                self._planner.policy = ShardPolicy(on_error, self._skip_limit)
             self._open()
             return
         self._seed = _seed.seed_of(self._sampler, num_ranks)
@@ -167,9 +171,11 @@ class PlannedIterator(IteratorProperties):
         self._init_runtime()
         self._reading: PlannedIterator | None = None
         if isinstance(self._planner, StreamPlanner):
-            store = PartStore(
-                self._dataset, self._planner.batch_size * self._planner.num_ranks, self._timer
-            )
+            stream, n_shards = self._dataset, len(self._dataset.shards)
+            if self._seeding is not None:
+                stream = stream.seeded(ShardSeeds(self._seed, self._seeding, n_shards))
+            n_rows = self._planner.batch_size * self._planner.num_ranks
+            store = PartStore(stream, n_rows, self._timer)
             self._reading = store.iterator = self._open_reading(store)
             self._planner.attach(store)
         self._runtime = self.__dict__.keys() - kept  # names that copies and pickles leave out
@@ -249,7 +255,8 @@ class PlannedIterator(IteratorProperties):
         assert plan.indices is not None
         examples = self._planner.store.examples(plan.request)
         plan.n_dropped = len(plan.indices) - len(examples)
-        return capture(self._source.batch_of, examples)
+        plan.progress = self._planner.progress  # shards may have failed
+        return self._capture(plan, self._source.batch_of, examples)
 
     def _drop_works(self, works: list[Any]) -> None:
         """End the work for plans that were just dropped, by a reset or a loaded snapshot.
@@ -460,7 +467,9 @@ class PlannedIterator(IteratorProperties):
             skips = self._snapshot().skips
             if skips is not None:  # the limit counts anew, the list stays
                 skips = skips._replace(epoch=0, n_skipped=0)
-            seed = _seed.seed_after_reset(self._seed)
+            seed = self._seed  # the epochs of a stream go on counting
+            if not isinstance(self._planner, StreamPlanner):
+                seed = _seed.seed_after_reset(seed)
             self._go_on_from(Snapshot(state, seed, skips, state.anchor))
 
     def finalize(self) -> None:
@@ -604,15 +613,19 @@ class PlannedIterator(IteratorProperties):
         an int64 array.
         """
         with self._lock:
-            return as_dict(self._snapshot(), self._planner)
+            save = holes_as_dict if self._planner.has_holes else as_dict
+            return save(self._snapshot(), self._planner)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]], strict: bool = True
+    ) -> None:
         """Go back to a state that `state_dict` has returned, or `serialize` saved.
 
         Parameters
         ----------
-        state_dict : dict
-            The state. Of ranks, that of any one of them.
+        state_dict : dict, or list of dict
+            The state. Of ranks, that of any one of them; with ``in_order=False`` that of the same
+            rank, or the list of all ranks' states, which batch size and ranks may differ from.
         strict : bool
             False: the dataset may have grown since. The current epoch ends with the examples that
             it began with, later ones have all. Weights, mixtures, shares of a `ShardedOrderSampler`
@@ -627,7 +640,7 @@ class PlannedIterator(IteratorProperties):
         """
         self._refuse_inside_next("load_state_dict()")
         with self._lock:
-            loaded = from_dict(state_dict, self._snapshot(), self._planner, strict=strict)
+            loaded = from_states(state_dict, self._snapshot(), self._planner, strict=strict)
             self._check_reopenable("loading a snapshot")
             self._go_on_from(loaded)
 

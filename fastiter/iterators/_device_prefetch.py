@@ -22,9 +22,6 @@ class _Copy(NamedTuple):
     batch: Any  #: a `PendingBatch`, or the batch's `Failure`
 
 
-NEEDS_INDICES = " needs a dataset with indices: an example of a StreamDataset is not fetched alone"
-
-
 class PrefetchingIterator(PlannedIterator):
     """Base of the iterators whose ``pool`` of workers makes batches on the host."""
 
@@ -59,13 +56,17 @@ class PrefetchingIterator(PlannedIterator):
 
     def _reading_arguments(self, store: PartStore, n_workers: int) -> dict[str, Any]:
         """Arguments of the iterator that reads parts of a `StreamDataset` for this one."""
-        if self._on_timeout == "retry":
-            raise ValueError("on_timeout='retry'" + NEEDS_INDICES)
+        seconds = self._dataset_timeout
         ahead = FIRST_PREFETCH if self._n_prefetch == "auto" else self._n_prefetch
+        if self._on_timeout == "retry":
+            assert seconds is not None
+            seconds *= store.rows  # as a call of ``__getitems__`` for as many
         return {
             "shuffle": False,
             "n_prefetch": store.parts_ahead(ahead, n_workers),
-            "dataset_timeout": self._dataset_timeout,
+            "dataset_timeout": seconds,
+            "on_timeout": self._on_timeout,
+            "n_retries": self._n_retries,
         }
 
     def _top_up(self, pool: Any) -> None:

@@ -129,13 +129,11 @@ class IteratorProperties(Iterator):
         """
         self._refuse_of_stream("address")
         plan = self._planner.delivered
-        return (
-            None
-            if plan is None
-            else address_of(
-                plan, self._planner.rank, self._seed, epochs_of(self._dataset) is not None
-            )
-        )
+        if plan is None:
+            return None
+        tells_epochs = epochs_of(self._dataset) is not None
+        step, rank = self._planner.place_of(plan)
+        return address_of(plan, rank, self._seed, tells_epochs)._replace(step=step)
 
     def batch_at(self, step: int, *, rank: int | None = None) -> Address:
         """Tell which examples the batch of a step has, without fetching them or moving.

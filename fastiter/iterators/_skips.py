@@ -107,6 +107,8 @@ class SkipState(NamedTuple):
 class SkipPolicy:
     """Decides about examples that fail: ``on_error`` and ``skip_limit``. It has no state."""
 
+    _WHAT, _NUMBER = "examples", "dataset index"
+
     def __init__(self, on_error: Any, limit: float | None) -> None:
         self._on_error = on_error
         self._limit = limit
@@ -149,7 +151,7 @@ class SkipPolicy:
                     return Failure(excess)
                 n_dropped += 1
                 n_valid_dropped += failure.row < plan.n_valid
-                _record(skips, index, failure.error)
+                _record(skips, index, failure.error, self._NUMBER)
             if len(failures) == n_rows and not replaced:
                 return AllSkipped(failures[-1].error)
             return replaced
@@ -170,7 +172,7 @@ class SkipPolicy:
         ):
             return decision
         raise TypeError(
-            f"on_error returned {decision!r} for dataset index {index}: return 'skip', 'raise' or "
+            f"on_error returned {decision!r} for {self._NUMBER} {index}: return 'skip', 'raise' or "
             "fastiter.Replacement(example)"
         ) from failure.error
 
@@ -186,25 +188,31 @@ class SkipPolicy:
         if allowed is None or skips.n_skipped <= allowed:
             return None
         excess = SkipLimitError(
-            f"{skips.n_skipped} examples of epoch {skips.epoch} have failed, more than {what} "
-            f"allows; the last one is dataset index {index}: {_one_line(error)}. The iterator's "
+            f"{skips.n_skipped} {self._WHAT} of epoch {skips.epoch} have failed, more than {what} "
+            f"allows; the last one is {self._NUMBER} {index}: {_one_line(error)}. The iterator's "
             "`skipped` lists them: repair the dataset, or raise skip_limit"
         )
         excess.__cause__ = error
         return excess
 
 
+class ShardPolicy(SkipPolicy):
+    """Decides about shards of a stream that fail, the rest of which is skipped."""
+
+    _WHAT, _NUMBER = "shards", "shard number"
+
+
 Skips = SkipPolicy  # in pickles of version 0.1.0
 
 
-def _record(skips: SkipState, index: int, error: Exception) -> None:
+def _record(skips: SkipState, index: int, error: Exception, what: str) -> None:
     records: Any = skips.records
     known = records.get(index)
     if known is not None:
         records[index] = Skipped(index, skips.epoch, known.times + 1, _one_line(error))
     elif len(records) < _MOST_RECORDS:
         records[index] = Skipped(index, skips.epoch, 1, _one_line(error))
-        _warn("skipped dataset index %d in epoch %d: %s", index, skips.epoch, _one_line(error))
+        _warn("skipped %s %d in epoch %d: %s", what, index, skips.epoch, _one_line(error))
         if len(records) == _MOST_RECORDS:
             _warn("%d indices were skipped; no more are listed", _MOST_RECORDS)
 

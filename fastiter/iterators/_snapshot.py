@@ -24,12 +24,12 @@ from fastiter.iterators._skips import KEY as SKIPS_KEY
 from fastiter.iterators._skips import SkipState
 from fastiter.iterators._state import (
     Anchor,
+    Holes,
     Order,
     Planner,
     State,
     checked_order,
     is_virtual,
-    limits_of,
     seeded_epoch,
 )
 from fastiter.iterators._stream import StreamPlanner, loaded_stream, saved_stream
@@ -49,13 +49,12 @@ if TYPE_CHECKING:
 _KEYS = ("current_position", "epoch", "is_new_epoch", "previous_epoch_detail")
 _ORDER_KEYS = ("order", "_order")  # the second is that of older files
 _RECORD_KEY = "order_sampler"
-_SEED_KEY = "example_seed"
-_CUTS_KEY = "cuts"
+SEED_KEY = "example_seed"
+CUTS_KEY = "cuts"
 _STREAM_KEY = "stream"
 _CUTS_VERSION = 1
-_DELIVERED_KEY = "delivered"  # a bit for each step from that of the state on
-_MOST_DELIVERED = 1 << 16
-_DEFAULTS = {
+DELIVERED_KEY = "delivered"  # a bit for each step from that of the state on
+DEFAULTS = {
     "batch_size": None,
     "num_ranks": 1,
     "repeat": True,
@@ -75,7 +74,8 @@ class Snapshot(NamedTuple):
     anchor: Anchor
     recut: tuple[int, tuple[Cutting, ...]] | None = None  #: `Planner.recut`
     former_size: int | None = None  #: `Planner.former_size`
-    delivered: frozenset[int] = frozenset()  #: steps whose batches came before that of ``state``
+    holes: Holes | None = None
+    ahead: tuple[Any, ...] = ()  #: what comes before ``state``, as `PlanQueue.restart` takes it
 
 
 def exchange(
@@ -98,16 +98,18 @@ def exchange(
     if _is_saving(serializer, stored, {**given, "previous_epoch_detail": detail}):
         if isinstance(planner, StreamPlanner):
             serializer(_STREAM_KEY, _as_bytes(saved_stream(planner, state)))
+            if current.skips is not None:
+                serializer(SKIPS_KEY, _as_bytes(current.skips.saved()))
             return None
-        if planner.beyond:
+        if planner.beyond or planner.has_holes:
             raise ValueError(
                 "batches have overtaken others (in_order=False), which a snapshot has no room for: "
                 "use state_dict(), or save where no batch is missing"
             )
         for key, value in _saved_order(state, planner).items():
             serializer(key, value)
-        serializer(_SEED_KEY, np.array(_signed(current.seed)))
-        serializer(_CUTS_KEY, _as_bytes(_saved_cuts(current, planner)))
+        serializer(SEED_KEY, np.array(_signed(current.seed)))
+        serializer(CUTS_KEY, _as_bytes(_saved_cuts(current, planner)))
         if current.skips is not None:
             serializer(SKIPS_KEY, _as_bytes(current.skips.saved()))
         return None
@@ -125,14 +127,15 @@ def as_dict(current: Snapshot, planner: Planner) -> dict[str, Any]:
     """
     state = current.state
     if isinstance(planner, StreamPlanner):
-        values = state.position, state.epoch, state.is_new_epoch, state.previous_epoch_detail
-        return {**dict(zip(_KEYS, values, strict=True)), _STREAM_KEY: saved_stream(planner, state)}
-    order = _saved_order(state, planner)
-    if (record := _record_of(state, planner)) is not None:
-        order = {_RECORD_KEY: record.array().tolist()}
+        saved: dict[str, Any] = {_STREAM_KEY: saved_stream(planner, state)}
+    else:
+        saved = _saved_order(state, planner)
+        if (record := _record_of(state, planner)) is not None:
+            saved = {_RECORD_KEY: record.array().tolist()}
+        saved[SEED_KEY] = _signed(current.seed)
+        saved[CUTS_KEY] = _saved_cuts(current, planner)
     values = state.position, state.epoch, state.is_new_epoch, state.previous_epoch_detail
-    saved = {**dict(zip(_KEYS, values, strict=True)), **order, _SEED_KEY: _signed(current.seed)}
-    saved[_CUTS_KEY] = _saved_cuts(current, planner)
+    saved = {**dict(zip(_KEYS, values, strict=True)), **saved}
     return saved if current.skips is None else {**saved, SKIPS_KEY: current.skips.saved()}
 
 
@@ -166,7 +169,7 @@ def _saved_cuts(current: Snapshot, planner: Planner) -> dict[str, Any]:
         **_arguments_of(planner),
     }
     if planner.beyond:
-        saved[_DELIVERED_KEY] = sum(1 << (step - 1 - state.step) for step in planner.beyond)
+        saved[DELIVERED_KEY] = sum(1 << (step - 1 - state.step) for step in planner.beyond)
     if sampler is None:
         saved["n_examples"] = state.epoch_size
     if isinstance(sampler, SeededBatchSampler):
@@ -190,7 +193,7 @@ def _arguments_of(planner: Planner) -> dict[str, Any]:
         "drop_last": planner.drop_last,
         "tail": planner.tail,
     }
-    return {name: value for name, value in given.items() if value != _DEFAULTS[name]}
+    return {name: value for name, value in given.items() if value != DEFAULTS[name]}
 
 
 def _signed(seed: Seed) -> list[int]:
@@ -201,7 +204,7 @@ def _signed(seed: Seed) -> list[int]:
 def _loaded_seed(stored: Any) -> Seed:
     words = np.asarray(stored)
     if words.shape != (2,) or words.dtype != np.int64:
-        raise ValueError(f"the snapshot's {_SEED_KEY} is {stored!r}, not two integers of 64 bits")
+        raise ValueError(f"the snapshot's {SEED_KEY} is {stored!r}, not two integers of 64 bits")
     first, second = words.view(np.uint64).tolist()
     return first, second
 
@@ -252,7 +255,10 @@ def _loaded(
         )
         detail = _loaded_detail(stored["previous_epoch_detail"], state, 0)
         state = state._replace(previous_epoch_detail=detail)
-        return Snapshot(state, current.seed, None, state.anchor)
+        skips = None
+        if current.skips is not None:
+            skips = SkipState.loaded(_ask_json(serializer, SKIPS_KEY))
+        return Snapshot(state, current.seed, skips, state.anchor)
     state, sampler = current.state, planner._order_sampler
     dataset_size = planner._dataset_len()
     position = _loaded_int(stored, "current_position")
@@ -266,7 +272,9 @@ def _loaded(
             "the snapshot was saved with an order sampler that has a seed: give this iterator the "
             "same one"
         )
-    saved_cuts = _loaded_cuts(_ask_json(serializer, _CUTS_KEY))
+    saved_cuts = loaded_cuts(_ask_json(serializer, CUTS_KEY))
+    if DELIVERED_KEY in saved_cuts:
+        raise ValueError("batches are missing in the state: load it by load_state_dict()")
     cuts = recut = former_size = None
     if record is not None and is_seeded(sampler):
         if isinstance(sampler, SeededBatchSampler):
@@ -274,7 +282,7 @@ def _loaded(
         saved_seed = None
         if saved_cuts:
             told = saved_cuts.get("seed")
-            saved_seed = _loaded_seed(_ask(serializer, _SEED_KEY, None) if told is None else told)
+            saved_seed = _loaded_seed(_ask(serializer, SEED_KEY, None) if told is None else told)
         order, cuts = _order_again(
             record,
             array,
@@ -318,19 +326,18 @@ def _loaded(
     step = saved_cuts.get("step", -(-(epoch * size + position) // whole))
     loaded = loaded._replace(step=step)
     anchor = loaded.anchor
-    delivered = _loaded_delivered(saved_cuts, planner)
     if saved_cuts and len(recut[1] if recut else ()) < 2:
-        given = {key: saved_cuts[key] for key in _DEFAULTS if key in saved_cuts}
+        given = {key: saved_cuts[key] for key in DEFAULTS if key in saved_cuts}
         if given == _arguments_of(planner) and former_size is None:
             anchor = Anchor(*saved_cuts["anchor"])
     detail = _loaded_detail(stored["previous_epoch_detail"], loaded, whole)
     loaded = loaded._replace(previous_epoch_detail=detail)
-    seed = _ask(serializer, _SEED_KEY, None)
+    seed = _ask(serializer, SEED_KEY, None)
     seed = current.seed if seed is None or seed is _ABSENT else _loaded_seed(seed)
     skips = None
     if current.skips is not None:
         skips = SkipState.loaded(_ask_json(serializer, SKIPS_KEY))
-    return Snapshot(loaded, seed, skips, anchor, recut, former_size, delivered)
+    return Snapshot(loaded, seed, skips, anchor, recut, former_size)
 
 
 def _ask_json(serializer: Any, key: str) -> Any:
@@ -348,14 +355,14 @@ def _ask_json(serializer: Any, key: str) -> Any:
 
         return json.loads(array.tobytes())
     except (TypeError, ValueError) as error:
-        raise _unreadable(key, error) from error
+        raise unreadable(key, error) from error
 
 
-def _unreadable(key: str, error: Exception) -> ValueError:
+def unreadable(key: str, error: Exception) -> ValueError:
     return ValueError(f"the snapshot's {key!r} cannot be read: {error!r}")
 
 
-def _loaded_cuts(stored: Any) -> dict[str, Any]:
+def loaded_cuts(stored: Any) -> dict[str, Any]:
     """What `_saved_cuts` has made; empty if the snapshot has none."""
     if stored is None:
         return {}
@@ -367,28 +374,8 @@ def _loaded_cuts(stored: Any) -> dict[str, Any]:
         saved["anchor"] = _naturals(saved["anchor"], len(Anchor._fields))
         saved["step"] = _naturals([saved["step"]], 1)[0]
     except (KeyError, TypeError, ValueError) as error:
-        raise _unreadable(_CUTS_KEY, error) from error
+        raise unreadable(CUTS_KEY, error) from error
     return saved
-
-
-def _loaded_delivered(saved_cuts: dict[str, Any], planner: Planner) -> frozenset[int]:
-    """The steps whose batches have overtaken others, which come as they were cut."""
-    bits = saved_cuts.get(_DELIVERED_KEY, 0)
-    if bits == 0:
-        return frozenset()
-    if type(bits) is not int or not 0 < bits < 1 << _MOST_DELIVERED:
-        raise _unreadable(_CUTS_KEY, ValueError(f"{_DELIVERED_KEY} {bits!r:.80}"))
-    given = {key: saved_cuts[key] for key in _DEFAULTS if key in saved_cuts}
-    limits = limits_of(planner._order_sampler)
-    cuttings = saved_cuts.get("cuttings") or [(0, planner.num_ranks, limits)]
-    if given != _arguments_of(planner) or tuple(cuttings[-1][2]) != limits:
-        raise ValueError(
-            "the state was saved with in_order=False, while batches had overtaken others: these "
-            f"come as they were cut, by {given}, so that the iterator needs the same arguments "
-            "(not in_order). Save where the state has no 'delivered' to change them"
-        )
-    first = saved_cuts["step"]
-    return frozenset(first + i for i in range(bits.bit_length()) if bits >> i & 1)
 
 
 def _naturals(values: Any, count: int) -> list[int]:
@@ -403,14 +390,14 @@ def _recut(
 ) -> tuple[int, tuple[Cutting, ...]]:
     """The number of the epoch that the snapshot was saved in, and how it is cut here."""
     number = record.n_drawn - 1
-    ours = Cutting(0, planner.num_ranks, limits_of(planner._order_sampler))
+    ours = Cutting(0, planner.num_ranks, planner.limits)
     try:
         cuttings = [
             Cutting(operator.index(start), operator.index(ranks), tuple(limits))
             for start, ranks, limits in saved_cuts["cuttings"]
         ]
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"the snapshot's {_CUTS_KEY!r} cannot be read: {error!r}") from error
+        raise ValueError(f"the snapshot's {CUTS_KEY!r} cannot be read: {error!r}") from error
     if position == 0 or not cuttings:
         return number, (ours,)
     if cuttings[-1][1:] != ours[1:]:

@@ -46,6 +46,18 @@ class Anchor(NamedTuple):
     n_drawn: int = 0  #: orders drawn by number up to that epoch's
 
 
+class Holes(NamedTuple):
+    """What was missing in a state that was loaded: batches that others have overtaken."""
+
+    saved: dict[str, Any]  #: the state
+    numbers: tuple[int, ...]  #: of the bits of these batches, in the order of their delivery
+    first: int  #: which of them comes first here
+    stride: int  #: and how many ranks take them in turn
+    n_ranks: int | None  #: bits of a step, one for each rank; None: it is a state of this rank
+    begin: int  #: the step of the first bit
+    stop: int  #: the step behind them
+
+
 class State(NamedTuple):
     """Where an iteration stands: everything that a snapshot has to hold."""
 
@@ -257,12 +269,13 @@ class Planner(PlanQueue):
         self.recut: tuple[int, tuple[Cutting, ...]] | None = None
         #: the length of orders before the dataset has grown, in a state that was loaded
         self.former_size: int | None = None
+        self.holes: Holes | None = None  #: in the state that was loaded
         self._repeats: tuple[Order, Indices | None] = None, None  # of the order asked for last
         self._note(state)
 
     def __setstate__(self, given: dict[str, Any]) -> None:
         # Pickles of version 0.1.0 know of no steps.
-        new = {"anchor": given["state"].anchor, "recut": None, "former_size": None}
+        new = {"anchor": given["state"].anchor, "recut": None, "former_size": None, "holes": None}
         super().__setstate__({**new, **given, "_repeats": (None, None)})
 
     if TYPE_CHECKING:
@@ -303,20 +316,45 @@ class Planner(PlanQueue):
 
     def go_on_from(self, snapshot: Snapshot, example_seed: Seed | None) -> None:
         """Restart from a snapshot; after an error all is as it was."""
-        before = self.anchor, self.recut, self.former_size, self.example_seed
+        before = self.anchor, self.recut, self.former_size, self.example_seed, self.holes
         try:
-            self.anchor, self.recut = snapshot.anchor, snapshot.recut
+            self.anchor, self.recut, self.holes = snapshot.anchor, snapshot.recut, snapshot.holes
             self.former_size, self.example_seed = snapshot.former_size, example_seed
-            self.restart(snapshot.state, snapshot.skips, snapshot.delivered)
+            self.restart(snapshot.state, snapshot.skips, *snapshot.ahead)
         except BaseException:
-            self.anchor, self.recut, self.former_size, self.example_seed = before
+            self.anchor, self.recut, self.former_size, self.example_seed, self.holes = before
             raise
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """The arguments of a batch sampler that may change within an epoch."""
+        return limits_of(self._order_sampler)
+
+    @property
+    def has_holes(self) -> bool:
+        """Whether batches of `holes` are to be delivered."""
+        return self.holes is not None and self.state.step < self.holes.stop
+
+    def filled(self) -> list[int]:
+        """The numbers of the batches of `holes` that were delivered here."""
+        assert self.holes is not None
+        own, stop = self.holes.numbers[self.holes.first :: self.holes.stride], self.holes.stop
+        left = [plan for plan in self.plans if plan.indices is not None and plan.state.step <= stop]
+        return list(own[: len(own) - len(left)])
+
+    def place_of(self, plan: Plan) -> tuple[int, int]:
+        """Step and rank of the batch that was delivered last."""
+        holes = self.holes
+        if holes is None or plan.state.step > holes.stop:
+            return plan.state.step - 1, self.rank
+        n_steps, rank = divmod(self.filled()[-1], holes.n_ranks or 1)
+        return holes.begin + n_steps, rank if holes.n_ranks else self.rank
 
     def cuttings_of(self, number: int) -> tuple[Cutting, ...]:
         """How the epoch of that number is cut into batches, if by a batch sampler."""
         if self.recut is not None and self.recut[0] == number:
             return self.recut[1]
-        return (Cutting(0, self.num_ranks, limits_of(self._order_sampler)),)
+        return (Cutting(0, self.num_ranks, self.limits),)
 
     def _slice(self, order: Order, start: int, stop: int) -> Indices:
         piece = order[start:stop]

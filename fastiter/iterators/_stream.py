@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fastiter._order.plan import Plan
-from fastiter.iterators._skips import natural
-from fastiter.iterators._state import Planner, State, dataset_length
+from fastiter._util.failures import Failure
+from fastiter.iterators._skips import ShardPolicy, SkipState, natural
+from fastiter.iterators._state import Planner, State, converter_seed, dataset_length
 from fastiter.iterators._stream_parts import Front, Lanes, PartStore
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class StreamPlanner(Planner):
         )
         self.stream = stream
         self.sources: dict[int, tuple[int, Any]] = {}  # states of sources where it began
+        self.policy: ShardPolicy | None = None  #: decides about shards that fail
         self._windows: dict[Any, Any] = {}  # the last ones, by where they begin
         self._look_ahead(self.state)
 
@@ -73,7 +75,7 @@ class StreamPlanner(Planner):
         self.sources = {}
         return self.initial(self.stream, number, state.step)
 
-    def restart(self, state: State, progress: Any = None, delivered: Any = ()) -> None:
+    def restart(self, state: State, progress: Any = None, *_: Any) -> None:
         """Go on from ``state``, with `sources`."""
         super().restart(state, progress)
         self.store.clear(self.sources)
@@ -89,6 +91,7 @@ class StreamPlanner(Planner):
         """Read by ``store``, which holds nothing yet."""
         self.store = store
         store.clear(self.sources)
+        store.decide = self._decide
         if self.num_ranks > 1 and self.stream.lengths is not None:
             store.keep = self._keep
 
@@ -106,6 +109,25 @@ class StreamPlanner(Planner):
             (number, self.store.state_at(number, at)) for number, at in _place_of(self.state).lanes
         )
         self.sources = {number: state for number, state in found if state is not None}
+
+    def _decide(self, number: int, failure: Failure) -> Failure | None:
+        """`PartStore.decide`. A shard that is read again counts once in an epoch."""
+        if self.policy is None:
+            return failure
+        state, shard = self.state, self.store.shard(number)
+        epoch = state.epoch + number // state.epoch_size - (state.n_drawn - 1)
+        record = (self.progress or SkipState()).records.get(shard)
+        if record is not None and record.epoch == epoch:
+            return None
+        plan = Plan(np.array([shard]), state, origin=(epoch, 1, state.epoch_size))
+        plan.progress, failure.row = self.progress, 0
+        found = self.policy.resolve(plan, [failure])
+        if isinstance(found, dict):
+            raise TypeError(f"on_error returned a Replacement for shard {shard}: skip or raise it")
+        if type(found) is Failure:
+            return found
+        self.progress = plan.progress
+        return None
 
     # ---- batches
 
@@ -173,8 +195,17 @@ class StreamPlanner(Planner):
         places = places[self.rank * share : (self.rank + 1) * share]
         shards = np.array([self.store.shard(turn) for turn, _ in places], np.int64)
         origin = state.epoch, len(places), 1
-        number = state.step
-        return Plan(shards, after, None, places, origin=origin, number=number, n_valid=n_valid)
+        number, seeds = state.step, None
+        if self.example_seed is not None:  # the converter's, which is called here
+            own = converter_seed(self.example_seed, number, self.rank)
+            seeds = bytes(8 * len(places)) + own
+        given: dict[str, Any] = {
+            "origin": origin,
+            "number": number,
+            "n_valid": n_valid,
+            "seeds": seeds,
+        }
+        return Plan(shards, after, None, places, **given)
 
     def _share(self, rows: int) -> int:
         """How many of a step's examples each rank gets."""
@@ -311,11 +342,11 @@ class StreamPlanner(Planner):
 
 def saved_stream(planner: StreamPlanner, state: State) -> dict[str, Any]:
     """What a snapshot holds of the stream, besides the numbers that all iterators have."""
-    stream, place = planner.stream, _place_of(state)
+    place = _place_of(state)
     first = (state.n_drawn - 1) * state.epoch_size
     planner._note_sources()
     return {
-        **_facts(stream),
+        **_facts(planner),
         "step": state.step,
         "number": state.n_drawn - 1,
         "opened": place.n_opened,
@@ -326,9 +357,10 @@ def saved_stream(planner: StreamPlanner, state: State) -> dict[str, Any]:
     }
 
 
-def _facts(stream: StreamDataset) -> dict[str, Any]:
-    """What the order follows from."""
-    return {
+def _facts(planner: StreamPlanner) -> dict[str, Any]:
+    """What order and examples follow from."""
+    stream, seed = planner.stream, planner.example_seed
+    facts = {
         "version": _VERSION,
         "n_shards": len(stream.shards),
         "shards": stream.digest(),
@@ -336,13 +368,16 @@ def _facts(stream: StreamDataset) -> dict[str, Any]:
         "window": stream.window,
         "interleave": stream.interleave,
     }
+    return facts if seed is None else {**facts, "seed_examples": list(seed)}
 
 
 def loaded_stream(stored: Any, planner: StreamPlanner) -> State:
     """The state that `saved_stream` has told of, checked; the planner has its sources."""
     if not isinstance(stored, Mapping):
         raise ValueError("the snapshot was not saved with a StreamDataset, but this one reads one")
-    for name, ours in _facts(planner.stream).items():
+    facts = _facts(planner)
+    for name in {**facts, "seed_examples": None}:
+        ours = facts.get(name)
         if stored.get(name) != ours:
             raise ValueError(
                 f"the snapshot was saved with another stream: its {name} is {stored.get(name)!r}, "

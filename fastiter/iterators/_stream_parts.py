@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fastiter._fetch.shard_reader import Examples, Part, ShardReader
+from fastiter._order.example_context import keep_generators
 from fastiter._order.plan import Plan, PlanQueue
 from fastiter._stats.autotune import MOST_PREFETCH
 from fastiter._util.failures import Failure, annotate, load, reraise
@@ -68,7 +69,8 @@ class Parts:
 
 def reader_of(stream: StreamDataset) -> ShardReader:
     """What reads the shards of a stream."""
-    return ShardReader(stream.shards, stream.open_shard, 2 * stream.interleave + 1)
+    most = 2 * stream.interleave + 1
+    return ShardReader(stream.shards, stream.open_shard, most, stream.seeds)
 
 
 class PartQueue(PlanQueue):
@@ -138,6 +140,8 @@ class PartStore:
         self._orders: dict[int, list[int]] = {}  # of epochs
         self._needed = -1  # the turn that is waited for
         self._told: set[int] = set()  # turns whose failure was raised
+        #: decides about a shard that failed: what to raise; None if the rest of it is left out
+        self.decide: Callable[[int, Failure], Failure | None] = lambda number, failure: failure
         #: tells which examples of a part are this rank's, as `Part.keep`
         self.keep: Callable[[int, int, int], bytes | None] = lambda number, start, stop: None
 
@@ -232,17 +236,20 @@ class PartStore:
             return None
 
     def _tell(self, number: int) -> None:
-        """Raise what has ended a turn, once."""
+        """Raise what has ended a turn, or skip it, once."""
         failure = self._turns[number].failure
         if failure is not None and number not in self._told:
+            failure = self.decide(number, failure)
             self._told.add(number)
-            reraise(failure)
+            if failure is not None:
+                reraise(failure)
 
     def _read_on(self, number: int) -> None:
         """Wait for one more part: without workers, of this turn."""
         if self.iterator is None:
-            part = self._part(number, self._turns[number].stop)
-            self._add(part, self._reader.read(part))
+            part, read = self._part(number, self._turns[number].stop), self._reader.read
+            seeded = self.stream.seeds is not None
+            self._add(part, keep_generators(read, part) if seeded else read(part))
             return
         assert self.queue is not None
         self._needed = number

@@ -44,7 +44,7 @@ from fastiter.iterators._arguments import (
     checked_share,
     names_counterparts,
 )
-from fastiter.iterators._device_prefetch import NEEDS_INDICES, PrefetchingIterator
+from fastiter.iterators._device_prefetch import PrefetchingIterator
 from fastiter.iterators._skips import DEFAULT_LIMIT, OnError
 from fastiter.iterators._source import Source
 from fastiter.iterators._state import Plan
@@ -125,10 +125,10 @@ class MultiprocessIterator(PrefetchingIterator):
         As in `SerialIterator`.
     in_order : bool
         False: within an epoch, batches come as they are complete. An epoch has ended when its last
-        batch was delivered. `address` tells which batch came; `state_dict` which came before
-        others, and these come first after it is loaded, with the same batch size and ranks (each
-        rank then has a state of its own). With a GPU as ``device`` batches come in order, as those
-        of a `StreamDataset` do.
+        batch was delivered. `address` tells which batch came; `state_dict` which have come before
+        others, and the others come first after it is loaded. Each rank has a state of its own, and
+        other ranks and batch sizes need all of them: see `load_state_dict`. With a GPU as
+        ``device`` batches come in order, as those of a `StreamDataset` do.
     worker_init : callable, optional
         Called as ``worker_init(number)`` in each worker when it has loaded the dataset, also in one
         that takes the place of another; see `get_worker_info`. What it raises, ``next()`` raises.
@@ -351,7 +351,8 @@ class MultiprocessIterator(PrefetchingIterator):
     def _wait_for(self, pool: Pool, plan: Plan) -> Any:
         """The oldest batch in the ring, that of ``plan``, as the workers have left it; if that need
         not be the next one, the oldest that is complete."""
-        planner = self._planner if self._planner.unordered else None
+        overtakes = self._planner.unordered and not self._planner.has_holes
+        planner = self._planner if overtakes else None
         if planner is not None and pool.ring.overtake(planner):
             plan = planner.peek()
         lease, converter = pool.ring.take(), pool.job.batch_converter
@@ -450,7 +451,10 @@ class MultiprocessIterator(PrefetchingIterator):
 
     def _open_reading(self, store: PartStore) -> MultiprocessIterator | None:
         if self._hedge is not None:
-            raise ValueError("hedge" + NEEDS_INDICES)
+            raise ValueError(
+                "hedge needs a dataset with indices: an example of a StreamDataset is not fetched "
+                "alone"
+            )
         if self._n_processes == 0:
             return None
         parts, n = Parts(store.stream), self._n_processes

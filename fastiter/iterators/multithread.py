@@ -239,7 +239,9 @@ class MultithreadIterator(PrefetchingIterator):
         if not _exits():  # as in the base class
             super().finalize()  # a garbage collection must not wait for threads
 
-    def _open_reading(self, store: PartStore) -> MultithreadIterator:
+    def _open_reading(self, store: PartStore) -> MultithreadIterator | None:
+        if self._seeding is not None:  # the generators are the process's
+            return None
         parts, n = Parts(store.stream), self._n_threads
         reading = MultithreadIterator(parts, 1, n_threads=n, **self._reading_arguments(store, n))
         store.read_by(reading, parts, n, False)

@@ -12,6 +12,7 @@ from torch.utils.data import default_collate
 
 from fastiter._fetch.dataset_access import row_groups_of
 from fastiter.datasets.arrow_dataset import arrow_source
+from fastiter.datasets.stream_dataset import StreamDataset
 from fastiter.torch._collate import converter_for
 from fastiter.torch._in_process import InProcessIterator
 from fastiter.torch._in_workers import WorkersIterator
@@ -89,6 +90,12 @@ persistent_workers, pin_memory_device, in_order
         snapshot_every_n_steps: int | None = 1,
         seed_examples: bool = False,
     ) -> None:
+        if isinstance(dataset, StreamDataset):
+            raise TypeError(
+                "a StreamDataset has no indices for a DataLoader: use MultiprocessIterator(stream, "
+                "batch_size, repeat=False, n_processes=..., converter=concat_examples) in "
+                "fastiter.interop.as_torch(), which gives tensors"
+            )
         if not isinstance(dataset, torch.utils.data.IterableDataset):
             gives_examples = batch_size is None and batch_sampler is None
             collates = converter_for(collate_fn or default_collate, None) is not None

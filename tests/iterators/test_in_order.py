@@ -102,16 +102,13 @@ def test_a_state_with_holes_gives_the_others_once_and_first():
         assert sorted(next(clone) for _ in range(2)) == sorted(rest[:2])
         assert sorted(next(clone) for _ in range(6)) == sorted(rest[2:8])
         assert clone.is_new_epoch
-    other = iterate(range(N), SerialIterator, batch_size=3)
-    before = other.state_dict()
-    with pytest.raises(ValueError, match="come as they were cut"):
-        other.load_state_dict(state)
     damaged = {**state, "cuts": {**state["cuts"], "delivered": 1 << 30}}
     once = iterate(range(N), SerialIterator, repeat=False)
+    before = once.state_dict()
     damaged["cuts"]["repeat"] = False
     with pytest.raises(ValueError, match="no step"):
         once.load_state_dict(damaged)
-    assert other.state_dict() == before
+    assert once.state_dict() == before
     assert [next(once) for _ in range(6)] == expected[:6]
 
 

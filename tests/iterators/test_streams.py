@@ -169,15 +169,12 @@ def test_a_stream_has_no_length_and_no_addresses() -> None:
             ask()
     for argument in (
         {"shuffle": True},
-        {"on_error": "skip"},
         {"skip_steps": [(0, 1)]},
     ):
         with pytest.raises(ValueError, match=rf"{next(iter(argument))}.*StreamDataset"):
             SerialIterator(dataset, 2, **argument)
     with pytest.raises(ValueError, match=r"batch_sampler.*StreamDataset"):
         SerialIterator(dataset, batch_sampler=lambda epoch: [])
-    with pytest.raises(ValueError, match=r"on_timeout='retry'"):
-        MultiprocessIterator(dataset, 2, on_timeout="retry")
     with pytest.raises(ValueError, match="hedge needs"):
         MultiprocessIterator(dataset, 2, hedge=0.05)
 

@@ -1,0 +1,156 @@
+"""States of ``in_order=False``, loaded with another batch size and other ranks."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.grid_kinds import N, make
+
+from fastiter import MultiprocessIterator, SerialIterator
+
+SIZE = 8
+
+
+def ranks_of(kind: str, n: int, size: int = SIZE, **more: Any) -> list[Any]:
+    return [
+        make(kind, SerialIterator, rank=rank, num_ranks=n, batch_size=size, **more)
+        for rank in range(n)
+    ]
+
+
+def with_holes(iterators: list[Any], delivered: list[set[int]]) -> tuple[list[Any], dict[Any, Any]]:
+    """The states of ranks that have delivered these steps, as ``in_order=False`` saves them, and
+    all batches by step and rank."""
+    batches, states = {}, []
+    for rank, iterator in enumerate(iterators):
+        step = min({*range(99)} - delivered[rank])
+        for k in range(30):
+            if k == step:
+                states.append(json.loads(json.dumps(iterator.state_dict())))
+            batches[k, rank] = next(iterator)
+        if bits := sum(1 << (k - step) for k in delivered[rank] if k > step):
+            states[-1]["cuts"]["delivered"] = bits
+    return states, batches
+
+
+def load(iterators: list[Any], state: Any) -> None:
+    for iterator in iterators:
+        iterator.load_state_dict(state)
+
+
+def is_missing(state: dict[str, Any]) -> bool:
+    return "delivered" in state["cuts"]
+
+
+@pytest.mark.parametrize("kind", ["map", "buckets", "filtered", "transformed"])
+def test_batches_that_are_missing_come_first_on_any_number_of_ranks(kind: str) -> None:
+    serial = make(kind, SerialIterator)
+    rows = [row for _ in range(60) for row in next(serial)]
+
+    @settings(max_examples=6, deadline=None)
+    @given(st.data(), st.tuples(*[st.integers(1, 3)] * 3), st.sampled_from([SIZE, 5, 12]))
+    def run(data: Any, ranks: tuple[int, ...], size: int) -> None:
+        start, count = data.draw(st.integers(0, 13)), data.draw(st.integers(1, 6))
+        steps = st.sets(st.integers(start, start + count + 3), min_size=count, max_size=count)
+        delivered = [{*range(start), *data.draw(steps)} for _ in range(ranks[0])]
+        states, batches = with_holes(ranks_of(kind, ranks[0]), delivered)
+        if not any(is_missing(state) for state in states):
+            return
+        given = {(step, rank) for rank, each in enumerate(delivered) for step in each}
+        missing = [key for key in sorted(batches) if key not in given]
+        saved, at = states, 0
+        for n_ranks, most in (ranks[1], data.draw(st.integers(0, 3))), (ranks[2], 99):
+            iterators = ranks_of(kind, n_ranks, size)
+            try:
+                load(iterators, saved)
+            except ValueError as error:
+                assert "num_ranks=1" in str(error) and saved is not states
+                iterators = ranks_of(kind, 1, size)
+                load(iterators, saved)
+            for _ in range(most):
+                if not is_missing(iterators[0].state_dict()):
+                    break
+                for iterator in iterators:
+                    assert next(iterator) == batches[missing[at]]
+                    assert (iterator.address.step, iterator.address.rank) == missing[at]
+                    at += 1
+            states = [iterator.state_dict() for iterator in iterators]
+            assert all({**each, "skipped": 0} == {**states[0], "skipped": 0} for each in states)
+            saved = json.loads(json.dumps(states[0]))
+        stop = iterators[0].step
+        assert {*given, *missing[:at]} == {key for key in batches if key[0] < stop}
+        n_before = sum(len(batches[key]) for key in batches if key[0] < stop)
+        n_left = len(rows) // 2 - n_before
+        following = []
+        while len(following) < n_left:
+            following += [row for iterator in iterators for row in next(iterator)]
+        if kind == "buckets":
+            flat = [row for key in sorted(batches) if key[0] < stop for row in batches[key]]
+            epoch = flat[n_before - n_before % N :] + following
+            assert sorted(row[0] for row in epoch[:N]) == list(range(N))
+        else:
+            assert following == rows[n_before:][: len(following)]
+
+    run()
+
+
+def test_what_a_state_with_holes_needs() -> None:
+    states, batches = with_holes(ranks_of("map", 2), [{1, 2}, {0, 2}])
+    other = make("map", SerialIterator, batch_size=5)
+    before = other.state_dict()
+    for state, error, message in (
+        (states[0], ValueError, "load the states of all ranks"),
+        (states[:1], ValueError, "all 2 ranks, .* these 1 differ"),
+        ([states[0], {**states[1], "example_seed": [1, 2]}], ValueError, "differ in more"),
+        ([], TypeError, "a list of one for each rank"),
+        ([states[0], None], TypeError, "a list of one for each rank"),
+        ({"cuts": {**states[0]["cuts"], "num_ranks": "x"}}, ValueError, "'cuts' cannot be read"),
+        ({"cuts": {**states[0]["cuts"], "delivered": -1}}, ValueError, "'cuts' cannot be read"),
+    ):
+        with pytest.raises(error, match=message):
+            other.load_state_dict(state)
+    assert other.state_dict() == before
+    # The same arguments: each rank has its own.
+    for rank, missing in enumerate((0, 1)):
+        iterator = ranks_of("map", 2)[rank]
+        iterator.load_state_dict(states[rank])
+        assert [next(iterator) for _ in range(3)] == [batches[k, rank] for k in (missing, 3, 4)]
+    # While they are being delivered, copies go on, and a snapshot has no room for them.
+    other.load_state_dict(states)
+    twin = copy.copy(other)
+    assert next(other) == next(pickle.loads(pickle.dumps(twin))) == batches[0, 0]
+    with pytest.raises(ValueError, match=r"use state_dict\(\)"):
+        other.serialize(lambda key, value: None)
+    assert [next(twin) for _ in range(2)] == [batches[0, 0], batches[1, 1]]
+    other.load_state_dict([before])
+    # What is missing may be left out by now.
+    iterators = ranks_of("map", 2, skip_steps=[(0, 2)])
+    load(iterators, states)
+    assert [next(iterator) for iterator in iterators] == [batches[3, rank] for rank in range(2)]
+    other.load_state_dict([before])
+    assert other.state_dict() == before
+    # At the end there is no further batch for the second rank.
+    states, _ = with_holes([make("map", SerialIterator, batch_size=100)], [{1}])
+    for state in states:
+        state["cuts"]["repeat"] = False
+    last = ranks_of("map", 2, 100, repeat=False)
+    states[0]["cuts"]["delivered"] = 0b110
+    with pytest.raises(ValueError, match=r"1 batches are missing, .* num_ranks=1"):
+        last[0].load_state_dict(states[0])
+
+
+def test_workers_fill_holes_by_larger_batches_than_their_own() -> None:
+    states, batches = with_holes(ranks_of("map", 2), [{1, 2}, {0, 2}])
+    arguments = {"n_processes": 2, "context": "fork", "in_order": False, "batch_size": 2}
+    with make("map", MultiprocessIterator, **arguments) as iterator:
+        iterator.load_state_dict(states)
+        assert [next(iterator) for _ in range(2)] == [batches[0, 0], batches[1, 1]]
+        assert (iterator.step, iterator.current_position) == (3, 6 * SIZE)
+        rows = [row for _ in range(8) for row in next(iterator)]
+        assert sorted(rows) == sorted(batches[3, 0] + batches[3, 1])
