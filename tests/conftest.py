@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import stuck_rows
 from cupy_standin import Machine, make_cupy
 from hypothesis import settings
 from serializers import LenientLoader, Loader, Saver
@@ -50,6 +51,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run the tests marked gpu over the stand-in for CuPy: it shows that they run, and "
         "nothing of a GPU",
+    )
+    parser.addoption(
+        "--stuck-rows",
+        choices=stuck_rows.WAYS,
+        help="have datasets hang in forked workers now and then, and iterators retry or hedge such "
+        "rows: tests of other faults pass all the same, but for those that count what workers do",
     )
 
 
@@ -107,6 +114,12 @@ def _rehearsal(request: pytest.FixtureRequest) -> None:
     """Puts the stand-in in CuPy's place for tests marked gpu, if that was asked for."""
     if request.config.getoption("--rehearse-gpu") and request.node.get_closest_marker("gpu"):
         request.getfixturevalue("world")
+
+
+@pytest.fixture(autouse=True)
+def _stuck_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way := request.config.getoption("--stuck-rows"):
+        stuck_rows.switch_on(way, monkeypatch)
 
 
 @pytest.fixture

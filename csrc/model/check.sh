@@ -97,6 +97,12 @@ holds quick hedged "$hedge -DHEDGES=1"
 holds full hedged-death "$hedge -DHEDGES=1 -DDEATHS=1 -DREPLACED=1" "-DSAFETY -DNOCLAIM -DHC4"
 holds full hedged-reset "$hedge -DHEDGES=1 -DRESETS=1" "-DSAFETY -DNOCLAIM -DHC4"
 holds full hedged-frozen "$hedge -DHEDGES=1 -DFROZEN=1" "-DSAFETY -DNOCLAIM -DHC4"
+# A row is taken from a worker that takes too long to fetch it, before that worker has ended.
+holds quick taken "$hedge -DTAKES=1"
+holds full taken-hedged "$hedge -DHEDGES=1 -DTAKES=1" "-DSAFETY -DNOCLAIM -DHC4"
+holds full taken-death "$hedge -DTAKES=1 -DDEATHS=1 -DREPLACED=1" "-DSAFETY -DNOCLAIM -DHC4"
+holds full taken-frozen "$hedge -DTAKES=1 -DFROZEN=1" "-DSAFETY -DNOCLAIM -DHC4"
+holds full taken-reset "$hedge -DTAKES=1 -DRESETS=1" "-DSAFETY -DNOCLAIM -DHC4"
 
 # One word overwritten at any moment: right data or an error, and no deadlock.
 holds full corrupt-row "-DBATCHES=1 -DB=1 -DSPOILS=1 -DSILENCES=0 -DLEASES=0"
@@ -127,6 +133,7 @@ is_found quick WRITTEN_UNOWNED "$hedge -DHEDGES=1"
 is_found quick HEDGER_LEAVES "$hedge -DHEDGES=1"
 is_found quick INDEX_UNCHECKED "-DTWO_STEP -DBATCHES=2 -DB=1 -DS=1 -DAHEAD=0 -DLEASES=0 -DHEDGES=1"
 is_found quick FETCH_IS_DRAINED "$hedge -DRESETS=1"
+is_found quick OWNED_IS_TAKEN "$hedge -DTAKES=1"
 is_found full RETURNED_BY_STORE "$hedge -DHEDGES=1 -DDEATHS=1 -DREPLACED=1"
 is_found full CORRUPT_IS_DRAINED "-DBATCHES=1 -DB=1 -DSPOILS=1 -DRESETS=1 -DSILENCES=0 -DLEASES=0"
 

@@ -36,6 +36,9 @@
 #ifndef EARLY
 #define EARLY 0                 /* workers that are abandoned though they only are slow */
 #endif
+#ifndef TAKES
+#define TAKES 0                 /* times that the rows which a living worker fetches are taken from it */
+#endif
 #ifndef HEDGES
 #define HEDGES 0                /* rows that a worker fetches while another one fetches them */
 #endif
@@ -725,6 +728,13 @@ inline rewind()
 #endif
 }
 
+/* What a living worker owns stays its own. */
+#ifdef MISTAKE_OWNED_IS_TAKEN
+#define can_return(w, i) is_owner(w, i)
+#else
+#define can_return(w, i) (is_owner(w, i) && (!lives || row[i].code == FETCH))
+#endif
+
 inline give_back(w)             /* R2 */
 {
 #ifdef MISTAKE_RETURNED_BY_STORE
@@ -750,7 +760,7 @@ inline give_back(w)             /* R2 */
                 do
                 :: r < n_of[s] ->
                     if
-                    :: row[AT(s, r)].q == q_of[s] && is_owner(w, AT(s, r)) ->
+                    :: row[AT(s, r)].q == q_of[s] && can_return(w, AT(s, r)) ->
                         row[AT(s, r)].owner = NOBODY;
                         row[AT(s, r)].code = (phase[s] == FILL -> TODO : CANCELLED)
                     :: else
@@ -760,7 +770,7 @@ inline give_back(w)             /* R2 */
                 od;
                 r = 0;
                 if
-                :: state_is(s, q_of[s], FINISHING) && state[s].owner == w ->
+                :: state_is(s, q_of[s], FINISHING) && state[s].owner == w && !lives ->
                     state[s].owner = NOBODY;
                     state[s].code = (phase[s] == FILL -> FILLING : CANCELLED)
                 :: else
@@ -786,6 +796,15 @@ inline recover(x)               /* process x */
         fi
     }
     ring_workers(W)                                                    /* R6 */
+}
+
+inline take_back(x)             /* what process x fetches, and has not died of */
+{
+    lives = true;
+    give_back(number_of[x]);
+    lives = false;
+    rewind();
+    ring_workers(W)
 }
 
 #define finishes(w, i) (state[i].code == FINISHING && state[i].owner == w)
@@ -1059,8 +1078,11 @@ end:
 active proctype Parent()
 {
     byte s, r, u, v, rung, planned, taken, offered, n_resets;
-    bool is_corrupt, is_held;
+    bool is_corrupt, is_held, lives;
     byte n_early, late = W;
+#if TAKES > 0
+    byte n_takes, taken_from = W;
+#endif
 #ifdef SPOILS
     byte n_silences;
     bool is_silent, is_stalled, restored;
@@ -1143,6 +1165,10 @@ look:   if
             :: atomic { n_early < EARLY && !killed[0] && !abandoned[0] -> n_early++; late = 0 }
             :: atomic { n_early < EARLY && !killed[1] && !abandoned[1] -> n_early++; late = 1 }
 #endif
+#if TAKES > 0
+            :: atomic { n_takes < TAKES && alive[0] -> n_takes++; taken_from = 0 }
+            :: atomic { n_takes < TAKES && alive[1] -> n_takes++; taken_from = 1 }
+#endif
 #ifdef SPOILS
             :: timeout -> is_silent = true                             /* no process moves any more */
             :: n_silences < SILENCES -> n_silences++; is_silent = true /* or a process is slow */
@@ -1151,6 +1177,13 @@ look:   if
             pwait = 0;
             event = false;
             recover_dead();
+#if TAKES > 0
+            if
+            :: taken_from < W && !recovered[taken_from] -> take_back(taken_from)
+            :: else
+            fi;
+            taken_from = W;
+#endif
 #if FROZEN > 0 || EARLY > 0
             if
             :: late < W && !recovered[late] && !killed[late] -> abandon(late)

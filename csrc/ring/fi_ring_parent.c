@@ -544,9 +544,9 @@ static bool is_of(uint64_t word, uint64_t q, uint32_t worker, uint32_t code)
     return (word & ~(uint64_t)0xff) == fi_word(q, worker, code, 0);
 }
 
-static bool has_row(uint64_t word, uint64_t q, uint32_t worker)
+static bool has_row(uint64_t word, uint64_t q, uint32_t worker, bool is_written)
 {
-    return is_of(word, q, worker, FI_OWNED) || is_of(word, q, worker, FI_FETCH);
+    return (is_written && is_of(word, q, worker, FI_OWNED)) || is_of(word, q, worker, FI_FETCH);
 }
 
 uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *losses, uint32_t most)
@@ -558,7 +558,7 @@ uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *los
         if (!scheduled(record))
             continue;
         for (uint32_t row = 0; row < record->n && found < most; row++) {
-            if (has_row(fi_load_acquire(fi_row_word(ring, slot, row)), record->q, worker))
+            if (has_row(fi_load_acquire(fi_row_word(ring, slot, row)), record->q, worker, true))
                 losses[found++] = (fi_loss){slot, row, record->q};
         }
         if (found < most &&
@@ -568,11 +568,13 @@ uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *los
     return found;
 }
 
-void fi_parent_return(fi_parent *parent, uint32_t worker, const fi_loss *loss, bool poison)
+void fi_parent_return(fi_parent *parent, uint32_t worker, bool is_dead, const fi_loss *loss, bool poison)
 {
     fi_ring *ring = parent->ring;
     bool filling = parent->slot[loss->slot].phase == FI_FILL;
     if (loss->row == FI_LOSS_FINISH) {
+        if (!is_dead)
+            return;
         uint64_t back = !filling ? fi_word(loss->q, 0, FI_CANCELLED, 0)
                         : poison ? fi_ready_word(loss->q, FI_FINISH_POISON)
                                  : fi_word(loss->q, 0, FI_FILLING, 0);
@@ -580,11 +582,11 @@ void fi_parent_return(fi_parent *parent, uint32_t worker, const fi_loss *loss, b
         return;
     }
     uint32_t code = !filling ? FI_CANCELLED : poison ? FI_POISON : FI_TODO;
-    /* A1, pairs with W5: the next owner may overwrite what the dead one left. A swap, since a row that the dead
-     * one only fetched may have got another owner. */
+    /* A1, pairs with W5: the next owner may overwrite what the dead one left. A swap, since a row that was only
+     * fetched may have got another owner. */
     _Atomic uint64_t *place = fi_row_word(ring, loss->slot, loss->row);
     uint64_t word = fi_load_relaxed(place);
-    while (has_row(word, loss->q, worker) &&
+    while (has_row(word, loss->q, worker, is_dead) &&
            !atomic_compare_exchange_weak_explicit(place, &word, fi_word(loss->q, 0, code, 0),
                                                   memory_order_release, memory_order_relaxed)) {
     }

@@ -125,8 +125,10 @@ typedef struct fi_loss {
 uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *losses,
                           uint32_t most);
 /* R2, second half: gives one row or finish that `worker` has lost back; `poison` gives it up
- * instead. Nothing happens if another worker has the row by now. */
-void fi_parent_return(fi_parent *parent, uint32_t worker, const fi_loss *loss, bool poison);
+ * instead. Nothing happens if another worker has the row by now; or, unless the worker `is_dead`, if
+ * it may write the row: what a living one only fetches is taken back so, too. */
+void fi_parent_return(fi_parent *parent, uint32_t worker, bool is_dead, const fi_loss *loss,
+                      bool poison);
 /* R3 to R5, for all slots and the dead worker's bell (`bell_pipe`: the non-blocking read end, or
  * -1). Afterwards its number may be used again; R6 is fi_parent_ring_all. */
 void fi_parent_rewind(fi_parent *parent, uint32_t worker, int bell_pipe);

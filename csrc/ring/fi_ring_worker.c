@@ -99,7 +99,7 @@ static bool all_done(const fi_ring *ring, uint32_t slot, uint32_t q, uint32_t n)
 #define LATE_NS 5000000 /* and as this, a row that is hedged has been under way */
 #endif
 #define BEHIND_NS (LATE_NS / 5)    /* one behind which others wait that were claimed with it */
-#define LATE_LOOK_NS (LATE_NS / 5) /* between two looks of a worker that has other work */
+#define LATE_LOOK_NS (LATE_NS / 5) /* between two looks of a worker */
 
 /* After how many nanoseconds a row is late; FI_FOR_EVER as long as none has been fetched. */
 static int64_t late_after(const fi_ring *ring)
@@ -131,7 +131,7 @@ static late_rows scan_rows(const fi_ring *ring, uint32_t slot, uint32_t q, uint3
 {
     late_rows found = {.todo = FI_WHOLE_BATCH, .row = FI_WHOLE_BATCH, .late_for = -1, .due = FI_FOR_EVER};
     for (uint32_t row = 0, next; row < n; row = next) {
-        uint64_t word = fi_load_relaxed(fi_row_word(ring, slot, row));
+        uint64_t word = fi_load_acquire(fi_row_word(ring, slot, row)); /* pairs with begin_row */
         uint32_t fetcher = fi_word_owner(word), unhedged = FI_WHOLE_BATCH;
         next = row + 1;
         if (word == fi_word(q, 0, FI_TODO, 0) && found.todo == FI_WHOLE_BATCH)
@@ -172,10 +172,10 @@ static late_rows scan_rows(const fi_ring *ring, uint32_t slot, uint32_t q, uint3
 /* Looks for rows that hold up batches before `end`, the oldest batch first: one that was claimed and not
  * begun, behind a slow one, or one to hedge. Returns 0 and the turn, or in how many nanoseconds to
  * look again; FI_FOR_EVER if there is none under way. */
-static int64_t find_late(fi_worker *worker, uint64_t end, fi_turn *turn)
+static int64_t find_late(fi_worker *worker, uint64_t end, int64_t now, fi_turn *turn)
 {
     fi_ring *ring = worker->ring;
-    int64_t now = fi_now_ns(), limit = late_after(ring), wait = FI_FOR_EVER;
+    int64_t limit = late_after(ring), wait = FI_FOR_EVER;
     uint64_t slots = ring->geometry.slots, head = fi_load_acquire(&ring->board->head);
     end = fi_min_u64(end, head + slots);
     for (uint64_t q = head; q < end; q++) {
@@ -187,8 +187,7 @@ static int64_t find_late(fi_worker *worker, uint64_t end, fi_turn *turn)
         uint32_t n = fi_load_relaxed(&s->n);
         if (fi_load_acquire(&s->state) != fi_word(q, 0, FI_FILLING, 0) ||
             fi_word_q(claim) != (uint32_t)q || (uint32_t)claim < n ||
-            n > ring->geometry.rows || fi_load_relaxed(&s->worker) > 0 ||
-            fi_slot_has_request(ring, slot))
+            n > ring->geometry.rows || fi_load_relaxed(&s->worker) > 0)
             continue;
         late_rows found = scan_rows(ring, slot, (uint32_t)q, n, now, limit);
         bool is_behind = found.todo != FI_WHOLE_BATCH;
@@ -212,6 +211,16 @@ static int64_t find_late(fi_worker *worker, uint64_t end, fi_turn *turn)
     return wait;
 }
 
+/* The same for batches before the present one, but only now and then. */
+static int64_t look_for_late(fi_worker *worker, fi_turn *turn)
+{
+    int64_t now = fi_now_ns();
+    if (now < worker->next_look)
+        return worker->next_look - now;
+    worker->next_look = now + LATE_LOOK_NS;
+    return find_late(worker, worker->current, now, turn);
+}
+
 /* W1 to W3: enters the slot of the next sequence, sleeping while there is none. False: a turn `is_aside`
  * comes first, or the worker leaves. */
 static bool enter_slot(fi_worker *worker, fi_turn *turn)
@@ -229,7 +238,7 @@ static bool enter_slot(fi_worker *worker, fi_turn *turn)
         /* A4, pairs with the parent's stores of head and of tail (S7). */
         worker->current = fi_max_u64(worker->current, fi_load_acquire(&board->head));
         if (worker->current >= fi_load_acquire(&board->tail)) {
-            int64_t most = worker->hedges ? find_late(worker, worker->current, turn) : FI_FOR_EVER;
+            int64_t most = worker->hedges ? look_for_late(worker, turn) : FI_FOR_EVER;
             if (most == 0)
                 return false;
             sleep_for_work(worker, most);
@@ -329,18 +338,6 @@ static bool owns_finish(const fi_worker *worker, uint32_t slot, uint64_t q, uint
     return false;
 }
 
-/* Whether to look for rows that are late, instead of beginning a batch behind theirs. */
-static bool is_time_to_look(fi_worker *worker)
-{
-    if (!worker->hedges || worker->current <= fi_load_relaxed(&worker->ring->board->head))
-        return false;
-    int64_t now = fi_now_ns();
-    if (now < worker->next_look)
-        return false;
-    worker->next_look = now + LATE_LOOK_NS;
-    return true;
-}
-
 enum fi_turn_kind fi_worker_next(fi_worker *worker, fi_turn *turn)
 {
     if (worker->is_aside) {
@@ -353,8 +350,9 @@ enum fi_turn_kind fi_worker_next(fi_worker *worker, fi_turn *turn)
     for (;;) {
         if (!worker->in_slot && !enter_slot(worker, turn))
             return worker->is_aside ? FI_TURN_ROWS : FI_TURN_STOP;
-        if (is_time_to_look(worker) && find_late(worker, worker->current, turn) == 0)
-            return FI_TURN_ROWS;
+        if (worker->hedges && worker->current > fi_load_relaxed(&worker->ring->board->head) &&
+            look_for_late(worker, turn) == 0)
+            return FI_TURN_ROWS; /* instead of beginning a batch behind theirs */
         if (take_range(worker, turn))
             return FI_TURN_ROWS;
         worker->in_slot = false; /* W8 comes next, whatever the leave check finds */
@@ -421,15 +419,15 @@ static bool begin_hedge(const fi_ring *ring, const fi_turn *turn, _Atomic uint64
     return true;
 }
 
-bool fi_row_promise(const fi_worker *worker, const fi_turn *turn, uint32_t row, int64_t *index,
-                    fi_origin *origin)
+bool fi_row_promise(const fi_worker *worker, const fi_turn *turn, uint32_t row, int64_t since,
+                    int64_t *index, fi_origin *origin)
 {
     fi_ring *ring = worker->ring;
     fi_worker_stat *stat = ring->worker_stats + worker->number;
     _Atomic uint64_t *place = fi_row_word(ring, turn->slot, row);
     uint64_t fetched = fi_word(turn->q, turn->fetcher, FI_FETCH, 0);
     int64_t before = fi_load_relaxed(&stat->since); /* of other rows of the same call */
-    fi_store_relaxed(&stat->since, fi_now_ns());
+    fi_store_relaxed(&stat->since, since);
     if (turn->fetcher == worker->number ? begin_row(turn, place) : begin_hedge(ring, turn, place)) {
         *index = fi_row_index_now(ring, turn->slot, row);
         fi_slot_origin(ring, turn->slot, origin);

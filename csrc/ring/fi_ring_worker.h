@@ -29,11 +29,10 @@ typedef struct fi_worker {
     bool leave;        /* set by the caller: exit at the next W1 */
     uint32_t slot;     /* valid in a slot */
     uint64_t current;  /* own position: sequence worked on, or the next one */
-    /* Hedging: rows are owned in two steps. Set by the caller before the first turn. */
-    bool hedges;
-    bool is_aside;      /* the last turn was out of order: */
-    fi_turn aside;      /* in this batch */
-    int64_t next_look;  /* for rows that are late, by fi_now_ns */
+    bool hedges;       /* set by the caller before the first turn: it looks for rows that are late */
+    bool is_aside;     /* the last turn was out of order: */
+    fi_turn aside;     /* in this batch */
+    int64_t next_look; /* for rows that are late, by fi_now_ns */
 } fi_worker;
 
 enum fi_turn_kind { FI_TURN_STOP, FI_TURN_ROWS, FI_TURN_FINISH };
@@ -46,10 +45,10 @@ enum fi_turn_kind fi_worker_next(fi_worker *worker, fi_turn *turn);
 
 /* W5. True if this worker owns the row from here on; only then may it read the row's index. */
 bool fi_row_own(const fi_worker *worker, const fi_turn *turn, uint32_t row);
-/* The same in two steps, where rows are hedged. W5a: true if the worker may fetch the row, of which
- * `index` and `origin` are read; it may write nothing yet. */
-bool fi_row_promise(const fi_worker *worker, const fi_turn *turn, uint32_t row, int64_t *index,
-                    fi_origin *origin);
+/* The same in two steps. W5a: true if the worker may fetch the row, of which `index` and `origin` are
+ * read; it may write nothing yet. Others see that it does so `since` then, by fi_now_ns. */
+bool fi_row_promise(const fi_worker *worker, const fi_turn *turn, uint32_t row, int64_t since,
+                    int64_t *index, fi_origin *origin);
 /* W5b. True if the worker owns the row from here on; false if what it has fetched is to be thrown
  * away, for another one has the row. */
 bool fi_row_win(const fi_worker *worker, const fi_turn *turn, uint32_t row);

@@ -214,8 +214,8 @@ cdef extern from "ring/fi_ring_worker.h" nogil:
     int fi_worker_next(fi_worker *worker, fi_turn *turn)
     void fi_worker_pace(fi_worker *worker, uint32_t rows, int64_t nanoseconds)
     bint fi_row_own(const fi_worker *worker, const fi_turn *turn, uint32_t row)
-    bint fi_row_promise(const fi_worker *worker, const fi_turn *turn, uint32_t row, int64_t *index,
-                        fi_origin *origin)
+    bint fi_row_promise(const fi_worker *worker, const fi_turn *turn, uint32_t row, int64_t since,
+                        int64_t *index, fi_origin *origin)
     bint fi_row_win(const fi_worker *worker, const fi_turn *turn, uint32_t row)
     void fi_row_done(const fi_worker *worker, const fi_turn *turn, uint32_t row, uint32_t code)
     size_t fi_rows_before(const fi_worker *worker, const fi_turn *turn, int64_t *indices, size_t most)
@@ -275,7 +275,8 @@ cdef extern from "ring/fi_ring_parent.h" nogil:
     void fi_parent_reset(fi_parent *parent)
     uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *losses,
                               uint32_t most)
-    void fi_parent_return(fi_parent *parent, uint32_t worker, const fi_loss *loss, bint poison)
+    void fi_parent_return(fi_parent *parent, uint32_t worker, bint is_dead, const fi_loss *loss,
+                          bint poison)
     void fi_parent_rewind(fi_parent *parent, uint32_t worker, int bell_pipe)
     void fi_parent_restore_hints(fi_parent *parent)
     void fi_parent_offer_singly(fi_parent *parent)

@@ -738,13 +738,15 @@ cdef class BatchScheduler(ParentRing):
         finally:
             free(found)
 
-    def give_back(self, uint32_t worker, uint32_t slot, int64_t row, uint64_t q, bint poison):
-        """Returns one loss of a worker to the ring, or marks it as poisoned."""
+    def give_back(self, uint32_t worker, uint32_t slot, int64_t row, uint64_t q, bint poison,
+                  bint is_dead):
+        """Returns one loss of a worker to the ring, or marks it as poisoned; of a worker that is not
+        dead, only a row that it may not write yet."""
         cdef fi_loss loss
         loss.slot = slot
         loss.row = FI_LOSS_FINISH if row < 0 else <uint32_t>row
         loss.q = q
-        fi_parent_return(&self.parent, worker, &loss, poison)
+        fi_parent_return(&self.parent, worker, is_dead, &loss, poison)
 
     def rewind(self, uint32_t worker):
         """Sends all workers over the scheduled slots again; `worker` may be started again."""

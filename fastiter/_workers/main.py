@@ -88,12 +88,14 @@ class Job(Protocol):
 @dataclasses.dataclass(eq=False)
 class BatchJob:
     """Fills batches, and has `batch_converter` convert complete ones. `worker_init` is called
-    first, with the worker's number. Where the workers hedge, slow rows are fetched twice."""
+    first, with the worker's number. Where workers may be ended for time, they own no row while they
+    fetch it; where they hedge, slow rows are fetched twice, too."""
 
     dataset: Any
     batch_converter: BatchConverter | None
     worker_init: Callable[[int], Any] | None
     claims: int | None  # ranges that a worker completes before it leaves, to be replaced
+    retries: bool = False
     hedges: bool = False
 
     #: whether the columns of later batches follow the rows that do not fit those of now
@@ -115,7 +117,8 @@ class BatchJob:
         set_worker_info(WorkerInfo(arguments.number, arguments.workers, seed, dataset))
         if self.worker_init is not None:
             self.worker_init(arguments.number)
-        rows = row_writer.RowWriter(end, self.dataset, None, self.hedges)
+        two_steps = self.retries or self.hedges
+        rows = row_writer.RowWriter(end, self.dataset, None, two_steps, self.hedges)
         example_context.set_worker(rows)
         return functools.partial(rows.work, self.batch_converter, self.claims or 0)
 

@@ -280,7 +280,7 @@ class Pool:
             if self._timeouts.is_due():
                 self._timeouts.look(ring.scheduled[0].label if ring.scheduled else "a free slot")
                 if self._retries:
-                    self._abandon_unkillable()
+                    self._take_from_ended()
             if not woken:
                 self._look_at_hints()
 
@@ -400,7 +400,7 @@ class Pool:
             for number in missing:
                 self._group.start(number)
             self._group.await_starts()
-        elif not numbers:
+        elif not numbers and all(w.is_abandoned for w in self._group.workers.values()):
             raise WorkerDiedError(
                 f"no worker process is left: {len(self._group.workers)} of them take longer than "
                 "dataset_timeout, and SIGKILL does not end them. Likely causes: a file system that "
@@ -423,7 +423,7 @@ class Pool:
         if self._retries and self._limits.is_due():
             self._recover_dead()
             self._limits.look("the next batch")
-            self._abandon_unkillable()
+            self._take_from_ended()
             self._start_missing()
 
     def _look_at_starts(self) -> None:
@@ -454,9 +454,7 @@ class Pool:
         losses = ring.losses(worker.number)
         suspects = [loss for loss in losses if loss[1] >= 0]
         while losses_left := ring.losses(worker.number):
-            for slot, row, q in losses_left:
-                is_poison = self._is_poison(worker, slot, row, q, cause, len(suspects))
-                ring.give_back(worker.number, slot, row, q, is_poison)
+            self._give_back(worker, losses_left, cause, len(suspects))
         ring.rewind(worker.number)
         if len(suspects) > 1:
             ring.offer_singly()
@@ -492,6 +490,18 @@ class Pool:
         error.pid, error.exit_reason = last
         raise error
 
+    def _give_back(
+        self,
+        worker: WorkerProcess,
+        losses: list[tuple[int, int, int]],
+        end: Exit | Overrun,
+        suspects: int,
+        is_dead: bool = True,
+    ) -> None:
+        for slot, row, q in losses:
+            is_poison = self._is_poison(worker, slot, row, q, end, suspects)
+            self.ring.give_back(worker.number, slot, row, q, is_poison, is_dead)
+
     def _is_poison(
         self, worker: WorkerProcess, slot: int, row: int, q: int, end: Exit | Overrun, suspects: int
     ) -> bool:
@@ -521,21 +531,29 @@ class Pool:
             overrun.stack,
         )
 
-    def _abandon_unkillable(self) -> None:
-        """Moves the batches of workers that do not end by SIGKILL to other slots. What they own
-        stays theirs until they end."""
+    def _take_from_ended(self) -> None:
+        """Has other workers fetch at once what workers fetched that took too long. What these own
+        stays theirs until they end; of those that do not end by SIGKILL, the batches move to other
+        slots."""
         for worker in list(self._group.workers.values()):
-            if worker.overrun is None or status.now() < worker.ended + UNKILLABLE_SECONDS:
+            if worker.overrun is None:
                 continue
             if worker.is_dead():
                 self._recover(worker)
                 continue
+            losses = self.ring.losses(worker.number)
+            suspects = [loss for loss in losses if loss[1] >= 0]
+            self._give_back(worker, losses, worker.overrun, len(suspects), is_dead=False)
+            if self.ring.losses(worker.number) != losses:
+                self.ring.fast_path_ok = False
+                if len(suspects) > 1:
+                    self.ring.offer_singly()
+                self.ring.restore_hints()
+            if status.now() < worker.ended + UNKILLABLE_SECONDS:
+                continue
             if not worker.is_abandoned:
                 self._group.abandon(worker)
             losses = self.ring.losses(worker.number)
-            suspects = [loss for loss in losses if loss[1] >= 0]
-            if len(suspects) > 1:
-                self.ring.offer_singly()
             for record in list(self.ring.scheduled):
                 rows = [row for slot, row, q in losses if q == record.q and slot == record.slot]
                 if rows:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from fastiter._workers.timeouts import Overrun
 
 _CLOSING_SECONDS = 0.1  # between the moment that a dying process has closed its files and its end
+#: That SIGKILL takes at most, but for processes that nothing ends.
+STUCK_SECONDS = 0.25
 
 # How a worker ended, as `WorkerProcess.exit_reason` says it.
 LEFT = "exited with status 0"
@@ -95,6 +97,11 @@ class WorkerProcess:
         """Sends SIGKILL."""
         self.ended = self.ended or status.now()
         self.send(signal.SIGKILL)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it still lives some time after SIGKILL: another process takes its place."""
+        return self.is_abandoned or 0 < self.ended <= status.now() - STUCK_SECONDS
 
     def _lose_pidfd(self) -> None:
         """The program has closed it. The number may now be that of another file."""

@@ -165,7 +165,7 @@ class WorkerGroup:
             worker = self.workers.get(number)
             if worker is None:
                 unused.append(number)
-            elif not (worker.leaves or worker.is_abandoned):
+            elif not (worker.leaves or worker.is_stuck):
                 living.append(number)
         return sorted((living + unused)[: self.wanted])
 
@@ -480,6 +480,8 @@ class WorkerGroup:
         workers = list(self.workers.values())
         for worker in workers:  # one at its start barrier leaves
             self._ring.allow_start(worker.number, self._starts + 1)
+            if worker.is_stuck and not worker.is_abandoned:
+                self.abandon(worker)
         left = wait_for([w for w in workers if not w.is_abandoned], _TERM_GRACE_SECONDS)
         for worker in left:
             worker.send(signal.SIGTERM)

@@ -17,6 +17,7 @@ class RowWriter(SlotWriter):
         end: WorkerRing,
         dataset: Any,
         answer: Callable[[Any], Any] | None = None,
+        two_steps: bool = False,
         hedges: bool = False,
     ) -> Self: ...
     @property

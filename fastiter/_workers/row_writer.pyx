@@ -45,8 +45,9 @@ cdef class RowWriter(SlotWriter):
     """Fetches the examples of claimed rows and writes them into the slot.
 
     Used by one thread of one worker process. An exception of the dataset fails its row, and the
-    worker goes on. Where the worker `hedges`, rows are owned when they have been fetched, and not
-    before: another worker may be faster.
+    worker goes on. In `two_steps` a row is owned when it has been fetched, and not before: another
+    worker may be faster. What is read in the slot until then may belong to a later batch; whatever
+    that leads to is thrown away.
     """
 
     cdef object dataset
@@ -65,11 +66,14 @@ cdef class RowWriter(SlotWriter):
     cdef uint32_t weight  # how many rows it stands for
     cdef uint32_t short_ranges  # since the last one in which a row was timed
     cdef uint32_t dice
-    cdef int64_t index  # of the row that is fetched in two steps, or of those fetched by one call
-    cdef list indices
-    cdef fi_origin origin
-    cdef bint two_steps  # of the present claim
+    cdef bint times_all  # rows of the claim
+    cdef bint two_steps  # rows are owned when they have been fetched
     cdef bint is_hedge  # another worker has begun the row
+    cdef int64_t begun  # the present claim
+    cdef int64_t index  # of the row that is fetched in two steps
+    cdef list indices  # of those fetched by one call
+    cdef fi_origin origin  # of either
+    cdef uint32_t own_row  # the last one that was owned in two steps
     cdef fi_cpu_meter cpu
     cdef bint traces  # the present claim is recorded
     cdef bint pads_alone  # see BatchConverter
@@ -78,7 +82,8 @@ cdef class RowWriter(SlotWriter):
     cdef int64_t traced_write_ns
     cdef uint32_t traced_rows
 
-    def __cinit__(self, WorkerRing end, dataset, answer=None, bint hedges=False):
+    def __cinit__(self, WorkerRing end, dataset, answer=None, bint two_steps=False,
+                  bint hedges=False):
         self.dataset = dataset
         self.answer = answer
         self.plain = plain_columns(dataset)
@@ -90,7 +95,8 @@ cdef class RowWriter(SlotWriter):
         self.seeds_of = NO_BATCH
         self.row = -1
         self.timed_row = NO_ROW
-        end.worker.hedges = hedges and self.plain is None
+        self.two_steps = two_steps and self.plain is None
+        end.worker.hedges = hedges and self.two_steps
         fi_cpu_meter_start(&self.cpu)
 
     def key(self):
@@ -193,10 +199,9 @@ cdef class RowWriter(SlotWriter):
         cdef uint32_t together = 0
         fi_worker_stat_begins(stat, since)
         self.traces = fi_traces(end.worker.ring)
-        # What a plan asks for besides indices is read in the slot, which only an owner may.
-        self.two_steps = end.worker.hedges and not fi_slot_has_request(
-            end.worker.ring, end.turn.slot)
         self.is_hedge = end.turn.fetcher != end.worker.number
+        self.own_row = NO_ROW
+        self.begun = since
         # By the schema of the claim before: the slot's own is read with its first row.
         self.uncached = fi_worker_outruns_cache(&end.worker, self.row_bytes * end.turn.n)
         if self.answer is not None and self.is_made_as_a_whole():
@@ -206,8 +211,6 @@ cdef class RowWriter(SlotWriter):
             self.timed(stat, since, since, self.index_of(end.turn.first), end.turn.count, 1)
         elif self.getitems is not None:
             together = self.fill_together(stat)
-        elif self.two_steps:
-            self.fill_in_two_steps(stat)
         else:
             self.choose_timed_row()
             self.fill_singly(stat, end.turn.first, end.turn.count, False)
@@ -224,12 +227,15 @@ cdef class RowWriter(SlotWriter):
 
     cdef void choose_timed_row(self) noexcept:
         cdef fi_turn *turn = &self.end.turn
+        cdef int64_t row_ns = self.end.worker.row_ns
+        cdef bint is_long = row_ns * turn.count >= LONG_RANGE_NS
         self.timed_row = NO_ROW
         self.weight = turn.count
-        if self.traces:
+        self.times_all = self.traces or (self.two_steps and (is_long or row_ns == 0))
+        if self.times_all:
             self.weight = 1
             return
-        if self.end.worker.row_ns * turn.count < LONG_RANGE_NS:
+        if not is_long:
             self.short_ranges += 1
             if self.short_ranges < SHORT_RANGES:
                 return
@@ -240,38 +246,65 @@ cdef class RowWriter(SlotWriter):
 
     cdef int fill_singly(self, fi_worker_stat *stat, uint32_t row, uint32_t count,
                          bint owned) except -1:
-        """Owns (unless `owned`), fetches and marks row after row: a death has one suspect."""
+        """Owns (unless `owned`), fetches and marks row after row: a death has one suspect. In two
+        steps owns a row when it has been fetched, unless another worker has been faster."""
         cdef WorkerRing end = self.end
         cdef uint32_t stop = row + count, code
-        cdef int64_t index, since, fetched
+        cdef int64_t index, since = self.begun, fetched = since
+        cdef bint is_timed
         cdef object example = None
         while row < stop:
             try:  # outside of the inner loop: to enter it takes as long as a small copy
                 while row < stop:
-                    if owned or fi_row_own(&end.worker, &end.turn, row):
+                    if self.two_steps:
+                        if not self.promise(row):
+                            row += 1
+                            continue
+                        index = self.index
+                    elif owned or fi_row_own(&end.worker, &end.turn, row):
                         index = self.index_of(row)
                         fi_worker_stat_fetch_begins(stat, index)
-                        self.row = row
-                        if row == self.timed_row or self.traces:
-                            since = fi_now_ns()
-                            example = PyObject_GetItem(self.dataset, PyLong_FromLongLong(index))
-                            fetched = fi_now_ns()
-                            code = self.store(row, example)
-                            example = None
+                    else:
+                        row += 1
+                        continue
+                    self.row = row
+                    is_timed = row == self.timed_row or self.times_all
+                    if is_timed:
+                        since = fi_now_ns()
+                    example = PyObject_GetItem(self.dataset, PyLong_FromLongLong(index))
+                    if is_timed:
+                        fetched = fi_now_ns()
+                    if not self.two_steps or self.wins(row, since, fetched):
+                        code = self.store(row, example)
+                        example = None
+                        if is_timed:
                             self.timed(stat, since, fetched, index, 1, self.weight)
-                            self.mark(stat, row, code)
-                        else:
-                            code = self.store(
-                                row, PyObject_GetItem(self.dataset, PyLong_FromLongLong(index)))
-                            self.mark(stat, row, code)
+                        self.mark(stat, row, code)
+                    else:
+                        example = None
+                        fi_worker_stat_fetch_ends(stat)
                     row += 1
             except BaseException as error:
                 example = None
-                self.mark(stat, row, self.store_failure(row, error))
+                if not self.two_steps or self.wins(row, since, fi_now_ns()):
+                    self.mark(stat, row, self.store_failure(row, error))
+                else:
+                    fi_worker_stat_fetch_ends(stat)
                 row += 1
         self.row = -1
         self.timed_row = NO_ROW
         return 0
+
+    cdef bint promise(self, uint32_t row) noexcept:
+        """Begins to fetch a row without owning it. Others see since when: of cheap rows that is no
+        later than the row began, and no earlier than their range or the last tick did."""
+        cdef WorkerRing end = self.end
+        cdef int64_t since
+        if self.times_all:
+            since = fi_now_ns()
+        else:
+            since = max(self.begun, fi_coarse_ns())
+        return fi_row_promise(&end.worker, &end.turn, row, since, &self.index, &self.origin)
 
     cdef bint is_made_as_a_whole(self) noexcept:
         """Whether the batch has a single row without columns, and what it is told is no seeds."""
@@ -279,41 +312,15 @@ cdef class RowWriter(SlotWriter):
         return (turn.n == 1 and fi_slot_schema(self.end.worker.ring, turn.slot) == 0
                 and fi_slot_has_request(self.end.worker.ring, turn.slot))
 
-    cdef int fill_in_two_steps(self, fi_worker_stat *stat) except -1:
-        """Fetches row after row, and owns, writes and marks those in which it is the first."""
-        cdef WorkerRing end = self.end
-        cdef uint32_t row = end.turn.first, stop = end.turn.first + end.turn.count, code
-        cdef int64_t since = fi_now_ns(), fetched
-        while row < stop:
-            if fi_row_promise(&end.worker, &end.turn, row, &self.index, &self.origin):
-                self.row = row
-                example = failure = None
-                try:
-                    example = PyObject_GetItem(self.dataset, PyLong_FromLongLong(self.index))
-                except BaseException as error:
-                    failure = error
-                fetched = fi_now_ns()
-                if self.wins(row, since, fetched):
-                    code = self.store_outcome(row, example, failure)
-                    example = failure = None
-                    if self.is_hedge:
-                        fi_worker_stat_sampled(stat, fetched - since, fi_now_ns() - fetched)
-                    else:
-                        self.timed(stat, since, fetched, self.index, 1, 1)
-                    self.mark(stat, row, code)
-                else:
-                    fi_worker_stat_fetch_ends(stat)
-                example = failure = None
-                since = fi_now_ns()
-            row += 1
-        self.row = -1
-        return 0
-
     cdef bint wins(self, uint32_t row, int64_t since, int64_t fetched) noexcept:
-        """Owns a row that was fetched; False if another worker has been faster."""
+        """Owns a row that was fetched in two steps; False if another worker has been faster."""
         cdef WorkerRing end = self.end
-        cdef bint won = fi_row_win(&end.worker, &end.turn, row)
         cdef fi_event event
+        if self.own_row == row:
+            return True
+        cdef bint won = fi_row_win(&end.worker, &end.turn, row)
+        if won:
+            self.own_row = row
         if self.traces and (self.is_hedge or not won):
             self.put_traced()
             event.began_ns, event.took_ns, event.index = since, fetched - since, self.index
@@ -321,15 +328,6 @@ cdef class RowWriter(SlotWriter):
             fi_trace_put(end.worker.ring, end.worker.number,
                          FI_EVENT_HEDGE if won else FI_EVENT_LOST, &event, 1)
         return won
-
-    cdef uint32_t store_outcome(self, uint32_t row, object example, object failure) except 0:
-        """Writes an example, or what was raised in its place."""
-        if failure is None:
-            try:
-                return self.store(row, example)
-            except BaseException as error:
-                failure = error
-        return self.store_failure(row, failure)
 
     cdef int fill_by_request(self, fi_worker_stat *stat) except -1:
         """Has the only row of a batch made of what its plan asks for."""
@@ -355,7 +353,7 @@ cdef class RowWriter(SlotWriter):
         """Rows were fetched from `since` to `fetched`, and written from then until now."""
         cdef int64_t wrote = fi_now_ns() - fetched
         fi_worker_stat_sampled(stat, weight * (fetched - since), weight * wrote)
-        if not self.traces:
+        if not self.traces or self.is_hedge:  # which `wins` has recorded
             return
         if self.traced_rows == 0:
             self.traced.began_ns = since
@@ -483,7 +481,8 @@ cdef class RowWriter(SlotWriter):
         cdef list rows = [], indices = []
         for row in range(end.turn.first, end.turn.first + end.turn.count):
             if self.two_steps:
-                if fi_row_promise(&end.worker, &end.turn, row, &self.index, &self.origin):
+                if fi_row_promise(
+                        &end.worker, &end.turn, row, since, &self.index, &self.origin):
                     rows.append(row)
                     indices.append(self.index)
             elif fi_row_own(&end.worker, &end.turn, row):
@@ -502,21 +501,24 @@ cdef class RowWriter(SlotWriter):
             failure = error if len(rows) == 1 else None
         fetched = fi_now_ns()
         for position, row in enumerate(rows):
-            raised, example = failure, None
-            try:
-                if examples is not None:
-                    example = examples[position]
-                elif failure is None:
-                    fi_worker_stat_fetch_begins(stat, indices[position])
-                    self.rows, self.indices = [row], [indices[position]]
-                    self.counter = None
-                    example = self.getitems([indices[position]])[0]
-            except BaseException as error:
-                raised = error
             self.index = indices[position]
-            if self.two_steps and not self.wins(row, since, fetched):
-                continue
-            code = self.store_outcome(row, example, raised)
+            try:
+                if failure is not None:
+                    raise failure
+                if examples is None:
+                    fi_worker_stat_fetch_begins(stat, self.index)
+                    self.rows, self.indices = [row], [self.index]
+                    self.counter = None
+                    example = self.getitems([self.index])[0]
+                else:
+                    example = examples[position]
+                if self.two_steps and not self.wins(row, since, fetched):
+                    continue
+                code = self.store(row, example)
+            except BaseException as error:
+                if self.two_steps and not self.wins(row, since, fetched):
+                    continue
+                code = self.store_failure(row, error)
             self.count(stat, code)
             fi_row_done(&end.worker, &end.turn, row, code)
         fi_worker_stat_fetch_ends(stat)

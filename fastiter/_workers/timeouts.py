@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fastiter._clib import status
 from fastiter._util.running_time import RunningTime
 from fastiter._util.warn import warn_caller
+from fastiter._workers.process import STUCK_SECONDS
 from fastiter.errors import TimeoutWarning
 
 if TYPE_CHECKING:
@@ -172,7 +173,8 @@ class Timeouts:
             if worker.overrun is not None:
                 worker.end()  # again, for an interrupt may have come before the signal
                 if not worker.is_abandoned:
-                    self._due_at(worker.ended + UNKILLABLE_SECONDS, now)
+                    patience = UNKILLABLE_SECONDS if worker.is_stuck else STUCK_SECONDS
+                    self._due_at(worker.ended + patience, now)
                 continue
             report = self._ring.report(worker.number)
             progress += report["rows"] + report["claims"]

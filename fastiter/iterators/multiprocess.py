@@ -446,8 +446,14 @@ class MultiprocessIterator(PrefetchingIterator):
         if isinstance(self._dataset, Parts):
             stream = self._dataset.stream
             return StreamJob(stream, None, self._worker_init, self._maxtasksperchild)
-        data, claims = self._source.dataset, self._maxtasksperchild
-        return BatchJob(data, converter, self._worker_init, claims, self._hedge is not None)
+        return BatchJob(
+            self._source.dataset,
+            converter,
+            self._worker_init,
+            self._maxtasksperchild,
+            retries=self._on_timeout == "retry",
+            hedges=self._hedge is not None,
+        )
 
     def _open_reading(self, store: PartStore) -> MultiprocessIterator | None:
         if self._hedge is not None:

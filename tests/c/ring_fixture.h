@@ -103,6 +103,7 @@ static inline uint32_t slot_of(const fixture *f, uint64_t q)
 static inline int next_turn(fixture *f, uint32_t w, fi_turn *turn)
 {
     asleep = false;
+    f->workers[w].next_look = 0;
     int kind = fi_worker_next(f->workers + w, turn);
     if (asleep) {
         CHECK_EQ(kind, FI_TURN_STOP);
@@ -157,7 +158,7 @@ static inline uint32_t recover(fixture *f, uint32_t w, bool poison)
     uint32_t count, sum = 0;
     while ((count = fi_parent_losses(&f->parent, w, losses, 3)) > 0) {
         for (uint32_t i = 0; i < count; i++)
-            fi_parent_return(&f->parent, w, losses + i, poison);
+            fi_parent_return(&f->parent, w, true, losses + i, poison);
         sum += count;
     }
     fi_parent_rewind(&f->parent, w, -1);

@@ -117,7 +117,7 @@ static void recover(stress *t, uint32_t worker)
                 t->redone += filling && !poison;
             }
             t->poisoned += filling && poison;
-            fi_parent_return(parent, worker, losses + i, poison);
+            fi_parent_return(parent, worker, true, losses + i, poison);
         }
         lost += count;
     }

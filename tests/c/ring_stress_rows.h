@@ -108,7 +108,7 @@ static void fill_in_two_steps(const fi_worker *worker, const fi_turn *turn, uint
     int64_t index;
     fi_origin origin;
     for (uint32_t row = turn->first; row < turn->first + turn->count; row++) {
-        if (!fi_row_promise(worker, turn, row, &index, &origin))
+        if (!fi_row_promise(worker, turn, row, fi_now_ns(), &index, &origin))
             continue;
         step();
         for (uint64_t i = draw(seed, 8) ? 0 : draw(seed, 100); i > 0; i--)

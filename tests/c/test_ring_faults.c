@@ -18,8 +18,8 @@ static void test_losses(void)
     CHECK_EQ(fi_parent_losses(&f.parent, 2, losses, 2), 2); /* no more than asked for */
     CHECK_EQ(fi_parent_losses(&f.parent, 2, losses, ROWS), 4);
     CHECK(losses[1].slot == slot_of(&f, q) && losses[1].row == 2 && losses[1].q == q);
-    fi_parent_return(&f.parent, 2, losses, false);
-    fi_parent_return(&f.parent, 2, losses + 1, true);
+    fi_parent_return(&f.parent, 2, true, losses, false);
+    fi_parent_return(&f.parent, 2, true, losses + 1, true);
     CHECK(row_word(&f, turn.slot, 0) == fi_word(q, 0, FI_TODO, 0));
     CHECK(row_word(&f, turn.slot, 1) == fi_word(q, 0, FI_ROW_OK, 0));
     CHECK(row_word(&f, turn.slot, 2) == fi_word(q, 0, FI_POISON, 0));
@@ -450,13 +450,13 @@ static uint64_t begin_hedge_of_slow_row(fixture *f, fi_turn *first, fi_turn *hed
     uint64_t q = schedule(f, 2);
     CHECK_EQ(next_turn(f, 0, first), FI_TURN_ROWS);
     CHECK(first->first == 0 && first->count == 1);
-    CHECK(fi_row_promise(f->workers, first, 0, &index, &origin));
+    CHECK(fi_row_promise(f->workers, first, 0, fi_now_ns(), &index, &origin));
     CHECK_EQ(index, 1000 * (int64_t)q);
     CHECK_EQ(next_turn(f, 1, hedge), FI_TURN_ROWS);
-    CHECK(fi_row_promise(f->workers + 1, hedge, 1, &index, &origin));
+    CHECK(fi_row_promise(f->workers + 1, hedge, 1, fi_now_ns(), &index, &origin));
     fi_turn other = *hedge;
     other.fetcher = 2;
-    CHECK(!fi_row_promise(f->workers + 2, &other, 1, &index, &origin)); /* not twice */
+    CHECK(!fi_row_promise(f->workers + 2, &other, 1, fi_now_ns(), &index, &origin)); /* not twice */
     CHECK(fi_row_win(f->workers + 1, hedge, 1));
     fi_row_done(f->workers + 1, hedge, 1, FI_ROW_OK);
     has_taken(f, 1);
@@ -465,9 +465,9 @@ static uint64_t begin_hedge_of_slow_row(fixture *f, fi_turn *first, fi_turn *hed
     fi_store_relaxed(&f->ring.worker_stats[0].since, fi_now_ns() - 3 * LATE_NS);
     CHECK_EQ(next_turn(f, 1, hedge), FI_TURN_ROWS);
     CHECK(hedge->first == 0 && hedge->count == 1 && hedge->fetcher == 0);
-    CHECK(fi_row_promise(f->workers + 1, hedge, 0, &index, &origin));
+    CHECK(fi_row_promise(f->workers + 1, hedge, 0, fi_now_ns(), &index, &origin));
     CHECK_EQ(index, 1000 * (int64_t)q);
-    CHECK(!fi_row_promise(f->workers + 2, hedge, 0, &index, &origin)); /* nobody hedges it again */
+    CHECK(!fi_row_promise(f->workers + 2, hedge, 0, fi_now_ns(), &index, &origin)); /* nobody hedges it again */
     CHECK_EQ(next_turn(f, 2, &other), TURN_SLEEP);
     CHECK_EQ(nap, FI_FOR_EVER);
     return q;
@@ -504,7 +504,7 @@ static void test_a_worker_dies_whose_row_is_hedged(void)
     uint64_t q = begin_hedge_of_slow_row(&f, turns, turns + 1);
     CHECK_EQ(fi_parent_losses(&f.parent, 0, losses, 2), 1);
     CHECK(fi_row_win(f.workers + 1, turns + 1, 0)); /* between the two halves of R2 */
-    fi_parent_return(&f.parent, 0, losses, true);
+    fi_parent_return(&f.parent, 0, true, losses, true);
     CHECK(row_word(&f, turns->slot, 0) == fi_word(q, 1, FI_OWNED, 0));
     CHECK_EQ(recover(&f, 1, false), 1); /* the hedger dies, too */
     CHECK(row_word(&f, turns->slot, 0) == fi_word(q, 0, FI_TODO, 0));
@@ -514,6 +514,39 @@ static void test_a_worker_dies_whose_row_is_hedged(void)
     CHECK_EQ(recover(&f, 0, false), 1);
     CHECK(!fi_row_win(f.workers + 1, turns + 1, 0));
     work_all(&f, 2);
+    take_ready(&f, true);
+    tear_down(&f);
+}
+
+/* Of a worker that lives, rows are taken back that it fetches, and no others. */
+static void test_rows_are_taken_from_a_stuck_worker(void)
+{
+    fixture f;
+    fi_turn turn;
+    fi_loss losses[3];
+    int64_t index;
+    fi_origin origin;
+    set_up(&f, 0);
+    uint64_t q = schedule(&f, 2);
+    f.workers[0].least = 2;
+    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
+    for (uint32_t row = 0; row < 2; row++)
+        CHECK(fi_row_promise(f.workers, &turn, row, fi_now_ns(), &index, &origin));
+    CHECK(fi_row_win(f.workers, &turn, 0));
+    CHECK_EQ(fi_parent_losses(&f.parent, 0, losses, 3), 2);
+    for (uint32_t row = 0; row < 2; row++)
+        fi_parent_return(&f.parent, 0, false, losses + row, false);
+    CHECK(row_word(&f, turn.slot, 0) == fi_word(q, 0, FI_OWNED, 0));
+    CHECK(row_word(&f, turn.slot, 1) == fi_word(q, 0, FI_TODO, 0));
+    fi_parent_restore_hints(&f.parent);
+    work_all(&f, 1);
+    CHECK(!fi_row_win(f.workers, &turn, 1));
+    fi_row_done(f.workers, &turn, 0, FI_ROW_OK);
+    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_FINISH);
+    CHECK_EQ(fi_parent_losses(&f.parent, 0, losses, 3), 1);
+    fi_parent_return(&f.parent, 0, false, losses, false);
+    CHECK_EQ(fi_parent_losses(&f.parent, 0, losses, 3), 1);
+    fi_worker_ready(f.workers, &turn, 0);
     take_ready(&f, true);
     tear_down(&f);
 }
@@ -542,7 +575,7 @@ static void test_rows_behind_a_slow_one_and_the_share_of_hedges(void)
     schedule(&f, ROWS);
     CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
     CHECK(turn.count > 1);
-    CHECK(fi_row_promise(f.workers, &turn, 0, &index, &origin));
+    CHECK(fi_row_promise(f.workers, &turn, 0, fi_now_ns(), &index, &origin));
     for (int kind; (kind = next_turn(&f, 1, &other)) == FI_TURN_ROWS;)
         own_all(&f, 1, &other, FI_ROW_OK);
     CHECK(nap > 0 && nap <= BEHIND_NS);
@@ -570,7 +603,7 @@ static void begin_slow_call(fixture *f, uint32_t w, uint32_t n, fi_turn *turn)
     CHECK_EQ(next_turn(f, w, turn), FI_TURN_ROWS);
     CHECK(turn->first == 0 && turn->count == n);
     for (uint32_t row = 0; row < n; row++)
-        CHECK(fi_row_promise(f->workers + w, turn, row, &index, &origin));
+        CHECK(fi_row_promise(f->workers + w, turn, row, fi_now_ns(), &index, &origin));
     fi_store_relaxed(&f->ring.worker_stats[w].since, fi_now_ns() - 3 * (int64_t)n * LATE_NS - 1);
 }
 
@@ -590,14 +623,14 @@ static void test_each_row_of_hung_calls_is_hedged(void)
     begin_slow_call(&f, 0, ROWS, calls);
     begin_slow_call(&f, 1, ROWS, calls + 1);
     has_taken(&f, 2);
-    for (int kind; (kind = next_turn(&f, 2, &turn)) != TURN_SLEEP;)
+    for (int kind; (kind = next_turn(&f, 2, &turn)) != TURN_SLEEP || nap < FI_FOR_EVER;)
         if (kind == FI_TURN_FINISH) {
             fi_worker_ready(f.workers + 2, &turn, 0);
             finished++;
-        } else {
+        } else if (kind != TURN_SLEEP) {
             CHECK_EQ(kind, FI_TURN_ROWS);
             CHECK(turn.fetcher != 2);
-            CHECK(fi_row_promise(f.workers + 2, &turn, turn.first, &index, &origin));
+            CHECK(fi_row_promise(f.workers + 2, &turn, turn.first, fi_now_ns(), &index, &origin));
             CHECK(fi_row_win(f.workers + 2, &turn, turn.first));
             fi_row_done(f.workers + 2, &turn, turn.first, FI_ROW_OK);
             hedged++;
@@ -626,12 +659,12 @@ static void test_a_call_that_lost_a_row_is_looked_at(void)
         CHECK_EQ(call.count, 2);
         other = call;
         other.fetcher = late ? 0 : 1;
-        CHECK(fi_row_promise(f.workers, &call, 0, &index, &origin));
-        CHECK(!late || fi_row_promise(f.workers, &call, 1, &index, &origin));
-        CHECK(fi_row_promise(f.workers + 1, &other, 1, &index, &origin));
+        CHECK(fi_row_promise(f.workers, &call, 0, fi_now_ns(), &index, &origin));
+        CHECK(!late || fi_row_promise(f.workers, &call, 1, fi_now_ns(), &index, &origin));
+        CHECK(fi_row_promise(f.workers + 1, &other, 1, fi_now_ns(), &index, &origin));
         CHECK(fi_row_win(f.workers + 1, &other, 1));
         fi_row_done(f.workers + 1, &other, 1, FI_ROW_OK);
-        CHECK(late || !fi_row_promise(f.workers, &call, 1, &index, &origin));
+        CHECK(late || !fi_row_promise(f.workers, &call, 1, fi_now_ns(), &index, &origin));
         CHECK(!late || !fi_row_win(f.workers, &call, 1));
         has_taken(&f, 1);
         CHECK_EQ(next_turn(&f, 1, &other), TURN_SLEEP);
@@ -663,6 +696,7 @@ int main(void)
     test_a_batch_moves();
     test_the_first_to_end_a_row_writes_it();
     test_a_worker_dies_whose_row_is_hedged();
+    test_rows_are_taken_from_a_stuck_worker();
     test_a_stuck_fetch_holds_no_slot();
     test_rows_behind_a_slow_one_and_the_share_of_hedges();
     test_each_row_of_hung_calls_is_hedged();

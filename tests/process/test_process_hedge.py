@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 import uuid
@@ -61,8 +62,8 @@ class Texts(Slow):
 
 class Random(Slow):
     def __getitem__(self, index):
-        value = example_rng().integers(1 << 40)
-        return np.int64(Slow.__getitem__(self, index)[1]), np.int64(value)
+        values = example_rng().random(), np.random.random(), random.random()
+        return np.array([Slow.__getitem__(self, index)[1], *values])
 
 
 def indices(batches):
@@ -118,10 +119,11 @@ def test_random_numbers_and_converters_are_as_without(make, tmp_path):
             repeat=False,
             shuffle=None,
             order_sampler=ShuffleOrderSampler(7),
+            seed_examples=True,
             hedge=hedge,
             converter=concat_examples,
         )
-        epochs.append([np.stack(batch) for batch in iterator])
+        epochs.append(list(iterator))
         assert (iterator.stats().won > 0) == (hedge is not None)
     np.testing.assert_array_equal(epochs[0], epochs[1])
 
