@@ -1,7 +1,7 @@
 """Rows of language models: windows of a file of tokens, and documents packed into rows.
 
 Windows of 1,024 of a file of uint16, a batch of 12 with labels: beside the way of nanoGPT, and the
-limit, a loop that widens as many tokens twice. Packing to 2,048 tokens, of 5,000 documents of three
+limit, a loop that widens as many tokens twice. Packing to 2,048 tokens, of 2,000 documents of three
 distributions of lengths in a shuffled order, each row made: beside Grain's best fit and TRL's "bfd"
 of 1,000 documents each. A call is a batch, or all documents.
 """
@@ -24,7 +24,7 @@ TITLE = "rows of language models: windows of 1,024, documents packed to 2,048"
 
 ROWS, WINDOW = 12, 1024
 N_TOKENS = 10_000_000
-N_DOCUMENTS, LENGTH, AT_ONCE = 5_000, 2048, 1_000
+N_DOCUMENTS, LENGTH, AT_ONCE = 2_000, 2048, 1_000
 
 
 # ---- windows

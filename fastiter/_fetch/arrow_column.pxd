@@ -22,7 +22,8 @@ cdef class ArrowColumn:
     cdef list values(self, const int64_t *rows, Py_ssize_t n)
 
 cdef class PaddedLists:
-    cdef ArrowColumn column
+    cdef object column
+    cdef readonly cnp.dtype dtype
     cdef Py_ssize_t n
     cdef Py_ssize_t count  # of sources
     cdef int ndim
@@ -31,7 +32,9 @@ cdef class PaddedLists:
     cdef const void **sources
     cdef int64_t *lengths  # of each source
     cdef int64_t *row_lengths  # of the first axis
-    cdef char *expanded  # bits as bytes
+    cdef char *expanded  # elements that do not lie in the column as they are
+    cdef int begin(self, Py_ssize_t n, Py_ssize_t count) except -1
+    cdef int end(self) except -1
     cdef bint plan(self, const int64_t *rows, Py_ssize_t n, bint pads, int64_t max_length,
                    int64_t multiple) except -1
     cdef bint plan_inner(self, const fi_span *spans, bint pads) except -1

@@ -30,4 +30,5 @@ class ArrowColumn:
 
 @disjoint_base
 class PaddedLists:
-    def __new__(cls, column: ArrowColumn) -> Self: ...
+    dtype: np.dtype[Any]
+    def __new__(cls, column: Any) -> Self: ...

@@ -218,8 +218,9 @@ cdef class PaddedLists:
     """The lists of some rows of a column, to be written as one array: `shape`, of `ndim` lengths, is
     that of a row in it."""
 
-    def __cinit__(self, ArrowColumn column):
+    def __cinit__(self, column):
         self.column = column
+        self.dtype = column.dtype
         self.ndim = column.levels
 
     def __dealloc__(self):
@@ -228,16 +229,31 @@ cdef class PaddedLists:
         PyMem_Free(self.row_lengths)
         PyMem_Free(self.expanded)
 
+    cdef int begin(self, Py_ssize_t n, Py_ssize_t count) except -1:
+        """Takes memory for n rows and so many sources."""
+        self.n, self.count = n, count
+        self.sources = <const void **>PyMem_Calloc(max(count, 1), sizeof(void *))
+        self.lengths = <int64_t *>PyMem_Calloc(max(count, 1), sizeof(int64_t))
+        if self.sources == NULL or self.lengths == NULL:
+            raise MemoryError()
+        return 0
+
+    cdef int end(self) except -1:
+        self.nbytes = fi_array_bytes(self.shape, self.ndim, self.n * self.dtype.itemsize)
+        if self.nbytes == <uint64_t>-1:
+            raise MemoryError(f"lists padded to {self.shape[0]} elements fit in no memory")
+        return 0
+
     cdef bint plan(self, const int64_t *rows, Py_ssize_t n, bint pads, int64_t max_length,
                    int64_t multiple) except -1:
         """Finds the lists, once; False if they are of different lengths, and `pads` is False.
 
         max_length, multiple: of the first axis, as in concat_examples; -1 for no maximum.
         """
-        cdef fi_span *spans = self.column.spans(rows, n)
+        cdef ArrowColumn column = self.column
+        cdef fi_span *spans = column.spans(rows, n)
         cdef Py_ssize_t i
         cdef int64_t length = 0
-        self.n = n
         try:
             self.row_lengths = <int64_t *>PyMem_Malloc(max(n, 1) * sizeof(int64_t))
             if self.row_lengths == NULL:
@@ -250,22 +266,16 @@ cdef class PaddedLists:
                 self.row_lengths[i] = spans[i].length
                 length = max(length, spans[i].length)
             self.shape[0] = (length + multiple - 1) // multiple * multiple
-            self.count = n if self.ndim == 1 else n * self.shape[0]
-            self.sources = <const void **>PyMem_Calloc(max(self.count, 1), sizeof(void *))
-            self.lengths = <int64_t *>PyMem_Calloc(max(self.count, 1), sizeof(int64_t))
-            if self.sources == NULL or self.lengths == NULL:
-                raise MemoryError()
+            self.begin(n, n if self.ndim == 1 else n * self.shape[0])
             if self.ndim == 2:
                 if not self.plan_inner(spans, pads):
                     return False
             else:
                 for i in range(n):
                     self.sources[i], self.lengths[i] = spans[i].data, spans[i].length
-                if self.column.column.width == 0:
+                if column.column.width == 0:
                     self.expand_bits(spans)
-            self.nbytes = fi_array_bytes(self.shape, self.ndim, n * self.column.dtype.itemsize)
-            if self.nbytes == <uint64_t>-1:
-                raise MemoryError(f"lists padded to {self.shape[0]} elements fit in no memory")
+            self.end()
             return True
         finally:
             PyMem_Free(spans)
@@ -275,7 +285,7 @@ cdef class PaddedLists:
         cdef Py_ssize_t i, place = 0, source
         cdef int64_t length = -1
         for i in range(self.n):
-            inner = self.column.inner_spans(&spans[i])
+            inner = (<ArrowColumn>self.column).inner_spans(&spans[i])
             try:
                 for place in range(spans[i].length):
                     source = i * self.shape[0] + place
@@ -310,7 +320,7 @@ cdef class PaddedLists:
     cdef void write(self, char *target, const void *fill) noexcept:
         """Writes `nbytes`. `fill`: one element."""
         cdef const int64_t *shape = &self.shape[self.ndim - 1]
-        cdef size_t itemsize = self.column.dtype.itemsize
+        cdef size_t itemsize = self.dtype.itemsize
         if self.nbytes < NOGIL_BYTES:
             fi_pad(target, shape, 1, itemsize, self.sources, self.lengths, self.count, fill)
         else:

@@ -52,5 +52,7 @@ cdef class ColumnReader:
     cdef object row_of(self, Py_ssize_t number, int64_t row)
     cdef object output(self, Py_ssize_t number, Py_ssize_t n)
     cdef list values(self, Py_ssize_t number, const int64_t *rows, Py_ssize_t n)
+    cdef bint has_rows(self, Py_ssize_t number, const int64_t *rows, Py_ssize_t n) except -1
+    cdef PaddedLists lists_of(self, Py_ssize_t number)
     cdef bint plan_lists(self, PaddedLists lists, Py_ssize_t number, const int64_t *rows,
                          Py_ssize_t n, object step) except -1

@@ -21,7 +21,7 @@ from fastiter._clib.numpy_api cimport (
     bytes_of, descr_of, dims_of, equivalent, int64_items, itemsize_of, ndim_of, new_empty,
     strides_of)
 from fastiter._fetch.arrow_column cimport ArrowColumn, PaddedLists
-from fastiter._fetch.token_rows cimport TokenColumn
+from fastiter._fetch.token_rows cimport TokenColumn, TokenLists
 from fastiter._ring.schema cimport (
     ARRAY, BARE, DICT, MOST_NDIM, OBJECT, RAGGED, SCALAR, TEXT, TUPLE, Field, Schema,
     is_plain_number)
@@ -98,8 +98,11 @@ cdef class ColumnReader:
                     self.templates.append(data)
             elif type(data) is TokenColumn:
                 source.tokens = <PyObject *>data
-                data = numpy.empty((0, *data.shape), dtype)
-                self.templates.append(data)
+                if data.levels > 0:
+                    source.kind = RAGGED
+                else:
+                    data = numpy.empty((0, *data.shape), dtype)
+                    self.templates.append(data)
             elif type(data) is not numpy.ndarray:
                 source.kind = OBJECT
                 source.n_objects = len(data)
@@ -188,15 +191,14 @@ cdef class ColumnReader:
             if source.kind == TEXT or source.kind == OBJECT:
                 found = self.values(number, rows, n)
             elif source.kind == RAGGED:
-                lists = PaddedLists(<ArrowColumn>source.arrow)
+                lists = self.lists_of(number)
                 if not self.plan_lists(lists, number, rows, n, steps[number]):
                     return None
                 shape[0] = n
                 for axis in range(lists.ndim):
                     shape[1 + axis] = lists.shape[axis]
-                Py_INCREF(lists.column.dtype)  # the constructor takes it over
-                found = new_empty(
-                    1 + lists.ndim, shape, <cnp.PyArray_Descr *>lists.column.dtype, 0)
+                Py_INCREF(lists.dtype)  # the constructor takes it over
+                found = new_empty(1 + lists.ndim, shape, <cnp.PyArray_Descr *>lists.dtype, 0)
                 fill = steps[number][0]
                 lists.write(bytes_of(<cnp.PyArrayObject *>found),
                             bytes_of(<cnp.PyArrayObject *>(found if fill is None else fill)))
@@ -409,6 +411,11 @@ cdef class ColumnReader:
         finally:
             PyMem_Free(places.taken)
 
+    cdef PaddedLists lists_of(self, Py_ssize_t number):
+        """Rows of a column of lists, which `plan_lists` finds."""
+        column = self.columns[number]
+        return TokenLists(column) if self.sources[number].tokens != NULL else PaddedLists(column)
+
     cdef bint plan_lists(self, PaddedLists lists, Py_ssize_t number, const int64_t *rows,
                          Py_ssize_t n, object step) except -1:
         """Finds the lists of rows. Of the step: fill value or None, greatest length or -1, multiple.
@@ -430,7 +437,7 @@ cdef class ColumnReader:
         for number in range(self.count):
             source = &self.sources[number]
             if source.kind == RAGGED:
-                column = <ArrowColumn>source.arrow
+                column = self.columns[number]
                 # Lists of lists are objects; only padded together they are an array.
                 found.append((RAGGED if column.levels == 1 else OBJECT, column.dtype, column.levels))
             elif source.kind != ARRAY:
@@ -456,11 +463,11 @@ cdef class ColumnReader:
             source = &self.sources[number]
             field = &schema.fields[number]
             if source.kind != ARRAY:
-                levels = (<ArrowColumn>source.arrow).column.levels if source.kind == RAGGED else 0
+                levels = self.columns[number].levels if source.kind == RAGGED else 0
                 if field.kind != (OBJECT if levels == 2 else source.kind):
                     return False
                 if source.kind == RAGGED and field.descr != NULL and not equivalent(
-                        field.descr, <cnp.PyArray_Descr *>(<ArrowColumn>source.arrow).dtype):
+                        field.descr, <cnp.PyArray_Descr *>self.columns[number].dtype):
                     return False
                 continue
             array = source.array
@@ -484,11 +491,23 @@ cdef class ColumnReader:
         cdef Field *field
         for number in range(self.count):
             field = &schema.fields[number]
-            if self.sources[number].kind == ARRAY and not self.gather_column(
-                    number, payload + field.offset + <uint64_t>field.stride * row, field.stride,
-                    rows, n, uncached):
+            if self.sources[number].kind == ARRAY:
+                if not self.gather_column(
+                        number, payload + field.offset + <uint64_t>field.stride * row,
+                        field.stride, rows, n, uncached):
+                    return False
+            elif self.sources[number].tokens != NULL and not self.has_rows(number, rows, n):
                 return False
         return True
+
+    cdef bint has_rows(self, Py_ssize_t number, const int64_t *rows, Py_ssize_t n) except -1:
+        """Whether rows of a column of tokens exist; raises what is wrong with one."""
+        cdef Places places
+        try:
+            return self.translate(number, &rows, n, &places) and (
+                <TokenColumn>self.sources[number].tokens).has(rows, n)
+        finally:
+            PyMem_Free(places.taken)
 
 
 cdef void _gather(char *target, Py_ssize_t row_bytes, const fi_column *column, const char *base,

@@ -2,6 +2,7 @@ cimport numpy as cnp
 from libc.stdint cimport int64_t, uint32_t
 
 from fastiter._clib.csrc cimport fi_row_format, fi_segment, fi_tokens
+from fastiter._fetch.arrow_column cimport PaddedLists
 
 cdef class TokenSource:
     cdef fi_tokens tokens
@@ -50,6 +51,13 @@ cdef class TokenColumn:
     cdef int field
     cdef bint is_flat
     cdef readonly cnp.dtype dtype
-    cdef readonly tuple shape
+    cdef readonly tuple shape  # of a row, unless rows are lists
+    cdef readonly int levels  # 1 for lists
+    cdef int64_t multiple
+    cdef bint has(self, const int64_t *rows, Py_ssize_t n) except -1
+    cdef int64_t length_of(self, int64_t row) except -2
     cdef bint gather(self, char *target, const int64_t *rows, Py_ssize_t n,
                      uint32_t length) except -1
+
+cdef class TokenLists(PaddedLists):
+    pass

@@ -4,6 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self, disjoint_base
 
+from fastiter._fetch.arrow_column import PaddedLists
+
 EPOCH_SHIFT: int
 FIELDS: tuple[str, ...]
 METHODS: dict[str, int]
@@ -75,17 +77,21 @@ class TokenColumn:
         planner: RowPlanner,
         field: str,
         *,
-        width: int,
+        width: int | None,
         dtype: np.dtype[Any],
         shifts: bool,
         left: bool,
         pad: int,
         ignored: int,
         aligned: TokenSource | None = None,
+        multiple: int = 1,
     ) -> None: ...
     planner: RowPlanner
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    levels: int
     def __len__(self) -> int: ...
     def check_lengths(self, n: int, address: int) -> None: ...
-    def row(self, number: int, length: int) -> Any: ...
+    def values(self, numbers: NDArray[np.int64]) -> list[Any] | None: ...
+
+class TokenLists(PaddedLists): ...

@@ -12,6 +12,7 @@ from libc.stdint cimport UINT32_MAX, int64_t, uint32_t, uint64_t
 
 from fastiter._clib.csrc cimport *
 from fastiter._clib.numpy_api cimport bytes_of, int64_items
+from fastiter._fetch.arrow_column cimport PaddedLists
 
 from bisect import bisect_right
 
@@ -526,15 +527,16 @@ cdef void free_all(Segments *found) noexcept:
 cdef class TokenColumn:
     """A field of the rows of a planner.
 
-    ``aligned`` is the source of a further column, cut like the tokens, or None. Of documents, whose rows
-    are of any length, only `row` is of use.
+    ``aligned`` is the source of a further column, cut like the tokens, or None. Rows without a width,
+    documents, are lists, padded to a ``multiple`` each.
     """
 
     def __init__(self, RowPlanner planner, str field, *, width, dtype, shifts, left, pad, ignored,
-                 TokenSource aligned=None):
+                 TokenSource aligned=None, multiple=1):
         self.planner = planner
         self.source = planner.source if aligned is None else aligned
-        self.format.length = <uint32_t>width
+        self.format.length = <uint32_t>(width or 0)
+        self.multiple = multiple
         self.format.wide = dtype.itemsize == 8
         self.format.shifts, self.format.borders = shifts, planner.borders
         self.format.left, self.format.pad, self.format.ignored = left, pad, ignored
@@ -543,7 +545,8 @@ cdef class TokenColumn:
             aligned is None and self.field != FI_FIELD_DOCUMENTS)
         self.dtype = np.dtype(_NARROW.get(field, dtype)) if aligned is None else aligned.dtype
         is_number = self.field in (FI_FIELD_COUNT, FI_FIELD_LONGEST)
-        self.shape = () if is_number else (width,)
+        self.levels = width is None and not is_number
+        self.shape = () if is_number or width is None else (width,)
 
     def __len__(self):
         return self.planner.n_rows()
@@ -560,7 +563,7 @@ cdef class TokenColumn:
         cdef int64_t k
         clear(&found)
         format.length = length
-        if self.shape:
+        if self.shape or self.levels:
             width *= length
         if self.is_flat:
             tokens = &self.planner.flat
@@ -592,9 +595,78 @@ cdef class TokenColumn:
                     f"document {segments[k].document} has {expected} tokens, but {length} values in "
                     "an aligned column: leave the column out of aligned=")
 
-    def row(self, int64_t number, int64_t length):
-        """A row of `length` places: an array, or a number."""
-        cdef Py_ssize_t places = length if self.shape else 1
-        made = np.empty((1, places), self.dtype)
-        row = made if self.shape else made[0]
-        return row[0] if self.gather(start_of(row), &number, 1, <uint32_t>length) else None
+    cdef int64_t length_of(self, int64_t row) except -2:
+        """The length of a row of documents; -1 if there is none of that number."""
+        cdef int64_t length = 0
+        row &= (<int64_t>1 << EPOCH_BITS) - 1
+        if row >= self.planner.source.tokens.n_documents:
+            return -1
+        if fi_tokens_lengths(&self.planner.source.tokens, &row, 1, &length) == 0:
+            raise self.planner.source.damaged(row)
+        return (length + self.multiple - 1) // self.multiple * self.multiple
+
+    cdef bint has(self, const int64_t *rows, Py_ssize_t n) except -1:
+        """Whether there are these rows of documents; raises what is wrong with one."""
+        cdef fi_segment segment
+        cdef Py_ssize_t i
+        for i in range(n):
+            if self.length_of(rows[i]) < 0:
+                return False
+            segment.document = rows[i] & ((<int64_t>1 << EPOCH_BITS) - 1)
+            if self.field == FI_FIELD_ALIGNED:
+                self.check_lengths(1, <int64_t>&segment)
+        return True
+
+    def values(self, numbers):
+        """Rows of documents: a list of arrays, or None if one of them does not exist."""
+        cdef Py_ssize_t n = 0, i
+        cdef const int64_t *rows = int64_items(numbers, &n)
+        cdef int64_t length
+        cdef list found = []
+        for i in range(n):
+            length = self.length_of(rows[i]) if rows[i] >= 0 else -1
+            if length < 0:
+                return None
+            row = np.empty(length, self.dtype)
+            if not self.gather(start_of(row), &rows[i], 1, <uint32_t>length):
+                return None
+            found.append(row)
+        return found
+
+
+cdef class TokenLists(PaddedLists):
+    """Documents as rows, to be written as one array."""
+
+    cdef bint plan(self, const int64_t *rows, Py_ssize_t n, bint pads, int64_t max_length,
+                   int64_t multiple) except -1:
+        """As of `PaddedLists`. False also if offsets are wrong, and for rows that are to be cut."""
+        cdef TokenColumn column = self.column
+        cdef int64_t length = 0, total = 0
+        cdef Py_ssize_t i
+        if max_length >= 0:
+            return False
+        self.begin(n, n)
+        self.row_lengths = <int64_t *>PyMem_Calloc(max(n, 1), sizeof(int64_t))
+        if self.row_lengths == NULL:
+            raise MemoryError()
+        try:
+            for i in range(n):
+                self.row_lengths[i] = self.lengths[i] = column.length_of(rows[i])
+                if self.lengths[i] < 0 or not (pads or self.lengths[i] == self.lengths[0]):
+                    return False
+                length = max(length, self.lengths[i])
+                total += self.lengths[i]
+            self.expanded = <char *>PyMem_Calloc(max(total, 1), self.dtype.itemsize)
+            if self.expanded == NULL:
+                raise MemoryError()
+            total = 0
+            for i in range(n):
+                self.sources[i] = self.expanded + total * self.dtype.itemsize
+                if not column.gather(<char *>self.sources[i], &rows[i], 1, <uint32_t>self.lengths[i]):
+                    return False
+                total += self.lengths[i]
+        except ValueError:
+            return False
+        self.shape[0] = (length + multiple - 1) // multiple * multiple
+        self.end()
+        return True

@@ -14,7 +14,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastiter._fetch import row_groups
 from fastiter._fetch.dataset_access import plain_columns, rows_getter
-from fastiter._fetch.arrow_column cimport ArrowColumn, PaddedLists
+from fastiter._fetch.arrow_column cimport PaddedLists
 from fastiter._fetch.gather cimport ColumnReader
 from fastiter._clib.csrc cimport *
 from fastiter._clib.numpy_api cimport bytes_of
@@ -431,13 +431,16 @@ cdef class RowWriter(SlotWriter):
         cdef uint32_t row
         cdef bint done
         fi_worker_stat_fetch_begins(stat, self.index_of(first))
-        done = (<ColumnReader>self.plain.reader).into_slot(
-            self.schema, fi_slot_payload(end.worker.ring, end.turn.slot), first,
-            fi_row_index(end.worker.ring, end.turn.slot, first), count, self.uncached)
+        try:
+            done = (<ColumnReader>self.plain.reader).into_slot(
+                self.schema, fi_slot_payload(end.worker.ring, end.turn.slot), first,
+                fi_row_index(end.worker.ring, end.turn.slot, first), count, self.uncached)
+        except ValueError:  # offsets are wrong
+            done = False
         if done and not (<ColumnReader>self.plain.reader).is_fixed:
             done = self.write_values(first, count)
         fi_worker_stat_fetch_ends(stat)
-        if not done:  # an index is out of range, or a text is none: the dataset says so itself
+        if not done:  # an index is out of range, a text is none: the dataset says so itself
             return self.fill_singly(stat, first, count, True)
         for row in range(first, first + count):
             fi_row_done(&end.worker, &end.turn, row, FI_ROW_OK)
@@ -621,7 +624,7 @@ cdef class RowWriter(SlotWriter):
     cdef bint gather_lists(self, Py_ssize_t number, list rows, object step) except -1:
         """Joins lists that lie in the dataset's columns, as `pad_field` those in the slot."""
         cdef ColumnReader reader = self.plain.reader
-        cdef PaddedLists lists = PaddedLists(<ArrowColumn>reader.sources[number].arrow)
+        cdef PaddedLists lists = reader.lists_of(number)
         cdef Field *f = &self.schema.fields[number]
         cdef char *payload = fi_slot_payload(self.end.worker.ring, self.end.turn.slot)
         cdef int64_t *entry = entry_of(f, payload, self.schema.rows)  # that of the joined array

@@ -225,11 +225,14 @@ class TokenDataset(DatasetMixin):
                 aligned = Opened(*opened.aligned[field], {}).source()
                 form = {**form, "pad": form["ignored"] if field == "labels" else 0}
             self._columns[field] = TokenColumn(
-                self._planner, field, width=length or 0, aligned=aligned, **form
+                self._planner,
+                field,
+                width=length,
+                aligned=aligned,
+                multiple=self._multiple,
+                **form,
             )
-        self._plain = None
-        if length is not None:
-            self._plain = plain_columns(self._as_columns())
+        self._plain = plain_columns(self._as_columns())
 
     def __getstate__(self) -> dict[str, Any]:
         opened = ("_opened", "_planner", "_columns", "_plain")
@@ -305,16 +308,10 @@ class TokenDataset(DatasetMixin):
     def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
         """Get the rows at some indices, as `get_example` does."""
         rows = self._rows(indices)
-        if self._plain is not None:
-            examples = self._plain.reader.examples(rows)
-            if examples is None:
-                raise out_of_range(indices, len(self))
-            return examples
-        source = self._planner.source
-        examples = []
-        for row, n in zip(rows.tolist(), source.lengths(rows).tolist(), strict=True):
-            n = -(-n // self._multiple) * self._multiple
-            examples.append({name: column.row(row, n) for name, column in self._columns.items()})
+        assert self._plain is not None
+        examples = self._plain.reader.examples(rows)
+        if examples is None:
+            raise out_of_range(indices, len(self))
         return examples
 
     def _as_columns(self) -> Columns:
@@ -325,11 +322,9 @@ class TokenDataset(DatasetMixin):
             fills = {
                 name: values.get(name, -1 if name == "document_ids" else 0)
                 for name, column in self._columns.items()
-                if column.shape
+                if column.levels
             }
-        return Columns(
-            dict, self._fields, columns, False, fills=fills, by_example=self._width is None
-        )
+        return Columns(dict, self._fields, columns, False, fills=fills)
 
     def __fastiter_columns__(self) -> Columns:
         return self._as_columns()

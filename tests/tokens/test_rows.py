@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pickle
 
 import numpy as np
 import pytest
 
-from fastiter import SerialIterator, concat_examples
+from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator, concat_examples
 from fastiter.tokens import TokenDataset
 
 FIELDS = (
@@ -216,6 +217,70 @@ def test_single_documents_are_padded_in_batches():
     ends = [[2, 3, -100], [-100] * 3, [-100] * 3, [6, -100, -100]]
     assert batch["labels"].tolist() == ends
     assert batch["attention_mask"].sum(1).tolist() == batch["n_tokens"].tolist() == [3, 1, 0, 2]
+
+
+class ByExample(TokenDataset):
+    """Read by example, since indexing is its own."""
+
+    def __getitems__(self, indices):
+        return super().__getitems__(indices)
+
+
+@pytest.mark.parametrize("kind", [SerialIterator, MultithreadIterator, MultiprocessIterator])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fields": FIELDS, "bos_token_id": 1, "output_dtype": np.int32},
+        {"fields": FIELDS, "pad_to_multiple_of": 8, "padding_side": "left", "pad_token_id": 7},
+        {"fields": ("labels",), "shift_labels": False},
+    ],
+)
+def test_single_documents_are_gathered_without_examples(kind, options, monkeypatch):
+    documents = documents_of(count=60)
+    workers = {SerialIterator: {}, MultithreadIterator: {"n_threads": 2}}.get(
+        kind, {"n_processes": 2, "context": "fork"}
+    )
+    converter = functools.partial(concat_examples, return_lengths=True)
+    fills = dict.fromkeys(options["fields"], 0) | {"labels": -100, "document_ids": -1}
+    fills["input_ids"] = options.get("pad_token_id", 0)
+    fills = {name: fills[name] for name in options["fields"]}
+    expected = SerialIterator(
+        ByExample(documents, **options),
+        7,
+        shuffle=False,
+        converter=functools.partial(converter, padding=fills),
+    )
+    batches = [next(expected) for _ in range(20)]
+
+    def refuse(self, indices):
+        raise AssertionError("an example was made")
+
+    monkeypatch.setattr(TokenDataset, "__getitems__", refuse)
+    dataset = TokenDataset(documents, **options)
+    with kind(dataset, 7, shuffle=False, converter=converter, **workers) as iterator:
+        for batch in batches:
+            found = next(iterator)
+            assert found.keys() == batch.keys()
+            for name, array in batch.items():
+                assert found[name].dtype == array.dtype, name
+                np.testing.assert_array_equal(found[name], array)
+
+
+def test_what_is_wrong_with_single_documents_is_said():
+    dataset = TokenDataset(np.arange(9), documents=[0, 4, 12, 9])
+    with (
+        MultiprocessIterator(
+            dataset, 3, shuffle=False, n_processes=1, context="fork", converter=concat_examples
+        ) as iterator,
+        pytest.raises(ValueError, match="document 1 lead out of the 9 tokens"),
+    ):
+        next(iterator)
+    rows = TokenDataset([[1, 2, 3], [4]])
+    cut = functools.partial(concat_examples, max_length=2)
+    batch = next(SerialIterator(rows, 2, shuffle=False, converter=cut))
+    assert batch["input_ids"].tolist() == [[1, 2], [4, 0]]
+    with pytest.raises(IndexError, match="index 2 is outside of a dataset of 2"):
+        rows[2]
 
 
 def test_padding_to_a_multiple():
