@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,7 +45,7 @@ def _file(n_rows: int) -> Path:
         pa.array(np.append(0, ends), pa.int32()), pa.array(tokens, pa.int32())
     )
     table = pa.table({"ids": lists, "number": np.arange(n_rows)})
-    new = path.with_suffix(".new")
+    new = path.with_suffix(f".{os.getpid()}")  # candidates may make it at the same time
     with pa.OSFile(str(new), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table, max_chunksize=1000)
     new.replace(path)
