@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import multiprocessing
 import os
 import random
-import signal
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -177,9 +174,8 @@ def test_a_program_that_is_killed_goes_on(kind: str, tmp_path: Path) -> None:
             if not os.read(report, 1):
                 break
         if not is_last:
-            time.sleep(chance.random() * 0.02)  # some instant, from its start to a few steps on
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(program.pid or 0, signal.SIGKILL)
+            program.join(chance.random() * 0.02)  # some instant, from its start to a few steps on
+            program.kill()
         program.join()
         os.close(report)
     rows = [tuple(row) for batch, _ in logged(path) for row in batch]
