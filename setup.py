@@ -49,6 +49,10 @@ if DEBUG or SANITIZE or COVERAGE:
     compile_args += ["-g", "-O0" if DEBUG or COVERAGE else "-O1", "-fno-omit-frame-pointer"]
 else:
     compile_args += ["-O3", "-g0"]
+    if sys.platform == "linux":
+        # Each module links only the functions of the C floor that it calls: a smaller wheel.
+        compile_args += ["-ffunction-sections", "-fdata-sections"]
+        link_args += ["-Wl,--gc-sections"]
 if DEBUG:
     compile_args += ["-UNDEBUG"]
     define_macros += [("FI_DEBUG", "1")]
