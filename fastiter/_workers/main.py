@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from multiprocessing import reduction
 from multiprocessing.context import ForkProcess, SpawnProcess
+from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -229,4 +230,21 @@ def _seed_torch(digest: bytes) -> None:
     if torch is not None and hasattr(torch, "manual_seed"):  # else amid its import, in a thread
         # The lock of torch's generator cannot be replaced. `free_lock_at_fork` has freed it; if
         # another thread took it all the same, `WorkerGroup.watch_starts` replaces this worker.
-        torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        seed_torch(torch, int.from_bytes(digest[:8], "little") >> 1)
+
+
+def seed_torch(torch: ModuleType, seed: int) -> None:
+    """As `torch.manual_seed` in a worker that starts: seeds the generators of all devices.
+
+    For each kind of device that has not been used yet, torch keeps the caller's stack as text, for
+    a message. The sources that it reads for that take 3 ms; with this limit it reads none.
+    """
+    limit = getattr(sys, "tracebacklimit", None)
+    sys.tracebacklimit = 0
+    try:
+        torch.manual_seed(seed)
+    finally:
+        if limit is None:
+            del sys.tracebacklimit
+        else:
+            sys.tracebacklimit = limit

@@ -17,7 +17,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 
 from fastiter._ring.schema import Schema
 from fastiter._workers import row_writer
-from fastiter._workers.main import BatchJob, WorkerArguments
+from fastiter._workers.main import BatchJob, WorkerArguments, seed_torch
 from fastiter.torch._collate import collate, collate_in_place, schema_for, use_own_stack
 from fastiter.torch._seeds import Seeded
 from fastiter.torch._state import begin_fetching, state_of
@@ -142,7 +142,7 @@ class _BatchMaker:
         self._wants_schema = False
         seed = job.base_seed + number
         random.seed(seed)
-        torch.manual_seed(seed)
+        seed_torch(torch, seed)
         np.random.seed(torch_worker._generate_state(job.base_seed, number))
         torch_worker._worker_info = torch_worker.WorkerInfo(
             id=number, num_workers=n_workers, seed=seed, dataset=self._dataset

@@ -46,6 +46,26 @@ def test_workers_fetch_before_the_first_next(persistent):
     loader._iterator = None
 
 
+SOURCES = """
+import linecache, sys
+from fastiter.torch import DataLoader
+
+class Sources:
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, i):
+        return repr((set(linecache.cache) - known, hasattr(sys, "tracebacklimit")))
+
+known = set(linecache.cache)
+assert next(iter(DataLoader(Sources(), num_workers=1))) == ["(set(), False)"]
+"""
+
+
+def test_a_worker_reads_no_sources_to_seed_torch():
+    subprocess.run([sys.executable, "-c", SOURCES], check=True, timeout=60)
+
+
 BLAS = """
 import numpy as np, torch
 from fastiter.torch import DataLoader
