@@ -57,6 +57,7 @@ class Plan:
 @disjoint_base
 class PlanQueue:
     progress: Any
+    epochs: Any
     unordered: bool
     rank: int
     @property

@@ -213,6 +213,8 @@ cdef class PlanQueue:
       ``position``;
     - ``_slice(order, start, stop)``: a part of an order that is not a contiguous int64 array, as
       such an array;
+    - ``_draw_ahead(number)``: have the order of that number drawn beside the loop; called in the
+      middle of the epoch before, where there are ``epochs``;
     - ``_note(state)``: told of a state with another number of orders drawn;
     - ``_seeds(plan, parts, step)``: the seeds of a plan, whose rows are parts of orders, each of
       them (order, start, stop, rounds of the order before); asked where there is an
@@ -235,6 +237,8 @@ cdef class PlanQueue:
         self.beyond = {}
         self.last = None
         self.is_passing = self.is_begun = False
+        self.epochs = None
+        self.n_begun = 0
 
     @property
     def tail(self):
@@ -398,6 +402,7 @@ cdef class PlanQueue:
         self.beyond = {}
         self.planned = state
         self.is_passing = self.is_begun = False
+        self.n_begun = 0
         self.put_state(now, progress, None)
 
     def __getstate__(self):
@@ -451,6 +456,11 @@ cdef class PlanQueue:
             state = self.planned
         cdef Plan plan
         try:
+            if self.epochs is not None and self.is_begun:
+                n_drawn = item(state, N_DRAWN)
+                if n_drawn != self.n_begun and 2 * item(state, POSITION) >= item(state, EPOCH_SIZE):
+                    self.n_begun = n_drawn
+                    self._draw_ahead(n_drawn)
             plan = self.advance(state)
         except StopIteration as error:
             # Raised by the sampler, it would end the caller's loop in silence.

@@ -32,6 +32,11 @@ class WeakObjects(Generic[T]):
         return (item for reference in references if (item := reference()) is not None)
 
 
+class ThreadOfNoLocks(threading.Thread):
+    """A thread beside which the process may fork: it takes no lock but the interpreter's and that
+    of memory, which a fork keeps in order, and ends soon."""
+
+
 _owners: WeakObjects[Any] = WeakObjects()
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from fastiter._util.concurrency import ThreadOfNoLocks
 from fastiter._util.warn import warn_caller
 from fastiter._workers import thread_limits
 
@@ -100,7 +101,9 @@ def why_not_fork(harmless: int = 0) -> str | None:
     others = [
         thread.name
         for thread in threading.enumerate()
-        if thread is not this and type(thread).__module__.partition(".")[0] != "tqdm"
+        if thread is not this
+        and not isinstance(thread, ThreadOfNoLocks)
+        and type(thread).__module__.partition(".")[0] != "tqdm"
     ]
     if others:
         return f"the thread {others[0]!r} runs beside this one"

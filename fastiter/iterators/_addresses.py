@@ -9,7 +9,7 @@ import numpy as np
 from fastiter._fetch.token_rows import EPOCH_SHIFT
 from fastiter._order.plan import size_within
 from fastiter._util.arguments import checked_int
-from fastiter.iterators._state import Plan, Planner, State, row_epochs, seeded_epoch
+from fastiter.iterators._state import Plan, Planner, State, row_epochs
 from fastiter.iterators.samplers._batches import SeededBatchSampler
 from fastiter.iterators.samplers._seeded import is_seeded
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from fastiter._order.example_context import Seed
+    from fastiter.iterators._epochs import EpochStore
     from fastiter.iterators._state import Indices, Order
 
 
@@ -59,7 +60,7 @@ class Preview(Planner):
     after it.
     """
 
-    def __init__(self, planner: Planner, rank: int, kept: dict[int, Any]) -> None:
+    def __init__(self, planner: Planner, rank: int, kept: EpochStore) -> None:
         self._kept = kept
         super().__init__(
             planner.state,
@@ -98,16 +99,12 @@ class Preview(Planner):
         state = self.state
         if number == state.n_drawn - 1:
             return state.order, state.cuts
-        if number not in self._kept:
-            sampler = self._order_sampler
-            assert is_seeded(sampler)
-            first, rest = self._sizes()
-            size = first if number == self.anchor.n_drawn - 1 else rest
-            cuttings = self.cuttings_of(number)
-            self._kept[number] = seeded_epoch(sampler, number, self._dataset_len(), size, cuttings)
-            while len(self._kept) > 2:
-                del self._kept[next(iter(self._kept))]
-        return self._kept[number]  # type: ignore[no-any-return]
+        sampler = self._order_sampler
+        assert is_seeded(sampler)
+        first, rest = self._sizes()
+        size = first if number == self.anchor.n_drawn - 1 else rest
+        cuttings = self.cuttings_of(number)
+        return self._kept.epoch(sampler, number, self._dataset_len(), size, cuttings)
 
     def _sizes(self) -> tuple[int, int]:
         """Examples in the anchor's epoch, and in each after it; of orders and fixed batch sizes."""

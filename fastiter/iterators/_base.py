@@ -35,6 +35,7 @@ from fastiter.iterators._addresses import (
     SkippingPlanner,
     checked_ranges,
 )
+from fastiter.iterators._epochs import EpochStore
 from fastiter.iterators._holes import from_states, holes_as_dict
 from fastiter.iterators._properties import IteratorProperties
 from fastiter.iterators._skips import (
@@ -52,6 +53,7 @@ from fastiter.iterators._source import Source, concat_of
 from fastiter.iterators._state import Plan, Planner, dataset_length, initial_state
 from fastiter.iterators._stream import StreamPlanner
 from fastiter.iterators._stream_parts import PartStore
+from fastiter.iterators.samplers._batches import SeededBatchSampler
 from fastiter.iterators.samplers.block import BlockShuffleOrderSampler
 from fastiter.iterators.samplers.epochs import RowsOfEpochs, sampler_of_epochs
 from fastiter.iterators.samplers.shuffle import ShuffleOrderSampler
@@ -190,7 +192,10 @@ class PlannedIterator(IteratorProperties):
         # Reentrant: a signal handler may save a snapshot while its thread waits in next().
         self._lock = threading.RLock()
         self._timer = Timer(is_serial=True)
-        self._kept_epochs: dict[int, Any] = {}  # by number, for addresses
+        self._epochs = EpochStore()
+        sampler = self._sampler
+        if isinstance(sampler, SeededBatchSampler) and sampler._n_ahead() > 0:
+            self._planner.epochs = self._epochs
         also = self._seed_examples if callable(self._seed_examples) else None
         self._seeding = None if self._seed_examples is False else Seeding(also)
         self._source = Source(self._dataset, self._converter, self._device, self._seeding)
@@ -455,10 +460,10 @@ class PlannedIterator(IteratorProperties):
             leaves_none_out = before.cuts is not None or getattr(
                 self._sampler, "_sizes_vary", False
             )
-            if leaves_none_out and before.position == 0:
-                number -= 1
             if isinstance(self._planner, StreamPlanner):
                 state = self._planner.after_reset()
+            elif leaves_none_out and before.position == 0:
+                state = before._replace(epoch=0, is_new_epoch=False, previous_epoch_detail=None)
             else:
                 n_ranks = self._planner.num_ranks
                 state = initial_state(
@@ -485,6 +490,7 @@ class PlannedIterator(IteratorProperties):
         if isinstance(self._planner, StreamPlanner):
             self._planner.close()
         self._planner.rewind()
+        self._epochs.clear()
         self._source.close()
         if self._row_groups is not None:
             self._row_groups.drop()
@@ -661,7 +667,7 @@ class PlannedIterator(IteratorProperties):
         step = checked_int("step", step, minimum=0)
         with self._lock:
             self._check_reopenable("seek()")
-            preview = Preview(self._planner, self.rank, self._kept_epochs)
+            preview = Preview(self._planner, self.rank, self._epochs)
             former_size = self._planner.former_size
             snapshot = self._snapshot()._replace(state=preview.after(step), former_size=former_size)
             self._go_on_from(snapshot)
@@ -675,7 +681,7 @@ class PlannedIterator(IteratorProperties):
         works = self._planner.works()
         self._planner.go_on_from(snapshot, self._planned_seed(snapshot.seed))
         self._seed = snapshot.seed
-        self._kept_epochs.clear()
+        self._epochs.clear()
         self._drop_works(works)
         self._loops.clear()
         self._timer.pause()

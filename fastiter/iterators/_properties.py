@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from fastiter._order.example_context import Seed
     from fastiter.iterators._arguments import SeedExamples
+    from fastiter.iterators._epochs import EpochStore
     from fastiter.iterators._skips import OnError, Skipped
     from fastiter.iterators._state import Planner
 
@@ -44,7 +45,7 @@ class IteratorProperties(Iterator):
     _lock: threading.RLock
     _planner: Planner
     _seed: Seed
-    _kept_epochs: dict[int, Any]  # by number, for addresses
+    _epochs: EpochStore
 
     @property
     def dataset(self) -> Any:
@@ -165,7 +166,7 @@ class IteratorProperties(Iterator):
         if rank >= self.num_ranks:
             raise ValueError(f"rank must be below num_ranks={self.num_ranks}, not {rank}")
         with self._lock:
-            preview = Preview(self._planner, rank, self._kept_epochs)
+            preview = Preview(self._planner, rank, self._epochs)
             plan = preview.advance(preview.before(step))
             return address_of(plan, rank, self._seed, epochs_of(self._dataset) is not None)
 

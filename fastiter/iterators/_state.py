@@ -303,7 +303,8 @@ class Planner(PlanQueue):
             size = dataset_size
         if is_seeded(sampler):
             cuttings = self.cuttings_of(n_drawn)
-            order, cuts = seeded_epoch(sampler, n_drawn, dataset_size, size, cuttings)
+            draw = seeded_epoch if self.epochs is None else self.epochs.next_epoch
+            order, cuts = draw(sampler, n_drawn, dataset_size, size, cuttings)
             return order, self.counted(order, 0, size_within(order, 0)), n_drawn + 1, cuts
         if has_grown:
             order, position = np.arange(dataset_size, dtype=np.int64), 0
@@ -313,6 +314,9 @@ class Planner(PlanQueue):
         current = order if fresh or not isinstance(order, np.ndarray) else order.copy()
         drawn = sampler(current, position)
         return checked_order(drawn, dataset_size, size=size, copy=not fresh), size, n_drawn, None
+
+    def _draw_ahead(self, number: int) -> None:
+        self.epochs.begin(self._order_sampler, number, self.cuttings_of(number))
 
     def go_on_from(self, snapshot: Snapshot, example_seed: Seed | None) -> None:
         """Restart from a snapshot; after an error all is as it was."""

@@ -103,6 +103,11 @@ class SeededBatchSampler(SeededSampler):
         """Batches in the epoch of that number, if it was planned before, or all have as many."""
         return None
 
+    def _n_ahead(self) -> int:
+        """Length of the dataset, if epochs are to be planned ahead in a thread; else 0. That is for
+        those that take long, release the GIL, lock nothing and call nothing of the user's."""
+        return 0
+
     # What follows is for the iterators.
 
     def _draw_batches(

@@ -21,6 +21,7 @@ __all__ = ["LengthBucketBatchSampler"]
 
 _LENGTH_MAX = 2**32 - 1
 _WINDOW_STEPS, _WINDOW_LEAST = 128, 1 << 14
+_LEAST_AHEAD = 1 << 18  # rows that take some 10 ms to plan
 
 
 class LengthBucketBatchSampler(SeededBatchSampler):
@@ -29,7 +30,8 @@ class LengthBucketBatchSampler(SeededBatchSampler):
     With several ranks all of them plan the same epoch: in each step the ranks' batches have like
     costs, and all ranks have equally many batches. The cost of a batch is its padded size, rows
     times greatest length. A plan takes 4 bytes per example and 8 per batch, and 4 per example more
-    while it is made.
+    while it is made. That of the next epoch is made in the second half of an epoch, by a thread, if
+    there are 2**18 examples or more.
 
     Parameters
     ----------
@@ -146,6 +148,9 @@ class LengthBucketBatchSampler(SeededBatchSampler):
             return None
         steps, rest = divmod(n_examples, self._batch_size * num_ranks)
         return min(n_examples, (steps + (rest > 0 and not self._drop_last)) * num_ranks)
+
+    def _n_ahead(self) -> int:
+        return self._lengths.size if self._lengths.size >= _LEAST_AHEAD else 0
 
     def _known_count(self, number: int, num_ranks: int) -> int | None:
         return self._counts.get((number, num_ranks, self._limits()))
