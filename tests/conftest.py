@@ -77,6 +77,10 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--stuck-rows"):
+        for item in items:
+            if mark := item.get_closest_marker("no_stuck_rows"):
+                item.add_marker(pytest.mark.skip(reason=f"rows are stuck: {mark.args[0]}"))
     # First those that fork most: a fork takes longer the more memory pytest holds, and that grows
     # with each test, to twice as much.
     items.sort(key=lambda item: "process" not in item.path.parts)

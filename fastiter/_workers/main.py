@@ -135,6 +135,7 @@ class WorkerArguments(NamedTuple):
     memory: Descriptor
     event: Descriptor
     bell_pipe: Descriptor
+    number_pipe: Descriptor  # where a spare reads its number in the end; -1 for others
     parent_death_pipe: Descriptor  # read end; its write end is the parent's alone
     parent_pidfd: Descriptor
     stacks: Descriptor  # where Python stacks are written on `STACK_SIGNAL`
@@ -195,6 +196,17 @@ def _run(arguments: WorkerArguments) -> int:
             handle.close()
             thread_limits.limit_threads()  # of what the dataset imported; worker_init may raise it
             _seed_torch(digest)  # the dataset may have imported it
+        if arguments.number_pipe.fd >= 0:
+            end.loaded(arguments.start)
+            number = os.read(arguments.number_pipe.fd, 16)
+            if not number:
+                return 0
+            os.close(arguments.number_pipe.fd)
+            arguments = arguments._replace(number=int(number))
+            end = WorkerRing(arena, arguments.number, -1)
+            if not end.enter(arguments.start):
+                return 0
+            end.load()
         work = job.prepare(end, arguments, int.from_bytes(digest[-8:], "little"))
     except BaseException as error:
         end.loaded(arguments.start, dump_start_error(error))

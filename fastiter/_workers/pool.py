@@ -121,7 +121,7 @@ class Pool:
         spares = most if self._retries else 0
         slots = max(n_prefetch, most_prefetch) + 1 + n_held + most + spares + _SPARES
         self.rows = rows
-        arena = Arena.create(slots, most + spares, rows, _SCHEMAS)
+        arena = Arena.create(slots, most + spares + self._retries, rows, _SCHEMAS)
         self.ring = BatchScheduler(arena, _SPARES, n_prefetch)
         self.ring.least_bytes = (shared_mem or 0) * rows
         self.ring.reserved = spares
@@ -406,6 +406,8 @@ class Pool:
                 "dataset_timeout, and SIGKILL does not end them. Likely causes: a file system that "
                 "does not answer, or a frozen control group"
             )
+        elif self._group.wants_spare and self.is_steady():
+            self._group.start_spare()
 
     def look(self) -> None:
         """Called at each `next()`, also while it does not wait, where `has_to_look`."""

@@ -57,7 +57,16 @@ class WorkerProcess:
         self.overrun: Overrun | None = None  # for which it was ended
         self.ended = 0.0  # when
         self.is_abandoned = False  # it does not end by SIGKILL
+        self.number_pipe = -1  # of a spare: where `tell_number` writes
         self.born = self.allowed = status.now()  # `allowed`: when it was let into its start
+
+    def tell_number(self) -> None:
+        """Has a spare take its number and begin. Only the first call tells it."""
+        if self.number_pipe >= 0:
+            with contextlib.suppress(BrokenPipeError), fds.unless_closed():  # it has died
+                os.write(self.number_pipe, b"%d" % self.number)
+            fds.close([self.number_pipe])
+            self.number_pipe = -1
 
     def is_dead(self) -> bool:
         """Whether all its threads have ended."""
@@ -137,8 +146,8 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Closes what belongs to it here."""
-        fds.close([fd for fd in (self.pidfd, self.stacks) if fd >= 0])
-        self.pidfd = self.stacks = -1
+        fds.close((self.pidfd, self.stacks, self.number_pipe))
+        self.pidfd = self.stacks = self.number_pipe = -1
 
 
 def _exists(pid: int) -> bool:

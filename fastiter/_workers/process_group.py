@@ -89,7 +89,12 @@ os.register_at_fork(after_in_child=begin_anew)
 
 class WorkerGroup:
     """Starts, watches and ends the workers of a ring: `wanted` of them, at most `count`. As many as
-    `spares` can be abandoned, and replaced by others with higher numbers."""
+    `spares` can be abandoned, and replaced by others with higher numbers.
+
+    With `spares`, and unless workers are forked, there is a spare process: it has loaded the
+    dataset, waits, and takes the number of the next worker that has ended. Until then it has the
+    number `count`, for what it tells of its start. It is never waited for: if it has died, or is
+    not ready, another process is started as without it."""
 
     def __init__(
         self,
@@ -104,6 +109,8 @@ class WorkerGroup:
         self.most = count
         self.wanted = count if wanted is None else wanted  # may be set, see `Pool.set_workers`
         self.workers: dict[int, WorkerProcess] = {}  # by number
+        self._spare: WorkerProcess | None = None
+        self._has_spare = spares > 0 and ring.bell_pipe(0) < 0  # it could not get another's bell
         self._ring = ring
         self._job = job
         self._start = start
@@ -218,9 +225,50 @@ class WorkerGroup:
                 "pickle, the main module needs an if __name__ == '__main__' guard), or start the "
                 f"workers before there are other threads, by {caller.early}"
             )
-        with self._ready():
-            worker = self._launch(number)
+        worker = self._engage_spare(number)
+        if worker is None:
+            with self._ready():
+                worker = self._launch(number)
         self._allow_start(worker)
+        worker.tell_number()
+
+    @property
+    def wants_spare(self) -> bool:
+        """Whether to `start_spare`, once all workers have loaded the dataset."""
+        return self._has_spare and self._spare is None and self._method != "fork"
+
+    def start_spare(self) -> None:
+        """Starts the process that takes the place of the next worker that ends."""
+        with fds.lock():
+            ends = fds.pipe()
+            fds.held.add(ends[1])
+        try:
+            spare = self._launch(self.count, ends[0])
+            spare.number_pipe = ends[1]
+            self._spare = spare
+        except BaseException as error:
+            fds.close([ends[1]])
+            if not isinstance(error, OSError):
+                raise
+            self._has_spare = False  # no room for it: workers are replaced without
+            return
+        finally:
+            fds.close([ends[0]])
+        self._allow_start(spare)
+
+    def _engage_spare(self, number: int) -> WorkerProcess | None:
+        """Gives the spare a number that no process has now; None if it is not ready."""
+        spare = self._spare
+        if spare is None or not spare.is_dead():
+            if spare is None or self._ring.report(self.count)["ready"] != spare.start:
+                return None
+            self._ring.clear_stat(number)
+            spare.number, spare.born = number, status.now()
+            self.workers[number] = spare
+        else:
+            spare.release()
+        self._spare = None
+        return self.workers.get(number)
 
     def _allow_start(self, worker: WorkerProcess) -> None:
         self._ring.allow_start(worker.number, worker.start)
@@ -231,15 +279,15 @@ class WorkerGroup:
             return contextlib.nullcontext()
         return thread_limits.ready_to_fork(self.most, lifts=lifts)
 
-    def _launch(self, number: int) -> WorkerProcess:
-        """Starts a process, which waits at the start barrier."""
+    def _launch(self, number: int, number_pipe: int = -1) -> WorkerProcess:
+        """Starts a process, which waits at the start barrier. With a pipe it is the spare."""
         with fds.lock():
             stacks = fds.pipe()
             fds.held.add(stacks[0])
         try:
             os.set_blocking(stacks[0], False)
             os.set_blocking(stacks[1], False)
-            worker = self._launch_with(number, *stacks)
+            worker = self._launch_with(number, *stacks, number_pipe)
         except BaseException:
             fds.close([stacks[0]])
             raise
@@ -247,7 +295,9 @@ class WorkerGroup:
             fds.close([stacks[1]])
         return worker
 
-    def _launch_with(self, number: int, read_stacks: int, write_stacks: int) -> WorkerProcess:
+    def _launch_with(
+        self, number: int, read_stacks: int, write_stacks: int, number_pipe: int
+    ) -> WorkerProcess:
         self._starts += 1
         forks = self._method == "fork"
         arena = self._ring.arena
@@ -260,7 +310,8 @@ class WorkerGroup:
             geometry=arena.geometry,
             memory=Descriptor(arena.fd),
             event=Descriptor(arena.event_fd),
-            bell_pipe=Descriptor(self._ring.bell_pipe(number)),
+            bell_pipe=Descriptor(-1 if number_pipe >= 0 else self._ring.bell_pipe(number)),
+            number_pipe=Descriptor(number_pipe),
             parent_death_pipe=Descriptor(self._life[0]),
             parent_pidfd=Descriptor(self._self_pidfd),
             stacks=Descriptor(write_stacks),
@@ -288,7 +339,8 @@ class WorkerGroup:
             pidfd = fds.above_stdio(os.pidfd_open(process.pid))
             fds.held.add(pidfd)
         worker = WorkerProcess(number, self._starts, process, pidfd, read_stacks, self._method)
-        self.workers[number] = worker
+        if number_pipe < 0:
+            self.workers[number] = worker
         return worker
 
     def _start_process(self, arguments: WorkerArguments) -> Any:
@@ -335,6 +387,7 @@ class WorkerGroup:
         """Opens the start barrier again: the word that says so may have been overwritten."""
         for worker in list(self.workers.values()):
             self._ring.allow_start(worker.number, worker.start)
+            worker.tell_number()  # an interrupt may have come before
 
     # ---- watch
 
@@ -477,9 +530,14 @@ class WorkerGroup:
     def close(self) -> None:
         """Ends all workers, hung and stopped ones too, within a few seconds in total."""
         self._ring.stop()
+        if self._spare is not None:
+            self.workers[self._spare.number] = self._spare
+            self._spare = None
         workers = list(self.workers.values())
         for worker in workers:  # one at its start barrier leaves
             self._ring.allow_start(worker.number, self._starts + 1)
+            fds.close([worker.number_pipe])
+            worker.number_pipe = -1
             if worker.is_stuck and not worker.is_abandoned:
                 self.abandon(worker)
         left = wait_for([w for w in workers if not w.is_abandoned], _TERM_GRACE_SECONDS)

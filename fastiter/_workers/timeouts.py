@@ -217,21 +217,24 @@ class Timeouts:
         """Ends the workers that are over their limit, and warns of slow ones."""
         assert self.seconds is not None
         patience = _ENDED_STACK_SECONDS if self.retries else _WARNED_STACK_SECONDS
-        stacks = self._group.stacks_of(asked, patience)
-        for worker, step, seconds in over:
-            stack = stacks.get(worker.number, "")
-            logger.warning(
-                "worker process %d is ended: %s for %.1f s (dataset_timeout=%s s, on_timeout="
-                "'retry'). Its Python stack:\n%s",
-                worker.pid,
-                step_text(step),
-                seconds,
-                self.seconds,
-                stack,
-            )
-            worker.overrun = Overrun(step, seconds, self.seconds, stack)
-            worker.end()
-            self.n_ended += 1
+        stacks: dict[int, str] = {}
+        try:
+            stacks = self._group.stacks_of(asked, patience)
+        finally:  # interrupts that come again and again must not put off the end
+            for worker, step, seconds in over:
+                stack = stacks.get(worker.number, "")
+                worker.overrun = Overrun(step, seconds, self.seconds, stack)
+                logger.warning(
+                    "worker process %d is ended: %s for %.1f s (dataset_timeout=%s s, on_timeout="
+                    "'retry'). Its Python stack:\n%s",
+                    worker.pid,
+                    step_text(step),
+                    seconds,
+                    self.seconds,
+                    stack,
+                )
+                worker.end()
+                self.n_ended += 1
         for worker, step, seconds in slow:
             worker.warnings += 1
             what = f"{step_text(step)} for {seconds:.1f} s"

@@ -86,6 +86,21 @@ class Hanging:
         return np.full(16, index, np.float32), index
 
 
+class Loading(Hanging):
+    """Each load leaves a file. Once there is a file `shut`, loads hang, and those in `held`."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = state
+        Path(self.folder, f"load.{os.getpid()}").touch()
+        if Path(self.folder, "shut").exists():
+            hang("sleep")
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        if Path(self.folder, "shut").exists():
+            return super().__getitem__(index)
+        return np.full(16, index, np.float32), index
+
+
 class HangingCalls(Hanging):
     """The same for many indices in one call."""
 

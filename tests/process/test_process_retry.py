@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
 import signal
 import subprocess
@@ -14,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from examples_of import Blocks, Hanging, HangingCalls, hang
+from examples_of import Blocks, Hanging, HangingCalls, Loading, hang
 from outside import (
     HANG,
     children,
@@ -74,6 +76,45 @@ def test_rows_are_fetched_by_others_under(make, tmp_path, context):
     )
     assert [indices(batch) for batch in iterator] == np.arange(24).reshape(3, 8).tolist()
     assert iterator.stats().timeouts >= 2
+
+
+def note_number(folder, number):
+    Path(folder, f"number.{number}.{os.getpid()}").touch()
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_a_spare_takes_the_place_of_a_hung_worker(make, tmp_path, context):
+    """It has loaded the dataset before: here no other process can any more."""
+    with make(range(4), 4, context=context) as first:  # starts what stays: a tracker, a server
+        next(first)
+    del first
+    before = set(descriptors())
+    iterator = make(
+        Loading(24, {13}, "sleep", tmp_path),
+        8,
+        n_processes=1,
+        context=context,
+        worker_init=functools.partial(note_number, tmp_path),
+        on_timeout="retry",
+        dataset_timeout=2,
+    )
+    places = itertools.cycle((0, 8, 16))
+
+    def next_batch(iterator):
+        place = next(places)
+        assert indices(next(iterator)) == list(range(place, place + 8))
+
+    while len(list(tmp_path.glob("load.*"))) < 2:  # until the spare loads the dataset
+        next_batch(iterator)
+    (tmp_path / "shut").touch()
+    for _ in range(6):
+        next_batch(iterator)
+    assert (tmp_path / "13.0").exists()
+    assert len(list(tmp_path.glob("number.0.*"))) == len(list(tmp_path.glob("number.*"))) == 2
+    iterator.finalize()
+    assert not any(is_alive(int(path.name[5:])) for path in tmp_path.glob("load.*"))
+    del iterator
+    assert set(descriptors()) <= before
 
 
 def test_calls_for_many_rows(make, tmp_path):
