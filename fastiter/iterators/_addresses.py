@@ -219,11 +219,14 @@ class SkippingPlanner(Planner):
         """Leave out steps from each range's first to below its second number; before a plan."""
         self._ranges = ranges
 
+    def is_left_out(self, step: int) -> bool:
+        return any(start <= step < stop for start, stop in self._ranges)
+
     def advance(self, state: State) -> Plan:
         """The plan of the next step that is not left out. Its state also tells of those that are:
         one of them may have ended an epoch."""
         before, is_new_epoch = state, False
-        while any(start <= state.step < stop for start, stop in self._ranges):
+        while self.is_left_out(state.step):
             skipped = super().advance(state)
             if skipped.indices is None:
                 return skipped

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from fastiter._order.plan import Plan
 from fastiter.iterators._skips import KEY as SKIPS_KEY
 from fastiter.iterators._snapshot import (
@@ -25,6 +27,7 @@ from fastiter.iterators._snapshot import (
     unreadable,
 )
 from fastiter.iterators._state import Holes, Planner, State
+from fastiter.iterators.samplers._batches import Cutting
 
 _OF_ALL_KEY = "of_all_ranks"  # whether DELIVERED_KEY has a bit for each rank of each step
 _MOST_BITS = 1 << 16
@@ -33,12 +36,16 @@ _MOST_BITS = 1 << 16
 class Former(Planner):
     """Plans for all ranks by the arguments that a state was saved with, without moving a sampler.
 
-    `rank` is that of the plans, to be set.
+    `rank` is that of the plans, to be set. ``num_ranks`` may be given instead of that of the state.
     """
 
-    def __init__(self, planner: Planner, saved: Mapping[str, Any]) -> None:
+    def __init__(
+        self, planner: Planner, saved: Mapping[str, Any], *, num_ranks: int | None = None
+    ) -> None:
         given = {name: saved.get(name, default) for name, default in DEFAULTS.items()}
         given["batch_size"] = given["batch_size"] or 1
+        given["num_ranks"] = num_ranks or given["num_ranks"]
+        self._of = planner, saved
         self._limits = planner.limits
         if saved.get("cuttings"):
             self._limits = tuple(saved["cuttings"][-1][2])
@@ -56,6 +63,27 @@ class Former(Planner):
 
     def _note(self, state: State) -> None:
         """Nothing is drawn."""
+
+    def plans_of(self, state: State, ranks: range) -> list[Plan]:
+        """The plans of these ranks for the step behind a state."""
+        plans = []
+        for self.rank in ranks:
+            plans.append(self.advance(state))
+        return plans
+
+    def behind_first(self, state: State, plans: Sequence[Plan]) -> State | None:
+        """The state behind the batches of the first ranks at a step. None if there is none: in the
+        last step of an epoch batches depend on the number of ranks."""
+        fewer = Former(*self._of, num_ranks=len(plans))
+        fewer.former_size = self.former_size
+        behind, stop = state, state.position
+        for own, plan in zip(fewer.plans_of(state, range(len(plans))), plans, strict=True):
+            assert own.indices is not None and plan.indices is not None
+            if not np.array_equal(own.indices, plan.indices):
+                return None
+            behind, stop = own.state, stop + len(plan.indices)
+        leaves_out = behind.epoch > state.epoch and stop < state.epoch_size
+        return None if leaves_out else behind
 
 
 def holes_as_dict(current: Snapshot, planner: Planner) -> dict[str, Any]:
@@ -100,8 +128,13 @@ def from_states(stored: Any, current: Snapshot, planner: Planner, *, strict: boo
             "size, other limits or ranks, load the states of all ranks, "
             "load_state_dict([state of rank 0, state of rank 1, ...])"
         )
-    missing, last = _missing(former, loaded.state, bits, ranks, stride, _ranges(planner))
+    missing, last, is_whole = _missing(former, loaded.state, bits, ranks, stride, planner)
     behind = as_dict(loaded._replace(state=last), former)
+    if not is_whole:  # the rest of that step is cut as all that follows
+        behind[CUTS_KEY]["anchor"] = last.anchor
+        if "cuttings" in behind[CUTS_KEY]:
+            anew = Cutting(last.position, planner.num_ranks, planner.limits)
+            behind[CUTS_KEY]["cuttings"] += (anew,)
     snapshot = from_dict(behind, current, planner, strict=strict)
     if not missing:  # they are left out now
         return snapshot
@@ -127,45 +160,39 @@ def _are_equal(planner: Planner, former: Planner) -> bool:
     return [getattr(planner, name) for name in names] == [getattr(former, name) for name in names]
 
 
-def _ranges(planner: Planner) -> Sequence[tuple[int, int]]:
-    """The steps that are left out."""
-    return getattr(planner, "_ranges", ())
-
-
 def _missing(
-    former: Former,
-    state: State,
-    bits: int,
-    ranks: range,
-    stride: int,
-    left_out: Sequence[tuple[int, int]],
-) -> tuple[list[tuple[int, Plan]], State]:
-    """The batches that were not delivered, by the number of their bit, and the state behind them.
+    former: Former, state: State, bits: int, ranks: range, stride: int, planner: Planner
+) -> tuple[list[tuple[int, Plan]], State, bool]:
+    """The batches that were not delivered, by the number of their bit, the state behind them, and
+    whether that is behind a whole step.
 
     They go up to the first step of which no rank has had a batch; and further, until ``stride``
-    ranks get equally many, if they can.
+    ranks get equally many.
     """
     n_steps, n_before = -(-bits.bit_length() // len(ranks)), 0
     missing: list[tuple[int, Plan]] = []
-    detail, is_new_epoch = state.epoch_detail, False
+    detail, is_new_epoch, is_whole = state.epoch_detail, False, True
     while n_before < n_steps or len(missing) % stride:
-        is_left_out = any(start <= state.step < stop for start, stop in left_out)
-        for place, rank in enumerate(ranks):
-            former.rank = rank
-            plan = former.advance(state)
-            if plan.indices is None and n_before < n_steps:
-                raise ValueError(f"there is no step {state.step} that was delivered")
-            if plan.indices is None or n_before == n_steps + stride:
-                raise ValueError(
-                    f"{len(missing)} batches are missing, which {stride} ranks cannot share "
-                    f"evenly: load the state with num_ranks={math.gcd(len(missing), len(ranks))}"
-                )
-            number = n_before * len(ranks) + place
-            if not (bits >> number & 1 or is_left_out):
+        plans, n_more = former.plans_of(state, ranks), -len(missing) % stride
+        if plans[0].indices is None and n_before < n_steps:
+            raise ValueError(f"there is no step {state.step} that was delivered")
+        if plans[0].indices is None or n_before == n_steps + stride:
+            raise ValueError(
+                f"{len(missing)} batches are missing at the end, which {stride} ranks cannot share "
+                f"evenly: load the state with num_ranks={math.gcd(len(missing), stride)}"
+            )
+        behind = plans[0].state
+        if n_before >= n_steps and n_more < len(ranks) and not planner.is_left_out(state.step):
+            within = former.behind_first(state, plans[:n_more])
+            if within is not None:
+                plans, behind, is_whole = plans[:n_more], within, False
+        for number, plan in enumerate(plans, n_before * len(ranks)):
+            if not (bits >> number & 1 or planner.is_left_out(state.step)):
                 missing.append((number, plan))
-        state, n_before = plan.state, n_before + 1
+        state, n_before = behind, n_before + 1
         is_new_epoch |= state.is_new_epoch
-    return missing, state._replace(is_new_epoch=is_new_epoch, previous_epoch_detail=detail)
+    state = state._replace(is_new_epoch=is_new_epoch, previous_epoch_detail=detail)
+    return missing, state, is_whole
 
 
 def _of_all(states: Sequence[Any], planner: Planner) -> Any:

@@ -117,7 +117,8 @@ class IteratorProperties(Iterator):
         """The number of the next batch: steps made since the start, of all epochs and resets.
 
         Batches that were skipped count. With ``in_order=False``, the oldest one that was not
-        delivered. A `StreamDataset` has none, nor addresses.
+        delivered; where a state with missing batches was loaded, it stays until the last of these
+        was delivered (`address` tells which they are). A `StreamDataset` has none, nor addresses.
         """
         self._refuse_of_stream("step")
         return self._planner.state.step

@@ -334,6 +334,10 @@ class Planner(PlanQueue):
         """The arguments of a batch sampler that may change within an epoch."""
         return limits_of(self._order_sampler)
 
+    def is_left_out(self, step: int) -> bool:
+        """Whether that step is planned and dropped."""
+        return False
+
     @property
     def has_holes(self) -> bool:
         """Whether batches of `holes` are to be delivered."""
