@@ -159,7 +159,8 @@ class Packed:
         names are among its strings."""
         found = _NAME.findall(memoryview(self._pickle)[:_SEARCHED])
         names = {name.decode() for length, name in found if ord(length) == len(name)}
-        return sorted(names.intersection(sys.modules) - {"__main__"})
+        loaded = {name for name in names if name in sys.modules}  # no loop: others may import
+        return sorted(loaded - {"__main__"})
 
     def _head(self, at: int = 0) -> bytes:
         pairs = [

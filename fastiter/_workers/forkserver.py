@@ -17,6 +17,7 @@ import os
 import pickle
 import signal
 import site
+import socket
 import sys
 import sysconfig
 import time
@@ -36,6 +37,7 @@ from fastiter._workers import start_method
 PRELOAD = "_FASTITER_PRELOAD"
 _MOST_TEXT = 100_000  # characters of it; Linux takes 128 KiB
 _PRELOAD_SECONDS = 60.0  # for these imports; what takes longer is left to each worker
+_STILL_IMPORTS = "the fork server still imports the modules of the program"
 # The part of what multiprocessing tells a new process that an import needs.
 _NEEDED = ("name", "sys_path", "sys_argv", "init_main_from_name", "init_main_from_path")
 
@@ -134,6 +136,7 @@ class _Popen(popen_forkserver.Popen):
         descriptors = self._fds  # type: ignore[attr-defined]
         with interrupts_blocked():
             _server.ensure_running()
+        _wait_for_answer()
         with interrupts_blocked(), _sigpipe_ignored():
             self.sentinel, pipe = _server.connect_to_new_process(descriptors)
             # The child takes the closing of this duplicate for the end of its parent.
@@ -144,8 +147,29 @@ class _Popen(popen_forkserver.Popen):
                 stream.write(message.getbuffer())
         # The server may still import; Ctrl-C is heard meanwhile.
         if not fds.events(self.sentinel, _PRELOAD_SECONDS):
-            raise ConnectionError("the fork server still imports the modules of the program")
+            raise ConnectionError(_STILL_IMPORTS)
         self.pid = forkserver.read_signed(self.sentinel)
+
+
+def _wait_for_answer() -> None:
+    """Waits until the server answers connections, and so has imported its modules; Ctrl-C is heard.
+
+    From CPython 3.14 on a request for a process begins with the server's proof that it has the key.
+    Before, the server takes requests while it imports.
+    """
+    if getattr(_server, "_forkserver_authkey", None) is None:
+        return
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(_server._forkserver_address)  # type: ignore[attr-defined]
+            if not fds.events(connection.fileno(), _PRELOAD_SECONDS):
+                raise ConnectionError(_STILL_IMPORTS)
+        finally:
+            # The server takes a closed connection for a program that has vanished. But one closed
+            # with bytes that were not read is an error, which would end the server.
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+                connection.recv(4096)
 
 
 @contextlib.contextmanager

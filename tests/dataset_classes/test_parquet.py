@@ -34,7 +34,7 @@ N = 3000
 ITERATORS = {
     "serial": SerialIterator,
     "threads": functools.partial(MultithreadIterator, n_threads=3),
-    "processes": functools.partial(MultiprocessIterator, n_processes=2),
+    "processes": functools.partial(MultiprocessIterator, n_processes=2, context="fork"),
 }
 
 

@@ -10,6 +10,7 @@ import copy
 import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 from failing import Calling
 
 from fastiter import MultithreadIterator, SerialIterator, concat_examples
+from fastiter._ring import serialization
 from fastiter._threads import collator
 from fastiter._util.concurrency import WeakObjects
 from fastiter.datasets import open_pickle_dataset, open_pickle_dataset_writer
@@ -280,6 +282,21 @@ def test_examples_that_another_thread_changes():
             batch = next(iterator)
             assert (batch["a"] == batch["a"][:, :1]).all()
             assert set(batch["b"]) <= set(range(100))
+
+
+def test_modules_of_a_pickle_are_named_while_another_thread_imports():
+    names = [f"fastiter_imported_{number}" for number in range(100)]
+
+    def import_and_forget() -> None:
+        for name in names:
+            sys.modules[name] = threading
+        for name in names:
+            del sys.modules[name]
+
+    packed = serialization.Packed(np.float32)
+    with meanwhile(import_and_forget):
+        for _ in range(2_000):
+            assert packed.modules() == ["numpy"]
 
 
 def test_a_collection_at_any_moment_of_a_loop_over_weak_objects():

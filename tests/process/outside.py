@@ -47,6 +47,16 @@ def children(pid: int | None = None) -> set[int]:
     return found
 
 
+def workers() -> set[int]:
+    """Pids of living descendants, but for the servers that multiprocessing keeps."""
+    servers = {
+        child.pid
+        for child in psutil.Process().children()
+        if any("resource_tracker" in word or "forkserver" in word for word in child.cmdline())
+    }
+    return children() - servers
+
+
 def is_alive(pid: int) -> bool:
     """Whether the process exists and is no zombie."""
     try:

@@ -10,7 +10,7 @@ import uuid
 
 import numpy as np
 import pytest
-from outside import children, wait_until
+from outside import wait_until, workers
 
 from fastiter import ShuffleOrderSampler, concat_examples
 from fastiter.random import example_rng
@@ -95,7 +95,7 @@ def test_slow_rows_are_fetched_twice_and_written_once(make, tmp_path, kind, how)
     iterator.finalize()
     assert time.monotonic() - begun < 30
     assert indices(kept) == list(range(64))  # whatever the slow ones did later
-    assert children() == set()
+    assert workers() == set()
 
 
 def test_a_share_of_the_rows_is_hedged(make, tmp_path):

@@ -402,6 +402,7 @@ def test_starts_that_hang_again_and_again_are_an_error(tmp_path):
     except WorkerDiedError as error:
         print(str(error).partition(" in a row were forked and then waited for a lock")[0])
     sys.stdout.flush()
+    iterator.finalize()  # the other worker's start may hang still
     """
     assert run_beside(tmp_path, body)[0] == "4 worker processes\n"
 

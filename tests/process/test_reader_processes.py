@@ -13,19 +13,18 @@ import signal
 import threading
 
 import numpy as np
-import psutil
 import pytest
 from comparison import same
 from examples_of import fork_one_that_stays
 from outside import (
     HANG,
-    children,
     descriptors,
     is_alive,
     kill,
     mapped_arenas,
     resident,
     wait_until,
+    workers,
 )
 from readers_of import (
     Failing,
@@ -48,16 +47,6 @@ METHODS = ["fork", "spawn", "forkserver"]
 @pytest.fixture(params=[True, False], ids=["pipe", "queue"])
 def use_pipe(request):
     return request.param
-
-
-def workers():
-    """Pids of living descendants, but for the servers that multiprocessing keeps."""
-    servers = {
-        child.pid
-        for child in psutil.Process().children()
-        if any("resource_tracker" in word or "forkserver" in word for word in child.cmdline())
-    }
-    return children() - servers
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -253,7 +242,10 @@ class Ring:
 
 
 def test_samples_in_garbage_give_their_memory_back():
-    samples = multiprocess_reader([lambda: (Ring(bytearray(b"%064d" % i)) for i in range(500))])()
+    def read():
+        return (Ring(bytearray(b"%064d" % i)) for i in range(500))
+
+    samples = multiprocess_reader([read], context="fork")()
     for number in range(500):
         assert int(bytes(next(samples).data)) == number
     (group,) = [
