@@ -285,17 +285,19 @@ def test_examples_that_another_thread_changes():
 
 
 def test_modules_of_a_pickle_are_named_while_another_thread_imports():
-    names = [f"fastiter_imported_{number}" for number in range(100)]
+    packed, rounds = serialization.Packed(np.float32), []
 
     def import_and_forget() -> None:
-        for name in names:
-            sys.modules[name] = threading
-        for name in names:
-            del sys.modules[name]
+        for number in range(100):
+            sys.modules[f"imported_{number}"] = threading
+        for number in range(100):
+            del sys.modules[f"imported_{number}"]
+        rounds.append(None)
 
-    packed = serialization.Packed(np.float32)
+    calls = 0
     with meanwhile(import_and_forget):
-        for _ in range(2_000):
+        while calls < 5_000 or len(rounds) < 1_000:
+            calls += 1
             assert packed.modules() == ["numpy"]
 
 
