@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+enum { MOST_LINES = 16 }; /* of the tokens that come next, asked for ahead */
+
 static const size_t widths[] = {1, 1, 2, 2, 4, 4, 8};
 
 /* Number of the last of n parts that begins at `place` or before it. `first` is where the first part tells its begin,
@@ -126,6 +128,11 @@ static void convert(int kind, const char *source, int64_t count, bool wide, void
     }
 }
 
+static bool is_copied(const fi_tokens *tokens, bool wide)
+{
+    return tokens->kind == (wide ? FI_TOKEN_I64 : FI_TOKEN_I32);
+}
+
 /* As they are, or converted. */
 static void read_stream(const fi_tokens *tokens, int64_t place, int64_t count, bool raw, bool wide, char *out)
 {
@@ -137,7 +144,7 @@ static void read_stream(const fi_tokens *tokens, int64_t place, int64_t count, b
         const fi_token_part *part = &tokens->parts[number++];
         int64_t here = part[1].first - place < count ? part[1].first - place : count;
         const char *source = part->tokens + (size_t)(place - part->first) * widths[tokens->kind];
-        if (raw) {
+        if (raw || is_copied(tokens, wide)) {
             memcpy(out, source, (size_t)here * size);
         } else {
             convert(tokens->kind, source, here, wide, out);
@@ -148,9 +155,16 @@ static void read_stream(const fi_tokens *tokens, int64_t place, int64_t count, b
     }
 }
 
-void fi_tokens_copy(const fi_tokens *tokens, int64_t place, int64_t count, bool wide, void *out)
+/* Asks the memory for the first tokens of a stretch; the processor foresees the rest by itself. */
+static void ask_for(const fi_tokens *tokens, int64_t place, int64_t count)
 {
-    read_stream(tokens, place, count, false, wide, out);
+    const fi_token_part *part =
+        tokens->parts + part_at(&tokens->parts->first, sizeof *tokens->parts, tokens->n_parts, place);
+    const char *source = part->tokens + (size_t)(place - part->first) * widths[tokens->kind];
+    size_t bytes = (size_t)count * widths[tokens->kind];
+    for (size_t b = 0; b < bytes && b < MOST_LINES * FI_CACHE_LINE; b += FI_CACHE_LINE) {
+        __builtin_prefetch(source + b);
+    }
 }
 
 static void put(void *out, size_t i, bool wide, int64_t value)
@@ -162,11 +176,30 @@ static void put(void *out, size_t i, bool wide, int64_t value)
     }
 }
 
-/* count numbers from `first` on, `step` apart. */
-static void fill(void *out, size_t at, size_t count, bool wide, int64_t first, int64_t step)
+static void fill(void *out, size_t at, size_t count, bool wide, int64_t value)
 {
-    for (size_t i = 0; i < count; i++) {
-        put(out, at + i, wide, first + step * (int64_t)i);
+    if (wide) {
+        for (size_t i = 0; i < count; i++) {
+            ((int64_t *)out)[at + i] = value;
+        }
+    } else {
+        for (size_t i = 0; i < count; i++) {
+            ((int32_t *)out)[at + i] = (int32_t)value;
+        }
+    }
+}
+
+/* first, first + 1, ... */
+static void count_up(void *out, size_t at, size_t count, bool wide, int64_t first)
+{
+    if (wide) {
+        for (size_t i = 0; i < count; i++) {
+            ((int64_t *)out)[at + i] = first + (int64_t)i;
+        }
+    } else {
+        for (size_t i = 0; i < count; i++) {
+            ((int32_t *)out)[at + i] = (int32_t)first + (int32_t)i;
+        }
     }
 }
 
@@ -260,13 +293,13 @@ static void write_padding(const fi_tokens *tokens, const fi_row_format *f, int f
 {
     switch (field) {
     case FI_FIELD_INPUTS:
-        fill(out, at, count, f->wide, f->pad, 0);
+        fill(out, at, count, f->wide, f->pad);
         break;
     case FI_FIELD_LABELS:
-        fill(out, at, count, f->wide, f->ignored, 0);
+        fill(out, at, count, f->wide, f->ignored);
         break;
     case FI_FIELD_DOCUMENTS:
-        fill(out, at, count, true, -1, 0);
+        fill(out, at, count, true, -1);
         break;
     case FI_FIELD_ALIGNED:
         /* Of labels that are ready the format has what is ignored; of other fields 0. */
@@ -281,8 +314,9 @@ static void write_padding(const fi_tokens *tokens, const fi_row_format *f, int f
     }
 }
 
-void fi_tokens_row(const fi_tokens *tokens, const fi_row_format *f, int field, const fi_segment *segments,
-                   size_t n, const fi_segment *next, void *out)
+/* A row of n segments. next: what follows in its stream, of which the first token is read; or NULL. */
+static void write_row(const fi_tokens *tokens, const fi_row_format *f, int field, const fi_segment *segments,
+                      size_t n, const fi_segment *next, void *out)
 {
     size_t used = 0, at;
     int64_t start, length;
@@ -314,16 +348,17 @@ void fi_tokens_row(const fi_tokens *tokens, const fi_row_format *f, int field, c
             }
             break;
         case FI_FIELD_ATTENTION:
-            fill(out, at, count, f->wide, 1, 0);
+            fill(out, at, count, f->wide, 1);
             break;
         case FI_FIELD_POSITIONS:
-            fill(out, at, count, f->wide, begins ? 0 : (int64_t)(at - (f->left ? f->length - used : 0)), 1);
+            count_up(out, at, count, f->wide,
+                     begins ? 0 : (int64_t)(at - (f->left ? f->length - used : 0)));
             break;
         case FI_FIELD_SEGMENTS:
-            fill(out, at, count, false, f->borders ? (int64_t)k + 1 : 1, 0);
+            fill(out, at, count, false, f->borders ? (int64_t)k + 1 : 1);
             break;
         case FI_FIELD_DOCUMENTS:
-            fill(out, at, count, true, segment->document, 0);
+            fill(out, at, count, true, segment->document);
             break;
         case FI_FIELD_LOSS:
             for (i = at; i < end; i++) {
@@ -339,5 +374,42 @@ void fi_tokens_row(const fi_tokens *tokens, const fi_row_format *f, int field, c
                         (char *)out + at * widths[tokens->kind]);
         }
         at = end;
+    }
+}
+
+static bool reads_tokens(int field)
+{
+    return field == FI_FIELD_INPUTS || field == FI_FIELD_LABELS || field == FI_FIELD_ALIGNED;
+}
+
+void fi_tokens_rows(const fi_tokens *tokens, const fi_row_format *f, int field, const fi_row_segments *rows,
+                    size_t n, size_t row_bytes, char *out)
+{
+    int64_t start, length;
+    for (size_t i = 0; i < n; i++) {
+        size_t first = rows->starts[i], stop = rows->starts[i + 1];
+        if (reads_tokens(field) && i + 1 < n) {
+            for (size_t k = stop; k < rows->starts[i + 2]; k++) {
+                const fi_segment *segment = &rows->segments[k];
+                fi_tokens_extent(tokens, segment->document, &start, &length);
+                ask_for(tokens, start + segment->start, segment->length);
+            }
+        }
+        stop -= rows->continues[i];
+        write_row(tokens, f, field, rows->segments + first, stop - first,
+                  rows->continues[i] ? rows->segments + stop : NULL, out + i * row_bytes);
+    }
+}
+
+void fi_tokens_windows(const fi_tokens *tokens, const fi_row_format *f, int field, const int64_t *rows,
+                       size_t n, int64_t stride, int64_t length, size_t row_bytes, char *out)
+{
+    fi_segment window = {.document = 0, .length = length};
+    for (size_t i = 0; i < n; i++) {
+        if (reads_tokens(field) && i + 1 < n) {
+            ask_for(tokens, rows[i + 1] * stride, length);
+        }
+        window.start = rows[i] * stride;
+        write_row(tokens, f, field, &window, 1, NULL, out + i * row_bytes);
     }
 }

@@ -59,6 +59,13 @@ typedef struct {
     int64_t pad, ignored;
 } fi_row_format;
 
+/* What rows are made of. */
+typedef struct {
+    const fi_segment *segments; /* of all rows, behind each other */
+    const size_t *starts;       /* number of each row's first one, and of the one behind the last */
+    const uint8_t *continues;   /* whether a row's last one only follows it in its stream */
+} fi_row_segments;
+
 /* Place in the stream of the first token of a document, and its length without what is added. False if its
  * offsets lead out of the stream. */
 bool fi_tokens_extent(const fi_tokens *tokens, int64_t document, int64_t *start, int64_t *length);
@@ -70,15 +77,17 @@ size_t fi_tokens_lengths(const fi_tokens *tokens, const int64_t *documents, size
 /* The document that a place of the stream belongs to, empty ones apart; 0 if there is none. */
 int64_t fi_tokens_find(const fi_tokens *tokens, int64_t place);
 
-/* count tokens of the stream, as int64 or int32. */
-void fi_tokens_copy(const fi_tokens *tokens, int64_t place, int64_t count, bool wide, void *out);
-
 /* Bytes of an element of a field; those of LONGEST and COUNT are the field. */
 size_t fi_field_width(const fi_tokens *tokens, const fi_row_format *format, int field);
 
-/* Writes a field of one row, made of n segments of at most `length` tokens together. The segments of all documents
- * have been found right. next: what follows the row in its stream, of which the first token is read; or NULL. */
-void fi_tokens_row(const fi_tokens *tokens, const fi_row_format *format, int field, const fi_segment *segments,
-                   size_t n, const fi_segment *next, void *out);
+/* Writes a field of n rows, `row_bytes` for each: what they are made of has been found right, also in a source of
+ * an aligned column. The segments of a row have at most `length` tokens together. */
+void fi_tokens_rows(const fi_tokens *tokens, const fi_row_format *format, int field, const fi_row_segments *rows,
+                    size_t n, size_t row_bytes, char *out);
+
+/* A field of n windows of `length` tokens, which begin at rows[i] * stride, of a stream that is one document:
+ * `row_bytes` for each. */
+void fi_tokens_windows(const fi_tokens *tokens, const fi_row_format *format, int field, const int64_t *rows,
+                       size_t n, int64_t stride, int64_t length, size_t row_bytes, char *out);
 
 #endif

@@ -565,9 +565,15 @@ cdef extern from "batch/fi_tokens.h" nogil:
     size_t fi_tokens_lengths(const fi_tokens *tokens, const int64_t *documents, size_t n,
                              int64_t *lengths)
     int64_t fi_tokens_find(const fi_tokens *tokens, int64_t place)
-    void fi_tokens_copy(const fi_tokens *tokens, int64_t place, int64_t count, bint wide, void *out)
-    void fi_tokens_row(const fi_tokens *tokens, const fi_row_format *format, int field,
-                       const fi_segment *segments, size_t n, const fi_segment *next, void *out)
+    ctypedef struct fi_row_segments:
+        fi_segment *segments
+        size_t *starts
+        uint8_t *continues
+    void fi_tokens_rows(const fi_tokens *tokens, const fi_row_format *format, int field,
+                        const fi_row_segments *rows, size_t n, size_t row_bytes, char *out)
+    void fi_tokens_windows(const fi_tokens *tokens, const fi_row_format *format, int field,
+                           const int64_t *rows, size_t n, int64_t stride, int64_t length,
+                           size_t row_bytes, char *out)
 
 
 cdef extern from "order/fi_weighted.h" nogil:

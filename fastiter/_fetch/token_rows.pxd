@@ -1,5 +1,5 @@
 cimport numpy as cnp
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 from fastiter._clib.csrc cimport fi_row_format, fi_segment, fi_tokens
 from fastiter._fetch.arrow_column cimport PaddedLists
@@ -24,7 +24,7 @@ cdef struct Segments:
     fi_segment *items
     size_t n, room
     size_t *starts  # of each row, and behind the last
-    bint *continues  # whether the last one of a row is only what follows it
+    uint8_t *continues  # whether the last one of a row is only what follows it
 
 cdef class RowPlanner:
     cdef readonly TokenSource source
@@ -36,6 +36,7 @@ cdef class RowPlanner:
     cdef readonly object words
     cdef object order
     cdef int64_t n_documents
+    cdef int64_t n_fixed  # rows, if each epoch has the same ones; else -1
     cdef public int64_t epoch
     cdef dict counts, plans, orders
     cdef Window planned(self, int64_t epoch, int64_t number)

@@ -8,7 +8,7 @@ number may tell its epoch: above `EPOCH_SHIFT` bits stands the epoch plus 1, or 
 cimport cython
 cimport numpy as cnp
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
-from libc.stdint cimport UINT32_MAX, int64_t, uint32_t, uint64_t
+from libc.stdint cimport UINT32_MAX, int64_t, uint8_t, uint32_t, uint64_t
 
 from fastiter._clib.csrc cimport *
 from fastiter._clib.numpy_api cimport bytes_of, int64_items
@@ -196,6 +196,11 @@ cdef class RowPlanner:
         if order is not None:
             self.window = max(1, len(order))
         self.counts, self.plans, self.orders = {}, {}, {}
+        self.n_fixed = -1
+        if self.method == WINDOWS:
+            self.n_fixed = max(0, (source.tokens.n_tokens - 1 - self.length) // stride + 1)
+        elif self.method == DOCUMENTS:
+            self.n_fixed = source.tokens.n_documents
         self.flat = source.tokens
         ends = np.array([0, source.n_tokens], np.int64)
         source.flat_memory = ends, np.zeros(2 * sizeof(fi_document_part), np.uint8)
@@ -325,18 +330,16 @@ cdef class RowPlanner:
 
     def n_rows(self, epoch=None):
         """Rows of an epoch, or of the planner's own."""
-        if self.method == WINDOWS:
-            return max(0, (self.source.n_tokens - 1 - self.length) // self.stride + 1)
-        if self.method == DOCUMENTS:
-            return self.source.n_documents
+        if self.n_fixed >= 0:
+            return self.n_fixed
         cdef list ends = self.ends(self.epoch if epoch is None else epoch)
         return ends[len(ends) - 1] if ends else 0
 
     def rows_within(self, epoch, stop):
         """Rows of an epoch if there are at most `stop`, else `stop` or more: windows beyond are not
         looked at."""
-        if self.method == WINDOWS or self.method == DOCUMENTS:
-            return self.n_rows()
+        if self.n_fixed >= 0:
+            return self.n_fixed
         cdef list ends = self.ends(epoch, stop)
         return ends[len(ends) - 1] if ends else 0
 
@@ -405,10 +408,10 @@ cdef class RowPlanner:
         """The segments of rows; 0 if one of them does not exist, else 1."""
         cdef Py_ssize_t i
         cdef int64_t row, epoch, number = 0, last_epoch = -1, first = 0, end = 0, k
-        cdef int64_t n_rows = self.n_rows() if self.method in (WINDOWS, DOCUMENTS) else 0, length
+        cdef int64_t length
         cdef Window window = None
         found.starts = <size_t *>PyMem_Calloc(n + 1, sizeof(size_t))
-        found.continues = <bint *>PyMem_Calloc(n + 1, sizeof(bint))
+        found.continues = <uint8_t *>PyMem_Calloc(n + 1, 1)
         if found.starts == NULL or found.continues == NULL:
             raise MemoryError()
         for i in range(n):
@@ -420,8 +423,8 @@ cdef class RowPlanner:
                 epoch = self.epoch
             if self.words is None:
                 epoch = 0
-            if self.method == WINDOWS or self.method == DOCUMENTS:
-                if row >= n_rows:
+            if self.n_fixed >= 0:
+                if rows[i] >= self.n_fixed:
                     return 0
                 if self.method == DOCUMENTS:
                     if fi_tokens_lengths(&self.source.tokens, &row, 1, &length) == 0:
@@ -483,6 +486,29 @@ cdef class RowPlanner:
                     out += 3
                 given.append(array)
             return given
+        finally:
+            free_all(&found)
+
+    def n_tokens(self, rows):
+        """Tokens of rows; 0 if one of them does not exist."""
+        cdef Py_ssize_t n = 0
+        cdef const int64_t *items = int64_items(rows, &n)
+        cdef Segments found
+        cdef int64_t total = 0
+        cdef size_t k
+        cdef Py_ssize_t i
+        if self.method == WINDOWS:
+            return n * self.length
+        clear(&found)
+        try:
+            if not self.resolve(items, n, False, &found):
+                return 0
+            for k in range(found.n):
+                total += found.items[k].length
+            for i in range(n):
+                if found.continues[i]:
+                    total -= found.items[found.starts[i + 1] - 1].length
+            return total
         finally:
             free_all(&found)
 
@@ -558,26 +584,27 @@ cdef class TokenColumn:
         cdef fi_row_format format = self.format
         cdef fi_tokens *tokens = &self.source.tokens
         cdef int field = self.field
-        cdef size_t first, stop, width = self.dtype.itemsize
-        cdef Py_ssize_t i
-        cdef int64_t k
+        cdef fi_row_segments made
+        cdef size_t width = self.dtype.itemsize
         clear(&found)
         format.length = length
         if self.shape or self.levels:
             width *= length
         if self.is_flat:
-            tokens = &self.planner.flat
+            if not fi_rows_lie_within(rows, n, self.planner.n_fixed):
+                return False
+            with nogil:
+                fi_tokens_windows(&self.planner.flat, &format, field, rows, n, self.planner.stride,
+                                  self.planner.length, width, target)
+            return True
         try:
-            if not self.planner.resolve(rows, n, self.is_flat, &found):
+            if not self.planner.resolve(rows, n, False, &found):
                 return False
             if field == FI_FIELD_ALIGNED:
                 self.check_lengths(found.n, <int64_t>found.items)
+            made.segments, made.starts, made.continues = found.items, found.starts, found.continues
             with nogil:
-                for i in range(n):
-                    first, stop = found.starts[i], found.starts[i + 1] - found.continues[i]
-                    fi_tokens_row(tokens, &format, field, found.items + first, stop - first,
-                                  found.items + stop if found.continues[i] else NULL,
-                                  target + i * width)
+                fi_tokens_rows(tokens, &format, field, &made, n, width, target)
             return True
         finally:
             free_all(&found)

@@ -298,7 +298,8 @@ class TokenDataset(DatasetMixin):
     def _rows(self, indices: list[int]) -> npt.NDArray[np.int64]:
         """Indices as the planner has them. Those of iterators tell their epoch."""
         size = len(self)
-        rows = [i if i >> EPOCH_SHIFT > 0 else row_at(i, size) for i in indices]
+        tells = self._words is not None
+        rows = [i if tells and i >> EPOCH_SHIFT > 0 else row_at(i, size) for i in indices]
         return np.array(rows, dtype=np.int64)
 
     def get_example(self, i: int) -> dict[str, Any]:
@@ -342,8 +343,7 @@ class TokenDataset(DatasetMixin):
         return Epochs(self._epoch, self._words, *counts, decides)
 
     def __fastiter_tokens__(self, rows: npt.NDArray[np.int64]) -> int:
-        found = self._planner.sums(rows)
-        return 0 if found is None else int(found[0].sum())
+        return self._planner.n_tokens(rows)
 
 
 def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:

@@ -160,23 +160,36 @@ static void check_documents(const world *w)
     }
 }
 
-static void check_stretches(const world *w)
+/* Windows are rows of the stream as one document. */
+static void check_windows(const world *w)
 {
-    for (int wide = 0; wide < 2; wide++) {
-        for (int number = 0; number < 10; number++) {
-            const int64_t place = (int64_t)random_below(TOKENS + 1);
-            const int64_t count = (int64_t)random_below((uint64_t)(TOKENS - place) + 1);
-            const size_t bytes = (size_t)count * (wide ? 8 : 4);
-            unsigned char *block = guarded(bytes);
-            fi_tokens_copy(&w->tokens, place, count, wide, block + GUARD);
-            for (int64_t k = 0; k < count; k++) {
-                const int64_t found =
-                    wide ? ((int64_t *)(block + GUARD))[k] : ((int32_t *)(block + GUARD))[k];
-                CHECK_EQ(found, wide ? w->stream[place + k] : (int32_t)w->stream[place + k]);
-            }
-            check_guards(block, bytes);
-            free(block);
+    const int64_t ends[] = {0, TOKENS};
+    const fi_document_part document[] = {{.offsets = ends, .wide = true, .unit = 1}, {.first = 1}};
+    fi_tokens flat = w->tokens;
+    flat.documents = document, flat.n_document_parts = flat.n_documents = 1;
+    flat.has_bos = flat.has_eos = false;
+
+    for (int number = 0; number < 40; number++) {
+        const int field = number % 2 ? FI_FIELD_LABELS : FI_FIELD_INPUTS;
+        const int64_t stride = 1 + (int64_t)random_below(5), length = 1 + (int64_t)random_below(LENGTH);
+        const fi_row_format format = {.length = LENGTH, .wide = number & 2, .shifts = number & 4, .left = number & 8};
+        const size_t bytes = (size_t)LENGTH * (format.wide ? 8 : 4);
+        const int64_t n_rows = (TOKENS - 1 - length) / stride + 1;
+        int64_t rows[3];
+        fi_segment segments[3];
+        for (int i = 0; i < 3; i++) {
+            rows[i] = (int64_t)random_below((uint64_t)n_rows);
+            segments[i] = (fi_segment){.start = rows[i] * stride, .length = length};
         }
+        const size_t starts[] = {0, 1, 2, 3};
+        const uint8_t continues[] = {0, 0, 0};
+        const fi_row_segments plain = {.segments = segments, .starts = starts, .continues = continues};
+        unsigned char *block = guarded(6 * bytes), *found = block + GUARD;
+        fi_tokens_windows(&flat, &format, field, rows, 3, stride, length, bytes, (char *)found);
+        fi_tokens_rows(&flat, &format, field, &plain, 3, bytes, (char *)found + 3 * bytes);
+        CHECK(memcmp(found, found + 3 * bytes, 3 * bytes) == 0);
+        check_guards(block, 6 * bytes);
+        free(block);
     }
 }
 
@@ -267,8 +280,15 @@ static void check_row(const world *w, const fi_row_format *f, const fi_segment *
                       const fi_segment *next)
 {
     const bool may_align = !w->tokens.has_bos && !w->tokens.has_eos;
+    const size_t count = n + (next != NULL), starts[] = {0, count, 2 * count};
+    const uint8_t continues[] = {next != NULL, next != NULL};
+    fi_segment twice[2 * (SEGMENTS + 1)];
+    const fi_row_segments rows = {.segments = twice, .starts = starts, .continues = continues};
     int64_t used = 0, longest = 0;
 
+    for (size_t k = 0; k < 2 * count; k++) {
+        twice[k] = k % count < n ? segments[k % count] : *next;
+    }
     for (size_t k = 0; k < n; k++) {
         used += segments[k].length;
         longest = segments[k].length > longest ? segments[k].length : longest;
@@ -278,10 +298,11 @@ static void check_row(const world *w, const fi_row_format *f, const fi_segment *
         const bool is_number = field == FI_FIELD_LONGEST || field == FI_FIELD_COUNT;
         const size_t bytes = is_number ? width : width * f->length;
         const bool is_signed = field != FI_FIELD_ALIGNED;
-        unsigned char *block = guarded(bytes), *out = block + GUARD;
+        unsigned char *block = guarded(2 * bytes), *out = block + GUARD;
         int64_t place = 0;
-        fi_tokens_row(&w->tokens, f, field, segments, n, next, out);
-        check_guards(block, bytes);
+        fi_tokens_rows(&w->tokens, f, field, &rows, 2, bytes, (char *)out);
+        CHECK(memcmp(out, out + bytes, bytes) == 0);
+        check_guards(block, 2 * bytes);
         if (is_number) {
             check_value(out, 4, field, true, field == FI_FIELD_LONGEST && f->borders ? longest : used);
             free(block);
@@ -309,7 +330,7 @@ static void test_rows_of_every_format(void)
     for (int number = 0; number < 400; number++) {
         open_world(&w, number % KINDS);
         check_documents(&w);
-        check_stretches(&w);
+        check_windows(&w);
         for (int variant = 0; variant < 32; variant++) {
             const fi_row_format format = {.length = LENGTH, .wide = variant & 1, .shifts = variant & 2,
                                           .borders = variant & 4, .left = variant & 8, .pad = 9, .ignored = -100};
