@@ -155,17 +155,27 @@ class ObjectColumn:
         self._chunked = chunked
         self._fill = fill
         self.pages = getattr(chunked, "pages", None)
-        # pyarrow's own tuples of months, days and nanoseconds cannot be pickled.
-        self._is_interval = "interval" in str(chunked.type)
+        self._has_intervals = "month_day_nano_interval" in str(chunked.type)
 
     def __len__(self) -> int:
         return len(self._chunked)
 
     def values(self, rows: Rows) -> list[Any]:
         values = [self._chunked[row].as_py() for row in rows.tolist()]
-        if self._is_interval:
-            return [value and tuple(value) for value in values]
+        if self._has_intervals:
+            values = [_without_intervals(value) for value in values]
         return values if self._fill is None else [self._fill if v is None else v for v in values]
+
+
+def _without_intervals(value: Any) -> Any:
+    """A value with tuples in the place of pyarrow's own of months, days and nanoseconds, which cannot
+    be pickled."""
+    if isinstance(value, dict):
+        return {name: _without_intervals(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        parts = [_without_intervals(each) for each in value]
+        return parts if isinstance(value, list) else tuple(parts)
+    return value
 
 
 class DictionaryColumn:

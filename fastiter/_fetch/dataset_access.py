@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,9 @@ from fastiter._fetch.gather import ColumnReader
 from fastiter._fetch.token_rows import TokenColumn
 from fastiter._ring.schema import BARE, DICT, TUPLE
 from fastiter._util.failures import RowCountError
+
+if TYPE_CHECKING:
+    from fastiter._fetch.epoch_rows import EpochRows
 
 _INDEXING = frozenset({"__getattribute__", "__getitem__", "__getitems__", "get_example"})
 #: Names that decide what a dataset's examples are. A class with ``__fastiter_columns__`` answers
@@ -91,9 +94,7 @@ class Epochs(NamedTuple):
 
     epoch: int  # that of indices which tell none
     words: tuple[int, int]  # its seed
-    n_rows: Callable[[int], int]  # of an epoch, all of which are counted
-    rows_within: Callable[[int, int], int]  # of an epoch; of one with more than n rows, n or more
-    share: Callable[[int, int], float]  # of an epoch, before a row
+    rows_of: Callable[[int], EpochRows]
     arguments: tuple[Any, ...]  # what decides the rows besides the seed; of a fixed ``repr``
 
 

@@ -31,16 +31,20 @@ cdef class RowPlanner:
     cdef fi_tokens flat  # the stream as one document
     cdef int method, fit, overlong
     cdef readonly int64_t length
-    cdef int64_t stride, window
+    cdef readonly int64_t n_windows, window  # a window's documents
+    cdef readonly int row_bits
+    cdef int64_t stride
+    cdef readonly int64_t n_planned  # windows that were planned or counted
     cdef bint borders, drop_last
     cdef readonly object words
     cdef object order
-    cdef int64_t n_documents
+    cdef readonly int64_t n_documents
     cdef int64_t n_fixed  # rows, if each epoch has the same ones; else -1
     cdef public int64_t epoch
-    cdef dict counts, plans, orders
-    cdef Window planned(self, int64_t epoch, int64_t number)
-    cdef int resolve(self, const int64_t *rows, Py_ssize_t n, bint is_flat, Segments *found) except -1
+    cdef dict epochs, plans, orders
+    cdef int check_rows(self, int64_t number, int64_t n_rows) except -1
+    cpdef Window planned(self, int64_t epoch, int64_t number)
+    cdef int resolve(self, const int64_t *rows, Py_ssize_t n, Segments *found) except -1
     cdef int add(self, Segments *found, int64_t document, int64_t start, int64_t length) except -1
     cdef int add_stream(self, Segments *found, int64_t place, int64_t count) except -1
     cdef int add_concat(self, Segments *found, Window window, int64_t row) except -1

@@ -1,24 +1,24 @@
 """Rows of tokens: which parts of which documents a row has, and its fields, in C.
 
-`TokenSource` is the stream and its documents. `RowPlanner` says what the rows of an epoch are. A row's
-number may tell its epoch: above `EPOCH_SHIFT` bits stands the epoch plus 1, or 0 for the planner's own.
+`TokenSource` is the stream and its documents. `RowPlanner` says what the rows of an epoch are. The index
+of a row is its number in the planner's own epoch, or tells the epoch: above `EPOCH_SHIFT` bits stands the
+epoch plus 1, below the window, and in the lowest `RowPlanner.row_bits` the place in this window.
 `TokenColumn` is a field of all rows, a column of `gather.ColumnReader`.
 """
 
 cimport cython
 cimport numpy as cnp
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
-from libc.stdint cimport UINT32_MAX, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from fastiter._clib.csrc cimport *
 from fastiter._clib.numpy_api cimport bytes_of, int64_items
 from fastiter._fetch.arrow_column cimport PaddedLists
 
-from bisect import bisect_right
-
 import numpy as np
 
-from fastiter._order.permutation import VirtualOrder
+from fastiter._fetch.epoch_rows import EpochRows
+from fastiter._order.permutation import VirtualOrder, fast_permutation
 
 cnp.import_array()
 
@@ -176,9 +176,8 @@ cdef class Window:
 cdef class RowPlanner:
     """The rows of each epoch.
 
-    A window of documents is packed by their lengths alone, and kept for a while. How many rows the
-    windows before have is counted once, as far as it is asked. ``order``, int64 (n,), tells which
-    documents there are, in one window.
+    A window of documents is packed by their lengths alone, and kept for a while. ``order``, int64 (n,),
+    tells which documents there are, in one window.
     """
 
     def __init__(self, TokenSource source, str method, length, *, stride=1, window=1, overlong="split",
@@ -195,7 +194,9 @@ cdef class RowPlanner:
         self.order, self.n_documents = order, source.n_documents if order is None else len(order)
         if order is not None:
             self.window = max(1, len(order))
-        self.counts, self.plans, self.orders = {}, {}, {}
+        self.epochs, self.plans, self.orders = {}, {}, {}
+        self.n_windows = (self.n_documents + self.window - 1) // self.window
+        self.row_bits = EPOCH_BITS - <int>(<object>self.n_windows).bit_length()
         self.n_fixed = -1
         if self.method == WINDOWS:
             self.n_fixed = max(0, (source.tokens.n_tokens - 1 - self.length) // stride + 1)
@@ -213,10 +214,6 @@ cdef class RowPlanner:
 
     # ---- windows of documents
 
-    @property
-    def n_windows(self):
-        return (self.n_documents + self.window - 1) // self.window
-
     def documents(self, int64_t epoch, int64_t number):
         """The documents of a window: int64 (n,)."""
         first = number * self.window
@@ -231,7 +228,8 @@ cdef class RowPlanner:
             keep_newest(self.orders, 2)
         return np.ascontiguousarray(order[first:last])
 
-    cdef Window planned(self, int64_t epoch, int64_t number):
+    cpdef Window planned(self, int64_t epoch, int64_t number):
+        """A window, which is kept."""
         cdef Window window = self.plans.get((epoch, number))
         if window is None:
             window = self.plan(epoch, number)
@@ -255,6 +253,7 @@ cdef class RowPlanner:
         cdef char *scratch
         cdef int method = self.fit, overlong = self.overlong
         cdef fi_seed seed
+        self.n_planned += 1
         numbers = self.documents(epoch, number)
         found = self.source.lengths(numbers)
         n = len(numbers)
@@ -264,6 +263,7 @@ cdef class RowPlanner:
             window.n_rows = tokens // self.length if self.drop_last else -(-tokens // self.length)
             if only_count:
                 return window.n_rows
+            self.check_rows(number, window.n_rows)
             window.n = n
             window.memory = numbers, ends
             window.documents = <int64_t *>start_of(numbers)
@@ -289,70 +289,48 @@ cdef class RowPlanner:
         window.n_rows = total
         if only_count:
             return window.n_rows
+        self.check_rows(number, window.n_rows)
+        words = self.words or (0, 0)
+        seed.words[0], seed.words[1] = words
+        seed = fi_seed_mixed(&seed, epoch if self.words else 0)
+        place_array = fast_permutation(total, (seed.words[0], seed.words[1]), number, 1)
         window.memory = place_array, start_array, segment_array = (
-            np.empty(total, np.int64), np.empty(total + 1, np.int64),
+            place_array, np.empty(total + 1, np.int64),
             np.empty((n_pieces + n_whole) * sizeof(fi_segment), np.uint8))
         places, starts = <int64_t *>start_of(place_array), <int64_t *>start_of(start_array)
         segments = <fi_segment *>start_of(segment_array)
-        seed.words[0], seed.words[1] = self.words or (0, 0)
-        seed = fi_seed_mixed(&seed, epoch if self.words else 0)
         with nogil:
-            if total > UINT32_MAX or fi_shuffle(places, total, &seed, number, 1) != FI_OK:
-                with gil:
-                    raise MemoryError(f"no memory to order the {total} rows of a window")
             fi_pack_segments(length, documents, lengths, n, overlong, pieces, rows, n_pieces, n_rows,
                              n_whole, places, starts, segments)
         window.starts, window.segments = starts, segments
         return window
 
-    def ends(self, epoch, least=None):
-        """Rows until each window's end, a list: of windows until there are more than `least` rows,
-        or of all of them."""
-        cdef list known
-        epoch = epoch if self.words is not None else 0
-        known = self.counts.get(epoch)
-        if known is None:
-            known = self.counts[epoch] = []
-            keep_newest(self.counts, 4)
-        n_windows = self.n_windows
-        while len(known) < n_windows:
-            number = len(known)
-            if least is not None and number and known[number - 1] > least:
-                break
-            if least is None:
-                n_rows = self.plan(epoch, number, only_count=True)
-            else:
-                n_rows = self.planned(epoch, number).n_rows
-            with cython.critical_section(self):
-                if len(known) == number:  # no other thread has counted it
-                    known.append((known[number - 1] if number else 0) + n_rows)
-        return known
+    cdef int check_rows(self, int64_t number, int64_t n_rows) except -1:
+        if self.words is not None and n_rows >> self.row_bits:
+            raise ValueError(
+                f"window {number} has {n_rows} rows, but indices of {self.n_windows} windows have room "
+                f"for {1 << self.row_bits}: pass another window= or length=")
+        return 0
+
+    def rows_of(self, epoch):
+        """The `EpochRows` of an epoch."""
+        if self.words is None:
+            epoch = 0
+        found = self.epochs.get(epoch)
+        if found is None:
+            found = self.epochs.setdefault(epoch, EpochRows(self, epoch))
+            keep_newest(self.epochs, 4)
+        return found
+
+    def first_index(self, int64_t epoch, int64_t number):
+        """The index of the first row of a window."""
+        return (epoch + 1 << EPOCH_BITS) + (number << self.row_bits)
 
     def n_rows(self, epoch=None):
         """Rows of an epoch, or of the planner's own."""
         if self.n_fixed >= 0:
             return self.n_fixed
-        cdef list ends = self.ends(self.epoch if epoch is None else epoch)
-        return ends[len(ends) - 1] if ends else 0
-
-    def rows_within(self, epoch, stop):
-        """Rows of an epoch if there are at most `stop`, else `stop` or more: windows beyond are not
-        looked at."""
-        if self.n_fixed >= 0:
-            return self.n_fixed
-        cdef list ends = self.ends(epoch, stop)
-        return ends[len(ends) - 1] if ends else 0
-
-    def share(self, epoch, row):
-        """Which share of an epoch comes before a row, 0 to below 1: that of its documents."""
-        ends = self.ends(epoch, row)
-        number = bisect_right(ends, row)
-        if number == len(ends):
-            return 1.0
-        first = ends[number - 1] if number else 0
-        part = (row - first) / (ends[number] - first)
-        n = min(self.window, self.n_documents - number * self.window)
-        return (number * self.window + part * n) / self.n_documents
+        return len(self.rows_of(self.epoch if epoch is None else epoch))
 
     # ---- rows
 
@@ -404,47 +382,52 @@ cdef class RowPlanner:
             low += 1
         return 0
 
-    cdef int resolve(self, const int64_t *rows, Py_ssize_t n, bint is_flat, Segments *found) except -1:
+    cdef int resolve(self, const int64_t *rows, Py_ssize_t n, Segments *found) except -1:
         """The segments of rows; 0 if one of them does not exist, else 1."""
         cdef Py_ssize_t i
-        cdef int64_t row, epoch, number = 0, last_epoch = -1, first = 0, end = 0, k
-        cdef int64_t length
+        cdef int64_t row, epoch, number, k, length, last_epoch = -1, last_number = -1
+        cdef int64_t own_number = 0, before = 0, end = 0
         cdef Window window = None
         found.starts = <size_t *>PyMem_Calloc(n + 1, sizeof(size_t))
         found.continues = <uint8_t *>PyMem_Calloc(n + 1, 1)
         if found.starts == NULL or found.continues == NULL:
             raise MemoryError()
         for i in range(n):
-            row = rows[i] & ((<int64_t>1 << EPOCH_BITS) - 1)
-            epoch = (rows[i] >> EPOCH_BITS) - 1
-            if rows[i] < 0:
+            row = rows[i]
+            if row < 0:
                 return 0
-            if epoch < 0:
-                epoch = self.epoch
-            if self.words is None:
-                epoch = 0
             if self.n_fixed >= 0:
-                if rows[i] >= self.n_fixed:
+                if row >= self.n_fixed:
                     return 0
-                if self.method == DOCUMENTS:
+                if self.method == WINDOWS:
+                    self.add_stream(found, row * self.stride, self.length)
+                else:
                     if fi_tokens_lengths(&self.source.tokens, &row, 1, &length) == 0:
                         raise self.source.damaged(row)
                     if length > 0:
                         self.add(found, row, 0, length)
-                elif is_flat:
-                    self.add(found, 0, row * self.stride, self.length)
-                else:
-                    self.add_stream(found, row * self.stride, self.length)
             else:
-                if epoch != last_epoch or not first <= row < end:
-                    ends = self.ends(epoch, row)
-                    number = bisect_right(ends, row)
-                    if number == len(ends):
+                epoch = (row >> EPOCH_BITS) - 1
+                if epoch < 0:
+                    epoch = self.epoch
+                    if not before <= row < end:
+                        place = self.rows_of(epoch).window_of(row)
+                        if place is None:
+                            return 0
+                        own_number, before, end = place
+                    number, row = own_number, row - before
+                else:
+                    row &= (<int64_t>1 << EPOCH_BITS) - 1
+                    number = row >> self.row_bits
+                    row &= (<int64_t>1 << self.row_bits) - 1
+                if self.words is None:
+                    epoch = 0
+                if number != last_number or epoch != last_epoch:
+                    if number >= self.n_windows:
                         return 0
-                    first, end = ends[number - 1] if number else 0, ends[number]
-                    last_epoch = epoch
-                    window = self.planned(epoch, number)
-                row -= first
+                    window, last_number, last_epoch = self.planned(epoch, number), number, epoch
+                if row >= window.n_rows:
+                    return 0
                 if self.method == CONCAT:
                     self.add_concat(found, window, row)
                     if not self.borders:
@@ -473,7 +456,7 @@ cdef class RowPlanner:
         cdef int64_t *out
         clear(&found)
         try:
-            if not self.resolve(items, n, False, &found):
+            if not self.resolve(items, n, &found):
                 return None
             for i in range(n):
                 stop = found.starts[i + 1] - found.continues[i]
@@ -501,7 +484,7 @@ cdef class RowPlanner:
             return n * self.length
         clear(&found)
         try:
-            if not self.resolve(items, n, False, &found):
+            if not self.resolve(items, n, &found):
                 return 0
             for k in range(found.n):
                 total += found.items[k].length
@@ -522,11 +505,15 @@ cdef class RowPlanner:
         cdef int64_t *tokens
         cdef double *costs
         clear(&found)
+        if self.method == WINDOWS and not self.borders:
+            if not fi_rows_lie_within(items, n, self.n_fixed):
+                return None
+            return np.full(n, self.length), np.full(n, float(self.length) ** 2)
         token_array, cost_array = np.zeros(n, np.int64), np.zeros(n, np.float64)
         tokens = <int64_t *>bytes_of(<cnp.PyArrayObject *>token_array)
         costs = <double *>bytes_of(<cnp.PyArrayObject *>cost_array)
         try:
-            if not self.resolve(items, n, self.method == WINDOWS and not self.borders, &found):
+            if not self.resolve(items, n, &found):
                 return None
             for i in range(n):
                 for k in range(found.starts[i], found.starts[i + 1] - found.continues[i]):
@@ -598,7 +585,7 @@ cdef class TokenColumn:
                                   self.planner.length, width, target)
             return True
         try:
-            if not self.planner.resolve(rows, n, False, &found):
+            if not self.planner.resolve(rows, n, &found):
                 return False
             if field == FI_FIELD_ALIGNED:
                 self.check_lengths(found.n, <int64_t>found.items)

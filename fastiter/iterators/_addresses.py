@@ -18,12 +18,10 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from fastiter._fetch.dataset_access import Epochs
     from fastiter._order.example_context import Seed
     from fastiter.iterators._epochs import EpochStore
     from fastiter.iterators._state import Indices, Order
-
-
-_ROW_MASK = (1 << EPOCH_SHIFT) - 1
 
 
 class Address(NamedTuple):
@@ -38,14 +36,17 @@ class Address(NamedTuple):
     seeds: npt.NDArray[np.uint64]
 
 
-def address_of(plan: Plan, rank: int, seed: Seed, tells_epochs: bool) -> Address:
-    """The address of a planned batch. ``tells_epochs``: whether its indices do."""
+def address_of(plan: Plan, rank: int, seed: Seed, known: Epochs | None) -> Address:
+    """The address of a planned batch. ``known``: of a dataset whose indices tell the epoch."""
     from fastiter._order import permutation
 
     indices = plan.indices
     assert indices is not None
-    rows = indices & _ROW_MASK if tells_epochs else indices.copy()
-    epochs = row_epochs(plan)
+    rows, epochs = indices.copy(), row_epochs(plan)
+    if known is not None:
+        for epoch in np.unique(indices >> EPOCH_SHIFT).tolist():
+            of_epoch = indices >> EPOCH_SHIFT == epoch
+            rows[of_epoch] = known.rows_of(epoch - 1).numbers(indices[of_epoch])
     if plan.seeds is None:
         seeds = permutation.example_seeds(seed, epochs, indices)
     else:

@@ -133,9 +133,8 @@ class IteratorProperties(Iterator):
         plan = self._planner.delivered
         if plan is None:
             return None
-        tells_epochs = epochs_of(self._dataset) is not None
         step, rank = self._planner.place_of(plan)
-        return address_of(plan, rank, self._seed, tells_epochs)._replace(step=step)
+        return address_of(plan, rank, self._seed, epochs_of(self._dataset))._replace(step=step)
 
     def batch_at(self, step: int, *, rank: int | None = None) -> Address:
         """Tell which examples the batch of a step has, without fetching them or moving.
@@ -169,7 +168,7 @@ class IteratorProperties(Iterator):
         with self._lock:
             preview = Preview(self._planner, rank, self._epochs)
             plan = preview.advance(preview.before(step))
-            return address_of(plan, rank, self._seed, epochs_of(self._dataset) is not None)
+            return address_of(plan, rank, self._seed, epochs_of(self._dataset))
 
     @property
     def converter(self) -> Callable[[Any, Any], Any] | None:

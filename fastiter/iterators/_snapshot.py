@@ -54,6 +54,7 @@ CUTS_KEY = "cuts"
 _STREAM_KEY = "stream"
 _CUTS_VERSION = 1
 DELIVERED_KEY = "delivered"  # a bit for each step from that of the state on
+WINDOW_KEY = "window"  # one at the position or before it, and the rows before it
 DEFAULTS = {
     "batch_size": None,
     "num_ranks": 1,
@@ -172,6 +173,9 @@ def _saved_cuts(current: Snapshot, planner: Planner) -> dict[str, Any]:
         saved[DELIVERED_KEY] = sum(1 << (step - 1 - state.step) for step in planner.beyond)
     if sampler is None:
         saved["n_examples"] = state.epoch_size
+    place = getattr(state.order, "place", None)
+    if place is not None and (found := place(state.position)) is not None:
+        saved[WINDOW_KEY] = found
     if isinstance(sampler, SeededBatchSampler):
         saved["cuttings"] = planner.cuttings_of(state.n_drawn - 1)
     if is_seeded(sampler):
@@ -308,6 +312,8 @@ def _loaded(
             _check_permutation(order)
         if order is not state.order and is_seeded(sampler):
             n_drawn = epoch + 1  # as if there had been no reset
+    if WINDOW_KEY in saved_cuts and hasattr(order, "begin"):
+        order.begin(*_window(saved_cuts[WINDOW_KEY], position))
     size = dataset_size if order is None else size_within(order, position + 1)
     if position >= size:
         raise ValueError(
@@ -376,6 +382,16 @@ def loaded_cuts(stored: Any) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError) as error:
         raise unreadable(CUTS_KEY, error) from error
     return saved
+
+
+def _window(stored: Any, position: int) -> list[int]:
+    try:
+        window, before = _naturals(stored, 2)
+        if before > position:
+            raise ValueError(f"{before} rows before window {window}, but {position} before this")
+    except (TypeError, ValueError) as error:
+        raise unreadable(CUTS_KEY, error) from error
+    return [window, before]
 
 
 def _naturals(values: Any, count: int) -> list[int]:

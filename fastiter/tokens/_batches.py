@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fastiter._fetch.dataset_access import epochs_of
-from fastiter._fetch.token_rows import EPOCH_SHIFT
 from fastiter._util.arguments import checked_flag, checked_int, checked_optional_int
 from fastiter.iterators.samplers._batches import SeededBatchSampler
 
@@ -93,10 +92,14 @@ class TokenBatchSampler(SeededBatchSampler):
     ) -> tuple[Indices, Indices]:
         from fastiter._order import permutation, sampling
 
-        tag = 0 if epochs_of(self._dataset) is None else number + 1 << EPOCH_SHIFT
+        epochs = epochs_of(self._dataset)
+        known = None if epochs is None else epochs.rows_of(number)
         size, budget = (None if limit is None else int(limit) for limit in cutting.limits)
-        lengths, costs = self._dataset._sums(number if tag else None)
-        given = np.arange(len(lengths)) if rows is None else rows & ((1 << EPOCH_SHIFT) - 1)
+        lengths, costs = self._dataset._sums(None if known is None else number)
+        if rows is None:
+            given = np.arange(len(lengths))
+        else:
+            given = rows if known is None else known.numbers(rows)
         assert self._words is not None
         words = permutation.seed_words([*self._words, number])
         if budget is not None:
@@ -116,7 +119,8 @@ class TokenBatchSampler(SeededBatchSampler):
                 window=self._window * cutting.num_ranks * likely,
                 drop_last=self._drop_last,
             )
-            return order.astype(np.int64) + tag, cuts
+            chosen = order.astype(np.int64)
+            return chosen if known is None else known.named(chosen), cuts
         assert size is not None
         if self._shuffles:
             given = given[permutation.fast_permutation(len(given), words)]
@@ -142,7 +146,7 @@ class TokenBatchSampler(SeededBatchSampler):
         cuts = np.arange(0, n_dealt + 1, size)
         if n_dealt < len(given):  # shared out evenly by the iterator
             cuts = np.append(cuts, len(given))
-        return given + tag, cuts
+        return given if known is None else known.named(given), cuts
 
     def _population(self, order_size: int, dataset_size: int) -> int:
         return self._dataset.n_documents  # epochs may differ in their rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -216,7 +217,6 @@ class TokenDataset(DatasetMixin):
         self._planner = RowPlanner(
             source, self._method, self._length, words=self._words, **self._arguments
         )
-        self._planner.epoch = self._epoch
         self._width = length
         self._columns: dict[str, TokenColumn] = {}
         for field in self._fields:
@@ -233,9 +233,16 @@ class TokenDataset(DatasetMixin):
                 **form,
             )
         self._plain = plain_columns(self._as_columns())
+        self._tell_epoch()
+
+    def _tell_epoch(self) -> None:
+        self._planner.epoch, self._epochs = self._epoch, None
+        if self._words is not None:
+            rows_of = self._planner.rows_of
+            self._epochs = Epochs(self._epoch, self._words, rows_of, self._decides())
 
     def __getstate__(self) -> dict[str, Any]:
-        opened = ("_opened", "_planner", "_columns", "_plain")
+        opened = ("_opened", "_planner", "_columns", "_plain", "_epochs")
         return {name: value for name, value in self.__dict__.items() if name not in opened}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -252,7 +259,8 @@ class TokenDataset(DatasetMixin):
 
     def set_epoch(self, epoch: int) -> None:
         """Have ``len`` and indexing mean the rows of another epoch, as of `DistributedSampler`."""
-        self._epoch = self._planner.epoch = checked_int("epoch", epoch, minimum=0)
+        self._epoch = checked_int("epoch", epoch, minimum=0)
+        self._tell_epoch()
 
     @property
     def n_documents(self) -> int:
@@ -286,21 +294,26 @@ class TokenDataset(DatasetMixin):
         return self._sums(None)[1]
 
     def _sums(self, epoch: int | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        n, tag = self._planner.n_rows(epoch), 0 if epoch is None else epoch + 1 << EPOCH_SHIFT
+        n = self._planner.n_rows(epoch)
         lengths, costs = np.empty(n, np.int64), np.empty(n, np.float64)
         for start in range(0, n, _SUMMED):
             stop = min(n, start + _SUMMED)
-            found = self._planner.sums(np.arange(start, stop, dtype=np.int64) + tag)
+            rows = np.arange(start, stop, dtype=np.int64)
+            if epoch is not None:
+                rows = self._planner.rows_of(epoch).indices(start, stop)
+            found = self._planner.sums(rows)
             assert found is not None
             lengths[start:stop], costs[start:stop] = found
         return lengths, costs
 
     def _rows(self, indices: list[int]) -> npt.NDArray[np.int64]:
         """Indices as the planner has them. Those of iterators tell their epoch."""
-        size = len(self)
-        tells = self._words is not None
-        rows = [i if tells and i >> EPOCH_SHIFT > 0 else row_at(i, size) for i in indices]
-        return np.array(rows, dtype=np.int64)
+        rows = np.array([operator.index(i) for i in indices], dtype=np.int64)
+        own = rows >> EPOCH_SHIFT <= 0 if self._words is not None else np.ones(len(rows), bool)
+        if own.any():  # otherwise the rows of all windows need not be counted
+            size = len(self)
+            rows[own] = [row_at(int(i), size) for i in rows[own]]
+        return rows
 
     def get_example(self, i: int) -> dict[str, Any]:
         """Get row ``i`` of the epoch; IndexError unless ``-len(self) <= i < len(self)``."""
@@ -336,11 +349,7 @@ class TokenDataset(DatasetMixin):
         return self._method, self._length, arguments, self._added, self.n_tokens, self.n_documents
 
     def __fastiter_epochs__(self) -> Epochs | None:
-        if self._words is None:
-            return None
-        planner, decides = self._planner, self._decides()
-        counts = planner.n_rows, planner.rows_within, planner.share
-        return Epochs(self._epoch, self._words, *counts, decides)
+        return self._epochs
 
     def __fastiter_tokens__(self, rows: npt.NDArray[np.int64]) -> int:
         return self._planner.n_tokens(rows)

@@ -20,7 +20,6 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data import dataloader as torch_dataloader
 
 from fastiter._fetch.dataset_access import epochs_of
-from fastiter._fetch.token_rows import EPOCH_SHIFT
 from fastiter._order.plan import DeliveringIterator, Plan
 from fastiter._util.failures import capture
 from fastiter.torch._plans import Delivered, Planned, Plans
@@ -35,6 +34,7 @@ from fastiter.torch._state import (
 )
 
 if TYPE_CHECKING:
+    from fastiter._fetch.epoch_rows import EpochRows
     from fastiter.torch._loader import DataLoader
 
 
@@ -107,17 +107,23 @@ def _faster(keys: Iterator[Any], sampler: Any) -> Iterator[Any]:
     return keys
 
 
-def _tagged(keys: Any, tag: int) -> Any:
-    if type(keys) is list:
-        return [_tagged(key, tag) for key in keys]
-    return keys + tag if isinstance(keys, (int, np.integer, np.ndarray)) else keys
+def _named(keys: Any, rows: EpochRows) -> Any:
+    if isinstance(keys, np.ndarray):
+        return rows.named(keys)
+    if isinstance(keys, (int, np.integer)):
+        return int(rows.named(np.array(keys)))
+    if type(keys) is not list:
+        return keys
+    if all(type(key) is int for key in keys):
+        return rows.named(np.array(keys, np.int64)).tolist()
+    return [_named(key, rows) for key in keys]
 
 
-def _epoch_tag(dataset: Any) -> int:
-    """What is added to indices of a dataset that has other rows in each epoch, for those that it
-    has now: workers may have a copy from before."""
+def _epoch_rows(dataset: Any) -> EpochRows | None:
+    """The rows that a dataset has now, of one that has others in each epoch: workers may have a
+    copy from before."""
     epochs = epochs_of(dataset)
-    return 0 if epochs is None else epochs.epoch + 1 << EPOCH_SHIFT
+    return None if epochs is None else epochs.rows_of(epochs.epoch)
 
 
 class Keys:
@@ -131,14 +137,18 @@ class Keys:
     main : dict, optional
         What `state` has returned, if the iterator goes on from there. Keys of batches that were
         delivered before are left out.
-    tag : int
-        What is added to each index, so that it tells the epoch.
+    rows : EpochRows, optional
+        What gives the indices that tell the epoch.
     """
 
     def __init__(
-        self, sampler: Any, keys: Any, main: dict[str, Any] | None = None, tag: int = 0
+        self,
+        sampler: Any,
+        keys: Any,
+        main: dict[str, Any] | None = None,
+        rows: EpochRows | None = None,
     ) -> None:
-        self._sampler, self._keys, self._tag = sampler, keys, tag
+        self._sampler, self._keys, self._rows = sampler, keys, rows
         self.first = 0 if main is None else main["_sampler_iter_yielded"]
         self._end = 0 if main is None else main["_delivered_up_to"]
         self._left = [] if main is None else main["_not_delivered"]
@@ -152,7 +162,7 @@ class Keys:
         while True:
             number, keys = self._drawn[0]
             if number >= n_planned and (number >= self._end or number in self._left):
-                return number, _tagged(keys, self._tag) if self._tag else keys
+                return number, keys if self._rows is None else _named(keys, self._rows)
             if self.keeps_states:
                 self._states[number + 1] = self._state()
             # One step, in which no signal handler runs but in the sampler itself.
@@ -226,7 +236,7 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
         if resume is not None:
             keys = self._loaded_keys(keys, resume.main, resume.is_finished)
         self._sampler_iter = Keys(
-            self._index_sampler, keys, resume and resume.main, _epoch_tag(self._dataset)
+            self._index_sampler, keys, resume and resume.main, _epoch_rows(self._dataset)
         )
         self._kept = loader._kept
         self._is_iterable = self._dataset_kind == torch_dataloader._DatasetKind.Iterable
@@ -242,7 +252,7 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
         super()._reset(loader, first_iter)
         self._is_reset = True
         keys = _faster(self._sampler_iter, self._index_sampler)
-        self._sampler_iter = Keys(self._index_sampler, keys, None, _epoch_tag(self._dataset))
+        self._sampler_iter = Keys(self._index_sampler, keys, None, _epoch_rows(self._dataset))
         if self._example_seed is not None:
             self._example_seed = self._example_seed[0], self._example_seed[1] + 1
 

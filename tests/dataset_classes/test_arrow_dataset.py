@@ -224,6 +224,27 @@ def test_texts_and_dictionaries_as_numbers() -> None:
     assert bytes(dataset[0]["s"]).decode() == "ä"
 
 
+def test_structs_and_lists_of_intervals_are_values_that_can_be_pickled() -> None:
+    interval = pa.MonthDayNano([1, -2, 3])
+    values = {
+        "struct": pa.array([{"interval": 5, "each": [interval]}, None]),
+        "named": pa.array([{"interval": 5}, None]),
+        "list": pa.array([[interval, None], []]),
+        "map": pa.array([[("k", interval)], None], pa.map_(pa.string(), interval_type())),
+        "bare": pa.array([interval, None]),
+    }
+    table = pa.table(values)
+    dataset = ArrowDataset(table, nulls="none")
+    found = [dataset[0], dataset[1]]
+    assert found == table.to_pylist() == pickle.loads(pickle.dumps(found))
+    filled = ArrowDataset(table.select(["bare"]), fill_null={"bare": (0, 0, 0)})
+    assert filled[1] == {"bare": (0, 0, 0)}
+
+
+def interval_type() -> pa.DataType:
+    return pa.month_day_nano_interval()
+
+
 def test_tensors_of_a_fixed_shape() -> None:
     values = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
     array = pa.FixedShapeTensorArray.from_numpy_ndarray(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import numpy as np
@@ -52,7 +53,7 @@ def assert_same(batch, rows):
 def test_iterators_pack_each_epoch_anew(kind, options, packing):
     dataset = packed(packing=packing)
     rows = list(expected_rows(3, packing=packing))
-    sizes = [dataset.__fastiter_epochs__().n_rows(epoch) for epoch in range(3)]
+    sizes = [len(dataset.__fastiter_epochs__().rows_of(epoch)) for epoch in range(3)]
     with kind(dataset, 7, converter=concat_examples, **options) as iterator:
         for start in range(0, len(rows) - 7, 7):
             assert iterator.epoch == np.searchsorted(np.cumsum(sizes), start, side="right")
@@ -108,6 +109,56 @@ def test_a_state_goes_on_with_the_same_rows_on_any_number_of_ranks(num_ranks, lo
         after = stream(240, loads, [on(rank, loads, json.loads(text)) for rank in range(loads)])
         joined = np.concatenate([before, after])
         np.testing.assert_array_equal(joined, whole[: len(joined)])
+
+
+@pytest.mark.parametrize("packing", ["bfd", "concat"])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_resume_plans_the_window_of_its_position_alone(packing, num_ranks):
+    far = SerialIterator(packed(packing=packing), 2, converter=concat_examples)
+    for _ in range(200):
+        next(far)
+        state = json.loads(json.dumps(far.state_dict()))
+        ahead = copy.copy(far)
+        rows = [next(ahead)["input_ids"], next(ahead)["input_ids"]]
+        position = state["current_position"]
+        known = packed(packing=packing).__fastiter_epochs__().rows_of(state["epoch"])
+        if position + 4 < len(known):
+            windows = {known.window_of(row)[0] for row in (position, position + 4)}
+            for rank in range(num_ranks):
+                dataset = packed(packing=packing)  # which has planned no window
+                iterator = SerialIterator(
+                    dataset, 2, rank=rank, num_ranks=num_ranks, converter=concat_examples
+                )
+                before = dataset._planner.n_planned
+                iterator.load_state_dict(state)
+                np.testing.assert_array_equal(next(iterator)["input_ids"], rows[rank])
+                assert iterator.epoch_detail > state["epoch"]
+                assert iterator.address.indices[0] == position + 2 * rank
+                assert dataset._planner.n_planned - before <= len(windows) + (num_ranks - 1)
+                assert len(iterator) > 0
+
+
+def test_an_index_of_another_process_is_of_one_window():
+    known = packed().__fastiter_epochs__().rows_of(3)
+    index = int(known.indices(len(known) - 1, len(known))[0])
+    expected = packed()
+    expected.set_epoch(3)
+    dataset = packed()
+    row = dataset.__getitems__([index])[0]
+    assert_same({name: [row[name]] for name in FIELDS}, [expected[len(expected) - 1]])
+    assert dataset._planner.n_planned == 1
+
+
+def test_a_state_whose_window_is_wrong_is_refused():
+    iterator = SerialIterator(packed(), 4)
+    for _ in range(20):
+        next(iterator)
+    state = iterator.state_dict()
+    for window in ([1, 10**6], [-1, 0], [1], "no", None):
+        with pytest.raises(ValueError, match="cuts"):
+            SerialIterator(packed(), 4).load_state_dict(
+                {**state, "cuts": {**state["cuts"], "window": window}}
+            )
 
 
 def test_addresses_and_seek():

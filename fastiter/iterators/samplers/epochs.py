@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from fastiter._fetch.dataset_access import epochs_of
-from fastiter._fetch.token_rows import EPOCH_SHIFT
 from fastiter.iterators.samplers._batches import SeededBatchSampler
 from fastiter.iterators.samplers._seeded import SeededSampler, is_seeded
 
 if TYPE_CHECKING:
-    from fastiter._fetch.dataset_access import Epochs
+    from fastiter._fetch.epoch_rows import EpochRows
     from fastiter.iterators.samplers._batches import Indices
 
 
@@ -60,25 +57,35 @@ class EpochOrder:
         self.inner: Any = None  #: another order, of the rows
 
     @property
-    def _epochs(self) -> Epochs:
-        return epochs_of(self._dataset)  # type: ignore[return-value]
+    def _rows(self) -> EpochRows:
+        epochs = epochs_of(self._dataset)
+        assert epochs is not None
+        return epochs.rows_of(self._number)
 
     def __len__(self) -> int:
-        return self._epochs.n_rows(self._number)
+        return len(self._rows)
 
     def size_within(self, stop: int) -> int:
         """The length if it is at most ``stop``, else ``stop`` or more."""
-        return self._epochs.rows_within(self._number, stop)
+        return self._rows.within(stop)
 
     def share(self, position: int) -> float:
         """Which share of the epoch comes before a position."""
-        return self._epochs.share(self._number, position)
+        return self._rows.share(position)
+
+    def place(self, position: int) -> tuple[int, int] | None:
+        """What `begin` needs to go on from a position; None if rows come in another order."""
+        return self._rows.place(position) if self.inner is None else None
+
+    def begin(self, window: int, before: int) -> None:
+        """Note the rows before a window, so that none of these windows has to be counted."""
+        self._rows.begin(window, before)
 
     def __getitem__(self, part: slice) -> Indices:
-        tag = self._number + 1 << EPOCH_SHIFT
+        rows = self._rows
         if self.inner is None:
-            return np.arange(part.start + tag, part.stop + tag, dtype=np.int64)
-        return self.inner[part] + tag  # type: ignore[no-any-return]
+            return rows.indices(part.start, part.stop)
+        return rows.named(self.inner[part])
 
 
 def sampler_of_epochs(dataset: Any, sampler: Any, shuffle: bool | None) -> Any:
