@@ -168,8 +168,8 @@ class ObjectColumn:
 
 
 def _without_intervals(value: Any) -> Any:
-    """A value with tuples in the place of pyarrow's own of months, days and nanoseconds, which cannot
-    be pickled."""
+    """A value with tuples for those of pyarrow of months, days and nanoseconds, which cannot be
+    pickled."""
     if isinstance(value, dict):
         return {name: _without_intervals(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
