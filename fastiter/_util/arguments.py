@@ -27,9 +27,13 @@ def checked_int(name: str, value: Any, *, minimum: int = 1, maximum: int | None 
     return number
 
 
-def checked_optional_int(name: str, value: Any, *, minimum: int = 1) -> int | None:
+def checked_optional_int(
+    name: str, value: Any, *, minimum: int = 1, maximum: int | None = None
+) -> int | None:
     """Like `checked_int`, or None."""
-    return None if value is None else checked_int(name, value, minimum=minimum)
+    if value is None:
+        return None
+    return checked_int(name, value, minimum=minimum, maximum=maximum)
 
 
 def checked_seconds(name: str, value: Any) -> float | None:

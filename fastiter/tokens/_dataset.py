@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,8 @@ __all__ = ["TokenDataset"]
 _PACKINGS = (None, "concat", *FITS)
 _SUMMED = 1 << 16  # rows at a time
 _MOST_DOCUMENTS = 1 << 30  # of a window: csrc/order/fi_pack.h counts in 32 bits
+_MOST_EPOCHS = 1 << 63 - EPOCH_SHIFT
+_MOST_TOKENS = (1 << 31) - 1  # of a row
 
 
 class TokenDataset(DatasetMixin):
@@ -147,13 +148,21 @@ class TokenDataset(DatasetMixin):
         self._source = source if paths is None else paths
         self._documents = os.path.abspath(documents) if isinstance(documents, str) else documents
         self._dtype, self._column, self._aligned = dtype, column, tuple(aligned)
-        self._length = checked_optional_int("length", length)
+        self._length = checked_optional_int("length", length, maximum=_MOST_TOKENS)
         _check_choice("packing", packing, _PACKINGS)
         _check_choice("overlong", overlong, tuple(OVERLONG))
         _check_choice("padding_side", padding_side, ("right", "left"))
         self._method = packing or ("documents" if length is None else "windows")
-        multiple = checked_optional_int("pad_to_multiple_of", pad_to_multiple_of) or 1
-        self._multiple = multiple
+        multiple = checked_optional_int(
+            "pad_to_multiple_of", pad_to_multiple_of, maximum=_MOST_TOKENS
+        )
+        self._multiple = multiple or 1
+        if self._length is not None and -(-self._length // self._multiple) > (
+            _MOST_TOKENS // self._multiple
+        ):
+            raise ValueError(
+                f"rows of length={length} and pad_to_multiple_of={multiple} are too long"
+            )
         is_packed = self._method not in ("windows", "documents")
         if is_packed and length is None:
             raise ValueError(f"packing={packing!r} needs length=, the tokens of a row")
@@ -187,7 +196,14 @@ class TokenDataset(DatasetMixin):
             from fastiter._order import permutation
 
             self._words = permutation.seed_words(seed)
-        self._added = bos_token_id, eos_token_id
+        if np.dtype(output_dtype) not in (np.int64, np.int32):
+            raise ValueError(f"output_dtype must be int64 or int32, not {output_dtype!r}")
+        room = np.iinfo(output_dtype)
+        limits = {"minimum": int(room.min), "maximum": int(room.max)}
+        self._added = (
+            checked_optional_int("bos_token_id", bos_token_id, **limits),
+            checked_optional_int("eos_token_id", eos_token_id, **limits),
+        )
         self._fields = tuple(fields)
         known = (*FIELDS, *self._aligned)
         for field in self._fields:
@@ -196,14 +212,12 @@ class TokenDataset(DatasetMixin):
         self._fields += tuple(name for name in self._aligned if name not in self._fields)
         if "labels" in self._aligned and "loss_mask" in self._fields:
             raise ValueError("loss_mask is that of labels made here: leave one of them out")
-        if np.dtype(output_dtype) not in (np.int64, np.int32):
-            raise ValueError(f"output_dtype must be int64 or int32, not {output_dtype!r}")
         self._format: dict[str, Any] = {
             "dtype": np.dtype(output_dtype),
             "shifts": checked_flag("shift_labels", shift_labels),
             "left": padding_side == "left",
-            "pad": int(pad_token_id),
-            "ignored": int(ignore_index),
+            "pad": checked_int("pad_token_id", pad_token_id, **limits),
+            "ignored": checked_int("ignore_index", ignore_index, **limits),
         }
         self._epoch = 0
         self._open()
@@ -259,7 +273,7 @@ class TokenDataset(DatasetMixin):
 
     def set_epoch(self, epoch: int) -> None:
         """Have ``len`` and indexing mean the rows of another epoch, as of `DistributedSampler`."""
-        self._epoch = checked_int("epoch", epoch, minimum=0)
+        self._epoch = checked_int("epoch", epoch, minimum=0, maximum=_MOST_EPOCHS - 2)
         self._tell_epoch()
 
     @property
@@ -308,12 +322,10 @@ class TokenDataset(DatasetMixin):
 
     def _rows(self, indices: list[int]) -> npt.NDArray[np.int64]:
         """Indices as the planner has them. Those of iterators tell their epoch."""
-        rows = np.array([operator.index(i) for i in indices], dtype=np.int64)
-        own = rows >> EPOCH_SHIFT <= 0 if self._words is not None else np.ones(len(rows), bool)
-        if own.any():  # otherwise the rows of all windows need not be counted
-            size = len(self)
-            rows[own] = [row_at(int(i), size) for i in rows[own]]
-        return rows
+        tells = [self._words is not None and 0 < i >> EPOCH_SHIFT < _MOST_EPOCHS for i in indices]
+        size = 0 if all(tells) else len(self)  # of all windows, which are counted for it
+        rows = [i if told else row_at(i, size) for i, told in zip(indices, tells, strict=True)]
+        return np.array(rows, dtype=np.int64)
 
     def get_example(self, i: int) -> dict[str, Any]:
         """Get row ``i`` of the epoch; IndexError unless ``-len(self) <= i < len(self)``."""

@@ -110,11 +110,15 @@ def _open_bins(paths: list[str], documents: Any, dtype: Any) -> Opened:
     for path in paths:
         with open(path, "rb") as file:
             head = file.read(_LLMC_HEADER)
-        magic = struct.unpack("<3i", head[:12])[0] if len(head) == _LLMC_HEADER else 0
-        if magic in _LLMC_MAGICS and os.path.getsize(path) == (
-            _LLMC_HEADER + struct.unpack("<3i", head[:12])[2] * _LLMC_MAGICS[magic].itemsize
-        ):
+        magic, version, count = struct.unpack("<3i", head[:12].ljust(12, b"\0"))
+        if magic in _LLMC_MAGICS and version == 1:
             kind = _LLMC_MAGICS[magic]
+            expected = _LLMC_HEADER + count * kind.itemsize
+            if os.path.getsize(path) != expected:
+                raise ValueError(
+                    f"{path} has {os.path.getsize(path)} bytes, not the {expected} of the {count} "
+                    "tokens in its header: it is damaged, or not written to its end"
+                )
             if dtype is not None and np.dtype(dtype) != kind:
                 raise ValueError(f"{path} says by its header that it holds {kind}, not {dtype}")
             parts.append(mapped(path, kind, _LLMC_HEADER))
@@ -131,7 +135,10 @@ def _offsets(documents: Any, n_tokens: int) -> Documents | None:
     name = "documents"
     if isinstance(documents, (str, os.PathLike)):
         name = os.fspath(documents)
-        documents = np.asarray(np.load(documents, mmap_mode="r"))
+        try:
+            documents = np.asarray(np.load(documents, mmap_mode="r"))
+        except ValueError as error:
+            raise ValueError(f"documents={name!r} is no array of offsets: {error}") from error
     offsets = np.asarray(documents)
     if offsets.ndim != 1 or offsets.size < 1 or offsets.dtype.kind not in "iu":
         raise TypeError(

@@ -296,7 +296,7 @@ def test_a_dataset_is_pickled_and_indexed_like_a_list():
     for i in (0, -1, len(dataset) - 1):
         np.testing.assert_array_equal(loaded[i]["input_ids"], dataset[i]["input_ids"])
         assert loaded[i]["input_ids"].dtype == np.int32
-    for i in (len(dataset), -len(dataset) - 1):
+    for i in (len(dataset), -len(dataset) - 1, 1 << 63, 1 << 80):
         with pytest.raises(IndexError, match="outside of a dataset"):
             dataset[i]
     with pytest.raises(IndexError):
@@ -318,8 +318,19 @@ def test_a_dataset_is_pickled_and_indexed_like_a_list():
             {"length": 4, "packing": "bfd", "window": 1 << 31},
             "window must be at most 1073741824",
         ),
+        ({"length": 1 << 32}, "length must be at most 2147483647"),
+        ({"length": (1 << 30) + 1, "pad_to_multiple_of": 1 << 30}, "are too long"),
+        ({"length": 4, "pad_token_id": 1 << 31, "output_dtype": np.int32}, "pad_token_id must be"),
+        ({"length": 4, "ignore_index": -(1 << 63) - 1}, "ignore_index must be at least"),
+        ({"eos_token_id": 1 << 31, "output_dtype": np.int32}, "eos_token_id must be at most"),
     ],
 )
 def test_wrong_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         TokenDataset([[1, 2], [3]], **arguments)
+
+
+@pytest.mark.parametrize("name", ["bos_token_id", "eos_token_id", "pad_token_id", "ignore_index"])
+def test_tokens_are_integers(name):
+    with pytest.raises(TypeError, match=f"{name} must be an integer"):
+        TokenDataset([[1, 2], [3]], **{name: 1.5})

@@ -160,6 +160,15 @@ def test_parquet_is_no_file_to_map(suffix, tmp_path):
         TokenDataset(path, 8)
 
 
+def test_a_file_of_llmc_that_is_cut_off_is_refused(tmp_path):
+    shards(tmp_path, np.uint16, 20240520)
+    for path in tmp_path.glob("part*"):
+        path.write_bytes(path.read_bytes()[:-2])
+        for dtype in (None, np.uint16):
+            with pytest.raises(ValueError, match="tokens in its header: it is damaged"):
+                TokenDataset(str(path), 8, dtype=dtype)
+
+
 def test_what_is_wrong_with_a_file_is_said(tmp_path):
     pattern = shards(tmp_path)
     with pytest.raises(FileNotFoundError, match="no file"):
@@ -169,6 +178,9 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path):
     (tmp_path / "odd.bin").write_bytes(b"abc")
     with pytest.raises(ValueError, match="no whole number of uint16"):
         TokenDataset(str(tmp_path / "odd.bin"), 8)
+    (tmp_path / "bad.npy").write_bytes(b"no array")
+    with pytest.raises(ValueError, match=r"bad\.npy' is no array of offsets"):
+        TokenDataset(pattern, 8, documents=str(tmp_path / "bad.npy"))
     with pytest.raises(ValueError, match="lead out of the 1000 tokens"):
         dataset = TokenDataset(pattern, 8, documents=[0, 2000, 1000], packing="bfd")
         len(dataset)
