@@ -192,6 +192,7 @@ class PlannedIterator(IteratorProperties):
         # Reentrant: a signal handler may save a snapshot while its thread waits in next().
         self._lock = threading.RLock()
         self._timer = Timer(is_serial=True)
+        self._is_stream = isinstance(self._planner, StreamPlanner)
         self._epochs = EpochStore()
         sampler = self._sampler
         if isinstance(sampler, SeededBatchSampler) and sampler._n_ahead() > 0:
@@ -241,6 +242,8 @@ class PlannedIterator(IteratorProperties):
         and the next call fetches the same plan again. ``self._skips``, unless that is None, decides
         about rows that fail. Runs under the iterator's lock, in the caller's thread.
         """
+        if self._seeding is None:  # without a call more for each batch
+            return capture(self._source.batch, plan, self._seed, self._skips)
         return self._capture(plan, self._source.batch, plan, self._seed, self._skips)
 
     def _capture(self, plan: Plan, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -351,9 +354,11 @@ class PlannedIterator(IteratorProperties):
         timer, planner = self._timer, self._planner
         plan, n_passed = planner.peek(), 0
         while plan.indices is not None:
-            if plan.outcome is None:
-                plan = self._make(plan)
             batch = plan.outcome
+            if batch is None:
+                batch = self._fetch_stream(plan) if self._is_stream else self._fetch(plan)
+                plan = planner.plans[0]  # with in_order=False another one may come first now
+                plan.outcome = batch
             if type(batch) is not AllSkipped:
                 break
             if planner.num_ranks > 1:  # which stay in step
@@ -392,17 +397,10 @@ class PlannedIterator(IteratorProperties):
     def _make_first(self) -> Any:
         plan = self._planner.peek()
         if plan.outcome is None and plan.indices is not None and not self._finalized:
-            plan = self._make(plan)
+            batch = self._fetch_stream(plan) if self._is_stream else self._fetch(plan)
+            plan = self._planner.plans[0]
+            plan.outcome = batch
         return plan.outcome
-
-    def _make(self, plan: Plan) -> Plan:
-        """Make the batch of the first plan. Return the plan whose batch it is: with
-        ``in_order=False`` another one may come first now."""
-        fetch = self._fetch_stream if isinstance(self._planner, StreamPlanner) else self._fetch
-        outcome = fetch(plan)
-        plan = self._planner.plans[0]
-        plan.outcome = outcome
-        return plan
 
     def _refuse_inside_next(self, action: str) -> None:
         """Refuse what would move the iterator during a call of ``next()`` by the same thread.

@@ -306,6 +306,10 @@ def _loaded(
         )
     else:
         order = _loaded_order(array, state.order, dataset_size, strict=strict)
+        told = saved_cuts.get("n_examples", dataset_size)
+        if order is None and told != dataset_size:
+            _check_growth(told, dataset_size, strict=strict)
+            former_size = told
         if order is not None and not strict and len(order) < dataset_size == state.epoch_size:
             former_size = len(order)
         if order is not state.order and gives_permutations(sampler):
@@ -314,7 +318,7 @@ def _loaded(
             n_drawn = epoch + 1  # as if there had been no reset
     if WINDOW_KEY in saved_cuts and hasattr(order, "begin"):
         order.begin(*_window(saved_cuts[WINDOW_KEY], position))
-    size = dataset_size if order is None else size_within(order, position + 1)
+    size = former_size or dataset_size if order is None else size_within(order, position + 1)
     if position >= size:
         raise ValueError(
             f"the snapshot's current_position is {position}, beyond the epoch's {size} examples"
@@ -379,6 +383,8 @@ def loaded_cuts(stored: Any) -> dict[str, Any]:
             raise ValueError(f"version {version!r}, which this release does not know")
         saved["anchor"] = _naturals(saved["anchor"], len(Anchor._fields))
         saved["step"] = _naturals([saved["step"]], 1)[0]
+        if "n_examples" in saved:
+            saved["n_examples"] = _naturals([saved["n_examples"]], 1)[0]
     except (KeyError, TypeError, ValueError) as error:
         raise unreadable(CUTS_KEY, error) from error
     return saved
@@ -462,13 +468,13 @@ def _order_again(
     if record.n_examples != ours.n_examples:
         # The base's population is the order before: such a sampler draws from any number.
         grows = type(sampler)._population is SeededSampler._population
-        if strict or not grows or record.n_examples > dataset_size:
+        if not grows:
             raise ValueError(
                 f"the snapshot has an order of {record.n_examples} examples, but here are "
-                f"{ours.n_examples}"
-                + ("; if the dataset has grown, load with strict=False" if strict and grows else "")
-                + ("" if grows else f", and {type(sampler).__qualname__} cannot go on with others")
+                f"{ours.n_examples}, and {type(sampler).__qualname__} cannot go on with others"
             )
+        if record.n_examples != dataset_size:  # else the present epoch began before it has grown
+            _check_growth(record.n_examples, dataset_size, strict=strict)
         size = record.n_examples
     if record.n_drawn < 1:
         raise ValueError("the snapshot's order sampler has drawn no order")
@@ -490,6 +496,15 @@ def _order_again(
     ):
         raise ValueError("the snapshot's order is not the one that its order sampler has drawn")
     return order, cuts
+
+
+def _check_growth(told: int, dataset_size: int, *, strict: bool) -> None:
+    """Check that a dataset may have that length now, where the snapshot tells of another one."""
+    if strict or told > dataset_size:
+        raise ValueError(
+            f"the snapshot has an order of {told} examples, but here are {dataset_size}"
+            + ("; if the dataset has grown, load with strict=False" if told < dataset_size else "")
+        )
 
 
 def _difference(record: Record, sampler: SeededSampler, saved_seed: Seed | None) -> str:
@@ -528,7 +543,8 @@ def _loaded_order(
         raise ValueError(
             "the snapshot was saved without an order (shuffle=False), but this iterator has one"
         )
-    size = len(current) if strict or array.size > len(current) else array.size
+    fits = array.size == dataset_size or (not strict and array.size <= len(current))
+    size = array.size if fits else len(current)
     return checked_order(array, dataset_size, size=size, source="the snapshot")
 
 

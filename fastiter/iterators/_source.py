@@ -141,6 +141,8 @@ class Source:
                     return replaced
                 found = dict(sorted({**found, **replaced}.items()))
             examples = list(found.values())
+        if self.converter is None:
+            return examples
         known = indices if len(examples) == len(indices) else None  # rows may have failed
         return self.batch_of(examples, known)
 

@@ -657,18 +657,26 @@ def test_a_dataset_that_has_grown(sampler):
     first = next(old)
     state = old.state_dict()
     grown = SerialIterator(range(15), 4, **arguments)
-    if sampler is not None:
-        before = grown.state_dict()
-        with pytest.raises(ValueError, match="10"):
-            grown.load_state_dict(state)
-        assert str(grown.state_dict()) == str(before)
+    before = grown.state_dict()
+    with pytest.raises(ValueError, match="10"):
+        grown.load_state_dict(state)
+    assert str(grown.state_dict()) == str(before)
     grown.load_state_dict(state, strict=False)
     following = [row for _ in range(9) for row in next(grown)]
-    size = 15 if sampler is None else 10
-    epoch = [*first, *following][:size]
-    assert sorted(epoch) == list(range(size))
-    rest = following[size - 4 :]
+    epoch = [*first, *following][:10]
+    assert sorted(epoch) == list(range(10))
+    rest = following[6:]
     assert sorted(rest[:15]) == list(range(15))
+    # A state of the larger dataset loads where the present epoch is still one of the smaller.
+    after = grown.state_dict()
+    expected = [next(grown) for _ in range(9)] if sampler is None or sampler._words else []
+    grown.load_state_dict(state, strict=False)
+    grown.load_state_dict(after)
+    assert [next(grown) for _ in expected] == expected
+    smaller = SerialIterator(range(9), 4, **arguments)
+    for strict in (True, False):
+        with pytest.raises(ValueError, match="9"):
+            smaller.load_state_dict(state, strict=strict)
 
 
 @pytest.mark.parametrize("kind", ["weights", "mixture", "share", "buckets"])
