@@ -212,6 +212,13 @@ class ArrowDataset(DatasetMixin):
         for name in (*chosen, *self._fill_null, *self._decode):
             if name not in names:
                 raise KeyError(f"there is no column {name!r} among {names!r:.200}")
+        if self._names is not None and len(set(chosen)) != max(1, len(chosen)):
+            raise ValueError(
+                f"columns must name at least one column, and each once, not {self._names!r:.80}"
+            )
+        for name, function in self._decode.items():
+            if not callable(function):
+                raise TypeError(f"decode of column {name!r} must be callable, not {function!r:.80}")
         if is_bare and self._nulls == "mask":
             raise ValueError(
                 "nulls='mask' adds fields, but examples are single values: name the column in a "
@@ -544,6 +551,12 @@ def _mapped(path: str) -> Any:
         )
     try:
         source = pa.memory_map(path)
-        return (pa.ipc.open_file if magic == b"ARROW1" else pa.ipc.open_stream)(source).read_all()
+        opened = pa.ipc.open_file if magic == b"ARROW1" else pa.ipc.open_stream
+        table = opened(source).read_all()
+        # Of lengths and buffers alone, without which pyarrow reads outside of the file.
+        table.validate()
+        return table
     except (pa.ArrowInvalid, OSError) as error:
-        raise ValueError(f"{path} is no file of the Arrow IPC format: {error}") from error
+        raise ValueError(
+            f"{path} is no file of the Arrow IPC format, or damaged: {error}"
+        ) from error

@@ -315,6 +315,11 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         ArrowDataset(table, padding={"a": 0})
     with pytest.raises(ValueError, match="nulls must be one of"):
         ArrowDataset(table, nulls="drop")
+    for columns in ([], ["a", "a"]):
+        with pytest.raises(ValueError, match="at least one column, and each once"):
+            ArrowDataset(table, columns)
+    with pytest.raises(TypeError, match="decode of column 'a' must be callable, not 5"):
+        ArrowDataset(table, decode={"a": 5})
     with pytest.raises(FileNotFoundError, match="no file"):
         ArrowDataset(tmp_path / "none.arrow")
     with pytest.raises(TypeError, match="not int"):
@@ -322,6 +327,15 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     (tmp_path / "text.arrow").write_text("some text")
     with pytest.raises(ValueError, match="no file of the Arrow IPC format"):
         ArrowDataset(tmp_path / "text.arrow")
+    values = list(range(1000, 1300))
+    lists = pa.table({"ids": pa.array([values[i : i + 3] for i in range(0, 300, 3)])})
+    written = Path(write(tmp_path / "lists.arrow", lists, 1000)).read_bytes()
+    offsets = np.arange(0, 303, 3, dtype=np.int32).tobytes()
+    assert written.count(offsets) == 1
+    damaged = written.replace(offsets, offsets[:-4] + b"\x00\x80\x00\x00")
+    (tmp_path / "lists.arrow").write_bytes(damaged)
+    with pytest.raises(ValueError, match=r"lists\.arrow is no file .* or damaged: Column 0"):
+        ArrowDataset(tmp_path / "lists.arrow")
     (tmp_path / "x.parquet").write_bytes(b"PAR1....PAR1")
     with pytest.raises(ValueError, match="no complete Parquet file"):
         ArrowDataset(tmp_path / "x.parquet")
