@@ -34,6 +34,7 @@ from fastiter._util.warn import warn_caller
 CELL_BYTES = 1 << 38  #: of the address range of a cell; its pages come with the writing
 DEFAULT_CELLS = 10
 _POLL_SECONDS = 0.0005
+_KEPT_FILES = 32  # whose metadata is kept
 
 # The table: a header, a record for each group, and for each cell 1 + the group that it is for.
 _N_DECODED, _N_CELLS, _CLOCK, _HEADER = range(4)
@@ -130,6 +131,7 @@ class RowGroups:
         self._owners = words[_HEADER + _RECORD * len(ends) :]
         if not self._header[_N_CELLS]:
             self._header[_N_CELLS] = min(DEFAULT_CELLS, len(ends))
+        self._metadata: dict[str, Any] = {}  # of the files that were opened last
         self._names: list[str] = []  # of the columns that are decoded
         self._conversions: list[Callable[[Any], Any]] = []
         self._columns: list[tuple[int, ArrowColumn]] = []
@@ -203,7 +205,14 @@ class RowGroups:
     def _file(self, group: int) -> Any:
         import pyarrow.parquet as parquet
 
-        return parquet.ParquetFile(self._sources[group].path, memory_map=True, pre_buffer=False)
+        path = self._sources[group].path
+        # To read it takes long in a file of many groups and columns.
+        known = self._metadata.pop(path, None)
+        file = parquet.ParquetFile(path, memory_map=True, pre_buffer=False, metadata=known)
+        self._metadata[path] = file.metadata
+        for old in list(self._metadata)[:-_KEPT_FILES]:
+            self._metadata.pop(old, None)
+        return file
 
     def value(self, place: int, row: int) -> Any:
         """A value of a column of a group that is pinned."""
@@ -390,7 +399,6 @@ class RowGroups:
         """Decode a group, column by column, into its cell."""
         import pyarrow as pa
 
-        status.free_pages(self._cells_fd, cell * CELL_BYTES, CELL_BYTES)
         file, source = self._file(group), self._sources[group]
         memory = _Writer(
             self._cells_fd, cell * CELL_BYTES, f"{source.path}, row group {source.number}"
@@ -408,6 +416,9 @@ class RowGroups:
             batch = pa.record_batch([convert(array)], names=[""])
             with pa.ipc.new_stream(pa.PythonFile(memory, "w"), batch.schema) as stream:
                 stream.write_batch(batch)
+        # The pages of the group before were written over, which is cheaper than new ones.
+        kept = -(-memory.size // mmap.PAGESIZE) * mmap.PAGESIZE
+        status.free_pages(self._cells_fd, cell * CELL_BYTES + kept, CELL_BYTES - kept)
         self._groups[group, _BYTES] = memory.size
 
     def drop(self) -> None:

@@ -351,3 +351,22 @@ def test_torch_loader(files: Path) -> None:
         assert dataset._groups.n_decoded == len(dataset.row_group_ends)
     with pytest.warns(UserWarning, match="order without blocks"):
         DataLoader(dataset, shuffle=True)
+
+
+def test_the_metadata_of_a_file_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "many.parquet"
+    pq.write_table(pa.table({"n": range(1000)}), path, row_group_size=20)
+    dataset = ArrowDataset(path)
+    n_read = []
+
+    class Counting(pq.ParquetFile):
+        def __init__(self, *arguments: Any, metadata: Any = None, **options: Any) -> None:
+            n_read.append(metadata is None)
+            super().__init__(*arguments, metadata=metadata, **options)
+
+    monkeypatch.setattr(pq, "ParquetFile", Counting)
+    with SerialIterator(dataset, 10, repeat=False, shuffle=False) as iterator:
+        assert [example["n"] for batch in iterator for example in batch] == list(range(1000))
+    assert len(n_read) >= 50 and sum(n_read) <= 1
