@@ -242,8 +242,15 @@ class PlannedIterator(IteratorProperties):
         and the next call fetches the same plan again. ``self._skips``, unless that is None, decides
         about rows that fail. Runs under the iterator's lock, in the caller's thread.
         """
-        if self._seeding is None:  # without a call more for each batch
-            return capture(self._source.batch, plan, self._seed, self._skips)
+        gather = self._source.gather
+        if gather is not None:  # without a call more, for batches that take a few microseconds
+            assert plan.indices is not None
+            try:
+                batch = gather(plan.indices)
+            except Exception:  # raised once more below
+                batch = None
+            if batch is not None:
+                return batch
         return self._capture(plan, self._source.batch, plan, self._seed, self._skips)
 
     def _capture(self, plan: Plan, function: Callable[..., Any], *arguments: Any) -> Any:

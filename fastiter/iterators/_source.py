@@ -116,17 +116,14 @@ class Source:
             self.converter = SeededCall(self.converter, seeding)
         self._plain: PlainColumns | None = _UNKNOWN  # found out with the first batch
         self._gatherer: ColumnGatherer | None = None
-        self._gather: Callable[[Indices], Any] | None = None  # makes a batch at once
+        #: makes a batch at once, or returns None; None if it is not known to be of use
+        self.gather: Callable[[Indices], Any] | None = None
 
     def batch(self, plan: Plan, seed: Seed, policy: FailurePolicy | None = None) -> Any:
         """Fetch a batch and convert it; return it or its `Failure`. Without a ``policy``, which
         decides about examples that fail, the first of them ends the batch."""
         indices = plan.indices
         assert indices is not None
-        if self._gather is not None:
-            arrays = self._gather(indices)
-            if arrays is not None:
-                return arrays
         if self.concat is not None:
             arrays = self._arrays(indices, self.concat, policy is not None)
             if arrays is not None:
@@ -233,7 +230,7 @@ class Source:
             if not fills_suit(plain, concat.padding):
                 return None
             if concat.padding.is_none and self._device is None and not plain.delegates:
-                self._gather = plain.reader.gather
+                self.gather = plain.reader.gather
             return plain.reader.gather(indices)
         getter = column_getter(self.dataset)
         if getter is None:

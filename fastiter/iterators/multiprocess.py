@@ -326,7 +326,7 @@ class MultiprocessIterator(PrefetchingIterator):
             if trial.in_caller and plan.work is None:  # the workers have begun nothing more
                 trial.n_batches += 1
                 self._timer.block()
-                batch = capture(self._source.batch, plan, self._seed, self._skips)
+                batch = super()._fetch(plan)
                 self._timer.unblock()
                 return batch
         # The GPU first: how workers are started depends on whether CUDA is initialised.
