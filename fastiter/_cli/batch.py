@@ -31,7 +31,10 @@ def run(options: argparse.Namespace) -> int:
     """Print the address as JSON."""
     try:
         with open(options.state) as file:
-            state = json.load(file)
+            try:
+                state = json.load(file)
+            except ValueError as error:  # of the encoding, too
+                raise ValueError(f"{options.state} is no JSON: {error}") from error
         iterator = _of_state(state) if options.iterator is None else _made(options.iterator)
         iterator.load_state_dict(state)
         address = iterator.batch_at(options.step, rank=options.rank)
@@ -45,8 +48,19 @@ def run(options: argparse.Namespace) -> int:
 
 def _made(name: str) -> Any:
     module, _, function = name.partition(":")
+    if not module or not function:
+        raise ValueError(f"--iterator must be MODULE:FUNCTION, not {name!r}")
     sys.path.insert(0, "")
-    return getattr(importlib.import_module(module), function)()
+    make = getattr(importlib.import_module(module), function)
+    if not callable(make):
+        raise TypeError(f"{name} is no function, but {make!r:.80}")
+    try:
+        iterator = make()
+    except Exception as error:
+        raise ValueError(f"{name} raised {type(error).__name__}: {error}") from error
+    if not hasattr(iterator, "batch_at"):
+        raise TypeError(f"{name} must return an iterator of fastiter, not {iterator!r:.80}")
+    return iterator
 
 
 class _Length:
@@ -63,8 +77,18 @@ class _Length:
 
 
 def _of_state(state: Any) -> Any:
-    """An iterator of the arguments that the state tells."""
-    cuts = state["cuts"]
+    """An iterator of the arguments that the state tells, or a list of all ranks' states."""
+    state = state[0] if isinstance(state, list) and state else state
+    if not isinstance(state, dict) or "current_position" not in state:
+        raise ValueError("the file holds no state, as state_dict() returns it")
+    if "stream" in state:
+        raise TypeError("batches of a StreamDataset have no numbers")
+    cuts = state.get("cuts")
+    if not isinstance(cuts, dict):
+        raise ValueError(
+            "this state is of a release that did not tell how batches are cut: give --iterator "
+            "MODULE:FUNCTION, which makes the iterator"
+        )
     arguments = {name: cuts[name] for name in ("repeat", "drop_last", "tail") if name in cuts}
     n_examples, sampler = cuts.get("n_examples"), None
     if n_examples is None:

@@ -364,7 +364,8 @@ class PlannedIterator(IteratorProperties):
             batch = plan.outcome
             if batch is None:
                 batch = self._fetch_stream(plan) if self._is_stream else self._fetch(plan)
-                plan = planner.plans[0]  # with in_order=False another one may come first now
+                if not self._in_order:  # another one may come first now
+                    plan = planner.plans[0]
                 plan.outcome = batch
             if type(batch) is not AllSkipped:
                 break

@@ -259,3 +259,47 @@ def test_the_command_asks_for_what_a_state_does_not_hold(tmp_path, capsys):
     )
     assert json.loads(made.stdout)["indices"] == [index for _, index in batch]
     assert __main__.main(["batch", str(tmp_path / "none.json"), "--step", "0"]) == 1
+
+
+def no_iterator() -> int:
+    return 3
+
+
+def fails() -> None:
+    raise KeyError("x")
+
+
+@pytest.mark.parametrize(
+    ("content", "maker", "message"),
+    [
+        ("[1, 2", None, "is no JSON"),
+        ("[1, 2]", None, "holds no state"),
+        ('{"iterator": {}}', None, "holds no state"),
+        ('{"current_position": 3}', None, "give --iterator MODULE:FUNCTION"),
+        ('{"current_position": 3, "stream": {}}', None, "StreamDataset"),
+        ("{}", "test_addresses", "must be MODULE:FUNCTION, not 'test_addresses'"),
+        ("{}", "test_addresses:N", "no function, but 23"),
+        ("{}", "test_addresses:no_iterator", "an iterator of fastiter, not 3"),
+        ("{}", "test_addresses:fails", "test_addresses:fails raised KeyError: 'x'"),
+    ],
+)
+def test_the_command_says_what_is_wrong(tmp_path, capsys, monkeypatch, content, maker, message):
+    monkeypatch.setitem(sys.modules, "test_addresses", sys.modules[__name__])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    state = tmp_path / "state.json"
+    state.write_text(content)
+    given = [] if maker is None else ["--iterator", maker]
+    assert __main__.main(["batch", str(state), "--step", "0", *given]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_takes_the_states_of_all_ranks(tmp_path, capsys):
+    ranks = [
+        SerialIterator(Keys(), 3, rank=rank, num_ranks=2, order_sampler=ShuffleOrderSampler(1))
+        for rank in range(2)
+    ]
+    batches = [next(iterator) for iterator in ranks]
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps([iterator.state_dict() for iterator in ranks]))
+    assert __main__.main(["batch", str(state), "--step", "0", "--rank", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["indices"] == [i for _, i in batches[1]]
