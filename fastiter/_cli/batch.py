@@ -100,7 +100,7 @@ def _of_state(state: Any) -> Any:
                 "MODULE:FUNCTION, which makes the iterator"
             )
         n_examples = record.n_examples
-        words = cuts.get("seed", state["example_seed"])
+        words: Any = cuts.get("seed", state["example_seed"])
         sampler._words = (words[0] % 2**64, words[1] % 2**64)
     return fastiter.SerialIterator(
         _Length(n_examples),

@@ -15,24 +15,18 @@ import pytest
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
-from arrow_cases import TYPES, check_equal, column_of  # noqa: E402
+from arrow_cases import ITERATORS, TYPES, check_equal, column_of  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from fastiter import (  # noqa: E402
     MultiprocessIterator,
-    MultithreadIterator,
     SerialIterator,
     concat_examples,
 )
 from fastiter.datasets import ArrowDataset, SubDataset  # noqa: E402
 
 N = 200
-ITERATORS = {
-    "serial": SerialIterator,
-    "threads": functools.partial(MultithreadIterator, n_threads=2),
-    "processes": functools.partial(MultiprocessIterator, n_processes=2),
-}
 
 
 def batches(dataset: Any, iterator: Any, batch_size: int = 37, **options: Any) -> list[Any]:

@@ -18,12 +18,11 @@ import pytest
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pq = pytest.importorskip("pyarrow.parquet", reason="this pyarrow has no Parquet")
 
-from arrow_cases import TYPES, check_equal, column_of  # noqa: E402
+from arrow_cases import ITERATORS, TYPES, check_equal, column_of  # noqa: E402
 
 from fastiter import (  # noqa: E402
     BlockShuffleOrderSampler,
     MultiprocessIterator,
-    MultithreadIterator,
     SerialIterator,
     concat_examples,
 )
@@ -31,11 +30,6 @@ from fastiter._fetch import row_groups  # noqa: E402
 from fastiter.datasets import ArrowDataset, SubDataset, TransformDataset  # noqa: E402
 
 N = 3000
-ITERATORS = {
-    "serial": SerialIterator,
-    "threads": functools.partial(MultithreadIterator, n_threads=3),
-    "processes": functools.partial(MultiprocessIterator, n_processes=2, context="fork"),
-}
 
 
 def table_of(n: int = N) -> Any:

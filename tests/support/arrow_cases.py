@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import functools
 import itertools
 import random
 from collections.abc import Callable
@@ -12,6 +13,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from fastiter import MultiprocessIterator, MultithreadIterator, SerialIterator
+
+ITERATORS: dict[str, Any] = {
+    "serial": SerialIterator,
+    "threads": functools.partial(MultithreadIterator, n_threads=3),
+    "processes": functools.partial(MultiprocessIterator, n_processes=2),
+}
 START = datetime.datetime(2020, 2, 28, 12)
 
 
