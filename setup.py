@@ -95,6 +95,7 @@ if switch("WERROR"):
 
 
 headers = [*map(str, sorted(Path("csrc").rglob("*.h")))]
+included = [*map(str, sorted(Path("fastiter").rglob("*.pxi")))]
 # The C floor is compiled once, into an archive of which each module links what it uses.
 csrc = {
     "sources": [*map(str, sorted(Path("csrc").rglob("*.c")))],
@@ -115,7 +116,7 @@ extensions = [
         extra_compile_args=compile_args,
         extra_link_args=link_args,
         libraries=["fastiter_csrc", *system_libraries],
-        depends=["setup.py", str(settings_file), *csrc["sources"], *headers],
+        depends=["setup.py", str(settings_file), *csrc["sources"], *headers, *included],
     )
     # The largest first: none is left for one processor alone at the end.
     for path in sorted(Path("fastiter").rglob("*.pyx"), key=lambda path: -path.stat().st_size)

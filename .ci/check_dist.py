@@ -34,14 +34,17 @@ def wheel_faults(path: Path) -> list[str]:
         if f"{module}.pyi" not in names:
             faults.append(f"lacks {module}.pyi")
     for file in Path("fastiter").rglob("*.*"):
-        if file.suffix not in (".md", ".pyx", ".pxd", ".so", ".pyc") and str(file) not in names:
+        if (
+            file.suffix not in (".md", ".pyx", ".pxd", ".pxi", ".so", ".pyc")
+            and str(file) not in names
+        ):
             faults.append(f"lacks {file}")
     if not any(n.endswith("LICENSE") and ".dist-info/" in n for n in names):
         faults.append("lacks the licence")
     for name in names:
         if not name.startswith(("fastiter/", "fastiter_loader-")):
             faults.append(f"holds {name}, which is outside the package")
-        if name.endswith((".c", ".h", ".pyx", ".pxd", ".o")):
+        if name.endswith((".c", ".h", ".pyx", ".pxd", ".pxi", ".o")):
             faults.append(f"holds the source {name}")
         if not {"tests", "bench", "docs", "csrc"}.isdisjoint(name.split("/")):
             faults.append(f"holds {name}, which is not for users")

@@ -22,6 +22,7 @@ static inline bool swap_owned(_Atomic uint64_t *place, uint64_t from, uint64_t t
 void fi_worker_init(fi_worker *worker, fi_ring *ring, uint32_t number, int bell_pipe)
 {
     *worker = (fi_worker){.ring = ring, .number = number, .bell_pipe = bell_pipe, .least = 1};
+    worker->most_sleep = FI_FOR_EVER;
 }
 
 static inline void pause_briefly(void)
@@ -40,7 +41,7 @@ static inline uint32_t worker_count_of(const fi_ring *ring)
     return count > 0 && count < ring->geometry.workers ? count : ring->geometry.workers;
 }
 
-static inline bool shall_leave(const fi_worker *worker)
+bool fi_worker_leaves(const fi_worker *worker)
 {
     return fi_load_relaxed(&worker->ring->board->stop) ||
            worker->number >= worker_count_of(worker->ring);
@@ -50,7 +51,7 @@ static bool has_work(const fi_worker *worker)
 {
     fi_board *board = worker->ring->board;
     return fi_load_relaxed(&board->redo) != worker->seen ||
-           fi_load_relaxed(&board->tail) > worker->current || shall_leave(worker);
+           fi_load_relaxed(&board->tail) > worker->current || fi_worker_leaves(worker);
 }
 
 #define MOST_SPIN 10000 /* pauses, whatever the board says */
@@ -222,13 +223,13 @@ static int64_t look_for_late(fi_worker *worker, fi_turn *turn)
 }
 
 /* W1 to W3: enters the slot of the next sequence, sleeping while there is none. False: a turn `is_aside`
- * comes first, or the worker leaves. */
+ * comes first, the worker leaves, or it may sleep no longer. */
 static bool enter_slot(fi_worker *worker, fi_turn *turn)
 {
     fi_ring *ring = worker->ring;
     fi_board *board = ring->board;
     for (;;) {
-        if (worker->leave || shall_leave(worker))
+        if (worker->leave || fi_worker_leaves(worker))
             return false;
         uint32_t redo = fi_load_acquire(&board->redo); /* A4, pairs with R4: sees rewound claims */
         if (redo != worker->seen) {
@@ -239,9 +240,11 @@ static bool enter_slot(fi_worker *worker, fi_turn *turn)
         worker->current = fi_max_u64(worker->current, fi_load_acquire(&board->head));
         if (worker->current >= fi_load_acquire(&board->tail)) {
             int64_t most = worker->hedges ? look_for_late(worker, turn) : FI_FOR_EVER;
-            if (most == 0)
+            if (most == 0 || worker->most_sleep == 0)
                 return false;
-            sleep_for_work(worker, most);
+            sleep_for_work(worker, most < worker->most_sleep ? most : worker->most_sleep);
+            if (worker->most_sleep < FI_FOR_EVER)
+                worker->most_sleep = 0;
             continue;
         }
         uint32_t slot = fi_load_relaxed(ring->map + worker->current % ring->geometry.slots);
@@ -349,7 +352,9 @@ enum fi_turn_kind fi_worker_next(fi_worker *worker, fi_turn *turn)
     }
     for (;;) {
         if (!worker->in_slot && !enter_slot(worker, turn))
-            return worker->is_aside ? FI_TURN_ROWS : FI_TURN_STOP;
+            return worker->is_aside                         ? FI_TURN_ROWS
+                   : worker->leave || fi_worker_leaves(worker) ? FI_TURN_STOP
+                                                          : FI_TURN_NONE;
         if (worker->hedges && worker->current > fi_load_relaxed(&worker->ring->board->head) &&
             look_for_late(worker, turn) == 0)
             return FI_TURN_ROWS; /* instead of beginning a batch behind theirs */
@@ -364,6 +369,11 @@ enum fi_turn_kind fi_worker_next(fi_worker *worker, fi_turn *turn)
             return FI_TURN_FINISH;
         }
     }
+}
+
+bool fi_worker_finishes(const fi_worker *worker, const fi_turn *turn)
+{
+    return owns_finish(worker, turn->slot, turn->q, turn->n);
 }
 
 bool fi_worker_outruns_cache(const fi_worker *worker, uint64_t batch_bytes)

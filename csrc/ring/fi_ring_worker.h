@@ -33,15 +33,23 @@ typedef struct fi_worker {
     bool is_aside;     /* the last turn was out of order: */
     fi_turn aside;     /* in this batch */
     int64_t next_look; /* for rows that are late, by fi_now_ns */
+    int64_t most_sleep; /* set by the caller: nanoseconds that the next turn may wait for work */
 } fi_worker;
 
-enum fi_turn_kind { FI_TURN_STOP, FI_TURN_ROWS, FI_TURN_FINISH };
+enum fi_turn_kind { FI_TURN_STOP, FI_TURN_ROWS, FI_TURN_FINISH, FI_TURN_NONE };
 
 void fi_worker_init(fi_worker *worker, fi_ring *ring, uint32_t number, int bell_pipe);
 
 /* Blocks until there is something to do and says what: leave, fill rows, or finish a slot whose
- * rows are all done and whose FINISHING now belongs to this worker. */
+ * rows are all done and whose FINISHING now belongs to this worker. FI_TURN_NONE after `most_sleep`
+ * nanoseconds without any of it; then, and in all turns but such waits, it sleeps no more until the
+ * caller sets that anew. FI_FOR_EVER, as at first: never. */
 enum fi_turn_kind fi_worker_next(fi_worker *worker, fi_turn *turn);
+/* Whether it is to leave, as W1 finds. */
+bool fi_worker_leaves(const fi_worker *worker);
+/* W6, for a worker that takes further turns while others fetch its rows: after rows of an earlier turn
+ * were done. True if it has to finish the slot. */
+bool fi_worker_finishes(const fi_worker *worker, const fi_turn *turn);
 
 /* W5. True if this worker owns the row from here on; only then may it read the row's index. */
 bool fi_row_own(const fi_worker *worker, const fi_turn *turn, uint32_t row);

@@ -57,6 +57,13 @@ static inline void fi_worker_stat_fetch_begins(fi_worker_stat *stat, int64_t ind
     fi_store_relaxed(&stat->since, fi_coarse_ns());
 }
 
+/* The same of a fetch that began earlier; 0 for none. */
+static inline void fi_worker_stat_fetches_since(fi_worker_stat *stat, int64_t index, int64_t since)
+{
+    fi_store_relaxed(&stat->index, index);
+    fi_store_relaxed(&stat->since, since);
+}
+
 static inline void fi_worker_stat_fetch_ends(fi_worker_stat *stat)
 {
     fi_store_relaxed(&stat->since, 0);

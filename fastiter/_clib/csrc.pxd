@@ -98,6 +98,7 @@ cdef extern from "ring/fi_worker_stat.h" nogil:
         uint32_t pid
         uint32_t start_error_bytes
     void fi_worker_stat_fetch_begins(fi_worker_stat *stat, int64_t index)
+    void fi_worker_stat_fetches_since(fi_worker_stat *stat, int64_t index, int64_t since)
     void fi_worker_stat_fetch_ends(fi_worker_stat *stat)
     void fi_worker_stat_count(fi_worker_stat *stat, uint64_t rows, uint64_t bytes, uint64_t spills)
     void fi_worker_stat_busy(fi_worker_stat *stat, int64_t nanoseconds)
@@ -129,6 +130,8 @@ cdef extern from "ring/fi_call_cost.h" nogil:
 
 cdef extern from "ring/fi_ring.h" nogil:
     enum:
+        FI_FETCH
+        FI_OWNED
         FI_ROW_OK
         FI_SPILL
         FI_ERROR
@@ -196,13 +199,16 @@ cdef extern from "ring/fi_ring_worker.h" nogil:
     enum:
         FI_TURN_ROWS
         FI_TURN_FINISH
+        FI_TURN_NONE
     ctypedef struct fi_worker:
         fi_ring *ring
         uint32_t number
+        uint32_t least
         int64_t row_ns
         fi_call_cost call
         bint leave
         bint hedges
+        int64_t most_sleep
     ctypedef struct fi_turn:
         uint64_t q
         uint32_t slot
@@ -212,6 +218,8 @@ cdef extern from "ring/fi_ring_worker.h" nogil:
         uint32_t fetcher
     void fi_worker_init(fi_worker *worker, fi_ring *ring, uint32_t number, int bell_pipe)
     int fi_worker_next(fi_worker *worker, fi_turn *turn)
+    bint fi_worker_leaves(const fi_worker *worker)
+    bint fi_worker_finishes(const fi_worker *worker, const fi_turn *turn)
     void fi_worker_pace(fi_worker *worker, uint32_t rows, int64_t nanoseconds)
     bint fi_row_own(const fi_worker *worker, const fi_turn *turn, uint32_t row)
     bint fi_row_promise(const fi_worker *worker, const fi_turn *turn, uint32_t row, int64_t since,

@@ -95,6 +95,19 @@ class WorkerStats:
         return _difference(self, earlier)
 
 
+class NodeStats(NamedTuple):
+    """What the workers on one node of a cluster have done."""
+
+    node: str  #: the first digits of Ray's name for it
+    address: str
+    workers: int  #: that it has now
+    rows: int  #: examples fetched there, and written here
+    bytes: int  #: that came from there
+
+    def __sub__(self, earlier: NodeStats) -> NodeStats:
+        return self._replace(rows=self.rows - earlier.rows, bytes=self.bytes - earlier.bytes)
+
+
 @dataclasses.dataclass(frozen=True)
 class IteratorStats:
     """What an iterator has done, and whether the loop waited for it.
@@ -174,6 +187,8 @@ class IteratorStats:
     gathered_here : int
         Batches that the caller of `MultiprocessIterator` itself gathered from arrays or columns,
         since that is faster than to have workers do it.
+    nodes : tuple of NodeStats
+        What the nodes of a cluster have done, of a `fastiter.ray.RayIterator`; else empty.
     """
 
     iterator: str
@@ -211,6 +226,7 @@ class IteratorStats:
     hedged: int = 0
     won: int = 0
     gathered_here: int = 0
+    nodes: tuple[NodeStats, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -279,9 +295,11 @@ class IteratorStats:
             worker - before[worker.number] if worker.number in before else worker
             for worker in self.workers
         )
+        known = {node.node: node for node in earlier.nodes}
+        nodes = tuple(n - known[n.node] if n.node in known else n for n in self.nodes)
         difference = _difference(self, earlier)
         changes = self.changes[len(earlier.changes) :]
-        return dataclasses.replace(difference, workers=workers, changes=changes)
+        return dataclasses.replace(difference, workers=workers, changes=changes, nodes=nodes)
 
 
 # Numbers that a difference keeps as they are.
@@ -337,6 +355,7 @@ class LoaderStats(NamedTuple):
     changes: tuple[str, ...] = ()
     workers: tuple[WorkerStats, ...] = ()
     gathered_here: int = 0
+    nodes: tuple[NodeStats, ...] = ()
 
 
 _Spent = Literal["busy_ns", "fetch_ns", "write_ns", "finish_ns", "cpu_ns", "delay_ns"]

@@ -26,6 +26,9 @@ from fastiter.errors import DatasetError, WorkerTraceback
 #: What a dataset raises to have its program stop, not to say that an example is broken.
 STOPS = (GeneratorExit, KeyboardInterrupt, SystemExit)
 
+#: Where this process runs, if that is another machine: follows its number in messages.
+place = ""
+
 _THREAD_MARK = ", worker thread "  # in each note that `annotate` adds for a thread
 _MOST_TEXT = 32 << 10  # characters
 _MOST_EXCEPTION_BYTES = 1 << 20
@@ -168,7 +171,7 @@ def _cut(text: str) -> str:
 
 #: pickle of the exception (None: it cannot be loaded, or is no Exception), type and message,
 #: traceback, process, `is_skippable`
-Dumped = tuple[bytes | None, str, str, int, bool]
+Dumped = tuple[bytes | None, str, str, str, bool]
 
 
 def dump(error: BaseException) -> Dumped:
@@ -183,7 +186,7 @@ def dump(error: BaseException) -> Dumped:
             packed = pickle.dumps(sent)
             if type(pickle.loads(packed)) is type(sent) and len(packed) <= _MOST_EXCEPTION_BYTES:
                 pickled = packed
-    return pickled, summary, text, os.getpid(), is_skippable(error)
+    return pickled, summary, text, f"{os.getpid()}{place}", is_skippable(error)
 
 
 def load(dumped: tuple[Any, ...], facts: str, row: int = -1) -> Failure:

@@ -76,6 +76,8 @@ class Job(Protocol):
 
     image: str
     """What messages call the image of it."""
+    helper: int
+    """Number of a worker that waits for others, so that no time limit is for it; -1: none."""
 
     @property
     def names(self) -> dict[str, Any]:
@@ -102,6 +104,7 @@ class BatchJob:
     #: whether the columns of later batches follow the rows that do not fit those of now
     learns_columns = True
     image = "the dataset's image"
+    helper = -1
 
     @property
     def names(self) -> dict[str, Any]:
@@ -187,7 +190,7 @@ def _run(arguments: WorkerArguments) -> int:
         return 0
     text = arguments.seed + b"%d %d" % (arguments.number, arguments.start)
     digest = hashlib.blake2b(text, digest_size=32).digest()  # no other start has it
-    _seed(digest)
+    seed_by(digest)
     end.load()
     try:
         job = arguments.job
@@ -225,7 +228,7 @@ def _take_signals(arguments: WorkerArguments) -> None:
     faulthandler.register(STACK_SIGNAL, arguments.stacks.fd, all_threads=True)
 
 
-def _seed(digest: bytes) -> None:
+def seed_by(digest: bytes) -> None:
     """Gives this start generators of its own, so that augmentations differ between workers."""
     random.seed(digest)
     # As `np.random.seed`, by a new bit generator: the old one's lock may be held for ever, by a

@@ -113,6 +113,7 @@ class WorkerGroup:
         self._has_spare = spares > 0 and ring.bell_pipe(0) < 0  # it could not get another's bell
         self._ring = ring
         self._job = job
+        self.helper = job.helper
         self._start = start
         self._may_change = True  # from a fork to the fork server
         self.hung_starts = 0

@@ -6,6 +6,7 @@ import pickle
 import numpy
 
 cimport numpy as cnp
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.long cimport PyLong_FromLongLong
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
@@ -18,10 +19,11 @@ from fastiter._fetch.arrow_column cimport PaddedLists
 from fastiter._fetch.gather cimport ColumnReader
 from fastiter._clib.csrc cimport *
 from fastiter._clib.numpy_api cimport bytes_of
-from fastiter._ring.arena cimport WorkerRing
-from fastiter._ring.parent cimport Lease
+from fastiter._ring.arena cimport HEAD_BYTES, SUM_BYTES, WorkerRing
+from fastiter._order.plan cimport Plan
+from fastiter._ring.parent cimport BatchScheduler, Lease
 from fastiter._ring.schema cimport (
-    ARRAY, MOST_NDIM, OBJECT, RAGGED, Field, Schema, SlotWriter, entry_of)
+    ARRAY, MOST_NDIM, OBJECT, RAGGED, TEXT, Field, Schema, SlotWriter, entry_of)
 from fastiter._ring import row_reader
 from fastiter._util.failures import RowCountError, dump
 from fastiter._ring.serialization import Packed, unpack
@@ -766,3 +768,6 @@ cdef class RowWriter(SlotWriter):
         """Writes the converter's result, or its exception, into the slot."""
         self.end.pack_row(
             packed, FI_WHOLE_BATCH, FI_PACKED_FAILURE if failed else FI_PACKED_RESULT)
+
+
+include "part_writer.pxi"

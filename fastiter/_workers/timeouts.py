@@ -176,6 +176,9 @@ class Timeouts:
                     patience = UNKILLABLE_SECONDS if worker.is_stuck else STUCK_SECONDS
                     self._due_at(worker.ended + patience, now)
                 continue
+            if worker.number == self._group.helper:  # it waits for others
+                is_quiet = False
+                continue
             report = self._ring.report(worker.number)
             progress += report["rows"] + report["claims"]
             since, step = self._since(worker, report, now), self._step(worker, report, now)

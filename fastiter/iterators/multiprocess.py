@@ -156,6 +156,7 @@ class MultiprocessIterator(PrefetchingIterator):
     TimeoutWarning: ClassVar[type[TimeoutWarning]] = TimeoutWarning
 
     _REOPENABLE = False
+    _gathers_in_caller = True  # where that is faster
     _hedge: float | None = None  # of pickles that have none
 
     @names_counterparts
@@ -411,7 +412,7 @@ class MultiprocessIterator(PrefetchingIterator):
         # A batch sampler's later batches may be larger: not much, or this pool ends with the first.
         rows = max(self._most_rows(), n_rows)
         rows += 0 if self._batch_size else rows // 4
-        pool = Pool(
+        pool = self._make_pool(
             job=self._job(converter),
             workers=self.n_processes,
             most_workers=most.get("n_processes", 0),
@@ -435,12 +436,16 @@ class MultiprocessIterator(PrefetchingIterator):
         if plain is not None and plain.is_arrow:
             pool.use_columns(plain)
         only_gathers = plain is not None and self._source.concat is not None
+        only_gathers = only_gathers and self._gathers_in_caller
         if only_gathers and self._row_groups is None and not self._source.is_on_gpu:
             self._trial = self._trial or GatherTrial()
         self._timer.open(pool.note_start)
         if self._timer.trace is not None:
             pool.ring.start_trace()
         return pool
+
+    def _make_pool(self, **arguments: Any) -> Pool:
+        return Pool(**arguments)
 
     def _job(self, converter: BatchConverter | None) -> BatchJob:
         if isinstance(self._dataset, Parts):

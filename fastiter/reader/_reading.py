@@ -16,6 +16,7 @@ class ReadingJob:
     """Runs the reader with the number of the worker."""
 
     image = "the image of the readers"
+    helper = -1
 
     def __init__(self, readers: tuple[Reader, ...]):
         self._readers = readers

@@ -1,0 +1,195 @@
+"""What a worker on a node of the cluster runs."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import os
+import pickle
+import sys
+import threading
+import traceback
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import ray
+
+from fastiter._clib import status
+from fastiter._fetch.seeded import SeededExamples
+from fastiter._order import example_context
+from fastiter._order.plan import Plan
+from fastiter._ring.arena import Arena, WorkerRing
+from fastiter._ring.parent import BatchScheduler
+from fastiter._ring.serialization import unpack
+from fastiter._util import failures
+from fastiter._util.worker_info import WorkerInfo, set_worker_info
+from fastiter._workers import main, row_writer, thread_limits
+from fastiter._workers.shm_image import Image
+
+#: Parts that one call may have.
+MOST_PARTS = 16
+
+#: Columns or None, heap, its offset, codes and entries: see `PartWriter.fetch`.
+Pieces = tuple[Any, Any, int, bytes, list[tuple[int, int, int]]]
+
+
+class Asked(NamedTuple):
+    """A part of a batch that a worker is to fetch."""
+
+    record: bytes  # of the schema; empty for none
+    seed: tuple[int, int]
+    origin: tuple[int, int, int]  # epoch, position and epoch size, after these rows
+    indices: npt.NDArray[np.int64]
+    seeds: bytes | None
+
+
+class Node(NamedTuple):
+    """Where a worker runs, and by what."""
+
+    node: str
+    address: str
+    pid: int
+    versions: dict[str, str]
+
+
+def versions() -> dict[str, str]:
+    """What has to be the same on all nodes."""
+    python = ".".join(map(str, sys.version_info[:2]))
+    return {
+        "Python": python,
+        "NumPy": np.__version__,
+        "fastiter": sys.modules["fastiter"].__version__,
+    }
+
+
+def adopt_main() -> None:
+    """Let classes of the program's main module, which have travelled by value, pickle by name: an
+    exception or an example arrives in the program as what it is there."""
+    module = sys.modules["__main__"]
+    for found in gc.get_objects():
+        if isinstance(found, type) and found.__module__ == "__main__":
+            setattr(module, found.__qualname__, found)
+
+
+class NodeWorker:
+    """Fetches parts of batches. One thread at a time calls it, and another one `beat`."""
+
+    def __init__(self, number: int, workers: int, rows: int, seed: bytes):
+        self._number, self._workers, self._rows = number, workers, rows
+        self._seed = seed
+        self._dataset: Any = None
+        self._image: Image | None = None
+        self._rings: dict[bytes, tuple[BatchScheduler, row_writer.PartWriter]] = {}
+        self._now: BatchScheduler | None = None  # the ring of the present part
+        self._thread = 0
+        # A raylet that dies leaves busy workers running.
+        status.watch_parent(os.pidfd_open(os.getppid()), -1)
+
+    def where(self) -> Node:
+        """Where this worker is."""
+        node = ray.get_runtime_context().get_node_id()
+        address = ray.util.get_node_ip_address()
+        failures.place = f" on node {node[:8]} ({address})"
+        return Node(node[:8], address, os.getpid(), versions())
+
+    def load(
+        self, refs: list[Any], nearby: tuple[int, int] | None, path: list[str]
+    ) -> tuple[int, bytes]:
+        """Load the dataset from the image that the only one of `refs` is, or that another worker of
+        this node (pid, descriptor) has. Return the descriptor here, and the error or nothing.
+
+        Modules are also looked for along the program's `path`, as far as that is here, too.
+        """
+        try:
+            sys.path += [each for each in path if each not in sys.path and os.path.exists(each)]
+            thread_limits.limit_threads()
+            image = _image_of(nearby) or _image_from(ray.get(refs[0]))
+            self._image = image
+            digest = hashlib.blake2b(self._seed, digest_size=32).digest()
+            main.seed_by(digest)
+            self._dataset, worker_init = unpack(image.map())
+            adopt_main()
+            thread_limits.limit_threads()
+            main.seed_by(digest)
+            plain = self._dataset
+            if isinstance(plain, SeededExamples):
+                plain = plain.dataset
+            seed = int.from_bytes(digest[-8:], "little")
+            set_worker_info(WorkerInfo(self._number, self._workers, seed, plain))
+            if worker_init is not None:
+                worker_init(self._number)
+        except BaseException as error:
+            return -1, failures.dump_start_error(error)
+        return image.fd, b""
+
+    def fetch(self, parts: list[Asked]) -> tuple[float, list[tuple[float, Pieces]]]:
+        """Fetch parts: the seconds that it took, and of each the seconds and what it is."""
+        self._thread = threading.get_ident()
+        since = status.now()
+        found = [self._fetch(part) for part in parts]
+        self._now = None
+        return status.now() - since, found
+
+    def _fetch(self, part: Asked) -> tuple[float, Pieces]:
+        since = status.now()
+        ring, writer = self._ring(part.record)
+        ring.seed = part.seed
+        example_context.set_worker(writer)
+        self._now = ring
+        plan = Plan(part.indices, None, origin=part.origin, seeds=part.seeds)
+        _, (columns, heap, base, codes, entries) = writer.fetch(ring, plan)
+        # Arrays, which Ray takes as buffers; the lease lives as long as they do.
+        if columns is not None:
+            columns = [np.frombuffer(column, np.uint8) for column in columns]
+        heap = np.frombuffer(heap, np.uint8) if len(heap) else b""
+        return status.now() - since, (columns, heap, base, codes, entries)
+
+    def _ring(self, record: bytes) -> tuple[BatchScheduler, row_writer.PartWriter]:
+        if record not in self._rings:
+            arena = Arena.create(MOST_PARTS + 2, 1, self._rows, 2)
+            ring = BatchScheduler(arena, 0, 0)
+            if record:
+                with contextlib.suppress(Exception):  # a type that is not known here: all is packed
+                    ring.use_schema(pickle.loads(record))
+            self._rings[record] = (
+                ring,
+                row_writer.PartWriter(WorkerRing(arena, 0, -1), self._dataset),
+            )
+        return self._rings[record]
+
+    @ray.method(concurrency_group="beat")  # type: ignore[untyped-decorator]
+    def beat(self, limit: float) -> tuple[int, float, str]:
+        """The index that is fetched, for how long, and the stack if that is more than `limit`."""
+        ring = self._now
+        if ring is None:
+            return -1, 0.0, ""
+        report = ring.report(0)
+        seconds = status.now() - report["since"] / 1e9 if report["since"] else 0.0
+        stack = ""
+        if seconds > limit:
+            frame = sys._current_frames().get(self._thread)
+            stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+        return report["index"], seconds, stack
+
+
+def _image_of(nearby: tuple[int, int] | None) -> Image | None:
+    """The image that another worker of this node has; None if it cannot be had."""
+    if nearby is None:
+        return None
+    with contextlib.suppress(OSError):
+        fd = os.open("/proc/{}/fd/{}".format(*nearby), os.O_RDONLY | os.O_CLOEXEC)
+        return Image.adopt(fd, os.fstat(fd).st_size)
+    return None
+
+
+def _image_from(data: Any) -> Image:
+    """A copy of the image in the node's object store, which other workers of the node map too."""
+    what = "the dataset's image"
+    image = Image.create(len(data), what, "let the dataset read from files")
+    left = memoryview(data)
+    offset = 0
+    while offset < len(left):
+        offset += os.pwrite(image.fd, left[offset : offset + (16 << 20)], offset)
+    return image

@@ -1,0 +1,272 @@
+"""What happens to batches when workers, nodes, or the cluster as a whole are lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cluster_of_tests import LocalCluster, kill
+from test_same_batches import RayIterator, same, shuffled
+
+import fastiter
+
+ray_package = pytest.importorskip(
+    "fastiter.ray", reason="Ray is not installed", exc_type=ImportError
+)
+ClusterError = ray_package.ClusterError
+
+
+class Slow:
+    """Each row takes 5 ms."""
+
+    def __init__(self, n=128):
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        time.sleep(0.005)
+        return np.full((16, 16), i), i
+
+
+class Refusing(Slow):
+    def __getitem__(self, i):
+        if i == 21:
+            raise LookupError(f"no row {i}")
+        return i
+
+
+class Deadly(Slow):
+    def __getitem__(self, i):
+        if i == 21:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return i
+
+
+class Hanging(Slow):
+    def __getitem__(self, i):
+        if i == 21:
+            time.sleep(1000)
+        return i
+
+
+def remote(cluster, dataset=None, **others):
+    made = {"batch_size": 16, "order_sampler": shuffled(), "n_workers": 2, **others}
+    return RayIterator(dataset or Slow(), address=cluster.address, **made)
+
+
+def serial():
+    return fastiter.SerialIterator(Slow(), 16, order_sampler=shuffled())
+
+
+def processes(name):
+    """Numbers of the processes whose command line begins with a name."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if line.startswith(name.encode()):
+                found.append(int(entry.name))
+    return found
+
+
+def workers():
+    return processes("ray::NodeWorker")
+
+
+def wait_until(condition, seconds):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_an_exception_arrives_as_it_was(cluster):
+    with remote(cluster, Refusing(), order_sampler=None, shuffle=False) as iterator:
+        next(iterator)
+        with pytest.raises(LookupError, match="no row 21") as caught:
+            next(iterator)
+        text = "".join(caught.value.__notes__)
+        assert "dataset index 21" in text and " on node " in text
+        assert "__getitem__" in str(caught.value.__cause__)
+        assert next(iterator) == [*range(32, 48)]
+
+
+def test_failing_rows_are_skipped(cluster):
+    made = {"order_sampler": None, "shuffle": False, "on_error": "skip", "skip_limit": None}
+    with remote(cluster, Refusing(), **made) as iterator:
+        next(iterator)
+        assert next(iterator) == [*range(16, 21), *range(22, 32)]
+
+
+def test_an_index_that_kills_workers(cluster):
+    with remote(cluster, Deadly(), order_sampler=None, shuffle=False) as iterator:
+        assert next(iterator) == [*range(16)]
+        with pytest.raises(fastiter.WorkerDiedError, match="index 21"):
+            next(iterator)
+        assert next(iterator) == [*range(32, 48)]
+
+
+def test_a_row_that_hangs_is_given_up(cluster):
+    made = {"order_sampler": None, "shuffle": False, "dataset_timeout": 1.0}
+    made |= {"on_timeout": "retry", "n_retries": 1}
+    with remote(cluster, Hanging(), **made) as iterator:
+        assert next(iterator) == [*range(16)]
+        with pytest.raises(fastiter.DatasetTimeoutError, match="index 21") as caught:
+            next(iterator)
+        assert caught.value.attempts == 2
+        assert "time.sleep(1000)" in caught.value.stack
+        assert next(iterator) == [*range(32, 48)]
+
+
+def test_a_row_that_hangs_is_warned_of(cluster):
+    made = {"order_sampler": None, "shuffle": False, "dataset_timeout": 1.0}
+    with remote(cluster, Hanging(), **made) as iterator:
+        next(iterator)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", fastiter.TimeoutWarning)
+            with pytest.raises(fastiter.TimeoutWarning, match="busy with index 21"):
+                next(iterator)
+
+
+def test_more_workers_than_places(cluster):
+    warned = pytest.warns(fastiter.TimeoutWarning, match="2 of 5 workers")
+    with remote(cluster, n_workers=5, dataset_timeout=1.0) as iterator, serial() as other, warned:
+        for _ in range(60):
+            same(next(iterator), next(other))
+
+
+def test_a_worker_that_is_killed(cluster):
+    with remote(cluster) as iterator, serial() as other:
+        for number in range(60):
+            same(next(iterator), next(other))
+            if number in (5, 30):
+                kill(workers()[:1])
+
+
+def test_nothing_is_left(cluster):
+    wait_until(lambda: not workers(), 20)
+    before = processes("ray::")
+    iterator = remote(cluster)
+    next(iterator)
+    assert len(workers()) == 2
+    iterator.finalize()
+    wait_until(lambda: not workers(), 10)
+    assert set(processes("ray::")) <= {*before, *processes("ray::IDLE")}
+
+
+PROGRAM = """
+import os, sys, time
+sys.path += {path!r}
+import test_faults as t
+if __name__ == "__main__":
+    iterator = t.RayIterator(t.Slow(), 16, n_workers=2, address={address!r})
+    next(iterator)
+    print("ready", flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_a_consumer_that_is_killed(cluster, tmp_path):
+    wait_until(lambda: not workers(), 20)
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(path=sys.path, address=cluster.address))
+    with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        assert workers()
+        process.kill()
+    wait_until(lambda: not workers(), 10)
+
+
+def test_a_helper_that_is_killed(cluster):
+    with remote(cluster) as iterator, serial() as other:
+        for _ in range(5):
+            same(next(iterator), next(other))
+        (worker,) = iterator.stats().workers
+        os.kill(worker.pid, signal.SIGKILL)
+        since = time.monotonic()
+        with pytest.raises(ClusterError, match="SIGKILL"):
+            while True:
+                same(next(iterator), next(other))
+        assert time.monotonic() - since < 10
+        other.load_state_dict(iterator.state_dict())
+        for _ in range(20):  # it connects again
+            same(next(iterator), next(other))
+
+
+def test_nobody_answers():
+    since = time.monotonic()
+    with RayIterator(Slow(), 16, address="127.0.0.1:9") as iterator:
+        with pytest.raises(ClusterError, match=r"127\.0\.0\.1:9"):
+            next(iterator)
+        assert time.monotonic() - since < 15
+        assert iterator.state_dict()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_node_is_lost(how):
+    """In a cluster of its own. On Ray's default health checks."""
+    cluster = LocalCluster(3)
+    try:
+        with remote(cluster, n_workers=3) as iterator, serial() as other:
+            same(next(iterator), next(other))
+            wait_until(lambda: len(workers()) == 3, 20)
+            for _ in range(10):
+                same(next(iterator), next(other))
+            (node,) = (n for n in cluster.ask("add")[1:2])
+            raylet = node["raylet"]
+            theirs = [pid for pid in workers() if parent(pid) in raylet]
+            assert theirs
+            kill([*raylet, *theirs], how)
+            slowest = 0.0
+            for _ in range(60):
+                since = time.monotonic()
+                same(next(iterator), next(other))
+                slowest = max(slowest, time.monotonic() - since)
+            assert slowest < 10
+            if how == signal.SIGSTOP:
+                kill([*raylet, *theirs], signal.SIGCONT)
+                for _ in range(20):
+                    same(next(iterator), next(other))
+    finally:
+        cluster.close()
+
+
+def parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_raylet_alone_and_the_head_are_lost():
+    cluster = LocalCluster(2)
+    try:
+        with remote(cluster) as iterator, serial() as other:
+            for _ in range(5):
+                same(next(iterator), next(other))
+            wait_until(lambda: len(workers()) == 2, 20)
+            head, node = cluster.ask("nodes")
+            orphans = [pid for pid in workers() if parent(pid) in node["raylet"]]
+            assert orphans
+            kill(node["raylet"])
+            wait_until(lambda: not set(orphans) & set(workers()), 10)
+            for _ in range(20):
+                same(next(iterator), next(other))
+            kill(head["gcs_server"])
+            since = time.monotonic()
+            with pytest.raises(ClusterError, match="head"):
+                while True:
+                    same(next(iterator), next(other))
+            assert time.monotonic() - since < 10
+            other.load_state_dict(iterator.state_dict())
+    finally:
+        cluster.close()
