@@ -44,6 +44,10 @@ _ADVICE = {
     "gathered, which the loop's own thread does faster than workers",
     "uneven batches": _UNEVEN + "set n_prefetch={n_prefetch} to have more ready",
     "uneven batches, prefetched": _UNEVEN + "smaller batches would take more even times",
+    "network": f"{_WAITS} although the {{n}} workers on the cluster are {{idle:.0%}} idle: the "
+    "network, or copying, is the limit ({rate}/s came); let examples be smaller, or set n_prefetch",
+    "few remote workers": f"{_WAITS} for the dataset, and the {{n}} workers on the cluster are "
+    "{stats.busy:.0%} busy: set {setting}",
     "GIL": f"{_WAITS} for the dataset, and the threads wait for one another, since only one at a "
     "time can run Python code: use MultiprocessIterator with n_processes={n_processes}",
     "CPUs full": f"{_WAITS} for the dataset, and the CPUs are full ({{used:.1f}} of "
@@ -76,6 +80,8 @@ def diagnose(stats: IteratorStats) -> Diagnosis:
         each = min(stats.cpu_seconds / stats.seconds, 1.0)
         workers = _needed(stats.wait_seconds, steady - stats.wait_seconds, stats.cpus, each)
         return _diagnosis(stats, "loader-bound", "no workers", {"n_processes": workers})
+    if stats.nodes:
+        return _on_cluster(stats)
     if 2 * stats.gathered_here > stats.batches:
         return _diagnosis(stats, "loader-bound", "in the caller")
     if stats.busy < _BUSY:
@@ -112,6 +118,15 @@ def _not_waiting(stats: IteratorStats, steady: float) -> Diagnosis:
     if enough < stats.n_workers:
         return _diagnosis(stats, "consumer-bound", "loop, idle workers", enough=enough)
     return _diagnosis(stats, "consumer-bound", "loop")
+
+
+def _on_cluster(stats: IteratorStats) -> Diagnosis:
+    n = sum(node.workers for node in stats.nodes)
+    if stats.busy >= _BUSY:
+        change = {"n_workers": n + max(1, n // 2)}
+        return _diagnosis(stats, "loader-bound", "few remote workers", change, n=n)
+    rate = as_bytes(int(sum(node.bytes for node in stats.nodes) / stats.seconds))
+    return _diagnosis(stats, "loader-bound", "network", n=n, rate=rate)
 
 
 def _workers_busy(stats: IteratorStats, steady: float) -> Diagnosis:
@@ -178,6 +193,9 @@ def summary(stats: IteratorStats) -> str:
         ready = f"{stats.mean_ready:.1f} batches when next() is called, {stats.ready} now"
         rows.append(("ready", f"{ready}; n_prefetch={stats.n_prefetch}{slots}"))
         rows.append(("events", _events(stats)))
+    for node in stats.nodes:
+        came = f"{node.workers} workers, {node.rows:,} examples, {as_bytes(node.bytes)} came"
+        rows.append(("node", f"{node.node} ({node.address}): {came}"))
     if stats.gathered_here:
         rows.append(("gathered", f"{stats.gathered_here:,} batches by the caller"))
     rows += [("changed", change) for change in stats.changes]

@@ -110,7 +110,7 @@ class WorkerGroup:
         self.wanted = count if wanted is None else wanted  # may be set, see `Pool.set_workers`
         self.workers: dict[int, WorkerProcess] = {}  # by number
         self._spare: WorkerProcess | None = None
-        self._has_spare = spares > 0 and ring.bell_pipe(0) < 0  # it could not get another's bell
+        self.has_spare = spares > 0 and ring.bell_pipe(0) < 0  # it could not get another's bell
         self._ring = ring
         self._job = job
         self.helper = job.helper
@@ -236,7 +236,7 @@ class WorkerGroup:
     @property
     def wants_spare(self) -> bool:
         """Whether to `start_spare`, once all workers have loaded the dataset."""
-        return self._has_spare and self._spare is None and self._method != "fork"
+        return self.has_spare and self._spare is None and self._method != "fork"
 
     def start_spare(self) -> None:
         """Starts the process that takes the place of the next worker that ends."""
@@ -251,7 +251,7 @@ class WorkerGroup:
             fds.close([ends[1]])
             if not isinstance(error, OSError):
                 raise
-            self._has_spare = False  # no room for it: workers are replaced without
+            self.has_spare = False  # no room for it: workers are replaced without
             return
         finally:
             fds.close([ends[0]])

@@ -414,6 +414,7 @@ class Helper:
                     self._load(waiting)
             else:
                 self._arrived(what, found)
+        self._tell()
         self._watch_workers()
 
     def _arrived(self, call: Call, found: Any) -> None:
@@ -439,7 +440,6 @@ class Helper:
                     part.part, part.rows, pieces, fetch_ns, self._job.batch_converter
                 )
                 self._n_rows += len(part.rows)
-        self._tell()
 
     def _lost(self, worker: Remote, error: Exception) -> None:
         """A worker has died, or its node: others fetch its rows, and another takes its place."""

@@ -208,6 +208,7 @@ class ClusterPool(Pool):
         super().__init__(dataset_timeout=dataset_timeout, n_retries=n_retries, **others)
         assert isinstance(self.job, ClusterJob)
         self._board = self.job.board
+        self._group.has_spare = False  # it might take the helper's number
         self._limits: ClusterTimeouts = ClusterTimeouts(
             dataset_timeout, self.ring, self._group, self._retries
         )

@@ -37,7 +37,6 @@ def main() -> None:
     for line in sys.stdin:
         if line.strip() == "add":
             add(resources={"other": 1})
-            cluster.wait_for_nodes()
         nodes = [
             {
                 name: [info.process.pid for info in infos if info.process.poll() is None]

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cluster_of_tests import LocalCluster, kill
-from test_same_batches import RayIterator, same, shuffled
+from test_same_batches import Augmented, RayIterator, compare, same, shuffled
 
 import fastiter
 
@@ -205,6 +205,71 @@ def test_a_helper_that_is_killed(cluster):
             same(next(iterator), next(other))
 
 
+CONNECTED = """
+import os, sys
+sys.path += {path!r}
+import ray
+import test_faults as t
+if __name__ == "__main__":
+    ray.init(address={address!r}, logging_level="ERROR", configure_logging=False)
+    ref = ray.put(5)
+    with t.RayIterator(t.Slow(), 16, shuffle=False) as iterator:
+        print([i for _, i in next(iterator)])
+    print(ray.get(ref), ray.is_initialized())
+"""
+
+
+def test_the_programs_own_connection_is_kept(cluster, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(CONNECTED.format(path=sys.path, address=cluster.address))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == [str([*range(16)]), "5 True"], done.stderr
+
+
+def test_other_versions_on_a_node(cluster, monkeypatch):
+    monkeypatch.setattr(fastiter, "__version__", "9.9")  # the helper is a fork of this process
+    with remote(cluster) as iterator, pytest.raises(ClusterError, match=r"has .* fastiter 9\.9"):
+        next(iterator)
+
+
+class SlowOnce(Slow):
+    """The first fetch of a row takes 20 s."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def __getitem__(self, i):
+        if i == 21 and not (Path(self.folder) / "met").exists():
+            (Path(self.folder) / "met").touch()
+            time.sleep(20)
+        return super().__getitem__(i)
+
+
+def test_a_slow_row_is_fetched_by_another_node(cluster, tmp_path):
+    slow = SlowOnce(tmp_path)
+    with remote(cluster, slow, hedge=0.2) as iterator:
+        wait_until(lambda: next(iterator) and len(workers()) == 2, 20)
+        iterator.reset()
+        (tmp_path / "met").unlink(missing_ok=True)
+        since = time.monotonic()
+        for _ in range(8):
+            next(iterator)
+        assert (tmp_path / "met").exists()
+        assert time.monotonic() - since < 15
+
+
+def test_statistics_tell_of_nodes(cluster):
+    with remote(cluster) as iterator:
+        for _ in range(60):
+            next(iterator)
+        wait_until(lambda: sum(n.rows for n in iterator.stats().nodes) >= 60 * 16, 5)
+        stats = iterator.stats()
+        assert sum(node.bytes for node in stats.nodes) > 60 * 16 * 16 * 16 * 8
+        assert stats.nodes[0].node in str(stats)
+        assert "n_workers" in stats.advice or "workers on the cluster" in stats.advice
+
+
 def test_nobody_answers():
     since = time.monotonic()
     with RayIterator(Slow(), 16, address="127.0.0.1:9") as iterator:
@@ -268,5 +333,41 @@ def test_a_raylet_alone_and_the_head_are_lost():
                     same(next(iterator), next(other))
             assert time.monotonic() - since < 10
             other.load_state_dict(iterator.state_dict())
+    finally:
+        cluster.close()
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(900)
+def test_twenty_nodes_are_killed():
+    """One after the other, each replaced by a fresh one; all batches are compared."""
+    cluster = LocalCluster(3)
+    try:
+        with remote(cluster, n_workers=3) as iterator, serial() as other:
+            for _ in range(20):
+                slowest = 0.0
+                for _ in range(40):
+                    since = time.monotonic()
+                    same(next(iterator), next(other))
+                    slowest = max(slowest, time.monotonic() - since)
+                assert slowest < 10
+                node = next(node for node in cluster.ask("nodes")[1:] if node.get("raylet"))
+                theirs = [pid for pid in workers() if parent(pid) in node["raylet"]]
+                kill([*node["raylet"], *theirs])
+                cluster.ask("add")
+    finally:
+        cluster.close()
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(900)
+def test_the_first_thousand_batches_of_three_nodes():
+    cluster = LocalCluster(3)
+    try:
+        compare(
+            remote(cluster, Augmented(), n_workers=3),
+            fastiter.SerialIterator(Augmented(), 16, order_sampler=shuffled()),
+            1000,
+        )
     finally:
         cluster.close()

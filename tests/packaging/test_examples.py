@@ -14,7 +14,7 @@ import pytest
 from programs import environment, run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-ELSEWHERE = {"digits.py", "merge_files.py"}
+ELSEWHERE = {"cluster.py", "digits.py", "merge_files.py"}
 
 # By example: the packages that it needs, and lines that it prints.
 PRINTED = {
