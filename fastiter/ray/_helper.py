@@ -358,7 +358,7 @@ class Helper:
         if not idle or self._pending or not self._row_seconds:
             return
         now = status.now()
-        calls = (call for worker in self._workers.values() for call in worker.calls[:1])
+        calls = (call for worker in self._workers.values() for call in worker.calls)
         for call in sorted(calls, key=lambda call: call.since):
             rows = sum(len(part.rows) for part in call.parts)
             late = max(_LATE_SECONDS, _LATE_MEANS * self._row_seconds * rows)

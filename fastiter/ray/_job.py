@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +15,6 @@ from fastiter._ring.serialization import dumps
 from fastiter._workers.main import BatchJob, WorkerArguments
 from fastiter._workers.shared_object import Shared
 from fastiter.ray._board import Board
-
-logger = logging.getLogger("fastiter")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +65,9 @@ class ClusterJob(BatchJob):
 def image_of(dataset: Any, worker_init: Any) -> Shared[Any]:
     """The image of a dataset for all nodes. What the main module defines travels by value."""
     make = functools.partial(dumps, pickler=ray.cloudpickle.CloudPickler)
+    module = sys.modules["__main__"]
+    if module.__name__ != "__main__":  # of a process that multiprocessing has spawned
+        ray.cloudpickle.register_pickle_by_value(module)
     try:
         image = Shared.reserve(
             (dataset, worker_init), "the dataset's image", "let it read from files", make

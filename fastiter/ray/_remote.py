@@ -68,8 +68,9 @@ def adopt_main() -> None:
     """Let classes of the program's main module, which have travelled by value, pickle by name: an
     exception or an example arrives in the program as what it is there."""
     module = sys.modules["__main__"]
+    sys.modules.setdefault("__mp_main__", module)  # its name where multiprocessing has spawned it
     for found in gc.get_objects():
-        if isinstance(found, type) and found.__module__ == "__main__":
+        if isinstance(found, type) and found.__module__ in ("__main__", "__mp_main__"):
             setattr(module, found.__qualname__, found)
 
 
