@@ -301,8 +301,8 @@ class StreamPlanner(Planner):
     def _has(self, number: int, place: StreamPlace, count: int) -> bool:
         """Whether an epoch has at least this number of examples left."""
         if place.offset:
-            places, place = self._shuffled(number, place)
-            count -= len(places) - place.offset
+            places, after = self._shuffled(number, place)
+            count, place = count - (len(places) - place.offset), after
         return count <= 0 or len(self._walk(number, *place[:2], count)[0]) == count
 
     def _walk(

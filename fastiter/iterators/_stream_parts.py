@@ -288,9 +288,12 @@ class PartStore:
         that are being read."""
         busy = {part.number for part in asked}
         lanes, following = self.front
-        wanted = {**dict.fromkeys(following, 0), **dict(lanes)}
-        if self._needed not in wanted and self._needed in self._turns:  # the tail of a last step
-            wanted[self._needed] = self._turns[self._needed].stop
+        is_open, needed = dict(lanes), self._needed
+        wanted = {**dict.fromkeys(following, 0), **is_open}
+        if needed not in is_open and needed in self._turns:
+            # The tail of a last step. Or the front is that of a merge before: with lengths, it goes
+            # on without a word here.
+            wanted[needed] = self._turns[needed].stop
         best: tuple[int, int, int] | None = None
         for number, position in wanted.items():
             turn = self._turns.get(number)
@@ -303,7 +306,7 @@ class PartStore:
             length = self._length(number)
             if length is not None and stop >= length:
                 continue
-            is_later = number in following
+            is_later = number in following and number != needed
             if is_later and stop:
                 continue
             rank = (stop - position + is_later * self.rows, number, stop)

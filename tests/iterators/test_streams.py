@@ -154,6 +154,42 @@ def test_each_loop_is_another_epoch_and_drop_last_leaves_out_the_rest() -> None:
         next(SerialIterator(dataset, n + 1, drop_last=True))
 
 
+@pytest.mark.parametrize("window", [1, 3, 50, 5000])
+@pytest.mark.parametrize("arguments", [{"drop_last": True}, {"tail": "drop", "repeat": False}])
+def test_an_epoch_ends_with_its_last_step_if_what_is_left_is_dropped(
+    window: int, arguments: dict[str, Any]
+) -> None:
+    n_ranks, size = 5, 7
+    ranks = [
+        SerialIterator(stream(window=window), size, rank=rank, num_ranks=n_ranks, **arguments)
+        for rank in range(n_ranks)
+    ]
+    n_full, left = divmod(sum(SIZES), n_ranks * size)
+    n_steps = n_full + (left >= n_ranks and "tail" in arguments)
+    for iterator in ranks:
+        ends = [iterator.is_new_epoch for _ in range(n_steps) if next(iterator)]
+        assert ends == [False] * (n_steps - 1) + [True] and iterator.epoch == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_next_epochs_first_example_may_be_another_ranks(kind: str) -> None:
+    make, more = KINDS[kind]
+
+    def open_shard(shard: int) -> list[int]:
+        return list(range(23))
+
+    def on_rank(rank: int, num_ranks: int, size: int, which: Any, **options: Any) -> Any:
+        only = StreamDataset(range(1), open_shard, lengths=[23])
+        return which(only, size, rank=rank, num_ranks=num_ranks, **options)
+
+    rows = rows_of(on_rank(0, 1, 4, SerialIterator), 12)
+    for rank in range(2):
+        with on_rank(rank, 2, 2, make, **more) as iterator:
+            for k in range(12):
+                start = 4 * k + 2 * rank
+                assert next(iterator) == rows[start : start + 2]
+
+
 def test_a_stream_has_no_length_and_no_addresses() -> None:
     dataset = stream()
     iterator = SerialIterator(dataset, 2)
