@@ -191,10 +191,11 @@ static int put_batch(fi_parent *parent, uint32_t slot, const int64_t *indices, u
     fi_store_relaxed(&s->limit, limit);
     fi_entry_set(ring, slot, FI_WHOLE_BATCH, 0, 0);
     memcpy(own_indices(parent, slot), indices, n * sizeof *indices);
+    _Atomic int64_t *theirs = (_Atomic int64_t *)fi_row_index(ring, slot, 0);
+    _Atomic uint64_t *words = fi_row_word(ring, slot, 0);
     for (uint32_t row = 0; row < n; row++) {
-        /* Who hedges a row of the batch before may still read the index. */
-        fi_store_relaxed((_Atomic int64_t *)fi_row_index(ring, slot, row), indices[row]);
-        fi_store_release(fi_row_word(ring, slot, row), fi_word(q, 0, FI_TODO, 0)); /* S3, pairs with W5 (A1) */
+        fi_store_relaxed(theirs + row, indices[row]); /* who hedges a row of the batch before may still read it */
+        fi_store_release(words + row, fi_word(q, 0, FI_TODO, 0)); /* S3, pairs with W5 (A1) */
     }
     fi_store_release(&s->state, fi_word(q, 0, FI_FILLING, 0));    /* S4 */
     fi_store_release(&s->claim, fi_claim_word(q, 0));             /* S5, pairs with W4 */

@@ -69,6 +69,7 @@ cdef class RowWriter(SlotWriter):
     cdef uint32_t short_ranges  # since the last one in which a row was timed
     cdef uint32_t dice
     cdef bint times_all  # rows of the claim
+    cdef bint clocks_all  # of rows in two steps it is known exactly when they were begun
     cdef bint two_steps  # rows are owned when they have been fetched
     cdef bint is_hedge  # another worker has begun the row
     cdef int64_t begun  # the present claim
@@ -233,7 +234,10 @@ cdef class RowWriter(SlotWriter):
         cdef bint is_long = row_ns * turn.count >= LONG_RANGE_NS
         self.timed_row = NO_ROW
         self.weight = turn.count
-        self.times_all = self.traces or (self.two_steps and (is_long or row_ns == 0))
+        # A clock may take a tenth of a microsecond.
+        self.times_all = self.traces or (
+            self.two_steps and (row_ns >= LONG_RANGE_NS or row_ns == 0))
+        self.clocks_all = self.two_steps and (self.times_all or is_long)
         if self.times_all:
             self.weight = 1
             return
@@ -259,7 +263,8 @@ cdef class RowWriter(SlotWriter):
             try:  # outside of the inner loop: to enter it takes as long as a small copy
                 while row < stop:
                     if self.two_steps:
-                        if not self.promise(row):
+                        since = fi_now_ns() if self.clocks_all else max(self.begun, fi_coarse_ns())
+                        if not self.promise(row, since):
                             row += 1
                             continue
                         index = self.index
@@ -271,7 +276,7 @@ cdef class RowWriter(SlotWriter):
                         continue
                     self.row = row
                     is_timed = row == self.timed_row or self.times_all
-                    if is_timed:
+                    if is_timed and not self.clocks_all:
                         since = fi_now_ns()
                     example = PyObject_GetItem(self.dataset, PyLong_FromLongLong(index))
                     if is_timed:
@@ -297,15 +302,10 @@ cdef class RowWriter(SlotWriter):
         self.timed_row = NO_ROW
         return 0
 
-    cdef bint promise(self, uint32_t row) noexcept:
+    cdef bint promise(self, uint32_t row, int64_t since) noexcept:
         """Begins to fetch a row without owning it. Others see since when: of cheap rows that is no
         later than the row began, and no earlier than their range or the last tick did."""
         cdef WorkerRing end = self.end
-        cdef int64_t since
-        if self.times_all:
-            since = fi_now_ns()
-        else:
-            since = max(self.begun, fi_coarse_ns())
         return fi_row_promise(&end.worker, &end.turn, row, since, &self.index, &self.origin)
 
     cdef bint is_made_as_a_whole(self) noexcept:

@@ -340,7 +340,7 @@ class MultiprocessIterator(PrefetchingIterator):
             transfer.use_arena(pool.ring.arena)
             return self._fetch_to_gpu(pool, plan)
         if trial is None or not trial.in_caller:
-            self._top_up(pool)
+            pool.ring.top_up(self._planner)
         batch = self._wait_for(pool, plan)
         if self._device is not None and not isinstance(batch, Failure):
             return capture(self._source.sent, batch)
@@ -352,8 +352,9 @@ class MultiprocessIterator(PrefetchingIterator):
     def _wait_for(self, pool: Pool, plan: Plan) -> Any:
         """The oldest batch in the ring, that of ``plan``, as the workers have left it; if that need
         not be the next one, the oldest that is complete."""
-        overtakes = self._planner.unordered and not self._planner.has_holes
-        planner = self._planner if overtakes else None
+        planner = self._planner if self._planner.unordered else None
+        if planner is not None and planner.has_holes:
+            planner = None
         if planner is not None and pool.ring.overtake(planner):
             plan = planner.peek()
         lease, converter = pool.ring.take(), pool.job.batch_converter

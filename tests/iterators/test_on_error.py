@@ -282,6 +282,7 @@ def test_attributes(make):
 # -- records and the log -------------------------------------------------------------------------
 
 
+@pytest.mark.no_stuck_rows("nothing else is to be logged")
 def test_skipped_indices_are_listed_and_logged_once(make, caplog):
     caplog.set_level(logging.WARNING, "fastiter")
     iterator = make(Broken(6, [1, 4]), 3, shuffle=False, on_error="skip", skip_limit=2)

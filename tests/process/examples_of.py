@@ -91,9 +91,9 @@ class Loading(Hanging):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ = state
-        Path(self.folder, f"load.{os.getpid()}").touch()
         if Path(self.folder, "shut").exists():
             hang("sleep")
+        Path(self.folder, f"load.{os.getpid()}").touch()
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         if Path(self.folder, "shut").exists():

@@ -94,6 +94,7 @@ def test_getitems_that_dies_names_one_index(make, tmp_path):
     assert indices(next(iterator)) == list(range(32, 64))
 
 
+@pytest.mark.no_stuck_rows("a call for thousands of rows may take thousands of limits")
 def test_a_death_with_thousands_of_rows_in_hand(make, tmp_path):
     class Together:
         def __len__(self):

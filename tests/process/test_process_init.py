@@ -171,6 +171,7 @@ def take_over(number):
     np.random.seed(number)
 
 
+@pytest.mark.no_stuck_rows("a worker that replaces another draws anew")
 def test_its_own_seeds_last(make):
     iterator = make(Draws(), 40, n_processes=1, worker_init=take_over)
     expected = np.random.RandomState(0).random_sample(40)

@@ -222,6 +222,7 @@ def test_a_worker_stopped_in_a_fetch_is_warned_of(make, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["once", "repeatedly"])
+@pytest.mark.no_stuck_rows("no worker is to end")
 def test_ctrl_c_while_waiting(make, tmp_path, how):
     gate = tmp_path / "gate"
     iterator = make(Gated(16, {0}, gate), 4)

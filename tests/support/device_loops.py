@@ -127,4 +127,5 @@ def wait_for_ready(iterator):
     pool = iterator._pool
     pool.wait()
     while pool.ring.count_ready < len(pool.ring.scheduled):
+        pool.look()  # for rows that hang (--stuck-rows)
         time.sleep(0.001)

@@ -1,5 +1,6 @@
 """Rows that hang, for tests of other things: `switch_on` has a dataset hang at the first touch of
-each eighth index, in forked workers, and iterators have the row fetched elsewhere."""
+each eighth index, in forked workers, and iterators have the row fetched elsewhere. Iterators that a
+test gives a limit of its own keep it, and their rows do not hang."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from fastiter._workers.row_writer import RowWriter
 from fastiter.datasets import StreamDataset
 
 PLACES = 4096
+MOST = 24  # rows of a test that hang
 
 #: What `--stuck-rows` may say, and what iterators are made with then, unless they say otherwise.
 WAYS: dict[str, dict[str, Any]] = {
@@ -52,20 +54,27 @@ class Stuck:
     def _touch(self, indices: Any) -> None:
         for index in indices:
             place = hash(index) % PLACES
-            if place % 8 == 3 and not self._touched[place]:
+            if place % 8 == 3 and not self._touched[place] and self._touched[0] < MOST:
                 self._touched[place] = 1
+                self._touched[0] += 1  # about
                 threading.Event().wait()
 
 
 def switch_on(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     touched = mmap.mmap(-1, PLACES)
 
-    def writer(end: Any, dataset: Any, *arguments: Any) -> RowWriter:
-        is_plain = plain_columns(dataset) is not None
-        return RowWriter(end, dataset if is_plain else Stuck(dataset, touched), *arguments)
+    def writer(end: Any, dataset: Any, answer: Any, two_steps: bool, hedges: bool) -> RowWriter:
+        if two_steps and plain_columns(dataset) is None:
+            dataset = Stuck(dataset, touched)
+        return RowWriter(end, dataset, answer, two_steps, hedges)
 
     def init(self: Any, dataset: Any, *arguments: Any, **named: Any) -> None:
-        if not isinstance(dataset, StreamDataset) and not WAYS[way].keys() & named.keys():
+        is_forked = named.get("context") not in ("spawn", "forkserver")  # which load for longer
+        if (
+            is_forked
+            and not isinstance(dataset, StreamDataset)
+            and not WAYS[way].keys() & named.keys()
+        ):
             named.update(WAYS[way])
         original(self, dataset, *arguments, **named)
 
