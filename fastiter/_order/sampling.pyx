@@ -180,7 +180,7 @@ def plan_buckets(lengths, rows, words, *, most_rows, most_tokens, num_ranks, win
 
     Takes 8 bytes for each row besides the result's cuts, most of them until it returns.
     """
-    cdef Py_ssize_t n = len(lengths if rows is None else rows), first = 0, count, windows, k
+    cdef Py_ssize_t n = len(lengths if rows is None else rows), first = 0, count, whole, windows, k
     cdef fi_buckets buckets
     cdef const uint8_t[::1] data = lengths.view(np.uint8)
     cdef const int64_t[::1] order
@@ -210,7 +210,7 @@ def plan_buckets(lengths, rows, words, *, most_rows, most_tokens, num_ranks, win
     keys = spare = kept = np.empty(0, dtype=np.uint64)
     for k in range(windows):
         last = k == windows - 1
-        count = n * (k + 1) // windows - first
+        count = whole = n * (k + 1) // windows - first
         if buckets.carried + count + buckets.num_ranks > buckets.room:
             kept = as_keys(&buckets)
             buckets.room = buckets.carried + count + buckets.num_ranks
@@ -227,6 +227,11 @@ def plan_buckets(lengths, rows, words, *, most_rows, most_tokens, num_ranks, win
             buckets.carried = carried
         with nogil:
             fi_buckets_window(&buckets, &order[first] if count else NULL, count, False)
+        if count < whole and buckets.batches == 0:  # those left out were needed for a batch
+            keys[:len(kept)] = kept
+            point(&buckets, keys, spare)
+            buckets.carried = carried
+            fi_buckets_window(&buckets, &order[first], whole, False)
         first += count
         PyErr_CheckSignals()
     if not drop_last:

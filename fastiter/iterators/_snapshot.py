@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -319,7 +319,9 @@ def _loaded(
     if WINDOW_KEY in saved_cuts and hasattr(order, "begin"):
         order.begin(*_window(saved_cuts[WINDOW_KEY], position))
     size = former_size or dataset_size if order is None else size_within(order, position + 1)
-    if position >= size:
+    # Of what was left, batches of other limits may leave all out.
+    is_recut = recut is not None and len(recut[1]) > 1
+    if position >= size + is_recut:
         raise ValueError(
             f"the snapshot's current_position is {position}, beyond the epoch's {size} examples"
         )
@@ -336,10 +338,13 @@ def _loaded(
     step = saved_cuts.get("step", -(-(epoch * size + position) // whole))
     loaded = loaded._replace(step=step)
     anchor = loaded.anchor
-    if saved_cuts and len(recut[1] if recut else ()) < 2:
+    if saved_cuts and former_size is None:
         given = {key: saved_cuts[key] for key in DEFAULTS if key in saved_cuts}
-        if given == _arguments_of(planner) and former_size is None:
-            anchor = Anchor(*saved_cuts["anchor"])
+        since = Anchor(*saved_cuts["anchor"])
+        if given == _arguments_of(planner) and (
+            recut is None or _holds_since(since, epoch, saved_cuts["cuttings"], planner)
+        ):
+            anchor = since
     detail = _loaded_detail(stored["previous_epoch_detail"], loaded, whole)
     loaded = loaded._replace(previous_epoch_detail=detail)
     seed = _ask(serializer, SEED_KEY, None)
@@ -425,6 +430,13 @@ def _recut(
     if cuttings[-1][1:] != ours[1:]:
         cuttings.append(ours._replace(start=position))
     return number, tuple(cuttings)
+
+
+def _holds_since(anchor: Anchor, epoch: int, cuttings: Sequence[Any], planner: Planner) -> bool:
+    """Whether a batch sampler of these limits can tell the steps from an anchor on. Of an epoch
+    before that was begun with other limits it does not know how it was cut."""
+    is_told = anchor.position == 0 or anchor.epoch == epoch
+    return is_told and len(cuttings) > 0 and [*cuttings[-1][2]] == [*planner.limits]
 
 
 def _loaded_record(serializer: Callable[[str, Any], Any], order: Any) -> Record | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import json
+from typing import Any
 
 import numpy as np
+import pytest
 
 from fastiter import (
     LengthBucketBatchSampler,
@@ -112,3 +115,75 @@ def test_epochs_before_a_far_step_are_planned_once():
 
 def buckets_of_tokens():
     return LengthBucketBatchSampler(LENGTHS, max_tokens=200, seed=4)
+
+
+# -- states of batch samplers whose epochs differ --------------------------------------------------
+
+
+def bucketed(lengths: Any, **arguments: Any) -> SerialIterator:
+    sampler = LengthBucketBatchSampler(lengths, seed=4, **arguments)
+    return SerialIterator(range(len(lengths)), batch_sampler=sampler)
+
+
+def varying(epoch: int) -> list[Any]:
+    order = np.random.RandomState(epoch).permutation(100)
+    return np.array_split(order[: 60 + 7 * epoch % 40], 9)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: bucketed(np.arange(1, 101) % 50 + 1, max_tokens=200, drop_last=True),
+        lambda: SerialIterator(range(100), batch_sampler=varying),
+    ],
+    ids=["drop_last", "function"],
+)
+def test_a_state_loads_whatever_number_of_rows_its_epoch_has(make: Any) -> None:
+    iterator, sizes = make(), set()
+    for _ in range(60):
+        next(iterator)
+        sizes.add(iterator._epoch_size)
+        resumed = make()
+        resumed.load_state_dict(iterator.state_dict())
+        assert next(resumed) == next(copy.copy(iterator))
+    assert len(sizes) > 1
+
+
+def test_each_epoch_has_the_only_full_batch() -> None:
+    lengths = np.array([5, 5, 23, 10, 19])  # of which the four longest fill a batch, or none
+    iterator = bucketed(lengths, batch_size=9, max_tokens=100, drop_last=True)
+    assert {len(next(iterator)) for _ in range(50)} <= {4, 5}
+    assert iterator.epoch == 50
+
+
+def test_what_is_left_may_be_too_little_for_a_batch_of_other_limits() -> None:
+    first = bucketed(np.ones(10, int), batch_size=4, drop_last=True)
+    next(first)
+    second = bucketed(np.ones(10, int), batch_size=7, drop_last=True)
+    second.load_state_dict(first.state_dict())
+    assert (second.epoch, second.current_position) == (0, 4)
+    batch = next(second)
+    assert len(batch) == 7 and (second.epoch, second.is_new_epoch) == (2, True)
+
+
+@pytest.mark.parametrize("n_before", [5, 7])  # at the start of an epoch, and within
+def test_addresses_after_the_limits_have_changed(n_before: int) -> None:
+    lengths = np.arange(20)
+    first = bucketed(lengths, batch_size=4)
+    for _ in range(n_before):
+        next(first)
+    second = bucketed(lengths, batch_size=3)
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(LookupError):
+        second.batch_at(n_before - 1)
+    for n_more in (2, 9):  # in that epoch, and in a later one
+        for _ in range(n_more):
+            next(second)
+        resumed = bucketed(lengths, batch_size=3)
+        resumed.load_state_dict(second.state_dict())
+        for iterator in (second, resumed):
+            start, following = iterator.step, copy.copy(iterator)
+            told = [iterator.batch_at(start + k).indices.tolist() for k in range(30)]
+            assert told == [next(following) for _ in range(30)]
+    second.seek(n_before)
+    assert next(second) == second.batch_at(n_before).indices.tolist()

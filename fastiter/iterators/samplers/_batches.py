@@ -110,6 +110,9 @@ class SeededBatchSampler(SeededSampler):
 
     # What follows is for the iterators.
 
+    def _population(self, order_size: int, dataset_size: int) -> int:
+        return dataset_size  # epochs may have any number of rows
+
     def _draw_batches(
         self, n_examples: int, number: int, cuttings: Sequence[Cutting]
     ) -> tuple[Indices | CompactOrder, Indices]:
