@@ -51,9 +51,9 @@ class BlockShuffleOrderSampler(SeededSampler, OrderSampler):
     """
 
     _KIND: ClassVar[int] = 3
+    _ends: npt.NDArray[np.int64] | None = None  # of blocks of different sizes
 
     def __init__(self, seed: Seed, block_size: int | npt.ArrayLike, window: int) -> None:
-        self._ends: npt.NDArray[np.int64] | None = None
         if isinstance(block_size, (list, tuple, np.ndarray)) and np.ndim(block_size):
             self._ends = _checked_ends(block_size)
             self._block_size = 0
