@@ -251,6 +251,8 @@ class PlannedIterator(IteratorProperties):
                 batch = None
             if batch is not None:
                 return batch
+        if self._seeding is None:
+            return capture(self._source.batch, plan, self._seed, self._skips)
         return self._capture(plan, self._source.batch, plan, self._seed, self._skips)
 
     def _capture(self, plan: Plan, function: Callable[..., Any], *arguments: Any) -> Any:
