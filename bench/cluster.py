@@ -5,6 +5,7 @@ Three nodes of one CPU each, on the loopback interface. Rows take 2 ms, asleep o
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # so that Ray stays on 127.0.0.1
 BATCH, ROW_SECONDS, N = 64, 0.002, 1 << 20
 NODES = 3
 

@@ -8,6 +8,7 @@ worker that died, is silent or slow are fetched by another one, and the first an
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
@@ -33,7 +34,7 @@ LOST_STATUS = 3  # of the exit of a helper that has lost the cluster
 _CONNECT_SECONDS = 12.0
 _HEAD_SECONDS = 6.0  # that the head may be silent
 _BEAT_SECONDS = 1.0
-_CALL_SECONDS = 0.02  # that a call takes, if there are rows enough
+_CALL_SECONDS = 0.04  # that a call takes, if there are rows enough
 _MOST_CALLS = 2  # that a worker has at a time
 _POLL_SECONDS = 0.004  # between two looks for new rows while others are fetched
 _IDLE_NS = 50_000_000
@@ -119,6 +120,7 @@ class Helper:
         self._began = status.now()  # or the last worker did
         self._limit = _CONNECT_SECONDS  # of the head's silence
         self._head_seen = status.now()
+        self._is_ending = False
         self._image: Any = None
         self._actor: Any = ray.remote(concurrency_groups={"beat": 1})(NodeWorker)
 
@@ -230,9 +232,10 @@ class Helper:
     # ---- the head of the cluster
 
     def _ask_head(self) -> None:
-        while True:
-            ray.nodes()
-            self._head_seen = status.now()
+        while not self._is_ending:
+            with contextlib.suppress(Exception):
+                ray.nodes()
+                self._head_seen = status.now()
             _pause(_BEAT_SECONDS)
 
     def _watch_head(self, address: str) -> None:
@@ -254,6 +257,7 @@ class Helper:
             self._facts["reason"] = str(error) if isinstance(error, ClusterError) else repr(error)
             self._board.write(self._facts)
             os._exit(LOST_STATUS)
+        self._is_ending = True
         for worker in self._workers.values():
             ray.kill(worker.actor)
         ray.shutdown()
@@ -353,12 +357,17 @@ class Helper:
         worker.calls.append(Call(ref, worker, parts))
 
     def _hedge(self, ready: list[Remote]) -> None:
-        """Has idle workers fetch what is late, too."""
+        """Has idle workers fetch what is late, too. Those of this machine look for themselves."""
+        calls = [call for worker in self._workers.values() for call in worker.calls]
+        if self._cluster.local:
+            oldest = min(calls, key=lambda call: call.since, default=None)
+            since = 0.0 if oldest is None else oldest.since
+            index = -1 if oldest is None else int(oldest.parts[0].asked.indices[0])
+            self._writer.waits_since(int(since * 1e9), index)
         idle = [worker for worker in ready if not worker.calls]
         if not idle or self._pending or not self._row_seconds:
             return
         now = status.now()
-        calls = (call for worker in self._workers.values() for call in worker.calls)
         for call in sorted(calls, key=lambda call: call.since):
             rows = sum(len(part.rows) for part in call.parts)
             late = max(_LATE_SECONDS, _LATE_MEANS * self._row_seconds * rows)
@@ -427,7 +436,7 @@ class Helper:
         rows = sum(len(part.rows) for part in call.parts)
         each = took / rows
         mean = self._row_seconds
-        self._row_seconds = each if each > mean else mean - (mean - each) / 8
+        self._row_seconds = mean + (each - mean) / 8 if mean else each
         for part, (seconds, pieces) in zip(call.parts, answers, strict=True):
             part.calls -= 1
             columns, heap, _, _, _ = pieces

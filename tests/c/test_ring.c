@@ -447,6 +447,52 @@ static void test_bells(void)
     tear_down(&f);
 }
 
+/* A worker that has rows fetched by others: it holds ranges of several batches, and does not wait. */
+static void test_many_ranges_at_a_time(void)
+{
+    fixture f;
+    fi_turn turn, held[8];
+    fi_origin origin;
+    int64_t index;
+    uint32_t count = 0;
+    set_up(&f, 0);
+    fi_worker *worker = f.workers;
+    worker->most_sleep = 0;
+    CHECK_EQ(fi_worker_next(worker, &turn), FI_TURN_NONE);
+    uint64_t first = schedule(&f, 2), second = schedule(&f, 2);
+    worker->least = 2;
+    while (fi_worker_next(worker, &turn) == FI_TURN_ROWS) {
+        for (uint32_t row = turn.first; row < turn.first + turn.count; row++)
+            CHECK(fi_row_promise(worker, &turn, row, fi_now_ns(), &index, &origin));
+        held[count++] = turn;
+    }
+    CHECK_EQ(count, 2);
+    CHECK_EQ(held[0].q, first);
+    CHECK_EQ(held[1].q, second);
+    for (uint32_t part = 2; part-- > 0;) { /* the later one comes first */
+        for (uint32_t row = 0; row < 2; row++) {
+            CHECK(!fi_worker_finishes(worker, held + part));
+            CHECK(fi_row_win(worker, held + part, row));
+            fi_row_done(worker, held + part, row, FI_ROW_OK);
+            CHECK(!fi_row_win(worker, held + part, row)); /* it came twice */
+        }
+        CHECK(fi_worker_finishes(worker, held + part));
+        fi_worker_ready(worker, held + part, 0);
+    }
+    take_ready(&f, true);
+    take_ready(&f, true);
+    worker->most_sleep = 1000;
+    CHECK_EQ(next_turn(&f, 0, &turn), TURN_SLEEP);
+    CHECK_EQ(nap, 1000);
+    CHECK_EQ(worker->most_sleep, 0);
+    CHECK_EQ(fi_worker_next(worker, &turn), FI_TURN_NONE); /* it has slept */
+    CHECK(!fi_worker_leaves(worker));
+    fi_parent_stop(&f.parent);
+    CHECK(fi_worker_leaves(worker));
+    CHECK_EQ(fi_worker_next(worker, &turn), FI_TURN_STOP);
+    tear_down(&f);
+}
+
 static void test_parent_bell(void)
 {
     fixture f;
@@ -649,6 +695,7 @@ int main(void)
     test_sequence_wraps();
     test_leave_only_between_slots();
     test_bells();
+    test_many_ranges_at_a_time();
     test_parent_bell();
     test_reset_states();
     test_late_worker();
