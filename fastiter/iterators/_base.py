@@ -247,8 +247,8 @@ class PlannedIterator(IteratorProperties):
             assert plan.indices is not None
             try:
                 batch = gather(plan.indices)
-            except Exception:  # raised once more below
-                batch = None
+            except Exception as error:  # a signal handler's, too
+                return Failure.of(error)
             if batch is not None:
                 return batch
         if self._seeding is None:
