@@ -17,9 +17,7 @@ from test_same_batches import Augmented, RayIterator, compare, same, shuffled
 
 import fastiter
 
-ray_package = pytest.importorskip(
-    "fastiter.ray", reason="Ray is not installed", exc_type=ImportError
-)
+ray_package = pytest.importorskip("fastiter.ray", reason="Ray is not installed")
 ClusterError = ray_package.ClusterError
 
 

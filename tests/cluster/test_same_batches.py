@@ -12,9 +12,7 @@ import fastiter
 from fastiter.datasets import TupleDataset
 from fastiter.random import example_rng
 
-ray_package = pytest.importorskip(
-    "fastiter.ray", reason="Ray is not installed", exc_type=ImportError
-)
+ray_package = pytest.importorskip("fastiter.ray", reason="Ray is not installed")
 RayIterator = ray_package.RayIterator
 
 N = 203
