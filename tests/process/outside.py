@@ -49,11 +49,11 @@ def children(pid: int | None = None) -> set[int]:
 
 def workers() -> set[int]:
     """Pids of living descendants, but for the servers that multiprocessing keeps."""
-    servers = {
-        child.pid
-        for child in psutil.Process().children()
-        if any("resource_tracker" in word or "forkserver" in word for word in child.cmdline())
-    }
+    servers = set()
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie
+            if any("resource_tracker" in word or "forkserver" in word for word in child.cmdline()):
+                servers.add(child.pid)
     return children() - servers
 
 
