@@ -30,28 +30,28 @@ static void require(bool condition, const char *what)
 static void work(fi_ring *ring, uint32_t number)
 {
     fi_worker worker;
-    fi_turn turn;
+    fi_claim claim;
     fi_worker_init(&worker, ring, number, -1);
     for (;;) {
-        switch (fi_worker_next(&worker, &turn)) {
-        case FI_TURN_STOP:
+        switch (fi_worker_next(&worker, &claim)) {
+        case FI_CLAIM_STOP:
             return;
-        case FI_TURN_ROWS: {
-            int64_t *column = (int64_t *)fi_slot_payload(ring, turn.slot);
+        case FI_CLAIM_ROWS: {
+            int64_t *column = (int64_t *)fi_slot_payload(ring, claim.slot);
             int64_t since = fi_now_ns();
-            for (uint32_t row = turn.first; row < turn.first + turn.count; row++) {
-                if (!fi_row_own(&worker, &turn, row))
+            for (uint32_t row = claim.first; row < claim.first + claim.count; row++) {
+                if (!fi_row_own(&worker, &claim, row))
                     continue;
-                column[row] = ~*fi_row_index(ring, turn.slot, row);
-                fi_row_done(&worker, &turn, row, FI_ROW_OK);
+                column[row] = ~*fi_row_index(ring, claim.slot, row);
+                fi_row_done(&worker, &claim, row, FI_ROW_OK);
             }
             since = fi_now_ns() - since;
-            fi_worker_pace(&worker, turn.count, since);
+            fi_worker_pace(&worker, claim.count, since);
             fi_worker_stat_busy(ring->worker_stats + number, since);
             break;
         }
-        case FI_TURN_FINISH:
-            fi_worker_ready(&worker, &turn, 0);
+        case FI_CLAIM_FINISH:
+            fi_worker_ready(&worker, &claim, 0);
             break;
         }
     }

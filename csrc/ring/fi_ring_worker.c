@@ -171,9 +171,9 @@ static late_rows scan_rows(const fi_ring *ring, uint32_t slot, uint32_t q, uint3
 }
 
 /* Looks for rows that hold up batches before `end`, the oldest batch first: one that was claimed and not
- * begun, behind a slow one, or one to hedge. Returns 0 and the turn, or in how many nanoseconds to
+ * begun, behind a slow one, or one to hedge. Returns 0 and the claim, or in how many nanoseconds to
  * look again; FI_FOR_EVER if there is none under way. */
-static int64_t find_late(fi_worker *worker, uint64_t end, int64_t now, fi_turn *turn)
+static int64_t find_late(fi_worker *worker, uint64_t end, int64_t now, fi_claim *claim)
 {
     fi_ring *ring = worker->ring;
     int64_t limit = late_after(ring), wait = FI_FOR_EVER;
@@ -184,10 +184,10 @@ static int64_t find_late(fi_worker *worker, uint64_t end, int64_t now, fi_turn *
         if (slot >= slots)
             continue;
         fi_slot *s = ring->slots + slot;
-        uint64_t claim = fi_load_acquire(&s->claim);
+        uint64_t word = fi_load_acquire(&s->claim);
         uint32_t n = fi_load_relaxed(&s->n);
         if (fi_load_acquire(&s->state) != fi_word(q, 0, FI_FILLING, 0) ||
-            fi_word_q(claim) != (uint32_t)q || (uint32_t)claim < n ||
+            fi_word_q(word) != (uint32_t)q || (uint32_t)word < n ||
             n > ring->geometry.rows || fi_load_relaxed(&s->worker) > 0)
             continue;
         late_rows found = scan_rows(ring, slot, (uint32_t)q, n, now, limit);
@@ -201,10 +201,10 @@ static int64_t find_late(fi_worker *worker, uint64_t end, int64_t now, fi_turn *
             due = LATE_NS;
         if (due == 0) {
             worker->is_aside = true;
-            worker->aside = (fi_turn){.q = q, .slot = slot, .n = n, .count = 1};
+            worker->aside = (fi_claim){.q = q, .slot = slot, .n = n, .count = 1};
             worker->aside.first = is_behind ? found.todo : found.row;
             worker->aside.fetcher = is_behind ? worker->number : found.fetcher;
-            *turn = worker->aside;
+            *claim = worker->aside;
             return 0;
         }
         wait = due < wait ? due : wait;
@@ -213,18 +213,18 @@ static int64_t find_late(fi_worker *worker, uint64_t end, int64_t now, fi_turn *
 }
 
 /* The same for batches before the present one, but only now and then. */
-static int64_t look_for_late(fi_worker *worker, fi_turn *turn)
+static int64_t look_for_late(fi_worker *worker, fi_claim *claim)
 {
     int64_t now = fi_now_ns();
     if (now < worker->next_look)
         return worker->next_look - now;
     worker->next_look = now + LATE_LOOK_NS;
-    return find_late(worker, worker->current, now, turn);
+    return find_late(worker, worker->current, now, claim);
 }
 
-/* W1 to W3: enters the slot of the next sequence, sleeping while there is none. False: a turn `is_aside`
+/* W1 to W3: enters the slot of the next sequence, sleeping while there is none. False: a claim `is_aside`
  * comes first, the worker leaves, or it may sleep no longer. */
-static bool enter_slot(fi_worker *worker, fi_turn *turn)
+static bool enter_slot(fi_worker *worker, fi_claim *claim)
 {
     fi_ring *ring = worker->ring;
     fi_board *board = ring->board;
@@ -239,7 +239,7 @@ static bool enter_slot(fi_worker *worker, fi_turn *turn)
         /* A4, pairs with the parent's stores of head and of tail (S7). */
         worker->current = fi_max_u64(worker->current, fi_load_acquire(&board->head));
         if (worker->current >= fi_load_acquire(&board->tail)) {
-            int64_t most = worker->hedges ? look_for_late(worker, turn) : FI_FOR_EVER;
+            int64_t most = worker->hedges ? look_for_late(worker, claim) : FI_FOR_EVER;
             if (most == 0 || worker->most_sleep == 0)
                 return false;
             sleep_for_work(worker, most < worker->most_sleep ? most : worker->most_sleep);
@@ -289,39 +289,39 @@ static uint32_t even_rows(const fi_ring *ring, uint32_t n)
 
 /* W4: takes a range of rows, fewer the fewer are left, so that all workers end together; more where
  * each call of the dataset has a fixed cost. */
-static bool take_range(fi_worker *worker, fi_turn *turn)
+static bool take_range(fi_worker *worker, fi_claim *claim)
 {
     fi_ring *ring = worker->ring;
     fi_slot *s = ring->slots + worker->slot;
-    uint64_t claim = fi_load_acquire(&s->claim); /* A4, pairs with S5 and R3 */
+    uint64_t word = fi_load_acquire(&s->claim); /* A4, pairs with S5 and R3 */
     for (;;) {
-        if (fi_word_q(claim) != (uint32_t)worker->current) {
-            turn->n = 0; /* the slot serves another batch */
+        if (fi_word_q(word) != (uint32_t)worker->current) {
+            claim->n = 0; /* the slot serves another batch */
             return false;
         }
         uint32_t only = fi_load_relaxed(&s->worker);
-        uint32_t next = only == 0 || only == worker->number + 1 ? (uint32_t)claim : UINT32_MAX;
+        uint32_t next = only == 0 || only == worker->number + 1 ? (uint32_t)word : UINT32_MAX;
         uint32_t n = fi_load_relaxed(&s->n);
-        turn->n = n < ring->geometry.rows ? n : ring->geometry.rows;
-        if (next >= turn->n)
+        claim->n = n < ring->geometry.rows ? n : ring->geometry.rows;
+        if (next >= claim->n)
             return false;
-        uint32_t left = turn->n - next;
+        uint32_t left = claim->n - next;
         uint32_t share = left / (2 * worker_count_of(ring));
         share = share > worker->least ? share : worker->least;
         if (worker->call.calls > 0)
             share =
-                fi_call_cost_claim(&worker->call, turn->n, left, share, even_rows(ring, turn->n));
+                fi_call_cost_claim(&worker->call, claim->n, left, share, even_rows(ring, claim->n));
         if (only > 0)
             share = left; /* no other worker takes any */
         uint32_t count = fi_load_relaxed(&s->single) ? 1 : share < left ? share : left;
-        if (atomic_compare_exchange_weak_explicit(&s->claim, &claim,
+        if (atomic_compare_exchange_weak_explicit(&s->claim, &word,
                                                   fi_claim_word(worker->current, next + count),
                                                   memory_order_acquire, memory_order_acquire)) {
-            turn->q = worker->current;
-            turn->slot = worker->slot;
-            turn->first = next;
-            turn->count = count;
-            turn->fetcher = worker->number;
+            claim->q = worker->current;
+            claim->slot = worker->slot;
+            claim->first = next;
+            claim->count = count;
+            claim->fetcher = worker->number;
             return true;
         }
     }
@@ -341,39 +341,39 @@ static bool owns_finish(const fi_worker *worker, uint32_t slot, uint64_t q, uint
     return false;
 }
 
-enum fi_turn_kind fi_worker_next(fi_worker *worker, fi_turn *turn)
+enum fi_claim_kind fi_worker_next(fi_worker *worker, fi_claim *claim)
 {
     if (worker->is_aside) {
         worker->is_aside = false;
-        *turn = worker->aside;
-        turn->first = turn->count = 0;
-        if (owns_finish(worker, turn->slot, turn->q, turn->n))
-            return FI_TURN_FINISH;
+        *claim = worker->aside;
+        claim->first = claim->count = 0;
+        if (owns_finish(worker, claim->slot, claim->q, claim->n))
+            return FI_CLAIM_FINISH;
     }
     for (;;) {
-        if (!worker->in_slot && !enter_slot(worker, turn))
-            return worker->is_aside                         ? FI_TURN_ROWS
-                   : worker->leave || fi_worker_leaves(worker) ? FI_TURN_STOP
-                                                          : FI_TURN_NONE;
+        if (!worker->in_slot && !enter_slot(worker, claim))
+            return worker->is_aside                         ? FI_CLAIM_ROWS
+                   : worker->leave || fi_worker_leaves(worker) ? FI_CLAIM_STOP
+                                                          : FI_CLAIM_NONE;
         if (worker->hedges && worker->current > fi_load_relaxed(&worker->ring->board->head) &&
-            look_for_late(worker, turn) == 0)
-            return FI_TURN_ROWS; /* instead of beginning a batch behind theirs */
-        if (take_range(worker, turn))
-            return FI_TURN_ROWS;
+            look_for_late(worker, claim) == 0)
+            return FI_CLAIM_ROWS; /* instead of beginning a batch behind theirs */
+        if (take_range(worker, claim))
+            return FI_CLAIM_ROWS;
         worker->in_slot = false; /* W8 comes next, whatever the leave check finds */
         uint64_t q = worker->current++;
-        if (turn->n > 0 && owns_finish(worker, worker->slot, q, turn->n)) {
-            turn->q = q;
-            turn->slot = worker->slot;
-            turn->first = turn->count = 0;
-            return FI_TURN_FINISH;
+        if (claim->n > 0 && owns_finish(worker, worker->slot, q, claim->n)) {
+            claim->q = q;
+            claim->slot = worker->slot;
+            claim->first = claim->count = 0;
+            return FI_CLAIM_FINISH;
         }
     }
 }
 
-bool fi_worker_finishes(const fi_worker *worker, const fi_turn *turn)
+bool fi_worker_finishes(const fi_worker *worker, const fi_claim *claim)
 {
-    return owns_finish(worker, turn->slot, turn->q, turn->n);
+    return owns_finish(worker, claim->slot, claim->q, claim->n);
 }
 
 bool fi_worker_outruns_cache(const fi_worker *worker, uint64_t batch_bytes)
@@ -388,11 +388,11 @@ bool fi_worker_outruns_cache(const fi_worker *worker, uint64_t batch_bytes)
     return fi_outruns_cache(batch_bytes, fi_min_u64(batches, slots));
 }
 
-bool fi_row_own(const fi_worker *worker, const fi_turn *turn, uint32_t row)
+bool fi_row_own(const fi_worker *worker, const fi_claim *claim, uint32_t row)
 {
     /* A1, pairs with S3 and R2: index and schema are readable, old bytes may be overwritten. */
-    return swap_owned(fi_row_word(worker->ring, turn->slot, row), fi_word(turn->q, 0, FI_TODO, 0),
-                      fi_word(turn->q, worker->number, FI_OWNED, 0));
+    return swap_owned(fi_row_word(worker->ring, claim->slot, row), fi_word(claim->q, 0, FI_TODO, 0),
+                      fi_word(claim->q, worker->number, FI_OWNED, 0));
 }
 
 /* One hedge less of those that are allowed; false if there is none. */
@@ -406,22 +406,22 @@ static bool take_hedge(fi_board *board)
     return false;
 }
 
-static bool begin_row(const fi_turn *turn, _Atomic uint64_t *place)
+static bool begin_row(const fi_claim *claim, _Atomic uint64_t *place)
 {
-    uint64_t todo = fi_word(turn->q, 0, FI_TODO, 0);
+    uint64_t todo = fi_word(claim->q, 0, FI_TODO, 0);
     /* A1; release: since when the row is fetched is to be seen first. */
     return atomic_compare_exchange_strong_explicit(
-        place, &todo, fi_word(turn->q, turn->fetcher, FI_FETCH, 0), memory_order_acq_rel,
+        place, &todo, fi_word(claim->q, claim->fetcher, FI_FETCH, 0), memory_order_acq_rel,
         memory_order_relaxed);
 }
 
-static bool begin_hedge(const fi_ring *ring, const fi_turn *turn, _Atomic uint64_t *place)
+static bool begin_hedge(const fi_ring *ring, const fi_claim *claim, _Atomic uint64_t *place)
 {
     fi_board *board = ring->board;
     if (!take_hedge(board))
         return false;
-    if (!swap_owned(place, fi_word(turn->q, turn->fetcher, FI_FETCH, 0),
-                    fi_word(turn->q, turn->fetcher, FI_FETCH, FI_HEDGED))) {
+    if (!swap_owned(place, fi_word(claim->q, claim->fetcher, FI_FETCH, 0),
+                    fi_word(claim->q, claim->fetcher, FI_FETCH, FI_HEDGED))) {
         atomic_fetch_add_explicit(&board->hedges, FI_ONE_HEDGE, memory_order_relaxed);
         return false;
     }
@@ -429,18 +429,18 @@ static bool begin_hedge(const fi_ring *ring, const fi_turn *turn, _Atomic uint64
     return true;
 }
 
-bool fi_row_promise(const fi_worker *worker, const fi_turn *turn, uint32_t row, int64_t since,
+bool fi_row_promise(const fi_worker *worker, const fi_claim *claim, uint32_t row, int64_t since,
                     int64_t *index, fi_origin *origin)
 {
     fi_ring *ring = worker->ring;
     fi_worker_stat *stat = ring->worker_stats + worker->number;
-    _Atomic uint64_t *place = fi_row_word(ring, turn->slot, row);
-    uint64_t fetched = fi_word(turn->q, turn->fetcher, FI_FETCH, 0);
+    _Atomic uint64_t *place = fi_row_word(ring, claim->slot, row);
+    uint64_t fetched = fi_word(claim->q, claim->fetcher, FI_FETCH, 0);
     int64_t before = fi_load_relaxed(&stat->since); /* of other rows of the same call */
     fi_store_relaxed(&stat->since, since);
-    if (turn->fetcher == worker->number ? begin_row(turn, place) : begin_hedge(ring, turn, place)) {
-        *index = fi_row_index_now(ring, turn->slot, row);
-        fi_slot_origin(ring, turn->slot, origin);
+    if (claim->fetcher == worker->number ? begin_row(claim, place) : begin_hedge(ring, claim, place)) {
+        *index = fi_row_index_now(ring, claim->slot, row);
+        fi_slot_origin(ring, claim->slot, origin);
         fi_store_relaxed(&stat->index, *index);
         /* The other worker may have been faster, and the slot have gone to another batch. What slips through
          * is fetched in vain. */
@@ -451,17 +451,17 @@ bool fi_row_promise(const fi_worker *worker, const fi_turn *turn, uint32_t row, 
     return false;
 }
 
-bool fi_row_win(const fi_worker *worker, const fi_turn *turn, uint32_t row)
+bool fi_row_win(const fi_worker *worker, const fi_claim *claim, uint32_t row)
 {
     fi_board *board = worker->ring->board;
-    _Atomic uint64_t *place = fi_row_word(worker->ring, turn->slot, row);
-    uint64_t fetched = fi_word(turn->q, turn->fetcher, FI_FETCH, 0), word = fi_load_relaxed(place);
+    _Atomic uint64_t *place = fi_row_word(worker->ring, claim->slot, row);
+    uint64_t fetched = fi_word(claim->q, claim->fetcher, FI_FETCH, 0), word = fi_load_relaxed(place);
     while ((word & ~(uint64_t)FI_HEDGED) == fetched) {
         /* A1: as in fi_row_own, for all that came between has changed the word by swaps. */
         if (atomic_compare_exchange_weak_explicit(
-                place, &word, fi_word(turn->q, worker->number, FI_OWNED, 0), memory_order_acquire,
+                place, &word, fi_word(claim->q, worker->number, FI_OWNED, 0), memory_order_acquire,
                 memory_order_relaxed)) {
-            if (turn->fetcher != worker->number)
+            if (claim->fetcher != worker->number)
                 atomic_fetch_add_explicit(&board->won, 1, memory_order_relaxed);
             return true;
         }
@@ -469,34 +469,34 @@ bool fi_row_win(const fi_worker *worker, const fi_turn *turn, uint32_t row)
     return false;
 }
 
-void fi_row_done(const fi_worker *worker, const fi_turn *turn, uint32_t row, uint32_t code)
+void fi_row_done(const fi_worker *worker, const fi_claim *claim, uint32_t row, uint32_t code)
 {
     FI_ASSERT(fi_code_done(code));
     /* A2 and A5: pairs with the finisher's scan and with the parent's collection. */
-    fi_store_release(fi_row_word(worker->ring, turn->slot, row), fi_word(turn->q, 0, code, 0));
+    fi_store_release(fi_row_word(worker->ring, claim->slot, row), fi_word(claim->q, 0, code, 0));
 }
 
-void fi_worker_ready(const fi_worker *worker, const fi_turn *turn, uint32_t flags)
+void fi_worker_ready(const fi_worker *worker, const fi_claim *claim, uint32_t flags)
 {
     /* A3, pairs with T1 */
-    fi_store_release(&worker->ring->slots[turn->slot].state, fi_ready_word(turn->q, flags));
+    fi_store_release(&worker->ring->slots[claim->slot].state, fi_ready_word(claim->q, flags));
     fi_fence(2); /* F2 (D3), pairs with F5: READY before the look at pwait */
-    fi_wake_parent(worker->ring, turn->q);
+    fi_wake_parent(worker->ring, claim->q);
 }
 
-size_t fi_rows_before(const fi_worker *worker, const fi_turn *turn, int64_t *indices, size_t most)
+size_t fi_rows_before(const fi_worker *worker, const fi_claim *claim, int64_t *indices, size_t most)
 {
     const fi_ring *ring = worker->ring;
     const uint64_t slots = ring->geometry.slots;
     uint64_t q = fi_load_acquire(&ring->board->head);
     size_t count = 0;
 
-    if (turn->q - q >= slots)
+    if (claim->q - q >= slots)
         return 0; /* taken already, or a corrupt word */
-    for (; q <= turn->q; q++) {
+    for (; q <= claim->q; q++) {
         const uint32_t slot = fi_load_relaxed(ring->map + q % slots);
         uint32_t n = slot < slots ? fi_load_relaxed(&ring->slots[slot].n) : 0;
-        n = q == turn->q ? turn->first : n < ring->geometry.rows ? n : ring->geometry.rows;
+        n = q == claim->q ? claim->first : n < ring->geometry.rows ? n : ring->geometry.rows;
         for (uint32_t row = 0; row < n && count < most; row++) {
             /* A1, pairs with S3 and R2: the index is readable. */
             const uint64_t word = fi_load_acquire(fi_row_word(ring, slot, row));

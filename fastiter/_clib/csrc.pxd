@@ -197,9 +197,9 @@ cdef extern from "ring/fi_ring.h" nogil:
 
 cdef extern from "ring/fi_ring_worker.h" nogil:
     enum:
-        FI_TURN_ROWS
-        FI_TURN_FINISH
-        FI_TURN_NONE
+        FI_CLAIM_ROWS
+        FI_CLAIM_FINISH
+        FI_CLAIM_NONE
     ctypedef struct fi_worker:
         fi_ring *ring
         uint32_t number
@@ -209,7 +209,7 @@ cdef extern from "ring/fi_ring_worker.h" nogil:
         bint leave
         bint hedges
         int64_t most_sleep
-    ctypedef struct fi_turn:
+    ctypedef struct fi_claim:
         uint64_t q
         uint32_t slot
         uint32_t n
@@ -217,17 +217,17 @@ cdef extern from "ring/fi_ring_worker.h" nogil:
         uint32_t count
         uint32_t fetcher
     void fi_worker_init(fi_worker *worker, fi_ring *ring, uint32_t number, int bell_pipe)
-    int fi_worker_next(fi_worker *worker, fi_turn *turn)
+    int fi_worker_next(fi_worker *worker, fi_claim *claim)
     bint fi_worker_leaves(const fi_worker *worker)
-    bint fi_worker_finishes(const fi_worker *worker, const fi_turn *turn)
+    bint fi_worker_finishes(const fi_worker *worker, const fi_claim *claim)
     void fi_worker_pace(fi_worker *worker, uint32_t rows, int64_t nanoseconds)
-    bint fi_row_own(const fi_worker *worker, const fi_turn *turn, uint32_t row)
-    bint fi_row_promise(const fi_worker *worker, const fi_turn *turn, uint32_t row, int64_t since,
+    bint fi_row_own(const fi_worker *worker, const fi_claim *claim, uint32_t row)
+    bint fi_row_promise(const fi_worker *worker, const fi_claim *claim, uint32_t row, int64_t since,
                         int64_t *index, fi_origin *origin)
-    bint fi_row_win(const fi_worker *worker, const fi_turn *turn, uint32_t row)
-    void fi_row_done(const fi_worker *worker, const fi_turn *turn, uint32_t row, uint32_t code)
-    size_t fi_rows_before(const fi_worker *worker, const fi_turn *turn, int64_t *indices, size_t most)
-    void fi_worker_ready(const fi_worker *worker, const fi_turn *turn, uint32_t flags)
+    bint fi_row_win(const fi_worker *worker, const fi_claim *claim, uint32_t row)
+    void fi_row_done(const fi_worker *worker, const fi_claim *claim, uint32_t row, uint32_t code)
+    size_t fi_rows_before(const fi_worker *worker, const fi_claim *claim, int64_t *indices, size_t most)
+    void fi_worker_ready(const fi_worker *worker, const fi_claim *claim, uint32_t flags)
     bint fi_worker_outruns_cache(const fi_worker *worker, uint64_t batch_bytes)
 
 

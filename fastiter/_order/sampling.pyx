@@ -182,6 +182,7 @@ def plan_buckets(lengths, rows, words, *, most_rows, most_tokens, num_ranks, win
     """
     cdef Py_ssize_t n = len(lengths if rows is None else rows), first = 0, count, whole, windows, k
     cdef fi_buckets buckets
+    cdef uint64_t carried = 0
     cdef const uint8_t[::1] data = lengths.view(np.uint8)
     cdef const int64_t[::1] order
     cdef uint8_t[::1] marks

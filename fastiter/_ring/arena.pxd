@@ -1,6 +1,6 @@
 from libc.stdint cimport uint32_t, uint64_t
 
-from fastiter._clib.csrc cimport fi_geometry, fi_ring, fi_turn, fi_worker, fi_worker_stat
+from fastiter._clib.csrc cimport fi_geometry, fi_ring, fi_claim, fi_worker, fi_worker_stat
 
 cdef enum:
     HEAD_BYTES = 24  # of a packed object: checksum, number of buffers, bytes of the pickle
@@ -19,7 +19,7 @@ cdef class Arena:
 cdef class WorkerRing:
     cdef readonly Arena arena
     cdef fi_worker worker
-    cdef fi_turn turn
+    cdef fi_claim claim
     cdef fi_worker_stat *stat
     cdef uint64_t heap_take(self, uint64_t bytes) except? 0xFFFFFFFFFFFFFFFF
     cdef uint64_t pack(self, object packed, uint32_t row, uint32_t kind) except? 0xFFFFFFFFFFFFFFFF

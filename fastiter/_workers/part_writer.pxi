@@ -6,7 +6,7 @@ cdef class PartWriter(RowWriter):
     """Takes ranges of rows that others fetch, many at a time, and writes what comes back; or, in
     a process far away, fetches such a range in a ring of its own.
 
-    A *part* is (q, slot, n, first, count, fetcher), as `fi_turn`. Its rows are promised until they
+    A *part* is (q, slot, n, first, count, fetcher), as `fi_claim`. Its rows are promised until they
     are won: what comes too late, or twice, changes nothing.
     """
 
@@ -28,22 +28,22 @@ cdef class PartWriter(RowWriter):
             end.worker.most_sleep = most_sleep
             end.worker.least = least
             with nogil:
-                kind = fi_worker_next(&end.worker, &end.turn)
-            if kind == FI_TURN_FINISH:
+                kind = fi_worker_next(&end.worker, &end.claim)
+            if kind == FI_CLAIM_FINISH:
                 self.finish(batch_converter)
-            elif kind != FI_TURN_ROWS:
-                return () if kind == FI_TURN_NONE else None
+            elif kind != FI_CLAIM_ROWS:
+                return () if kind == FI_CLAIM_NONE else None
             else:
-                for row in range(end.turn.first, end.turn.first + end.turn.count):
-                    if fi_row_promise(&end.worker, &end.turn, row, fi_now_ns(), &self.index, &origin):
+                for row in range(end.claim.first, end.claim.first + end.claim.count):
+                    if fi_row_promise(&end.worker, &end.claim, row, fi_now_ns(), &self.index, &origin):
                         rows.append(row)
                         indices.append(self.index)
         fi_worker_stat_fetch_ends(end.stat)
         fi_cpu_meter_look(&self.cpu, end.stat, fi_now_ns())
         self.load_schema()
         record = b"" if self.schema is None else end.arena.schema_record(<uint32_t>self.schema_number)
-        return ((end.turn.q, end.turn.slot, end.turn.n, end.turn.first, end.turn.count,
-                 end.turn.fetcher), rows, indices, record, (origin.seed[0], origin.seed[1]),
+        return ((end.claim.q, end.claim.slot, end.claim.n, end.claim.first, end.claim.count,
+                 end.claim.fetcher), rows, indices, record, (origin.seed[0], origin.seed[1]),
                 (origin.epoch, origin.position, origin.epoch_size), self.request())
 
     def leaves(self):
@@ -59,13 +59,13 @@ cdef class PartWriter(RowWriter):
         fi_worker_stat_fetches_since(self.end.stat, index, since)
 
     cdef list win(self, tuple part, list rows):
-        cdef fi_turn *turn = &self.end.turn
+        cdef fi_claim *claim = &self.end.claim
         cdef uint32_t row
-        turn.q, turn.slot, turn.n, turn.first, turn.count, turn.fetcher = part
-        return [row for row in rows if fi_row_win(&self.end.worker, turn, row)]
+        claim.q, claim.slot, claim.n, claim.first, claim.count, claim.fetcher = part
+        return [row for row in rows if fi_row_win(&self.end.worker, claim, row)]
 
     cdef int close_part(self, object batch_converter) except -1:
-        if fi_worker_finishes(&self.end.worker, &self.end.turn):
+        if fi_worker_finishes(&self.end.worker, &self.end.claim):
             self.finish(batch_converter)
         return 0
 
@@ -93,7 +93,7 @@ cdef class PartWriter(RowWriter):
             return 0
         try:
             self.load_schema()
-            self.uncached = fi_worker_outruns_cache(&end.worker, self.row_bytes * end.turn.n)
+            self.uncached = fi_worker_outruns_cache(&end.worker, self.row_bytes * end.claim.n)
             delta = 0
             if len(heap) > 0:
                 delta = end.heap_take(len(heap)) - base
@@ -102,17 +102,17 @@ cdef class PartWriter(RowWriter):
             for row, offset, size in entries:  # spilled, or failed
                 code = codes[row]
                 if rows[row] in won:
-                    fi_entry_set(end.worker.ring, end.turn.slot, rows[row], offset + delta, size)
+                    fi_entry_set(end.worker.ring, end.claim.slot, rows[row], offset + delta, size)
                     if size:
                         self.relocate(offset + delta, delta, rows[row],
                                       FI_PACKED_EXAMPLE if code == FI_SPILL else FI_PACKED_ERROR)
             for row in won:
                 code = codes[<uint32_t>places[row]]
                 self.count(end.stat, code)
-                fi_row_done(&end.worker, &end.turn, row, code)
+                fi_row_done(&end.worker, &end.claim, row, code)
         except Exception as error:  # no memory, for example
             for row in won:
-                if fi_row_code(end.worker.ring, end.turn.slot, row, end.turn.q) == FI_OWNED:
+                if fi_row_code(end.worker.ring, end.claim.slot, row, end.claim.q) == FI_OWNED:
                     self.mark(end.stat, row, self.store_failure(row, error))
         fi_worker_stat_sampled(end.stat, fetch_ns, fi_now_ns() - since)
         fi_worker_stat_busy(end.stat, fetch_ns + fi_now_ns() - since)
@@ -154,7 +154,7 @@ cdef class PartWriter(RowWriter):
                         Py_ssize_t size) except -1:
         """Copies bytes of a buffer into the slot, at an offset."""
         cdef Py_buffer found
-        cdef char *place = fi_slot_payload(self.end.worker.ring, self.end.turn.slot) + offset
+        cdef char *place = fi_slot_payload(self.end.worker.ring, self.end.claim.slot) + offset
         cdef bint uncached = self.uncached
         PyObject_GetBuffer(piece, &found, PyBUF_SIMPLE)
         try:
@@ -169,12 +169,12 @@ cdef class PartWriter(RowWriter):
     cdef void relocate(self, uint64_t offset, uint64_t delta, uint32_t row, uint32_t kind) noexcept:
         """Corrects a packed object that lies `delta` bytes after where it was packed."""
         cdef uint64_t *head = <uint64_t *>(
-            fi_slot_payload(self.end.worker.ring, self.end.turn.slot) + offset)
+            fi_slot_payload(self.end.worker.ring, self.end.claim.slot) + offset)
         cdef uint64_t buffers = head[1], i
         for i in range(buffers):
             head[3 + 2 * i] += delta
         head[0] = fi_checksum(head + 1, HEAD_BYTES - SUM_BYTES + 16 * buffers + head[2],
-                              fi_place_seed(self.end.turn.q, row, kind))
+                              fi_place_seed(self.end.claim.q, row, kind))
 
     # ---- far away
 

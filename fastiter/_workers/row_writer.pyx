@@ -113,24 +113,24 @@ cdef class RowWriter(SlotWriter):
         if self.counter is not None and self.rows is not None:
             row = self.rows[self.counter.row]
             index = self.indices[self.counter.row]
-        if not 0 <= row < end.turn.n:
+        if not 0 <= row < end.claim.n:
             return None
         if not self.two_steps:
-            fi_slot_origin(end.worker.ring, end.turn.slot, &origin)
+            fi_slot_origin(end.worker.ring, end.claim.slot, &origin)
             index = self.index_of(<uint32_t>row)
         return (
             (origin.seed[0], origin.seed[1]),
-            fi_row_epoch(&origin, <uint32_t>row, end.turn.n),
+            fi_row_epoch(&origin, <uint32_t>row, end.claim.n),
             index,
         )
 
     def own_seed(self):
         """The seed of the row that is fetched by itself; of the converter between rows."""
         cdef WorkerRing end = self.end
-        if self.seeds_of != end.turn.q:
+        if self.seeds_of != end.claim.q:
             self.seeds = numpy.frombuffer(self.request(), numpy.uint64)
-            self.seeds_of = end.turn.q
-        return int(self.seeds[self.row if self.row >= 0 else end.turn.n])
+            self.seeds_of = end.claim.q
+        return int(self.seeds[self.row if self.row >= 0 else end.claim.n])
 
     @property
     def n_examples(self):
@@ -144,35 +144,35 @@ cdef class RowWriter(SlotWriter):
         """Which memory the batches of this worker are in, and where its present rows are in the order
         of all: a number that grows."""
         cdef WorkerRing end = self.end
-        return self.memory, <object>(end.turn.q << 20 | end.turn.first)
+        return self.memory, <object>(end.claim.q << 20 | end.claim.first)
 
     def rows_before(self):
         """Indices of the rows before the present ones that are not fetched yet, int64 (n,): of
         batches that are made row by row."""
         cdef WorkerRing end = self.end
         cdef fi_geometry *geometry = &end.worker.ring.geometry
-        if self.answer is not None and fi_slot_has_request(end.worker.ring, end.turn.slot):
+        if self.answer is not None and fi_slot_has_request(end.worker.ring, end.claim.slot):
             return numpy.empty(0, numpy.int64)
         found = numpy.empty(<size_t>geometry.slots * geometry.rows, numpy.int64)
         return found[:fi_rows_before(
-            &end.worker, &end.turn, <int64_t *>bytes_of(<cnp.PyArrayObject *>found), len(found))]
+            &end.worker, &end.claim, <int64_t *>bytes_of(<cnp.PyArrayObject *>found), len(found))]
 
     def wait_begins(self):
         """The rows that are fetched wait for those of others: the time limit begins anew."""
-        fi_worker_stat_fetch_begins(self.end.stat, self.index_of(self.end.turn.first))
+        fi_worker_stat_fetch_begins(self.end.stat, self.index_of(self.end.claim.first))
 
     cdef object request(self):
         """What the plan of the current batch tells besides its indices, or None."""
         cdef WorkerRing end = self.end
         cdef uint64_t offset = 0, size = 0
-        if fi_slot_request(end.worker.ring, end.turn.slot, &offset, &size) != FI_OK:
+        if fi_slot_request(end.worker.ring, end.claim.slot, &offset, &size) != FI_OK:
             raise OverwrittenError("shared memory was overwritten: the place of a request")
         if size == 0:
             return None
         part = PyBytes_FromStringAndSize(
-            fi_slot_payload(end.worker.ring, end.turn.slot) + offset, size)
+            fi_slot_payload(end.worker.ring, end.claim.slot) + offset, size)
         return unpack(memoryview(bytearray(part)),
-                      fi_place_seed(end.turn.q, 0, FI_PACKED_REQUEST))
+                      fi_place_seed(end.claim.q, 0, FI_PACKED_REQUEST))
 
     def work(self, batch_converter, uint64_t claims):
         """Fills rows and finishes batches until the ring says stop, or `claims` ranges are done."""
@@ -183,13 +183,13 @@ cdef class RowWriter(SlotWriter):
             not self.is_paged)  # not all rows of a batch need be there at a time
         while True:
             with nogil:
-                kind = fi_worker_next(&end.worker, &end.turn)
-            if kind == FI_TURN_ROWS:
+                kind = fi_worker_next(&end.worker, &end.claim)
+            if kind == FI_CLAIM_ROWS:
                 self.fill()
                 done += 1
                 if done == claims:
                     end.leave()
-            elif kind == FI_TURN_FINISH:
+            elif kind == FI_CLAIM_FINISH:
                 self.finish(batch_converter)
             else:
                 return
@@ -202,38 +202,38 @@ cdef class RowWriter(SlotWriter):
         cdef uint32_t together = 0
         fi_worker_stat_begins(stat, since)
         self.traces = fi_traces(end.worker.ring)
-        self.is_hedge = end.turn.fetcher != end.worker.number
+        self.is_hedge = end.claim.fetcher != end.worker.number
         self.own_row = NO_ROW
         self.begun = since
         # By the schema of the claim before: the slot's own is read with its first row.
-        self.uncached = fi_worker_outruns_cache(&end.worker, self.row_bytes * end.turn.n)
+        self.uncached = fi_worker_outruns_cache(&end.worker, self.row_bytes * end.claim.n)
         if self.answer is not None and self.is_made_as_a_whole():
             self.fill_by_request(stat)
         elif self.plain is not None and self.are_columns_fitting():
             self.fill_columns(stat)
-            self.timed(stat, since, since, self.index_of(end.turn.first), end.turn.count, 1)
+            self.timed(stat, since, since, self.index_of(end.claim.first), end.claim.count, 1)
         elif self.getitems is not None:
             together = self.fill_together(stat)
         else:
             self.choose_timed_row()
-            self.fill_singly(stat, end.turn.first, end.turn.count, False)
+            self.fill_singly(stat, end.claim.first, end.claim.count, False)
         if self.traces:
             self.put_traced()
         now = fi_now_ns()
         if together > 0:
             fi_call_cost_add(&end.worker.call, together, now - since)
         elif self.getitems is None:
-            fi_worker_pace(&end.worker, end.turn.count, now - since)
+            fi_worker_pace(&end.worker, end.claim.count, now - since)
         fi_worker_stat_busy(stat, now - since)
         fi_cpu_meter_look(&self.cpu, stat, now)
         return 0
 
     cdef void choose_timed_row(self) noexcept:
-        cdef fi_turn *turn = &self.end.turn
+        cdef fi_claim *claim = &self.end.claim
         cdef int64_t row_ns = self.end.worker.row_ns
-        cdef bint is_long = row_ns * turn.count >= LONG_RANGE_NS
+        cdef bint is_long = row_ns * claim.count >= LONG_RANGE_NS
         self.timed_row = NO_ROW
-        self.weight = turn.count
+        self.weight = claim.count
         # A clock may take a tenth of a microsecond.
         self.times_all = self.traces or (
             self.two_steps and (row_ns >= LONG_RANGE_NS or row_ns == 0))
@@ -248,7 +248,7 @@ cdef class RowWriter(SlotWriter):
             self.short_ranges = 0
             self.weight *= SHORT_RANGES
         self.dice = self.dice * 1664525 + 1013904223
-        self.timed_row = turn.first + (self.dice >> 8) % turn.count
+        self.timed_row = claim.first + (self.dice >> 8) % claim.count
 
     cdef int fill_singly(self, fi_worker_stat *stat, uint32_t row, uint32_t count,
                          bint owned) except -1:
@@ -268,7 +268,7 @@ cdef class RowWriter(SlotWriter):
                             row += 1
                             continue
                         index = self.index
-                    elif owned or fi_row_own(&end.worker, &end.turn, row):
+                    elif owned or fi_row_own(&end.worker, &end.claim, row):
                         index = self.index_of(row)
                         fi_worker_stat_fetch_begins(stat, index)
                     else:
@@ -306,13 +306,13 @@ cdef class RowWriter(SlotWriter):
         """Begins to fetch a row without owning it. Others see since when: of cheap rows that is no
         later than the row began, and no earlier than their range or the last tick did."""
         cdef WorkerRing end = self.end
-        return fi_row_promise(&end.worker, &end.turn, row, since, &self.index, &self.origin)
+        return fi_row_promise(&end.worker, &end.claim, row, since, &self.index, &self.origin)
 
     cdef bint is_made_as_a_whole(self) noexcept:
         """Whether the batch has a single row without columns, and what it is told is no seeds."""
-        cdef fi_turn *turn = &self.end.turn
-        return (turn.n == 1 and fi_slot_schema(self.end.worker.ring, turn.slot) == 0
-                and fi_slot_has_request(self.end.worker.ring, turn.slot))
+        cdef fi_claim *claim = &self.end.claim
+        return (claim.n == 1 and fi_slot_schema(self.end.worker.ring, claim.slot) == 0
+                and fi_slot_has_request(self.end.worker.ring, claim.slot))
 
     cdef bint wins(self, uint32_t row, int64_t since, int64_t fetched) noexcept:
         """Owns a row that was fetched in two steps; False if another worker has been faster."""
@@ -320,13 +320,13 @@ cdef class RowWriter(SlotWriter):
         cdef fi_event event
         if self.own_row == row:
             return True
-        cdef bint won = fi_row_win(&end.worker, &end.turn, row)
+        cdef bint won = fi_row_win(&end.worker, &end.claim, row)
         if won:
             self.own_row = row
         if self.traces and (self.is_hedge or not won):
             self.put_traced()
             event.began_ns, event.took_ns, event.index = since, fetched - since, self.index
-            event.batch = <uint32_t>end.turn.q
+            event.batch = <uint32_t>end.claim.q
             fi_trace_put(end.worker.ring, end.worker.number,
                          FI_EVENT_HEDGE if won else FI_EVENT_LOST, &event, 1)
         return won
@@ -334,9 +334,9 @@ cdef class RowWriter(SlotWriter):
     cdef int fill_by_request(self, fi_worker_stat *stat) except -1:
         """Has the only row of a batch made of what its plan asks for."""
         cdef WorkerRing end = self.end
-        cdef uint32_t row = end.turn.first, code
+        cdef uint32_t row = end.claim.first, code
         cdef int64_t since
-        if not fi_row_own(&end.worker, &end.turn, row):
+        if not fi_row_own(&end.worker, &end.claim, row):
             return 0
         fi_worker_stat_fetch_begins(stat, self.index_of(row))
         since = fi_now_ns()
@@ -371,7 +371,7 @@ cdef class RowWriter(SlotWriter):
         cdef WorkerRing end = self.end
         if self.traced_rows == 0:
             return
-        self.traced.batch = <uint32_t>end.turn.q
+        self.traced.batch = <uint32_t>end.claim.q
         fi_trace_put(end.worker.ring, end.worker.number, FI_EVENT_FETCH, &self.traced,
                      self.traced_rows)
         self.traced.began_ns += self.traced.took_ns
@@ -381,12 +381,12 @@ cdef class RowWriter(SlotWriter):
         self.traced_rows = 0
 
     cdef int64_t index_of(self, uint32_t row) noexcept:
-        return fi_row_index(self.end.worker.ring, self.end.turn.slot, row)[0]
+        return fi_row_index(self.end.worker.ring, self.end.claim.slot, row)[0]
 
     cdef void mark(self, fi_worker_stat *stat, uint32_t row, uint32_t code) noexcept:
         fi_worker_stat_fetch_ends(stat)
         self.count(stat, code)
-        fi_row_done(&self.end.worker, &self.end.turn, row, code)
+        fi_row_done(&self.end.worker, &self.end.claim, row, code)
 
     cdef void count(self, fi_worker_stat *stat, uint32_t code) noexcept:
         fi_worker_stat_count(stat, 1, self.row_bytes if code == FI_ROW_OK else 0, code == FI_SPILL)
@@ -400,11 +400,11 @@ cdef class RowWriter(SlotWriter):
     cdef int fill_columns(self, fi_worker_stat *stat) except -1:
         """A dataset of arrays: owns the rows first, gathers those it won, no example is made."""
         cdef WorkerRing end = self.end
-        cdef uint32_t row = end.turn.first, first
-        cdef uint32_t stop = end.turn.first + end.turn.count
+        cdef uint32_t row = end.claim.first, first
+        cdef uint32_t stop = end.claim.first + end.claim.count
         while row < stop:
             first = row
-            while row < stop and fi_row_own(&end.worker, &end.turn, row):
+            while row < stop and fi_row_own(&end.worker, &end.claim, row):
                 row += 1
             if row > first and self.is_paged:
                 self.gather_pieces(stat, first, row - first)
@@ -435,8 +435,8 @@ cdef class RowWriter(SlotWriter):
         fi_worker_stat_fetch_begins(stat, self.index_of(first))
         try:
             done = (<ColumnReader>self.plain.reader).into_slot(
-                self.schema, fi_slot_payload(end.worker.ring, end.turn.slot), first,
-                fi_row_index(end.worker.ring, end.turn.slot, first), count, self.uncached)
+                self.schema, fi_slot_payload(end.worker.ring, end.claim.slot), first,
+                fi_row_index(end.worker.ring, end.claim.slot, first), count, self.uncached)
         except ValueError:  # offsets are wrong
             done = False
         if done and not (<ColumnReader>self.plain.reader).is_fixed:
@@ -445,7 +445,7 @@ cdef class RowWriter(SlotWriter):
         if not done:  # an index is out of range, a text is none: the dataset says so itself
             return self.fill_singly(stat, first, count, True)
         for row in range(first, first + count):
-            fi_row_done(&end.worker, &end.turn, row, FI_ROW_OK)
+            fi_row_done(&end.worker, &end.claim, row, FI_ROW_OK)
         fi_worker_stat_count(stat, count, count * self.row_bytes, 0)
         return 0
 
@@ -453,7 +453,7 @@ cdef class RowWriter(SlotWriter):
         """Writes rows of those columns whose rows differ in size; lists only where `finish` does not
         find them by itself. False if a value cannot be had."""
         cdef ColumnReader reader = self.plain.reader
-        cdef const int64_t *rows = fi_row_index(self.end.worker.ring, self.end.turn.slot, first)
+        cdef const int64_t *rows = fi_row_index(self.end.worker.ring, self.end.claim.slot, first)
         cdef Py_ssize_t number
         cdef uint32_t row
         self.use_slot()
@@ -484,13 +484,13 @@ cdef class RowWriter(SlotWriter):
         cdef uint32_t row, code
         cdef int64_t since = fi_now_ns(), fetched
         cdef list rows = [], indices = []
-        for row in range(end.turn.first, end.turn.first + end.turn.count):
+        for row in range(end.claim.first, end.claim.first + end.claim.count):
             if self.two_steps:
                 if fi_row_promise(
-                        &end.worker, &end.turn, row, since, &self.index, &self.origin):
+                        &end.worker, &end.claim, row, since, &self.index, &self.origin):
                     rows.append(row)
                     indices.append(self.index)
-            elif fi_row_own(&end.worker, &end.turn, row):
+            elif fi_row_own(&end.worker, &end.claim, row):
                 rows.append(row)
                 indices.append(self.index_of(row))
         if not rows:
@@ -525,7 +525,7 @@ cdef class RowWriter(SlotWriter):
                     continue
                 code = self.store_failure(row, error)
             self.count(stat, code)
-            fi_row_done(&end.worker, &end.turn, row, code)
+            fi_row_done(&end.worker, &end.claim, row, code)
         fi_worker_stat_fetch_ends(stat)
         self.timed(stat, since, fetched, indices[0], <uint32_t>len(rows), 1)
         self.rows = self.counter = None
@@ -540,7 +540,7 @@ cdef class RowWriter(SlotWriter):
 
     cdef int load_schema(self) except -1:
         """Uses the slot's schema from now on."""
-        cdef uint32_t number = fi_slot_schema(self.end.worker.ring, self.end.turn.slot)
+        cdef uint32_t number = fi_slot_schema(self.end.worker.ring, self.end.claim.slot)
         if number == self.schema_number:
             return 0
         self.use_schema(None)
@@ -556,7 +556,7 @@ cdef class RowWriter(SlotWriter):
         return 0
 
     cdef uint32_t store_failure(self, uint32_t row, object error) except 0:
-        fi_entry_set(self.end.worker.ring, self.end.turn.slot, row, 0, 0)
+        fi_entry_set(self.end.worker.ring, self.end.claim.slot, row, 0, 0)
         try:
             dumped = dump(error)
             try:
@@ -578,7 +578,7 @@ cdef class RowWriter(SlotWriter):
         cdef int64_t since, took
         cdef uint32_t flags
         if batch_converter is None:
-            fi_worker_ready(&end.worker, &end.turn, 0)
+            fi_worker_ready(&end.worker, &end.claim, 0)
             return 0
         since = fi_now_ns()
         fi_worker_stat_begins(stat, since)
@@ -593,11 +593,11 @@ cdef class RowWriter(SlotWriter):
         took = fi_now_ns() - since
         fi_worker_stat_finished(stat, took)
         if fi_traces(end.worker.ring):
-            event.began_ns, event.took_ns, event.batch = since, took, <uint32_t>end.turn.q
+            event.began_ns, event.took_ns, event.batch = since, took, <uint32_t>end.claim.q
             event.index = 0
-            fi_trace_put(end.worker.ring, end.worker.number, FI_EVENT_FINISH, &event, end.turn.n)
+            fi_trace_put(end.worker.ring, end.worker.number, FI_EVENT_FINISH, &event, end.claim.n)
         # Last, so that whoever is given the batch finds its finish counted and traced.
-        fi_worker_ready(&end.worker, &end.turn, flags)
+        fi_worker_ready(&end.worker, &end.claim, flags)
         return 0
 
     def pad_fields(self, list steps, list rows):
@@ -628,10 +628,10 @@ cdef class RowWriter(SlotWriter):
         cdef ColumnReader reader = self.plain.reader
         cdef PaddedLists lists = reader.lists_of(number)
         cdef Field *f = &self.schema.fields[number]
-        cdef char *payload = fi_slot_payload(self.end.worker.ring, self.end.turn.slot)
+        cdef char *payload = fi_slot_payload(self.end.worker.ring, self.end.claim.slot)
         cdef int64_t *entry = entry_of(f, payload, self.schema.rows)  # that of the joined array
-        cdef Py_ssize_t n = self.end.turn.n, i
-        cdef const int64_t *indices = fi_row_index(self.end.worker.ring, self.end.turn.slot, 0)
+        cdef Py_ssize_t n = self.end.claim.n, i
+        cdef const int64_t *indices = fi_row_index(self.end.worker.ring, self.end.claim.slot, 0)
         cdef const char *fill = payload  # not read if there is no fill value
         cdef uint64_t offset
         cdef int axis
@@ -655,9 +655,9 @@ cdef class RowWriter(SlotWriter):
         """Writes the rows that the parent is going to read, since `finish` has not joined them."""
         cdef uint32_t row
         try:
-            for row in range(self.end.turn.n):
-                if fi_row_code(self.end.worker.ring, self.end.turn.slot, row,
-                               self.end.turn.q) == FI_ROW_OK:
+            for row in range(self.end.claim.n):
+                if fi_row_code(self.end.worker.ring, self.end.claim.slot, row,
+                               self.end.claim.q) == FI_ROW_OK:
                     self.write_values(row, 1)
         except Exception:
             pass  # the parent finds that no row is there
@@ -665,8 +665,8 @@ cdef class RowWriter(SlotWriter):
 
     cdef bint pad_field(self, Field *f, list rows, object fill, int64_t max_length,
                         int64_t multiple) except -1:
-        cdef Py_ssize_t n = self.end.turn.n if rows is None else len(rows), i
-        cdef char *payload = fi_slot_payload(self.end.worker.ring, self.end.turn.slot)
+        cdef Py_ssize_t n = self.end.claim.n if rows is None else len(rows), i
+        cdef char *payload = fi_slot_payload(self.end.worker.ring, self.end.claim.slot)
         cdef int64_t shape[MOST_NDIM]
         cdef int64_t *entry = entry_of(f, payload, self.schema.rows)  # that of the joined array
         cdef uint64_t size, offset
@@ -706,11 +706,11 @@ cdef class RowWriter(SlotWriter):
     cdef bint find_ragged(self, Field *f, char *payload, list rows, const void **sources,
                           int64_t *shapes) except -1:
         """Where the arrays of these rows lie, and their shapes; False if an entry is corrupt."""
-        cdef uint64_t committed = fi_slot_committed(self.end.worker.ring, self.end.turn.slot)
+        cdef uint64_t committed = fi_slot_committed(self.end.worker.ring, self.end.claim.slot)
         cdef Py_ssize_t place
         if rows is None:
             return fi_ragged_rows(payload, committed, payload + f.offset, f.stride, f.ndim,
-                                  f.itemsize, self.end.turn.n, sources, shapes) == FI_OK
+                                  f.itemsize, self.end.claim.n, sources, shapes) == FI_OK
         for place in range(len(rows)):
             if fi_ragged_rows(payload, committed, <char *>entry_of(f, payload, rows[place]),
                               f.stride, f.ndim, f.itemsize, 1, sources + place,
@@ -730,13 +730,13 @@ cdef class RowWriter(SlotWriter):
         cdef WorkerRing end = self.end
         cdef uint32_t row, code
         cdef list rows = []
-        for row in range(end.turn.n):
-            code = fi_row_code(end.worker.ring, end.turn.slot, row, end.turn.q)
+        for row in range(end.claim.n):
+            code = fi_row_code(end.worker.ring, end.claim.slot, row, end.claim.q)
             if code == FI_ROW_OK:
                 rows.append(row)
             elif code == FI_SPILL:
                 return []
-        return None if len(rows) == <Py_ssize_t>end.turn.n else rows
+        return None if len(rows) == <Py_ssize_t>end.claim.n else rows
 
     def examples(self, bint tolerates):
         """Private copies of the examples of the batch; None if there are none, or, unless that is
@@ -746,22 +746,22 @@ cdef class RowWriter(SlotWriter):
         cdef uint32_t row, code
         cdef dict irregular = {}
         cdef set failed = set()
-        lease.point_at(end.arena, end.turn.slot, end.turn.q,
-                       fi_slot_committed(end.worker.ring, end.turn.slot))
-        lease.rows = end.turn.n
-        for row in range(end.turn.n):
-            code = fi_row_code(end.worker.ring, end.turn.slot, row, end.turn.q)
+        lease.point_at(end.arena, end.claim.slot, end.claim.q,
+                       fi_slot_committed(end.worker.ring, end.claim.slot))
+        lease.rows = end.claim.n
+        for row in range(end.claim.n):
+            code = fi_row_code(end.worker.ring, end.claim.slot, row, end.claim.q)
             if code == FI_SPILL:
                 irregular[row] = lease.load(row, FI_PACKED_EXAMPLE, True)
             elif code != FI_ROW_OK:
                 if not tolerates:
                     return None
                 failed.add(row)
-        if len(failed) == end.turn.n:
+        if len(failed) == end.claim.n:
             return None
         lease.schema = self.slot_schema
         if lease.schema is None:
-            return [irregular[row] for row in range(end.turn.n) if row not in failed]
+            return [irregular[row] for row in range(end.claim.n) if row not in failed]
         return row_reader.read(lease, True, irregular, failed)
 
     def put_result(self, packed, bint failed):

@@ -1,4 +1,4 @@
-/* A ring, its parent and three workers in one thread, in which a sleep ends the turn instead. */
+/* A ring, its parent and three workers in one thread, in which a sleep ends the claim instead. */
 #ifndef FASTITER_TESTS_RING_FIXTURE_H
 #define FASTITER_TESTS_RING_FIXTURE_H
 
@@ -18,7 +18,7 @@ static int64_t nap; /* for how long it would sleep */
 
 #include "ring/fi_ring_parent.h"
 
-enum { SLOTS = 4, WORKERS = 3, ROWS = 64, SLOT_BYTES = 1 << 16, HEAP = 256, TURN_SLEEP = 99 };
+enum { SLOTS = 4, WORKERS = 3, ROWS = 64, SLOT_BYTES = 1 << 16, HEAP = 256, CLAIM_SLEEP = 99 };
 
 typedef struct fixture {
     fi_ring ring;
@@ -34,7 +34,7 @@ static void fall_asleep(_Atomic uint32_t *bell)
 {
     CHECK_EQ(fi_load_relaxed(bell), 1);
     asleep = true;
-    fi_store_relaxed(&now->ring.board->stop, 1); /* makes the turn end */
+    fi_store_relaxed(&now->ring.board->stop, 1); /* makes the claim end */
 }
 
 static inline void set_up(fixture *f, uint32_t spares)
@@ -99,45 +99,45 @@ static inline uint32_t slot_of(const fixture *f, uint64_t q)
     return f->parent.slot_of[q % SLOTS];
 }
 
-/* What worker w is told to do; TURN_SLEEP: it would sleep now. */
-static inline int next_turn(fixture *f, uint32_t w, fi_turn *turn)
+/* What worker w is told to do; CLAIM_SLEEP: it would sleep now. */
+static inline int next_claim(fixture *f, uint32_t w, fi_claim *claim)
 {
     asleep = false;
     f->workers[w].next_look = 0;
-    int kind = fi_worker_next(f->workers + w, turn);
+    int kind = fi_worker_next(f->workers + w, claim);
     if (asleep) {
-        CHECK_EQ(kind, FI_TURN_STOP);
+        CHECK_EQ(kind, FI_CLAIM_STOP);
         fi_store_relaxed(&f->ring.board->stop, 0);
-        return TURN_SLEEP;
+        return CLAIM_SLEEP;
     }
     return kind;
 }
 
-static inline void own_all(fixture *f, uint32_t w, const fi_turn *turn, uint32_t code)
+static inline void own_all(fixture *f, uint32_t w, const fi_claim *claim, uint32_t code)
 {
-    for (uint32_t row = turn->first; row < turn->first + turn->count; row++)
-        if (fi_row_own(f->workers + w, turn, row) && code)
-            fi_row_done(f->workers + w, turn, row, code);
+    for (uint32_t row = claim->first; row < claim->first + claim->count; row++)
+        if (fi_row_own(f->workers + w, claim, row) && code)
+            fi_row_done(f->workers + w, claim, row, code);
 }
 
 /* Worker w does all there is to do. */
 static inline void work_all(fixture *f, uint32_t w)
 {
-    fi_turn turn;
-    for (int kind; (kind = next_turn(f, w, &turn)) != TURN_SLEEP;) {
-        if (kind == FI_TURN_FINISH)
-            fi_worker_ready(f->workers + w, &turn, 0);
+    fi_claim claim;
+    for (int kind; (kind = next_claim(f, w, &claim)) != CLAIM_SLEEP;) {
+        if (kind == FI_CLAIM_FINISH)
+            fi_worker_ready(f->workers + w, &claim, 0);
         else
-            own_all(f, w, &turn, FI_ROW_OK);
+            own_all(f, w, &claim, FI_ROW_OK);
     }
 }
 
 /* Worker w owns every row of the oldest batch it has not passed, and completes none. */
-static inline void own_batch(fixture *f, uint32_t w, fi_turn *turn, uint32_t n)
+static inline void own_batch(fixture *f, uint32_t w, fi_claim *claim, uint32_t n)
 {
-    for (uint32_t owned = 0; owned < n; owned += turn->count) {
-        CHECK_EQ(next_turn(f, w, turn), FI_TURN_ROWS);
-        own_all(f, w, turn, 0);
+    for (uint32_t owned = 0; owned < n; owned += claim->count) {
+        CHECK_EQ(next_claim(f, w, claim), FI_CLAIM_ROWS);
+        own_all(f, w, claim, 0);
     }
 }
 

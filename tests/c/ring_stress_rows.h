@@ -83,40 +83,40 @@ static void write_words(uint64_t *to, uint32_t count, uint64_t q, int64_t index)
     }
 }
 
-static void fill_row(const fi_worker *worker, const fi_turn *turn, uint32_t row)
+static void fill_row(const fi_worker *worker, const fi_claim *claim, uint32_t row)
 {
     const fi_ring *ring = worker->ring;
-    int64_t index = *fi_row_index(ring, turn->slot, row);
+    int64_t index = *fi_row_index(ring, claim->slot, row);
     uint32_t code = row_kind(index);
     if (code == FI_ROW_OK) {
-        write_words(column_row(ring, turn->slot, row), ROW_WORDS, turn->q, index);
+        write_words(column_row(ring, claim->slot, row), ROW_WORDS, claim->q, index);
     } else {
         uint64_t offset, need, have, bytes = packed_words(index) * 8;
-        CHECK_EQ(fi_heap_take(ring, turn->slot, bytes, &offset, &need, &have), FI_OK);
-        write_words((uint64_t *)(fi_slot_payload(ring, turn->slot) + offset), packed_words(index),
-                    turn->q, index);
-        fi_entry_set(ring, turn->slot, row, offset, bytes);
+        CHECK_EQ(fi_heap_take(ring, claim->slot, bytes, &offset, &need, &have), FI_OK);
+        write_words((uint64_t *)(fi_slot_payload(ring, claim->slot) + offset), packed_words(index),
+                    claim->q, index);
+        fi_entry_set(ring, claim->slot, row, offset, bytes);
     }
     step(); /* bytes complete, row not yet done */
-    fi_row_done(worker, turn, row, code);
+    fi_row_done(worker, claim, row, code);
     step();
 }
 
 /* Fetches rows without owning them, and writes those that nobody else has written meanwhile. */
-static void fill_in_two_steps(const fi_worker *worker, const fi_turn *turn, uint64_t *seed)
+static void fill_in_two_steps(const fi_worker *worker, const fi_claim *claim, uint64_t *seed)
 {
     int64_t index;
     fi_origin origin;
-    for (uint32_t row = turn->first; row < turn->first + turn->count; row++) {
-        if (!fi_row_promise(worker, turn, row, fi_now_ns(), &index, &origin))
+    for (uint32_t row = claim->first; row < claim->first + claim->count; row++) {
+        if (!fi_row_promise(worker, claim, row, fi_now_ns(), &index, &origin))
             continue;
         step();
         for (uint64_t i = draw(seed, 8) ? 0 : draw(seed, 100); i > 0; i--)
             sched_yield(); /* others may hedge it */
-        if (fi_row_win(worker, turn, row)) {
+        if (fi_row_win(worker, claim, row)) {
             step();
-            CHECK_EQ(*fi_row_index(worker->ring, turn->slot, row), index);
-            fill_row(worker, turn, row);
+            CHECK_EQ(*fi_row_index(worker->ring, claim->slot, row), index);
+            fill_row(worker, claim, row);
             fi_worker_stat_count(worker->ring->worker_stats + worker->number, 1, 0, 0);
             fi_worker_stat_sampled(worker->ring->worker_stats + worker->number, 500, 0);
         }
@@ -124,67 +124,67 @@ static void fill_in_two_steps(const fi_worker *worker, const fi_turn *turn, uint
     }
 }
 
-static void fill_range(const fi_worker *worker, const fi_turn *turn, bool whole)
+static void fill_range(const fi_worker *worker, const fi_claim *claim, bool whole)
 {
     bool own[MOST_ROWS];
     if (whole)
-        for (uint32_t i = 0; i < turn->count; i++) {
-            own[i] = fi_row_own(worker, turn, turn->first + i);
+        for (uint32_t i = 0; i < claim->count; i++) {
+            own[i] = fi_row_own(worker, claim, claim->first + i);
             step();
         }
-    for (uint32_t i = 0; i < turn->count; i++) {
+    for (uint32_t i = 0; i < claim->count; i++) {
         if (!whole) {
-            own[i] = fi_row_own(worker, turn, turn->first + i);
+            own[i] = fi_row_own(worker, claim, claim->first + i);
             step();
         }
         if (own[i])
-            fill_row(worker, turn, turn->first + i);
+            fill_row(worker, claim, claim->first + i);
     }
 }
 
-static void finish_slot(const fi_worker *worker, const fi_turn *turn)
+static void finish_slot(const fi_worker *worker, const fi_claim *claim)
 {
     const fi_ring *ring = worker->ring;
-    uint64_t *output = output_of(ring, turn->slot);
+    uint64_t *output = output_of(ring, claim->slot);
     for (uint32_t row = 0; row < MOST_ROWS; row++) {
         if (row == MOST_ROWS / 2)
             step(); /* half of it is padded */
-        if (row >= turn->n) {
-            output[row] = PADDING ^ turn->q;
+        if (row >= claim->n) {
+            output[row] = PADDING ^ claim->q;
             continue;
         }
-        uint32_t code = fi_row_code(ring, turn->slot, row, turn->q);
-        output[row] = code == FI_ROW_OK ? ~*column_row(ring, turn->slot, row) : code;
+        uint32_t code = fi_row_code(ring, claim->slot, row, claim->q);
+        output[row] = code == FI_ROW_OK ? ~*column_row(ring, claim->slot, row) : code;
     }
     step();
-    fi_worker_ready(worker, turn, 0);
+    fi_worker_ready(worker, claim, 0);
 }
 
 static void work(fi_ring *ring, uint32_t number, int bell_pipe, uint64_t seed)
 {
     fi_worker worker;
-    fi_turn turn;
+    fi_claim claim;
     fi_worker_init(&worker, ring, number, bell_pipe);
     worker.hedges = draw(&seed, 4) > 0;
     for (;;) {
         step();
-        switch (fi_worker_next(&worker, &turn)) {
-        case FI_TURN_STOP:
+        switch (fi_worker_next(&worker, &claim)) {
+        case FI_CLAIM_STOP:
             return;
-        case FI_TURN_ROWS:
+        case FI_CLAIM_ROWS:
             step(); /* a range was taken, no row is owned */
-            CHECK(turn.count <= MOST_ROWS && turn.slot < ring->geometry.slots);
+            CHECK(claim.count <= MOST_ROWS && claim.slot < ring->geometry.slots);
             if (worker.hedges)
-                fill_in_two_steps(&worker, &turn, &seed);
+                fill_in_two_steps(&worker, &claim, &seed);
             else
-                fill_range(&worker, &turn, draw(&seed, 4) == 0);
+                fill_range(&worker, &claim, draw(&seed, 4) == 0);
             fi_worker_pace(&worker, 1, (int64_t)draw(&seed, 4000)); /* ranges of any length */
             if (number % 2 == 1)
-                fi_call_cost_add(&worker.call, turn.count, (int64_t)draw(&seed, 4000));
+                fi_call_cost_add(&worker.call, claim.count, (int64_t)draw(&seed, 4000));
             break;
-        case FI_TURN_FINISH:
+        case FI_CLAIM_FINISH:
             step();
-            finish_slot(&worker, &turn);
+            finish_slot(&worker, &claim);
             break;
         }
         if (draw(&seed, 8) == 0)

@@ -66,20 +66,20 @@ static void *work(void *argument)
     struct job job = *(struct job *)argument;
     uint64_t random = job.number;
     fi_worker worker;
-    fi_turn turn;
+    fi_claim claim;
     fi_worker_init(&worker, &job.trial->ring, job.number, -1);
     for (;;) {
-        switch (fi_worker_next(&worker, &turn)) {
-        case FI_TURN_STOP:
+        switch (fi_worker_next(&worker, &claim)) {
+        case FI_CLAIM_STOP:
             return NULL;
-        case FI_TURN_ROWS:
-            if (fi_row_own(&worker, &turn, turn.first)) {
+        case FI_CLAIM_ROWS:
+            if (fi_row_own(&worker, &claim, claim.first)) {
                 meet(job.trial, &random);
-                fi_row_done(&worker, &turn, turn.first, FI_ROW_OK);
+                fi_row_done(&worker, &claim, claim.first, FI_ROW_OK);
             }
             break;
-        case FI_TURN_FINISH:
-            fi_worker_ready(&worker, &turn, 0);
+        case FI_CLAIM_FINISH:
+            fi_worker_ready(&worker, &claim, 0);
             break;
         }
     }

@@ -188,23 +188,23 @@ static void test_slots_come_back_before_the_schedule(void)
 static void test_ranges(void)
 {
     fixture f;
-    fi_turn turn;
+    fi_claim claim;
     set_up(&f, 0);
     schedule(&f, 50);
     uint32_t next = 0;
     while (next < 50) { /* guided: half of a fair share of what is left */
-        CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_ROWS);
-        CHECK_EQ(turn.first, next);
-        CHECK_EQ(turn.count, fi_max_u64(1, (50 - next) / (2 * WORKERS)));
-        CHECK_EQ(turn.n, 50);
-        next += turn.count;
+        CHECK_EQ(next_claim(&f, 1, &claim), FI_CLAIM_ROWS);
+        CHECK_EQ(claim.first, next);
+        CHECK_EQ(claim.count, fi_max_u64(1, (50 - next) / (2 * WORKERS)));
+        CHECK_EQ(claim.n, 50);
+        next += claim.count;
     }
-    CHECK_EQ(next_turn(&f, 1, &turn), TURN_SLEEP); /* no row was done: nothing to finish */
+    CHECK_EQ(next_claim(&f, 1, &claim), CLAIM_SLEEP); /* no row was done: nothing to finish */
     fi_parent_rewind(&f.parent, 1, -1);
     fi_parent_offer_singly(&f.parent);
     for (next = 0; next < 50; next++) {
-        CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
-        CHECK(turn.first == next && turn.count == 1);
+        CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
+        CHECK(claim.first == next && claim.count == 1);
     }
     tear_down(&f);
 }
@@ -217,7 +217,7 @@ static void test_ranges_of_cheap_rows(void)
         uint32_t least; /* rows that take about 2 us together */
     } paces[] = {{10, 1000, 19}, {1, 0, 22}, {100, INT64_C(1000000), 1}, {0, 5, 1}};
     fixture f;
-    fi_turn turn;
+    fi_claim claim;
     set_up(&f, 0);
     for (size_t i = 0; i < sizeof paces / sizeof *paces; i++) {
         fi_worker_pace(f.workers, paces[i].rows, paces[i].nanoseconds);
@@ -227,39 +227,39 @@ static void test_ranges_of_cheap_rows(void)
         fi_worker_pace(f.workers, 10, 1000);
     CHECK_EQ(f.workers[0].least, 19);
     schedule(&f, 50);
-    for (uint32_t next = 0; next < 50; next += turn.count) {
-        CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
-        CHECK_EQ(turn.count, fi_min_u64(19, 50 - next));
+    for (uint32_t next = 0; next < 50; next += claim.count) {
+        CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
+        CHECK_EQ(claim.count, fi_min_u64(19, 50 - next));
     }
     fi_parent_rewind(&f.parent, 1, -1);
     fi_parent_offer_singly(&f.parent);
-    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
-    CHECK_EQ(turn.count, 1);
+    CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
+    CHECK_EQ(claim.count, 1);
     tear_down(&f);
 }
 
 static void test_ranges_where_calls_have_a_fixed_cost(void)
 {
     fixture f;
-    fi_turn turn;
+    fi_claim claim;
     set_up(&f, 0);
     for (uint32_t rows = 5; rows <= 20; rows += 5) /* a call costs as much as 40 rows */
         fi_call_cost_add(&f.workers->call, rows, 1000 * (40 + rows));
     schedule(&f, 50);
-    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
-    CHECK_EQ(turn.count, 25); /* two workers have nothing else to do */
-    CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_ROWS);
-    CHECK(turn.first == 25 && turn.count == 4); /* this one has not called yet */
-    while (turn.first + turn.count < 50)
-        CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_ROWS);
+    CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
+    CHECK_EQ(claim.count, 25); /* two workers have nothing else to do */
+    CHECK_EQ(next_claim(&f, 1, &claim), FI_CLAIM_ROWS);
+    CHECK(claim.first == 25 && claim.count == 4); /* this one has not called yet */
+    while (claim.first + claim.count < 50)
+        CHECK_EQ(next_claim(&f, 1, &claim), FI_CLAIM_ROWS);
     schedule(&f, 50);
     schedule(&f, 50);
-    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
-    CHECK(turn.q == 2 && turn.count == 50); /* each has a batch */
+    CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
+    CHECK(claim.q == 2 && claim.count == 50); /* each has a batch */
     fi_parent_rewind(&f.parent, 1, -1);
     fi_parent_offer_singly(&f.parent);
-    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
-    CHECK_EQ(turn.count, 1);
+    CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
+    CHECK_EQ(claim.count, 1);
     tear_down(&f);
 }
 
@@ -267,20 +267,20 @@ static void test_row_states(void)
 {
     static const uint32_t done[] = {FI_ROW_OK, FI_SPILL, FI_ERROR, FI_POISON};
     fixture f;
-    fi_turn turn;
+    fi_claim claim;
     set_up(&f, 0);
     uint64_t q = schedule(&f, 4);
     uint32_t slot = slot_of(&f, q);
     for (uint32_t row = 0; row < 4; row++) {
-        CHECK_EQ(next_turn(&f, 2, &turn), FI_TURN_ROWS);
-        CHECK(fi_row_own(f.workers + 2, &turn, row));
+        CHECK_EQ(next_claim(&f, 2, &claim), FI_CLAIM_ROWS);
+        CHECK(fi_row_own(f.workers + 2, &claim, row));
         CHECK(row_word(&f, slot, row) == fi_word(q, 2, FI_OWNED, 0));
-        CHECK(!fi_row_own(f.workers + 1, &turn, row) && !fi_row_own(f.workers + 2, &turn, row));
+        CHECK(!fi_row_own(f.workers + 1, &claim, row) && !fi_row_own(f.workers + 2, &claim, row));
         CHECK(row_word(&f, slot, row) == fi_word(q, 2, FI_OWNED, 0));
         CHECK_EQ(fi_row_code(&f.ring, slot, row, q), FI_OWNED);
-        fi_row_done(f.workers + 2, &turn, row, done[row]);
+        fi_row_done(f.workers + 2, &claim, row, done[row]);
         CHECK(row_word(&f, slot, row) == fi_word(q, 0, done[row], 0));
-        CHECK(!fi_row_own(f.workers + 1, &turn, row));
+        CHECK(!fi_row_own(f.workers + 1, &claim, row));
         CHECK_EQ(fi_row_code(&f.ring, slot, row, q), done[row]);
         CHECK_EQ(fi_row_code(&f.ring, slot, row, q + 1), 0);
     }
@@ -290,7 +290,7 @@ static void test_row_states(void)
 static void test_finish_and_take(void)
 {
     fixture f;
-    fi_turn turn, other;
+    fi_claim claim, other;
     uint32_t slot, flags;
     set_up(&f, 0);
     CHECK_EQ(fi_parent_count_ready(&f.parent), 0);
@@ -299,20 +299,20 @@ static void test_finish_and_take(void)
     CHECK_EQ(fi_parent_count_ready(&f.parent), 0);
     CHECK_EQ(fi_parent_ready(&f.parent, &slot, &flags), FI_E_BUSY);
     for (uint32_t row = 0; row < 5; row++) {
-        CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
-        own_all(&f, 0, &turn, FI_ROW_OK);
+        CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
+        own_all(&f, 0, &claim, FI_ROW_OK);
     }
-    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_FINISH);
-    CHECK(turn.q == q && turn.slot == slot && turn.n == 5 && turn.count == 0);
+    CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_FINISH);
+    CHECK(claim.q == q && claim.slot == slot && claim.n == 5 && claim.count == 0);
     CHECK(state_word(&f, slot) == fi_word(q, 0, FI_FINISHING, 0));
-    CHECK_EQ(next_turn(&f, 1, &other), TURN_SLEEP); /* there is one finisher */
+    CHECK_EQ(next_claim(&f, 1, &other), CLAIM_SLEEP); /* there is one finisher */
     CHECK_EQ(fi_parent_ready(&f.parent, &slot, &flags), FI_E_BUSY);
-    fi_worker_ready(f.workers, &turn, FI_CONVERTED_FIELDS);
+    fi_worker_ready(f.workers, &claim, FI_CONVERTED_FIELDS);
     CHECK(state_word(&f, slot) == fi_ready_word(q, FI_CONVERTED_FIELDS));
     CHECK_EQ(fi_parent_ready(&f.parent, &slot, &flags), FI_OK);
     CHECK_EQ(fi_parent_count_ready(&f.parent), 1);
     CHECK(slot == slot_of(&f, q) && flags == FI_CONVERTED_FIELDS);
-    CHECK_EQ(next_turn(&f, 2, &other), TURN_SLEEP); /* READY is final */
+    CHECK_EQ(next_claim(&f, 2, &other), CLAIM_SLEEP); /* READY is final */
     fi_parent_take(&f.parent, slot, false);
     CHECK_EQ(f.parent.slot[slot].phase, FI_LEASED);
     CHECK_EQ(atomic_load(&f.ring.board->head), q + 1);
@@ -333,10 +333,10 @@ static void test_finish_and_take(void)
     tear_down(&f);
 }
 
-static void finish(fixture *f, uint32_t w, fi_turn *turn)
+static void finish(fixture *f, uint32_t w, fi_claim *claim)
 {
-    CHECK_EQ(next_turn(f, w, turn), FI_TURN_FINISH);
-    fi_worker_ready(f->workers + w, turn, 0);
+    CHECK_EQ(next_claim(f, w, claim), FI_CLAIM_FINISH);
+    fi_worker_ready(f->workers + w, claim, 0);
 }
 
 /* Many batches overtake one that is slow: it keeps its slot and its place in the map, in which a
@@ -344,32 +344,32 @@ static void finish(fixture *f, uint32_t w, fi_turn *turn)
 static void test_overtaking(void)
 {
     fixture f;
-    fi_turn slow, turn;
+    fi_claim slow, claim;
     uint32_t flags;
     set_up(&f, 0);
     uint64_t q = schedule(&f, 1), q2;
-    CHECK_EQ(next_turn(&f, 0, &slow), FI_TURN_ROWS);
+    CHECK_EQ(next_claim(&f, 0, &slow), FI_CLAIM_ROWS);
     own_all(&f, 0, &slow, 0);
     for (int i = 0; i < 3 * SLOTS; i++) {
         q2 = schedule(&f, 1);
         CHECK((q2 - q) % SLOTS > 0 && slot_of(&f, q) == slow.slot);
-        CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_ROWS);
-        CHECK_EQ(turn.q, q2);
-        CHECK(!fi_parent_is_ready(&f.parent, turn.slot, &flags));
-        own_all(&f, 1, &turn, FI_ROW_OK);
-        finish(&f, 1, &turn);
-        CHECK(fi_parent_is_ready(&f.parent, turn.slot, &flags) && flags == 0);
+        CHECK_EQ(next_claim(&f, 1, &claim), FI_CLAIM_ROWS);
+        CHECK_EQ(claim.q, q2);
+        CHECK(!fi_parent_is_ready(&f.parent, claim.slot, &flags));
+        own_all(&f, 1, &claim, FI_ROW_OK);
+        finish(&f, 1, &claim);
+        CHECK(fi_parent_is_ready(&f.parent, claim.slot, &flags) && flags == 0);
         CHECK(!fi_parent_is_ready(&f.parent, slow.slot, &flags));
-        fi_parent_take(&f.parent, turn.slot, true);
+        fi_parent_take(&f.parent, claim.slot, true);
         CHECK(f.parent.head == q && atomic_load(&f.ring.board->head) == q);
     }
     CHECK(q2 > q + 3 * SLOTS); /* numbers that needed its place were left out */
     CHECK_EQ(recover(&f, 0, false), 1);
     q2 = schedule(&f, 1);
-    CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_ROWS);
-    CHECK(turn.q == q && turn.slot == slow.slot);
-    own_all(&f, 1, &turn, FI_ROW_OK);
-    finish(&f, 1, &turn);
+    CHECK_EQ(next_claim(&f, 1, &claim), FI_CLAIM_ROWS);
+    CHECK(claim.q == q && claim.slot == slow.slot);
+    own_all(&f, 1, &claim, FI_ROW_OK);
+    finish(&f, 1, &claim);
     fi_parent_take(&f.parent, slow.slot, true);
     CHECK(f.parent.head == q2 && atomic_load(&f.ring.board->head) == q2);
     work_all(&f, 1);
@@ -399,18 +399,18 @@ static void test_sequence_wraps(void)
 static void test_leave_only_between_slots(void)
 {
     fixture f;
-    fi_turn turn;
+    fi_claim claim;
     set_up(&f, 0);
     uint64_t q = schedule(&f, 2);
-    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
+    CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
     f.workers[0].leave = true; /* as when it has done its share of claims */
     atomic_fetch_add(&f.ring.board->redo, 1);
-    own_all(&f, 0, &turn, FI_ROW_OK);
-    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
-    own_all(&f, 0, &turn, FI_ROW_OK);
-    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_FINISH); /* the leave check is not skipped */
-    fi_worker_ready(f.workers, &turn, 0);
-    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_STOP);
+    own_all(&f, 0, &claim, FI_ROW_OK);
+    CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
+    own_all(&f, 0, &claim, FI_ROW_OK);
+    CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_FINISH); /* the leave check is not skipped */
+    fi_worker_ready(f.workers, &claim, 0);
+    CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_STOP);
     CHECK(state_word(&f, slot_of(&f, q)) == fi_ready_word(q, 0));
     tear_down(&f);
 }
@@ -420,10 +420,10 @@ static void test_leave_only_between_slots(void)
 static void test_bells(void)
 {
     fixture f;
-    fi_turn turn;
+    fi_claim claim;
     set_up(&f, 0);
     for (uint32_t w = 0; w < WORKERS; w++)
-        CHECK_EQ(next_turn(&f, w, &turn), TURN_SLEEP);
+        CHECK_EQ(next_claim(&f, w, &claim), CLAIM_SLEEP);
     schedule(&f, 2);
     fi_parent_publish(&f.parent); /* no more sleepers than rows */
     uint32_t rings = 0;
@@ -439,11 +439,11 @@ static void test_bells(void)
     work_all(&f, 0);
     atomic_fetch_add(&f.ring.board->redo, 1);
     CHECK(has_work(f.workers));
-    CHECK_EQ(next_turn(&f, 0, &turn), TURN_SLEEP);
+    CHECK_EQ(next_claim(&f, 0, &claim), CLAIM_SLEEP);
     CHECK(!has_work(f.workers));
     fi_parent_stop(&f.parent);
     CHECK(has_work(f.workers));
-    CHECK_EQ(fi_worker_next(f.workers, &turn), FI_TURN_STOP);
+    CHECK_EQ(fi_worker_next(f.workers, &claim), FI_CLAIM_STOP);
     tear_down(&f);
 }
 
@@ -451,20 +451,20 @@ static void test_bells(void)
 static void test_many_ranges_at_a_time(void)
 {
     fixture f;
-    fi_turn turn, held[8];
+    fi_claim claim, held[8];
     fi_origin origin;
     int64_t index;
     uint32_t count = 0;
     set_up(&f, 0);
     fi_worker *worker = f.workers;
     worker->most_sleep = 0;
-    CHECK_EQ(fi_worker_next(worker, &turn), FI_TURN_NONE);
+    CHECK_EQ(fi_worker_next(worker, &claim), FI_CLAIM_NONE);
     uint64_t first = schedule(&f, 2), second = schedule(&f, 2);
     worker->least = 2;
-    while (fi_worker_next(worker, &turn) == FI_TURN_ROWS) {
-        for (uint32_t row = turn.first; row < turn.first + turn.count; row++)
-            CHECK(fi_row_promise(worker, &turn, row, fi_now_ns(), &index, &origin));
-        held[count++] = turn;
+    while (fi_worker_next(worker, &claim) == FI_CLAIM_ROWS) {
+        for (uint32_t row = claim.first; row < claim.first + claim.count; row++)
+            CHECK(fi_row_promise(worker, &claim, row, fi_now_ns(), &index, &origin));
+        held[count++] = claim;
     }
     CHECK_EQ(count, 2);
     CHECK_EQ(held[0].q, first);
@@ -482,31 +482,31 @@ static void test_many_ranges_at_a_time(void)
     take_ready(&f, true);
     take_ready(&f, true);
     worker->most_sleep = 1000;
-    CHECK_EQ(next_turn(&f, 0, &turn), TURN_SLEEP);
+    CHECK_EQ(next_claim(&f, 0, &claim), CLAIM_SLEEP);
     CHECK_EQ(nap, 1000);
     CHECK_EQ(worker->most_sleep, 0);
-    CHECK_EQ(fi_worker_next(worker, &turn), FI_TURN_NONE); /* it has slept */
+    CHECK_EQ(fi_worker_next(worker, &claim), FI_CLAIM_NONE); /* it has slept */
     CHECK(!fi_worker_leaves(worker));
     fi_parent_stop(&f.parent);
     CHECK(fi_worker_leaves(worker));
-    CHECK_EQ(fi_worker_next(worker, &turn), FI_TURN_STOP);
+    CHECK_EQ(fi_worker_next(worker, &claim), FI_CLAIM_STOP);
     tear_down(&f);
 }
 
 static void test_parent_bell(void)
 {
     fixture f;
-    fi_turn turn;
+    fi_claim claim;
     set_up(&f, 0);
     uint64_t q = schedule(&f, 1);
     schedule(&f, 1);
     fi_parent_announce_sleep(&f.parent, q + 1); /* waits for the second batch only */
     for (int batch = 0; batch < 2; batch++) {
-        CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
-        own_all(&f, 0, &turn, FI_ROW_OK);
-        CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_FINISH);
+        CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
+        own_all(&f, 0, &claim, FI_ROW_OK);
+        CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_FINISH);
         CHECK(!parent_was_rung(&f));
-        fi_worker_ready(f.workers, &turn, 0);
+        fi_worker_ready(f.workers, &claim, 0);
         CHECK_EQ(parent_was_rung(&f), batch == 1);
     }
     CHECK_EQ(atomic_load(f.ring.pwait), 0);
@@ -531,18 +531,18 @@ static void test_parent_bell(void)
 static void test_reset_states(void)
 {
     fixture f;
-    fi_turn owned, finishing;
+    fi_claim owned, finishing;
     set_up(&f, 0);
     uint64_t todo, ready;
     finishing.q = schedule(&f, 1);
     ready = schedule(&f, 1);
-    CHECK_EQ(next_turn(&f, 0, &finishing), FI_TURN_ROWS);
+    CHECK_EQ(next_claim(&f, 0, &finishing), FI_CLAIM_ROWS);
     own_all(&f, 0, &finishing, FI_ROW_OK);
-    CHECK_EQ(next_turn(&f, 0, &finishing), FI_TURN_FINISH);
+    CHECK_EQ(next_claim(&f, 0, &finishing), FI_CLAIM_FINISH);
     work_all(&f, 1); /* the second batch becomes READY */
     schedule(&f, 2);
     todo = schedule(&f, 2);
-    CHECK_EQ(next_turn(&f, 1, &owned), FI_TURN_ROWS);
+    CHECK_EQ(next_claim(&f, 1, &owned), FI_CLAIM_ROWS);
     CHECK(fi_row_own(f.workers + 1, &owned, 0));
 
     fi_parent_reset(&f.parent);
@@ -564,7 +564,7 @@ static void test_reset_states(void)
     CHECK_EQ(f.parent.slot[owned.slot].phase, FI_DRAIN);
     fi_parent_announce_sleep(&f.parent, FI_ANY);
     fi_row_done(f.workers + 1, &owned, 0, FI_ROW_OK);
-    CHECK_EQ(next_turn(&f, 1, &owned), TURN_SLEEP);
+    CHECK_EQ(next_claim(&f, 1, &owned), CLAIM_SLEEP);
     CHECK(parent_was_rung(&f)); /* W7 */
     fi_parent_collect(&f.parent);
     CHECK_EQ(f.parent.draining, 1);
@@ -581,26 +581,26 @@ static void test_reset_states(void)
 static void test_worker_count(void)
 {
     fixture f;
-    fi_turn turn;
+    fi_claim claim;
     set_up(&f, 0);
     schedule(&f, 40);
-    CHECK_EQ(next_turn(&f, 2, &turn), FI_TURN_ROWS);
-    CHECK_EQ(turn.count, 40 / (2 * WORKERS));
+    CHECK_EQ(next_claim(&f, 2, &claim), FI_CLAIM_ROWS);
+    CHECK_EQ(claim.count, 40 / (2 * WORKERS));
     fi_parent_set_worker_count(&f.parent, 1);
-    CHECK_EQ(next_turn(&f, 2, &turn), FI_TURN_ROWS); /* not amid a slot */
-    CHECK_EQ(turn.count, (40 - 6) / 2); /* half of what is left: it would be alone */
-    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
-    while (next_turn(&f, 2, &turn) == FI_TURN_ROWS) {
+    CHECK_EQ(next_claim(&f, 2, &claim), FI_CLAIM_ROWS); /* not amid a slot */
+    CHECK_EQ(claim.count, (40 - 6) / 2); /* half of what is left: it would be alone */
+    CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
+    while (next_claim(&f, 2, &claim) == FI_CLAIM_ROWS) {
     }
-    CHECK_EQ(next_turn(&f, 2, &turn), FI_TURN_STOP);
-    CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_STOP);
-    CHECK_EQ(next_turn(&f, 0, &turn), TURN_SLEEP);
+    CHECK_EQ(next_claim(&f, 2, &claim), FI_CLAIM_STOP);
+    CHECK_EQ(next_claim(&f, 1, &claim), FI_CLAIM_STOP);
+    CHECK_EQ(next_claim(&f, 0, &claim), CLAIM_SLEEP);
     atomic_store(&f.ring.board->worker_count, 2); /* corrupt, and restored */
     fi_parent_restore_hints(&f.parent);
     CHECK_EQ(atomic_load(&f.ring.board->worker_count), 1);
     fi_parent_set_worker_count(&f.parent, WORKERS);
     CHECK_EQ(atomic_load(&f.ring.board->worker_count), 0);
-    CHECK_EQ(next_turn(&f, 2, &turn), FI_TURN_ROWS);
+    CHECK_EQ(next_claim(&f, 2, &claim), FI_CLAIM_ROWS);
     tear_down(&f);
 }
 
@@ -608,12 +608,12 @@ static void test_worker_count(void)
 static void test_a_batch_for_one_worker(void)
 {
     fixture f;
-    fi_turn turn;
+    fi_claim claim;
     uint32_t slot;
     const fi_request of_worker[] = {{0, 0, 1 + 1}, {0, 0, 1 + WORKERS}, {0, 0, 0}};
     set_up(&f, 0);
     for (uint32_t w = 0; w < WORKERS; w++)
-        CHECK_EQ(next_turn(&f, w, &turn), TURN_SLEEP);
+        CHECK_EQ(next_claim(&f, w, &claim), CLAIM_SLEEP);
     for (uint32_t w = 0; w < WORKERS; w++)
         atomic_store(f.ring.bells + w, 1);
     CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &slot), FI_OK);
@@ -626,35 +626,35 @@ static void test_a_batch_for_one_worker(void)
     CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &slot), FI_OK);
     CHECK_EQ(fi_parent_request(&f.parent, slot, of_worker), FI_OK);
     schedule(&f, ROWS);
-    CHECK_EQ(next_turn(&f, 0, &turn), TURN_SLEEP);
-    CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_ROWS);
-    own_all(&f, 1, &turn, FI_ROW_OK);
-    CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_FINISH);
-    fi_worker_ready(f.workers + 1, &turn, 0);
-    CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_ROWS);
-    CHECK(turn.slot == slot && turn.first == 0 && turn.count == ROWS);
-    own_all(&f, 1, &turn, FI_ROW_OK);
-    CHECK_EQ(next_turn(&f, 2, &turn), FI_TURN_FINISH);
-    fi_worker_ready(f.workers + 2, &turn, 0);
-    CHECK_EQ(next_turn(&f, 1, &turn), TURN_SLEEP);
+    CHECK_EQ(next_claim(&f, 0, &claim), CLAIM_SLEEP);
+    CHECK_EQ(next_claim(&f, 1, &claim), FI_CLAIM_ROWS);
+    own_all(&f, 1, &claim, FI_ROW_OK);
+    CHECK_EQ(next_claim(&f, 1, &claim), FI_CLAIM_FINISH);
+    fi_worker_ready(f.workers + 1, &claim, 0);
+    CHECK_EQ(next_claim(&f, 1, &claim), FI_CLAIM_ROWS);
+    CHECK(claim.slot == slot && claim.first == 0 && claim.count == ROWS);
+    own_all(&f, 1, &claim, FI_ROW_OK);
+    CHECK_EQ(next_claim(&f, 2, &claim), FI_CLAIM_FINISH);
+    fi_worker_ready(f.workers + 2, &claim, 0);
+    CHECK_EQ(next_claim(&f, 1, &claim), CLAIM_SLEEP);
     take_ready(&f, true);
     take_ready(&f, true);
     /* The one that dies leaves the rows to its successor. */
     schedule(&f, 3);
-    CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_ROWS);
-    own_all(&f, 1, &turn, 0);
+    CHECK_EQ(next_claim(&f, 1, &claim), FI_CLAIM_ROWS);
+    own_all(&f, 1, &claim, 0);
     CHECK_EQ(recover(&f, 1, false), 3);
-    CHECK_EQ(next_turn(&f, 0, &turn), TURN_SLEEP);
+    CHECK_EQ(next_claim(&f, 0, &claim), CLAIM_SLEEP);
     fi_worker_init(f.workers + 1, &f.ring, 1, -1);
     work_all(&f, 1);
-    CHECK_EQ(next_turn(&f, 0, &turn), TURN_SLEEP);
+    CHECK_EQ(next_claim(&f, 0, &claim), CLAIM_SLEEP);
     take_ready(&f, true);
     /* The slot's next batch is for all again. */
     CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &slot), FI_OK);
     CHECK_EQ(fi_parent_request(&f.parent, slot, of_worker + 2), FI_OK);
     schedule(&f, ROWS);
-    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
-    CHECK(turn.count < ROWS);
+    CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
+    CHECK(claim.count < ROWS);
     tear_down(&f);
 }
 
@@ -662,19 +662,19 @@ static void test_a_batch_for_one_worker(void)
 static void test_late_worker(void)
 {
     fixture f;
-    fi_turn late, turn;
+    fi_claim late, claim;
     set_up(&f, 0);
     uint64_t q = schedule(&f, 2);
-    CHECK_EQ(next_turn(&f, 0, &late), FI_TURN_ROWS);
+    CHECK_EQ(next_claim(&f, 0, &late), FI_CLAIM_ROWS);
     fi_parent_reset(&f.parent);
     fi_parent_collect(&f.parent);
     CHECK_EQ(slot_of(&f, schedule(&f, 2)), late.slot);
     CHECK(!fi_row_own(f.workers, &late, late.first));
-    own_batch(&f, 1, &turn, 2);
-    CHECK(turn.q == q + 1 && turn.slot == late.slot);
+    own_batch(&f, 1, &claim, 2);
+    CHECK(claim.q == q + 1 && claim.slot == late.slot);
     for (uint32_t row = 0; row < 2; row++)
-        CHECK(row_word(&f, turn.slot, row) == fi_word(q + 1, 1, FI_OWNED, 0));
-    CHECK_EQ(next_turn(&f, 0, &turn), TURN_SLEEP); /* leaves the old, finds no row in the new */
+        CHECK(row_word(&f, claim.slot, row) == fi_word(q + 1, 1, FI_OWNED, 0));
+    CHECK_EQ(next_claim(&f, 0, &claim), CLAIM_SLEEP); /* leaves the old, finds no row in the new */
     tear_down(&f);
 }
 

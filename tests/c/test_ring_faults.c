@@ -8,25 +8,25 @@
 static void test_losses(void)
 {
     fixture f;
-    fi_turn turn;
+    fi_claim claim;
     fi_loss losses[ROWS];
     set_up(&f, 0);
     uint64_t q = schedule(&f, 5);
-    own_batch(&f, 2, &turn, 5);
-    fi_row_done(f.workers + 2, &turn, 1, FI_ROW_OK);
+    own_batch(&f, 2, &claim, 5);
+    fi_row_done(f.workers + 2, &claim, 1, FI_ROW_OK);
     CHECK_EQ(fi_parent_losses(&f.parent, 0, losses, ROWS), 0);
     CHECK_EQ(fi_parent_losses(&f.parent, 2, losses, 2), 2); /* no more than asked for */
     CHECK_EQ(fi_parent_losses(&f.parent, 2, losses, ROWS), 4);
     CHECK(losses[1].slot == slot_of(&f, q) && losses[1].row == 2 && losses[1].q == q);
     fi_parent_return(&f.parent, 2, true, losses, false);
     fi_parent_return(&f.parent, 2, true, losses + 1, true);
-    CHECK(row_word(&f, turn.slot, 0) == fi_word(q, 0, FI_TODO, 0));
-    CHECK(row_word(&f, turn.slot, 1) == fi_word(q, 0, FI_ROW_OK, 0));
-    CHECK(row_word(&f, turn.slot, 2) == fi_word(q, 0, FI_POISON, 0));
+    CHECK(row_word(&f, claim.slot, 0) == fi_word(q, 0, FI_TODO, 0));
+    CHECK(row_word(&f, claim.slot, 1) == fi_word(q, 0, FI_ROW_OK, 0));
+    CHECK(row_word(&f, claim.slot, 2) == fi_word(q, 0, FI_POISON, 0));
     fi_parent_reset(&f.parent);
     CHECK_EQ(recover(&f, 2, false), 2);
-    CHECK(row_word(&f, turn.slot, 3) == fi_word(q, 0, FI_CANCELLED, 0));
-    CHECK(row_word(&f, turn.slot, 4) == fi_word(q, 0, FI_CANCELLED, 0));
+    CHECK(row_word(&f, claim.slot, 3) == fi_word(q, 0, FI_CANCELLED, 0));
+    CHECK(row_word(&f, claim.slot, 4) == fi_word(q, 0, FI_CANCELLED, 0));
     fi_parent_collect(&f.parent);
     CHECK_EQ(f.parent.free_count, SLOTS);
     tear_down(&f);
@@ -35,30 +35,30 @@ static void test_losses(void)
 static void test_lost_finish(void)
 {
     fixture f;
-    fi_turn turn;
+    fi_claim claim;
     uint32_t slot, flags;
     for (int kind = 0; kind < 3; kind++) { /* again, poison, while draining */
         set_up(&f, 0);
         uint64_t q = schedule(&f, 1);
-        CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
-        own_all(&f, 0, &turn, FI_ROW_OK);
-        CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_FINISH);
-        CHECK_EQ(next_turn(&f, 1, &turn), TURN_SLEEP);
+        CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
+        own_all(&f, 0, &claim, FI_ROW_OK);
+        CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_FINISH);
+        CHECK_EQ(next_claim(&f, 1, &claim), CLAIM_SLEEP);
         if (kind == 2)
             fi_parent_reset(&f.parent);
         CHECK_EQ(recover(&f, 0, kind == 1), 1);
         if (kind == 2) {
-            CHECK(state_word(&f, turn.slot) == fi_word(q, 0, FI_CANCELLED, 0));
+            CHECK(state_word(&f, claim.slot) == fi_word(q, 0, FI_CANCELLED, 0));
             fi_parent_collect(&f.parent);
             CHECK_EQ(f.parent.free_count, SLOTS);
         } else if (kind == 1) {
             CHECK_EQ(fi_parent_ready(&f.parent, &slot, &flags), FI_OK);
             CHECK_EQ(flags, FI_FINISH_POISON);
         } else {
-            CHECK(state_word(&f, turn.slot) == fi_word(q, 0, FI_FILLING, 0));
-            CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_ROWS); /* a survivor sweeps again, */
-            CHECK(!fi_row_own(f.workers + 1, &turn, 0));
-            CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_FINISH); /* and repeats the finish */
+            CHECK(state_word(&f, claim.slot) == fi_word(q, 0, FI_FILLING, 0));
+            CHECK_EQ(next_claim(&f, 1, &claim), FI_CLAIM_ROWS); /* a survivor sweeps again, */
+            CHECK(!fi_row_own(f.workers + 1, &claim, 0));
+            CHECK_EQ(next_claim(&f, 1, &claim), FI_CLAIM_FINISH); /* and repeats the finish */
         }
         tear_down(&f);
     }
@@ -70,24 +70,24 @@ static void test_survivor_completes(void)
     enum { AFTER_CLAIM, AFTER_OWN, AFTER_DONE, IN_FINISH, AFTER_READY, STEPS };
     for (int last = 0; last < STEPS; last++) {
         fixture f;
-        fi_turn turn;
+        fi_claim claim;
         set_up(&f, 0);
         schedule(&f, 1);
         uint32_t redo = atomic_load(&f.ring.board->redo);
-        CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
-        CHECK_EQ(next_turn(&f, 1, &turn), TURN_SLEEP);
-        turn.first = 0;
-        turn.count = 1;
-        turn.q = f.parent.head;
-        turn.slot = slot_of(&f, turn.q);
+        CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
+        CHECK_EQ(next_claim(&f, 1, &claim), CLAIM_SLEEP);
+        claim.first = 0;
+        claim.count = 1;
+        claim.q = f.parent.head;
+        claim.slot = slot_of(&f, claim.q);
         if (last >= AFTER_OWN)
-            CHECK(fi_row_own(f.workers, &turn, 0));
+            CHECK(fi_row_own(f.workers, &claim, 0));
         if (last >= AFTER_DONE)
-            fi_row_done(f.workers, &turn, 0, FI_ROW_OK);
+            fi_row_done(f.workers, &claim, 0, FI_ROW_OK);
         if (last >= IN_FINISH)
-            CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_FINISH);
+            CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_FINISH);
         if (last >= AFTER_READY)
-            fi_store_release(&f.ring.slots[turn.slot].state, fi_ready_word(turn.q, 0));
+            fi_store_release(&f.ring.slots[claim.slot].state, fi_ready_word(claim.q, 0));
         CHECK_EQ(recover(&f, 0, false), last == AFTER_OWN || last == IN_FINISH);
         CHECK_EQ(atomic_load(&f.ring.board->redo), redo + 1);
         CHECK_EQ(atomic_load(f.ring.bells + 1), 0); /* woken */
@@ -167,10 +167,10 @@ static void test_usable_and_release(void)
 static void test_draining_is_not_usable(void)
 {
     fixture f;
-    fi_turn turn;
+    fi_claim claim;
     set_up(&f, 0);
     schedule(&f, 1);
-    own_batch(&f, 0, &turn, 1);
+    own_batch(&f, 0, &claim, 1);
     fi_parent_reset(&f.parent);
     fi_parent_collect(&f.parent);
     CHECK_EQ(fi_parent_usable(&f.parent), SLOTS - 2);
@@ -393,15 +393,15 @@ static void test_commit_refused(void)
 static void test_a_batch_moves(void)
 {
     fixture f;
-    fi_turn stuck, turn;
+    fi_claim stuck, claim;
     fi_loss losses[ROWS];
     uint32_t to, from;
     set_up(&f, 0);
     uint64_t q = schedule(&f, 4);
     from = slot_of(&f, q);
-    CHECK_EQ(next_turn(&f, 2, &stuck), FI_TURN_ROWS);
+    CHECK_EQ(next_claim(&f, 2, &stuck), FI_CLAIM_ROWS);
     own_all(&f, 2, &stuck, 0);
-    CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_ROWS); /* another one is in the old slot */
+    CHECK_EQ(next_claim(&f, 1, &claim), FI_CLAIM_ROWS); /* another one is in the old slot */
     CHECK_EQ(fi_parent_next_slot(&f.parent, 0, &to), FI_OK);
     CHECK_EQ(fi_parent_move(&f.parent, from, to, 1, HEAP, SLOT_BYTES, false), FI_OK);
     CHECK(fi_parent_give_up_row(&f.parent, to, 3));
@@ -410,7 +410,7 @@ static void test_a_batch_moves(void)
     CHECK_EQ(slot_of(&f, q), to);
     CHECK(to != from);
     CHECK(row_word(&f, to, 3) == fi_word(q, 0, FI_POISON, 0));
-    CHECK(!fi_row_own(f.workers + 1, &turn, turn.first)); /* nothing more begins there */
+    CHECK(!fi_row_own(f.workers + 1, &claim, claim.first)); /* nothing more begins there */
     work_all(&f, 1);
     uint32_t flags, irregular, row;
     uint64_t word;
@@ -440,7 +440,7 @@ static void has_taken(fixture *f, uint32_t w)
 }
 
 /* A row is promised to worker 0, which is slow, and worker 1 hedges it. */
-static uint64_t begin_hedge_of_slow_row(fixture *f, fi_turn *first, fi_turn *hedge)
+static uint64_t begin_hedge_of_slow_row(fixture *f, fi_claim *first, fi_claim *hedge)
 {
     int64_t index;
     fi_origin origin;
@@ -448,27 +448,27 @@ static uint64_t begin_hedge_of_slow_row(fixture *f, fi_turn *first, fi_turn *hed
     fi_parent_set_hedge(&f->parent, 1);
     f->workers[0].hedges = f->workers[1].hedges = f->workers[2].hedges = true;
     uint64_t q = schedule(f, 2);
-    CHECK_EQ(next_turn(f, 0, first), FI_TURN_ROWS);
+    CHECK_EQ(next_claim(f, 0, first), FI_CLAIM_ROWS);
     CHECK(first->first == 0 && first->count == 1);
     CHECK(fi_row_promise(f->workers, first, 0, fi_now_ns(), &index, &origin));
     CHECK_EQ(index, 1000 * (int64_t)q);
-    CHECK_EQ(next_turn(f, 1, hedge), FI_TURN_ROWS);
+    CHECK_EQ(next_claim(f, 1, hedge), FI_CLAIM_ROWS);
     CHECK(fi_row_promise(f->workers + 1, hedge, 1, fi_now_ns(), &index, &origin));
-    fi_turn other = *hedge;
+    fi_claim other = *hedge;
     other.fetcher = 2;
     CHECK(!fi_row_promise(f->workers + 2, &other, 1, fi_now_ns(), &index, &origin)); /* not twice */
     CHECK(fi_row_win(f->workers + 1, hedge, 1));
     fi_row_done(f->workers + 1, hedge, 1, FI_ROW_OK);
     has_taken(f, 1);
-    CHECK_EQ(next_turn(f, 1, hedge), TURN_SLEEP); /* not late yet */
+    CHECK_EQ(next_claim(f, 1, hedge), CLAIM_SLEEP); /* not late yet */
     CHECK(nap > 0 && nap <= 3 * LATE_NS);
     fi_store_relaxed(&f->ring.worker_stats[0].since, fi_now_ns() - 3 * LATE_NS);
-    CHECK_EQ(next_turn(f, 1, hedge), FI_TURN_ROWS);
+    CHECK_EQ(next_claim(f, 1, hedge), FI_CLAIM_ROWS);
     CHECK(hedge->first == 0 && hedge->count == 1 && hedge->fetcher == 0);
     CHECK(fi_row_promise(f->workers + 1, hedge, 0, fi_now_ns(), &index, &origin));
     CHECK_EQ(index, 1000 * (int64_t)q);
     CHECK(!fi_row_promise(f->workers + 2, hedge, 0, fi_now_ns(), &index, &origin)); /* nobody hedges it again */
-    CHECK_EQ(next_turn(f, 2, &other), TURN_SLEEP);
+    CHECK_EQ(next_claim(f, 2, &other), CLAIM_SLEEP);
     CHECK_EQ(nap, FI_FOR_EVER);
     return q;
 }
@@ -477,18 +477,18 @@ static void test_the_first_to_end_a_row_writes_it(void)
 {
     for (uint32_t faster = 0; faster < 2; faster++) {
         fixture f;
-        fi_turn turns[2];
+        fi_claim claims[2];
         uint32_t won;
-        uint64_t q = begin_hedge_of_slow_row(&f, turns, turns + 1);
-        uint32_t slot = turns->slot;
+        uint64_t q = begin_hedge_of_slow_row(&f, claims, claims + 1);
+        uint32_t slot = claims->slot;
         CHECK(row_word(&f, slot, 0) == fi_word(q, 0, FI_FETCH, FI_HEDGED));
-        CHECK(fi_row_win(f.workers + faster, turns + faster, 0));
+        CHECK(fi_row_win(f.workers + faster, claims + faster, 0));
         CHECK(row_word(&f, slot, 0) == fi_word(q, faster, FI_OWNED, 0));
-        CHECK(!fi_row_win(f.workers + !faster, turns + !faster, 0));
-        fi_row_done(f.workers + faster, turns + faster, 0, FI_ROW_OK);
-        CHECK(!fi_row_win(f.workers + !faster, turns + !faster, 0));
-        CHECK_EQ(next_turn(&f, faster, turns + faster), FI_TURN_FINISH);
-        fi_worker_ready(f.workers + faster, turns + faster, 0);
+        CHECK(!fi_row_win(f.workers + !faster, claims + !faster, 0));
+        fi_row_done(f.workers + faster, claims + faster, 0, FI_ROW_OK);
+        CHECK(!fi_row_win(f.workers + !faster, claims + !faster, 0));
+        CHECK_EQ(next_claim(&f, faster, claims + faster), FI_CLAIM_FINISH);
+        fi_worker_ready(f.workers + faster, claims + faster, 0);
         CHECK_EQ(fi_parent_hedged(&f.parent, &won), 1);
         CHECK_EQ(won, faster);
         take_ready(&f, true);
@@ -499,20 +499,20 @@ static void test_the_first_to_end_a_row_writes_it(void)
 static void test_a_worker_dies_whose_row_is_hedged(void)
 {
     fixture f;
-    fi_turn turns[2];
+    fi_claim claims[2];
     fi_loss losses[2];
-    uint64_t q = begin_hedge_of_slow_row(&f, turns, turns + 1);
+    uint64_t q = begin_hedge_of_slow_row(&f, claims, claims + 1);
     CHECK_EQ(fi_parent_losses(&f.parent, 0, losses, 2), 1);
-    CHECK(fi_row_win(f.workers + 1, turns + 1, 0)); /* between the two halves of R2 */
+    CHECK(fi_row_win(f.workers + 1, claims + 1, 0)); /* between the two halves of R2 */
     fi_parent_return(&f.parent, 0, true, losses, true);
-    CHECK(row_word(&f, turns->slot, 0) == fi_word(q, 1, FI_OWNED, 0));
+    CHECK(row_word(&f, claims->slot, 0) == fi_word(q, 1, FI_OWNED, 0));
     CHECK_EQ(recover(&f, 1, false), 1); /* the hedger dies, too */
-    CHECK(row_word(&f, turns->slot, 0) == fi_word(q, 0, FI_TODO, 0));
+    CHECK(row_word(&f, claims->slot, 0) == fi_word(q, 0, FI_TODO, 0));
     tear_down(&f);
 
-    begin_hedge_of_slow_row(&f, turns, turns + 1);
+    begin_hedge_of_slow_row(&f, claims, claims + 1);
     CHECK_EQ(recover(&f, 0, false), 1);
-    CHECK(!fi_row_win(f.workers + 1, turns + 1, 0));
+    CHECK(!fi_row_win(f.workers + 1, claims + 1, 0));
     work_all(&f, 2);
     take_ready(&f, true);
     tear_down(&f);
@@ -522,31 +522,31 @@ static void test_a_worker_dies_whose_row_is_hedged(void)
 static void test_rows_are_taken_from_a_stuck_worker(void)
 {
     fixture f;
-    fi_turn turn;
+    fi_claim claim;
     fi_loss losses[3];
     int64_t index;
     fi_origin origin;
     set_up(&f, 0);
     uint64_t q = schedule(&f, 2);
     f.workers[0].least = 2;
-    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
+    CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
     for (uint32_t row = 0; row < 2; row++)
-        CHECK(fi_row_promise(f.workers, &turn, row, fi_now_ns(), &index, &origin));
-    CHECK(fi_row_win(f.workers, &turn, 0));
+        CHECK(fi_row_promise(f.workers, &claim, row, fi_now_ns(), &index, &origin));
+    CHECK(fi_row_win(f.workers, &claim, 0));
     CHECK_EQ(fi_parent_losses(&f.parent, 0, losses, 3), 2);
     for (uint32_t row = 0; row < 2; row++)
         fi_parent_return(&f.parent, 0, false, losses + row, false);
-    CHECK(row_word(&f, turn.slot, 0) == fi_word(q, 0, FI_OWNED, 0));
-    CHECK(row_word(&f, turn.slot, 1) == fi_word(q, 0, FI_TODO, 0));
+    CHECK(row_word(&f, claim.slot, 0) == fi_word(q, 0, FI_OWNED, 0));
+    CHECK(row_word(&f, claim.slot, 1) == fi_word(q, 0, FI_TODO, 0));
     fi_parent_restore_hints(&f.parent);
     work_all(&f, 1);
-    CHECK(!fi_row_win(f.workers, &turn, 1));
-    fi_row_done(f.workers, &turn, 0, FI_ROW_OK);
-    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_FINISH);
+    CHECK(!fi_row_win(f.workers, &claim, 1));
+    fi_row_done(f.workers, &claim, 0, FI_ROW_OK);
+    CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_FINISH);
     CHECK_EQ(fi_parent_losses(&f.parent, 0, losses, 3), 1);
     fi_parent_return(&f.parent, 0, false, losses, false);
     CHECK_EQ(fi_parent_losses(&f.parent, 0, losses, 3), 1);
-    fi_worker_ready(f.workers, &turn, 0);
+    fi_worker_ready(f.workers, &claim, 0);
     take_ready(&f, true);
     tear_down(&f);
 }
@@ -554,63 +554,63 @@ static void test_rows_are_taken_from_a_stuck_worker(void)
 static void test_a_stuck_fetch_holds_no_slot(void)
 {
     fixture f;
-    fi_turn turns[2];
-    begin_hedge_of_slow_row(&f, turns, turns + 1);
+    fi_claim claims[2];
+    begin_hedge_of_slow_row(&f, claims, claims + 1);
     fi_parent_reset(&f.parent);
     fi_parent_collect(&f.parent);
     CHECK_EQ(f.parent.free_count, SLOTS);
-    CHECK(!fi_row_win(f.workers, turns, 0) && !fi_row_win(f.workers + 1, turns + 1, 0));
+    CHECK(!fi_row_win(f.workers, claims, 0) && !fi_row_win(f.workers + 1, claims + 1, 0));
     tear_down(&f);
 }
 
 static void test_rows_behind_a_slow_one_and_the_share_of_hedges(void)
 {
     fixture f;
-    fi_turn turn, other;
+    fi_claim claim, other;
     int64_t index;
     fi_origin origin;
     set_up(&f, 0);
     fi_parent_set_hedge(&f.parent, 0.01);
     f.workers[0].hedges = f.workers[1].hedges = true;
     schedule(&f, ROWS);
-    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS);
-    CHECK(turn.count > 1);
-    CHECK(fi_row_promise(f.workers, &turn, 0, fi_now_ns(), &index, &origin));
-    for (int kind; (kind = next_turn(&f, 1, &other)) == FI_TURN_ROWS;)
+    CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
+    CHECK(claim.count > 1);
+    CHECK(fi_row_promise(f.workers, &claim, 0, fi_now_ns(), &index, &origin));
+    for (int kind; (kind = next_claim(&f, 1, &other)) == FI_CLAIM_ROWS;)
         own_all(&f, 1, &other, FI_ROW_OK);
     CHECK(nap > 0 && nap <= BEHIND_NS);
     has_taken(&f, 1);
     fi_store_relaxed(&f.ring.worker_stats[0].since, fi_now_ns() - 4 * LATE_NS);
-    for (uint32_t row = 1; row < turn.count; row++) {
-        CHECK_EQ(next_turn(&f, 1, &other), FI_TURN_ROWS);
+    for (uint32_t row = 1; row < claim.count; row++) {
+        CHECK_EQ(next_claim(&f, 1, &other), FI_CLAIM_ROWS);
         CHECK(other.first == row && other.count == 1 && other.fetcher == 1);
         own_all(&f, 1, &other, FI_ROW_OK);
     }
-    CHECK_EQ(next_turn(&f, 1, &other), TURN_SLEEP); /* 0.01 x 64 rows is none */
+    CHECK_EQ(next_claim(&f, 1, &other), CLAIM_SLEEP); /* 0.01 x 64 rows is none */
     CHECK_EQ(nap, LATE_NS);
     schedule(&f, ROWS);
-    CHECK_EQ(next_turn(&f, 1, &other), FI_TURN_ROWS);
+    CHECK_EQ(next_claim(&f, 1, &other), FI_CLAIM_ROWS);
     CHECK(other.first == 0 && other.fetcher == 0);
     tear_down(&f);
 }
 
 /* Worker w has `n` rows under way in one call of its dataset, for longer than is allowed. */
-static void begin_slow_call(fixture *f, uint32_t w, uint32_t n, fi_turn *turn)
+static void begin_slow_call(fixture *f, uint32_t w, uint32_t n, fi_claim *claim)
 {
     int64_t index;
     fi_origin origin;
     f->workers[w].least = n;
-    CHECK_EQ(next_turn(f, w, turn), FI_TURN_ROWS);
-    CHECK(turn->first == 0 && turn->count == n);
+    CHECK_EQ(next_claim(f, w, claim), FI_CLAIM_ROWS);
+    CHECK(claim->first == 0 && claim->count == n);
     for (uint32_t row = 0; row < n; row++)
-        CHECK(fi_row_promise(f->workers + w, turn, row, fi_now_ns(), &index, &origin));
+        CHECK(fi_row_promise(f->workers + w, claim, row, fi_now_ns(), &index, &origin));
     fi_store_relaxed(&f->ring.worker_stats[w].since, fi_now_ns() - 3 * (int64_t)n * LATE_NS - 1);
 }
 
 static void test_each_row_of_hung_calls_is_hedged(void)
 {
     fixture f;
-    fi_turn calls[2], turn;
+    fi_claim calls[2], claim;
     int64_t index;
     fi_origin origin;
     uint32_t won, finished = 0, hedged = 0;
@@ -623,16 +623,16 @@ static void test_each_row_of_hung_calls_is_hedged(void)
     begin_slow_call(&f, 0, ROWS, calls);
     begin_slow_call(&f, 1, ROWS, calls + 1);
     has_taken(&f, 2);
-    for (int kind; (kind = next_turn(&f, 2, &turn)) != TURN_SLEEP || nap < FI_FOR_EVER;)
-        if (kind == FI_TURN_FINISH) {
-            fi_worker_ready(f.workers + 2, &turn, 0);
+    for (int kind; (kind = next_claim(&f, 2, &claim)) != CLAIM_SLEEP || nap < FI_FOR_EVER;)
+        if (kind == FI_CLAIM_FINISH) {
+            fi_worker_ready(f.workers + 2, &claim, 0);
             finished++;
-        } else if (kind != TURN_SLEEP) {
-            CHECK_EQ(kind, FI_TURN_ROWS);
-            CHECK(turn.fetcher != 2);
-            CHECK(fi_row_promise(f.workers + 2, &turn, turn.first, fi_now_ns(), &index, &origin));
-            CHECK(fi_row_win(f.workers + 2, &turn, turn.first));
-            fi_row_done(f.workers + 2, &turn, turn.first, FI_ROW_OK);
+        } else if (kind != CLAIM_SLEEP) {
+            CHECK_EQ(kind, FI_CLAIM_ROWS);
+            CHECK(claim.fetcher != 2);
+            CHECK(fi_row_promise(f.workers + 2, &claim, claim.first, fi_now_ns(), &index, &origin));
+            CHECK(fi_row_win(f.workers + 2, &claim, claim.first));
+            fi_row_done(f.workers + 2, &claim, claim.first, FI_ROW_OK);
             hedged++;
         }
     CHECK_EQ(hedged, 2 * ROWS);
@@ -647,7 +647,7 @@ static void test_a_call_that_lost_a_row_is_looked_at(void)
 {
     for (uint32_t late = 0; late < 2; late++) { /* lost before, or after, the call had the row */
         fixture f;
-        fi_turn call, other;
+        fi_claim call, other;
         int64_t index;
         fi_origin origin;
         set_up(&f, 0);
@@ -655,7 +655,7 @@ static void test_a_call_that_lost_a_row_is_looked_at(void)
         f.workers[0].hedges = f.workers[1].hedges = true;
         schedule(&f, 2);
         f.workers[0].least = 2;
-        CHECK_EQ(next_turn(&f, 0, &call), FI_TURN_ROWS);
+        CHECK_EQ(next_claim(&f, 0, &call), FI_CLAIM_ROWS);
         CHECK_EQ(call.count, 2);
         other = call;
         other.fetcher = late ? 0 : 1;
@@ -667,7 +667,7 @@ static void test_a_call_that_lost_a_row_is_looked_at(void)
         CHECK(late || !fi_row_promise(f.workers, &call, 1, fi_now_ns(), &index, &origin));
         CHECK(!late || !fi_row_win(f.workers, &call, 1));
         has_taken(&f, 1);
-        CHECK_EQ(next_turn(&f, 1, &other), TURN_SLEEP);
+        CHECK_EQ(next_claim(&f, 1, &other), CLAIM_SLEEP);
         CHECK(nap < FI_FOR_EVER);
         tear_down(&f);
     }

@@ -43,7 +43,7 @@ static void test_check(void)
 static void test_corrupt_head_drains(void)
 {
     fixture f;
-    fi_turn owned, turn;
+    fi_claim owned, claim;
     uint32_t slot, flags, odd, row;
     uint64_t word;
     set_up(&f, 0);
@@ -53,8 +53,8 @@ static void test_corrupt_head_drains(void)
     for (row = 0; row < 2; row++)
         fi_row_done(f.workers, &owned, row, FI_ROW_OK);
     atomic_store(&f.ring.slots[owned.slot].n, 2);
-    CHECK_EQ(next_turn(&f, 1, &turn), FI_TURN_FINISH);
-    fi_worker_ready(f.workers + 1, &turn, 0);
+    CHECK_EQ(next_claim(&f, 1, &claim), FI_CLAIM_FINISH);
+    fi_worker_ready(f.workers + 1, &claim, 0);
     CHECK_EQ(fi_parent_ready(&f.parent, &slot, &flags), FI_OK);
     CHECK_EQ(fi_parent_check(&f.parent, slot, &odd, &row, &word), FI_E_CORRUPT);
     CHECK(row == 2 && word == fi_word(q, 0, FI_OWNED, 0));
@@ -64,8 +64,8 @@ static void test_corrupt_head_drains(void)
     CHECK_EQ(f.parent.slot[slot].phase, FI_DRAIN);
     fi_parent_announce_sleep(&f.parent, FI_ANY);
     fi_row_done(f.workers, &owned, 2, FI_ROW_OK);
-    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_ROWS); /* of the next batch */
-    CHECK(turn.q == q + 1 && parent_was_rung(&f));
+    CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS); /* of the next batch */
+    CHECK(claim.q == q + 1 && parent_was_rung(&f));
     fi_parent_collect(&f.parent);
     CHECK_EQ(f.parent.slot[slot].phase, FI_FREE);
     tear_down(&f);
@@ -90,24 +90,24 @@ static void let_all_look(fixture *f)
 static void test_stalled_by_a_hint(void)
 {
     fixture f;
-    fi_turn turn;
+    fi_claim claim;
     set_up(&f, 0);
     CHECK(!fi_parent_stalled(&f.parent)); /* nothing is scheduled */
     uint64_t q = schedule(&f, 2);
     for (uint32_t w = 0; w < WORKERS; w++) {
         CHECK(!fi_parent_stalled(&f.parent)); /* one worker is awake */
         atomic_store(&f.ring.slots[slot_of(&f, q)].claim, 5);
-        CHECK_EQ(next_turn(&f, w, &turn), TURN_SLEEP);
+        CHECK_EQ(next_claim(&f, w, &claim), CLAIM_SLEEP);
     }
     CHECK(fi_parent_stalled(&f.parent));
     atomic_store(f.ring.bells + 1, 7); /* a bell may be corrupt, too */
     let_all_look(&f);
     take_ready(&f, true);
     schedule(&f, 2);
-    own_batch(&f, 0, &turn, 2);
+    own_batch(&f, 0, &claim, 2);
     atomic_store(f.ring.bells, 0); /* a worker that owns rows is not asleep */
     for (uint32_t w = 1; w < WORKERS; w++)
-        CHECK_EQ(next_turn(&f, w, &turn), TURN_SLEEP);
+        CHECK_EQ(next_claim(&f, w, &claim), CLAIM_SLEEP);
     CHECK(!fi_parent_stalled(&f.parent));
     tear_down(&f);
 }
@@ -180,17 +180,17 @@ static void test_corrupt_words_keep_their_slot(void)
 {
     fixture f;
     fi_worker late;
-    fi_turn turn;
+    fi_claim claim;
     for (uint32_t corrupt = 0; corrupt < 3; corrupt++) {
         set_up(&f, 0);
         uint64_t q = schedule(&f, 1);
         uint32_t slot = slot_of(&f, q);
         fi_worker_init(&late, &f.ring, 1, -1);
-        CHECK_EQ(fi_worker_next(&late, &turn), FI_TURN_ROWS);
-        CHECK(fi_row_own(&late, &turn, 0));
+        CHECK_EQ(fi_worker_next(&late, &claim), FI_CLAIM_ROWS);
+        CHECK(fi_row_own(&late, &claim, 0));
         if (corrupt == 2) {
-            fi_row_done(&late, &turn, 0, FI_ROW_OK);
-            CHECK_EQ(fi_worker_next(&late, &turn), FI_TURN_FINISH);
+            fi_row_done(&late, &claim, 0, FI_ROW_OK);
+            CHECK_EQ(fi_worker_next(&late, &claim), FI_CLAIM_FINISH);
         }
         fi_parent_reset(&f.parent);
         switch (corrupt) {
@@ -201,16 +201,16 @@ static void test_corrupt_words_keep_their_slot(void)
         fi_parent_collect(&f.parent);
         CHECK_EQ(f.parent.draining, 1);
         if (corrupt == 2)
-            fi_worker_ready(&late, &turn, 0);
+            fi_worker_ready(&late, &claim, 0);
         else
-            fi_row_done(&late, &turn, 0, FI_ROW_OK); /* the late writer ends */
+            fi_row_done(&late, &claim, 0, FI_ROW_OK); /* the late writer ends */
         fi_parent_collect(&f.parent);
         CHECK_EQ(f.parent.draining, 0);
         tear_down(&f);
     }
 }
 
-/* No flipped bit, nor two, turns a word of the protocol into another one. */
+/* No flipped bit, nor two, claims a word of the protocol into another one. */
 static void test_codes(void)
 {
     const uint32_t codes[] = {0,        FI_TODO,  FI_OWNED,  FI_CANCELLED,    FI_ROW_OK,   FI_SPILL,
@@ -319,11 +319,11 @@ static void test_request_is_checked(void)
 static void test_corrupt_stop(void)
 {
     fixture f;
-    fi_turn turn;
+    fi_claim claim;
     set_up(&f, 0);
     schedule(&f, 1);
     atomic_store(&f.ring.board->stop, 1);
-    CHECK_EQ(next_turn(&f, 0, &turn), FI_TURN_STOP);
+    CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_STOP);
     CHECK_EQ(recover(&f, 0, false), 0);
     work_all(&f, 0);
     take_ready(&f, true);

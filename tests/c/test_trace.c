@@ -55,14 +55,14 @@ static void test_overflow(void)
 static void test_sleep(void)
 {
     fixture f;
-    fi_turn turn;
+    fi_claim claim;
     uint64_t need, have;
     set_up(&f, 0);
     now = &f;
-    CHECK_EQ(fi_worker_next(f.workers, &turn), FI_TURN_STOP); /* after a sleep that is not recorded */
+    CHECK_EQ(fi_worker_next(f.workers, &claim), FI_CLAIM_STOP); /* after a sleep that is not recorded */
     atomic_store(&f.ring.board->stop, 0);
     CHECK_EQ(fi_trace_start(&f.ring, &need, &have), FI_OK);
-    CHECK_EQ(fi_worker_next(f.workers, &turn), FI_TURN_STOP);
+    CHECK_EQ(fi_worker_next(f.workers, &claim), FI_CLAIM_STOP);
     CHECK_EQ(fi_trace_read(&f.ring, 0, events), 1);
     CHECK_EQ(events[0].rows_kind, FI_EVENT_WAIT);
     CHECK(events[0].began_ns > 0 && events[0].took_ns >= 0);

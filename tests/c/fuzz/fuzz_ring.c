@@ -6,8 +6,8 @@
 #include "fuzz.h"
 
 typedef struct hand {
-    fi_turn turn;
-    int kind; /* of the turn in hand, or TURN_SLEEP for none */
+    fi_claim claim;
+    int kind; /* of the claim in hand, or CLAIM_SLEEP for none */
     uint32_t row;
 } hand;
 
@@ -48,23 +48,23 @@ static void replace(game *g, uint32_t w, bool poison)
 {
     recover(&g->f, w, poison);
     fi_worker_init(g->f.workers + w, &g->f.ring, w, -1);
-    g->hands[w].kind = TURN_SLEEP;
+    g->hands[w].kind = CLAIM_SLEEP;
 }
 
-static void turn(game *g, uint32_t w)
+static void claim(game *g, uint32_t w)
 {
     hand *h = g->hands + w;
     fi_board *board = g->f.ring.board;
     /* A worker walks up to the tail. In this one thread nobody else would put it right. */
     if (atomic_load(&board->tail) - g->f.parent.head > 1000)
         atomic_store(&board->tail, g->f.parent.tail);
-    h->kind = next_turn(&g->f, w, &h->turn);
-    h->row = h->turn.first;
-    if (h->kind == FI_TURN_STOP)
+    h->kind = next_claim(&g->f, w, &h->claim);
+    h->row = h->claim.first;
+    if (h->kind == FI_CLAIM_STOP)
         replace(g, w, false);
-    if (h->kind == FI_TURN_ROWS) {
-        CHECK(h->turn.slot < SLOTS && h->turn.n <= ROWS && h->turn.count >= 1);
-        CHECK(h->turn.first < h->turn.n && h->turn.count <= h->turn.n - h->turn.first);
+    if (h->kind == FI_CLAIM_ROWS) {
+        CHECK(h->claim.slot < SLOTS && h->claim.n <= ROWS && h->claim.count >= 1);
+        CHECK(h->claim.first < h->claim.n && h->claim.count <= h->claim.n - h->claim.first);
     }
 }
 
@@ -74,20 +74,20 @@ static void step(game *g, uint32_t w, uint8_t chosen)
     static const uint32_t codes[] = {FI_ROW_OK, FI_ROW_OK, FI_SPILL, FI_ERROR};
     hand *h = g->hands + w;
     uint64_t offset, need, have;
-    if (h->kind == FI_TURN_ROWS && h->row < h->turn.first + h->turn.count) {
+    if (h->kind == FI_CLAIM_ROWS && h->row < h->claim.first + h->claim.count) {
         uint32_t row = h->row++;
-        if (fi_row_own(g->f.workers + w, &h->turn, row)) {
-            if (fi_heap_take(&g->f.ring, h->turn.slot, chosen, &offset, &need, &have) == FI_OK) {
+        if (fi_row_own(g->f.workers + w, &h->claim, row)) {
+            if (fi_heap_take(&g->f.ring, h->claim.slot, chosen, &offset, &need, &have) == FI_OK) {
                 CHECK(offset <= SLOT_BYTES && chosen <= SLOT_BYTES - offset);
-                fi_entry_set(&g->f.ring, h->turn.slot, row, offset, chosen);
+                fi_entry_set(&g->f.ring, h->claim.slot, row, offset, chosen);
             }
-            fi_row_done(g->f.workers + w, &h->turn, row, codes[chosen % 4]);
+            fi_row_done(g->f.workers + w, &h->claim, row, codes[chosen % 4]);
         }
-    } else if (h->kind == FI_TURN_FINISH) {
-        fi_worker_ready(g->f.workers + w, &h->turn, chosen);
-        h->kind = TURN_SLEEP;
+    } else if (h->kind == FI_CLAIM_FINISH) {
+        fi_worker_ready(g->f.workers + w, &h->claim, chosen);
+        h->kind = CLAIM_SLEEP;
     } else {
-        turn(g, w);
+        claim(g, w);
     }
 }
 
@@ -196,7 +196,7 @@ static void come_to_rest(game *g)
         for (uint32_t w = 0; w < WORKERS; w++)
             do
                 step(g, w, 0);
-            while (g->hands[w].kind != TURN_SLEEP);
+            while (g->hands[w].kind != CLAIM_SLEEP);
         for (uint32_t i = 0; i < SLOTS; i++)
             take(g, i, true, true);
         fi_parent_collect(parent);
@@ -219,7 +219,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     set_up(&g.f, 0);
     CHECK_EQ(fi_ring_size(&g.f.ring.geometry, &g.control, &total), FI_OK);
     for (uint32_t w = 0; w < WORKERS; w++)
-        g.hands[w].kind = TURN_SLEEP;
+        g.hands[w].kind = CLAIM_SLEEP;
     while (in.left > 0) {
         play(&g, &in);
         check_records(&g);
