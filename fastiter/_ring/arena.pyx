@@ -205,7 +205,7 @@ cdef class WorkerRing:
         """Offset of `bytes` fresh bytes in the current slot."""
         cdef uint64_t offset = 0, need = 0, have = 0
         cdef int rc
-        rc = fi_heap_take(self.worker.ring, self.turn.slot, bytes, &offset, &need, &have)
+        rc = fi_heap_take(self.worker.ring, self.claim.slot, bytes, &offset, &need, &have)
         check(rc, "memory for an example", need, have)
         fi_worker_stat_count(self.stat, 0, bytes, 0)
         return offset
@@ -214,20 +214,20 @@ cdef class WorkerRing:
         """Writes a `Packed` object into the heap of the current slot; returns its offset there."""
         cdef uint64_t size = packed.size, offset = self.heap_take(size)
         packed.write_into(PyMemoryView_FromMemory(
-            fi_slot_payload(self.worker.ring, self.turn.slot) + offset, size, PyBUF_WRITE),
-            fi_place_seed(self.turn.q, row, kind), offset)
+            fi_slot_payload(self.worker.ring, self.claim.slot) + offset, size, PyBUF_WRITE),
+            fi_place_seed(self.claim.q, row, kind), offset)
         return offset
 
     def take_memory(self, uint64_t size):
         """Memory in the current slot: what lies there need not be copied to be packed."""
         cdef uint64_t offset = self.heap_take(size)
         return PyMemoryView_FromMemory(
-            fi_slot_payload(self.worker.ring, self.turn.slot) + offset, size, PyBUF_WRITE)
+            fi_slot_payload(self.worker.ring, self.claim.slot) + offset, size, PyBUF_WRITE)
 
     def offset_of(self, buffer):
         """Where a contiguous buffer lies in the current slot's heap, -1 if it lies elsewhere."""
-        cdef char *payload = fi_slot_payload(self.worker.ring, self.turn.slot)
-        cdef uint64_t offset, end = fi_slot_used(self.worker.ring, self.turn.slot)
+        cdef char *payload = fi_slot_payload(self.worker.ring, self.claim.slot)
+        cdef uint64_t offset, end = fi_slot_used(self.worker.ring, self.claim.slot)
         cdef Py_buffer found
         PyObject_GetBuffer(buffer, &found, PyBUF_SIMPLE)
         offset = <uint64_t>found.buf - <uint64_t>payload
@@ -238,5 +238,5 @@ cdef class WorkerRing:
     cdef int pack_row(self, object packed, uint32_t row, uint32_t kind) except -1:
         """Writes a `Packed` object into the heap, in the place of a row."""
         cdef uint64_t offset = self.pack(packed, row, kind)
-        fi_entry_set(self.worker.ring, self.turn.slot, row, offset, packed.size)
+        fi_entry_set(self.worker.ring, self.claim.slot, row, offset, packed.size)
         return 0

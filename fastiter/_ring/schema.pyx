@@ -374,7 +374,7 @@ cdef class SlotWriter(ColumnWriter):
         """Writes into the current slot from now on. There is a schema."""
         cdef Py_ssize_t number
         cdef Field *f
-        cdef char *payload = fi_slot_payload(self.end.worker.ring, self.end.turn.slot)
+        cdef char *payload = fi_slot_payload(self.end.worker.ring, self.end.claim.slot)
         if payload != self.payload:
             self.payload = payload
             for number in range(self.schema.count):

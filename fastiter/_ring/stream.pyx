@@ -114,7 +114,7 @@ cdef class SampleWriter(SlotWriter):
         cdef uint64_t need = 0, have = 0, committed
         cdef uint64_t columns = 0 if self.schema is None else self.schema.bytes
         cdef int rc = FI_OK
-        self.end.turn.slot = self.reader.slot
+        self.end.claim.slot = self.reader.slot
         self.irregular = 0
         committed = fi_slot_committed(self.reader.ring, self.reader.slot)
         if columns > committed:
@@ -129,7 +129,7 @@ cdef class SampleWriter(SlotWriter):
                 "the control group's and the process' limits"
             )
         fi_reader_open(&self.reader, columns, 0 if self.schema is None else self.version)
-        self.end.turn.q = self.reader.q
+        self.end.claim.q = self.reader.q
         if self.schema is None:
             self.room = 1 if self.version == 0 and self.learns else self.reader.ring.geometry.rows
         else:
