@@ -42,7 +42,6 @@ class RowWriter(SlotWriter):
 _Part: TypeAlias = tuple[int, int, int, int, int, int]
 _Pieces: TypeAlias = tuple[list[Any] | None, Any, int, bytes, list[tuple[int, int, int]]]
 
-@disjoint_base
 class PartWriter(RowWriter):
     def take(
         self, most_sleep: int, least: int, batch_converter: BatchConverter | None
