@@ -34,6 +34,7 @@ static void work(fi_ring *ring, uint32_t number)
     fi_worker_init(&worker, ring, number, -1);
     for (;;) {
         switch (fi_worker_next(&worker, &claim)) {
+        case FI_CLAIM_NONE: /* never: no `most_sleep` is set */
         case FI_CLAIM_STOP:
             return;
         case FI_CLAIM_ROWS: {

@@ -169,6 +169,7 @@ static void work(fi_ring *ring, uint32_t number, int bell_pipe, uint64_t seed)
     for (;;) {
         step();
         switch (fi_worker_next(&worker, &claim)) {
+        case FI_CLAIM_NONE: /* never: no `most_sleep` is set */
         case FI_CLAIM_STOP:
             return;
         case FI_CLAIM_ROWS:

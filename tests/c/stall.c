@@ -70,6 +70,7 @@ static void *work(void *argument)
     fi_worker_init(&worker, &job.trial->ring, job.number, -1);
     for (;;) {
         switch (fi_worker_next(&worker, &claim)) {
+        case FI_CLAIM_NONE: /* never: no `most_sleep` is set */
         case FI_CLAIM_STOP:
             return NULL;
         case FI_CLAIM_ROWS:
