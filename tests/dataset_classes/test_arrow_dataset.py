@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import os
 import pickle
 import signal
@@ -364,9 +363,13 @@ def test_a_worker_that_dies_loses_no_list() -> None:
     )
     seen: list[int] = []
     for number, batch in enumerate(it):
-        if number in (5, 100):
-            os.kill(multiprocessing.active_children()[-1].pid, signal.SIGKILL)
+        if number == 5:
+            workers = it.stats().workers
+            os.kill(workers[0].pid, signal.SIGKILL)
+        if number == 60:  # before the caller gathers
+            os.kill(workers[1].pid, signal.SIGKILL)
         seen += batch["n"].tolist()
         check_padded(batch["ids"] + 1, [[x + 1 for x in lists[i]] for i in batch["n"].tolist()])
+    assert it.stats().deaths >= 1
     it.finalize()
     assert seen == list(range(4000))
