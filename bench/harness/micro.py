@@ -88,7 +88,7 @@ Candidates
     the seconds (and other figures) in it count instead of the benchmark's clock.
 
 Goals
-    count as met from nine tenths of them on (`bench.harness.goals`).
+    are judged by `bench.harness.goals`.
 """
 
 from __future__ import annotations
