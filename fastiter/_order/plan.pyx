@@ -77,12 +77,13 @@ def size_within(order, stop):
 
 cpdef epoch_detail(state):
     """Epochs before a state, with the fraction of the current one."""
+    cdef int64_t epoch = item(state, EPOCH), position = item(state, POSITION)
     order = item(state, ORDER)
-    if not cnp.PyArray_Check(order):
+    if order is not None and not cnp.PyArray_Check(order):
         share = getattr(order, "share", None)
         if share is not None:
-            return item(state, EPOCH) + share(item(state, POSITION))
-    return item(state, EPOCH) + item(state, POSITION) / item(state, EPOCH_SIZE)
+            return epoch + share(position)
+    return epoch + position / <double><int64_t>item(state, EPOCH_SIZE)
 
 
 cdef bint is_plain(object order, int64_t stop) noexcept:
@@ -332,11 +333,12 @@ cdef class PlanQueue:
             state = state._replace(
                 is_new_epoch=item(self.current, IS_NEW_EPOCH) or item(state, IS_NEW_EPOCH),
                 previous_epoch_detail=item(self.current, PREVIOUS_EPOCH_DETAIL))
-        if item(state, N_DRAWN) != item(self.current, N_DRAWN):
+        n_drawn, before = item(state, N_DRAWN), item(self.current, N_DRAWN)
+        if n_drawn is not before and n_drawn != before:
             self._note(state)
         # What dies by this step, dies at the end of this function.
         work, outcome, last = plan.current_work, plan.outcome, self.last
-        before = self.current, self.current_progress
+        before, progress = self.current, self.current_progress
         plan.put_work(None)
         plan.outcome = None
         if plan.error is None:

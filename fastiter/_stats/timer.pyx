@@ -111,7 +111,8 @@ cdef class Timer:
                 if opened is not None:
                     opened()
         self.left = 0 if rows == ENDED else now
-        trace = self.trace
+        with cython.critical_section(self):
+            trace = self.tracer
         if trace is not None:
             trace((self.entered, took, self.blocked_at, self.blocked_ns, rows))
         self.entered = 0

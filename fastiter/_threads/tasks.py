@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastiter._collate.collate import collate
@@ -92,9 +92,10 @@ class BatchTask:
         self._n_rows = len(indices)  # to be taken; fewer after an error
         self._n_taken = 0
         self._n_done = 0
-        self._returned: list[tuple[int, int]] = []  # taken away from threads that hang
-        self._attempts = [0] * (self._n_rows if work.limit is not None else 0)  # by row, likewise
-        self.overruns: dict[Position, tuple[float, str]] = {}  # seconds, and the thread's stack
+        self._returned: Sequence[tuple[int, int]] = ()  # taken away from threads that hang
+        if work.limit is not None:
+            self._attempts = [0] * self._n_rows  # by row, likewise
+            self.overruns: dict[Position, tuple[float, str]] = {}  # seconds, the thread's stack
         self._failure: Failure | None = None
         self._tolerated: list[Failure] = []
         self._batch: Any = None  # or its failure
@@ -120,7 +121,8 @@ class BatchTask:
         if self._is_aborted:
             return None
         if self._returned:
-            return self._returned.pop()
+            rows, self._returned = self._returned[-1], self._returned[:-1]
+            return rows
         start = self._n_taken
         rest = self._n_rows - start
         if rest <= 0:
@@ -163,13 +165,14 @@ class BatchTask:
             return True
         self._n_done += at.row - claim.start
         if at.rows > 1:  # it is not known which of them hangs
-            self._returned += [(row, row + 1) for row in range(at.row, claim.stop)]
+            rows = [(row, row + 1) for row in range(at.row, claim.stop)]
+            self._returned = [*self._returned, *rows]
             return False
         row, index = at.row, int(self.indices[at.row])
         self._attempts[row] += 1
         attempts = self._attempts[row]
         if attempts < limit.allowed(index):
-            self._returned.append((row, claim.stop))
+            self._returned = [*self._returned, (row, claim.stop)]
             return False
         limit.given_up.add(index)
         facts = f"dataset index {index}, {self._facts()}"
@@ -187,7 +190,7 @@ class BatchTask:
         else:
             self.note(row, row + 1, failure, 0)
         if row + 1 < claim.stop or self._n_done == self._n_rows:  # else another thread finishes
-            self._returned.append((row + 1, claim.stop))
+            self._returned = [*self._returned, (row + 1, claim.stop)]
         return False
 
     # -- by one thread -------------------------------------------------------------------------

@@ -42,7 +42,7 @@ class _FieldSteps(NamedTuple):
 
     schema: Schema | None
     steps: list[Step] | None  #: None: no columns are what concat_examples makes of these fields
-    as_list: list[bool]
+    as_list: list[bool]  #: of each field, whether it is a list; empty: none is
     is_done_in_place: bool  #: whether a worker can make columns of all of them
 
 
@@ -111,6 +111,8 @@ class ConcatConverter:
             )
             as_list = [step.as_list for step in steps or ()]
             is_done_in_place = steps is not None and schema.can_be_columns(as_list)
+            if not any(as_list):
+                as_list = []
             self._field_steps = _FieldSteps(schema, steps, as_list, is_done_in_place)
         return self._field_steps
 

@@ -242,18 +242,17 @@ class PlannedIterator(IteratorProperties):
         and the next call fetches the same plan again. ``self._skips``, unless that is None, decides
         about rows that fail. Runs under the iterator's lock, in the caller's thread.
         """
-        gather = self._source.gather
-        if gather is not None:  # without a call more, for batches that take a few microseconds
-            assert plan.indices is not None
-            try:
-                batch = gather(plan.indices)
-            except Exception as error:  # a signal handler's, too
-                return Failure.of(error)
-            if batch is not None:
-                return batch
-        if self._seeding is None:
-            return capture(self._source.batch, plan, self._seed, self._skips)
-        return self._capture(plan, self._source.batch, plan, self._seed, self._skips)
+        source = self._source
+        try:  # without a call more, for batches that take a few microseconds
+            if source.gather is not None:
+                batch = source.gather(plan.indices)
+                if batch is not None:
+                    return batch
+            if self._seeding is None:
+                return source.batch(plan, self._seed, self._skips)
+        except Exception as error:  # a signal handler's, too
+            return Failure.of(error)
+        return self._capture(plan, source.batch, plan, self._seed, self._skips)
 
     def _capture(self, plan: Plan, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function that may seed the global generators for the batch of ``plan``; return
@@ -362,40 +361,40 @@ class PlannedIterator(IteratorProperties):
             )
         timer, planner = self._timer, self._planner
         plan, n_passed = planner.peek(), 0
-        while plan.indices is not None:
+        indices: Any
+        while (indices := plan.indices) is not None:
             batch = plan.outcome
             if batch is None:
                 batch = self._fetch_stream(plan) if self._is_stream else self._fetch(plan)
                 if not self._in_order:  # another one may come first now
                     plan = planner.plans[0]
+                    indices = plan.indices
                 plan.outcome = batch
             if type(batch) is not AllSkipped:
                 break
             if planner.num_ranks > 1:  # which stay in step
                 batch = plan.outcome = batch_of_none(batch, self._converter is not None)
                 break
-            assert plan.indices is not None
-            n_passed += len(plan.indices)
+            n_passed += len(indices)
             if n_passed >= self._epoch_size:
                 batch = nothing_left(n_passed, batch)
                 break
-            timer.skipped += len(plan.indices)
+            timer.skipped += len(indices)
             planner.pass_over()
             batch.clear()
             plan = planner.peek()
         else:
             timer.rows = ENDED
         planner.deliver()  # raises if there is no batch
-        assert plan.indices is not None
         n_dropped = plan.n_dropped
         if n_dropped:
             timer.skipped += n_dropped
         if type(batch) is Failure:
             timer.errors += 1
             reraise(batch)
-        timer.rows = len(plan.indices) - n_dropped
+        timer.rows = len(indices) - n_dropped
         if self._tokens_of is not None:
-            self._tokens_read += self._tokens_of(plan.indices)
+            self._tokens_read += self._tokens_of(indices)
         return batch
 
     def _peek(self) -> Any:

@@ -117,7 +117,7 @@ class Source:
         self._plain: PlainColumns | None = _UNKNOWN  # found out with the first batch
         self._gatherer: ColumnGatherer | None = None
         #: makes a batch at once, or returns None; None if it is not known to be of use
-        self.gather: Callable[[Indices], Any] | None = None
+        self.gather: Callable[[Any], Any] | None = None
 
     def batch(self, plan: Plan, seed: Seed, policy: FailurePolicy | None = None) -> Any:
         """Fetch a batch and convert it; return it or its `Failure`. Without a ``policy``, which
@@ -162,10 +162,11 @@ class Source:
     def examples(self, indices: Indices, origin: tuple[Seed, Plan], first: int = 0) -> list[Any]:
         """Fetch the examples at ``indices``, int64[n], contiguous: those of a plan from row
         ``first`` on. ``origin``: seed and plan."""
-        examples = self._examples_of_columns(indices)
-        if examples is not None:
-            return examples
-        return fetch_examples(self.dataset, indices.tolist(), origin, first)
+        if self._plain is not None:
+            examples = self._examples_of_columns(indices)
+            if examples is not None:
+                return examples
+        return fetch_examples(self.dataset, self._rows_getter, indices.tolist(), origin, first)
 
     def each(
         self, indices: Indices, origin: tuple[Seed, Plan], first: int = 0
@@ -178,12 +179,13 @@ class Source:
         examples = self._examples_of_columns(indices)
         if examples is not None:
             return dict(enumerate(examples, first)), []
-        if rows_getter(self.dataset) is None:
+        getter = self._rows_getter
+        if getter is None:
             return _fetch_each(self.dataset, indices.tolist(), origin, first)
         found: dict[int, Any] = {}
 
         def fetch() -> None:
-            fetched = fetch_examples(self.dataset, indices.tolist(), origin, first)
+            fetched = fetch_examples(self.dataset, getter, indices.tolist(), origin, first)
             found.update(enumerate(fetched, first))
 
         failure = capture_row(fetch, lambda: (f"dataset index {indices[0]}", first))
@@ -211,7 +213,15 @@ class Source:
     @property
     def gives_many(self) -> bool:
         """Whether one call of the dataset fetches many examples."""
-        return self.plain() is not None or rows_getter(self.dataset) is not None
+        return self.plain() is not None or self._rows_getter is not None
+
+    @functools.cached_property
+    def _rows_getter(self) -> Callable[[list[int]], list[Any]] | None:
+        return rows_getter(self.dataset)
+
+    @functools.cached_property
+    def _column_getter(self) -> Callable[[list[int]], tuple[Any, ...]] | None:
+        return column_getter(self.dataset)
 
     def plain(self) -> PlainColumns | None:
         """Return the dataset's arrays if it consists of them, else None."""
@@ -232,7 +242,7 @@ class Source:
             if concat.padding.is_none and self._device is None and not plain.delegates:
                 self.gather = plain.reader.gather
             return plain.reader.gather(indices)
-        getter = column_getter(self.dataset)
+        getter = self._column_getter
         if getter is None:
             return None
         try:
@@ -281,10 +291,13 @@ def fills_suit(plain: PlainColumns, padding: Padding) -> bool:
 
 
 def fetch_examples(
-    dataset: Any, indices: list[int], origin: tuple[Seed, Plan], first: int
+    dataset: Any,
+    getter: Callable[[list[int]], list[Any]] | None,
+    indices: list[int],
+    origin: tuple[Seed, Plan],
+    first: int,
 ) -> list[Any]:
-    """Get the examples at ``indices``, by one call where the dataset allows."""
-    getter = rows_getter(dataset)
+    """Get the examples at ``indices``, by one call where there is a `rows_getter`."""
     if getter is not None:
         rows = range(first, first + len(indices))
         return ExampleContext(*origin, None, rows).run(getter, indices)

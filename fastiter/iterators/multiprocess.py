@@ -54,6 +54,7 @@ from fastiter.iterators._stream_parts import Parts, PartStore, reader_of
 if TYPE_CHECKING:
     from fastiter._fetch.shard_reader import Examples, Part
     from fastiter._ring.arena import WorkerRing
+    from fastiter._ring.parent import Lease
 
 __all__ = ["MultiprocessIterator"]
 
@@ -332,8 +333,9 @@ class MultiprocessIterator(PrefetchingIterator):
                 return batch
         # The GPU first: how workers are started depends on whether CUDA is initialised.
         transfer = self._source.gpu() if self._source.is_on_gpu else None
-        assert plan.indices is not None
-        pool = self._running_pool(len(plan.indices))
+        indices = plan.indices
+        assert indices is not None
+        pool = self._running_pool(len(indices))
         if self._tuner is not None:
             self._tuner.look(pool, self.stats)
         if transfer is not None:
@@ -352,14 +354,14 @@ class MultiprocessIterator(PrefetchingIterator):
     def _wait_for(self, pool: Pool, plan: Plan) -> Any:
         """The oldest batch in the ring, that of ``plan``, as the workers have left it; if that need
         not be the next one, the oldest that is complete."""
-        planner = self._planner if self._planner.unordered else None
-        if planner is not None and planner.has_holes:
+        planner = None if self._in_order else self._planner
+        if planner is not None and (not planner.unordered or planner.has_holes):
             planner = None
         if planner is not None and pool.ring.overtake(planner):
             plan = planner.peek()
-        lease, converter = pool.ring.take(), pool.job.batch_converter
+        lease = pool.ring.take()
         if lease is not None:
-            return self._in_caller(plan, from_rows, lease, plan.indices, {}, converter)
+            return self._from_rows(pool, plan, lease)
         self._timer.block()
         while not pool.ring.scheduled:
             pool.wait_for_slot()
@@ -376,12 +378,21 @@ class MultiprocessIterator(PrefetchingIterator):
         plan = pool.ring.scheduled[0].plan
         lease = pool.ring.take()
         if lease is not None:
-            converter = pool.job.batch_converter
-            return plan, self._in_caller(plan, from_rows, lease, plan.indices, {}, converter)
+            return plan, self._from_rows(pool, plan, lease)
         if self._skips is not None:
             return None
         pool.wait()  # an overwritten word may have taken it back
         return plan, self._in_caller(plan, pool.deliver, plan, None)
+
+    def _from_rows(self, pool: Pool, plan: Plan, lease: Lease) -> Any:
+        indices: Any = plan.indices
+        converter = pool.job.batch_converter
+        if self._seeding is not None:
+            return self._in_caller(plan, from_rows, lease, indices, {}, converter)
+        try:
+            return from_rows(lease, indices, {}, converter)
+        except Exception as error:
+            return Failure.of(error)
 
     def _in_caller(self, plan: Plan, function: Callable[..., Any], *arguments: Any) -> Any:
         """What a function returns that may have to convert the batch, or its `Failure`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -309,7 +308,12 @@ class MultithreadIterator(PrefetchingIterator):
 
     def _count_ready(self) -> int:
         """Complete batches, from the oldest one on."""
-        return sum(1 for _ in itertools.takewhile(lambda task: task.is_ready, self._tasks))
+        count = 0
+        for task in self._tasks:
+            if not task.is_ready:
+                break
+            count += 1
+        return count
 
     def _loader_stats(self, seconds: float) -> LoaderStats:
         if self._seeding is not None:

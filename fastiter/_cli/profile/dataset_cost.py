@@ -65,7 +65,7 @@ class Fetcher:
     patience = 10.0  # seconds
 
     def __init__(self, dataset: Any, warn: Callable[[str], None]) -> None:
-        self._dataset = dataset
+        self._dataset, self._getter = dataset, rows_getter(dataset)
         self._warn = warn
         self._calls: dict[int, tuple[float, NDArray[np.int64]]] = {}  # beginning, by thread
 
@@ -83,7 +83,7 @@ class Fetcher:
         thread = threading.get_ident()
         self._calls[thread] = (time.perf_counter(), indices)
         try:
-            return fetch_examples(self._dataset, indices.tolist(), ((0, 0), plan), 0)
+            return fetch_examples(self._dataset, self._getter, indices.tolist(), ((0, 0), plan), 0)
         finally:
             del self._calls[thread]
 
