@@ -51,7 +51,6 @@ static int lists_chunk(fi_chunk *chunk, const fi_column *column, const fi_arrow_
         array = array->children[0];
         chunk->counts[level] = array->length;
         if (array->length == 0) { /* no offset leads there */
-            chunk->offsets[1] = chunk->offsets[0];
             return FI_OK;
         }
     }

@@ -261,7 +261,7 @@ def null_rows(array: Any) -> npt.NDArray[np.bool_] | None:
     """For each row of an Arrow array whether it is null; None if none is."""
     import pyarrow.compute as compute
 
-    if array.null_count == 0 and _kind(array.type):
+    if array.null_count == 0 and (_kind(array.type) or number_dtype(array.type) is not None):
         return None
     flags: npt.NDArray[np.bool_] = compute.is_null(array).to_numpy(zero_copy_only=False)
     return flags

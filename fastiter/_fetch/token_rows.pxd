@@ -60,6 +60,7 @@ cdef class TokenColumn:
     cdef readonly int levels  # 1 for lists
     cdef int64_t multiple
     cdef bint has(self, const int64_t *rows, Py_ssize_t n) except -1
+    cdef int check_lengths(self, const fi_segment *segments, size_t n) except -1
     cdef int64_t length_of(self, int64_t row) except -2
     cdef bint gather(self, char *target, const int64_t *rows, Py_ssize_t n,
                      uint32_t length) except -1

@@ -25,6 +25,7 @@ cnp.import_array()
 cdef enum:
     EPOCH_BITS = 40
     KEPT_SEGMENTS = 1 << 21  # of windows that are kept planned: 48 MB
+    KEPT_WINDOWS = 1 << 10
 
 cdef enum:
     WINDOWS
@@ -33,6 +34,7 @@ cdef enum:
     FIT
 
 EPOCH_SHIFT = EPOCH_BITS
+MOST_TOKENS = (1 << 31) - 1  # of a row
 #: numbered as in csrc/batch/fi_tokens.h
 FIELDS = ("input_ids", "labels", "attention_mask", "position_ids", "segment_ids", "document_ids",
           "loss_mask", "max_seqlen", "n_tokens")
@@ -137,33 +139,24 @@ cdef class TokenSource:
             f"the offsets of document {number} lead out of the {self.tokens.n_tokens} tokens that "
             "there are: they belong to another file, or dtype is not that of the file")
 
-    def place(self, int64_t number):
-        """Where a document begins in the stream, and its length there."""
+    def document(self, int64_t number):
+        """The tokens of a document, without what is added: a view, or a copy if parts share it."""
         cdef int64_t start = 0, length = 0
         if not fi_tokens_extent(&self.tokens, number, &start, &length):
             raise self.damaged(number)
-        return start, length
-
-    def document(self, int64_t number):
-        """The tokens of a document, without what is added: a view, or a copy if parts share it."""
-        start, length = self.place(number)
-        for array in self.arrays:
-            if start + length <= len(array):
-                return array[start:start + length]
-            if start < len(array):
-                break
-            start -= len(array)
         pieces = []
-        for array in self.arrays[next(k for k, each in enumerate(self.arrays) if each is array):]:
-            piece = array[start:start + length]
-            pieces.append(piece)
-            length -= len(piece)
-            start = 0
-        return np.concatenate(pieces)
+        for array in self.arrays:
+            if start < len(array):
+                pieces.append(array[start:start + length])
+                length -= len(pieces[len(pieces) - 1])
+                if length == 0:
+                    break
+            start = max(0, start - len(array))
+        return pieces[0] if len(pieces) == 1 else np.concatenate([self.arrays[0][:0], *pieces])
 
 
 cdef keep_newest(dict items, Py_ssize_t most):
-    """Drops what is beyond so many of a dict, to which other threads may add."""
+    """Keep the `most` newest items of a dict, to which other threads may add."""
     for key in list(items)[:max(0, len(items) - most)]:
         items.pop(key, None)
 
@@ -234,7 +227,7 @@ cdef class RowPlanner:
         if window is None:
             window = self.plan(epoch, number)
             self.plans[epoch, number] = window
-            keep_newest(self.plans, max(2, KEPT_SEGMENTS // self.window))
+            keep_newest(self.plans, max(2, min(KEPT_WINDOWS, KEPT_SEGMENTS // self.window)))
         return window
 
     def plan(self, int64_t epoch, int64_t number, *, bint only_count=False):
@@ -385,7 +378,7 @@ cdef class RowPlanner:
     cdef int resolve(self, const int64_t *rows, Py_ssize_t n, Segments *found) except -1:
         """The segments of rows; 0 if one of them does not exist, else 1."""
         cdef Py_ssize_t i
-        cdef int64_t row, epoch, number, k, length, last_epoch = -1, last_number = -1
+        cdef int64_t row, epoch, number, following, k, length, last_epoch = -1, last_number = -1
         cdef int64_t own_number = 0, before = 0, end = 0
         cdef Window window = None
         found.starts = <size_t *>PyMem_Calloc(n + 1, sizeof(size_t))
@@ -432,10 +425,11 @@ cdef class RowPlanner:
                     self.add_concat(found, window, row)
                     if not self.borders:
                         k = found.n
-                        if row + 1 < window.n_rows:
-                            self.add_concat(found, window, row + 1)
-                        elif number + 1 < self.n_windows:
-                            self.add_concat(found, self.planned(epoch, number + 1), 0)
+                        self.add_concat(found, window, row + 1)  # a row that is left out, too
+                        following = number + 1
+                        while <size_t>k == found.n and following < self.n_windows:
+                            self.add_concat(found, self.planned(epoch, following), 0)
+                            following += 1
                         found.continues[i] = <size_t>k < found.n
                         found.n = min(found.n, <size_t>k + 1)
                 else:
@@ -474,26 +468,10 @@ cdef class RowPlanner:
 
     def n_tokens(self, rows):
         """Tokens of rows; 0 if one of them does not exist."""
-        cdef Py_ssize_t n = 0
-        cdef const int64_t *items = int64_items(rows, &n)
-        cdef Segments found
-        cdef int64_t total = 0
-        cdef size_t k
-        cdef Py_ssize_t i
         if self.method == WINDOWS:
-            return n * self.length
-        clear(&found)
-        try:
-            if not self.resolve(items, n, &found):
-                return 0
-            for k in range(found.n):
-                total += found.items[k].length
-            for i in range(n):
-                if found.continues[i]:
-                    total -= found.items[found.starts[i + 1] - 1].length
-            return total
-        finally:
-            free_all(&found)
+            return len(rows) * self.length
+        found = self.sums(rows)
+        return 0 if found is None else int(found[0].sum())
 
     def sums(self, rows):
         """Tokens of rows, and their costs, sums of squared lengths: int64 and float64 (n,). None if
@@ -588,7 +566,7 @@ cdef class TokenColumn:
             if not self.planner.resolve(rows, n, &found):
                 return False
             if field == FI_FIELD_ALIGNED:
-                self.check_lengths(found.n, <int64_t>found.items)
+                self.check_lengths(found.items, found.n)
             made.segments, made.starts, made.continues = found.items, found.starts, found.continues
             with nogil:
                 fi_tokens_rows(tokens, &format, field, &made, n, width, target)
@@ -596,9 +574,8 @@ cdef class TokenColumn:
         finally:
             free_all(&found)
 
-    def check_lengths(self, size_t n, int64_t address):
+    cdef int check_lengths(self, const fi_segment *segments, size_t n) except -1:
         """Raises unless documents are as long in this column as in the tokens."""
-        cdef fi_segment *segments = <fi_segment *>address
         cdef int64_t start = 0, length = 0, expected = 0
         cdef size_t k
         for k in range(n):
@@ -608,15 +585,19 @@ cdef class TokenColumn:
                 raise ValueError(
                     f"document {segments[k].document} has {expected} tokens, but {length} values in "
                     "an aligned column: leave the column out of aligned=")
+        return 0
 
     cdef int64_t length_of(self, int64_t row) except -2:
         """The length of a row of documents; -1 if there is none of that number."""
         cdef int64_t length = 0
-        row &= (<int64_t>1 << EPOCH_BITS) - 1
-        if row >= self.planner.source.tokens.n_documents:
+        if not 0 <= row < self.planner.source.tokens.n_documents:
             return -1
         if fi_tokens_lengths(&self.planner.source.tokens, &row, 1, &length) == 0:
             raise self.planner.source.damaged(row)
+        if length > MOST_TOKENS - self.multiple:
+            raise ValueError(
+                f"document {row} has {length} tokens, too many for a row: pass length=, or "
+                "documents= with the offsets of shorter ones")
         return (length + self.multiple - 1) // self.multiple * self.multiple
 
     cdef bint has(self, const int64_t *rows, Py_ssize_t n) except -1:
@@ -626,9 +607,9 @@ cdef class TokenColumn:
         for i in range(n):
             if self.length_of(rows[i]) < 0:
                 return False
-            segment.document = rows[i] & ((<int64_t>1 << EPOCH_BITS) - 1)
+            segment.document = rows[i]
             if self.field == FI_FIELD_ALIGNED:
-                self.check_lengths(1, <int64_t>&segment)
+                self.check_lengths(&segment, 1)
         return True
 
     def values(self, numbers):
@@ -638,7 +619,7 @@ cdef class TokenColumn:
         cdef int64_t length
         cdef list found = []
         for i in range(n):
-            length = self.length_of(rows[i]) if rows[i] >= 0 else -1
+            length = self.length_of(rows[i])
             if length < 0:
                 return None
             row = np.empty(length, self.dtype)

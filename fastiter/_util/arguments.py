@@ -63,6 +63,19 @@ def checked_flag(name: str, value: Any) -> bool:
     )
 
 
+def checked_names(name: str, value: Any, known: tuple[str, ...] | None = None) -> tuple[str, ...]:
+    """``value``, a sequence of str, none of them twice, as a tuple."""
+    if isinstance(value, str):
+        raise TypeError(f"{name} must be a list of names, not {value!r}: pass [{value!r}]")
+    names = tuple(value)
+    for each in names:
+        if known is not None and each not in known:
+            raise ValueError(f"{name} must be of {', '.join(known)}, not {each!r}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{name} must name each once, not {names!r:.200}")
+    return names
+
+
 def checked_callable(name: str, value: Any) -> Any:
     """``value`` itself, a callable or None."""
     if value is None or callable(value):

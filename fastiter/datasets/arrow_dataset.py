@@ -98,7 +98,7 @@ class ArrowDataset(DatasetMixin):
         _check_choice("strings", strings, ("str", "padded"))
         if isinstance(source, (str, os.PathLike, list, tuple)):
             source = checked_paths(source)
-        self._source = source
+        self._source = held(source)
         self._names = columns if columns is None or isinstance(columns, str) else list(columns)
         self._padding = padding
         self._nulls = nulls
@@ -209,9 +209,15 @@ class ArrowDataset(DatasetMixin):
             chosen = [self._names]
         else:
             chosen = names if self._names is None else self._names
-        for name in (*chosen, *self._fill_null, *self._decode):
+        for name in chosen:
             if name not in names:
                 raise KeyError(f"there is no column {name!r} among {names!r:.200}")
+        padding = self._padding if isinstance(self._padding, Mapping) else {}
+        given = {"padding": padding, "fill_null": self._fill_null, "decode": self._decode}
+        for argument, columns_named in given.items():
+            for name in columns_named:
+                if name not in chosen:
+                    raise KeyError(f"{argument} names {name!r}, no column of {chosen!r:.200}")
         if self._names is not None and len(set(chosen)) != max(1, len(chosen)):
             raise ValueError(
                 f"columns must name at least one column, and each once, not {self._names!r:.80}"
@@ -230,6 +236,11 @@ class ArrowDataset(DatasetMixin):
             column, is_valid = self._column(name, table.column(name), rows)
             columns[name] = column
             if is_valid is not None:
+                if f"{name}_valid" in chosen:
+                    raise ValueError(
+                        f"nulls='mask' adds a field {name + '_valid'!r}, but there is a column of "
+                        "that name: leave it out of columns=, or rename it"
+                    )
                 columns[f"{name}_valid"] = is_valid
             if getattr(column, "text", str) is not None and name not in self._decode:
                 lists.add(name)
@@ -240,19 +251,17 @@ class ArrowDataset(DatasetMixin):
             tuple(columns) if table is not None else tuple(chosen),
             tuple(SourceColumn(column, rows) for column in columns.values()),
             views=False,
-            fills=self._fills(fills, names, is_bare),
+            fills=self._fills(fills, is_bare),
             lists=frozenset([None]) if is_bare and lists else frozenset(lists),
             by_example=self._own is not None or bool(self._decode),
             pages=self._groups,
         )
 
-    def _fills(self, padded: dict[str, Any], names: list[str], is_bare: bool) -> Any:
+    def _fills(self, padded: dict[str, Any], is_bare: bool) -> Any:
         """The fill values of list columns, as concat_examples takes them."""
         padding = self._padding
         if isinstance(padding, Mapping):
             for name in padding:
-                if name not in names:
-                    raise KeyError(f"padding names {name!r}, which is no column of {names!r:.200}")
                 if self._own is None and name not in padded and name not in self._decode:
                     raise ValueError(
                         f"padding names column {name!r}, whose rows are no lists of numbers: leave "
@@ -439,6 +448,15 @@ def _imported(name: str) -> Any:
         raise ImportError(
             "ArrowDataset needs pyarrow: pip install fastiter-loader[arrow]"
         ) from error
+
+
+def held(source: Any) -> Any:
+    """A source that can be read again and pickled: of a stream its table."""
+    if not hasattr(source, "__arrow_c_stream__"):
+        return source
+    pa, datasets = _imported("pyarrow"), sys.modules.get("datasets")
+    known = (pa.Table, pa.ChunkedArray, *(() if datasets is None else (datasets.Dataset,)))
+    return source if isinstance(source, known) else pa.table(source)
 
 
 def open_table(source: Any) -> tuple[Any, Any, list[str]]:

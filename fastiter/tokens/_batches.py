@@ -9,12 +9,12 @@ import numpy as np
 from fastiter._fetch.dataset_access import epochs_of
 from fastiter._util.arguments import checked_flag, checked_int, checked_optional_int
 from fastiter.iterators.samplers._batches import SeededBatchSampler
+from fastiter.tokens._dataset import TokenDataset
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from fastiter.iterators.samplers._batches import Cutting, Indices, Limit
-    from fastiter.tokens._dataset import TokenDataset
 
 __all__ = ["TokenBatchSampler"]
 
@@ -69,6 +69,8 @@ class TokenBatchSampler(SeededBatchSampler):
         window: int = 64,
         drop_last: bool = False,
     ) -> None:
+        if not isinstance(dataset, TokenDataset):
+            raise TypeError(f"dataset must be a TokenDataset, not {type(dataset).__qualname__}")
         self._dataset = dataset
         self._batch_size = checked_optional_int("batch_size", batch_size)
         self._max_tokens = checked_optional_int("max_tokens", max_tokens)
@@ -100,10 +102,12 @@ class TokenBatchSampler(SeededBatchSampler):
             given = np.arange(len(lengths))
         else:
             given = rows if known is None else known.numbers(rows)
+        if not len(lengths):
+            raise ValueError(f"epoch {number} of the TokenDataset has no rows")
         assert self._words is not None
         words = permutation.seed_words([*self._words, number])
         if budget is not None:
-            if lengths.max(initial=0) > budget:
+            if lengths.max() > budget:
                 raise ValueError(
                     f"row {int(lengths.argmax())} has {lengths.max()} tokens, more than max_tokens="
                     f"{budget}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,19 @@ from fastiter._fetch.token_rows import (
     EPOCH_SHIFT,
     FIELDS,
     FITS,
+    MOST_TOKENS,
     OVERLONG,
     RowPlanner,
     TokenColumn,
 )
-from fastiter._util.arguments import checked_flag, checked_int, checked_optional_int
+from fastiter._util.arguments import (
+    checked_flag,
+    checked_int,
+    checked_names,
+    checked_optional_int,
+)
 from fastiter.dataset.mixin import DatasetMixin, out_of_range, row_at
+from fastiter.datasets.arrow_dataset import held
 from fastiter.tokens._sources import Opened, open_source, paths_of
 
 if TYPE_CHECKING:
@@ -31,7 +39,6 @@ _PACKINGS = (None, "concat", *FITS)
 _SUMMED = 1 << 16  # rows at a time
 _MOST_DOCUMENTS = 1 << 30  # of a window: csrc/order/fi_pack.h counts in 32 bits
 _MOST_EPOCHS = 1 << 63 - EPOCH_SHIFT
-_MOST_TOKENS = (1 << 31) - 1  # of a row
 
 
 class TokenDataset(DatasetMixin):
@@ -145,20 +152,22 @@ class TokenDataset(DatasetMixin):
         output_dtype: Any = np.int64,
     ) -> None:
         paths = paths_of(source)
-        self._source = source if paths is None else paths
-        self._documents = os.path.abspath(documents) if isinstance(documents, str) else documents
-        self._dtype, self._column, self._aligned = dtype, column, tuple(aligned)
-        self._length = checked_optional_int("length", length, maximum=_MOST_TOKENS)
+        self._source = held(source) if paths is None else paths
+        is_path = isinstance(documents, (str, os.PathLike))
+        self._documents = os.path.abspath(documents) if is_path else documents
+        self._dtype, self._column = dtype, column
+        self._aligned = checked_names("aligned", aligned)
+        self._length = checked_optional_int("length", length, maximum=MOST_TOKENS)
         _check_choice("packing", packing, _PACKINGS)
         _check_choice("overlong", overlong, tuple(OVERLONG))
         _check_choice("padding_side", padding_side, ("right", "left"))
         self._method = packing or ("documents" if length is None else "windows")
         multiple = checked_optional_int(
-            "pad_to_multiple_of", pad_to_multiple_of, maximum=_MOST_TOKENS
+            "pad_to_multiple_of", pad_to_multiple_of, maximum=MOST_TOKENS
         )
         self._multiple = multiple or 1
         if self._length is not None and -(-self._length // self._multiple) > (
-            _MOST_TOKENS // self._multiple
+            MOST_TOKENS // self._multiple
         ):
             raise ValueError(
                 f"rows of length={length} and pad_to_multiple_of={multiple} are too long"
@@ -175,7 +184,7 @@ class TokenDataset(DatasetMixin):
             )
         if self._method == "windows" and (bos_token_id, eos_token_id) != (None, None):
             raise ValueError("bos_token_id and eos_token_id need packing=, or no length")
-        if aligned and (bos_token_id, eos_token_id) != (None, None):
+        if self._aligned and (bos_token_id, eos_token_id) != (None, None):
             raise ValueError(
                 "bos_token_id and eos_token_id have no value in aligned columns: add them to the "
                 "lists before"
@@ -204,12 +213,10 @@ class TokenDataset(DatasetMixin):
             checked_optional_int("bos_token_id", bos_token_id, **limits),
             checked_optional_int("eos_token_id", eos_token_id, **limits),
         )
-        self._fields = tuple(fields)
-        known = (*FIELDS, *self._aligned)
-        for field in self._fields:
-            if field not in known:
-                raise ValueError(f"fields must be of {', '.join(known)}, not {field!r}")
+        self._fields = checked_names("fields", fields, (*FIELDS, *self._aligned))
         self._fields += tuple(name for name in self._aligned if name not in self._fields)
+        if not self._fields:
+            raise ValueError("fields must name at least one field")
         if "labels" in self._aligned and "loss_mask" in self._fields:
             raise ValueError("loss_mask is that of labels made here: leave one of them out")
         self._format: dict[str, Any] = {
@@ -227,6 +234,11 @@ class TokenDataset(DatasetMixin):
             self._source, self._documents, self._dtype, self._column, self._aligned
         )
         source = opened.source(*self._added)
+        if self._method == "windows" and opened.n_tokens is not None:
+            raise ValueError(
+                "windows need tokens that follow each other, but this dataset is a view of its rows"
+                " in another order: pass packing='concat', or dataset.flatten_indices()"
+            )
         length = self._length and -(-self._length // self._multiple) * self._multiple
         self._planner = RowPlanner(
             source, self._method, self._length, words=self._words, **self._arguments
@@ -237,7 +249,7 @@ class TokenDataset(DatasetMixin):
             form, aligned = self._format, None
             if field in self._aligned:
                 aligned = Opened(*opened.aligned[field], {}).source()
-                form = {**form, "pad": form["ignored"] if field == "labels" else 0}
+                form = {**form, "pad": self._ignored(aligned.dtype) if field == "labels" else 0}
             self._columns[field] = TokenColumn(
                 self._planner,
                 field,
@@ -248,6 +260,16 @@ class TokenDataset(DatasetMixin):
             )
         self._plain = plain_columns(self._as_columns())
         self._tell_epoch()
+
+    def _ignored(self, dtype: np.dtype[Any]) -> int:
+        """`ignore_index`, of ready labels of this dtype."""
+        ignored: int = self._format["ignored"]
+        if dtype.kind not in "iu" or not np.iinfo(dtype).min <= ignored <= np.iinfo(dtype).max:
+            raise ValueError(
+                f"column 'labels' has values of {dtype}, which cannot be ignore_index={ignored}: "
+                "make it int32 or int64, or pass another ignore_index"
+            )
+        return ignored
 
     def _tell_epoch(self) -> None:
         self._planner.epoch, self._epochs = self._epoch, None
@@ -284,7 +306,8 @@ class TokenDataset(DatasetMixin):
     @property
     def n_tokens(self) -> int:
         """Tokens of the source, without BOS and EOS."""
-        return self._planner.source.n_tokens
+        known = self._opened.n_tokens
+        return self._planner.source.n_tokens if known is None else known
 
     def document(self, i: int) -> npt.NDArray[Any]:
         """Get the tokens of a document, as they lie: a view, not to be written to."""
@@ -322,7 +345,8 @@ class TokenDataset(DatasetMixin):
 
     def _rows(self, indices: list[int]) -> npt.NDArray[np.int64]:
         """Indices as the planner has them. Those of iterators tell their epoch."""
-        tells = [self._words is not None and 0 < i >> EPOCH_SHIFT < _MOST_EPOCHS for i in indices]
+        is_packed = self._words is not None
+        tells = [is_packed and 0 < operator.index(i) >> EPOCH_SHIFT < _MOST_EPOCHS for i in indices]
         size = 0 if all(tells) else len(self)  # of all windows, which are counted for it
         rows = [i if told else row_at(i, size) for i, told in zip(indices, tells, strict=True)]
         return np.array(rows, dtype=np.int64)

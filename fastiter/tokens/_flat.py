@@ -67,8 +67,13 @@ def document_offsets(path: Any, eod_token_id: int, dtype: Any = np.uint16) -> np
         The start of each document, and the number of tokens; for ``documents=`` of `TokenDataset`.
         Tokens behind the last end are a document, too.
     """
-    (file,) = paths_of(path) or [path]
-    tokens = mapped(file, token_dtype(dtype))
+    files = paths_of(path) or []
+    if len(files) != 1 or files[0].endswith(".idx"):
+        raise ValueError(f"path must name one .bin file, not {path!r:.200}")
+    dtype = token_dtype(dtype)
+    if not np.iinfo(dtype).min <= eod_token_id <= np.iinfo(dtype).max:
+        raise ValueError(f"eod_token_id={eod_token_id} is no token of dtype={dtype}")
+    tokens = mapped(files[0], dtype)
     ends = [
         start + 1 + np.flatnonzero(tokens[start : start + _STEP] == eod_token_id)
         for start in range(0, len(tokens), _STEP)

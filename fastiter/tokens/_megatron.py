@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastiter._fetch.dataset_access import Columns, SourceColumn, plain_columns
-from fastiter._fetch.token_rows import RowPlanner, TokenColumn
-from fastiter._util.arguments import checked_flag, checked_int, checked_optional_int
+from fastiter._fetch.token_rows import MOST_TOKENS, RowPlanner, TokenColumn
+from fastiter._util.arguments import (
+    checked_flag,
+    checked_int,
+    checked_names,
+    checked_optional_int,
+)
 from fastiter.dataset.mixin import DatasetMixin, row_at
 from fastiter.tokens._sources import open_source, paths_of
 
@@ -17,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
+
+    from fastiter._fetch.token_rows import TokenSource
 
 __all__ = ["MegatronDataset"]
 
@@ -84,12 +91,12 @@ class MegatronDataset(DatasetMixin):
         if paths is None or not paths[0].endswith(".idx"):
             raise ValueError(f"prefix must name .bin and .idx files of Megatron's, not {prefix!r}")
         self._paths = paths
-        self._length = checked_int("length", length)
+        self._length = checked_int("length", length, maximum=MOST_TOKENS)
         self._seed = checked_int("seed", seed, minimum=0)
         self._num_samples = checked_optional_int("num_samples", num_samples)
-        self._sequences = None if sequences is None else np.asarray(sequences)
+        self._sequences = None if sequences is None else _checked_integers("sequences", sequences)
         self._index = index
-        self._eod = eod_token_id
+        self._eod = checked_optional_int("eod_token_id", eod_token_id, minimum=0)
         self._flags = (
             checked_flag("reset_position_ids", reset_position_ids),
             checked_flag("reset_attention_mask", reset_attention_mask),
@@ -97,14 +104,14 @@ class MegatronDataset(DatasetMixin):
         )
         if any(self._flags) and eod_token_id is None:
             raise ValueError("the flags about EOD need eod_token_id=")
-        self._pad = int(pad_token_id)
+        self._pad = checked_int("pad_token_id", pad_token_id, minimum=-(1 << 63))
         self._drop_last = checked_flag("drop_last", drop_last)
-        self._fields = tuple(fields)
-        for field in self._fields:
-            if field not in _FIELDS:
-                raise ValueError(f"fields must be of {', '.join(_FIELDS)}, not {field!r}")
+        self._fields = checked_names("fields", fields, _FIELDS)
+        if not self._fields:
+            raise ValueError("fields must name at least one field")
         # What is not the same as in the stream is made of the tokens, row by row.
-        self._is_plain = not any(self._flags) and self._pad < 0 and "attention_mask" not in fields
+        self._is_plain = not any(self._flags) and self._pad < 0
+        self._is_plain &= "attention_mask" not in self._fields
         self._open()
 
     def _open(self) -> None:
@@ -112,16 +119,18 @@ class MegatronDataset(DatasetMixin):
         if self._index is None:
             numbers, shuffle = self._drawn(source)
         else:
-            numbers, samples, shuffle = map(_loaded, self._index)
-            if len(samples) != len(shuffle) + 1:
-                raise ValueError(
-                    f"a shuffle index of {len(shuffle)} samples is not that of a sample index of "
-                    f"{len(samples)} rows, one more than samples"
-                )
-        planner = RowPlanner(
+            numbers, samples, shuffle = self._indexed(source)
+            _check_samples(samples, numbers, source, self._length)
+        planner = self._planner = RowPlanner(
             source, "concat", self._length, borders=False, order=numbers.astype(np.int64)
         )
         self._shuffle = shuffle.astype(np.int64)
+        n_rows = planner.n_rows()
+        if self._shuffle.max(initial=-1) >= n_rows or self._shuffle.min(initial=0) < 0:
+            raise ValueError(
+                f"the shuffle index goes from {shuffle.min()} to {shuffle.max()}, and there are "
+                f"{n_rows} samples of length={self._length}"
+            )
         form: dict[str, Any] = {"dtype": np.dtype(np.int64), "shifts": True, "left": False}
         form |= {"width": self._length, "pad": 0, "ignored": 0}
         positions = np.arange(self._length, dtype=np.int64)
@@ -137,18 +146,19 @@ class MegatronDataset(DatasetMixin):
         self._plain = plain_columns(self._columns)
 
     def __getstate__(self) -> dict[str, Any]:
-        opened = ("_shuffle", "_columns", "_plain")
+        opened = ("_planner", "_shuffle", "_columns", "_plain")
         return {name: value for name, value in self.__dict__.items() if name not in opened}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._open()
 
-    def _drawn(self, source: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    def _drawn(self, source: TokenSource) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Document and shuffle index, as megatron-core draws them."""
         sequences = self._sequences
         if sequences is None:
             sequences = np.arange(source.n_documents)
+        _check_within("sequences", sequences, source)
         per_epoch = int(source.lengths(sequences.astype(np.int64)).sum())
         wanted = self._num_samples
         if per_epoch < 2:
@@ -171,6 +181,24 @@ class MegatronDataset(DatasetMixin):
         if n_first < n_samples:
             random.shuffle(shuffle[n_first:])
         return np.concatenate(numbers), shuffle
+
+    def _indexed(self, source: TokenSource) -> tuple[npt.NDArray[Any], ...]:
+        """The document, sample and shuffle index that were given."""
+        if len(self._index) != 3:
+            raise ValueError(f"index must be three arrays or paths, not {len(self._index)}")
+        names = ("document index", "sample index", "shuffle index")
+        found = tuple(
+            _checked_integers(name, given, ndim)
+            for name, given, ndim in zip(names, self._index, (1, 2, 1), strict=True)
+        )
+        numbers, samples, shuffle = found
+        _check_within(names[0], numbers, source)
+        if len(samples) != len(shuffle) + 1:
+            raise ValueError(
+                f"a shuffle index of {len(shuffle)} samples is not that of a sample index of "
+                f"{len(samples)} rows, one more than samples"
+            )
+        return found
 
     def __len__(self) -> int:
         return len(self._shuffle)
@@ -217,10 +245,41 @@ class MegatronDataset(DatasetMixin):
         return self._columns if self._is_plain else None
 
     def __fastiter_tokens__(self, rows: npt.NDArray[np.int64]) -> int:
-        return len(rows) * self._length
+        return self._planner.n_tokens(self._shuffle[rows])
 
 
-def _loaded(array: Any) -> npt.NDArray[Any]:
-    if isinstance(array, (str, os.PathLike)):
-        return np.asarray(np.load(array, mmap_mode="r"))
-    return np.asarray(array)
+def _checked_integers(name: str, given: Any, ndim: int = 1) -> npt.NDArray[Any]:
+    """An array, or that in a file."""
+    if isinstance(given, (str, os.PathLike)):
+        given = np.load(given, mmap_mode="r")
+    array = np.asarray(given)
+    if array.ndim != ndim or (array.dtype.kind not in "iu" and array.size):
+        raise TypeError(
+            f"{name} must be an array of integers of {ndim} dimension(s), not of dtype "
+            f"{array.dtype} and shape {array.shape}"
+        )
+    return array
+
+
+def _check_within(name: str, sequences: npt.NDArray[Any], source: TokenSource) -> None:
+    low, high = sequences.min(initial=0), sequences.max(initial=-1)
+    if low < 0 or high >= source.n_documents:
+        raise ValueError(
+            f"{name} has the sequence {low if low < 0 else high}, but those of the file are 0 to "
+            f"{source.n_documents - 1}"
+        )
+
+
+def _check_samples(
+    samples: npt.NDArray[Any], numbers: npt.NDArray[Any], source: TokenSource, length: int
+) -> None:
+    """Check that the second sample of a sample index begins where it does with this length."""
+    if len(samples) < 3:
+        return
+    place, offset = (int(number) for number in samples[1])
+    begin = int(source.lengths(numbers[:place].astype(np.int64)).sum()) + offset
+    if begin != length:
+        raise ValueError(
+            f"by the sample index the second sample begins at token {begin}, not at "
+            f"length={length}: it was made for another length, or for other files"
+        )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastiter._fetch import arrow_types
 from fastiter._fetch.token_rows import KINDS, TokenSource
 from fastiter.datasets.arrow_dataset import SUFFIXES, checked_paths, open_table
 
@@ -34,8 +35,7 @@ class Opened(NamedTuple):
     parts: list[Array]  # the stream
     documents: Documents | None  # None: it is one document
     aligned: dict[str, tuple[list[Array], Documents]]
-    #: of Megatron's files: the number of the first sequence of each document, and behind the last
-    document_index: Array | None = None
+    n_tokens: int | None = None  #: of the documents, if these are not all of the stream
 
     def source(self, bos: int | None = None, eos: int | None = None) -> TokenSource:
         return TokenSource(self.parts, self.documents, bos, eos)
@@ -49,14 +49,14 @@ def open_source(
     if paths is not None and not paths[0].endswith(SUFFIXES):
         if aligned:
             raise ValueError("aligned= names columns of Arrow lists, but the source is a .bin file")
-        if paths[0].endswith(".idx"):
+        if any(path.endswith(".idx") for path in paths):
             return _open_megatron(paths, documents, dtype)
         return _open_bins(paths, documents, dtype)
     if (isinstance(source, (list, tuple)) and paths is None) or isinstance(source, np.ndarray):
         return _of_arrays(source, documents, dtype)
     if documents is not None or dtype is not None:
         raise ValueError("documents= and dtype= describe .bin files; Arrow columns need neither")
-    return _of_arrow(source if paths is None else paths, column, aligned)
+    return _of_arrow(source if paths is None else checked_paths(paths), column, aligned)
 
 
 def paths_of(source: Any) -> list[str] | None:
@@ -157,7 +157,10 @@ def _offsets(documents: Any, n_tokens: int) -> Documents | None:
 
 def _open_megatron(paths: list[str], documents: Any, dtype: Any) -> Opened:
     if len(paths) > 1 or documents is not None:
-        raise ValueError("of Megatron's files take one prefix, without documents=")
+        raise ValueError(
+            "pass one prefix or .idx of Megatron's files, without documents= and without other "
+            f"files, not {paths!r:.200}"
+        )
     path = paths[0]
     with open(path, "rb") as file:
         head = file.read(_INDEX_HEADER)
@@ -178,9 +181,8 @@ def _open_megatron(paths: list[str], documents: Any, dtype: Any) -> Opened:
     memory = mapped(path, np.uint8)
     sizes = np.frombuffer(memory, "<i4", n_sequences, _INDEX_HEADER)
     places = np.frombuffer(memory, "<i8", n_sequences, _INDEX_HEADER + 4 * n_sequences)
-    index = np.frombuffer(memory, "<i8", n_documents, _INDEX_HEADER + 12 * n_sequences)
     tokens = mapped(path[: -len("idx")] + "bin", kind)
-    return Opened([tokens], [(places, sizes, kind.itemsize, 0)], {}, index)
+    return Opened([tokens], [(places, sizes, kind.itemsize, 0)], {})
 
 
 def _of_arrays(source: Any, documents: Any, dtype: Any) -> Opened:
@@ -197,7 +199,16 @@ def _of_arrays(source: Any, documents: Any, dtype: Any) -> Opened:
     if dtype is not None:
         kind = token_dtype(dtype)
     elif kind.name not in KINDS or not any(each.size for each in given):
-        kind = np.dtype(np.int64)  # uint64, which none needs
+        kind = np.dtype(np.int64)  # of uint64, and of no tokens
+    room = np.iinfo(kind)
+    for number, each in enumerate(given):
+        if each.size and not np.can_cast(each.dtype, kind):
+            low, high = int(each.min()), int(each.max())
+            if low < room.min or high > room.max:
+                raise ValueError(
+                    f"source[{number}] has tokens from {low} to {high}, which dtype={kind} has no "
+                    "room for"
+                )
     if isinstance(source, np.ndarray):
         tokens = np.ascontiguousarray(source, kind)
         return Opened([tokens], _offsets(documents, len(tokens)), {})
@@ -212,7 +223,10 @@ def _of_arrays(source: Any, documents: Any, dtype: Any) -> Opened:
 
 
 def _of_arrow(source: Any, column: str, aligned: tuple[str, ...]) -> Opened:
-    table, rows, names = open_table(checked_paths(source) if isinstance(source, list) else source)
+    try:
+        table, rows, names = open_table(source)
+    except TypeError as error:
+        raise TypeError(f"{error}; or a list of arrays, or paths of .bin files") from None
     if table is None:
         raise TypeError(
             f"examples of this {type(source).__name__} are made by its transform or features, so "
@@ -220,9 +234,13 @@ def _of_arrow(source: Any, column: str, aligned: tuple[str, ...]) -> Opened:
         )
     parts, documents = _lists_of(table, rows, column)
     if parts[0].dtype.name not in KINDS:
-        raise TypeError(f"column {column!r} holds lists of {parts[0].dtype}, expected {KINDS}")
+        raise TypeError(
+            f"column {column!r} holds lists of {parts[0].dtype}, expected one of {', '.join(KINDS)}"
+        )
     others = {name: _lists_of(table, rows, name) for name in aligned}
-    return Opened(parts, documents, others)
+    sizes = documents[0][1]  # of a view
+    n_tokens = None if sizes is None else int(sizes.sum(dtype=np.int64))
+    return Opened(parts, documents, others, n_tokens)
 
 
 def _lists_of(table: Any, rows: Any, name: str) -> tuple[list[Array], Documents]:
@@ -233,19 +251,33 @@ def _lists_of(table: Any, rows: Any, name: str) -> tuple[list[Array], Documents]
         raise KeyError(f"there is no column {name!r} among {table.column_names!r:.200}")
     chunked = table.column(name)
     kind = chunked.type
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-        raise TypeError(f"column {name!r} is of type {kind}, expected lists of integers")
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    is_bits = is_list and pa.types.is_boolean(kind.value_type)
+    dtype = arrow_types.number_dtype(kind.value_type) if is_list else None
+    if is_bits:
+        dtype = np.dtype(np.uint8)
+    if dtype is None:
+        raise TypeError(f"column {name!r} is of type {kind}, expected lists of numbers")
+    for find in (arrow_types.null_rows, arrow_types.null_elements):
+        row = arrow_types.first_row(chunked.chunks, rows, find)
+        if row is not None:
+            raise ValueError(
+                f"column {name!r} of type {kind} has a null in row {row}: fill it, or leave the row"
+                " out"
+            )
     parts: list[Array] = []
     documents: Documents = []
     first = 0
     for chunk in chunked.chunks:
         offsets = chunk.offsets.to_numpy(zero_copy_only=True)
         values = chunk.values.slice(offsets[0], offsets[-1] - offsets[0])
-        if chunk.null_count or values.null_count:
-            raise ValueError(f"column {name!r} of type {kind} has nulls: fill or leave them out")
-        if pa.types.is_boolean(values.type):
-            values = values.cast(pa.uint8())
-        part = values.to_numpy(zero_copy_only=True)
+        if is_bits:
+            part = values.cast(pa.uint8()).fill_null(0).to_numpy()
+        elif len(values):  # as they lie: rows that the source leaves out may have nulls
+            place = values.offset * dtype.itemsize
+            part = np.frombuffer(values.buffers()[1], dtype, len(values), place)
+        else:
+            part = np.empty(0, dtype)
         documents.append((offsets, None, 1, first - int(offsets[0])))
         parts.append(part)
         first += len(part)

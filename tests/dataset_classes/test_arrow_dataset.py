@@ -207,6 +207,13 @@ def test_nulls_count_only_in_rows_of_the_dataset() -> None:
     assert ArrowDataset(table[2:], "ids")[0].tolist() == [3]
 
 
+def test_lists_of_empty_lists() -> None:
+    for kind in (pa.list_(pa.list_(pa.int64())), pa.large_list(pa.list_(pa.int64()))):
+        values: list[Any] = [[[], []], [], [[], [], []]]
+        dataset = ArrowDataset(pa.array(values, kind))
+        check_equal(list(dataset), values)
+
+
 def test_texts_and_dictionaries_as_numbers() -> None:
     chunks = [pa.array(["b", "a"]).dictionary_encode(), pa.array(["c", "b"]).dictionary_encode()]
     table = pa.table({"code": pa.chunked_array(chunks), "s": ["ä", "", "xyz", "q"]})
@@ -295,6 +302,10 @@ def test_a_source_of_another_library() -> None:
 
     assert ArrowDataset(Stream())[1] == {"a": 2}
     assert ArrowDataset(pa.record_batch({"a": [1, 2]}))[0] == {"a": 1}
+    batches = pa.table({"a": [1, 2]}).to_batches()
+    reader = pa.RecordBatchReader.from_batches(batches[0].schema, batches)
+    read = ArrowDataset(reader)  # which can be read once
+    assert list(pickle.loads(pickle.dumps(read))) == list(read) == [{"a": 1}, {"a": 2}]
     assert ArrowDataset(pa.chunked_array([[1, 2], [3]]))[2] == 3
 
 
@@ -306,6 +317,13 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         ArrowDataset(table, padding={"b": 0})
     with pytest.raises(ValueError, match=r"column 'a'.*no lists"):
         ArrowDataset(table, padding={"a": 0})
+    for argument in ("padding", "fill_null", "decode"):  # of a column that is not read
+        with pytest.raises(KeyError, match=f"{argument} names 'ids'"):
+            ArrowDataset(table, "a", **{argument: {"ids": len}})
+    clash = pa.table({"a": [1, None], "a_valid": [5, 6]})
+    with pytest.raises(ValueError, match="a field 'a_valid', but there is a column of that name"):
+        ArrowDataset(clash, nulls="mask")
+    assert ArrowDataset(clash, ["a"], nulls="mask")[1] == {"a": 0, "a_valid": False}
     with pytest.raises(ValueError, match="nulls must be one of"):
         ArrowDataset(table, nulls="drop")
     for columns in ([], ["a", "a"]):

@@ -185,6 +185,27 @@ def test_labels_without_borders_go_on_in_the_stream():
     assert all((row["position_ids"] == np.arange(16) * row["attention_mask"]).all() for row in rows)
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_labels_without_borders_come_from_the_next_document_that_is_not_empty(drop_last):
+    documents = [[1, 2, 3], [], [], [4, 5, 6]]  # each in a window of its own
+    dataset = TokenDataset(
+        documents, 2, packing="concat", window=1, borders=False, drop_last=drop_last
+    )
+    labels = [row["labels"].tolist() for row in dataset]
+    if drop_last:  # the next tokens, though the rows that have them are left out
+        assert labels == [[2, 3], [5, 6]]
+    else:
+        assert labels == [[2, 3], [4, -100], [5, 6], [-100, -100]]
+
+
+def test_a_document_that_is_too_long_for_a_row_is_refused(tmp_path):
+    with open(tmp_path / "long.bin", "wb") as file:
+        file.truncate(1 << 31)
+    dataset = TokenDataset(str(tmp_path / "long.bin"), dtype=np.uint8, eos_token_id=0)
+    with pytest.raises(ValueError, match="document 0 has 2147483649 tokens, too many for a row"):
+        dataset[0]
+
+
 @pytest.mark.parametrize("overlong", ["split", "truncate", "drop", "error"])
 def test_overlong_documents(overlong):
     documents = [list(range(n)) for n in (3, 8, 9, 25)]
@@ -313,6 +334,8 @@ def test_a_dataset_is_pickled_and_indexed_like_a_list():
         ({"length": 4, "eos_token_id": 0}, "need packing="),
         ({"length": 4, "packing": "bfd", "borders": False}, "borders=False is for"),
         ({"length": 4, "fields": ("ids",)}, "fields must be of"),
+        ({"length": 4, "fields": ("labels", "labels")}, "fields must name each once"),
+        ({"length": 4, "fields": ()}, "at least one field"),
         ({"length": 4, "output_dtype": np.int16}, "output_dtype"),
         (
             {"length": 4, "packing": "bfd", "window": 1 << 31},
@@ -334,3 +357,9 @@ def test_wrong_arguments(arguments, message):
 def test_tokens_are_integers(name):
     with pytest.raises(TypeError, match=f"{name} must be an integer"):
         TokenDataset([[1, 2], [3]], **{name: 1.5})
+
+
+@pytest.mark.parametrize("name", ["fields", "aligned"])
+def test_names_are_a_list(name):
+    with pytest.raises(TypeError, match=rf"{name} must be a list of names, .* \['labels'\]"):
+        TokenDataset([[1, 2], [3]], **{name: "labels"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import struct
 
@@ -124,6 +125,75 @@ def test_hugging_face_datasets():
     expected = np.concatenate([lists[i] for i in order]).astype(int)
     inputs = np.concatenate([row["input_ids"] for row in dataset])
     np.testing.assert_array_equal(inputs[: len(expected)], expected)
+
+
+def test_a_view_in_another_order_is_no_stream_of_windows():
+    datasets = pytest.importorskip("datasets")
+    given = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3], [4, 5], [6]]}).select([2, 0])
+    assert TokenDataset(given).n_tokens == 4
+    with pytest.raises(ValueError, match=r"pass packing='concat', or dataset\.flatten_indices"):
+        TokenDataset(given, 2)
+    windows = TokenDataset(given.flatten_indices(), 3)
+    assert windows[0]["input_ids"].tolist() == [6, 1, 2]
+
+
+def test_nulls_of_lists_count_where_a_row_has_them():
+    pa = pytest.importorskip("pyarrow")
+    datasets = pytest.importorskip("datasets")
+    of = pa.list_(pa.int32())
+    table = pa.table({"input_ids": pa.array([[1, 2], None, [3, None], [4, 5]], of)})
+    kept = TokenDataset(datasets.Dataset(table).select([3, 0]))
+    assert [row["input_ids"].tolist() for row in kept] == [[4, 5], [1, 2]]
+    for part, row in ((table, 1), (table[2:], 0)):
+        with pytest.raises(
+            ValueError, match=rf"'input_ids' of type list<.*> has a null in row {row}"
+        ):
+            TokenDataset(part)
+
+
+def test_columns_that_hold_no_tokens_are_named():
+    pa = pytest.importorskip("pyarrow")
+    for values in ([["a"]], [[[1]]], [1]):
+        with pytest.raises(TypeError, match=r"column 'input_ids' is of type .* lists of numbers"):
+            TokenDataset(pa.table({"input_ids": values}))
+    for of in (pa.uint8(), pa.float32()):  # -100 has no room there
+        table = pa.table({"input_ids": [[1]], "labels": pa.array([[1]], pa.list_(of))})
+        with pytest.raises(ValueError, match=r"column 'labels' has values .* ignore_index=-100"):
+            TokenDataset(table, 8, packing="bfd", aligned=["labels"])
+    with pytest.raises(TypeError, match="or a list of arrays, or paths"):
+        TokenDataset(iter([[1]]))
+
+
+def test_tokens_that_a_dtype_has_no_room_for_are_refused():
+    with pytest.raises(
+        ValueError, match=r"source\[1\] has tokens from 2 to 70000, .* dtype=uint16"
+    ):
+        TokenDataset([[1], [2, 70_000]], dtype=np.uint16)
+    with pytest.raises(ValueError, match="int64 has no room"):
+        TokenDataset([np.array([1 << 63], np.uint64)])
+    assert TokenDataset([[1], [70_000]], dtype=np.uint32)[1]["input_ids"].tolist() == [70_000]
+
+
+def test_a_document_may_lie_in_several_parts(tmp_path):
+    parts = [[0, 1], [], [2], [3, 4, 5]]
+    for number, part in enumerate(parts):
+        np.array(part, np.uint16).tofile(tmp_path / f"{number}.bin")
+    for offsets in ([0, 6], [0, 0, 1, 4, 6, 6], [0, 2, 3, 6]):
+        dataset = TokenDataset(str(tmp_path / "*.bin"), documents=offsets)
+        for i, (start, stop) in enumerate(itertools.pairwise(offsets)):
+            assert dataset.document(i).tolist() == list(range(start, stop))
+
+
+def test_document_offsets_of_one_file_of_tokens(tmp_path):
+    megatron_index(tmp_path / "a", [3])
+    megatron_index(tmp_path / "b", [3])
+    for path in (tmp_path / "*.bin", tmp_path / "a"):
+        with pytest.raises(ValueError, match=r"must name one \.bin file"):
+            document_offsets(path, 0)
+    with pytest.raises(ValueError, match="eod_token_id=65536 is no token of dtype=uint16"):
+        document_offsets(tmp_path / "a.bin", 1 << 16)
+    with pytest.raises(ValueError, match=r"one prefix .* and without other files"):
+        TokenDataset(str(tmp_path / "a*"), 8)  # the index was read as tokens, too
 
 
 def test_document_offsets(tmp_path):
