@@ -104,6 +104,14 @@ holds full taken-death "$hedge -DTAKES=1 -DDEATHS=1 -DREPLACED=1" "-DSAFETY -DNO
 holds full taken-frozen "$hedge -DTAKES=1 -DFROZEN=1" "-DSAFETY -DNOCLAIM -DHC4"
 holds full taken-reset "$hedge -DTAKES=1 -DRESETS=1" "-DSAFETY -DNOCLAIM -DHC4"
 
+# A worker has rows of many batches fetched elsewhere, and owns each when its answer comes.
+promise="-DTWO_STEP -DB=1 -DLEASES=0 -DPROMISES=2"
+holds quick promised "$promise -DBATCHES=2"
+holds full promised-two-rows "-DTWO_STEP -DLEASES=0 -DPROMISES=2 -DBATCHES=1" "-DSAFETY -DNOCLAIM -DHC4"
+holds full promised-death "$promise -DBATCHES=1 -DDEATHS=1 -DREPLACED=1" "-DSAFETY -DNOCLAIM -DHC4"
+holds full promised-reset "$promise -DBATCHES=1 -DRESETS=1" "-DSAFETY -DNOCLAIM -DHC4"
+holds full promised-hedged "$promise -DBATCHES=1 -DHEDGES=1" "-DSAFETY -DNOCLAIM -DHC4"
+
 # One word overwritten at any moment: right data or an error, and no deadlock.
 holds full corrupt-row "-DBATCHES=1 -DB=1 -DSPOILS=1 -DSILENCES=0 -DLEASES=0"
 holds full corrupt-hint "-DBATCHES=1 -DB=1 -DSPOILS=1 -DSILENCES=0 -DLEASES=0 -DHINTS"
@@ -134,6 +142,8 @@ is_found quick HEDGER_LEAVES "$hedge -DHEDGES=1"
 is_found quick INDEX_UNCHECKED "-DTWO_STEP -DBATCHES=2 -DB=1 -DS=1 -DAHEAD=0 -DLEASES=0 -DHEDGES=1"
 is_found quick FETCH_IS_DRAINED "$hedge -DRESETS=1"
 is_found quick OWNED_IS_TAKEN "$hedge -DTAKES=1"
+is_found quick ANSWER_UNCHECKED "$promise -DBATCHES=1"
+is_found quick ANSWER_WITHOUT_SEQUENCE "$promise -DBATCHES=1 -DRESETS=1"
 is_found full RETURNED_BY_STORE "$hedge -DHEDGES=1 -DDEATHS=1 -DREPLACED=1"
 is_found full CORRUPT_IS_DRAINED "-DBATCHES=1 -DB=1 -DSPOILS=1 -DRESETS=1 -DSILENCES=0 -DLEASES=0"
 

@@ -42,8 +42,14 @@
 #ifndef HEDGES
 #define HEDGES 0                /* rows that a worker fetches while another one fetches them */
 #endif
+#ifndef PROMISES
+#define PROMISES 0              /* rows that worker 0 has others fetch, far away, while it goes on */
+#endif
 #ifndef STARTED
 #define STARTED W               /* the others take the place of abandoned ones */
+#endif
+#if HEDGES > 0 || PROMISES > 0
+#define ASIDE                   /* workers leave a turn for a row of another batch */
 #endif
 #ifndef LEASES
 #define LEASES 1                /* slots that the consumer may hold; what exceeds it is copied */
@@ -141,7 +147,24 @@ bool finished;
 /* A worker that sleeps looks now and then for a row to hedge. The limits to that, one hedge for each
  * row and a share of all, are left out: any one will do here. */
 #define can_hedge(i) (n_hedges < HEDGES && row[(i) % (S * B)].code == FETCH)
-#define any_to_hedge (can_hedge(0) || can_hedge(1) || can_hedge(2) || can_hedge(3))
+#define any_to_hedge (may_hedge && (can_hedge(0) || can_hedge(1) || can_hedge(2) || can_hedge(3)))
+#if PROMISES > 0
+#define may_hedge (w != 0)
+#else
+#define may_hedge true
+#endif
+
+#if PROMISES > 0
+/* What worker 0 has promised, until the answer comes: in any order, and maybe too late. */
+typedef Promise { byte q; byte s; byte r; byte n };
+Promise promised[PROMISES];
+byte n_promised;
+#define has_answer (w == 0 && n_promised > 0)
+#else
+#define has_answer false
+#endif
+
+inline forget_promise(i) { promised[i].q = 0; promised[i].s = 0; promised[i].r = 0; promised[i].n = 0 }
 
 /* ---- bells ---- */
 
@@ -226,6 +249,26 @@ turn:
         :: skip
         fi;
 #endif
+#if PROMISES > 0
+        if
+        :: atomic {         /* an answer: W5b, of a row that was promised */
+            !stop && has_answer ->
+            if
+            :: r = 0
+            :: r = n_promised - 1
+            fi;
+            n_promised--; is_aside = true; peer = w;
+            q = promised[r].q; s = promised[r].s; n = promised[r].n;
+            next = promised[r].r; stop_at = next + 1;
+            promised[r].q = promised[n_promised].q; promised[r].s = promised[n_promised].s;
+            promised[r].n = promised[n_promised].n; promised[r].r = promised[n_promised].r;
+            forget_promise(n_promised);
+            r = 0
+        }
+        goto win
+        :: w != 0 || n_promised < PROMISES || stop      /* workers far away have enough to do */
+        fi;
+#endif
         atomic {            /* W1 to W3: one look at the board */
             if
             :: stop -> goto leave
@@ -287,10 +330,26 @@ hedge:      atomic { got = index_of[AT(s, next)]; n = rows_of[s] }
                 :: else -> assert(got == q); got = 0
                 fi
             }
-#ifndef MISTAKE_WRITTEN_UNOWNED
-            atomic {        /* W5b */
+#if PROMISES > 0
+            atomic {
                 if
+                :: w == 0 ->
+                    promised[n_promised].q = q; promised[n_promised].s = s;
+                    promised[n_promised].n = n; promised[n_promised].r = next;
+                    n_promised++; next++;
+                    goto rows
+                :: else
+                fi
+            }
+#endif
+#ifndef MISTAKE_WRITTEN_UNOWNED
+win:        atomic {        /* W5b */
+                if
+#ifndef MISTAKE_ANSWER_WITHOUT_SEQUENCE
                 :: row_is(s, next, q, FETCH) && row[AT(s, next)].owner == peer ->
+#else
+                :: row[AT(s, next)].code == FETCH && row[AT(s, next)].owner == peer ->
+#endif
                     set_word(row[AT(s, next)], q, w, OWNED)
                 :: else -> goto lost
                 fi
@@ -317,11 +376,17 @@ hedge:      atomic { got = index_of[AT(s, next)]; n = rows_of[s] }
 #ifdef TWO_STEP
             goto rows;
 lost:       atomic { next++; got = 0 }
+#if PROMISES > 0
+            if
+            :: w == 0 && is_aside -> goto next_slot     /* whoever has the row does the check */
+            :: else
+            fi
+#endif
 #endif
 rows:
-#if HEDGES > 0
+#ifdef ASIDE
             if
-#ifndef MISTAKE_HEDGER_LEAVES
+#if !defined(MISTAKE_HEDGER_LEAVES) && !defined(MISTAKE_ANSWER_UNCHECKED)
             :: is_aside -> goto check
 #else
             :: is_aside -> goto next_slot
@@ -333,6 +398,12 @@ rows:
 #endif
         :: else -> break
         od;
+#if PROMISES > 0
+        if
+        :: w == 0 -> goto turn
+        :: else
+        fi;
+#endif
         goto claim;
 check:  r = n;              /* W6, after F1 */
         do
@@ -381,7 +452,7 @@ after_check:
         fi;
 #endif
 next_slot:
-#if HEDGES > 0
+#ifdef ASIDE
         if
         :: is_aside -> is_aside = false; current-- /* it is where it was */
         :: else
@@ -422,8 +493,8 @@ sleep:
 #ifdef PIPES
         atomic { pipe_bytes[w] > 0 -> pipe_bytes[w]-- };                       /* B4 */
 #else
-#if HEDGES > 0
-        !bell[w] || any_to_hedge;   /* B4, for a time */
+#ifdef ASIDE
+        !bell[w] || any_to_hedge || has_answer;     /* B4, for a time */
 #else
         !bell[w];           /* B4: the futex returns once it was cleared */
 #endif
@@ -449,6 +520,12 @@ leave:
             rings = false
 #ifdef TWO_STEP
             ; peer = 0; got = 0; is_aside = false
+#endif
+#if PROMISES > 0
+            ; do
+            :: me == 0 && n_promised > 0 -> n_promised--; forget_promise(n_promised)
+            :: else -> break
+            od
 #endif
         };
         do
