@@ -48,7 +48,7 @@ def first_workers(cpus: float) -> int:
 
 class Adjustable(Protocol):
     """What fetches ahead: a pool of worker processes, or threads. Of these, only ``n_prefetch``
-    changes while it runs, of a pool ``n_processes`` too."""
+    changes while it runs, of a pool ``n_processes`` too, of one on a cluster ``n_workers``."""
 
     def is_steady(self) -> bool:
         """Whether all workers that are wanted have loaded the dataset."""
@@ -132,11 +132,12 @@ class Tuner:
                 self._refusals[name] = refusals
                 self._futile[name] = refusals * _PATIENCE
             return trial.before, "that did not help"
-        if self._calm >= _CALM_LOOKS and "n_processes" in self.most:
-            enough = max(1, math.ceil(1.5 * recent.busy * recent.n_workers))
-            if 2 * enough <= recent.n_workers:
+        for name in self.most.keys() & {"n_processes", "n_workers"}:
+            workers = _current(recent, name)
+            enough = max(1, math.ceil(1.5 * recent.busy * workers))
+            if self._calm >= _CALM_LOOKS and 2 * enough <= workers:
                 self._calm = 0
-                return {"n_processes": enough}, f"workers {recent.busy:.0%} busy"
+                return {name: enough}, f"workers {recent.busy:.0%} busy"
         return {}, ""
 
     def _allowed(self, pool: Adjustable, name: str, current: int, wanted: int) -> int:
@@ -149,6 +150,8 @@ class Tuner:
 
 
 def _current(stats: IteratorStats, name: str) -> int:
+    if name == "n_workers":
+        return sum(node.workers for node in stats.nodes)
     return stats.n_workers if name == "n_processes" else stats.n_prefetch
 
 

@@ -115,16 +115,19 @@ class BatchJob:
         }
 
     def prepare(self, end: WorkerRing, arguments: WorkerArguments, seed: int) -> Callable[[], None]:
-        dataset = self.dataset
-        if isinstance(dataset, SeededExamples):
-            dataset = dataset.dataset
-        set_worker_info(WorkerInfo(arguments.number, arguments.workers, seed, dataset))
-        if self.worker_init is not None:
-            self.worker_init(arguments.number)
+        introduce(self.dataset, self.worker_init, arguments.number, arguments.workers, seed)
         two_steps = self.retries or self.hedges
         rows = row_writer.RowWriter(end, self.dataset, None, two_steps, self.hedges)
         example_context.set_worker(rows)
         return functools.partial(rows.work, self.batch_converter, self.claims or 0)
+
+
+def introduce(dataset: Any, worker_init: Any, number: int, workers: int, seed: int) -> None:
+    """Tells the dataset, and `worker_init`, about the worker that runs here."""
+    plain = dataset.dataset if isinstance(dataset, SeededExamples) else dataset
+    set_worker_info(WorkerInfo(number, workers, seed, plain))
+    if worker_init is not None:
+        worker_init(number)
 
 
 class WorkerArguments(NamedTuple):

@@ -6,18 +6,20 @@ cdef class PartWriter(RowWriter):
     """Takes ranges of rows that others fetch, many at a time, and writes what comes back; or, in
     a process far away, fetches such a range in a ring of its own.
 
-    A *part* is (q, slot, n, first, count, fetcher), as `fi_claim`. Its rows are promised until they
-    are won: what comes too late, or twice, changes nothing.
+    A place is (q, slot, n) of a batch. Its rows are promised until they are won: what comes too
+    late, or twice, changes nothing.
     """
+
+    cdef public object batch_converter
 
     # ---- beside the ring that the batches are for
 
-    def take(self, int64_t most_sleep, uint32_t least, batch_converter):
+    def take(self, int64_t most_sleep, uint32_t least):
         """Promises to fetch the next rows, `least` of them where that many are left.
 
-        Returns (part, rows, indices, schema record, seed, (epoch, position, epoch_size), seeds of
-        the batch or None); () if there were none for `most_sleep` nanoseconds; None if this worker
-        shall leave.
+        Returns ((place, schema record, seed, (epoch, position, epoch_size), seeds of the batch or
+        None), rows, indices); () if there were none for `most_sleep` nanoseconds; None if this
+        worker shall leave.
         """
         cdef WorkerRing end = self.end
         cdef int kind
@@ -30,7 +32,7 @@ cdef class PartWriter(RowWriter):
             with nogil:
                 kind = fi_worker_next(&end.worker, &end.claim)
             if kind == FI_CLAIM_FINISH:
-                self.finish(batch_converter)
+                self.finish(self.batch_converter)
             elif kind != FI_CLAIM_ROWS:
                 return () if kind == FI_CLAIM_NONE else None
             else:
@@ -42,53 +44,49 @@ cdef class PartWriter(RowWriter):
         fi_cpu_meter_look(&self.cpu, end.stat, fi_now_ns())
         self.load_schema()
         record = b"" if self.schema is None else end.arena.schema_record(<uint32_t>self.schema_number)
-        return ((end.claim.q, end.claim.slot, end.claim.n, end.claim.first, end.claim.count,
-                 end.claim.fetcher), rows, indices, record, (origin.seed[0], origin.seed[1]),
-                (origin.epoch, origin.position, origin.epoch_size), self.request())
+        return (((end.claim.q, end.claim.slot, end.claim.n), record, (origin.seed[0], origin.seed[1]),
+                 (origin.epoch, origin.position, origin.epoch_size), self.request()), rows, indices)
 
     def leaves(self):
         """Whether this worker shall leave."""
         return fi_worker_leaves(&self.end.worker)
 
-    def is_promised(self, tuple part, uint32_t row):
-        """Whether a row of a part is still wanted, as far as is known."""
-        return fi_row_code(self.end.worker.ring, part[1], row, part[0]) == FI_FETCH
+    def is_promised(self, tuple place, uint32_t row):
+        """Whether a row is still wanted, as far as is known."""
+        return fi_row_code(self.end.worker.ring, place[1], row, place[0]) == FI_FETCH
 
     def waits_since(self, int64_t since, int64_t index):
         """Says since when (`fi_now_ns`; 0: none) the oldest promised row is fetched, and which it is."""
         fi_worker_stat_fetches_since(self.end.stat, index, since)
 
-    cdef list win(self, tuple part, list rows):
+    cdef list win(self, tuple place, uint32_t first, uint32_t count):
         cdef fi_claim *claim = &self.end.claim
         cdef uint32_t row
-        claim.q, claim.slot, claim.n, claim.first, claim.count, claim.fetcher = part
-        return [row for row in rows if fi_row_win(&self.end.worker, claim, row)]
+        claim.q, claim.slot, claim.n = place
+        claim.first, claim.count, claim.fetcher = first, count, self.end.worker.number
+        return [row for row in range(first, first + count)
+                if fi_row_win(&self.end.worker, claim, row)]
 
-    cdef int close_part(self, object batch_converter) except -1:
+    cdef int close_part(self) except -1:
         if fi_worker_finishes(&self.end.worker, &self.end.claim):
-            self.finish(batch_converter)
+            self.finish(self.batch_converter)
         return 0
 
-    def fail(self, tuple part, list rows, error, batch_converter):
-        """Has rows of a part end with an exception, unless they were done meanwhile."""
-        cdef uint32_t row
-        for row in self.win(part, rows):
+    def fail(self, tuple place, uint32_t row, error):
+        """Has a row end with an exception, unless it was done meanwhile."""
+        if self.win(place, row, 1):
             self.mark(self.end.stat, row, self.store_failure(row, error))
-        self.close_part(batch_converter)
+            self.close_part()
 
-    def put(self, tuple part, list rows, tuple pieces, int64_t fetch_ns, batch_converter):
-        """Writes what `pieces` gave for rows of a part, unless they were done meanwhile; returns how
-        many rows were written.
-
-        `rows` are all that were fetched, ascending. One copy for each byte.
-        """
+    def put(self, tuple place, uint32_t first, tuple pieces, int64_t fetch_ns):
+        """Writes the rows from `first` on that `pieces` has, unless they were done meanwhile;
+        returns how many were written. One copy for each byte."""
         cdef WorkerRing end = self.end
         cdef list won
         cdef uint32_t row, code
         cdef int64_t since = fi_now_ns()
-        cdef dict places = dict(zip(rows, range(len(rows))))
         columns, heap, base, codes, entries = pieces
-        won = self.win(part, rows)
+        won = self.win(place, first, len(codes))
         if not won:
             return 0
         try:
@@ -98,16 +96,17 @@ cdef class PartWriter(RowWriter):
             if len(heap) > 0:
                 delta = end.heap_take(len(heap)) - base
                 self.copy_piece(delta + base, heap, 0, len(heap))
-            self.put_columns(won, places, columns, codes, delta)
-            for row, offset, size in entries:  # spilled, or failed
-                code = codes[row]
-                if rows[row] in won:
-                    fi_entry_set(end.worker.ring, end.claim.slot, rows[row], offset + delta, size)
+            if columns is not None:
+                self.put_columns(won, first, columns, codes, delta)
+            for number, offset, size in entries:  # spilled, or failed
+                row, code = first + number, codes[number]
+                if row in won:
+                    fi_entry_set(end.worker.ring, end.claim.slot, row, offset + delta, size)
                     if size:
-                        self.relocate(offset + delta, delta, rows[row],
+                        self.relocate(offset + delta, delta, row,
                                       FI_PACKED_EXAMPLE if code == FI_SPILL else FI_PACKED_ERROR)
             for row in won:
-                code = codes[<uint32_t>places[row]]
+                code = codes[row - first]
                 self.count(end.stat, code)
                 fi_row_done(&end.worker, &end.claim, row, code)
         except Exception as error:  # no memory, for example
@@ -116,34 +115,26 @@ cdef class PartWriter(RowWriter):
                     self.mark(end.stat, row, self.store_failure(row, error))
         fi_worker_stat_sampled(end.stat, fetch_ns, fi_now_ns() - since)
         fi_worker_stat_busy(end.stat, fetch_ns + fi_now_ns() - since)
-        self.close_part(batch_converter)
+        self.close_part()
         return len(won)
 
-    cdef int put_columns(self, list won, dict places, list columns, codes, int64_t delta) except -1:
-        cdef Py_ssize_t number, i = 0, j, stride
+    cdef int put_columns(self, list won, uint32_t first, list columns, codes,
+                         int64_t delta) except -1:
+        cdef Py_ssize_t number, stride, step = len(codes) if len(won) == len(codes) else 1
         cdef Field *f
         cdef int64_t *entry
         cdef uint32_t row
-        if columns is None:
-            return 0
         self.use_slot()
-        while i < len(won):  # runs of rows that follow one another here and there
-            j = i + 1
-            while j < len(won) and won[j] - won[i] == j - i and (
-                    places[won[j]] - places[won[i]] == j - i):
-                j += 1
-            for number in range(self.schema.count):
-                f = &self.schema.fields[number]
-                stride = f.stride
-                self.copy_piece(f.offset + stride * <Py_ssize_t>won[i], columns[number],
-                                stride * <Py_ssize_t>places[won[i]], stride * (j - i))
-            i = j
         for number in range(self.schema.count):
             f = &self.schema.fields[number]
+            stride = f.stride
+            for row in won[::step]:
+                self.copy_piece(f.offset + stride * row, columns[number], stride * (row - first),
+                                stride * step)
             if f.kind not in (RAGGED, OBJECT, TEXT):
                 continue
             for row in won:
-                if codes[places[row]] == FI_ROW_OK:
+                if codes[row - first] == FI_ROW_OK:
                     entry = entry_of(f, self.payload, row)
                     entry[0] += delta
                     if f.kind == OBJECT:
@@ -181,9 +172,8 @@ cdef class PartWriter(RowWriter):
     def fetch(self, BatchScheduler ring, Plan plan):
         """Fetches the rows of a plan, in this thread, in a ring that no other worker has.
 
-        Returns the lease, and (columns or None, heap, its offset, codes, entries) for `put`: a
-        buffer for each column, and (row, offset, size) of what is packed as a whole. The buffers are
-        memory of the lease.
+        Returns (columns or None, heap, its offset, codes, entries) for `put`: a buffer for each
+        column, and (row, offset, size) of what is packed as a whole.
         """
         cdef Lease lease
         cdef list columns = None, codes, entries = []
@@ -196,7 +186,7 @@ cdef class PartWriter(RowWriter):
         self.end.worker.most_sleep = 0
         self.work(None, 0)
         lease, codes = ring.take_irregular()
-        payload = memoryview(lease)
+        payload = memoryview(lease)  # the lease lives as long as its slices
         if lease.schema is not None:
             base = lease.schema.bytes
             columns = []
@@ -209,4 +199,4 @@ cdef class PartWriter(RowWriter):
             fi_entry_get(self.end.worker.ring, lease.slot, row, &offset, &size)
             entries.append((row, offset, size))
         heap = payload[base:max(base, fi_slot_used(self.end.worker.ring, lease.slot))]
-        return lease, (columns, heap, base, bytes(done), entries)
+        return columns, heap, base, bytes(done), entries

@@ -7,7 +7,7 @@ from typing_extensions import Self, disjoint_base
 
 from fastiter._order.plan import Plan
 from fastiter._ring.arena import WorkerRing
-from fastiter._ring.parent import BatchScheduler, Lease
+from fastiter._ring.parent import BatchScheduler
 from fastiter._ring.schema import Schema, SlotWriter
 from fastiter._ring.serialization import Packed
 from fastiter._workers.batch_converter import BatchConverter
@@ -39,29 +39,15 @@ class RowWriter(SlotWriter):
     def examples(self, tolerates: bool) -> list[Any] | None: ...
     def put_result(self, packed: Packed, failed: bool) -> None: ...
 
-_Part: TypeAlias = tuple[int, int, int, int, int, int]
+_Place: TypeAlias = tuple[int, int, int]
 _Pieces: TypeAlias = tuple[list[Any] | None, Any, int, bytes, list[tuple[int, int, int]]]
 
 class PartWriter(RowWriter):
-    def take(
-        self, most_sleep: int, least: int, batch_converter: BatchConverter | None
-    ) -> Any: ...  # a part, (), or None
+    batch_converter: BatchConverter | None
+    def take(self, most_sleep: int, least: int) -> Any: ...  # rows, (), or None
     def leaves(self) -> bool: ...
-    def is_promised(self, part: _Part, row: int) -> bool: ...
+    def is_promised(self, place: _Place, row: int) -> bool: ...
     def waits_since(self, since: int, index: int) -> None: ...
-    def fail(
-        self,
-        part: _Part,
-        rows: list[int],
-        error: Exception,
-        batch_converter: BatchConverter | None,
-    ) -> None: ...
-    def put(
-        self,
-        part: _Part,
-        rows: list[int],
-        pieces: _Pieces,
-        fetch_ns: int,
-        batch_converter: BatchConverter | None,
-    ) -> int: ...
-    def fetch(self, ring: BatchScheduler, plan: Plan) -> tuple[Lease, _Pieces]: ...
+    def fail(self, place: _Place, row: int, error: Exception) -> None: ...
+    def put(self, place: _Place, first: int, pieces: _Pieces, fetch_ns: int) -> int: ...
+    def fetch(self, ring: BatchScheduler, plan: Plan) -> _Pieces: ...

@@ -3,7 +3,7 @@
 Nothing else in the package imports it. It imports `iterators` and what these import.
 """
 
-from fastiter.ray._errors import ClusterError
 from fastiter.ray._iterator import RayIterator
+from fastiter.ray._job import ClusterError
 
 __all__ = ["ClusterError", "RayIterator"]

@@ -17,14 +17,12 @@ import numpy.typing as npt
 import ray
 
 from fastiter._clib import status
-from fastiter._fetch.seeded import SeededExamples
 from fastiter._order import example_context
 from fastiter._order.plan import Plan
 from fastiter._ring.arena import Arena, WorkerRing
 from fastiter._ring.parent import BatchScheduler
 from fastiter._ring.serialization import unpack
 from fastiter._util import failures
-from fastiter._util.worker_info import WorkerInfo, set_worker_info
 from fastiter._workers import main, row_writer, thread_limits
 from fastiter._workers.shm_image import Image
 
@@ -57,11 +55,8 @@ class Node(NamedTuple):
 def versions() -> dict[str, str]:
     """What has to be the same on all nodes."""
     python = ".".join(map(str, sys.version_info[:2]))
-    return {
-        "Python": python,
-        "NumPy": np.__version__,
-        "fastiter": sys.modules["fastiter"].__version__,
-    }
+    ours = sys.modules["fastiter"].__version__
+    return {"Python": python, "NumPy": np.__version__, "fastiter": ours}
 
 
 def adopt_main() -> None:
@@ -79,9 +74,9 @@ class NodeWorker:
 
     def __init__(self, number: int, workers: int, rows: int, seed: bytes):
         self._number, self._workers, self._rows = number, workers, rows
-        self._seed = seed
+        self._digest = hashlib.blake2b(seed, digest_size=32).digest()
         self._dataset: Any = None
-        self._image: Image | None = None
+        self._image: Image | None = None  # kept for others of this node
         self._rings: dict[bytes, tuple[BatchScheduler, row_writer.PartWriter]] = {}
         self._now: BatchScheduler | None = None  # the ring of the present part
         self._thread = 0
@@ -90,10 +85,10 @@ class NodeWorker:
 
     def where(self) -> Node:
         """Where this worker is."""
-        node = ray.get_runtime_context().get_node_id()
+        node = ray.get_runtime_context().get_node_id()[:8]
         address = ray.util.get_node_ip_address()
-        failures.place = f" on node {node[:8]} ({address})"
-        return Node(node[:8], address, os.getpid(), versions())
+        failures.place = f" on node {node} ({address})"
+        return Node(node, address, os.getpid(), versions())
 
     def load(
         self, refs: list[Any], nearby: tuple[int, int] | None, path: list[str]
@@ -106,24 +101,17 @@ class NodeWorker:
         try:
             sys.path += [each for each in path if each not in sys.path and os.path.exists(each)]
             thread_limits.limit_threads()
-            image = _image_of(nearby) or _image_from(ray.get(refs[0]))
-            self._image = image
-            digest = hashlib.blake2b(self._seed, digest_size=32).digest()
-            main.seed_by(digest)
-            self._dataset, worker_init = unpack(image.map())
+            self._image = _image_of(nearby) or _image_from(ray.get(refs[0]))
+            main.seed_by(self._digest)
+            self._dataset, worker_init = unpack(self._image.map())
             adopt_main()
-            thread_limits.limit_threads()
-            main.seed_by(digest)
-            plain = self._dataset
-            if isinstance(plain, SeededExamples):
-                plain = plain.dataset
-            seed = int.from_bytes(digest[-8:], "little")
-            set_worker_info(WorkerInfo(self._number, self._workers, seed, plain))
-            if worker_init is not None:
-                worker_init(self._number)
+            thread_limits.limit_threads()  # of what the dataset imported
+            main.seed_by(self._digest)
+            seed = int.from_bytes(self._digest[-8:], "little")
+            main.introduce(self._dataset, worker_init, self._number, self._workers, seed)
         except BaseException as error:
             return -1, failures.dump_start_error(error)
-        return image.fd, b""
+        return self._image.fd, b""
 
     def fetch(self, parts: list[Asked]) -> tuple[float, list[tuple[float, Pieces]]]:
         """Fetch parts: the seconds that it took, and of each the seconds and what it is."""
@@ -135,33 +123,31 @@ class NodeWorker:
 
     def _fetch(self, part: Asked) -> tuple[float, Pieces]:
         since = status.now()
-        ring, writer = self._ring(part.record)
-        ring.seed = part.seed
+        self._now, writer = self._ring(part.record)
+        self._now.seed = part.seed
         example_context.set_worker(writer)
-        self._now = ring
         plan = Plan(part.indices, None, origin=part.origin, seeds=part.seeds)
-        _, (columns, heap, base, codes, entries) = writer.fetch(ring, plan)
-        # Arrays, which Ray takes as buffers; the lease lives as long as they do.
+        columns, heap, base, codes, entries = writer.fetch(self._now, plan)
+        # Ray takes arrays as buffers, and copies them into its store.
         if columns is not None:
             columns = [np.frombuffer(column, np.uint8) for column in columns]
         heap = np.frombuffer(heap, np.uint8) if len(heap) else b""
         return status.now() - since, (columns, heap, base, codes, entries)
 
     def _ring(self, record: bytes) -> tuple[BatchScheduler, row_writer.PartWriter]:
+        """A ring whose batches have the columns of a schema, and what fills it."""
         if record not in self._rings:
             arena = Arena.create(MOST_PARTS + 2, 1, self._rows, 2)
             ring = BatchScheduler(arena, 0, 0)
             if record:
                 with contextlib.suppress(Exception):  # a type that is not known here: all is packed
                     ring.use_schema(pickle.loads(record))
-            self._rings[record] = (
-                ring,
-                row_writer.PartWriter(WorkerRing(arena, 0, -1), self._dataset),
-            )
+            writer = row_writer.PartWriter(WorkerRing(arena, 0, -1), self._dataset)
+            self._rings[record] = ring, writer
         return self._rings[record]
 
     @ray.method(concurrency_group="beat")  # type: ignore[untyped-decorator]
-    def beat(self, limit: float) -> tuple[int, float, str]:
+    def beat(self, limit: float | None) -> tuple[int, float, str]:
         """The index that is fetched, for how long, and the stack if that is more than `limit`."""
         ring = self._now
         if ring is None:
@@ -169,7 +155,7 @@ class NodeWorker:
         report = ring.report(0)
         seconds = status.now() - report["since"] / 1e9 if report["since"] else 0.0
         stack = ""
-        if seconds > limit:
+        if limit is not None and seconds > limit:
             frame = sys._current_frames().get(self._thread)
             stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
         return report["index"], seconds, stack
@@ -186,11 +172,9 @@ def _image_of(nearby: tuple[int, int] | None) -> Image | None:
 
 
 def _image_from(data: Any) -> Image:
-    """A copy of the image in the node's object store, which other workers of the node map too."""
-    what = "the dataset's image"
-    image = Image.create(len(data), what, "let the dataset read from files")
-    left = memoryview(data)
+    """A copy of the image in the node's object store: arrays of that would be read-only."""
+    image = Image.create(len(data), "the dataset's image", "let the dataset read from files")
     offset = 0
-    while offset < len(left):
-        offset += os.pwrite(image.fd, left[offset : offset + (16 << 20)], offset)
+    while offset < len(data):
+        offset += os.pwrite(image.fd, data[offset : offset + (16 << 20)], offset)
     return image
