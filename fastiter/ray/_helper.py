@@ -35,7 +35,7 @@ from fastiter.ray._job import Cluster, ClusterError
 from fastiter.ray._remote import MOST_PARTS, Asked, Node, NodeWorker, versions
 
 _CONNECT_SECONDS = 12
-_HEAD_SECONDS = 6  # that the head may be silent
+_SILENCE_SECONDS = 6  # of the head, or this machine's raylet
 _BEAT_SECONDS = 1.0
 _CALL_SECONDS = 0.04  # that a call takes, if there are rows enough
 _MOST_CALLS = 2  # that a worker has at a time
@@ -172,7 +172,7 @@ class Helper:
         except Exception as error:
             raise ClusterError(f"no cluster answers at {address!r}: {error}") from error
         self._started = status.now()
-        threading.Thread(target=_watch_head, daemon=True).start()
+        threading.Thread(target=_watch_cluster, daemon=True).start()
         self._put_image()
         while not (self._ready() or self._writer.leaves()):
             self._look(0.1)
@@ -539,10 +539,11 @@ def _text(found: dict[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in found.items())
 
 
-def _watch_head() -> None:
-    """Put off the end of this process, while the head answers."""
+def _watch_cluster() -> None:
+    """Put off the end of this process, while the head and this machine's raylet answer."""
     while True:
         with contextlib.suppress(Exception):
             ray.nodes()
-            signal.alarm(_HEAD_SECONDS)
+            ray.put(None)  # into the raylet's store
+            signal.alarm(_SILENCE_SECONDS)
         threading.Event().wait(_BEAT_SECONDS)

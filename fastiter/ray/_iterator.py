@@ -221,7 +221,7 @@ class ClusterPool(Pool):
             address = self._cluster.address
             told = self._cluster.board.read().get("reason")
             if not told and "SIGALRM" in reason:
-                told = f"the head of the cluster at {address} does not answer"
+                told = f"the head of the cluster at {address}, or this machine's raylet, is silent"
             elif not told:
                 told = (
                     f"its helper process {worker.pid} {reason}: Ray ends it where the raylet of "

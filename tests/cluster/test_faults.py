@@ -280,6 +280,7 @@ def test_nobody_answers():
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_node_is_lost(how):
     """In a cluster of its own. On Ray's default health checks."""
+    wait_until(lambda: not workers(), 20)  # of other tests
     cluster = LocalCluster(3)
     try:
         with remote(cluster, n_workers=3) as iterator, serial() as other:
@@ -311,6 +312,7 @@ def parent(pid):
 
 
 def test_a_raylet_alone_and_the_head_are_lost():
+    wait_until(lambda: not workers(), 20)  # of other tests
     cluster = LocalCluster(2)
     try:
         with remote(cluster) as iterator, serial() as other:
