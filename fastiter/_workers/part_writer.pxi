@@ -17,8 +17,8 @@ cdef class PartWriter(RowWriter):
     def take(self, int64_t most_sleep, uint32_t least):
         """Promises to fetch the next rows, `least` of them where that many are left.
 
-        Returns ((place, schema record, seed, (epoch, position, epoch_size), seeds of the batch or
-        None), rows, indices); () if there were none for `most_sleep` nanoseconds; None if this
+        Returns (place, (schema record, seed, (epoch, position, epoch_size), None, seeds or None) of
+        the batch, rows, indices); () if there were none for `most_sleep` nanoseconds; None if this
         worker shall leave.
         """
         cdef WorkerRing end = self.end
@@ -44,8 +44,9 @@ cdef class PartWriter(RowWriter):
         fi_cpu_meter_look(&self.cpu, end.stat, fi_now_ns())
         self.load_schema()
         record = b"" if self.schema is None else end.arena.schema_record(<uint32_t>self.schema_number)
-        return (((end.claim.q, end.claim.slot, end.claim.n), record, (origin.seed[0], origin.seed[1]),
-                 (origin.epoch, origin.position, origin.epoch_size), self.request()), rows, indices)
+        batch = (record, (origin.seed[0], origin.seed[1]),
+                 (origin.epoch, origin.position, origin.epoch_size), None, self.request())
+        return (end.claim.q, end.claim.slot, end.claim.n), batch, rows, indices
 
     def leaves(self):
         """Whether this worker shall leave."""

@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import ray
@@ -44,21 +44,11 @@ _IDLE_NS = 50_000_000
 _LATE_MEANS, _LATE_SECONDS = 3, 0.005  # as in `fi_ring_worker.c`
 
 
-class Batch(NamedTuple):
-    """What `PartWriter.take` tells of a batch."""
-
-    place: tuple[int, int, int]
-    record: bytes
-    seed: tuple[int, int]
-    origin: tuple[int, int, int]
-    seeds: bytes | None
-
-
 class RemotePart:
-    """Rows of one batch, from `first` on, that are fetched together."""
+    """Rows of the batch at a place, from `first` on, that are fetched together."""
 
-    def __init__(self, batch: Batch, first: int, indices: list[int]):
-        self.batch, self.first, self.indices = batch, first, indices
+    def __init__(self, place: tuple[int, int, int], batch: Asked, first: int, indices: list[int]):
+        self.place, self.batch, self.first, self.indices = place, batch, first, indices
         self.calls = 0  # that have it now
         self.deaths = 0  # of workers that had it first
         self.is_suspect = False  # another one's rows are not fetched with it
@@ -66,24 +56,17 @@ class RemotePart:
         self.is_done = False
         self.is_hedged = False
 
-    def row(self, place: int) -> RemotePart:
-        """A part of one of the rows."""
-        return RemotePart(self.batch, self.first + place, self.indices[place : place + 1])
-
     def asked(self) -> Asked:
         """What a worker is told."""
-        batch, n = self.batch, self.batch.place[2]
-        last = self.first + len(self.indices)
+        batch, n, last = self.batch, self.place[2], self.first + len(self.indices)
         epoch, position, size = batch.origin
         position -= n - last  # from after the batch to after these rows
         epochs = max(0, -(position // size)) if size else 0
         seeds = batch.seeds
-        return Asked(
-            batch.record,
-            batch.seed,
-            (max(0, epoch - epochs), position + epochs * size, size),
-            np.array(self.indices),
-            None if seeds is None else seeds[8 * self.first : 8 * last] + seeds[8 * n :],
+        return batch._replace(
+            origin=(max(0, epoch - epochs), position + epochs * size, size),
+            indices=np.array(self.indices),
+            seeds=None if seeds is None else seeds[8 * self.first : 8 * last] + seeds[8 * n :],
         )
 
 
@@ -94,10 +77,6 @@ class Call:
         self.worker, self.parts = worker, parts
         self.ref = worker.actor.fetch.remote([part.asked() for part in parts])
         self.since = status.now()
-
-    @property
-    def n_rows(self) -> int:
-        return _rows_of(self.parts)
 
 
 @dataclasses.dataclass(eq=False)
@@ -224,8 +203,8 @@ class Helper:
         worker.step, worker.node = None, node
         if node.versions != versions():
             raise ClusterError(
-                f"node {node.node} ({node.address}) has {_text(node.versions)}; this program has "
-                f"{_text(versions())}"
+                f"node {node.node} ({node.address}) has {node.versions}; this program has "
+                f"{versions()}"
             )
         new = {"address": node.address, "workers": 0, "rows": 0, "bytes": 0}
         self._facts["nodes"].setdefault(node.node, new)
@@ -290,15 +269,14 @@ class Helper:
                 return False
             if not taken:
                 break
-            batch, rows, indices = taken
+            place, batch, rows, indices = taken
             wanted -= len(rows)
             is_idle, start = False, 0
             for stop in range(1, len(rows) + 1):
                 is_last = stop == len(rows) or rows[stop] != rows[stop - 1] + 1
                 if is_last or stop - start == most:
-                    self._pending.append(
-                        RemotePart(Batch(*batch), rows[start], indices[start:stop])
-                    )
+                    part = RemotePart(place, Asked(*batch), rows[start], indices[start:stop])
+                    self._pending.append(part)
                     start = stop
         return not self._writer.leaves()
 
@@ -321,7 +299,7 @@ class Helper:
             if part.is_suspect and parts:
                 break
             self._pending.popleft()
-            if part.is_done or not self._writer.is_promised(part.batch.place, part.first):
+            if part.is_done or not self._writer.is_promised(part.place, part.first):
                 continue  # of a batch that is not wanted any more
             parts.append(part)
             if part.is_suspect:
@@ -342,7 +320,7 @@ class Helper:
             self._writer.waits_since(int(calls[0].since * 1e9), calls[0].parts[0].indices[0])
         now = status.now()
         for call in calls if self._n_rows and not self._pending else ():
-            late = max(_LATE_SECONDS, _LATE_MEANS * self._row_seconds * call.n_rows)
+            late = max(_LATE_SECONDS, _LATE_MEANS * self._row_seconds * _rows_of(call.parts))
             parts = [part for part in call.parts if not (part.is_done or part.is_hedged)]
             hedged = self._n_hedged + _rows_of(parts)
             is_allowed = hedged <= self._cluster.hedge * (self._n_rows + _rows_of(parts)) + 1
@@ -395,7 +373,7 @@ class Helper:
         took, answers = found
         assert worker.node is not None
         node = self._facts["nodes"][worker.node.node]
-        each = max(1e-6, took / call.n_rows)
+        each = max(1e-6, took / _rows_of(call.parts))
         self._row_seconds += (each - self._row_seconds) / (8 if self._n_rows else 1)
         for part, (seconds, pieces) in zip(call.parts, answers, strict=True):
             part.calls -= 1
@@ -405,7 +383,7 @@ class Helper:
             part.is_done = True
             # Of all workers together: one of them is that share of these.
             fetch_ns = int(seconds * 1e9 / len(self._workers))
-            node["rows"] += self._writer.put(part.batch.place, part.first, pieces, fetch_ns)
+            node["rows"] += self._writer.put(part.place, part.first, pieces, fetch_ns)
             self._n_rows += len(part.indices)
 
     def _lost(self, worker: Remote, error: Exception) -> None:
@@ -414,7 +392,7 @@ class Helper:
             raise ClusterError(f"a worker failed: {error}")
         if worker.image is None:
             self._failed_starts += 1
-            if self._failed_starts >= MOST_DEATHS * len(self._workers):
+            if self._failed_starts >= MOST_DEATHS * len(self._workers) and not self._ready():
                 raise ClusterError(f"workers cannot start: {error}")
         self._drop(worker, blames=True)
 
@@ -438,7 +416,8 @@ class Helper:
         if (part.deaths or part.splits) and len(part.indices) > 1:
             part.is_done = True
             for place in reversed(range(len(part.indices))):
-                alone = part.row(place)
+                index = part.indices[place : place + 1]
+                alone = RemotePart(part.place, part.batch, part.first + place, index)
                 alone.is_suspect = True
                 self._pending.appendleft(alone)
         elif part.deaths >= MOST_DEATHS and part.is_suspect:
@@ -446,7 +425,7 @@ class Helper:
             error = WorkerDiedError(
                 f"dataset index {part.indices[0]} ended {part.deaths} workers of the cluster"
             )
-            self._writer.fail(part.batch.place, part.first, error)
+            self._writer.fail(part.place, part.first, error)
         elif part not in self._pending:
             part.is_suspect = part.deaths > 0
             self._pending.appendleft(part)
@@ -516,7 +495,7 @@ class Helper:
                 for place, each in enumerate(part.indices):
                     if each == index:
                         part.splits = True
-                        self._writer.fail(part.batch.place, part.first + place, error)
+                        self._writer.fail(part.place, part.first + place, error)
         self._drop(worker, blames=False)
 
     # ---- the program
@@ -533,10 +512,6 @@ class Helper:
 
 def _rows_of(parts: Any) -> int:
     return sum(len(part.indices) for part in parts)
-
-
-def _text(found: dict[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in found.items())
 
 
 def _watch_cluster() -> None:

@@ -218,15 +218,10 @@ class ClusterPool(Pool):
         super()._recover(worker)
         if is_helper:
             self.close()
-            address = self._cluster.address
-            told = self._cluster.board.read().get("reason")
-            if not told and "SIGALRM" in reason:
-                told = f"the head of the cluster at {address}, or this machine's raylet, is silent"
-            elif not told:
-                told = (
-                    f"its helper process {worker.pid} {reason}: Ray ends it where the raylet of "
-                    f"this machine, or the head of the cluster at {address}, was lost"
-                )
+            told = self._cluster.board.read().get("reason") or (
+                f"the head of the cluster at {self._cluster.address}, or the raylet of this "
+                f"machine, does not answer (the helper process {worker.pid} {reason})"
+            )
             raise ClusterError(
                 f"the connection with the cluster was lost: {told}. The next call connects again; "
                 "state_dict() tells where a new iterator, also a MultiprocessIterator, goes on"

@@ -34,7 +34,7 @@ Pieces = tuple[Any, Any, int, bytes, list[tuple[int, int, int]]]
 
 
 class Asked(NamedTuple):
-    """A part of a batch that a worker is to fetch."""
+    """A part of a batch that a worker is to fetch, or all of it."""
 
     record: bytes  # of the schema; empty for none
     seed: tuple[int, int]
@@ -49,14 +49,14 @@ class Node(NamedTuple):
     node: str
     address: str
     pid: int
-    versions: dict[str, str]
+    versions: str
 
 
-def versions() -> dict[str, str]:
+def versions() -> str:
     """What has to be the same on all nodes."""
     python = ".".join(map(str, sys.version_info[:2]))
     ours = sys.modules["fastiter"].__version__
-    return {"Python": python, "NumPy": np.__version__, "fastiter": ours}
+    return f"Python {python}, NumPy {np.__version__}, fastiter {ours}"
 
 
 def adopt_main() -> None:
