@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ from fastiter.torch._state import (
 )
 
 _T_co = TypeVar("_T_co", covariant=True)
+_TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(torch.utils.data.DataLoader).parameters  # 2.6
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -120,8 +122,9 @@ persistent_workers, pin_memory_device, in_order
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
-            in_order=in_order,
+            **({"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}),
         )
+        self.in_order = in_order
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self.seed_examples = seed_examples
         if seed_examples and isinstance(dataset, torch.utils.data.IterableDataset):

@@ -150,10 +150,17 @@ def install(monkeypatch: pytest.MonkeyPatch, machine: TorchMachine) -> _Driver:
         if error:
             raise RuntimeError(f"cudaError {error}")
 
+    def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
+        return machine.is_pinned(tensor.data_ptr(), max(tensor.nbytes, 1))
+
+    def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+        return machine.pinned_copy(tensor)
+
     cudart = _Cudart(machine)
+    if hasattr(torch, "accelerator"):  # since 2.6
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     for owner, name, value in [
-        (torch.accelerator, "is_available", lambda: True),
-        (torch.accelerator, "current_accelerator", lambda: torch.device("cuda")),
         (torch.cuda, "is_available", lambda: True),
         (torch.cuda, "device_count", lambda: machine.n_devices),
         (torch.cuda, "cudart", lambda: cudart),
@@ -161,8 +168,8 @@ def install(monkeypatch: pytest.MonkeyPatch, machine: TorchMachine) -> _Driver:
         (torch.cuda, "Event", Event),
         (torch.cuda, "synchronize", machine.finish),
         (torch, "ones", ones),
-        (torch.Tensor, "is_pinned", lambda t: machine.is_pinned(t.data_ptr(), max(t.nbytes, 1))),
-        (torch.Tensor, "pin_memory", lambda tensor: machine.pinned_copy(tensor)),
+        (torch.Tensor, "is_pinned", is_pinned),
+        (torch.Tensor, "pin_memory", pin_memory),
     ]:
         monkeypatch.setattr(owner, name, value)
     return _Driver(machine)

@@ -117,6 +117,7 @@ def test_ranks(start, tmp_path):
         stores.append(store)
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
         common["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+        common["TORCHELASTIC_RESTART_COUNT"] = "0"
         arguments = (FOLDER / "ddp.py", tmp_path / folder, "--num-workers", num_workers)
         return [start(*arguments, RANK=str(rank), **common) for rank in range(2)]
 
