@@ -289,7 +289,7 @@ def test_it_can_be_switched_off(machine, monkeypatch):
     assert not machine.registrations
 
 
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is an accelerator")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_without_an_accelerator_as_torch(workers):
     told = []
