@@ -13,12 +13,16 @@ enum {
 
 bool fi_rows_lie_within(const int64_t *rows, size_t n, int64_t length)
 {
+    const uint64_t last = (uint64_t)length - 1;
     uint64_t outside = 0;
 
-    for (size_t i = 0; i < n; i++) { /* a negative row is a huge unsigned one */
-        outside |= (uint64_t)((uint64_t)rows[i] >= (uint64_t)length);
+    if (length <= 0) {
+        return n == 0;
     }
-    return outside == 0;
+    for (size_t i = 0; i < n; i++) { /* the highest bit: of a negative row, or of one beyond the last */
+        outside |= (uint64_t)rows[i] | (last - (uint64_t)rows[i]);
+    }
+    return outside >> 63 == 0;
 }
 
 void fi_rows_translate(int64_t *out, const int64_t *table, const int64_t *rows, size_t n)
