@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -212,13 +213,15 @@ def _close_all() -> None:
 
 
 def _read_ahead(*arguments: Any) -> Iterator[Any]:
+    exits = sys.is_finalizing
     ahead = Ahead(*arguments)
     try:
         ahead.start()
         while ahead.wait():
             yield ahead.pop()
     finally:
-        ahead.close()
+        if not exits():  # modules have lost their globals then; `_close_all` has closed all passes
+            ahead.close()
 
 
 def buffered(reader: Reader, size: int) -> Reader:

@@ -271,6 +271,9 @@ def test_an_interrupt_leaves_no_example_behind(make, dataset, on_error):
 
     def interrupt(frame, event, argument):  # at one line of Python after the other
         nonlocal countdown
+        # A signal cannot come between a with block and the end of its lock, as the line event does.
+        if frame.f_globals.get("__name__") in ("threading", "threadpoolctl"):
+            return None
         countdown -= 1
         if countdown == 0:
             raise KeyboardInterrupt
