@@ -279,7 +279,7 @@ def test_file_that_ends_within_an_example(tmp_path, lost):
         (b"\x80\x29N.", "unsupported pickle protocol: 41"),
         (b"\x80\x04\x8c\x02\xff\xfe.", "UnicodeDecodeError"),
         (b"\x80\x04\x95" + b"\xff" * 8 + b"N.", "OverflowError: FRAME"),
-        (b"\x8e" + (1 << 62).to_bytes(8, "little"), "MemoryError"),
+        (b"\x8e" + (1 << 62).to_bytes(8, "little"), "(MemoryError|pickle data was truncated)"),
         (b"K\1Na.", "AttributeError: 'int' object"),
         (b"cno_such_module\nname\n.", "ModuleNotFoundError: No module named 'no_such_module'"),
     ],

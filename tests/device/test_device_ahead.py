@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from cupy_standin import CUDARuntimeError
 from device_loops import AHEAD, KINDS, WIDTH, Loop, Rows, build, in_order, slots, wait_for_ready
+from warned import make_warnings_errors
 
 from fastiter import concat_examples
 
@@ -267,7 +268,7 @@ def test_registration_can_be_switched_off(world, build, monkeypatch):
     monkeypatch.setenv("FASTITER_REGISTER", "0")
     loop = Loop(world, build("processes", Rows()))
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        make_warnings_errors()
         for _ in range(10):
             loop.step()
     assert world.machine.registrations == []

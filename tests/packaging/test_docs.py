@@ -32,6 +32,7 @@ OTHERS = (
     "cv2",
     "datasets",
     "jax",
+    "pyarrow",
     "torch",
 )
 

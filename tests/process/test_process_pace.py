@@ -17,6 +17,7 @@ import psutil
 import pytest
 from examples_of import Blocks, Numbered
 from outside import HANG, children, run_script, start_script, wait_until
+from warned import make_warnings_errors
 
 from fastiter import concat_examples
 
@@ -119,7 +120,7 @@ def test_sizes_far_beyond_the_first_batch(make, shared_mem, converter):
             yield index
 
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        make_warnings_errors()
         iterator = make(Growing(44), 4, n_prefetch=2, shared_mem=shared_mem, converter=converter)
         for number in range(22):
             first = 4 * number % 44

@@ -12,6 +12,7 @@ import warnings
 import pytest
 from examples_of import Blocks, Gated, Numbered, SlowToLoad
 from outside import HANG, is_alive, later, pids_of, run_script, sleeps, wait_until
+from warned import make_warnings_errors
 
 from fastiter import MultiprocessIterator
 
@@ -163,7 +164,7 @@ def test_no_warning_for_many_short_fetches(make):
             return index
 
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        make_warnings_errors()
         iterator = begun(make(Slow(64), 64, dataset_timeout=0.4))
         assert next(iterator) == list(range(64))
 
@@ -172,7 +173,7 @@ def test_no_limit_no_warning(make, tmp_path):
     gate = tmp_path / "gate"
     iterator = make(Gated(8, {1}, gate), 4, dataset_timeout=None)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        make_warnings_errors()
 
         def open_the_gate():
             wait_until((tmp_path / "gate.1").exists, "a worker waits at the gate")

@@ -11,6 +11,7 @@ import pytest
 from comparison import assert_same
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from warned import make_warnings_errors
 
 from fastiter import concat_examples
 from fastiter.dataset import Converter
@@ -294,7 +295,7 @@ def test_numbers_need_no_value_for_the_padding_of_other_fields(make, fill):
         np.testing.assert_equal(padded[0, LENGTHS[0] :], np.float32(fill))
 
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        make_warnings_errors()
         check(concat_examples(rows, padding=fill))
         convert = functools.partial(concat_examples, padding=fill)
         iterator = make(rows, len(rows), repeat=True, shuffle=False, converter=convert)
