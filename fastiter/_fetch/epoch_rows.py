@@ -133,7 +133,8 @@ class EpochRows:
         """The indices of rows in any order; of those that do not exist, indices of no row."""
         befores = self._befores
         if befores is None:
-            self._from(0)
+            if self._counts.first:
+                self._counts = _Counts(0, 0, [])
             befores = self._befores = np.array([0, *self._all().ends], dtype=np.int64)
         windows = np.searchsorted(befores[1:], rows, side="right")
         first, step = self._planner.first_index(self._epoch, 0), 1 << self._planner.row_bits

@@ -423,6 +423,10 @@ def _recut(
             Cutting(operator.index(start), operator.index(ranks), tuple(limits))
             for start, ranks, limits in saved_cuts["cuttings"]
         ]
+        for start, ranks, limits in cuttings:
+            are_limits = all(limit is None or 1 <= limit < 1 << 63 for limit in limits)
+            if start < 0 or ranks < 1 or not are_limits or len(limits) != len(ours.limits):
+                raise ValueError(f"cutting {[start, ranks, limits]}")
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the snapshot's {CUTS_KEY!r} cannot be read: {error!r}") from error
     if position == 0 or not cuttings:

@@ -187,3 +187,31 @@ def test_addresses_after_the_limits_have_changed(n_before: int) -> None:
             assert told == [next(following) for _ in range(30)]
     second.seek(n_before)
     assert next(second) == second.batch_at(n_before).indices.tolist()
+
+
+@pytest.mark.parametrize(
+    "cutting",
+    [
+        (0, 1, (None, 5)),  # less than the longest example: never ended
+        (0, 1, (None, 0)),
+        (0, 1, (None, -5)),
+        (0, 1, (None, 1 << 70)),
+        (0, 1, (None, float("nan"))),
+        (0, 1, ("x", 40)),
+        (0, 1, (40,)),
+        (0, 0, (None, 40)),  # a division by zero
+        (-3, 1, (None, 40)),
+    ],
+)
+def test_a_state_whose_cuts_are_damaged_is_refused(cutting):
+    def iterator():
+        sampler = LengthBucketBatchSampler(np.arange(1, 31), max_tokens=40, seed=0)
+        return SerialIterator(list(range(30)), batch_sampler=sampler)
+
+    saved = iterator()
+    for _ in range(3):
+        next(saved)
+    state = saved.state_dict()
+    state["cuts"]["cuttings"] = [cutting]
+    with pytest.raises(ValueError, match="damaged|cannot be read"):
+        iterator().load_state_dict(state)

@@ -149,6 +149,17 @@ def test_an_index_of_another_process_is_of_one_window():
     assert dataset._planner.n_planned == 1
 
 
+def test_rows_are_found_behind_windows_without_rows_that_were_not_counted():
+    documents = [[], [1, 2], [3, 4], [5, 6]]
+    known = TokenDataset(documents, 2, packing="bfd", window=1, seed=0)
+    number = next(e for e in range(99) if known._planner.documents(e, 0)[0] == 0)
+    rows = np.arange(3)
+    expected = known._planner.rows_of(number).named(rows)
+    loaded = TokenDataset(documents, 2, packing="bfd", window=1, seed=0)._planner.rows_of(number)
+    loaded.begin(1, 0)
+    np.testing.assert_array_equal(loaded.named(rows), expected)
+
+
 def test_a_state_whose_window_is_wrong_is_refused():
     iterator = SerialIterator(packed(), 4)
     for _ in range(20):

@@ -87,7 +87,7 @@ class LengthBucketBatchSampler(SeededBatchSampler):
         self._window = checked_optional_int("window", window)
         self._drop_last = checked_flag("drop_last", drop_last)
         self._lengths = _checked_lengths(lengths)
-        longest = int(self._lengths.max())
+        longest = self._longest = int(self._lengths.max())
         if self._max_tokens is not None and longest > self._max_tokens:
             raise ValueError(
                 f"lengths[{int(self._lengths.argmax())}] is {longest}, which max_tokens="
@@ -118,6 +118,11 @@ class LengthBucketBatchSampler(SeededBatchSampler):
             )
         assert self._words is not None
         batch_size, max_tokens = (None if limit is None else int(limit) for limit in cutting.limits)
+        if max_tokens is not None and max_tokens < self._longest:
+            raise ValueError(
+                f"the state has max_tokens={max_tokens}, and there are lengths of {self._longest}: "
+                "it is damaged"
+            )
         likely = n_examples if max_tokens is None else max_tokens // self._mean
         likely = min(likely, batch_size or n_examples)
         window = max(_WINDOW_LEAST, _WINDOW_STEPS * cutting.num_ranks * likely)
