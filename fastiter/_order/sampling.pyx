@@ -8,6 +8,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from fastiter._clib.csrc cimport *
+from fastiter._clib.numpy_api cimport bytes_of
 
 import threading
 
@@ -106,11 +107,10 @@ cdef class Interleaving:
 
     cdef seek(self, Py_ssize_t number):
         """Make the block of that number, whose start is known, the next one."""
-        cdef const int64_t[::1] drawn
+        cdef const int64_t *drawn = int64s(self.starts[number])
         cdef uint32_t i
         if self.mixture.slot == <uint64_t>number * BLOCK_SLOTS:
             return
-        drawn = self.starts[number]
         for i in range(self.mixture.count):
             self.mixture.sources[i].drawn = drawn[i]
         self.mixture.slot = <uint64_t>number * BLOCK_SLOTS
@@ -118,17 +118,18 @@ cdef class Interleaving:
 
     cdef run(self):
         cdef uint64_t first = self.mixture.slot, count, k
-        cdef int64_t[::1] drawn
+        cdef int64_t *drawn
+        cdef uint16_t *sources
         cdef uint32_t i
         count = min(<uint64_t>BLOCK_SLOTS, self.size - first)
         out = np.empty(count, dtype=np.uint16)
-        cdef uint16_t[::1] sources = out
+        sources = <uint16_t *>start_of(out)
         with nogil:
-            fi_mixture_run(&self.mixture, count, &sources[0])
+            fi_mixture_run(&self.mixture, count, sources)
         if <uint64_t>len(self.starts) == first // BLOCK_SLOTS + 1:  # for the first time
             self.open_slots += [first + k for k in range(count) if sources[k] == FI_MIXTURE_OPEN]
             after = np.empty(self.mixture.count, dtype=np.int64)
-            drawn = after
+            drawn = int64s(after)
             for i in range(self.mixture.count):
                 drawn[i] = self.mixture.sources[i].drawn
             self.starts.append(after)
@@ -141,22 +142,13 @@ def place(sources, counts, part_of):
     ``counts``, int64 array (sources,), says how often each source was drawn before, and afterwards how often
     after. ``part_of(source, start, count)`` gives the indices of these draws of a source.
     """
-    cdef const uint16_t[::1] slots = sources
-    cdef int64_t[::1] drawn = counts
-    cdef Py_ssize_t n = slots.shape[0], k, source
-    cdef int64_t[::1] left = np.bincount(sources, minlength=len(counts))
-    out = np.empty(n, dtype=np.int64)
-    cdef int64_t[::1] indices = out
-    cdef int64_t[::1] ends = np.cumsum(left)
-    parts = [part_of(source, drawn[source], left[source])
-             for source in range(left.shape[0]) if left[source]]
-    cdef const int64_t[::1] joined = np.concatenate(parts)
-    for source in range(left.shape[0]):
-        drawn[source] += left[source]
-    for k in range(n):
-        source = slots[k]
-        indices[k] = joined[ends[source] - left[source]]
-        left[source] -= 1
+    drawn = np.bincount(sources, minlength=len(counts))
+    parts = [part_of(source, int(counts[source]), int(drawn[source]))
+             for source in np.flatnonzero(drawn).tolist()]
+    counts += drawn
+    # The places of each source's slots, in order, have its indices.
+    out = np.empty(len(sources), dtype=np.int64)
+    out[np.argsort(sources, kind="stable")] = np.concatenate(parts)
     return out
 
 
@@ -183,17 +175,15 @@ def plan_buckets(lengths, rows, words, *, most_rows, most_tokens, num_ranks, win
     cdef Py_ssize_t n = len(lengths if rows is None else rows), first = 0, count, whole, windows, k
     cdef fi_buckets buckets
     cdef uint64_t carried = 0
-    cdef const uint8_t[::1] data = lengths.view(np.uint8)
-    cdef const int64_t[::1] order
-    cdef uint8_t[::1] marks
-    cdef uint32_t[::1] out, starts
-    cdef int64_t[::1] places
+    cdef const int64_t *order
+    cdef uint32_t *starts
+    cdef int64_t *places
     cdef fi_seed seed
     cdef bint last
 
     if n == 0:
         return np.empty(0, dtype=np.uint32), np.zeros(1, dtype=np.int64)
-    buckets.lengths = &data[0]
+    buckets.lengths = start_of(lengths)
     buckets.wide = lengths.dtype.itemsize == 8
     buckets.most_rows = UINT64_MAX if most_rows is None else most_rows
     buckets.most_tokens = UINT64_MAX if most_tokens is None else most_tokens
@@ -205,8 +195,9 @@ def plan_buckets(lengths, rows, words, *, most_rows, most_tokens, num_ranks, win
     fast_permutation(n, words, ROWS, out=shuffled)
     if rows is not None:
         shuffled[:] = rows[shuffled]
-    order, out, marks = shuffled, buffer, np.zeros(n // 8 + 1, dtype=np.uint8)
-    buckets.out, buckets.marks = &out[0], &marks[0]
+    marks = np.zeros(n // 8 + 1, dtype=np.uint8)
+    order = int64s(shuffled)
+    buckets.out, buckets.marks = <uint32_t *>start_of(buffer), <uint8_t *>start_of(marks)
     windows = max(1, n // window)
     keys = spare = kept = np.empty(0, dtype=np.uint64)
     for k in range(windows):
@@ -221,18 +212,18 @@ def plan_buckets(lengths, rows, words, *, most_rows, most_tokens, num_ranks, win
         if last and drop_last:
             # Of the rows that make no step now, the last in random order are left out.
             kept, carried = as_keys(&buckets), buckets.carried
-            left = fi_buckets_window(&buckets, &order[first], count, True)
+            left = fi_buckets_window(&buckets, order + first, count, True)
             count -= min(<Py_ssize_t>left, count)
             keys[:len(kept)] = kept
             point(&buckets, keys, spare)
             buckets.carried = carried
         with nogil:
-            fi_buckets_window(&buckets, &order[first] if count else NULL, count, False)
+            fi_buckets_window(&buckets, order + first, count, False)
         if count < whole and buckets.batches == 0:  # those left out were needed for a batch
             keys[:len(kept)] = kept
             point(&buckets, keys, spare)
             buckets.carried = carried
-            fi_buckets_window(&buckets, &order[first], whole, False)
+            fi_buckets_window(&buckets, order + first, whole, False)
         first += count
         PyErr_CheckSignals()
     if not drop_last:
@@ -242,17 +233,17 @@ def plan_buckets(lengths, rows, words, *, most_rows, most_tokens, num_ranks, win
     steps = buckets.batches // num_ranks
     cuts = np.empty(buckets.batches + 1, dtype=np.int64)
     fast_permutation(steps, words, STEPS, out=cuts[len(cuts) - steps:])
-    places, starts = cuts, np.empty(steps + 1, dtype=np.uint32)
+    begins = np.empty(steps + 1, dtype=np.uint32)
+    places, starts = int64s(cuts), <uint32_t *>start_of(begins)
     seed.words[0], seed.words[1] = words
     seed = fi_seed_mixed(&seed, TURNS)
     if buckets.batches:
         with nogil:
-            fi_buckets_arrange(&buckets, &seed, &starts[0], &out[n], &places[0])
+            fi_buckets_arrange(&buckets, &seed, starts, buckets.out + n, places)
     else:
         cuts[0] = 0
     buffer[:buckets.written] = buffer[n:n + buckets.written]
     del shuffled
-    order = out = None
     buffer.resize(buckets.written, refcheck=False)
     return buffer, cuts
 
@@ -260,11 +251,18 @@ def plan_buckets(lengths, rows, words, *, most_rows, most_tokens, num_ranks, win
 cdef object as_keys(const fi_buckets *buckets):
     """A copy of the rows that are carried."""
     kept = np.empty(buckets.carried, dtype=np.uint64)
-    cdef uint64_t[::1] items = kept
     if buckets.carried:
-        memcpy(&items[0], buckets.keys, buckets.carried * sizeof(uint64_t))
+        memcpy(start_of(kept), buckets.keys, buckets.carried * sizeof(uint64_t))
     return kept
 
 
-cdef void point(fi_buckets *buckets, uint64_t[::1] keys, uint64_t[::1] spare) noexcept:
-    buckets.keys, buckets.spare = &keys[0], &spare[0]
+cdef void point(fi_buckets *buckets, object keys, object spare) noexcept:
+    buckets.keys, buckets.spare = <uint64_t *>start_of(keys), <uint64_t *>start_of(spare)
+
+
+cdef inline char *start_of(object array) noexcept:
+    return bytes_of(<cnp.PyArrayObject *>array)
+
+
+cdef inline int64_t *int64s(object array) noexcept:
+    return <int64_t *>start_of(array)
