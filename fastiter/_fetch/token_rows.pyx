@@ -10,6 +10,7 @@ cimport cython
 cimport numpy as cnp
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
 
 from fastiter._clib.csrc cimport *
 from fastiter._clib.numpy_api cimport bytes_of, int64_items
@@ -101,7 +102,6 @@ cdef class TokenSource:
 
     @property
     def n_tokens(self):
-        """Tokens of the stream."""
         return self.tokens.n_tokens
 
     @property
@@ -447,20 +447,16 @@ cdef class RowPlanner:
         cdef const int64_t *items = int64_items(rows, &n)
         cdef Segments found
         cdef list given = []
-        cdef int64_t *out
         clear(&found)
         try:
             if not self.resolve(items, n, &found):
                 return None
             for i in range(n):
                 stop = found.starts[i + 1] - found.continues[i]
-                array = np.empty((stop - found.starts[i], 3), np.int64)
-                out = <int64_t *>bytes_of(<cnp.PyArrayObject *>array)
-                for k in range(found.starts[i], stop):
-                    out[0] = found.items[k].document
-                    out[1] = found.items[k].start
-                    out[2] = found.items[k].length
-                    out += 3
+                k = found.starts[i]
+                array = np.empty((stop - k, 3), np.int64)  # as fi_segment is
+                if stop > k:
+                    memcpy(start_of(array), found.items + k, (stop - k) * sizeof(fi_segment))
                 given.append(array)
             return given
         finally:
@@ -488,8 +484,7 @@ cdef class RowPlanner:
                 return None
             return np.full(n, self.length), np.full(n, float(self.length) ** 2)
         token_array, cost_array = np.zeros(n, np.int64), np.zeros(n, np.float64)
-        tokens = <int64_t *>bytes_of(<cnp.PyArrayObject *>token_array)
-        costs = <double *>bytes_of(<cnp.PyArrayObject *>cost_array)
+        tokens, costs = <int64_t *>start_of(token_array), <double *>start_of(cost_array)
         try:
             if not self.resolve(items, n, &found):
                 return None
@@ -505,8 +500,7 @@ cdef class RowPlanner:
 
 
 cdef void clear(Segments *found) noexcept:
-    found.items, found.n, found.room = NULL, 0, 0
-    found.starts, found.continues = NULL, NULL
+    memset(found, 0, sizeof(Segments))
 
 
 cdef void free_all(Segments *found) noexcept:
@@ -547,7 +541,6 @@ cdef class TokenColumn:
         """Writes rows of `length` places; False if one of them does not exist."""
         cdef Segments found
         cdef fi_row_format format = self.format
-        cdef fi_tokens *tokens = &self.source.tokens
         cdef int field = self.field
         cdef fi_row_segments made
         cdef size_t width = self.dtype.itemsize
@@ -569,7 +562,7 @@ cdef class TokenColumn:
                 self.check_lengths(found.items, found.n)
             made.segments, made.starts, made.continues = found.items, found.starts, found.continues
             with nogil:
-                fi_tokens_rows(tokens, &format, field, &made, n, width, target)
+                fi_tokens_rows(&self.source.tokens, &format, field, &made, n, width, target)
             return True
         finally:
             free_all(&found)
