@@ -213,5 +213,5 @@ def test_a_state_whose_cuts_are_damaged_is_refused(cutting):
         next(saved)
     state = saved.state_dict()
     state["cuts"]["cuttings"] = [cutting]
-    with pytest.raises(ValueError, match="damaged|cannot be read"):
+    with pytest.raises(ValueError, match=r"damaged|cannot be read"):
         iterator().load_state_dict(state)
