@@ -172,6 +172,7 @@ def test_local_workers_fetch_what_is_late_on_the_cluster(cluster):
         assert iterator.stats().won > 0
 
 
+@pytest.mark.stress
 def test_as_many_workers_as_help(cluster):
     """One is not enough for this loop, and there are places for two; then none is needed."""
     with remote(cluster, n_workers="auto", n_prefetch=8) as iterator:
