@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -170,6 +171,30 @@ def test_local_workers_fetch_what_is_late_on_the_cluster(cluster):
             same(next(iterator), next(other))
         assert time.monotonic() - since < 15
         assert iterator.stats().won > 0
+
+
+class HangsOnceEach(Slow):
+    """A row hangs on this machine, and one on the cluster."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def __getitem__(self, i):
+        info = fastiter.get_worker_info()
+        met = None if info is None else Path(self.folder) / f"met by {info.id}"
+        if met is not None and i % 16 == 5 and not met.exists():
+            met.touch()
+            time.sleep(1000)
+        return super().__getitem__(i)
+
+
+def test_rows_that_hang_here_and_there(cluster, tmp_path):
+    others = {"n_local": 1, "n_workers": 1, "dataset_timeout": 1.0, "on_timeout": "retry"}
+    with remote(cluster, HangsOnceEach(tmp_path), **others) as iterator, serial() as other:
+        wait_until(lambda: same(next(iterator), next(other)) or len([*tmp_path.iterdir()]) == 2, 60)
+        for _ in range(10):
+            same(next(iterator), next(other))
 
 
 @pytest.mark.stress
