@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from fastiter._clib.csrc cimport fi_arrow_array, fi_chunk, fi_column, fi_span
 
 cdef class ArrowColumn:
+    cdef object __weakref__
     cdef fi_column column
     cdef fi_chunk *chunks
     cdef list arrays  # capsules that keep the buffers alive

@@ -24,6 +24,7 @@ _STRINGS = {
     "large_binary": ("lists", (True,), bytes),
     "binary_view": ("views", (), bytes),
 }
+_MOST_SIZES = 32  # of lists in each other: axes of an array, and room in `ArrowColumn`
 _LISTS = {"list": False, "large_list": True}
 
 
@@ -126,7 +127,7 @@ def _fixed_lists(arrow_type: Any) -> Layout | None:
         sizes.append(arrow_type.list_size)
         arrow_type = arrow_type.value_type
     dtype = number_dtype(arrow_type)
-    if dtype is None or 0 in sizes:
+    if dtype is None or 0 in sizes or len(sizes) >= _MOST_SIZES:
         return None
     return Layout("fixed", dtype, tuple(sizes), inner=tuple(sizes))
 

@@ -21,6 +21,7 @@ import mmap
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
@@ -134,7 +135,8 @@ class RowGroups:
         self._metadata: dict[str, Any] = {}  # of the files that were opened last
         self._names: list[str] = []  # of the columns that are decoded
         self._conversions: list[Callable[[Any], Any]] = []
-        self._columns: list[tuple[int, ArrowColumn]] = []
+        # Columns have these groups: two references would be a cycle, and keep the memory.
+        self._columns: list[tuple[int, weakref.ref[ArrowColumn]]] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -169,7 +171,7 @@ class RowGroups:
     def add(self, name: str, convert: Callable[[Any], Any], column: ArrowColumn) -> None:
         """Have a column of these pages consist of ``convert(array)`` of the column ``name`` of each
         group."""
-        self._columns.append((self._place(name, convert), column))
+        self._columns.append((self._place(name, convert), weakref.ref(column)))
 
     def values(self, name: str, convert: Callable[[Any], Any], arrow_type: Any) -> PagedValues:
         """A column as pyarrow's ChunkedArray gives single values of it."""
@@ -309,8 +311,9 @@ class RowGroups:
         memory = mmap.mmap(self._cells_fd, nbytes, prot=mmap.PROT_READ, offset=offset)
         reader = pa.BufferReader(pa.py_buffer(memory))
         arrays = [pa.ipc.open_stream(reader).read_all().column(0) for _ in self._conversions]
-        for place, column in self._columns:
-            column.set_chunk(group, arrays[place].chunk(0).__arrow_c_array__()[1])
+        for place, reference in self._columns:
+            if (column := reference()) is not None:
+                column.set_chunk(group, arrays[place].chunk(0).__arrow_c_array__()[1])
         self._mapped.pop(group, None)
         self._mapped[group] = load, arrays
         # The memory of groups that are gone comes back with their last mapping.

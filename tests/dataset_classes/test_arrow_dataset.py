@@ -207,6 +207,15 @@ def test_nulls_count_only_in_rows_of_the_dataset() -> None:
     assert ArrowDataset(table[2:], "ids")[0].tolist() == [3]
 
 
+def test_lists_of_a_fixed_size_in_each_other_at_any_depth() -> None:
+    for depth in (31, 32, 70):
+        kind, value = pa.int8(), 5
+        for _ in range(depth):
+            kind, value = pa.list_(kind, 1), [value]
+        found = ArrowDataset(pa.array([value, value], kind))[1]
+        assert np.ravel(found).tolist() == [5] if depth < 32 else found == value
+
+
 def test_lists_of_empty_lists() -> None:
     for kind in (pa.list_(pa.list_(pa.int64())), pa.large_list(pa.list_(pa.int64()))):
         values: list[Any] = [[[], []], [], [[], [], []]]

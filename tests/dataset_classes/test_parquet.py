@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import itertools
 import os
 import pickle
@@ -364,3 +365,17 @@ def test_the_metadata_of_a_file_is_read_once(
     with SerialIterator(dataset, 10, repeat=False, shuffle=False) as iterator:
         assert [example["n"] for batch in iterator for example in batch] == list(range(1000))
     assert len(n_read) >= 50 and sum(n_read) <= 1
+
+
+def test_the_memory_of_row_groups_is_given_back_with_the_dataset(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"a": [1, 2], "s": ["x", "y"]}), path)
+    before = os.listdir("/proc/self/fd")
+    gc.disable()
+    try:
+        dataset = ArrowDataset(path)
+        assert dataset[1]["a"] == 2 and len(os.listdir("/proc/self/fd")) > len(before)
+        del dataset
+        assert os.listdir("/proc/self/fd") == before
+    finally:
+        gc.enable()
