@@ -146,7 +146,7 @@ class Preview(Planner):
                 epoch += 1 + later
         else:
             here = self.n_steps(None, position, first)
-            if n_steps < here:
+            if n_steps < here or n_steps == 0:  # at 0 a rest without a batch is still to come
                 position += n_steps * whole
             else:
                 later, n_steps = divmod(n_steps - here, self.n_steps(None, 0, rest))

@@ -170,6 +170,24 @@ def test_far_steps():
     assert next(again) == next(iterator)
 
 
+def test_seek_to_where_it_stands_keeps_a_rest_that_has_no_batch():
+    """Loaded with batches too large for what is left, and then with smaller ones."""
+
+    def iterator(batch_size: int, state: Any = None) -> SerialIterator:
+        sampler = ShuffleOrderSampler(3)
+        made = SerialIterator(range(N), batch_size, order_sampler=sampler, drop_last=True)
+        if state is not None:
+            made.load_state_dict(state)
+        return made
+
+    first = iterator(4)
+    seen = [index for _ in range(4) for index in next(first)]
+    larger = iterator(8, first.state_dict())
+    larger.seek(larger.step)
+    assert set(seen + next(iterator(7, larger.state_dict()))) == set(range(N))
+    assert next(larger) == next(iterator(8, first.state_dict()))
+
+
 def test_steps_that_are_left_out(make):
     """Like batches that were not looked at; what they said of epochs, the next one says."""
     arguments = {"order_sampler": ShuffleOrderSampler(2)}
