@@ -42,6 +42,7 @@ class RowWriter(SlotWriter):
 _Place: TypeAlias = tuple[int, int, int]
 _Pieces: TypeAlias = tuple[list[Any] | None, Any, int, bytes, list[tuple[int, int, int]]]
 
+@disjoint_base
 class PartWriter(RowWriter):
     batch_converter: BatchConverter | None
     def take(self, most_sleep: int, least: int) -> Any: ...  # rows, (), or None
