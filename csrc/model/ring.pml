@@ -146,7 +146,8 @@ bool finished;
 
 /* A worker that sleeps looks now and then for a row to hedge. The limits to that, one hedge for each
  * row and a share of all, are left out: any one will do here. */
-#define can_hedge(i) (n_hedges < HEDGES && row[(i) % (S * B)].code == FETCH)
+#define is_open(i) (row[i].code == FETCH || row[i].code == TODO)
+#define can_hedge(i) (n_hedges < HEDGES && is_open((i) % (S * B)))
 #define any_to_hedge (may_hedge && (can_hedge(0) || can_hedge(1) || can_hedge(2) || can_hedge(3)))
 #if PROMISES > 0
 #define may_hedge (w != 0)
@@ -220,7 +221,7 @@ proctype Worker(byte me)
     byte w, current, seen, s, q, n, next, stop_at, r;
     bool rings;
 #ifdef TWO_STEP
-    byte peer, got;
+    byte got;
     bool is_aside;
 #endif
 
@@ -233,7 +234,7 @@ born:
 turn:
 #if HEDGES > 0
         if
-        :: atomic {         /* W5a, of a row that `peer` fetches */
+        :: atomic {         /* W5a, of a row that another worker fetches, or has not begun */
             !stop && any_to_hedge ->
             if
             :: can_hedge(0) -> r = 0
@@ -243,7 +244,12 @@ turn:
             fi;
             n_hedges++; is_aside = true;
             s = r / B; next = r % B; stop_at = next + 1;
-            q = row[r].q; peer = row[r].owner; r = 0
+            q = row[r].q;
+            if
+            :: row[r].code == TODO -> set_word(row[r], q, w, FETCH)
+            :: else
+            fi;
+            r = 0
         }
         goto hedge
         :: skip
@@ -257,7 +263,7 @@ turn:
             :: r = 0
             :: r = n_promised - 1
             fi;
-            n_promised--; is_aside = true; peer = w;
+            n_promised--; is_aside = true; got = promised[r].q;
             q = promised[r].q; s = promised[r].s; n = promised[r].n;
             next = promised[r].r; stop_at = next + 1;
             promised[r].q = promised[n_promised].q; promised[r].s = promised[n_promised].s;
@@ -317,42 +323,36 @@ claim:  atomic { q = claim_q[s]; next = claim_next[s] }       /* W4 */
 #ifdef TWO_STEP
             atomic {        /* W5a */
                 if
-                :: row_is(s, next, q, TODO) -> set_word(row[AT(s, next)], q, w, FETCH); peer = w
+                :: row_is(s, next, q, TODO) -> set_word(row[AT(s, next)], q, w, FETCH)
+                :: row_is(s, next, q, TODO) /* the word of a cheap row stays as it is */
                 :: else -> next++; goto rows
                 fi
             }
 hedge:      atomic { got = index_of[AT(s, next)]; n = rows_of[s] }
-            atomic {        /* the same word still? Then it was this row's index */
-                if
-#ifndef MISTAKE_INDEX_UNCHECKED
-                :: !(row_is(s, next, q, FETCH) && row[AT(s, next)].owner == peer) -> goto lost
-#endif
-                :: else -> assert(got == q); got = 0
-                fi
-            }
 #if PROMISES > 0
             atomic {
                 if
                 :: w == 0 ->
                     promised[n_promised].q = q; promised[n_promised].s = s;
                     promised[n_promised].n = n; promised[n_promised].r = next;
-                    n_promised++; next++;
+                    n_promised++; next++; got = 0;
                     goto rows
                 :: else
                 fi
             }
 #endif
 #ifndef MISTAKE_WRITTEN_UNOWNED
-win:        atomic {        /* W5b */
+win:        atomic {        /* W5b, whoever else fetches the row */
                 if
-#ifndef MISTAKE_ANSWER_WITHOUT_SEQUENCE
-                :: row_is(s, next, q, FETCH) && row[AT(s, next)].owner == peer ->
+#if !defined(MISTAKE_WON_WITHOUT_SEQUENCE) && !defined(MISTAKE_ANSWER_WITHOUT_SEQUENCE)
+                :: row[AT(s, next)].q == q && is_open(AT(s, next)) ->
 #else
-                :: row[AT(s, next)].code == FETCH && row[AT(s, next)].owner == peer ->
+                :: is_open(AT(s, next)) ->
 #endif
                     set_word(row[AT(s, next)], q, w, OWNED)
                 :: else -> goto lost
-                fi
+                fi;
+                assert(got == q); got = 0
             }
 #endif
 #else
@@ -519,7 +519,7 @@ leave:
             current = 0; seen = 0; s = 0; q = 0; n = 0; next = 0; stop_at = 0; r = 0;
             rings = false
 #ifdef TWO_STEP
-            ; peer = 0; got = 0; is_aside = false
+            ; got = 0; is_aside = false
 #endif
 #if PROMISES > 0
             ; do

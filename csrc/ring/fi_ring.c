@@ -161,3 +161,14 @@ void fi_wake_parent(const fi_ring *ring, uint64_t q)
     if (atomic_exchange_explicit(ring->pwait, 0, memory_order_relaxed) != 0)
         fi_event_ring(ring->event);
 }
+
+int64_t fi_oldest_fetch(const fi_ring *ring)
+{
+    int64_t oldest = 0;
+    for (uint32_t w = 0; w < ring->geometry.workers; w++) {
+        int64_t since = fi_load_relaxed(&ring->worker_stats[w].since);
+        if (since > 0 && (oldest == 0 || since < oldest))
+            oldest = since;
+    }
+    return oldest;
+}

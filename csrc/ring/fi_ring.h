@@ -300,6 +300,9 @@ int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t committed, uint6
 int fi_heap_take(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *offset,
                  uint64_t *need, uint64_t *have);
 
+/* Since when the longest of the workers' present fetches is under way (fi_now_ns); 0: there is none. */
+int64_t fi_oldest_fetch(const fi_ring *ring);
+
 /* Wakes the parent if it sleeps for sequence q (FI_ANY: for whatever). Called by workers, after
  * F1 or F2. */
 void fi_wake_parent(const fi_ring *ring, uint64_t q);

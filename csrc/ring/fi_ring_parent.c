@@ -550,6 +550,15 @@ static bool has_row(uint64_t word, uint64_t q, uint32_t worker, bool is_written)
     return (is_written && is_of(word, q, worker, FI_OWNED)) || is_of(word, q, worker, FI_FETCH);
 }
 
+/* Does a worker fetch a row that it has announced only? Then the row is free already. */
+static bool has_announced(const fi_parent *parent, uint32_t worker, uint32_t slot, uint32_t row)
+{
+    const fi_ring *ring = parent->ring;
+    uint64_t q = parent->slot[slot].q;
+    return fi_worker_stat_fetches(ring->worker_stats + worker, own_indices(parent, slot)[row]) &&
+           fi_load_acquire(fi_row_word(ring, slot, row)) == fi_word(q, 0, FI_TODO, 0);
+}
+
 uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *losses, uint32_t most)
 {
     const fi_ring *ring = parent->ring;
@@ -565,6 +574,12 @@ uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *los
         if (found < most &&
             is_of(fi_load_acquire(&ring->slots[slot].state), record->q, worker, FI_FINISHING))
             losses[found++] = (fi_loss){slot, FI_LOSS_FINISH, record->q};
+    }
+    for (uint32_t slot = 0; found == 0 && most > 0 && slot < ring->geometry.slots; slot++) {
+        const fi_slot_record *record = parent->slot + slot;
+        for (uint32_t row = 0; scheduled(record) && row < record->n && found == 0; row++)
+            if (has_announced(parent, worker, slot, row))
+                losses[found++] = (fi_loss){slot, row, record->q};
     }
     return found;
 }
@@ -587,10 +602,13 @@ void fi_parent_return(fi_parent *parent, uint32_t worker, bool is_dead, const fi
      * fetched may have got another owner. */
     _Atomic uint64_t *place = fi_row_word(ring, loss->slot, loss->row);
     uint64_t word = fi_load_relaxed(place);
+    if (poison && has_announced(parent, worker, loss->slot, loss->row))
+        (void)fi_parent_give_up_row(parent, loss->slot, loss->row);
     while (has_row(word, loss->q, worker, is_dead) &&
            !atomic_compare_exchange_weak_explicit(place, &word, fi_word(loss->q, 0, code, 0),
                                                   memory_order_release, memory_order_relaxed)) {
     }
+    fi_worker_stat_fetch_ends(ring->worker_stats + worker); /* or it would have announced the row */
 }
 
 /* R3 and R4: every hint back to the start, then tell the workers to sweep again from the head. */
@@ -637,17 +655,6 @@ void fi_parent_offer_singly(fi_parent *parent)
 bool fi_parent_is_asleep(const fi_parent *parent, uint32_t worker)
 {
     return fi_load_relaxed(parent->ring->bells + worker) == 1;
-}
-
-int64_t fi_parent_oldest_fetch(const fi_parent *parent)
-{
-    int64_t oldest = 0;
-    for (uint32_t w = 0; w < parent->ring->geometry.workers; w++) {
-        int64_t since = fi_load_relaxed(&parent->ring->worker_stats[w].since);
-        if (since > 0 && (oldest == 0 || since < oldest))
-            oldest = since;
-    }
-    return oldest;
 }
 
 bool fi_parent_stalled(const fi_parent *parent)

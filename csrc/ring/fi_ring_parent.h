@@ -137,8 +137,6 @@ void fi_parent_offer_singly(fi_parent *parent);
 
 /* Whether a worker waits for work and was not told yet that there is some: then it owns nothing. */
 bool fi_parent_is_asleep(const fi_parent *parent, uint32_t worker);
-/* Since when the longest of the workers' present fetches is under way (fi_now_ns); 0: there is none. */
-int64_t fi_parent_oldest_fetch(const fi_parent *parent);
 
 /* R3, R4, R6 for the stall timer: restores every hint, and wakes all workers whatever their bells
  * say. Harmless at any time. */

@@ -99,8 +99,7 @@ static bool all_done(const fi_ring *ring, uint32_t slot, uint32_t q, uint32_t n)
 #ifndef LATE_NS
 #define LATE_NS 5000000 /* and as this, a row that is hedged has been under way */
 #endif
-#define BEHIND_NS (LATE_NS / 5)    /* one behind which others wait that were claimed with it */
-#define LATE_LOOK_NS (LATE_NS / 5) /* between two looks of a worker */
+#define BEHIND_NS (LATE_NS / 5) /* one behind which others wait that were claimed with it */
 
 /* After how many nanoseconds a row is late; FI_FOR_EVER as long as none has been fetched. */
 static int64_t late_after(const fi_ring *ring)
@@ -113,6 +112,17 @@ static int64_t late_after(const fi_ring *ring)
     if (rows == 0)
         return FI_FOR_EVER;
     return (int64_t)fi_min_u64(fi_max_u64(LATE_MEANS * (ns / rows), LATE_NS), FI_FOR_EVER - 1);
+}
+
+/* Who fetches a row whose word does not say so, or `workers`. An index may stand in the batches twice:
+ * either row will do. */
+static uint32_t announced_by(const fi_ring *ring, uint32_t slot, uint32_t row)
+{
+    int64_t index = fi_row_index_now(ring, slot, row);
+    uint32_t w = 0;
+    while (w < ring->geometry.workers && !fi_worker_stat_fetches(ring->worker_stats + w, index))
+        w++;
+    return w;
 }
 
 /* What a scan of a batch has found. */
@@ -135,20 +145,26 @@ static late_rows scan_rows(const fi_ring *ring, uint32_t slot, uint32_t q, uint3
         uint64_t word = fi_load_acquire(fi_row_word(ring, slot, row)); /* pairs with begin_row */
         uint32_t fetcher = fi_word_owner(word), unhedged = FI_WHOLE_BATCH;
         next = row + 1;
-        if (word == fi_word(q, 0, FI_TODO, 0) && found.todo == FI_WHOLE_BATCH)
-            found.todo = row;
-        if ((word & ~(uint64_t)0xff) != fi_word(q, fetcher, FI_FETCH, 0) ||
-            fetcher >= ring->geometry.workers)
-            continue;
-        if (!(fi_word_flags(word) & FI_HEDGED))
+        if (word == fi_word(q, 0, FI_TODO, 0)) {
+            fetcher = announced_by(ring, slot, row);
             unhedged = row;
-        for (; next < n; next++) {
-            word = fi_load_relaxed(fi_row_word(ring, slot, next));
-            if ((word & ~(uint64_t)0xff) != fi_word(q, fetcher, FI_FETCH, 0))
-                break;
-            if (unhedged == FI_WHOLE_BATCH && !(fi_word_flags(word) & FI_HEDGED))
-                unhedged = next;
+            if (fetcher == ring->geometry.workers && found.todo == FI_WHOLE_BATCH)
+                found.todo = row;
+        } else if ((word & ~(uint64_t)0xff) != fi_word(q, fetcher, FI_FETCH, 0)) {
+            continue;
+        } else {
+            if (!(fi_word_flags(word) & FI_HEDGED))
+                unhedged = row;
+            for (; next < n; next++) {
+                word = fi_load_relaxed(fi_row_word(ring, slot, next));
+                if ((word & ~(uint64_t)0xff) != fi_word(q, fetcher, FI_FETCH, 0))
+                    break;
+                if (unhedged == FI_WHOLE_BATCH && !(fi_word_flags(word) & FI_HEDGED))
+                    unhedged = next;
+            }
         }
+        if (fetcher >= ring->geometry.workers)
+            continue;
         int64_t since = fi_load_relaxed(&ring->worker_stats[fetcher].since);
         if (since <= 0)
             continue; /* an overwritten word, for it says when before it has the row */
@@ -176,7 +192,10 @@ static late_rows scan_rows(const fi_ring *ring, uint32_t slot, uint32_t q, uint3
 static int64_t find_late(fi_worker *worker, uint64_t end, int64_t now, fi_claim *claim)
 {
     fi_ring *ring = worker->ring;
-    int64_t limit = late_after(ring), wait = FI_FOR_EVER;
+    int64_t oldest = fi_oldest_fetch(ring), wait = FI_FOR_EVER;
+    /* Where nothing is slow, the lines that others write are left alone. */
+    bool is_calm = oldest == 0 || now - oldest < BEHIND_NS;
+    int64_t limit = is_calm ? 0 : late_after(ring);
     uint64_t slots = ring->geometry.slots, head = fi_load_acquire(&ring->board->head);
     end = fi_min_u64(end, head + slots);
     for (uint64_t q = head; q < end; q++) {
@@ -190,6 +209,10 @@ static int64_t find_late(fi_worker *worker, uint64_t end, int64_t now, fi_claim 
             fi_word_q(word) != (uint32_t)q || (uint32_t)word < n ||
             n > ring->geometry.rows || fi_load_relaxed(&s->worker) > 0)
             continue;
+        if (is_calm) {
+            wait = LATE_NS;
+            continue;
+        }
         late_rows found = scan_rows(ring, slot, (uint32_t)q, n, now, limit);
         bool is_behind = found.todo != FI_WHOLE_BATCH;
         int64_t due = 0;
@@ -212,14 +235,14 @@ static int64_t find_late(fi_worker *worker, uint64_t end, int64_t now, fi_claim 
     return wait;
 }
 
-/* The same for batches before the present one, but only now and then. */
-static int64_t look_for_late(fi_worker *worker, fi_claim *claim)
+/* The same for batches before the present one, at most once for each tick of the coarse clock. */
+static bool has_late(fi_worker *worker, fi_claim *claim)
 {
-    int64_t now = fi_now_ns();
-    if (now < worker->next_look)
-        return worker->next_look - now;
-    worker->next_look = now + LATE_LOOK_NS;
-    return find_late(worker, worker->current, now, claim);
+    int64_t tick = fi_coarse_ns();
+    if (tick == worker->last_look)
+        return false;
+    worker->last_look = tick;
+    return find_late(worker, worker->current, fi_now_ns(), claim) == 0;
 }
 
 /* W1 to W3: enters the slot of the next sequence, sleeping while there is none. False: a claim `is_aside`
@@ -228,6 +251,9 @@ static bool enter_slot(fi_worker *worker, fi_claim *claim)
 {
     fi_ring *ring = worker->ring;
     fi_board *board = ring->board;
+    /* At first without a look: most batches come earlier, and a shorter sleep than a tick of the kernel
+     * costs a microsecond more. */
+    int64_t most = worker->hedges ? LATE_NS : FI_FOR_EVER;
     for (;;) {
         if (worker->leave || fi_worker_leaves(worker))
             return false;
@@ -235,16 +261,21 @@ static bool enter_slot(fi_worker *worker, fi_claim *claim)
         if (redo != worker->seen) {
             worker->seen = redo;
             worker->current = 0;
+            worker->rewound = fi_load_acquire(&board->tail);
         }
         /* A4, pairs with the parent's stores of head and of tail (S7). */
         worker->current = fi_max_u64(worker->current, fi_load_acquire(&board->head));
         if (worker->current >= fi_load_acquire(&board->tail)) {
-            int64_t most = worker->hedges ? look_for_late(worker, claim) : FI_FOR_EVER;
-            if (most == 0 || worker->most_sleep == 0)
+            if (worker->most_sleep == 0)
                 return false;
             sleep_for_work(worker, most < worker->most_sleep ? most : worker->most_sleep);
             if (worker->most_sleep < FI_FOR_EVER)
                 worker->most_sleep = 0;
+            if (worker->hedges && !has_work(worker)) {
+                most = find_late(worker, worker->current, fi_now_ns(), claim);
+                if (most == 0)
+                    return false;
+            }
             continue;
         }
         uint32_t slot = fi_load_relaxed(ring->map + worker->current % ring->geometry.slots);
@@ -356,7 +387,7 @@ enum fi_claim_kind fi_worker_next(fi_worker *worker, fi_claim *claim)
                    : worker->leave || fi_worker_leaves(worker) ? FI_CLAIM_STOP
                                                           : FI_CLAIM_NONE;
         if (worker->hedges && worker->current > fi_load_relaxed(&worker->ring->board->head) &&
-            look_for_late(worker, claim) == 0)
+            has_late(worker, claim))
             return FI_CLAIM_ROWS; /* instead of beginning a batch behind theirs */
         if (take_range(worker, claim))
             return FI_CLAIM_ROWS;
@@ -415,13 +446,16 @@ static bool begin_row(const fi_claim *claim, _Atomic uint64_t *place)
         memory_order_relaxed);
 }
 
-static bool begin_hedge(const fi_ring *ring, const fi_claim *claim, _Atomic uint64_t *place)
+/* A row that its fetcher has announced only becomes the hedger's own promise. */
+static bool begin_hedge(const fi_worker *worker, const fi_claim *claim, _Atomic uint64_t *place)
 {
-    fi_board *board = ring->board;
+    fi_board *board = worker->ring->board;
     if (!take_hedge(board))
         return false;
     if (!swap_owned(place, fi_word(claim->q, claim->fetcher, FI_FETCH, 0),
-                    fi_word(claim->q, claim->fetcher, FI_FETCH, FI_HEDGED))) {
+                    fi_word(claim->q, claim->fetcher, FI_FETCH, FI_HEDGED)) &&
+        !swap_owned(place, fi_word(claim->q, 0, FI_TODO, 0),
+                    fi_word(claim->q, worker->number, FI_FETCH, FI_HEDGED))) {
         atomic_fetch_add_explicit(&board->hedges, FI_ONE_HEDGE, memory_order_relaxed);
         return false;
     }
@@ -430,33 +464,43 @@ static bool begin_hedge(const fi_ring *ring, const fi_claim *claim, _Atomic uint
 }
 
 bool fi_row_promise(const fi_worker *worker, const fi_claim *claim, uint32_t row, int64_t since,
-                    int64_t *index, fi_origin *origin)
+                    int64_t *index)
 {
     fi_ring *ring = worker->ring;
     fi_worker_stat *stat = ring->worker_stats + worker->number;
     _Atomic uint64_t *place = fi_row_word(ring, claim->slot, row);
-    uint64_t fetched = fi_word(claim->q, claim->fetcher, FI_FETCH, 0);
     int64_t before = fi_load_relaxed(&stat->since); /* of other rows of the same call */
     fi_store_relaxed(&stat->since, since);
-    if (claim->fetcher == worker->number ? begin_row(claim, place) : begin_hedge(ring, claim, place)) {
+    if (claim->fetcher == worker->number ? begin_row(claim, place)
+                                         : begin_hedge(worker, claim, place)) {
         *index = fi_row_index_now(ring, claim->slot, row);
-        fi_slot_origin(ring, claim->slot, origin);
         fi_store_relaxed(&stat->index, *index);
-        /* The other worker may have been faster, and the slot have gone to another batch. What slips through
-         * is fetched in vain. */
-        if ((fi_load_acquire(place) & ~(uint64_t)FI_HEDGED) == fetched)
-            return true;
+        return true;
     }
     fi_store_relaxed(&stat->since, before);
     return false;
+}
+
+bool fi_row_announce(const fi_worker *worker, const fi_claim *claim, uint32_t row, int64_t since,
+                     int64_t *index)
+{
+    fi_ring *ring = worker->ring;
+    /* A1 */
+    if (fi_load_acquire(fi_row_word(ring, claim->slot, row)) != fi_word(claim->q, 0, FI_TODO, 0))
+        return false;
+    *index = fi_row_index_now(ring, claim->slot, row);
+    fi_worker_stat_fetches_since(ring->worker_stats + worker->number, *index, since);
+    return true;
 }
 
 bool fi_row_win(const fi_worker *worker, const fi_claim *claim, uint32_t row)
 {
     fi_board *board = worker->ring->board;
     _Atomic uint64_t *place = fi_row_word(worker->ring, claim->slot, row);
-    uint64_t fetched = fi_word(claim->q, claim->fetcher, FI_FETCH, 0), word = fi_load_relaxed(place);
-    while ((word & ~(uint64_t)FI_HEDGED) == fetched) {
+    uint64_t word = fi_load_relaxed(place);
+    /* Whoever has promised to fetch it: an example of this row is there. */
+    while (word == fi_word(claim->q, 0, FI_TODO, 0) ||
+           (fi_word_q(word) == (uint32_t)claim->q && fi_word_code(word) == FI_FETCH)) {
         /* A1: as in fi_row_own, for all that came between has changed the word by swaps. */
         if (atomic_compare_exchange_weak_explicit(
                 place, &word, fi_word(claim->q, worker->number, FI_OWNED, 0), memory_order_acquire,

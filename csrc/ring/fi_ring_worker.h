@@ -22,6 +22,7 @@ typedef struct fi_worker {
     uint32_t number;
     int bell_pipe;     /* read end, or -1 for a futex */
     uint32_t seen;     /* last value of board->redo acted upon */
+    uint64_t rewound;  /* rows of batches before it may be claimed twice, for a worker has died */
     uint32_t least;    /* rows that a range has at least, where that many are left */
     int64_t row_ns;    /* what one row takes, no less than it lately took */
     fi_call_cost call; /* if the dataset fetches several rows in one call */
@@ -32,7 +33,7 @@ typedef struct fi_worker {
     bool hedges;       /* set by the caller before the first claim: it looks for rows that are late */
     bool is_aside;     /* the last claim was out of order: */
     fi_claim aside;     /* in this batch */
-    int64_t next_look; /* for rows that are late, by fi_now_ns */
+    int64_t last_look; /* for rows that are late, by fi_coarse_ns */
     int64_t most_sleep; /* set by the caller: nanoseconds that the next claim may wait for work */
 } fi_worker;
 
@@ -53,10 +54,15 @@ bool fi_worker_finishes(const fi_worker *worker, const fi_claim *claim);
 
 /* W5. True if this worker owns the row from here on; only then may it read the row's index. */
 bool fi_row_own(const fi_worker *worker, const fi_claim *claim, uint32_t row);
-/* The same in two steps. W5a: true if the worker may fetch the row, of which `index` and `origin` are
- * read; it may write nothing yet. Others see that it does so `since` then, by fi_now_ns. */
+/* The same in two steps. W5a: true if the worker may fetch the row, of which `index` is read; it may
+ * write nothing yet. Others see that it does so `since` then, by fi_now_ns. The slot may go to another
+ * batch at any time: such a row is fetched in vain. */
 bool fi_row_promise(const fi_worker *worker, const fi_claim *claim, uint32_t row, int64_t since,
-                    int64_t *index, fi_origin *origin);
+                    int64_t *index);
+/* W5a of cheap rows, where these may be fetched twice: no word tells that this worker fetches the row, so if
+ * one dies meanwhile, others fetch it, too. */
+bool fi_row_announce(const fi_worker *worker, const fi_claim *claim, uint32_t row, int64_t since,
+                     int64_t *index);
 /* W5b. True if the worker owns the row from here on; false if what it has fetched is to be thrown
  * away, for another one has the row. */
 bool fi_row_win(const fi_worker *worker, const fi_claim *claim, uint32_t row);

@@ -64,6 +64,11 @@ static inline void fi_worker_stat_fetches_since(fi_worker_stat *stat, int64_t in
     fi_store_relaxed(&stat->since, since);
 }
 
+static inline bool fi_worker_stat_fetches(const fi_worker_stat *stat, int64_t index)
+{
+    return fi_load_relaxed(&stat->since) > 0 && fi_load_relaxed(&stat->index) == index;
+}
+
 static inline void fi_worker_stat_fetch_ends(fi_worker_stat *stat)
 {
     fi_store_relaxed(&stat->since, 0);

@@ -179,6 +179,7 @@ cdef extern from "ring/fi_ring.h" nogil:
         uint64_t epoch
         uint64_t position
         uint64_t epoch_size
+    int64_t fi_oldest_fetch(const fi_ring *ring)
     void fi_slot_origin(const fi_ring *ring, uint32_t slot, fi_origin *origin)
     uint64_t fi_row_epoch(const fi_origin *origin, uint32_t row, uint32_t n)
     uint64_t fi_slot_committed(const fi_ring *ring, uint32_t slot)
@@ -208,6 +209,7 @@ cdef extern from "ring/fi_ring_worker.h" nogil:
         fi_call_cost call
         bint leave
         bint hedges
+        uint64_t rewound
         int64_t most_sleep
     ctypedef struct fi_claim:
         uint64_t q
@@ -223,7 +225,9 @@ cdef extern from "ring/fi_ring_worker.h" nogil:
     void fi_worker_pace(fi_worker *worker, uint32_t rows, int64_t nanoseconds)
     bint fi_row_own(const fi_worker *worker, const fi_claim *claim, uint32_t row)
     bint fi_row_promise(const fi_worker *worker, const fi_claim *claim, uint32_t row, int64_t since,
-                        int64_t *index, fi_origin *origin)
+                        int64_t *index)
+    bint fi_row_announce(const fi_worker *worker, const fi_claim *claim, uint32_t row, int64_t since,
+                         int64_t *index)
     bint fi_row_win(const fi_worker *worker, const fi_claim *claim, uint32_t row)
     void fi_row_done(const fi_worker *worker, const fi_claim *claim, uint32_t row, uint32_t code)
     size_t fi_rows_before(const fi_worker *worker, const fi_claim *claim, int64_t *indices, size_t most)
@@ -289,7 +293,6 @@ cdef extern from "ring/fi_ring_parent.h" nogil:
     void fi_parent_restore_hints(fi_parent *parent)
     void fi_parent_offer_singly(fi_parent *parent)
     bint fi_parent_is_asleep(const fi_parent *parent, uint32_t worker)
-    int64_t fi_parent_oldest_fetch(const fi_parent *parent)
     bint fi_parent_stalled(const fi_parent *parent)
     void fi_parent_give_up(fi_parent *parent)
     void fi_parent_set_worker_count(fi_parent *parent, uint32_t count)

@@ -205,7 +205,7 @@ cdef class ParentRing:
     def oldest_fetch(self):
         """Since when the longest of the workers' present fetches is under way, in seconds on the
         clock of `now`; 0 if there is none."""
-        return fi_parent_oldest_fetch(&self.parent) / 1e9
+        return fi_oldest_fetch(&self.arena.ring) / 1e9
 
     def start_error(self, uint32_t worker):
         """The bytes that a worker left when it could not start."""

@@ -25,7 +25,6 @@ cdef class PartWriter(RowWriter):
         cdef int kind
         cdef uint32_t row
         cdef list rows = [], indices = []
-        cdef fi_origin origin
         while not rows:
             end.worker.most_sleep = most_sleep
             end.worker.least = least
@@ -36,16 +35,17 @@ cdef class PartWriter(RowWriter):
             elif kind != FI_CLAIM_ROWS:
                 return () if kind == FI_CLAIM_NONE else None
             else:
+                fi_slot_origin(end.worker.ring, end.claim.slot, &self.origin)
                 for row in range(end.claim.first, end.claim.first + end.claim.count):
-                    if fi_row_promise(&end.worker, &end.claim, row, fi_now_ns(), &self.index, &origin):
+                    if fi_row_promise(&end.worker, &end.claim, row, fi_now_ns(), &self.index):
                         rows.append(row)
                         indices.append(self.index)
         fi_worker_stat_fetch_ends(end.stat)
         fi_cpu_meter_look(&self.cpu, end.stat, fi_now_ns())
         self.load_schema()
         record = b"" if self.schema is None else end.arena.schema_record(<uint32_t>self.schema_number)
-        batch = (record, (origin.seed[0], origin.seed[1]),
-                 (origin.epoch, origin.position, origin.epoch_size), None, self.request())
+        batch = (record, (self.origin.seed[0], self.origin.seed[1]),
+                 (self.origin.epoch, self.origin.position, self.origin.epoch_size), None, self.request())
         return (end.claim.q, end.claim.slot, end.claim.n), batch, rows, indices
 
     def leaves(self):

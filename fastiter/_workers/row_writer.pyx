@@ -70,6 +70,7 @@ cdef class RowWriter(SlotWriter):
     cdef uint32_t dice
     cdef bint times_all  # rows of the claim
     cdef bint clocks_all  # of rows in two steps it is known exactly when they were begun
+    cdef bint announces  # rows of the claim, in two steps, by their index only
     cdef bint two_steps  # rows are owned when they have been fetched
     cdef bint is_hedge  # another worker has begun the row
     cdef int64_t begun  # the present claim
@@ -205,6 +206,8 @@ cdef class RowWriter(SlotWriter):
         self.is_hedge = end.claim.fetcher != end.worker.number
         self.own_row = NO_ROW
         self.begun = since
+        if self.two_steps:  # before the row words tell that the slot still has this batch
+            fi_slot_origin(end.worker.ring, end.claim.slot, &self.origin)
         # By the schema of the claim before: the slot's own is read with its first row.
         self.uncached = fi_worker_outruns_cache(&end.worker, self.row_bytes * end.claim.n)
         if self.answer is not None and self.is_made_as_a_whole():
@@ -238,6 +241,9 @@ cdef class RowWriter(SlotWriter):
         self.times_all = self.traces or (
             self.two_steps and (row_ns >= LONG_RANGE_NS or row_ns == 0))
         self.clocks_all = self.two_steps and (self.times_all or is_long)
+        # A single row may be hedged, or suspect. Where rows are hedged, they may be fetched twice.
+        self.announces = (self.end.worker.hedges and not self.clocks_all and claim.count > 1
+                          and claim.q >= self.end.worker.rewound)
         if self.times_all:
             self.weight = 1
             return
@@ -306,7 +312,9 @@ cdef class RowWriter(SlotWriter):
         """Begins to fetch a row without owning it. Others see since when: of cheap rows that is no
         later than the row began, and no earlier than their range or the last tick did."""
         cdef WorkerRing end = self.end
-        return fi_row_promise(&end.worker, &end.claim, row, since, &self.index, &self.origin)
+        if self.announces:
+            return fi_row_announce(&end.worker, &end.claim, row, since, &self.index)
+        return fi_row_promise(&end.worker, &end.claim, row, since, &self.index)
 
     cdef bint is_made_as_a_whole(self) noexcept:
         """Whether the batch has a single row without columns, and what it is told is no seeds."""
@@ -486,8 +494,7 @@ cdef class RowWriter(SlotWriter):
         cdef list rows = [], indices = []
         for row in range(end.claim.first, end.claim.first + end.claim.count):
             if self.two_steps:
-                if fi_row_promise(
-                        &end.worker, &end.claim, row, since, &self.index, &self.origin):
+                if fi_row_promise(&end.worker, &end.claim, row, since, &self.index):
                     rows.append(row)
                     indices.append(self.index)
             elif fi_row_own(&end.worker, &end.claim, row):

@@ -9,7 +9,7 @@
 #include "os/fi_platform.h"
 
 static void fall_asleep(_Atomic uint32_t *bell);
-static bool asleep;
+static bool asleep, rested;
 static int64_t nap; /* for how long it would sleep */
 
 /* fi_ring_worker.c with a sleep that returns, for no other thread could wake this one. */
@@ -33,6 +33,10 @@ static fixture *now; /* the one that fall_asleep belongs to */
 static void fall_asleep(_Atomic uint32_t *bell)
 {
     CHECK_EQ(fi_load_relaxed(bell), 1);
+    if (now->workers[bell - now->ring.bells].hedges && !rested) {
+        rested = true; /* it looks for late rows when it has slept once */
+        return;
+    }
     asleep = true;
     fi_store_relaxed(&now->ring.board->stop, 1); /* makes the claim end */
 }
@@ -102,8 +106,8 @@ static inline uint32_t slot_of(const fixture *f, uint64_t q)
 /* What worker w is told to do; CLAIM_SLEEP: it would sleep now. */
 static inline int next_claim(fixture *f, uint32_t w, fi_claim *claim)
 {
-    asleep = false;
-    f->workers[w].next_look = 0;
+    asleep = rested = false;
+    f->workers[w].last_look = 0;
     int kind = fi_worker_next(f->workers + w, claim);
     if (asleep) {
         CHECK_EQ(kind, FI_CLAIM_STOP);

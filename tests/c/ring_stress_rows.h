@@ -106,9 +106,9 @@ static void fill_row(const fi_worker *worker, const fi_claim *claim, uint32_t ro
 static void fill_in_two_steps(const fi_worker *worker, const fi_claim *claim, uint64_t *seed)
 {
     int64_t index;
-    fi_origin origin;
     for (uint32_t row = claim->first; row < claim->first + claim->count; row++) {
-        if (!fi_row_promise(worker, claim, row, fi_now_ns(), &index, &origin))
+        bool is_promised = claim->fetcher != worker->number || draw(seed, 2);
+        if (!(is_promised ? fi_row_promise : fi_row_announce)(worker, claim, row, fi_now_ns(), &index))
             continue;
         step();
         for (uint64_t i = draw(seed, 8) ? 0 : draw(seed, 100); i > 0; i--)

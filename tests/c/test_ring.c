@@ -452,7 +452,6 @@ static void test_many_ranges_at_a_time(void)
 {
     fixture f;
     fi_claim claim, held[8];
-    fi_origin origin;
     int64_t index;
     uint32_t count = 0;
     set_up(&f, 0);
@@ -463,7 +462,7 @@ static void test_many_ranges_at_a_time(void)
     worker->least = 2;
     while (fi_worker_next(worker, &claim) == FI_CLAIM_ROWS) {
         for (uint32_t row = claim.first; row < claim.first + claim.count; row++)
-            CHECK(fi_row_promise(worker, &claim, row, fi_now_ns(), &index, &origin));
+            CHECK(fi_row_promise(worker, &claim, row, fi_now_ns(), &index));
         held[count++] = claim;
     }
     CHECK_EQ(count, 2);

@@ -443,20 +443,19 @@ static void has_taken(fixture *f, uint32_t w)
 static uint64_t begin_hedge_of_slow_row(fixture *f, fi_claim *first, fi_claim *hedge)
 {
     int64_t index;
-    fi_origin origin;
     set_up(f, 0);
     fi_parent_set_hedge(&f->parent, 1);
     f->workers[0].hedges = f->workers[1].hedges = f->workers[2].hedges = true;
     uint64_t q = schedule(f, 2);
     CHECK_EQ(next_claim(f, 0, first), FI_CLAIM_ROWS);
     CHECK(first->first == 0 && first->count == 1);
-    CHECK(fi_row_promise(f->workers, first, 0, fi_now_ns(), &index, &origin));
+    CHECK(fi_row_promise(f->workers, first, 0, fi_now_ns(), &index));
     CHECK_EQ(index, 1000 * (int64_t)q);
     CHECK_EQ(next_claim(f, 1, hedge), FI_CLAIM_ROWS);
-    CHECK(fi_row_promise(f->workers + 1, hedge, 1, fi_now_ns(), &index, &origin));
+    CHECK(fi_row_promise(f->workers + 1, hedge, 1, fi_now_ns(), &index));
     fi_claim other = *hedge;
     other.fetcher = 2;
-    CHECK(!fi_row_promise(f->workers + 2, &other, 1, fi_now_ns(), &index, &origin)); /* not twice */
+    CHECK(!fi_row_promise(f->workers + 2, &other, 1, fi_now_ns(), &index)); /* not twice */
     CHECK(fi_row_win(f->workers + 1, hedge, 1));
     fi_row_done(f->workers + 1, hedge, 1, FI_ROW_OK);
     has_taken(f, 1);
@@ -465,9 +464,9 @@ static uint64_t begin_hedge_of_slow_row(fixture *f, fi_claim *first, fi_claim *h
     fi_store_relaxed(&f->ring.worker_stats[0].since, fi_now_ns() - 3 * LATE_NS);
     CHECK_EQ(next_claim(f, 1, hedge), FI_CLAIM_ROWS);
     CHECK(hedge->first == 0 && hedge->count == 1 && hedge->fetcher == 0);
-    CHECK(fi_row_promise(f->workers + 1, hedge, 0, fi_now_ns(), &index, &origin));
+    CHECK(fi_row_promise(f->workers + 1, hedge, 0, fi_now_ns(), &index));
     CHECK_EQ(index, 1000 * (int64_t)q);
-    CHECK(!fi_row_promise(f->workers + 2, hedge, 0, fi_now_ns(), &index, &origin)); /* nobody hedges it again */
+    CHECK(!fi_row_promise(f->workers + 2, hedge, 0, fi_now_ns(), &index)); /* nobody hedges it again */
     CHECK_EQ(next_claim(f, 2, &other), CLAIM_SLEEP);
     CHECK_EQ(nap, FI_FOR_EVER);
     return q;
@@ -512,7 +511,8 @@ static void test_a_worker_dies_whose_row_is_hedged(void)
 
     begin_hedge_of_slow_row(&f, claims, claims + 1);
     CHECK_EQ(recover(&f, 0, false), 1);
-    CHECK(!fi_row_win(f.workers + 1, claims + 1, 0));
+    CHECK(fi_row_win(f.workers + 1, claims + 1, 0)); /* its example is as good as before */
+    fi_row_done(f.workers + 1, claims + 1, 0, FI_ROW_OK);
     work_all(&f, 2);
     take_ready(&f, true);
     tear_down(&f);
@@ -525,13 +525,12 @@ static void test_rows_are_taken_from_a_stuck_worker(void)
     fi_claim claim;
     fi_loss losses[3];
     int64_t index;
-    fi_origin origin;
     set_up(&f, 0);
     uint64_t q = schedule(&f, 2);
     f.workers[0].least = 2;
     CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
     for (uint32_t row = 0; row < 2; row++)
-        CHECK(fi_row_promise(f.workers, &claim, row, fi_now_ns(), &index, &origin));
+        CHECK(fi_row_promise(f.workers, &claim, row, fi_now_ns(), &index));
     CHECK(fi_row_win(f.workers, &claim, 0));
     CHECK_EQ(fi_parent_losses(&f.parent, 0, losses, 3), 2);
     for (uint32_t row = 0; row < 2; row++)
@@ -551,6 +550,61 @@ static void test_rows_are_taken_from_a_stuck_worker(void)
     tear_down(&f);
 }
 
+/* Cheap rows: the word does not say who fetches the row, and others find it by its index. */
+static void test_rows_that_are_announced_only(void)
+{
+    for (uint32_t end = 0; end < 5; end++) {
+        fixture f;
+        fi_claim claim, hedge;
+        fi_loss losses[3];
+        int64_t index;
+        set_up(&f, 0);
+        fi_parent_set_hedge(&f.parent, 1);
+        f.workers[1].hedges = true;
+        uint64_t q = schedule(&f, 2);
+        f.workers[0].least = 2;
+        CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
+        CHECK_EQ(claim.count, 2);
+        CHECK(fi_row_announce(f.workers, &claim, 0, fi_now_ns(), &index));
+        CHECK(fi_row_win(f.workers, &claim, 0));
+        CHECK(!fi_row_announce(f.workers, &claim, 0, fi_now_ns(), &index));
+        fi_worker_stat_fetch_ends(f.ring.worker_stats);
+        fi_row_done(f.workers, &claim, 0, FI_ROW_OK);
+        CHECK_EQ(fi_parent_losses(&f.parent, 0, losses, 3), 0);
+        CHECK(fi_row_announce(f.workers, &claim, 1, fi_now_ns(), &index));
+        CHECK_EQ(index, 1000 * (int64_t)q + 1);
+        CHECK(row_word(&f, claim.slot, 1) == fi_word(q, 0, FI_TODO, 0));
+        CHECK_EQ(fi_parent_losses(&f.parent, 0, losses, 3), 1);
+        CHECK(losses->slot == claim.slot && losses->row == 1 && losses->q == q);
+        if (end < 2) { /* it takes too long, or has died of the row too often */
+            fi_parent_return(&f.parent, 0, end == 1, losses, end == 1);
+            CHECK_EQ(fi_parent_losses(&f.parent, 0, losses, 3), 0);
+            CHECK(row_word(&f, claim.slot, 1) ==
+                  fi_word(q, 0, end == 1 ? FI_POISON : FI_TODO, 0));
+            fi_parent_rewind(&f.parent, 0, -1);
+            work_all(&f, 2);
+        } else { /* it is slow: whoever is faster writes the row, also if the slow one dies */
+            has_taken(&f, 2);
+            fi_store_relaxed(&f.ring.worker_stats[0].since, fi_now_ns() - 3 * LATE_NS);
+            CHECK_EQ(next_claim(&f, 1, &hedge), FI_CLAIM_ROWS);
+            CHECK(hedge.first == 1 && hedge.count == 1 && hedge.fetcher == 0);
+            CHECK(fi_row_promise(f.workers + 1, &hedge, 1, fi_now_ns(), &index));
+            CHECK(row_word(&f, claim.slot, 1) == fi_word(q, 1, FI_FETCH, FI_HEDGED));
+            CHECK_EQ(index, 1000 * (int64_t)q + 1);
+            if (end == 4)
+                CHECK_EQ(recover(&f, 1, false), 1);
+            uint32_t winner = end == 2;
+            CHECK(fi_row_win(f.workers + winner, winner ? &hedge : &claim, 1));
+            CHECK(!fi_row_win(f.workers + !winner, winner ? &claim : &hedge, 1));
+            fi_row_done(f.workers + winner, &claim, 1, FI_ROW_OK);
+            work_all(&f, 2);
+        }
+        if (end != 1) /* an error takes its place */
+            take_ready(&f, true);
+        tear_down(&f);
+    }
+}
+
 static void test_a_stuck_fetch_holds_no_slot(void)
 {
     fixture f;
@@ -568,17 +622,16 @@ static void test_rows_behind_a_slow_one_and_the_share_of_hedges(void)
     fixture f;
     fi_claim claim, other;
     int64_t index;
-    fi_origin origin;
     set_up(&f, 0);
     fi_parent_set_hedge(&f.parent, 0.01);
     f.workers[0].hedges = f.workers[1].hedges = true;
     schedule(&f, ROWS);
     CHECK_EQ(next_claim(&f, 0, &claim), FI_CLAIM_ROWS);
     CHECK(claim.count > 1);
-    CHECK(fi_row_promise(f.workers, &claim, 0, fi_now_ns(), &index, &origin));
+    CHECK(fi_row_promise(f.workers, &claim, 0, fi_now_ns(), &index));
     for (int kind; (kind = next_claim(&f, 1, &other)) == FI_CLAIM_ROWS;)
         own_all(&f, 1, &other, FI_ROW_OK);
-    CHECK(nap > 0 && nap <= BEHIND_NS);
+    CHECK_EQ(nap, LATE_NS);
     has_taken(&f, 1);
     fi_store_relaxed(&f.ring.worker_stats[0].since, fi_now_ns() - 4 * LATE_NS);
     for (uint32_t row = 1; row < claim.count; row++) {
@@ -598,12 +651,11 @@ static void test_rows_behind_a_slow_one_and_the_share_of_hedges(void)
 static void begin_slow_call(fixture *f, uint32_t w, uint32_t n, fi_claim *claim)
 {
     int64_t index;
-    fi_origin origin;
     f->workers[w].least = n;
     CHECK_EQ(next_claim(f, w, claim), FI_CLAIM_ROWS);
     CHECK(claim->first == 0 && claim->count == n);
     for (uint32_t row = 0; row < n; row++)
-        CHECK(fi_row_promise(f->workers + w, claim, row, fi_now_ns(), &index, &origin));
+        CHECK(fi_row_promise(f->workers + w, claim, row, fi_now_ns(), &index));
     fi_store_relaxed(&f->ring.worker_stats[w].since, fi_now_ns() - 3 * (int64_t)n * LATE_NS - 1);
 }
 
@@ -612,7 +664,6 @@ static void test_each_row_of_hung_calls_is_hedged(void)
     fixture f;
     fi_claim calls[2], claim;
     int64_t index;
-    fi_origin origin;
     uint32_t won, finished = 0, hedged = 0;
     set_up(&f, 0);
     fi_parent_set_hedge(&f.parent, 1);
@@ -630,7 +681,7 @@ static void test_each_row_of_hung_calls_is_hedged(void)
         } else if (kind != CLAIM_SLEEP) {
             CHECK_EQ(kind, FI_CLAIM_ROWS);
             CHECK(claim.fetcher != 2);
-            CHECK(fi_row_promise(f.workers + 2, &claim, claim.first, fi_now_ns(), &index, &origin));
+            CHECK(fi_row_promise(f.workers + 2, &claim, claim.first, fi_now_ns(), &index));
             CHECK(fi_row_win(f.workers + 2, &claim, claim.first));
             fi_row_done(f.workers + 2, &claim, claim.first, FI_ROW_OK);
             hedged++;
@@ -649,7 +700,6 @@ static void test_a_call_that_lost_a_row_is_looked_at(void)
         fixture f;
         fi_claim call, other;
         int64_t index;
-        fi_origin origin;
         set_up(&f, 0);
         fi_parent_set_hedge(&f.parent, 1);
         f.workers[0].hedges = f.workers[1].hedges = true;
@@ -659,12 +709,12 @@ static void test_a_call_that_lost_a_row_is_looked_at(void)
         CHECK_EQ(call.count, 2);
         other = call;
         other.fetcher = late ? 0 : 1;
-        CHECK(fi_row_promise(f.workers, &call, 0, fi_now_ns(), &index, &origin));
-        CHECK(!late || fi_row_promise(f.workers, &call, 1, fi_now_ns(), &index, &origin));
-        CHECK(fi_row_promise(f.workers + 1, &other, 1, fi_now_ns(), &index, &origin));
+        CHECK(fi_row_promise(f.workers, &call, 0, fi_now_ns(), &index));
+        CHECK(!late || fi_row_promise(f.workers, &call, 1, fi_now_ns(), &index));
+        CHECK(fi_row_promise(f.workers + 1, &other, 1, fi_now_ns(), &index));
         CHECK(fi_row_win(f.workers + 1, &other, 1));
         fi_row_done(f.workers + 1, &other, 1, FI_ROW_OK);
-        CHECK(late || !fi_row_promise(f.workers, &call, 1, fi_now_ns(), &index, &origin));
+        CHECK(late || !fi_row_promise(f.workers, &call, 1, fi_now_ns(), &index));
         CHECK(!late || !fi_row_win(f.workers, &call, 1));
         has_taken(&f, 1);
         CHECK_EQ(next_claim(&f, 1, &other), CLAIM_SLEEP);
@@ -677,14 +727,14 @@ static void test_what_a_worker_does_now(void)
 {
     fixture f;
     set_up(&f, 0);
-    CHECK_EQ(fi_parent_oldest_fetch(&f.parent), 0);
+    CHECK_EQ(fi_oldest_fetch(&f.ring), 0);
     fi_worker_stat_fetch_begins(f.ring.worker_stats + 2, 7);
-    int64_t first = fi_parent_oldest_fetch(&f.parent);
+    int64_t first = fi_oldest_fetch(&f.ring);
     CHECK(first > 0 && first <= fi_now_ns());
     fi_store_relaxed(&f.ring.worker_stats[1].since, first + 5);
-    CHECK_EQ(fi_parent_oldest_fetch(&f.parent), first);
+    CHECK_EQ(fi_oldest_fetch(&f.ring), first);
     fi_worker_stat_fetch_ends(f.ring.worker_stats + 2);
-    CHECK_EQ(fi_parent_oldest_fetch(&f.parent), first + 5);
+    CHECK_EQ(fi_oldest_fetch(&f.ring), first + 5);
     CHECK(!fi_parent_is_asleep(&f.parent, 1));
     fi_store_relaxed(f.ring.bells + 1, 1);
     CHECK(fi_parent_is_asleep(&f.parent, 1));
@@ -697,6 +747,7 @@ int main(void)
     test_the_first_to_end_a_row_writes_it();
     test_a_worker_dies_whose_row_is_hedged();
     test_rows_are_taken_from_a_stuck_worker();
+    test_rows_that_are_announced_only();
     test_a_stuck_fetch_holds_no_slot();
     test_rows_behind_a_slow_one_and_the_share_of_hedges();
     test_each_row_of_hung_calls_is_hedged();
