@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable
@@ -28,7 +29,11 @@ from fastiter.torch._state import (
 )
 
 _T_co = TypeVar("_T_co", covariant=True)
-_TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(torch.utils.data.DataLoader).parameters  # 2.6
+
+
+@functools.cache
+def _torch_takes_in_order() -> bool:  # since 2.6
+    return "in_order" in inspect.signature(torch.utils.data.DataLoader).parameters
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -122,7 +127,7 @@ persistent_workers, pin_memory_device, in_order
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
-            **({"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}),
+            **({"in_order": in_order} if _torch_takes_in_order() else {}),
         )
         self.in_order = in_order
         self.snapshot_every_n_steps = snapshot_every_n_steps
