@@ -26,6 +26,7 @@ from fastiter.torch._plans import Delivered, Planned, Plans
 from fastiter.torch._state import (
     Resume,
     epoch_of,
+    draws_globally,
     generators_of,
     is_stateful,
     set_states,
@@ -220,7 +221,7 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
 
     def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
         self._generators = generators_of(loader)
-        self._draws_globally = loader.generator is None
+        self._draws_globally = draws_globally(loader)
         former = torch.get_rng_state()
         if resume is not None:  # so that what is drawn now is what was drawn then
             set_states(self._generators, resume.main["_generator_states"])

@@ -23,6 +23,7 @@ from fastiter.torch._state import (
     Resume,
     epoch_of,
     is_stateful,
+    draws_globally,
     load_program_state,
     program_state,
     unbegun_state,
@@ -187,7 +188,7 @@ persistent_workers, pin_memory_device, in_order
         if iterator is not None:
             return iterator.state_dict()  # type: ignore[no-any-return]
         if self._kept.state is not None:
-            return {**self._kept.state, **program_state(self.generator is None)}
+            return {**self._kept.state, **program_state(draws_globally(self))}
         if self._loaded_state is not None:
             return self._loaded_state
         if not (is_stateful(self.dataset) or is_stateful(self._index_sampler)):

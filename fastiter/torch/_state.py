@@ -46,18 +46,25 @@ def state_of(worker: int, kind: int, fetcher: Any, dataset: Any) -> dict[str, An
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
-    """The generators that an iteration draws from: the loader's, or the global one; and those of
-    its samplers."""
+    """The generators that an iteration draws from: the loader's, and those of its samplers. Where
+    one is None, that is the global one."""
     found = [torch.default_generator if loader.generator is None else loader.generator]
     samplers = [loader.batch_sampler, loader.sampler]
     while samplers:
         sampler = samplers.pop(0)
-        generator = getattr(sampler, "generator", None)
+        generator = getattr(sampler, "generator", found[0])
+        if generator is None:
+            generator = torch.default_generator
         if isinstance(generator, torch.Generator) and all(generator is not g for g in found):
             found.append(generator)
         inner = (getattr(sampler, name, None) for name in ("batch_sampler", "sampler"))
         samplers += [one for one in inner if one is not None and one is not sampler]
     return found
+
+
+def draws_globally(loader: Any) -> bool:
+    """Whether an iteration draws from the global generator."""
+    return torch.default_generator in generators_of(loader)
 
 
 def epoch_of(sampler: Any) -> int | None:
@@ -103,27 +110,27 @@ def own_rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-def program_state(draws_globally: bool) -> dict[str, Any]:
+def program_state(is_drawn_from: bool) -> dict[str, Any]:
     """What is asked of the program when a state is saved: its generator's state, if the loader
     draws from that one."""
-    generators = [torch.default_generator] if draws_globally else []
+    generators = [torch.default_generator] if is_drawn_from else []
     return {"_global_state": states_of(generators), "_rank": own_rank()}
 
 
 def unbegun_state(loader: Any) -> dict[str, Any]:
     """The state before the first iteration, of a loader whose dataset and sampler have none."""
     own = states_of(_own_generators(loader))
-    return {"_unbegun_states": own, **program_state(loader.generator is None)}
+    return {"_unbegun_states": own, **program_state(draws_globally(loader))}
 
 
 def _own_generators(loader: Any) -> list[torch.Generator]:
-    return generators_of(loader)[loader.generator is None :]
+    return [one for one in generators_of(loader) if one is not torch.default_generator]
 
 
 def load_program_state(loader: Any, state: dict[str, Any]) -> None:
     """Set the global generator back, if the loader draws from it; and those of its samplers, if the
     iteration had not begun. Another rank's random numbers are not this one's."""
-    if loader.generator is None and state["_rank"] == own_rank():
+    if draws_globally(loader) and state["_rank"] == own_rank():
         set_states([torch.default_generator], state["_global_state"])
     if "_unbegun_states" in state:
         set_states(_own_generators(loader), state["_unbegun_states"])

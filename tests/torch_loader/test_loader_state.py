@@ -41,6 +41,10 @@ LOADERS = {
     },
     "with replacement": lambda: {"sampler": torch_data.RandomSampler(DATA, True, 30)},
     "weighted": lambda: {"sampler": torch_data.WeightedRandomSampler([1.0] * 46, 30)},
+    "weighted beside a generator": lambda: {
+        "sampler": torch_data.WeightedRandomSampler([1.0] * 46, 30),
+        "generator": torch.Generator().manual_seed(2),
+    },
     "no batches": lambda: {"batch_size": None, "shuffle": True},
 }
 
