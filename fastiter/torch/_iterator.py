@@ -25,8 +25,8 @@ from fastiter._util.failures import capture
 from fastiter.torch._plans import Delivered, Planned, Plans
 from fastiter.torch._state import (
     Resume,
-    epoch_of,
     draws_globally,
+    epoch_of,
     generators_of,
     is_stateful,
     set_states,

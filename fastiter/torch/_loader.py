@@ -21,9 +21,9 @@ from fastiter.torch._in_workers import WorkersIterator
 from fastiter.torch._iterator import Kept, LoaderIterator
 from fastiter.torch._state import (
     Resume,
+    draws_globally,
     epoch_of,
     is_stateful,
-    draws_globally,
     load_program_state,
     program_state,
     unbegun_state,
