@@ -93,7 +93,7 @@ if __name__ == "__main__":
     for _ in range(6):
         next(iterator)
     pids = pids_of(iterator)
-    warnings.simplefilter("error")
+    warnings.simplefilter("error", iterator.TimeoutWarning)
     text = ""
     while "in __getitem__" not in text:  # at first it may be the start of the dead one's successor
         try:

@@ -247,15 +247,16 @@ def test_a_wall_clock_that_jumps(tmp_path, monkeypatch, jumping_clock, method):
         tmp_path,
         textwrap.dedent(
             f"""
-            import os, pathlib, signal, sys, time, warnings
+            import os, pathlib, signal, sys, time
             from examples_of import Gated
             from fastiter import MultiprocessIterator
             from outside import pids_of, wait_until
+            from warned import make_warnings_errors
 
             if __name__ == "__main__":
                 year = 365 * 24 * 3600
                 assert max(abs(time.time() - time.time()) for _ in range(4)) > 20 * year
-                warnings.simplefilter("error")
+                make_warnings_errors()
                 gate = pathlib.Path(sys.argv[0]).with_name("gate")
                 iterator = MultiprocessIterator(
                     Gated(40, {{30}}, gate), 4, n_processes=2, shuffle=False, context={method!r},

@@ -140,7 +140,7 @@ if __name__ == "__main__":
     iterator = MultiprocessIterator(
         range(8), 4, shuffle=False, n_processes=1, dataset_timeout=0.2, context="spawn"
     )
-    warnings.simplefilter("error")
+    warnings.simplefilter("error", MultiprocessIterator.TimeoutWarning)
     try:
         next(iterator)
     except MultiprocessIterator.TimeoutWarning as warning:
