@@ -20,6 +20,7 @@ from fastiter._threads.pool import thread_times
 from fastiter._util.failures import summary_of
 from fastiter._util.units import nbytes_of
 from fastiter.iterators._source import fetch_examples
+from fastiter.iterators.samplers.sharded import ShareOrder
 
 _GROUP_SECONDS = 100e-6  # examples that take less are timed in groups
 _MOST_GROUP = 1024
@@ -171,12 +172,7 @@ def measure(
 
 def part_of(order: Any, start: int, count: int) -> NDArray[np.int64]:
     """``count`` indices of the order from ``start`` on; after its end it starts again."""
-    parts = []
-    while count > 0:
-        start %= len(order)
-        parts.append(np.asarray(order[start : start + count], np.int64))
-        start, count = start + len(parts[-1]), count - len(parts[-1])
-    return np.concatenate(parts)
+    return ShareOrder(order, start, count)[:]
 
 
 def _time(

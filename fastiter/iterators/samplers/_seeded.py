@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
     from typing_extensions import TypeIs
@@ -169,3 +169,34 @@ class OrderBuffers:
 
 def _references(items: Sequence[object], i: int) -> int:
     return sys.getrefcount(items[i])
+
+
+class ComputedOrder:
+    """An epoch's order that is measured, sliced and compared, and never stored as a whole.
+
+    A subclass defines ``__len__``, ``_key()``, which decides about the order, and ``_piece(start,
+    stop)``: indices from a position on, at least one and none behind ``stop``; not to be changed.
+    """
+
+    def __getitem__(self: Any, part: slice) -> npt.NDArray[np.int64]:
+        start, stop, step = part.indices(len(self))
+        if step != 1:
+            raise ValueError(f"a computed order has slices of step 1 only, not {step}")
+        return joined(start, stop, self._piece)
+
+    def __eq__(self: Any, other: object) -> bool:
+        return self._key() == other._key() if type(other) is type(self) else NotImplemented
+
+    def __hash__(self: Any) -> int:
+        return hash(self._key())
+
+
+def joined(start: int, stop: int, piece: Callable[[int, int], Any]) -> npt.NDArray[np.int64]:
+    """A new array of the pieces from ``start`` to ``stop``; see `ComputedOrder`."""
+    pieces = []
+    while start < stop:
+        pieces.append(piece(start, stop))
+        start += len(pieces[-1])
+    if len(pieces) == 1:
+        return pieces[0].copy()  # type: ignore[no-any-return]
+    return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fastiter._util.arguments import checked_int
-from fastiter.iterators.samplers._seeded import SeededSampler
+from fastiter.iterators.samplers._seeded import ComputedOrder, SeededSampler
 from fastiter.iterators.samplers.shuffle import OrderSampler
 
 if TYPE_CHECKING:
@@ -99,9 +99,8 @@ def _checked_ends(ends: Any) -> npt.NDArray[np.int64]:
     return found.astype(np.int64)
 
 
-class BlockOrder:
-    """One epoch's order: measured, sliced, pickled and compared, never stored as a whole. It is
-    that of ``number`` among those of the seed of ``words``."""
+class BlockOrder(ComputedOrder):
+    """One epoch's order: that of ``number`` among those of the seed of ``words``."""
 
     def __init__(
         self,
@@ -135,19 +134,10 @@ class BlockOrder:
     def __len__(self) -> int:
         return self._arguments[0]
 
-    def __getitem__(self, part: slice) -> npt.NDArray[np.int64]:
-        start, stop, step = part.indices(len(self))
-        if step != 1:
-            raise ValueError(f"a block order has slices of step 1 only, not {step}")
-        pieces = []
-        while start < stop:
-            number = int(np.searchsorted(self._starts, start, side="right")) - 1
-            first = int(self._starts[number])
-            pieces.append(self._window_order(number)[start - first : stop - first])
-            start += len(pieces[-1])
-        if len(pieces) == 1:
-            return pieces[0].copy()
-        return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
+    def _piece(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        number = int(np.searchsorted(self._starts, start, side="right")) - 1
+        first = int(self._starts[number])
+        return self._window_order(number)[start - first : stop - first]
 
     def __reduce__(self) -> tuple[type[BlockOrder], tuple[Any, ...]]:
         return BlockOrder, self._arguments
@@ -155,14 +145,6 @@ class BlockOrder:
     def _key(self) -> tuple[Any, ...]:
         n, blocks, *others = self._arguments
         return n, blocks if isinstance(blocks, int) else blocks.tobytes(), *others
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, BlockOrder):
-            return NotImplemented
-        return self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
 
     def _window_order(self, number: int) -> npt.NDArray[np.int64]:
         kept = self._kept

@@ -13,7 +13,7 @@ import numpy as np
 
 from fastiter._util.arguments import checked_int
 from fastiter.iterators.samplers._repeats import repeats_in
-from fastiter.iterators.samplers._seeded import SeededSampler
+from fastiter.iterators.samplers._seeded import ComputedOrder, SeededSampler, joined
 from fastiter.iterators.samplers.shuffle import OrderSampler
 
 if TYPE_CHECKING:
@@ -396,8 +396,8 @@ class Stretch:
         return self._counts + drawn, lags
 
 
-class MixturePasses:
-    """The passes of a `MixtureOrder`, to be sliced."""
+class MixturePasses(ComputedOrder):
+    """The pass through its source that each position of a `MixtureOrder` belongs to."""
 
     def __init__(self, order: MixtureOrder) -> None:
         self._order = order
@@ -405,13 +405,20 @@ class MixturePasses:
     def __len__(self) -> int:
         return len(self._order)
 
-    def __getitem__(self, part: slice) -> npt.NDArray[np.int64]:
-        start, stop, _ = part.indices(len(self))
-        return self._order.passes(start, stop)
+    def _piece(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        from fastiter._order.sampling import BLOCK
+
+        sizes = np.array(self._order._mixture.sizes, dtype=np.int64)
+        stretch = self._order._stretch_of(start)
+        number, place = divmod(start - stretch.start, BLOCK)
+        sources, counts = stretch.block(number)
+        passes: npt.NDArray[np.int64]
+        passes = (counts[sources] + repeats_in(sources)) // sizes[sources]
+        return passes[place : place + stop - start]
 
 
-class MixtureOrder:
-    """One epoch's order: measured, sliced, pickled and compared, never stored as a whole."""
+class MixtureOrder(ComputedOrder):
+    """One epoch's order."""
 
     def __init__(self, mixture: Mixture, number: int) -> None:
         self._mixture = mixture
@@ -428,36 +435,21 @@ class MixtureOrder:
     def __len__(self) -> int:
         return self._mixture.epoch_size
 
-    def __getitem__(self, part: slice) -> npt.NDArray[np.int64]:
-        start, stop, step = part.indices(len(self))
-        if step != 1:
-            raise ValueError(f"a mixture has slices of step 1 only, not {step}")
-        pieces = []
-        while start < stop:
-            first, block = self._block(start)
-            pieces.append(block[start - first : stop - first])
-            start += len(pieces[-1])
-        if len(pieces) == 1:
-            return pieces[0].copy()
-        return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
+    def _piece(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        first, block = self._block(start)
+        return block[start - first : stop - first]
 
     def __reduce__(self) -> tuple[type[MixtureOrder], tuple[Any, ...]]:
         return MixtureOrder, (self._mixture, self._number)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, MixtureOrder):
-            return NotImplemented
-        same = self._number == other._number
-        return same and self._mixture.arguments == other._mixture.arguments
-
-    def __hash__(self) -> int:
-        return hash((self._number, self._mixture.arguments))
+    def _key(self) -> Any:
+        return self._number, self._mixture.arguments
 
     def _block(self, position: int) -> tuple[int, npt.NDArray[np.int64]]:
         """The indices around a position, and where they begin."""
         from fastiter._order import sampling
 
-        stretch = self._stretches[self._stretch_at(position)]
+        stretch = self._stretch_of(position)
         number = (position - stretch.start) // sampling.BLOCK
         first = stretch.start + number * sampling.BLOCK
         if self._kept[0] != first:
@@ -469,34 +461,21 @@ class MixtureOrder:
         """The pass through its source that each position belongs to, to be sliced."""
         return MixturePasses(self)
 
-    def passes(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """The passes at the positions from ``start`` to below ``stop``."""
-        from fastiter._order.sampling import BLOCK
-
-        sizes, pieces = np.array(self._mixture.sizes), []
-        while start < stop:
-            stretch = self._stretches[self._stretch_at(start)]
-            number, place = divmod(start - stretch.start, BLOCK)
-            sources, counts = stretch.block(number)
-            passes = (counts[sources] + repeats_in(sources)) // sizes[sources]
-            pieces.append(passes[place : place + stop - start])
-            start += len(pieces[-1])
-        return np.concatenate(pieces)
-
-    def _stretch_at(self, position: int) -> int:
-        return bisect_right([stretch.start for stretch in self._stretches], position) - 1
+    def _stretch_of(self, position: int) -> Stretch:
+        starts = [stretch.start for stretch in self._stretches]
+        return self._stretches[bisect_right(starts, position) - 1]
 
     def _draws(self, source: int, start: int, count: int) -> npt.NDArray[np.int64]:
         """Indices of the draws of a source, of which ``start`` were before."""
-        size, pieces = self._mixture.sizes[source], []
-        while count > 0:
+        size = self._mixture.sizes[source]
+
+        def of_pass(start: int, stop: int) -> npt.NDArray[np.int64]:
             number, place = divmod(start, size)
-            pieces.append(self._pass(source, number)[place : place + count])
-            start += len(pieces[-1])
-            count -= len(pieces[-1])
-        joined = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        joined += self._mixture.offsets[source]
-        return joined
+            return self._pass(source, number)[place : place + stop - start]
+
+        draws = joined(start, start + count, of_pass)
+        draws += self._mixture.offsets[source]
+        return draws
 
     def _pass(self, source: int, number: int) -> VirtualOrder:
         from fastiter._order.permutation import VirtualOrder, seed_words

@@ -10,7 +10,13 @@ import numpy as np
 
 from fastiter._util.arguments import checked_callable
 from fastiter._util.ranks import sampler_ranks
-from fastiter.iterators.samplers._seeded import Record, SeededSampler, Share, is_seeded
+from fastiter.iterators.samplers._seeded import (
+    ComputedOrder,
+    Record,
+    SeededSampler,
+    Share,
+    is_seeded,
+)
 from fastiter.iterators.samplers.shuffle import OrderSampler, gives_process_orders
 
 if TYPE_CHECKING:
@@ -194,7 +200,7 @@ class ShardedOrderSampler(SeededSampler, OrderSampler):
 
 
 @dataclass(frozen=True)
-class ShareOrder:
+class ShareOrder(ComputedOrder):
     """A part of a computed order; behind the order's end it continues at the start."""
 
     _order: Any
@@ -214,15 +220,6 @@ class ShareOrder:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, part: slice) -> npt.NDArray[np.int64]:
-        start, stop, step = part.indices(self._length)
-        if step != 1:
-            raise ValueError(f"a share has slices of step 1 only, not {step}")
-        n = len(self._order)
-        start, rest = (start + self._start) % n, max(0, stop - start)
-        pieces: list[npt.NDArray[np.int64]] = []
-        while rest > 0 or not pieces:
-            pieces.append(self._order[start : start + rest])
-            rest -= len(pieces[-1])
-            start = 0
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    def _piece(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        place = (start + self._start) % len(self._order)
+        return self._order[place : place + stop - start]  # type: ignore[no-any-return]
