@@ -42,11 +42,6 @@ static bool are_consecutive(const int64_t *rows, size_t n)
     return gaps == 0;
 }
 
-static inline const char *row_at(const void *base, ptrdiff_t stride, int64_t row)
-{
-    return (const char *)base + row * stride;
-}
-
 /* A constant size lets the compiler turn the copy into a few moves; a call of memcpy costs more
  * than moving the 64 bytes of a small example. */
 #define FIXED_SIZES(CASE)                                                                          \
@@ -61,98 +56,76 @@ static inline const char *row_at(const void *base, ptrdiff_t stride, int64_t row
     CASE(64);                                                                                      \
     CASE(128)
 
-/* The last rows, which have nothing ahead of them, are a loop of their own. */
-#define GATHER_ROWS(bytes)                                                       \
-    case (bytes):                                                                \
-        for (; i + MOST_AHEAD < n; i++) {                                        \
-            __builtin_prefetch(row_at(base, stride, rows[i + MOST_AHEAD]));      \
-            memcpy(out + i * (bytes), row_at(base, stride, rows[i]), (bytes));   \
-        }                                                                        \
-        for (; i < n; i++) {                                                     \
-            memcpy(out + i * (bytes), row_at(base, stride, rows[i]), (bytes));   \
-        }                                                                        \
-        break
+#define ALWAYS_INLINE inline __attribute__((always_inline))
 
-static void gather_large_rows(char *out, size_t row_bytes, const void *base, ptrdiff_t stride,
-                         const int64_t *rows, size_t n, bool uncached)
+/* Rows of an array, or what lies anywhere, where `items` is not NULL. */
+typedef struct {
+    const char *base;
+    ptrdiff_t stride;
+    const int64_t *rows;
+    const void *const *items;
+} source;
+
+static ALWAYS_INLINE const char *at(const source *src, size_t i)
 {
-    const size_t ahead = row_bytes < AHEAD_BYTES ? AHEAD_BYTES / row_bytes : 1;
-    size_t lines = (row_bytes + FI_CACHE_LINE - 1) / FI_CACHE_LINE;
+    return src->items != NULL ? src->items[i] : src->base + src->rows[i] * src->stride;
+}
 
-    if (lines > MOST_LINES) {
-        lines = MOST_LINES;
-    }
+static ALWAYS_INLINE void gather_large(char *out, size_t bytes, const source *src, size_t n,
+                                       bool uncached)
+{
+    const size_t ahead = bytes < AHEAD_BYTES ? AHEAD_BYTES / bytes : 1;
+    const size_t lines = fi_min_u64((bytes + FI_CACHE_LINE - 1) / FI_CACHE_LINE, MOST_LINES);
+
     for (size_t i = 0; i < n; i++) {
         if (i + ahead < n) {
-            const char *next = row_at(base, stride, rows[i + ahead]);
+            const char *next = at(src, i + ahead);
             for (size_t line = 0; line < lines; line++) {
                 __builtin_prefetch(next + line * FI_CACHE_LINE);
             }
         }
-        fi_copy(out + i * row_bytes, row_at(base, stride, rows[i]), row_bytes, uncached);
+        fi_copy(out + i * bytes, at(src, i), bytes, uncached);
+    }
+}
+
+/* The last rows, which have nothing ahead of them, are a loop of their own. */
+#define GATHER_AHEAD(bytes)                                        \
+    case (bytes):                                                  \
+        for (; i + MOST_AHEAD < n; i++) {                          \
+            __builtin_prefetch(at(&src, i + MOST_AHEAD));          \
+            memcpy(out + i * (bytes), at(&src, i), (bytes));       \
+        }                                                          \
+        for (; i < n; i++) {                                       \
+            memcpy(out + i * (bytes), at(&src, i), (bytes));       \
+        }                                                          \
+        break
+
+static ALWAYS_INLINE void gather(char *out, size_t bytes, source src, size_t n, bool uncached)
+{
+    size_t i = 0;
+
+    switch (bytes) {
+    case 0:
+        break;
+    FIXED_SIZES(GATHER_AHEAD);
+    default:
+        gather_large(out, bytes, &src, n, uncached);
     }
 }
 
 void fi_gather_rows(void *dst, size_t row_bytes, const void *base, ptrdiff_t stride,
                     const int64_t *rows, size_t n, bool uncached)
 {
-    char *out = dst;
-    size_t i = 0;
-
-    if (n == 0 || row_bytes == 0) {
+    if (n > 0 && row_bytes > 0 && stride == (ptrdiff_t)row_bytes && are_consecutive(rows, n)) {
+        fi_copy(dst, (const char *)base + rows[0] * stride, n * row_bytes, uncached);
         return;
     }
-    if (stride == (ptrdiff_t)row_bytes && are_consecutive(rows, n)) {
-        fi_copy(out, row_at(base, stride, rows[0]), n * row_bytes, uncached);
-        return;
-    }
-    switch (row_bytes) {
-    FIXED_SIZES(GATHER_ROWS);
-    default:
-        gather_large_rows(out, row_bytes, base, stride, rows, n, uncached);
-    }
-}
-
-#define GATHER_FAR(bytes)                                               \
-    case (bytes):                                                       \
-        for (; i + MOST_AHEAD < n; i++) {                               \
-            __builtin_prefetch(src[i + MOST_AHEAD]);                    \
-            memcpy(out + i * (bytes), src[i], (bytes));                 \
-        }                                                               \
-        for (; i < n; i++) {                                            \
-            memcpy(out + i * (bytes), src[i], (bytes));                 \
-        }                                                               \
-        break
-
-static void gather_large_far(char *out, size_t item_bytes, const void *const *src, size_t n,
-                             bool uncached)
-{
-    const size_t ahead = item_bytes < AHEAD_BYTES ? AHEAD_BYTES / item_bytes : 1;
-    const size_t lines =
-        fi_min_u64((item_bytes + FI_CACHE_LINE - 1) / FI_CACHE_LINE, MOST_LINES);
-
-    for (size_t i = 0; i < n; i++) {
-        if (i + ahead < n) {
-            for (size_t line = 0; line < lines; line++) {
-                __builtin_prefetch((const char *)src[i + ahead] + line * FI_CACHE_LINE);
-            }
-        }
-        fi_copy(out + i * item_bytes, src[i], item_bytes, uncached);
-    }
+    gather(dst, row_bytes, (source){base, stride, rows, NULL}, n, uncached);
 }
 
 void fi_gather_far(void *dst, size_t item_bytes, const void *const *src, size_t n, bool uncached)
 {
-    char *out = dst;
-    size_t i = 0;
-
-    switch (item_bytes) {
-    case 0:
-        break;
-    FIXED_SIZES(GATHER_FAR);
-    default:
-        gather_large_far(out, item_bytes, src, n, uncached);
-    }
+    gather(dst, item_bytes, (source){.items = src}, n, uncached);
 }
 
 #define GATHER_ITEMS(bytes)                                             \
