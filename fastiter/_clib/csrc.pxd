@@ -1,6 +1,5 @@
 # The one place where C is declared, grouped by header.
 
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 

@@ -22,8 +22,6 @@ cdef inline bint store_ints(PyObject **rows, Py_ssize_t n, cnp.ndarray result) e
     cdef int overflow = 0
     cdef Py_ssize_t i
 
-    if cnp.PyArray_ITEMSIZE(result) != sizeof(int64_t):  # NumPy 1 on Windows
-        return False
     for i in range(n):
         if fi_type(rows[i]) != kind:
             return False

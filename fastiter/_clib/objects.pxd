@@ -9,12 +9,8 @@ cdef extern from *:
     #include "longintrepr.h"
     #endif
 
-    /* Whether an exact int has at most one digit, and its value then. Where the digits cannot be
-     * read, no int is small. */
-    #if defined(PYPY_VERSION) || defined(GRAALVM_PYTHON)
-    #define fi_int_is_small(object) 0
-    #define fi_int_value(object) 0
-    #elif PY_VERSION_HEX >= 0x030C0000
+    /* Whether an exact int has at most one digit, and its value then. */
+    #if PY_VERSION_HEX >= 0x030C0000
     #define fi_int_is_small(object) PyUnstable_Long_IsCompact((PyLongObject *)(object))
     #define fi_int_value(object) PyUnstable_Long_CompactValue((PyLongObject *)(object))
     #else

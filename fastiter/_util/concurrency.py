@@ -63,8 +63,7 @@ def _after_fork_in_child() -> None:
             stack.callback(owner._after_fork)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def items_of(items: deque[T]) -> list[T]:

@@ -25,8 +25,7 @@ def whole_cpus(proc: Path = _PROC, mount: Path = _GROUPS) -> int:
 
 def allowed_cpus() -> int:
     """CPUs of this process' affinity mask, whatever a quota grants of their time."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def cgroup_quota(proc: Path = _PROC, mount: Path = _GROUPS) -> float:

@@ -28,8 +28,7 @@ def _renew_lock() -> None:
     _lock = threading.RLock()  # a thread that does not exist in the forked child may hold it
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def above_stdio(fd: int) -> int:
