@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fastiter.iterators.samplers._seeded import Record, SeededSampler, Share
+from fastiter.iterators.samplers._seeded import Record, SeededSampler, Share, digest_words
 
 Indices: TypeAlias = "npt.NDArray[np.int64]"
 #: A scalar argument of a batch sampler that decides about cuts.
@@ -179,7 +179,8 @@ class CallableBatches(SeededBatchSampler):
             )
         cuts = np.zeros(len(batches) + 1, dtype=np.int64)
         np.cumsum([batch.size for batch in batches], out=cuts[1:])
-        self._digests[number] = _digest(order, cuts)
+        arrays = (array.astype("<i8", copy=False).tobytes() for array in (cuts, order))
+        self._digests[number] = digest_words(*arrays)
         if len(self._digests) > self._MOST_DIGESTS:
             del self._digests[next(iter(self._digests))]
         return order, cuts
@@ -188,13 +189,3 @@ class CallableBatches(SeededBatchSampler):
         if n_drawn - 1 not in self._digests:
             self._draw_batches(n_examples, n_drawn - 1, ())
         return Record(self._KIND, self._digests[n_drawn - 1], n_drawn, n_examples, Share())
-
-
-def _digest(order: Indices, cuts: Indices) -> tuple[int, int]:
-    from hashlib import blake2b
-
-    digest = blake2b(digest_size=16)
-    for array in (cuts, order):
-        digest.update(array.astype("<i8", copy=False).tobytes())
-    words = np.frombuffer(digest.digest(), "<u8")
-    return int(words[0]), int(words[1])

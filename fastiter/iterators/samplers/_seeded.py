@@ -115,11 +115,8 @@ class SeededSampler:
         return self._arguments()
 
     def _record(self, n_drawn: int, n_examples: int, position: int | None = None) -> Record:
-        from hashlib import blake2b
-
         told = repr((self._words, self._arguments_until(n_drawn, position))).encode()
-        digest = np.frombuffer(blake2b(told, digest_size=16).digest(), "<u8")
-        return Record(self._KIND, (int(digest[0]), int(digest[1])), n_drawn, n_examples, Share())
+        return Record(self._KIND, digest_words(told), n_drawn, n_examples, Share())
 
     def _upcoming(self) -> int:
         """Number of the first order of an iteration that is made now."""
@@ -128,6 +125,14 @@ class SeededSampler:
     def _note(self, n_drawn: int) -> None:
         """Note how many orders an iteration has drawn: one that is made later continues there."""
         self._next_number = max(self._next_number, n_drawn)
+
+
+def digest_words(*parts: bytes) -> tuple[int, int]:
+    """128 bits that tell bytes apart."""
+    from hashlib import blake2b
+
+    first, second = np.frombuffer(blake2b(b"".join(parts), digest_size=16).digest(), "<u8")
+    return int(first), int(second)
 
 
 def is_seeded(sampler: Any) -> TypeIs[SeededSampler]:
@@ -184,10 +189,15 @@ class ComputedOrder:
             raise ValueError(f"a computed order has slices of step 1 only, not {step}")
         return joined(start, stop, self._piece)
 
-    def __eq__(self: Any, other: object) -> bool:
-        return self._key() == other._key() if type(other) is type(self) else NotImplemented
+    def _key(self) -> Any:
+        raise NotImplementedError
 
-    def __hash__(self: Any) -> int:
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, type(self)):
+            return NotImplemented
+        return bool(self._key() == other._key())
+
+    def __hash__(self) -> int:
         return hash(self._key())
 
 
