@@ -35,6 +35,7 @@ DEBUG = switch("DEBUG")
 COVERAGE = switch("COVERAGE")
 PORTABLE = switch("PORTABLE")
 SANITIZE = [s for s in os.environ.get("FASTITER_SANITIZE", "").split(",") if s]
+SHRINKS = sys.platform == "linux" and not (DEBUG or SANITIZE or COVERAGE)
 
 define_macros = [
     ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
@@ -49,7 +50,7 @@ if DEBUG or SANITIZE or COVERAGE:
     compile_args += ["-g", "-O0" if DEBUG or COVERAGE else "-O1", "-fno-omit-frame-pointer"]
 else:
     compile_args += ["-O3", "-g0"]
-    if sys.platform == "linux":
+    if SHRINKS:
         # Each module links only the functions of the C floor that it calls: a smaller wheel.
         compile_args += ["-ffunction-sections", "-fdata-sections"]
         link_args += ["-Wl,--gc-sections"]
@@ -149,12 +150,15 @@ class BuildClib(build_clib):
 
 class BuildExt(build_ext):
     """Uses all processors, and builds the archive first, also where only the extensions are asked
-    for."""
+    for. What goes into a wheel has no symbols, which debuggers and profilers of this tree want."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
         # An editable install forgets what setup() is given as options.
         self.parallel = self.parallel or processors
+        if SHRINKS and not self.inplace and not self.editable_mode:
+            for extension in self.extensions:
+                extension.extra_link_args = [*extension.extra_link_args, "-Wl,--strip-all"]
 
     def run(self) -> None:
         self.run_command("build_clib")
