@@ -23,7 +23,7 @@ from fastiter.torch._collate import collate_of, converter_for
 from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._pinned import pinned_slots
 from fastiter.torch._plans import MOST_ROWS, Delivered, Plans
-from fastiter.torch._state import Resume, is_stateful, other_workers, program_state
+from fastiter.torch._state import Resume, hold_state, is_stateful, other_workers, program_state
 from fastiter.torch._worker import LoaderJob, Reply
 
 if TYPE_CHECKING:
@@ -265,11 +265,7 @@ class WorkersIterator(LoaderIterator):
             plans.deliver()
             if found is not None:
                 reraise(found[1])
-        has_state = any(
-            state["dataset_state"] is not None
-            or (state["fetcher_state"] or {}).get("dataset_iter_state") is not None
-            for state in plans.progress.states
-        )
+        has_state = hold_state(plans.progress.states)
         plans.wants_state = bool(self._interval) and has_state
         # With the batches, because it cannot be told afterwards.
         self._takes_snapshots |= has_state

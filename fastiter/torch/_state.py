@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import binascii
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +43,15 @@ def state_of(worker: int, kind: int, fetcher: Any, dataset: Any) -> dict[str, An
         "fetcher_state": fetcher_state,
         "dataset_state": state_if_any(of_dataset),
     }
+
+
+def hold_state(workers: Iterable[dict[str, Any]]) -> bool:
+    """Whether one of what `state_of` gave has a state of the dataset's, or of its iterator's."""
+    return any(
+        worker["dataset_state"] is not None
+        or (worker["fetcher_state"] or {}).get("dataset_iter_state") is not None
+        for worker in workers
+    )
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
@@ -193,11 +202,7 @@ class Resume(NamedTuple):
     @property
     def has_worker_state(self) -> bool:
         """Whether a dataset, or its iterator, has a state of its own."""
-        return any(
-            worker["dataset_state"] is not None
-            or (worker["fetcher_state"] or {}).get("dataset_iter_state") is not None
-            for worker in self.workers
-        )
+        return hold_state(self.workers)
 
     def batches_by_worker(self, n_workers: int) -> list[int]:
         """How many batches each worker has made in the epoch."""
