@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 FIRST_PREFETCH = 2
 MOST_PREFETCH = 16
-_MOST_WORKERS = 64
 _WORKERS_PER_CPU = 4  # for datasets that wait for files or a network
 _FIRST_WORKERS = 4
 _LOOK_NS = 250_000_000
@@ -30,15 +29,15 @@ _LEAST_GAIN = 0.05  # of the throughput: what a change has to bring to stay
 _WINDOWS = 3  # whose median is the throughput: an example that takes long may fill one of them
 _PATIENCE = 40  # looks before a change that did not help is tried again, for each time it did not
 _MOST_REFUSALS = 5  # that count
-_VERY_BUSY = 0.85  # if workers are busier, others are so desirable that ...
-_EAGERNESS = 5  # ... a look counts as this many
+_EAGERNESS = 5  # looks that one counts as if workers are very busy, and others so desirable
 _CALM_LOOKS = 4  # in a row before the number of workers is reduced
 _MEMORY_SHARE = 0.5  # of what is available, for what is added
 
 
 def most_workers(cpus: float) -> int:
     """How many workers ``n_processes='auto'`` starts at most."""
-    return max(math.ceil(cpus), min(_MOST_WORKERS, max(8, math.ceil(_WORKERS_PER_CPU * cpus))))
+    wanted = max(8, math.ceil(_WORKERS_PER_CPU * cpus))
+    return max(math.ceil(cpus), min(bottleneck.MOST_WORKERS, wanted))
 
 
 def first_workers(cpus: float) -> int:
@@ -107,7 +106,7 @@ class Tuner:
         """Settings with their new values, and why."""
         recent = self._marks[-1] - self._marks[0]
         diagnosis = bottleneck.diagnose(recent)
-        looks = _EAGERNESS if recent.busy > _VERY_BUSY else 1
+        looks = _EAGERNESS if recent.busy > bottleneck.VERY_BUSY else 1
         self._futile = {name: left - looks for name, left in self._futile.items() if left > looks}
         self._calm = self._calm + 1 if diagnosis.verdict == "consumer-bound" else 0
         if len(self._marks) <= _WINDOWS:

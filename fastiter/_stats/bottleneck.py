@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 # Below this share of waiting a faster loader would gain the loop too little to be worth a change.
 _LITTLE_WAITING = 0.1
 _BUSY = 0.7  # workers that are busier than this have no time left for bursts
-_VERY_BUSY = 0.85
+VERY_BUSY = 0.85
 _FULL = 0.85  # of the CPUs
 _WAITED_FOR_CPU = 0.2  # of the workers' busy time
 _MOSTLY = 0.5  # of it; workers that wait for something else leave CPUs to more workers
 _LEAST_SECONDS = 0.05
-_MOST_WORKERS = 64
+MOST_WORKERS = 64
 _MOST_PREFETCH = 32
 _COLUMNS = 100  # of the summary
 
@@ -112,7 +112,7 @@ def _not_waiting(stats: IteratorStats, steady: float) -> Diagnosis:
     own = (stats.next_seconds - stats.wait_seconds) / steady
     if stats.n_workers and not stats.has_converter and own > 0.3:
         return _diagnosis(stats, "consumer-bound", "next() itself", own=own)
-    if stats.n_workers and stats.busy >= _VERY_BUSY:
+    if stats.n_workers and stats.busy >= VERY_BUSY:
         return _diagnosis(stats, "balanced", "both busy")
     enough = max(1, math.ceil(1.25 * stats.busy * stats.n_workers))
     if enough < stats.n_workers:
@@ -165,7 +165,7 @@ def _needed(work: float, seconds: float, cpus: float, each: float) -> int:
     ``cpus`` have room for if a worker keeps ``each`` of a CPU busy."""
     wanted = 1.1 * work / max(seconds, 1e-9)
     room = cpus / max(each, 1e-3)
-    return max(1, min(math.ceil(wanted), math.floor(room + 0.5), _MOST_WORKERS))
+    return max(1, min(math.ceil(wanted), math.floor(room + 0.5), MOST_WORKERS))
 
 
 # ---- summary -------------------------------------------------------------------------------------

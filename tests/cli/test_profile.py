@@ -24,7 +24,7 @@ from fastiter.__main__ import main
 from fastiter._cli.profile import chart, dataset_cost, loading
 from fastiter._cli.profile import profile as profile_tool
 from fastiter._cli.profile.search import Search
-from fastiter._cli.profile.trials import Settings, Subject, Trials, record, run_once
+from fastiter._cli.profile.trials import Settings, Subject, Trials, record
 from fastiter.datasets import TupleDataset
 
 DATASETS = """
@@ -374,10 +374,10 @@ def test_damage_is_found() -> None:
     data = [(np.full(3, i), i) for i in range(40)]
     task = Subject(data, 4, None, 0, 0.0, right)
     trials = Trials(Settings("serial"))
-    run_once(task, trials, 0.0)
+    task.run(trials, 0.0)
     assert (trials.error, len(trials.firsts)) == ("", 1)
     right[2][0][1] += 1
-    run_once(task, trials, 0.0)
+    task.run(trials, 0.0)
     assert trials.error == "its first batch differs from what the dataset returns by itself"
 
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from fastiter._cli.profile.dataset_cost import DatasetCost
 from fastiter._cli.profile.trials import ENOUGH_GAIN, Kind, Trials
+from fastiter._stats.bottleneck import MOST_WORKERS
 from fastiter._util.cpus import usable_cpus
 from fastiter._util.units import as_seconds
 
-_MOST_WORKERS = 64
 _TINY = 10e-6  # seconds: less than what surrounds the call of an example costs
 
 
@@ -57,7 +57,7 @@ def numbers_of_workers(cost: DatasetCost) -> list[int]:
     cpus = usable_cpus()
     most = max(1, round(cpus))
     if cost.waits:
-        most = max(most, min(_MOST_WORKERS, math.ceil(cpus / max(cost.cpu, 1e-3))))
+        most = max(most, min(MOST_WORKERS, math.ceil(cpus / max(cost.cpu, 1e-3))))
     return sorted({2**k for k in range(most.bit_length())} | {most})
 
 

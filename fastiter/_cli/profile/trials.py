@@ -84,8 +84,36 @@ class Subject(NamedTuple):
         )
 
     def run(self, trials: Trials, window: float) -> None:
-        """Add a trial."""
-        run_once(self, trials, window)
+        """Add a trial: the first batch of a new iterator is compared with what is expected, others
+        warm it up, and then batches are counted for at least ``window`` seconds.
+
+        With a window of 0 the trial ends after the first batch. What the dataset or the iterator
+        raises becomes the ``error``.
+        """
+        settings = trials.settings
+        try:
+            begin = time.perf_counter()
+            with self.iterator(settings) as iterator:
+                batch = next(iterator)
+                first = time.perf_counter() - begin
+                if self.expected is not None and not dataset_cost.are_equal(batch, self.expected):
+                    trials.error = "its first batch differs from what the dataset returns by itself"
+                    return
+                if window:
+                    del batch
+                    _warm_up(self, iterator, settings, window, most=window)
+                    before = iterator.stats()
+                    begin, counted = time.perf_counter(), 0
+                    least = least_batches(self.batch_size, settings)
+                    while counted < least or time.perf_counter() - begin < window:
+                        _consume(self, next(iterator))
+                        counted += 1
+                    trials.rates.append(counted * self.batch_size / (time.perf_counter() - begin))
+                    trials.stats = iterator.stats() - before
+        except RAISED as error:
+            trials.error = summary_of(error).splitlines()[0]
+            return
+        trials.firsts.append(first)
 
 
 @dataclass
@@ -107,39 +135,6 @@ class Trials:
     def first(self) -> float:
         """Seconds to the first batch: the median."""
         return statistics.median(self.firsts) if self.firsts else 0.0
-
-
-def run_once(subject: Subject, trials: Trials, window: float) -> None:
-    """Add a trial: the first batch of a new iterator is compared with what is expected, others warm
-    it up, and then batches are counted for at least ``window`` seconds.
-
-    With a window of 0 the trial ends after the first batch. What the dataset or the iterator raises
-    becomes the ``error``.
-    """
-    settings = trials.settings
-    try:
-        begin = time.perf_counter()
-        with subject.iterator(settings) as iterator:
-            batch = next(iterator)
-            first = time.perf_counter() - begin
-            if subject.expected is not None and not dataset_cost.are_equal(batch, subject.expected):
-                trials.error = "its first batch differs from what the dataset returns by itself"
-                return
-            if window:
-                del batch
-                _warm_up(subject, iterator, settings, window, most=window)
-                before = iterator.stats()
-                begin, counted = time.perf_counter(), 0
-                least = least_batches(subject.batch_size, settings)
-                while counted < least or time.perf_counter() - begin < window:
-                    _consume(subject, next(iterator))
-                    counted += 1
-                trials.rates.append(counted * subject.batch_size / (time.perf_counter() - begin))
-                trials.stats = iterator.stats() - before
-    except RAISED as error:
-        trials.error = summary_of(error).splitlines()[0]
-        return
-    trials.firsts.append(first)
 
 
 def least_batches(batch_size: int, settings: Settings) -> int:
