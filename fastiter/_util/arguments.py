@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,13 @@ def checked_names(name: str, value: Any, known: tuple[str, ...] | None = None) -
     if len(set(names)) < len(names):
         raise ValueError(f"{name} must name each once, not {names!r:.200}")
     return names
+
+
+def checked_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
+    """``value``, which is one of ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+    return value
 
 
 def checked_callable(name: str, value: Any) -> Any:

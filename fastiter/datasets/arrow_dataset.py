@@ -16,6 +16,7 @@ import numpy.typing as npt
 from fastiter._fetch import arrow_types, row_groups
 from fastiter._fetch.dataset_access import Columns, SourceColumn, plain_columns
 from fastiter._fetch.row_groups import RowGroups
+from fastiter._util.arguments import checked_choice
 from fastiter._workers import shared_object
 from fastiter.dataset.mixin import DatasetMixin, row_at
 
@@ -93,9 +94,9 @@ class ArrowDataset(DatasetMixin):
         strings: str = "str",
         decode: Mapping[str, Callable[[Any], Any]] | None = None,
     ) -> None:
-        _check_choice("nulls", nulls, _NULLS)
-        _check_choice("dictionaries", dictionaries, ("values", "codes"))
-        _check_choice("strings", strings, ("str", "padded"))
+        checked_choice("nulls", nulls, _NULLS)
+        checked_choice("dictionaries", dictionaries, ("values", "codes"))
+        checked_choice("strings", strings, ("str", "padded"))
         if isinstance(source, (str, os.PathLike, list, tuple)):
             source = checked_paths(source)
         self._source = held(source)
@@ -383,11 +384,6 @@ class _Nulls(NamedTuple):
 
     rows: bool
     elements: bool  #: in lists
-
-
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
 
 
 def arrow_source(dataset: Any, sees_examples: bool) -> Any:

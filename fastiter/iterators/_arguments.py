@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, TypeAlias, TypeVar
 
 from fastiter._device import devices
-from fastiter._order.plan import TAILS
 from fastiter._util.arguments import checked_callable, checked_flag, checked_int
 from fastiter.iterators._seed import words_of
 from fastiter.iterators.samplers._batches import CallableBatches, SeededBatchSampler
@@ -179,13 +178,6 @@ def seed_of_stream(stream: StreamDataset, seed_examples: Any) -> Seed:
             "make seed_examples an int"
         )
     return stream.words or (0, 0)
-
-
-def checked_tail(tail: Any) -> str:
-    """``tail``, one of the kinds."""
-    if tail not in TAILS:
-        raise ValueError(f"tail must be one of {', '.join(map(repr, TAILS))}, not {tail!r}")
-    return tail  # type: ignore[no-any-return]
 
 
 def check_same_on_ranks(order_sampler: Any) -> None:

@@ -20,9 +20,10 @@ from fastiter._fetch.dataset_access import row_groups_of
 from fastiter._fetch.seeded import Seeding
 from fastiter._fetch.shard_reader import ShardSeeds
 from fastiter._order.example_context import ExampleContext, keep_generators
+from fastiter._order.plan import TAILS
 from fastiter._stats.stats import IteratorStats, LoaderStats
 from fastiter._stats.timer import ENDED, Timer
-from fastiter._util.arguments import checked_flag, checked_int
+from fastiter._util.arguments import checked_choice, checked_flag, checked_int
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.cpus import usable_cpus
 from fastiter._util.failures import AllSkipped, Failure, capture, reraise
@@ -137,7 +138,7 @@ class PlannedIterator(IteratorProperties):
             "rank": rank,
             "num_ranks": num_ranks,
             "drop_last": drop_last,
-            "tail": _arguments.checked_tail(tail),
+            "tail": checked_choice("tail", tail, TAILS),
         }
         if is_stream:
             self._seed = _arguments.seed_of_stream(dataset, seed_examples)

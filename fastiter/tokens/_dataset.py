@@ -19,6 +19,7 @@ from fastiter._fetch.token_rows import (
     TokenColumn,
 )
 from fastiter._util.arguments import (
+    checked_choice,
     checked_flag,
     checked_int,
     checked_names,
@@ -158,9 +159,9 @@ class TokenDataset(DatasetMixin):
         self._dtype, self._column = dtype, column
         self._aligned = checked_names("aligned", aligned)
         self._length = checked_optional_int("length", length, maximum=MOST_TOKENS)
-        _check_choice("packing", packing, _PACKINGS)
-        _check_choice("overlong", overlong, tuple(OVERLONG))
-        _check_choice("padding_side", padding_side, ("right", "left"))
+        checked_choice("packing", packing, _PACKINGS)
+        checked_choice("overlong", overlong, tuple(OVERLONG))
+        checked_choice("padding_side", padding_side, ("right", "left"))
         self._method = packing or ("documents" if length is None else "windows")
         multiple = checked_optional_int(
             "pad_to_multiple_of", pad_to_multiple_of, maximum=MOST_TOKENS
@@ -389,8 +390,3 @@ class TokenDataset(DatasetMixin):
 
     def __fastiter_tokens__(self, rows: npt.NDArray[np.int64]) -> int:
         return self._planner.n_tokens(rows)
-
-
-def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fastiter._util.arguments import checked_callable
+from fastiter._util.arguments import checked_callable, checked_choice
 from fastiter._util.ranks import sampler_ranks
 from fastiter.iterators.samplers._seeded import (
     ComputedOrder,
@@ -88,9 +88,7 @@ class ShardedOrderSampler(SeededSampler, OrderSampler):
         if num_ranks is not None and size is not None:
             raise ValueError("size and num_ranks are the same: leave one of them out")
         self._rank, self._size = sampler_ranks(rank, size if num_ranks is None else num_ranks)
-        if tail not in TAILS:
-            raise ValueError(f"tail must be one of {', '.join(map(repr, TAILS))}, not {tail!r}")
-        self._tail = tail
+        self._tail: str = checked_choice("tail", tail, TAILS)
         self._repeats = getattr(sampler, "_repeats", True)
         self._words = sampler._words if is_seeded(sampler) else None
         self._global: Any = None  # what the sampler drew last, if it is called
