@@ -38,16 +38,6 @@ class Sleeping:
         return np.full(16, index, np.float32), index
 
 
-class Computing(Sleeping):
-    """The same, but a CPU is busy all the time, and the GIL held."""
-
-    def __getitem__(self, index):
-        end = time.thread_time() + self.seconds
-        while time.thread_time() < end:
-            pass
-        return np.full(16, index, np.float32), index
-
-
 def failing(n=40, bad=(9,)):
     return Failing({index: ValueError("nine") for index in bad}, n)
 
