@@ -20,6 +20,7 @@ from fastiter._ring.schema import MOST_FIELDS, Schema
 from fastiter._stats.autotune import private_bytes
 from fastiter._stats.stats import LoaderStats, worker_stats
 from fastiter._util import shutdown
+from fastiter._util.concurrency import renew_in_child
 from fastiter._util.cpus import allowed_cpus
 from fastiter._util.failures import Failure, FailurePolicy, load_start_error, reraise
 from fastiter._workers import thread_limits
@@ -92,6 +93,8 @@ class Pool:
         n_retries: int | None = None,
     ):
         self.pid = os.getpid()
+        self.is_own = True  # whether this is the process that made the pool, not a forked child
+        renew_in_child(self)
         self.is_open = False
         self._is_limiting = False  # OpenBLAS, to one thread
         self._spin_end = 0.0  # until when threads spin that it has started since
@@ -149,10 +152,8 @@ class Pool:
 
     # ---- take
 
-    @property
-    def is_own(self) -> bool:
-        """Whether this is the process that made the pool, not a forked child."""
-        return os.getpid() == self.pid
+    def _after_fork(self) -> None:
+        self.is_own = False
 
     def wait(self, overtaking: PlanQueue | None = None) -> None:
         """Blocks until the first batch is complete; or, if plans are given, until any one is, which
@@ -581,7 +582,7 @@ class Pool:
         """Ends the workers and closes the descriptors. The memory stays while a batch lives."""
         self.closed = True
         # Only once: a second call while the interpreter ends would find modules emptied.
-        if self._released or os.getpid() != self.pid:
+        if self._released or not self.is_own:
             return
         self._group.close()
         self.ring.close_descriptors()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from fastiter._order.example_context import Seed
     from fastiter.iterators._epochs import EpochStore
     from fastiter.iterators._state import Indices, Order
+
+
+_MOST_EXAMPLES = 1 << 62
 
 
 class Address(NamedTuple):
@@ -123,6 +127,10 @@ class Preview(Planner):
                 "ranks or seed hold: load a state that was saved before then, with the arguments "
                 "of that time"
             )
+        whole = self.batch_size * self.num_ranks
+        if (step - anchor.step) * whole >= _MOST_EXAMPLES:  # epochs are counted in 63 bits
+            most = anchor.step + (_MOST_EXAMPLES - 1) // whole
+            raise ValueError(f"step must be at most {most}")
         epoch, position, order, size, cuts = self._place(step - anchor.step)
         if epoch > 0 and not self.repeat:
             raise LookupError(f"step {step} is after the end: with repeat=False there is one epoch")
@@ -132,6 +140,8 @@ class Preview(Planner):
     def _place(self, n_steps: int) -> tuple[int, int, Order | None, int, Indices | None]:
         """Epoch, position, order, size and cuts that number of steps after the anchor."""
         sampler, anchor = self._order_sampler, self.anchor
+        if n_steps == 0:  # where a rest without a batch is still to come
+            return self._anchor_place()
         if isinstance(sampler, SeededBatchSampler):
             return self._place_by_cuts(sampler, n_steps)
         if is_seeded(sampler) and sampler._sizes_vary:
@@ -146,7 +156,7 @@ class Preview(Planner):
                 epoch += 1 + later
         else:
             here = self.n_steps(None, position, first)
-            if n_steps < here or n_steps == 0:  # at 0 a rest without a batch is still to come
+            if n_steps < here:
                 position += n_steps * whole
             else:
                 later, n_steps = divmod(n_steps - here, self.n_steps(None, 0, rest))
@@ -156,6 +166,18 @@ class Preview(Planner):
             order, _ = self._epoch(anchor.n_drawn - 1 + epoch - anchor.epoch)
         size = first if epoch == anchor.epoch else rest
         return epoch, position, order, size, None
+
+    def _anchor_place(self) -> tuple[int, int, Order | None, int, Indices | None]:
+        anchor, sampler = self.anchor, self._order_sampler
+        order = cuts = None
+        size, _ = self._sizes()
+        if sampler is not None and (self.repeat or anchor.epoch == 0):
+            order, cuts = self._epoch(anchor.n_drawn - 1)
+            if cuts is not None:
+                size = len(order)
+            elif is_seeded(sampler) and sampler._sizes_vary:
+                size = self.counted(order, anchor.position, 0)
+        return anchor.epoch, anchor.position, order, size, cuts
 
     def _place_by_sizes(
         self, sampler: Any, n_steps: int
@@ -246,6 +268,8 @@ class SkippingPlanner(Planner):
 
 def checked_ranges(skip_steps: Any) -> list[tuple[int, int]]:
     """The argument ``skip_steps``, ascending."""
+    if not isinstance(skip_steps, Iterable):
+        raise TypeError(f"skip_steps must be pairs (start, stop) of steps, not {skip_steps!r}")
     ranges = []
     for pair in skip_steps:
         try:

@@ -194,6 +194,7 @@ class PlannedIterator(IteratorProperties):
         self._lock = threading.RLock()
         self._timer = Timer(is_serial=True)
         self._is_stream = isinstance(self._planner, StreamPlanner)
+        self._is_usual = self._in_order and not self._is_stream
         self._epochs = EpochStore()
         sampler = self._sampler
         if isinstance(sampler, SeededBatchSampler) and sampler._n_ahead() > 0:
@@ -366,11 +367,11 @@ class PlannedIterator(IteratorProperties):
         while (indices := plan.indices) is not None:
             batch = plan.outcome
             if batch is None:
-                batch = self._fetch_stream(plan) if self._is_stream else self._fetch(plan)
-                if not self._in_order:  # another one may come first now
-                    plan = planner.plans[0]
+                if self._is_usual:
+                    batch = plan.outcome = self._fetch(plan)
+                else:
+                    plan, batch = self._fetch_first(plan)
                     indices = plan.indices
-                plan.outcome = batch
             if type(batch) is not AllSkipped:
                 break
             if planner.num_ranks > 1:  # which stay in step
@@ -407,10 +408,17 @@ class PlannedIterator(IteratorProperties):
     def _make_first(self) -> Any:
         plan = self._planner.peek()
         if plan.outcome is None and plan.indices is not None and not self._finalized:
-            batch = self._fetch_stream(plan) if self._is_stream else self._fetch(plan)
-            plan = self._planner.plans[0]
-            plan.outcome = batch
+            self._fetch_first(plan)
+            return self._planner.plans[0].outcome
         return plan.outcome
+
+    def _fetch_first(self, plan: Plan) -> tuple[Plan, Any]:
+        """Make the batch of ``plan`` or, with ``in_order=False``, of the one that then comes first,
+        and keep it in that plan; return both."""
+        batch = self._fetch_stream(plan) if self._is_stream else self._fetch(plan)
+        first: Plan = self._planner.plans[0]
+        first.outcome = batch
+        return first, batch
 
     def _refuse_inside_next(self, action: str) -> None:
         """Refuse what would move the iterator during a call of ``next()`` by the same thread.

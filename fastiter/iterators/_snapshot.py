@@ -62,6 +62,7 @@ DEFAULTS = {
     "drop_last": False,
     "tail": "pad",
 }
+_NO_BATCHES = "the snapshot was saved without a batch_sampler, but this iterator has one"
 _UNTOUCHED = -2  # in no order that was ever stored
 _ABSENT: Any = object()  # what a key has that is not in the snapshot
 
@@ -301,9 +302,7 @@ def _loaded(
         if cuts is None and not sampler._sizes_vary and len(order) < dataset_size:
             former_size = None if len(order) == state.epoch_size else len(order)
     elif isinstance(sampler, SeededBatchSampler):
-        raise ValueError(
-            "the snapshot was saved without a batch_sampler, but this iterator has one"
-        )
+        raise ValueError(_NO_BATCHES)
     else:
         order = _loaded_order(array, state.order, dataset_size, strict=strict)
         told = saved_cuts.get("n_examples", dataset_size)
@@ -418,6 +417,8 @@ def _recut(
     """The number of the epoch that the snapshot was saved in, and how it is cut here."""
     number = record.n_drawn - 1
     ours = Cutting(0, planner.num_ranks, planner.limits)
+    if "cuttings" not in saved_cuts:
+        raise ValueError(_NO_BATCHES)
     try:
         cuttings = [
             Cutting(operator.index(start), operator.index(ranks), tuple(limits))
@@ -432,6 +433,8 @@ def _recut(
     if position == 0 or not cuttings:
         return number, (ours,)
     if cuttings[-1][1:] != ours[1:]:
+        if cuttings[-1].start == position:  # no batch was cut so; it may leave rows out
+            cuttings.pop()
         cuttings.append(ours._replace(start=position))
     return number, tuple(cuttings)
 

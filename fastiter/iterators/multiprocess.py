@@ -246,6 +246,12 @@ class MultiprocessIterator(PrefetchingIterator):
         if self._n_prefetch == "auto" and self._n_processes != 0:
             most["n_prefetch"] = MOST_PREFETCH
         self._tuner = Tuner(most) if most else None
+        self._set_straight()
+
+    def _set_straight(self) -> None:
+        """Note whether `_fetch` has nothing to do but to wait for the workers."""
+        others = (self._trial, self._tuner, self._device)
+        self._is_straight = self._n_processes != 0 and all(each is None for each in others)
 
     @property
     def n_processes(self) -> int:
@@ -316,8 +322,17 @@ class MultiprocessIterator(PrefetchingIterator):
     def _after_fork(self) -> None:
         super()._after_fork()
         self._trial = None  # the child has to make a copy of this iterator
+        self._set_straight()
 
     def _fetch(self, plan: Plan) -> Any:
+        if not self._is_straight:
+            return self._fetch_otherwise(plan)
+        pool = self._running_pool(len(plan.indices))  # type: ignore[arg-type]
+        pool.ring.top_up(self._planner)
+        return self._wait_for(pool, plan)
+
+    def _fetch_otherwise(self, plan: Plan) -> Any:
+        """`_fetch` where batches go to a device, or the caller may fetch, or settings change."""
         if self._n_processes == 0:
             return super()._fetch(plan)
         trial = self._trial
@@ -354,11 +369,11 @@ class MultiprocessIterator(PrefetchingIterator):
     def _wait_for(self, pool: Pool, plan: Plan) -> Any:
         """The oldest batch in the ring, that of ``plan``, as the workers have left it; if that need
         not be the next one, the oldest that is complete."""
-        planner = None if self._in_order else self._planner
-        if planner is not None and (not planner.unordered or planner.has_holes):
-            planner = None
-        if planner is not None and pool.ring.overtake(planner):
-            plan = planner.peek()
+        planner = None
+        if not self._in_order and self._planner.unordered and not self._planner.has_holes:
+            planner = self._planner
+            if pool.ring.overtake(planner):
+                plan = planner.peek()
         lease = pool.ring.take()
         if lease is not None:
             return self._from_rows(pool, plan, lease)
@@ -385,12 +400,11 @@ class MultiprocessIterator(PrefetchingIterator):
         return plan, self._in_caller(plan, pool.deliver, plan, None)
 
     def _from_rows(self, pool: Pool, plan: Plan, lease: Lease) -> Any:
-        indices: Any = plan.indices
         converter = pool.job.batch_converter
         if self._seeding is not None:
-            return self._in_caller(plan, from_rows, lease, indices, {}, converter)
+            return self._in_caller(plan, from_rows, lease, plan.indices, {}, converter)
         try:
-            return from_rows(lease, indices, {}, converter)
+            return from_rows(lease, plan.indices, {}, converter)  # type: ignore[arg-type]
         except Exception as error:
             return Failure.of(error)
 
@@ -403,16 +417,15 @@ class MultiprocessIterator(PrefetchingIterator):
     def _running_pool(self, n_rows: int = 0) -> Pool:
         """The workers, with room for batches of ``n_rows``."""
         pool = self._pool
-        if pool is not None and n_rows > pool.rows and pool.is_own:
-            pool.close()
         if pool is not None:
+            if n_rows > pool.rows and pool.is_own:
+                pool.close()
             if not pool.is_own:
                 raise RuntimeError(
                     f"this iterator belongs to process {pool.pid}; in a child, iterate over a copy "
                     "(copy.copy(iterator))"
                 )
             if not pool.closed:
-                pool.ring.seed = self._seed
                 if pool.has_to_look:
                     pool.look()
                 return pool
@@ -451,6 +464,7 @@ class MultiprocessIterator(PrefetchingIterator):
         only_gathers = only_gathers and self._gathers_in_caller
         if only_gathers and self._row_groups is None and not self._source.is_on_gpu:
             self._trial = self._trial or GatherTrial()
+            self._set_straight()
         self._timer.open(pool.note_start)
         if self._timer.trace is not None:
             pool.ring.start_trace()
@@ -526,6 +540,7 @@ class MultiprocessIterator(PrefetchingIterator):
         if pool is None or not pool.is_own:
             return
         pool.ring.reset()
+        pool.ring.seed = self._seed
         if not pool.closed and pool.rows < self._most_rows():
             pool.close()  # the dataset has grown: the next one has room for its batches
 

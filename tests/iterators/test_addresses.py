@@ -24,6 +24,7 @@ from fastiter import (
 )
 from fastiter._order.example_context import key
 from fastiter._order.permutation import example_words
+from fastiter.tokens import TokenDataset
 
 N = 23
 LENGTHS = np.random.RandomState(0).randint(1, 9, N)
@@ -170,22 +171,48 @@ def test_far_steps():
     assert next(again) == next(iterator)
 
 
-def test_seek_to_where_it_stands_keeps_a_rest_that_has_no_batch():
+def of_fixed_sizes(size: int) -> SerialIterator:
+    return SerialIterator(
+        range(N), size, order_sampler=ShuffleOrderSampler(3), drop_last=True, rank=0, num_ranks=2
+    )
+
+
+def of_epochs_of_varying_sizes(size: int) -> SerialIterator:
+    documents = [np.arange(n) for n in np.random.RandomState(0).randint(1, 60, N)]
+    dataset = TokenDataset(documents, 64, seed=1, packing="bfd", window=8)
+    return SerialIterator(dataset, size, drop_last=True, rank=0, num_ranks=2)
+
+
+def of_buckets(size: int) -> SerialIterator:
+    sampler = LengthBucketBatchSampler(np.ones(N, int), batch_size=size, seed=3, drop_last=True)
+    return SerialIterator(range(N), batch_sampler=sampler, rank=0, num_ranks=2)
+
+
+@pytest.mark.parametrize("make", [of_fixed_sizes, of_epochs_of_varying_sizes, of_buckets])
+def test_seek_to_the_step_of_a_loaded_state_keeps_a_rest_that_has_no_batch(make):
     """Loaded with batches too large for what is left, and then with smaller ones."""
-
-    def iterator(batch_size: int, state: Any = None) -> SerialIterator:
-        sampler = ShuffleOrderSampler(3)
-        made = SerialIterator(range(N), batch_size, order_sampler=sampler, drop_last=True)
-        if state is not None:
-            made.load_state_dict(state)
-        return made
-
-    first = iterator(4)
-    seen = [index for _ in range(4) for index in next(first)]
-    larger = iterator(8, first.state_dict())
-    larger.seek(larger.step)
-    assert set(seen + next(iterator(7, larger.state_dict()))) == set(range(N))
-    assert next(larger) == next(iterator(8, first.state_dict()))
+    n_steps = len(make(2)) - 1
+    first = make(2)
+    for _ in range(n_steps):
+        next(first)
+    state = first.state_dict()
+    larger = make(5)
+    larger.load_state_dict(state)
+    position = larger.epoch, larger.current_position
+    next(larger)
+    assert larger.is_new_epoch and larger.epoch > 0  # nothing was left for a step of 10
+    following = larger.address
+    larger.seek(n_steps)
+    assert (larger.epoch, larger.current_position) == position
+    rests = []
+    for saved in (larger.state_dict(), state):
+        smaller = make(2)
+        smaller.load_state_dict(saved)
+        rows = smaller.batch_at(n_steps, rank=0), smaller.batch_at(n_steps, rank=1)
+        rests.append({row for address in rows for row in told(address) if row[0] == position[0]})
+    assert rests[0] == rests[1] != set()
+    next(larger)
+    assert told(larger.address) == told(following)
 
 
 def test_steps_that_are_left_out(make):
@@ -216,6 +243,9 @@ def test_an_end_that_is_left_out():
         (ValueError, "with a seed only", lambda: SerialIterator(range(9), 2).seek(1)),
         (ValueError, "rank must be below num_ranks=1", lambda: make("seed").batch_at(1, rank=1)),
         (ValueError, "step must be at least 0", lambda: make("seed").batch_at(-1)),
+        (ValueError, "step must be at most", lambda: make("seed").batch_at(10**30)),
+        (ValueError, "step must be at most", lambda: make("seed").seek(10**30)),
+        (TypeError, "must be pairs", lambda: make("seed", skip_steps=3)),
         (ValueError, "must be pairs", lambda: make("seed", skip_steps=[3])),
         (ValueError, "stop must be at least 3", lambda: make("seed", skip_steps=[(3, 1)])),
     ],

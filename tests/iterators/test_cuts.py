@@ -615,6 +615,11 @@ def test_an_error_says_what_differs(differs, sampler):
     other = SerialIterator(range(30), batch_sampler=lambda epoch: [[3]])
     with pytest.raises(ValueError, match=r"batch_sampler\(0\) gives other batches"):
         other.load_state_dict(batches.state_dict())
+    mixture = SerialIterator(range(30), 4, order_sampler=MixtureOrderSampler([20, 10], [1, 2], 0))
+    with pytest.raises(ValueError, match="saved without a batch_sampler"):
+        other.load_state_dict(mixture.state_dict())
+    with pytest.raises(ValueError, match="it is of another kind"):
+        mixture.load_state_dict(batches.state_dict())
 
 
 def test_states_of_older_releases_know_no_cuts():

@@ -144,7 +144,7 @@ class CallableBatches(SeededBatchSampler):
     was saved.
     """
 
-    _KIND: ClassVar[int] = 5
+    _KIND: ClassVar[int] = 9
     _MOST_DIGESTS = 4  # of epochs around the current one
 
     def __init__(self, function: Callable[[int], Any]) -> None:
