@@ -214,10 +214,14 @@ def test_spawned_workers_share_the_groups(files: Path) -> None:
     it.finalize()
 
 
+def number_after(row: dict[str, Any]) -> int:
+    return int(row["n"]) + 1
+
+
 @pytest.mark.parametrize("kind", ITERATORS)
 def test_datasets_over_it(kind: str, files: Path) -> None:
     dataset = ArrowDataset(str(files / "*.parquet"), ["n"])
-    changed = TransformDataset(dataset, lambda row: int(row["n"]) + 1)
+    changed = TransformDataset(dataset, number_after)
     it = ITERATORS[kind](changed, 64, order_sampler=by_block(dataset), repeat=False)
     assert sorted(itertools.chain.from_iterable(it)) == list(range(1, N + 1))
     assert it.stats().row_groups_decoded == len(dataset.row_group_ends)
