@@ -79,7 +79,8 @@ def test_values_are_those_of_to_pylist(null_share: float, tmp_path: Path) -> Non
     for name in TYPES:
         column = column_of(name, n, null_share, seed=0)
         try:
-            pq.write_table(pa.table({name: column}), tmp_path / "one")
+            pq.write_table(pa.table({name: column}), tmp_path / "one", row_group_size=7)
+            pq.read_table(tmp_path / "one")  # PyArrow 25 fails over lists of one length with nulls
         except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
             continue
         columns[name] = column
