@@ -127,7 +127,7 @@ extensions = [
 # Cython would look at the times of its own files, too, which an isolated build has just installed.
 generated = Path("build", f"cython-{hashlib.sha256(settings.encode()).hexdigest()[:12]}")
 written = max(
-    path.stat().st_mtime for path in [Path("setup.py"), *Path("fastiter").rglob("*.p[xy][dx]")]
+    path.stat().st_mtime for path in [Path("setup.py"), *Path("fastiter").rglob("*.p[xy][dix]")]
 )
 for extension in extensions:
     made = (generated / extension.sources[0]).with_suffix(".c")

@@ -45,7 +45,8 @@ _ADVICE = {
     "uneven batches": _UNEVEN + "set n_prefetch={n_prefetch} to have more ready",
     "uneven batches, prefetched": _UNEVEN + "smaller batches would take more even times",
     "network": f"{_WAITS} although the {{n}} workers on the cluster are {{idle:.0%}} idle: the "
-    "network, or copying, is the limit ({rate}/s came); let examples be smaller, or set n_prefetch",
+    "network, or copying, is the limit ({rate}/s came), or rows take uneven times: let examples be "
+    "smaller{hint}",
     "few remote workers": f"{_WAITS} for the dataset, and the {{n}} workers on the cluster are "
     "{stats.busy:.0%} busy: set {setting}",
     "GIL": f"{_WAITS} for the dataset, and the threads wait for one another, since only one at a "
@@ -87,8 +88,7 @@ def diagnose(stats: IteratorStats) -> Diagnosis:
     if stats.busy < _BUSY:
         if stats.n_prefetch >= _MOST_PREFETCH:
             return _diagnosis(stats, "loader-bound", "uneven batches, prefetched")
-        prefetch = min(max(2 * stats.n_prefetch, 4), _MOST_PREFETCH)
-        return _diagnosis(stats, "loader-bound", "uneven batches", {"n_prefetch": prefetch})
+        return _diagnosis(stats, "loader-bound", "uneven batches", _more_prefetch(stats))
     return _workers_busy(stats, steady)
 
 
@@ -126,7 +126,15 @@ def _on_cluster(stats: IteratorStats) -> Diagnosis:
         change = {"n_workers": n + max(1, n // 2)}
         return _diagnosis(stats, "loader-bound", "few remote workers", change, n=n)
     rate = as_bytes(int(sum(node.bytes for node in stats.nodes) / stats.seconds))
-    return _diagnosis(stats, "loader-bound", "network", n=n, rate=rate)
+    change = _more_prefetch(stats)
+    hint = "".join(f", or set {name}={value}" for name, value in change.items())
+    return _diagnosis(stats, "loader-bound", "network", change, n=n, rate=rate, hint=hint)
+
+
+def _more_prefetch(stats: IteratorStats) -> dict[str, int]:
+    if stats.n_prefetch >= _MOST_PREFETCH:
+        return {}
+    return {"n_prefetch": min(max(2 * stats.n_prefetch, 4), _MOST_PREFETCH)}
 
 
 def _workers_busy(stats: IteratorStats, steady: float) -> Diagnosis:

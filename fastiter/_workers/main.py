@@ -104,6 +104,7 @@ class BatchJob:
     #: whether the columns of later batches follow the rows that do not fit those of now
     learns_columns = True
     image = "the dataset's image"
+    loading = "loading the dataset"  # what a worker does first, in messages
     helper = -1
 
     @property

@@ -14,39 +14,41 @@ cdef class PartWriter(RowWriter):
 
     # ---- beside the ring that the batches are for
 
-    def take(self, int64_t most_sleep, uint32_t least):
-        """Promises to fetch the next rows, `least` of them where that many are left.
+    def take(self, int64_t most_sleep, uint32_t most):
+        """Promises to fetch the next rows of a batch: `most` at least, where that many are left.
 
         Returns (place, (schema record, seed, (epoch, position, epoch_size), None, seeds or None) of
-        the batch, rows, indices); () if there were none for `most_sleep` nanoseconds; None if this
-        worker shall leave.
+        the batch, [(first row, indices) of at most `most` rows each]); () if there were none for
+        `most_sleep` nanoseconds; None if this worker shall leave.
         """
         cdef WorkerRing end = self.end
         cdef int kind
-        cdef uint32_t row
-        cdef list rows = [], indices = []
-        while not rows:
-            end.worker.most_sleep = most_sleep
-            end.worker.least = least
+        cdef uint32_t row, stop = 0
+        cdef list ranges = [], indices = []
+        while not ranges:
+            end.worker.most_sleep, end.worker.least = most_sleep, most
             with nogil:
                 kind = fi_worker_next(&end.worker, &end.claim)
             if kind == FI_CLAIM_FINISH:
                 self.finish(self.batch_converter)
-            elif kind != FI_CLAIM_ROWS:
+                continue
+            if kind != FI_CLAIM_ROWS:
                 return () if kind == FI_CLAIM_NONE else None
-            else:
-                fi_slot_origin(end.worker.ring, end.claim.slot, &self.origin)
-                for row in range(end.claim.first, end.claim.first + end.claim.count):
-                    if fi_row_promise(&end.worker, &end.claim, row, fi_now_ns(), &self.index):
-                        rows.append(row)
-                        indices.append(self.index)
+            fi_slot_origin(end.worker.ring, end.claim.slot, &self.origin)
+            for row in range(end.claim.first, end.claim.first + end.claim.count):
+                if fi_row_promise(&end.worker, &end.claim, row, fi_now_ns(), &self.index):
+                    if row != stop or not indices or len(indices) == most:
+                        indices = []
+                        ranges.append((row, indices))
+                    indices.append(self.index)
+                    stop = row + 1
         fi_worker_stat_fetch_ends(end.stat)
         fi_cpu_meter_look(&self.cpu, end.stat, fi_now_ns())
         self.load_schema()
         record = b"" if self.schema is None else end.arena.schema_record(<uint32_t>self.schema_number)
         batch = (record, (self.origin.seed[0], self.origin.seed[1]),
                  (self.origin.epoch, self.origin.position, self.origin.epoch_size), None, self.request())
-        return (end.claim.q, end.claim.slot, end.claim.n), batch, rows, indices
+        return (end.claim.q, end.claim.slot, end.claim.n), batch, ranges
 
     def leaves(self):
         """Whether this worker shall leave."""
@@ -57,7 +59,7 @@ cdef class PartWriter(RowWriter):
         return fi_row_code(self.end.worker.ring, place[1], row, place[0]) == FI_FETCH
 
     def waits_since(self, int64_t since, int64_t index):
-        """Says since when (`fi_now_ns`; 0: none) the oldest promised row is fetched, and which it is."""
+        """Says since when (`fi_now_ns`) the oldest promised row is fetched, and which it is."""
         fi_worker_stat_fetches_since(self.end.stat, index, since)
 
     cdef list win(self, tuple place, uint32_t first, uint32_t count):
@@ -97,7 +99,7 @@ cdef class PartWriter(RowWriter):
             if len(heap) > 0:
                 delta = end.heap_take(len(heap)) - base
                 self.copy_piece(delta + base, heap, 0, len(heap))
-            if columns is not None:
+            if columns:
                 self.put_columns(won, first, columns, codes, delta)
             for number, offset, size in entries:  # spilled, or failed
                 row, code = first + number, codes[number]
@@ -144,18 +146,14 @@ cdef class PartWriter(RowWriter):
 
     cdef int copy_piece(self, Py_ssize_t offset, object piece, Py_ssize_t start,
                         Py_ssize_t size) except -1:
-        """Copies bytes of a buffer into the slot, at an offset."""
-        cdef Py_buffer found
+        """Copies bytes of an array of bytes into the slot, at an offset."""
+        cdef const char *source = bytes_of(<cnp.PyArrayObject *>piece) + start
         cdef char *place = fi_slot_payload(self.end.worker.ring, self.end.claim.slot) + offset
         cdef bint uncached = self.uncached
-        PyObject_GetBuffer(piece, &found, PyBUF_SIMPLE)
-        try:
-            if start + size > found.len:
-                raise ValueError(f"{found.len} bytes came, {start + size} were expected")
-            with nogil:
-                fi_copy(place, <char *>found.buf + start, size, uncached)
-        finally:
-            PyBuffer_Release(&found)
+        if start + size > len(piece):
+            raise ValueError(f"{len(piece)} bytes came, {start + size} were expected")
+        with nogil:
+            fi_copy(place, source, size, uncached)
         return 0
 
     cdef void relocate(self, uint64_t offset, uint64_t delta, uint32_t row, uint32_t kind) noexcept:
@@ -173,11 +171,11 @@ cdef class PartWriter(RowWriter):
     def fetch(self, BatchScheduler ring, Plan plan):
         """Fetches the rows of a plan, in this thread, in a ring that no other worker has.
 
-        Returns (columns or None, heap, its offset, codes, entries) for `put`: a buffer for each
+        Returns (columns, heap, its offset, codes, entries) for `put`: an array of bytes for each
         column, and (row, offset, size) of what is packed as a whole.
         """
         cdef Lease lease
-        cdef list columns = None, codes, entries = []
+        cdef list columns = [], codes, entries = []
         cdef Py_ssize_t number
         cdef uint64_t offset = 0, size = 0, base = 0
         cdef Field *f
@@ -187,10 +185,9 @@ cdef class PartWriter(RowWriter):
         self.end.worker.most_sleep = 0
         self.work(None, 0)
         lease, codes = ring.take_irregular()
-        payload = memoryview(lease)  # the lease lives as long as its slices
+        payload = numpy.frombuffer(lease, numpy.uint8)  # the lease lives as long as its slices
         if lease.schema is not None:
             base = lease.schema.bytes
-            columns = []
             for number in range(lease.schema.count):
                 f = &lease.schema.fields[number]
                 columns.append(payload[f.offset:f.offset + <uint64_t>f.stride * lease.rows])

@@ -463,7 +463,7 @@ class Pool:
             ring.offer_singly()
         self._group.dismiss(worker)
         ring.ring_all()
-        steps = "loading the dataset"
+        steps = self.job.loading
         if self.job.worker_init is not None:
             steps += f" or {next(iter(self.job.names))}"
         if (failure := load_start_error(note, steps)) is not None:

@@ -40,12 +40,13 @@ class RowWriter(SlotWriter):
     def put_result(self, packed: Packed, failed: bool) -> None: ...
 
 _Place: TypeAlias = tuple[int, int, int]
-_Pieces: TypeAlias = tuple[list[Any] | None, Any, int, bytes, list[tuple[int, int, int]]]
+_Bytes: TypeAlias = NDArray[np.uint8]
+_Pieces: TypeAlias = tuple[list[_Bytes], _Bytes, int, bytes, list[tuple[int, int, int]]]
 
 @disjoint_base
 class PartWriter(RowWriter):
     batch_converter: BatchConverter | None
-    def take(self, most_sleep: int, least: int) -> Any: ...  # rows, (), or None
+    def take(self, most_sleep: int, most: int) -> Any: ...  # rows, (), or None
     def leaves(self) -> bool: ...
     def is_promised(self, place: _Place, row: int) -> bool: ...
     def waits_since(self, since: int, index: int) -> None: ...

@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -25,17 +26,18 @@ import ray
 
 from fastiter._clib import status
 from fastiter._ring.arena import WorkerRing
-from fastiter._util.failures import load_start_error, reraise
+from fastiter._util.failures import dump_start_error, load_start_error, reraise
 from fastiter._workers import row_writer
-from fastiter._workers.batch_converter import BatchConverter
-from fastiter._workers.crash_counts import MOST_DEATHS
-from fastiter._workers.shared_object import Shared
-from fastiter.errors import DatasetTimeoutError, WorkerDiedError
-from fastiter.ray._job import Cluster, ClusterError
-from fastiter.ray._remote import MOST_PARTS, Asked, Node, NodeWorker, versions
+from fastiter._workers.crash_counts import CrashCounts, Exit
+from fastiter._workers.delivery import crash_error
+from fastiter._workers.main import WorkerArguments
+from fastiter._workers.timeouts import Overrun, step_text
+from fastiter.ray._job import ClusterError, ClusterJob
+from fastiter.ray._remote import MOST_PARTS, Asked, Beat, NodeWorker, versions
 
 _CONNECT_SECONDS = 12
 _SILENCE_SECONDS = 6  # of the head, or this machine's raylet
+_NO_PLACE_SECONDS = 10.0  # that no worker has found a place, until that is warned of
 _BEAT_SECONDS = 1.0
 _CALL_SECONDS = 0.04  # that a call takes, if there are rows enough
 _MOST_CALLS = 2  # that a worker has at a time
@@ -44,39 +46,38 @@ _IDLE_NS = 50_000_000
 _LATE_MEANS, _LATE_SECONDS = 3, 0.005  # as in `fi_ring_worker.c`
 
 
+@dataclasses.dataclass(eq=False)
 class RemotePart:
-    """Rows of the batch at a place, from `first` on, that are fetched together."""
+    """Rows of the batch at a place (q, slot, n), from `first` on, that are fetched together."""
 
-    def __init__(self, place: tuple[int, int, int], batch: Asked, first: int, indices: list[int]):
-        self.place, self.batch, self.first, self.indices = place, batch, first, indices
-        self.calls = 0  # that have it now
-        self.deaths = 0  # of workers that had it first
-        self.is_suspect = False  # another one's rows are not fetched with it
-        self.splits = False  # a row of it is given up
-        self.is_done = False
-        self.is_hedged = False
+    place: tuple[int, int, int]
+    batch: Asked
+    first: int
+    indices: list[int]
+    is_suspect: bool = False  # of the end of a worker: no other rows are fetched with it
+    workers: list[Remote] = dataclasses.field(default_factory=list)  # that have it now
+    is_done: bool = False
 
     def asked(self) -> Asked:
         """What a worker is told."""
         batch, n, last = self.batch, self.place[2], self.first + len(self.indices)
         epoch, position, size = batch.origin
         position -= n - last  # from after the batch to after these rows
-        epochs = max(0, -(position // size)) if size else 0
+        if position < 0 < size:
+            epochs, position = divmod(position, size)
+            epoch = max(0, epoch + epochs)
         seeds = batch.seeds
-        return batch._replace(
-            origin=(max(0, epoch - epochs), position + epochs * size, size),
-            indices=np.array(self.indices),
-            seeds=None if seeds is None else seeds[8 * self.first : 8 * last] + seeds[8 * n :],
-        )
+        if seeds is not None:
+            seeds = seeds[8 * self.first : 8 * last] + seeds[8 * n :]
+        origin, indices = (epoch, position, size), np.array(self.indices)
+        return batch._replace(origin=origin, indices=indices, seeds=seeds)
 
-
-class Call:
-    """What a worker was asked for at once."""
-
-    def __init__(self, worker: Remote, parts: list[RemotePart]):
-        self.worker, self.parts = worker, parts
-        self.ref = worker.actor.fetch.remote([part.asked() for part in parts])
-        self.since = status.now()
+    def single_rows(self) -> list[RemotePart]:
+        """Its rows, each as a part that is suspect."""
+        return [
+            RemotePart(self.place, self.batch, self.first + row, [index], is_suspect=True)
+            for row, index in enumerate(self.indices)
+        ]
 
 
 @dataclasses.dataclass(eq=False)
@@ -84,45 +85,48 @@ class Remote:
     """A worker on some node."""
 
     number: int
+    start: int  # counts the starts of all workers
     actor: Any
-    step: Any  # of its start: a reference of what has to come before it goes on; or None
-    node: Node | None = None
-    image: tuple[int, int] | None = None  # process and descriptor; None until it works
+    #: what it is asked for, by Ray's references, and what is done with it
+    answers: dict[Any, Callable[[Any], None]] = dataclasses.field(default_factory=dict)
+    seen: float = 0.0  # when the last answer came
+    node: str = ""  # empty until it has a place
+    place: str = ""  # in messages
+    pid: int = 0
+    loads: bool = False  # the dataset, or has loaded it
+    fd: int = -1  # of the dataset's image there; -1 until it works
     calls: list[Call] = dataclasses.field(default_factory=list)
-    beat: Any = None  # a reference
-    beat_asked: float = 0.0
-    seen: float = 0.0
-    is_silent: bool = False
     warnings: int = 0
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """What a worker was asked for at once."""
+
+    worker: Remote
+    parts: list[RemotePart]
+    since: float
 
 
 class Helper:
     """Has rows fetched by the workers of a cluster, until the ring says stop."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        dataset: Shared[Any],
-        converter: BatchConverter | None,
-        end: WorkerRing,
-        seed: bytes,
-    ):
-        self._cluster, self._dataset, self._seed = cluster, dataset, seed
+    def __init__(self, job: ClusterJob, end: WorkerRing, arguments: WorkerArguments):
+        self._job, self._end, self._arguments = job, end, arguments
         self._rows = end.arena.geometry[2]
         self._writer = row_writer.PartWriter(end, None, None, True)
-        self._writer.batch_converter = converter
+        self._writer.batch_converter = job.batch_converter
         self._workers: dict[int, Remote] = {}
         self._pending: deque[RemotePart] = deque()
         self._row_seconds = 0.0  # that a row takes, the last ones counting most
-        self._n_rows = self._n_hedged = self._starts = self._failed_starts = 0
-        self._overruns: dict[int, int] = {}  # by index
-        self._facts: dict[str, Any] = {"reason": "", "nodes": {}, "warnings": []}
-        self._n_warned = 0
-        self._warns_of_places = cluster.warns_of_places and cluster.dataset_timeout is not None
+        self._n_rows = self._n_hedged = self._starts = 0
+        self._crash_counts = CrashCounts(job.n_retries)
+        self._nodes: dict[str, dict[str, Any]] = {}  # as `NodeStats`, by their names
+        self._warnings: list[tuple[int, str]] = []  # with their numbers
         self._told = 0.0
-        self._started = status.now()  # the last worker
-        timeout = cluster.dataset_timeout or _BEAT_SECONDS
-        self._beat = max(0.1, min(_BEAT_SECONDS, timeout / 2))
+        self._n_placed, self._placed_at = 0, 0.0  # workers with a place, and since when
+        timeout = job.dataset_timeout or _BEAT_SECONDS
+        self._pause = max(0.1, min(_BEAT_SECONDS, timeout / 2, job.silence / 2))
         self._image: Any = None
         self._actor: Any = ray.remote(concurrency_groups={"beat": 1})(NodeWorker)
 
@@ -140,50 +144,43 @@ class Helper:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
         signal.alarm(_CONNECT_SECONDS)
-        address = self._cluster.address
         try:
             ray.init(
-                address=address,
+                address=self._job.address,
                 namespace=f"fastiter-{os.getpid()}-{os.urandom(4).hex()}",
                 logging_level=logging.ERROR,
                 configure_logging=False,
             )
         except Exception as error:
-            raise ClusterError(f"no cluster answers at {address!r}: {error}") from error
-        self._started = status.now()
+            raise ClusterError(f"no cluster answers at {self._job.address!r}: {error}") from error
+        self._placed_at = status.now()
         threading.Thread(target=_watch_cluster, daemon=True).start()
         self._put_image()
         while not (self._ready() or self._writer.leaves()):
             self._look(0.1)
 
     def _put_image(self) -> None:
-        stores = [
-            node["Resources"].get("object_store_memory", 0.0)
-            for node in ray.nodes()
-            if node["Alive"]
-        ]
-        size = self._dataset.nbytes
-        if size > 0.8 * min(stores):
+        image = self._job.dataset
+        smallest = min(resources.get("object_store_memory", 0) for resources in _resources())
+        if image.nbytes > 0.8 * smallest:
             raise MemoryError(
-                f"the dataset's image of {size} bytes does not fit into the object store of each "
-                f"node: the smallest has {min(stores):.0f}. Start Ray with larger ones "
+                f"the dataset's image of {image.nbytes} bytes does not fit into the object store "
+                f"of each node: the smallest has {smallest:.0f}. Start Ray with larger ones "
                 "(--object-store-memory), or let the dataset read from files"
             )
-        mapped = mmap.mmap(self._dataset.fd, size, access=mmap.ACCESS_READ)
+        mapped = mmap.mmap(image.fd, image.nbytes, access=mmap.ACCESS_READ)
         self._image = ray.put(np.frombuffer(mapped, np.uint8))
 
     def _set_workers(self, count: int) -> None:
         """Have as many workers as this."""
-        number = 0
-        while len(self._workers) < count:
-            if number not in self._workers:
+        for number in range(count):
+            if len(self._workers) < count and number not in self._workers:
                 self._start(number, count)
-            number += 1
         while len(self._workers) > count:  # those first that have no place
-            self._drop(min(self._workers.values(), key=lambda w: w.image is not None), False)
+            self._drop(min(self._workers.values(), key=lambda worker: worker.fd))
 
     def _start(self, number: int, count: int) -> None:
-        options = dict(self._cluster.resources)
+        options, local = dict(self._job.resources), self._job.n_local
         self._starts += 1
         actor = self._actor.options(
             num_cpus=options.pop("CPU", 0),
@@ -192,60 +189,49 @@ class Helper:
             resources=options,
             scheduling_strategy="SPREAD",
         ).remote(
-            self._cluster.local + number,
-            self._cluster.local + count,
-            self._rows,
-            self._seed + b"%d" % self._starts,
+            local + number, local + count, self._rows, self._arguments.seed + b"%d" % self._starts
         )
-        self._workers[number] = Remote(number, actor, actor.where.remote())
+        worker = self._workers[number] = Remote(number, self._starts, actor)
+        self._ask_beat(worker, 0.0)
 
-    def _has_place(self, worker: Remote, node: Node) -> None:
-        worker.step, worker.node = None, node
-        if node.versions != versions():
-            raise ClusterError(
-                f"node {node.node} ({node.address}) has {node.versions}; this program has "
-                f"{versions()}"
-            )
-        new = {"address": node.address, "workers": 0, "rows": 0, "bytes": 0}
-        self._facts["nodes"].setdefault(node.node, new)
-
-    def _load(self, worker: Remote, node: Node) -> None:
+    def _load(self, worker: Remote) -> None:
         """Have a worker load the dataset; not before the first one of its node has the image."""
-        nearby = [w for w in self._workers.values() if w.node and w.node.node == node.node]
-        image = next((w.image for w in nearby if w.image is not None), None)
-        if image is not None or all(w.step is None for w in nearby):
-            path = [os.path.abspath(each) for each in sys.path]
-            worker.step = worker.actor.load.remote([self._image], image, path)
+        nearby = [w for w in self._workers.values() if w.node == worker.node and w.loads]
+        image = next(((w.pid, w.fd) for w in nearby if w.fd >= 0), None)
+        if image is None and nearby:
+            return
+        worker.loads = True
+        path = [os.path.abspath(each) for each in sys.path]
+        ref = worker.actor.load.remote([self._image], image, path, versions())
+        worker.answers[ref] = functools.partial(self._has_loaded, worker)
 
     def _has_loaded(self, worker: Remote, found: tuple[int, bytes]) -> None:
-        fd, error = found
+        worker.fd, error = found
         failure = load_start_error(error, "loading the dataset or worker_init")
         if failure is not None:
             reraise(failure)
-        assert worker.node is not None
-        worker.step, worker.image = None, (worker.node.pid, fd)
-        self._started = status.now()
-        self._failed_starts = 0
-        self._facts["nodes"][worker.node.node]["workers"] += 1
+        self._crash_counts.clear(np.array([status.LOADING]), ())
 
     # ---- work
 
     def work(self) -> None:
         """Have rows fetched until the ring says stop."""
         try:
-            while self._take():
+            while self._promise():
                 self._assign()
                 self._look(_POLL_SECONDS if self._room() else 0.05)
         except Exception as error:
-            self._facts["reason"] = str(error) if isinstance(error, ClusterError) else repr(error)
-            self._cluster.board.write(self._facts)
+            self._end.loaded(self._arguments.start, dump_start_error(error))
             os._exit(1)
         for worker in self._workers.values():
             ray.kill(worker.actor)
         ray.shutdown()
 
+    def _is_ready(self, worker: Remote) -> bool:
+        return worker.fd >= 0 and status.now() < worker.seen + self._job.silence
+
     def _ready(self) -> list[Remote]:
-        return [w for w in self._workers.values() if w.image is not None and not w.is_silent]
+        return [worker for worker in self._workers.values() if self._is_ready(worker)]
 
     def _room(self) -> int:
         """Calls that workers have room for."""
@@ -257,27 +243,18 @@ class Helper:
             return max(1, self._rows // (_MOST_CALLS * max(1, len(self._ready()))))
         return max(1, min(MOST_PARTS * self._rows, int(_CALL_SECONDS / self._row_seconds)))
 
-    def _take(self) -> bool:
+    def _promise(self) -> bool:
         """Promise rows while workers have room for them; False if the ring says stop."""
         # Of a large batch no worker gets more than its share.
         most = max(1, min(self._call_rows(), -(-self._rows // max(1, len(self._ready())))))
-        wanted = self._room() * self._call_rows() - _rows_of(self._pending)
-        is_idle = not self._pending and not any(worker.calls for worker in self._workers.values())
-        while wanted > 0:
-            taken = self._writer.take(_IDLE_NS if is_idle else 0, most)
-            if taken is None:
-                return False
+        wanted = self._room() * self._call_rows()
+        is_idle = not any(worker.calls for worker in self._workers.values())
+        while _rows_of(self._pending) < wanted:
+            taken = self._writer.take(_IDLE_NS if is_idle and not self._pending else 0, most)
             if not taken:
-                break
-            place, batch, rows, indices = taken
-            wanted -= len(rows)
-            is_idle, start = False, 0
-            for stop in range(1, len(rows) + 1):
-                is_last = stop == len(rows) or rows[stop] != rows[stop - 1] + 1
-                if is_last or stop - start == most:
-                    part = RemotePart(place, Asked(*batch), rows[start], indices[start:stop])
-                    self._pending.append(part)
-                    start = stop
+                return taken is not None
+            place, batch, ranges = taken
+            self._pending += [RemotePart(place, Asked(*batch), *each) for each in ranges]
         return not self._writer.leaves()
 
     def _assign(self) -> None:
@@ -288,68 +265,67 @@ class Helper:
             for worker in ready:
                 if len(worker.calls) == depth:
                     self._send(worker, self._next_parts(most))
-        if self._cluster.hedge:
-            self._hedge([worker for worker in ready if not worker.calls])
+        self._assign_again([worker for worker in ready if not worker.calls])
 
     def _next_parts(self, most: int) -> list[RemotePart]:
         """Parts for one call, of `most` rows or a few more; a suspect one goes alone."""
         parts: list[RemotePart] = []
         while self._pending and len(parts) < MOST_PARTS and _rows_of(parts) < most:
-            part = self._pending[0]
-            if part.is_suspect and parts:
+            if parts and (parts[0].is_suspect or self._pending[0].is_suspect):
                 break
-            self._pending.popleft()
-            if part.is_done or not self._writer.is_promised(part.place, part.first):
-                continue  # of a batch that is not wanted any more
-            parts.append(part)
-            if part.is_suspect:
-                break
+            part = self._pending.popleft()
+            # Else it is of a batch that is not wanted any more.
+            if not part.is_done and self._writer.is_promised(part.place, part.first):
+                parts.append(part)
         return parts
 
     def _send(self, worker: Remote, parts: list[RemotePart]) -> None:
-        if parts:
-            worker.calls.append(Call(worker, parts))
+        if not parts:
+            return
+        call = Call(worker, parts, status.now())
+        worker.calls.append(call)
+        ref = worker.actor.fetch.remote([part.asked() for part in parts])
+        worker.answers[ref] = functools.partial(self._arrived, call)
         for part in parts:
-            part.calls += 1
+            part.workers.append(worker)
 
-    def _hedge(self, idle: list[Remote]) -> None:
-        """Have idle workers fetch what is late, too. Those of this machine look for themselves."""
+    def _assign_again(self, idle: list[Remote]) -> None:
+        """Have others fetch, too, what silent workers have; and, where rows are hedged, idle ones
+        what is late. Local workers look for themselves, at the oldest."""
         calls = [call for worker in self._workers.values() for call in worker.calls]
         calls.sort(key=lambda call: call.since)
-        if self._cluster.local and calls:
+        if self._job.hedges and self._job.n_local and calls:
             self._writer.waits_since(int(calls[0].since * 1e9), calls[0].parts[0].indices[0])
-        now = status.now()
-        for call in calls if self._n_rows and not self._pending else ():
+        for call in calls:
+            is_silent = not self._is_ready(call.worker)
+            parts = [part for part in call.parts if not self._is_elsewhere(part, call.worker)]
+            rows = _rows_of(parts)
             late = max(_LATE_SECONDS, _LATE_MEANS * self._row_seconds * _rows_of(call.parts))
-            parts = [part for part in call.parts if not (part.is_done or part.is_hedged)]
-            hedged = self._n_hedged + _rows_of(parts)
-            is_allowed = hedged <= self._cluster.hedge * (self._n_rows + _rows_of(parts)) + 1
-            if idle and parts and is_allowed and now - call.since > late:
-                self._n_hedged = hedged
-                for part in parts:
-                    part.is_hedged = True
+            may_hedge = self._n_hedged + rows <= self._job.hedge * (self._n_rows + rows) + 1
+            if is_silent:
+                self._pending.extendleft(parts)
+            elif not (self._job.hedges and self._n_rows and parts and idle and may_hedge):
+                continue
+            elif not self._pending and status.now() - call.since > late:
+                self._n_hedged += rows
                 self._send(idle.pop(), parts)
+
+    def _is_elsewhere(self, part: RemotePart, worker: Remote) -> bool:
+        """Whether a part need not be fetched by others than a worker that has it."""
+        others = [other for other in part.workers if other is not worker]
+        return part.is_done or part in self._pending or any(map(self._is_ready, others))
 
     # ---- what comes back
 
     def _look(self, seconds: float) -> None:
-        """Wait for answers, beats and starts, and act on what has come."""
-        refs: dict[Any, tuple[Remote, Any]] = {}
-        for worker in self._workers.values():
-            for call in worker.calls:
-                refs[call.ref] = worker, functools.partial(self._arrived, call)
-            if worker.beat is not None:
-                refs[worker.beat] = worker, functools.partial(self._check_time, worker)
-            if worker.step is not None:
-                step = self._has_place if worker.node is None else self._has_loaded
-                refs[worker.step] = worker, functools.partial(step, worker)
-        done: list[Any] = []
-        if refs:
-            done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=0)
-        if refs and not done:
-            done, _ = ray.wait(list(refs), timeout=seconds)
+        """Wait for answers, and act on what has come."""
+        self._watch_workers()
+        asked = {ref: worker for worker in self._workers.values() for ref in worker.answers}
+        done, _ = ray.wait([*asked], num_returns=len(asked), timeout=0)
+        if not done:
+            done, _ = ray.wait([*asked], timeout=seconds)
         for ref in done:
-            worker, act = refs[ref]
+            worker = asked[ref]
             if self._workers.get(worker.number) is not worker:
                 continue  # it was dropped meanwhile
             try:
@@ -359,159 +335,147 @@ class Helper:
             except ray.exceptions.RayError as error:
                 self._lost(worker, error)
                 continue
-            worker.seen, worker.is_silent = status.now(), False
-            act(found)
-        self._watch_workers()
+            worker.seen = status.now()
+            worker.answers.pop(ref)(found)
         if status.now() > self._told + 0.1:
             self._tell()
 
-    def _arrived(self, call: Call, found: Any) -> None:
+    def _arrived(self, call: Call, answers: list[Any]) -> None:
         worker = call.worker
         worker.calls.remove(call)
         if worker.calls:
             worker.calls[0].since = status.now()
-        took, answers = found
-        assert worker.node is not None
-        node = self._facts["nodes"][worker.node.node]
-        each = max(1e-6, took / _rows_of(call.parts))
+        each = max(1e-6, sum(took for took, _ in answers) / _rows_of(call.parts))
         self._row_seconds += (each - self._row_seconds) / (8 if self._n_rows else 1)
-        for part, (seconds, pieces) in zip(call.parts, answers, strict=True):
-            part.calls -= 1
-            node["bytes"] += sum(map(len, pieces[0] or ())) + len(pieces[1])
+        node = self._nodes[worker.node]
+        for part, (took, pieces) in zip(call.parts, answers, strict=True):
+            part.workers.remove(worker)
+            node["bytes"] += sum(map(len, pieces[0])) + len(pieces[1])
             if part.is_done:
                 continue
             part.is_done = True
             # Of all workers together: one of them is that share of these.
-            fetch_ns = int(seconds * 1e9 / len(self._workers))
+            fetch_ns = int(took * 1e9 / len(self._workers))
             node["rows"] += self._writer.put(part.place, part.first, pieces, fetch_ns)
             self._n_rows += len(part.indices)
+            if self._crash_counts:
+                self._crash_counts.clear(np.array(part.indices), ())
 
     def _lost(self, worker: Remote, error: Exception) -> None:
         """A worker has died, or its node: others fetch its rows, and another takes its place."""
         if isinstance(error, ray.exceptions.RayTaskError):
-            raise ClusterError(f"a worker failed: {error}")
-        if worker.image is None:
-            self._failed_starts += 1
-            if self._failed_starts >= MOST_DEATHS * len(self._workers) and not self._ready():
-                raise ClusterError(f"workers cannot start: {error}")
-        self._drop(worker, blames=True)
+            raise ClusterError(f"a worker failed {worker.place}: {error}")
+        is_idle = worker.fd < 0 and not self._ready()
+        if is_idle and self._crash_counts.count_idle(len(self._workers)):
+            raise ClusterError(f"workers cannot start: {error}")
+        self._drop(worker, Exit(worker.pid, f"died {worker.place}"))
 
-    def _drop(self, worker: Remote, blames: bool) -> None:
-        """End a worker; `_set_workers` starts another in its place."""
-        calls, worker.calls = worker.calls, []
-        if worker.image is not None and worker.node is not None:
-            self._facts["nodes"][worker.node.node]["workers"] -= 1
-        for place, call in enumerate(calls):
-            for part in call.parts:
-                self._release(part, blames and place == 0)
+    def _drop(self, worker: Remote, end: Exit | Overrun | None = None) -> None:
+        """End a worker, and have others fetch what it has: row by row what may be the cause of
+        `end`. `_set_workers` starts another in its place."""
         del self._workers[worker.number]
         ray.kill(worker.actor)
+        for call in worker.calls:
+            for part in call.parts:
+                part.workers.remove(worker)
+                if part.is_done or part.workers or part in self._pending:
+                    continue
+                if end is not None and call is worker.calls[0]:
+                    self._suspect(worker, part, end)
+                else:
+                    self._pending.appendleft(part)
 
-    def _release(self, part: RemotePart, is_suspect: bool) -> None:
-        """A part's worker does not go on."""
-        part.calls -= 1
-        part.deaths += is_suspect
-        if part.is_done or part.calls:
-            return
-        if (part.deaths or part.splits) and len(part.indices) > 1:
-            part.is_done = True
-            for place in reversed(range(len(part.indices))):
-                index = part.indices[place : place + 1]
-                alone = RemotePart(part.place, part.batch, part.first + place, index)
-                alone.is_suspect = True
-                self._pending.appendleft(alone)
-        elif part.deaths >= MOST_DEATHS and part.is_suspect:
-            part.is_done = True
-            error = WorkerDiedError(
-                f"dataset index {part.indices[0]} ended {part.deaths} workers of the cluster"
-            )
-            self._writer.fail(part.place, part.first, error)
-        elif part not in self._pending:
-            part.is_suspect = part.deaths > 0
-            self._pending.appendleft(part)
+    def _suspect(self, worker: Remote, part: RemotePart, end: Exit | Overrun) -> None:
+        """Have rows fetched one by one, and give up the one that has ended workers again and again:
+        of a death the row that was alone, of an overrun the index that took too long."""
+        part.is_done = True
+        for single in part.single_rows():
+            (index,) = single.indices
+            is_known = end.step == index if isinstance(end, Overrun) else len(part.indices) == 1
+            place = single.place[0], single.first
+            if is_known and self._crash_counts.count(*place, index, worker.start, end):
+                last = self._crash_counts.last_exit(*place)
+                error = crash_error(f"dataset index {index}", last, worker.place)
+                self._writer.fail(single.place, single.first, error)
+                self._crash_counts.clear(np.array(single.indices), [0])
+            else:
+                self._pending.appendleft(single)
 
     # ---- time
 
     def _watch_workers(self) -> None:
-        """Start those that are missing, ask all for a sign of life, and give what silent ones have
-        to others: either may be the first then."""
-        self._set_workers(self._cluster.board.asked())
-        now = status.now()
-        there = sum(worker.image is not None for worker in self._workers.values())
-        if self._warns_of_places and there < len(self._workers):
-            wait = self._cluster.dataset_timeout or 0.0
-            if now - self._started > (wait if there else max(wait, _CONNECT_SECONDS)):
-                self._warns_of_places = False
-                self._warn(
-                    f"{there} of {len(self._workers)} workers have a place in the cluster "
-                    f"(resources={self._cluster.resources}); the others wait for one"
-                )
-        for worker in list(self._workers.values()):
-            if worker.image is None:
-                if worker.node is not None and worker.step is None:
-                    self._load(worker, worker.node)
-                continue
-            if worker.beat is None and now - worker.beat_asked > self._beat:
-                worker.beat_asked = now
-                worker.beat = worker.actor.beat.remote(self._cluster.dataset_timeout)
-            since = now - max(worker.seen, worker.beat_asked)
-            if worker.beat is not None and since > self._cluster.silence and not worker.is_silent:
-                worker.is_silent = True
-                parts = [part for call in worker.calls for part in call.parts]
-                for part in parts:
-                    if not part.is_done and part.calls == 1 and part not in self._pending:
-                        self._pending.appendleft(part)
+        """Start those that are missing, and warn if they find no place."""
+        count = self._job.n_workers.get()
+        self._set_workers(count)
+        for worker in self._workers.values():
+            if worker.node and not worker.loads:
+                self._load(worker)
+        placed = sum(bool(worker.node) for worker in self._workers.values())
+        if placed == count or placed != self._n_placed:
+            self._n_placed, self._placed_at = placed, status.now()
+        limit = self._job.dataset_timeout if self._job.warns_of_places else None
+        limit = limit if placed else _NO_PLACE_SECONDS
+        if limit is not None and status.now() > self._placed_at + limit:
+            self._placed_at = float("inf") if placed else status.now()
+            self._warn_of_places(placed, count)
 
-    def _check_time(self, worker: Remote, beat: tuple[int, float, str]) -> None:
-        """Warn of a row that takes too long, or end its worker."""
-        worker.beat = None
-        limit, n_retries = self._cluster.dataset_timeout, self._cluster.n_retries
-        index, seconds, stack = beat
-        if limit is None or seconds <= limit or not worker.calls:
+    def _warn_of_places(self, placed: int, count: int) -> None:
+        wanted, found = self._job.resources, ray.available_resources()
+        nodes = [{name: node.get(name, 0) for name in wanted} for node in _resources()]
+        free = {name: found.get(name, 0) for name in wanted}
+        self._warn(
+            f"{placed} of {count} workers have a place in the cluster, the others wait for one. "
+            f"Each needs resources={wanted}; the nodes have {nodes}, and {free} of all is free"
+        )
+
+    def _ask_beat(self, worker: Remote, pause: float) -> None:
+        ref = worker.actor.beat.remote(pause, self._job.dataset_timeout)
+        worker.answers[ref] = functools.partial(self._heard, worker)
+
+    def _heard(self, worker: Remote, beat: Beat) -> None:
+        """Warn of a step that takes too long, or end its worker."""
+        worker.node, worker.pid = beat.node, beat.pid
+        worker.place = f"on node {beat.node} ({beat.address}), process {beat.pid}"
+        new = {"address": beat.address, "workers": 0, "rows": 0, "bytes": 0}
+        self._nodes.setdefault(beat.node, new)
+        self._ask_beat(worker, self._pause)
+        limit = self._job.dataset_timeout
+        if limit is None or beat.seconds <= limit:
             worker.warnings = 0
-            return
-        assert worker.node is not None
-        where = f"on node {worker.node.node} ({worker.node.address}), process {worker.node.pid}"
-        if n_retries is None:
-            if seconds > limit * (worker.warnings + 1):
-                worker.warnings += 1
-                self._warn(
-                    f"the dataset has been busy with index {index} for {seconds:.1f} s "
-                    f"(dataset_timeout={limit} s) {where}. Its Python stack:\n{stack}"
-                )
-            return
-        attempts = self._overruns[index] = self._overruns.get(index, 0) + 1
-        if attempts > n_retries:
-            del self._overruns[index]
-            error = DatasetTimeoutError.of(
-                f"dataset index {index} took longer than dataset_timeout={limit} s in {attempts} "
-                f"of {attempts} attempts, the last one {where}.",
-                index,
-                seconds,
-                attempts,
-                stack,
+        elif self._job.retries:
+            end = Overrun(beat.step, beat.seconds, limit, beat.stack)
+            if beat.step < 0 and self._crash_counts.count(0, 0, beat.step, worker.start, end):
+                last = self._crash_counts.last_exit(0, 0)
+                raise crash_error("loading the dataset", last, worker.place)
+            self._drop(worker, end)
+        elif beat.seconds > limit * (worker.warnings + 1):
+            worker.warnings += 1
+            self._warn(
+                f"{step_text(beat.step)} for {beat.seconds:.1f} s (dataset_timeout={limit} s) "
+                f"{worker.place}. Its Python stack:\n{beat.stack}"
             )
-            for part in worker.calls[0].parts:
-                for place, each in enumerate(part.indices):
-                    if each == index:
-                        part.splits = True
-                        self._writer.fail(part.place, part.first + place, error)
-        self._drop(worker, blames=False)
 
     # ---- the program
 
     def _warn(self, text: str) -> None:
-        self._n_warned += 1
-        self._facts["warnings"] = [*self._facts["warnings"], [self._n_warned, text]][-4:]
+        number = self._warnings[-1][0] + 1 if self._warnings else 1
+        self._warnings = [*self._warnings, (number, text)][-4:]
         self._tell()
 
     def _tell(self) -> None:
         self._told = status.now()
-        self._cluster.board.write(self._facts)
+        for name, node in self._nodes.items():
+            node["workers"] = sum(worker.node == name for worker in self._ready())
+        self._job.facts.set({"nodes": self._nodes, "warnings": self._warnings})
 
 
-def _rows_of(parts: Any) -> int:
+def _rows_of(parts: Iterable[RemotePart]) -> int:
     return sum(len(part.indices) for part in parts)
+
+
+def _resources() -> list[dict[str, float]]:
+    """What each living node has."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def _watch_cluster() -> None:

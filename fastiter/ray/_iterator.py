@@ -20,7 +20,7 @@ from fastiter.errors import TimeoutWarning
 from fastiter.iterators._arguments import checked_auto
 from fastiter.iterators._stream_parts import PartStore
 from fastiter.iterators.multiprocess import MultiprocessIterator
-from fastiter.ray._job import Board, Cluster, ClusterError, ClusterJob, image_of
+from fastiter.ray._job import Cell, ClusterError, ClusterJob, image_of
 
 _MOST_WORKERS = 4096
 _FIRST_WORKERS = 2  # of 'auto'
@@ -32,12 +32,8 @@ class RayIterator(MultiprocessIterator):
     """Iterates over a dataset with workers on the nodes of a Ray cluster.
 
     The batches are those of `MultiprocessIterator`, in the same order, with the same state: either
-    goes on where the other one stopped. Rows are fetched on the nodes, a part of a batch by each
-    worker, and copied into a slot of this machine's ring. A helper process of this machine talks to
-    Ray; the program need not be connected with it.
-
-    Rows of a worker or node that dies, or does not answer for ``silence`` seconds, are fetched by
-    another one. The guide's page on clusters tells when remote workers pay.
+    goes on where the other one stopped. A helper process of this machine talks to Ray, and copies
+    what the nodes fetch into this machine's ring; the program need not be connected with Ray.
 
     Parameters
     ----------
@@ -50,7 +46,8 @@ class RayIterator(MultiprocessIterator):
         are, and warns after ``dataset_timeout``. 'auto' begins with 2, and asks Ray for more or
         fewer as the iterator's statistics advise.
     n_local : int
-        Worker processes of this machine beside them, which take rows from the same batches.
+        Worker processes of this machine beside them, which take rows from the same batches, and
+        have the first numbers for ``worker_init``.
     resources : mapping, optional
         What Ray reserves for each worker, by Ray's names; None for ``{'CPU': 1}``.
     address : str, optional
@@ -60,8 +57,8 @@ class RayIterator(MultiprocessIterator):
         Seconds without a sign of life after which others fetch what a worker has.
     **others
         All other arguments of `MultiprocessIterator` but ``n_processes``, ``shared_mem``,
-        ``maxtasksperchild`` and ``context``. A converter other than `concat_examples` runs on this
-        machine. Workers of this machine have the first numbers for ``worker_init``.
+        ``maxtasksperchild`` and ``context``; ``n_prefetch`` is 4 unless given. A converter other
+        than `concat_examples` runs on this machine.
 
     Raises
     ------
@@ -89,7 +86,7 @@ class RayIterator(MultiprocessIterator):
         resources: Mapping[str, float] | None = None,
         address: str | None = None,
         silence: float | None = 5.0,
-        n_prefetch: int = 4,
+        n_prefetch: int | Literal["auto"] | None = 4,
         **others: Any,
     ) -> None:
         if wrong := sorted(_LOCAL_ONLY & others.keys()):
@@ -112,22 +109,22 @@ class RayIterator(MultiprocessIterator):
 
     def _init_runtime(self) -> None:
         super()._init_runtime()
+        self._wanted = Cell(_FIRST_WORKERS if self._n_workers == "auto" else self._n_workers)
         if self._n_workers == "auto":
             most = {} if self._tuner is None else self._tuner.most
             self._tuner = Tuner({**most, "n_workers": _MOST_WORKERS})
-        self._board = Board(_FIRST_WORKERS if self._n_workers == "auto" else self._n_workers)
 
     @property
     def n_workers(self) -> int:
         """Workers on the cluster that are asked for, now."""
-        return self._board.asked()
+        return self._wanted.get()  # type: ignore[no-any-return]
 
     @property
     def n_local(self) -> int:
         """Worker processes of this machine."""
         return self._n_local
 
-    def _open_reading(self, store: PartStore) -> None:
+    def _open_reading(self, store: PartStore) -> MultiprocessIterator | None:
         raise TypeError("a StreamDataset is read on one machine: use MultiprocessIterator")
 
     def _make_pool(self, **arguments: Any) -> Pool:
@@ -137,18 +134,6 @@ class RayIterator(MultiprocessIterator):
         address = self._address
         if address is None:
             address = ray.get_runtime_context().gcs_address if ray.is_initialized() else "auto"
-        self._board.write({})
-        cluster = Cluster(
-            address=address,
-            local=self._n_local,
-            resources=self._resources,
-            silence=self._silence,
-            dataset_timeout=self._dataset_timeout,
-            n_retries=self._n_retries if self._on_timeout == "retry" else None,
-            hedge=self._hedge or 0.0,
-            warns_of_places=self._n_workers != "auto",
-            board=self._board,
-        )
         return ClusterJob(
             image_of(self._source.dataset, self._worker_init),
             converter,
@@ -156,73 +141,64 @@ class RayIterator(MultiprocessIterator):
             None,
             retries=self._on_timeout == "retry",
             hedges=self._hedge is not None,
-            cluster=cluster,
+            address=address,
+            n_local=self._n_local,
+            n_workers=self._wanted,
+            facts=Cell({}),
+            resources=self._resources,
+            silence=self._silence,
+            dataset_timeout=self._dataset_timeout,
+            n_retries=self._n_retries,
+            hedge=self._hedge or 0.0,
+            warns_of_places=self._n_workers != "auto",
         )
 
 
 class ClusterPool(Pool):
     """A pool whose worker 0 is the helper."""
 
-    def __init__(self, **arguments: Any):
-        super().__init__(**arguments)
-        assert isinstance(self.job, ClusterJob)
-        self._cluster = self.job.cluster
-        self._group.has_spare = False  # it might take the helper's number
-        self._n_told = 0  # of the helper's warnings
-        self._next_tell = 0.0
-        self._adjusted = 0.0
+    job: ClusterJob
+    _n_told = 0  # of the helper's warnings
+    _adjusted = 0.0
 
     def statistics(self, seconds: float) -> LoaderStats:
-        nodes = self._cluster.board.read().get("nodes", {})
+        nodes = self.job.facts.get().get("nodes", {})
         found = tuple(NodeStats(name, **facts) for name, facts in nodes.items())
         return super().statistics(seconds)._replace(nodes=found)
 
     def is_steady(self) -> bool:
-        nodes = self._cluster.board.read().get("nodes", {}).values()
-        has_all = sum(node["workers"] for node in nodes) == self._cluster.board.asked()
+        nodes = self.job.facts.get().get("nodes", {}).values()
+        has_all = sum(node["workers"] for node in nodes) == self.job.n_workers.get()
         return has_all or status.now() > self._adjusted + _PLACE_SECONDS
 
     def adjust(self, name: str, count: int) -> None:
         if name == "n_workers":
             self._adjusted = status.now()
-            self._cluster.board.ask(count)
+            self.job.n_workers.set(count)
         else:
             super().adjust(name, count)
 
     def bytes_each(self, name: str) -> int:
         return 0 if name == "n_workers" else super().bytes_each(name)
 
-    def look(self) -> None:
-        super().look()
-        self.has_to_look = True
-        self._tell()
-
-    def _start_missing(self) -> None:  # while next() waits, too
+    def _start_missing(self) -> None:
+        """Issues the helper's warnings, too: this is called again and again, also by a next() that
+        does not wait, as long as workers are being started, which does not end here."""
         super()._start_missing()
-        self._tell()
-
-    def _tell(self) -> None:
-        """Issue the helper's warnings, twice a second at most."""
-        now = status.now()
-        if now < self._next_tell:
-            return
-        self._next_tell = now + 0.5
-        for number, text in self._cluster.board.read().get("warnings", ()):
+        self.is_starting = self.has_to_look = True
+        for number, text in self.job.facts.get().get("warnings", ()):
             if number > self._n_told:
                 self._n_told = number
                 warn_caller(TimeoutWarning(text))
 
     def _recover(self, worker: WorkerProcess) -> None:
-        is_helper = worker.number == self._group.helper and not self.closed
-        reason = worker.exit_reason() if is_helper else ""
-        super()._recover(worker)
-        if is_helper:
-            self.close()
-            told = self._cluster.board.read().get("reason") or (
-                f"the head of the cluster at {self._cluster.address}, or the raylet of this "
-                f"machine, does not answer (the helper process {worker.pid} {reason})"
-            )
-            raise ClusterError(
-                f"the connection with the cluster was lost: {told}. The next call connects again; "
-                "state_dict() tells where a new iterator, also a MultiprocessIterator, goes on"
-            )
+        if worker.number != self.job.helper or self.closed:
+            return super()._recover(worker)
+        reason = worker.exit_reason()
+        super()._recover(worker)  # which raises what the helper has told
+        self.close()
+        raise ClusterError(
+            f"the connection with the cluster was lost: its head at {self.job.address}, or the "
+            f"raylet of this machine, does not answer (the helper process {worker.pid} {reason}). "
+            "The next call connects again; state_dict() tells where a new iterator goes on"
+        )

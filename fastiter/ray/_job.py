@@ -20,9 +20,8 @@ from fastiter._ring.serialization import dumps
 from fastiter._workers.main import BatchJob, WorkerArguments
 from fastiter._workers.shared_object import Shared, reserve_file
 
-_BOARD_BYTES = 16 << 20  # of addresses: pages come as they are written
-_ASKED = struct.Struct("<I")  # at the start; behind it the facts:
-_HEAD = struct.Struct("<II")  # their size and checksum
+_CELL_BYTES = 16 << 20  # of addresses: pages come as they are written
+_HEAD = struct.Struct("<II")  # size and checksum
 
 
 class ClusterError(RuntimeError):
@@ -34,79 +33,62 @@ class ClusterError(RuntimeError):
     """
 
 
-class Board:
-    """Shared memory where the helper writes facts by name (`reason`, `nodes`, `warnings`), and the
-    program how many workers it asks for."""
+class Cell:
+    """A value in shared memory, as JSON, that one process sets and others get."""
 
-    def __init__(self, workers: int) -> None:
-        self._file: Shared[None] = reserve_file(_BOARD_BYTES)
-        self._facts: dict[str, Any] = {}
-        self.ask(workers)
+    def __init__(self, value: Any) -> None:
+        self._file: Shared[None] = reserve_file(_CELL_BYTES)
+        self.set(value)
 
-    def ask(self, workers: int) -> None:
-        """Ask for so many workers on the cluster."""
-        os.pwrite(self._file.fd, _ASKED.pack(workers), 0)
+    def set(self, value: Any) -> None:
+        """Replace the value."""
+        text = json.dumps(value).encode()
+        os.pwrite(self._file.fd, _HEAD.pack(len(text), zlib.crc32(text)) + text, 0)
+        self._known = value
 
-    def asked(self) -> int:
-        """How many workers were asked for last."""
-        workers: int = _ASKED.unpack(os.pread(self._file.fd, _ASKED.size, 0))[0]
-        return workers
-
-    def write(self, facts: dict[str, Any]) -> None:
-        """Replace all facts."""
-        text = json.dumps(facts).encode()
-        os.pwrite(self._file.fd, _HEAD.pack(len(text), zlib.crc32(text)) + text, _ASKED.size)
-
-    def read(self) -> dict[str, Any]:
-        """The facts; those before them while others are being written."""
-        size, check = _HEAD.unpack(os.pread(self._file.fd, _HEAD.size, _ASKED.size))
-        text = os.pread(self._file.fd, size, _ASKED.size + _HEAD.size)
-        if size and zlib.crc32(text) == check:
-            self._facts = json.loads(text)
-        return self._facts
+    def get(self) -> Any:
+        """The value; the one before it while another is being written."""
+        size, check = _HEAD.unpack(os.pread(self._file.fd, _HEAD.size, 0))
+        text = os.pread(self._file.fd, size, _HEAD.size)
+        if zlib.crc32(text) == check:
+            self._known = json.loads(text)
+        return self._known
 
 
-@dataclasses.dataclass(frozen=True)
-class Cluster:
-    """How to reach workers of a cluster, and what they shall do."""
-
-    address: str
-    local: int
-    resources: dict[str, float]
-    silence: float
-    dataset_timeout: float | None
-    n_retries: int | None  # None: what takes long is warned of
-    hedge: float
-    warns_of_places: bool
-    board: Board
-
-
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, kw_only=True)
 class ClusterJob(BatchJob):
     """Worker 0 is the helper, which has rows fetched on the cluster; the others fetch here.
 
     The dataset is an image: (dataset, worker_init), which the program has made.
     """
 
-    cluster: Cluster = None  # type: ignore[assignment]
+    address: str
+    n_local: int
+    n_workers: Cell  # an int
+    facts: Cell  # that the helper tells: `nodes` by name, and `warnings`
+    resources: dict[str, float]
+    silence: float
+    dataset_timeout: float | None
+    n_retries: int
+    hedge: float
+    warns_of_places: bool  # where there are some
 
     helper = 0
+    loading = "loading the dataset, or having it loaded on the cluster"
 
     def prepare(self, end: WorkerRing, arguments: WorkerArguments, seed: int) -> Callable[[], None]:
-        cluster = self.cluster
         if arguments.number == self.helper:
             from fastiter.ray._helper import Helper
 
-            helper = Helper(cluster, self.dataset, self.batch_converter, end, arguments.seed)
+            helper = Helper(self, end, arguments)
             helper.connect()
             return helper.work
         from fastiter.ray._remote import adopt_main
 
         self.dataset, self.worker_init = self.dataset.value
         adopt_main()
-        arguments = arguments._replace(
-            number=arguments.number - 1, workers=cluster.local + cluster.board.asked()
-        )
+        workers = self.n_local + self.n_workers.get()
+        arguments = arguments._replace(number=arguments.number - 1, workers=workers)
         return super().prepare(end, arguments, seed)
 
 
@@ -116,10 +98,9 @@ def image_of(dataset: Any, worker_init: Any) -> Shared[Any]:
     module = sys.modules["__main__"]
     if module.__name__ != "__main__":  # of a process that multiprocessing has spawned
         ray.cloudpickle.register_pickle_by_value(module)
+    what, remedy = "the dataset's image", "let it read from files"
     try:
-        image = Shared.reserve(
-            (dataset, worker_init), "the dataset's image", "let it read from files", make
-        )
+        image = Shared.reserve((dataset, worker_init), what, remedy, make)
     except Exception as error:
         raise TypeError(
             f"the dataset, or worker_init, cannot be pickled for the nodes of a cluster: {error}. "

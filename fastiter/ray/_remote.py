@@ -9,6 +9,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 import traceback
 from typing import Any, NamedTuple
 
@@ -25,12 +26,10 @@ from fastiter._ring.serialization import unpack
 from fastiter._util import failures
 from fastiter._workers import main, row_writer, thread_limits
 from fastiter._workers.shm_image import Image
+from fastiter.ray._job import ClusterError
 
 #: Parts that one call may have.
 MOST_PARTS = 16
-
-#: Columns or None, heap, its offset, codes and entries: see `PartWriter.fetch`.
-Pieces = tuple[Any, Any, int, bytes, list[tuple[int, int, int]]]
 
 
 class Asked(NamedTuple):
@@ -43,13 +42,15 @@ class Asked(NamedTuple):
     seeds: bytes | None
 
 
-class Node(NamedTuple):
-    """Where a worker runs, and by what."""
+class Beat(NamedTuple):
+    """A sign of life."""
 
     node: str
     address: str
     pid: int
-    versions: str
+    step: int  # the index that is fetched, or `status.LOADING`
+    seconds: float  # for how long; 0 between two steps
+    stack: str  # if that is more than it should be
 
 
 def versions() -> str:
@@ -70,39 +71,43 @@ def adopt_main() -> None:
 
 
 class NodeWorker:
-    """Fetches parts of batches. One thread at a time calls it, and another one `beat`."""
+    """Fetches rows, in the first thread, and answers `beat` in another one."""
 
     def __init__(self, number: int, workers: int, rows: int, seed: bytes):
         self._number, self._workers, self._rows = number, workers, rows
         self._digest = hashlib.blake2b(seed, digest_size=32).digest()
+        self._node = ray.get_runtime_context().get_node_id()[:8]
+        self._address = ray.util.get_node_ip_address()
+        failures.place = f" on node {self._node} ({self._address})"
         self._dataset: Any = None
         self._image: Image | None = None  # kept for others of this node
         self._rings: dict[bytes, tuple[BatchScheduler, row_writer.PartWriter]] = {}
         self._now: BatchScheduler | None = None  # the ring of the present part
+        self._loads_since = 0.0  # 0: it does not
         self._thread = 0
         # A raylet that dies leaves busy workers running.
         status.watch_parent(os.pidfd_open(os.getppid()), -1)
 
-    def where(self) -> Node:
-        """Where this worker is."""
-        node = ray.get_runtime_context().get_node_id()[:8]
-        address = ray.util.get_node_ip_address()
-        failures.place = f" on node {node} ({address})"
-        return Node(node, address, os.getpid(), versions())
-
     def load(
-        self, refs: list[Any], nearby: tuple[int, int] | None, path: list[str]
+        self, refs: list[Any], nearby: tuple[int, int] | None, path: list[str], wanted: str
     ) -> tuple[int, bytes]:
         """Load the dataset from the image that the only one of `refs` is, or that another worker of
         this node (pid, descriptor) has. Return the descriptor here, and the error or nothing.
 
         Modules are also looked for along the program's `path`, as far as that is here, too.
+        `wanted` are its versions.
         """
+        self._thread = threading.get_ident()
         try:
+            if versions() != wanted:
+                raise ClusterError(
+                    f"a worker{failures.place} has {versions()}; this program has {wanted}"
+                )
             sys.path += [each for each in path if each not in sys.path and os.path.exists(each)]
             thread_limits.limit_threads()
             self._image = _image_of(nearby) or _image_from(ray.get(refs[0]))
             main.seed_by(self._digest)
+            self._loads_since = status.now()
             self._dataset, worker_init = unpack(self._image.map())
             adopt_main()
             thread_limits.limit_threads()  # of what the dataset imported
@@ -111,28 +116,24 @@ class NodeWorker:
             main.introduce(self._dataset, worker_init, self._number, self._workers, seed)
         except BaseException as error:
             return -1, failures.dump_start_error(error)
+        self._loads_since = 0.0
         return self._image.fd, b""
 
-    def fetch(self, parts: list[Asked]) -> tuple[float, list[tuple[float, Pieces]]]:
-        """Fetch parts: the seconds that it took, and of each the seconds and what it is."""
+    def fetch(self, parts: list[Asked]) -> list[tuple[float, Any]]:
+        """Fetch parts: of each the seconds that it took, and what `PartWriter.fetch` returns."""
         self._thread = threading.get_ident()
-        since = status.now()
         found = [self._fetch(part) for part in parts]
         self._now = None
-        return status.now() - since, found
+        return found
 
-    def _fetch(self, part: Asked) -> tuple[float, Pieces]:
+    def _fetch(self, part: Asked) -> tuple[float, Any]:
         since = status.now()
         self._now, writer = self._ring(part.record)
         self._now.seed = part.seed
         example_context.set_worker(writer)
         plan = Plan(part.indices, None, origin=part.origin, seeds=part.seeds)
-        columns, heap, base, codes, entries = writer.fetch(self._now, plan)
-        # Ray takes arrays as buffers, and copies them into its store.
-        if columns is not None:
-            columns = [np.frombuffer(column, np.uint8) for column in columns]
-        heap = np.frombuffer(heap, np.uint8) if len(heap) else b""
-        return status.now() - since, (columns, heap, base, codes, entries)
+        pieces = writer.fetch(self._now, plan)  # whose arrays Ray copies into its store
+        return status.now() - since, pieces
 
     def _ring(self, record: bytes) -> tuple[BatchScheduler, row_writer.PartWriter]:
         """A ring whose batches have the columns of a schema, and what fills it."""
@@ -147,34 +148,31 @@ class NodeWorker:
         return self._rings[record]
 
     @ray.method(concurrency_group="beat")  # type: ignore[untyped-decorator]
-    def beat(self, limit: float | None) -> tuple[int, float, str]:
-        """The index that is fetched, for how long, and the stack if that is more than `limit`."""
-        ring = self._now
-        if ring is None:
-            return -1, 0.0, ""
-        report = ring.report(0)
-        seconds = status.now() - report["since"] / 1e9 if report["since"] else 0.0
-        stack = ""
+    def beat(self, pause: float, limit: float | None) -> Beat:
+        """What goes on after a pause, with the stack if it takes more than `limit`."""
+        time.sleep(pause)
+        step, since, stack = status.LOADING, self._loads_since, ""
+        if (ring := self._now) is not None:
+            report = ring.report(0)
+            step, since = report["index"], report["since"] / 1e9
+        seconds = status.now() - since if since else 0.0
         if limit is not None and seconds > limit:
-            frame = sys._current_frames().get(self._thread)
-            stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
-        return report["index"], seconds, stack
+            stack = "".join(traceback.format_stack(sys._current_frames().get(self._thread)))
+        return Beat(self._node, self._address, os.getpid(), step, seconds, stack)
 
 
 def _image_of(nearby: tuple[int, int] | None) -> Image | None:
     """The image that another worker of this node has; None if it cannot be had."""
-    if nearby is None:
-        return None
     with contextlib.suppress(OSError):
-        fd = os.open("/proc/{}/fd/{}".format(*nearby), os.O_RDONLY | os.O_CLOEXEC)
-        return Image.adopt(fd, os.fstat(fd).st_size)
+        if nearby is not None:
+            fd = os.open("/proc/{}/fd/{}".format(*nearby), os.O_RDONLY | os.O_CLOEXEC)
+            return Image.adopt(fd, os.fstat(fd).st_size)
     return None
 
 
 def _image_from(data: Any) -> Image:
     """A copy of the image in the node's object store: arrays of that would be read-only."""
     image = Image.create(len(data), "the dataset's image", "let the dataset read from files")
-    offset = 0
-    while offset < len(data):
-        offset += os.pwrite(image.fd, data[offset : offset + (16 << 20)], offset)
+    with open(image.fd, "wb", closefd=False) as file:
+        file.write(data)
     return image

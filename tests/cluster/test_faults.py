@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -231,16 +232,17 @@ def test_other_versions_on_a_node(cluster, monkeypatch):
 
 
 class SlowOnce(Slow):
-    """The first fetch of a row takes 20 s."""
+    """The first fetch of a row takes 20 s, once there is a file "slow"."""
 
     def __init__(self, folder):
         super().__init__()
         self.folder = folder
 
     def __getitem__(self, i):
-        if i == 21 and not (Path(self.folder) / "met").exists():
-            (Path(self.folder) / "met").touch()
-            time.sleep(20)
+        if i == 21:
+            with contextlib.suppress(FileNotFoundError):
+                (Path(self.folder) / "slow").rename(Path(self.folder) / "met")
+                time.sleep(20)
         return super().__getitem__(i)
 
 
@@ -248,8 +250,8 @@ def test_a_slow_row_is_fetched_by_another_node(cluster, tmp_path):
     slow = SlowOnce(tmp_path)
     with remote(cluster, slow, hedge=0.2) as iterator:
         wait_until(lambda: next(iterator) and len(workers()) == 2, 20)
+        (tmp_path / "slow").touch()
         iterator.reset()
-        (tmp_path / "met").unlink(missing_ok=True)
         since = time.monotonic()
         for _ in range(8):
             next(iterator)

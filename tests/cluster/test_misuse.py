@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -195,6 +196,102 @@ def test_rows_that_hang_here_and_there(cluster, tmp_path):
         wait_until(lambda: same(next(iterator), next(other)) or len([*tmp_path.iterdir()]) == 2, 60)
         for _ in range(10):
             same(next(iterator), next(other))
+
+
+class Uneven(Slow):
+    """One row of each batch takes as long as some batches."""
+
+    def __getitem__(self, i):
+        if i % 64 == 5:
+            time.sleep(0.2)
+        return i
+
+
+def test_as_many_batches_ahead_as_help(cluster):
+    made = {"n_prefetch": "auto", "shuffle": False, "order_sampler": None}
+    with remote(cluster, Uneven(), n_local=0, **made) as iterator:
+        assert iterator.n_prefetch == 2
+        wait_until(lambda: next(iterator) and iterator.n_prefetch > 2, 60)
+        assert "n_prefetch from 2 to 4" in iterator.stats().changes[0]
+
+
+def test_no_place_at_all(cluster):
+    """Another iterator has all places until it ends."""
+    with remote(cluster) as first, serial() as other:
+        same(next(first), next(other))
+        wait_until(lambda: next(first) and len(workers()) == 2, 20)
+        with remote(cluster, dataset_timeout=None) as second, warnings.catch_warnings():
+            warnings.simplefilter("error", fastiter.TimeoutWarning)
+            with pytest.raises(fastiter.TimeoutWarning) as caught:
+                next(second)
+            text = str(caught.value)
+            assert text.startswith("0 of 2 workers have a place")
+            assert "needs resources={'CPU': 1}" in text
+            assert "the nodes have [{'CPU': 1.0}, {'CPU': 1.0}], and {'CPU': 0} of all" in text
+            first.finalize()
+            warnings.simplefilter("ignore")
+            with serial() as other:
+                for _ in range(10):
+                    same(next(second), next(other))
+
+
+class HangsAtLoad(Slow):
+    def __setstate__(self, state):
+        self.__dict__ = state
+        time.sleep(1000)
+
+
+class FailsAtLoad(Slow):
+    def __setstate__(self, state):
+        raise LookupError("a file is missing")
+
+
+def test_a_dataset_that_does_not_load(cluster):
+    with remote(cluster, FailsAtLoad()) as iterator:
+        with pytest.raises(LookupError, match="a file is missing") as caught:
+            next(iterator)
+        assert " on node " in "".join(caught.value.__notes__)
+
+
+def test_a_dataset_that_hangs_at_load(cluster):
+    made = {"dataset_timeout": 1.0, "n_workers": 1}
+    with remote(cluster, HangsAtLoad(), **made) as iterator, warnings.catch_warnings():
+        warnings.simplefilter("error", fastiter.TimeoutWarning)
+        with pytest.raises(fastiter.TimeoutWarning, match=r"(?s)has been loading .*__setstate__"):
+            next(iterator)
+    with remote(cluster, HangsAtLoad(), on_timeout="retry", n_retries=1, **made) as iterator:
+        with pytest.raises(fastiter.DatasetTimeoutError, match="loading the dataset") as caught:
+            next(iterator)
+        assert caught.value.attempts == 2
+
+
+def test_an_end_in_mid_batch(cluster):
+    wait_until(lambda: not workers(), 20)
+    iterator = remote(cluster, Large(), batch_size=4)
+    next(iterator)
+    iterator.finalize()
+    with pytest.raises(RuntimeError, match="finalized"):
+        next(iterator)
+    wait_until(lambda: not workers(), 10)
+
+
+def test_a_call_of_finalize_while_next_waits(cluster):
+    iterator = remote(cluster, HangsAtLoad())
+    caught = []
+
+    def take():
+        try:
+            next(iterator)
+        except RuntimeError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    wait_until(workers, 20)
+    iterator.finalize()
+    thread.join(20)
+    assert "finalized while next() waited" in str(caught[0])
+    wait_until(lambda: not workers(), 10)
 
 
 @pytest.mark.stress

@@ -179,3 +179,59 @@ def test_a_dataset_larger_than_a_store_is_refused(cluster):
     remote = RayIterator(huge, 1, address=cluster.address)
     with remote, pytest.raises(MemoryError, match="object store"):
         next(remote)
+
+
+class Extremes(Augmented):
+    """Rows of no elements, and of 3 MB."""
+
+    def __getitem__(self, i):
+        rng = example_rng()
+        size = int(rng.integers(0, 4)) * (i % 10 == 1) << 18
+        return np.full((size, 3), i, np.float32), np.zeros((0, 5)), "x" * (i % 3)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"batch_size": 16, "drop_last": True, "repeat": False, "shuffle": False},
+        {"batch_size": 16, "repeat": False, "rank": 1, "num_ranks": 3, "shuffle": False},
+        {"batch_size": 16, "rank": 2, "num_ranks": 3, "tail": "drop", "order_sampler": shuffled()},
+        {"batch_sampler": lambda epoch: [[i] * (1 + i % 7) for i in range(50)]},
+        {"batch_size": 500, "order_sampler": shuffled()},
+        {"batch_size": 1, "order_sampler": shuffled(), "repeat": False},
+    ],
+    ids=lambda made: ",".join(made),
+)
+@pytest.mark.parametrize("kind", [Augmented, Extremes])
+def test_arguments_of_other_iterators(cluster, made, kind):
+    remote = RayIterator(kind(), n_workers=2, address=cluster.address, **copy.deepcopy(made))
+    with remote, fastiter.SerialIterator(kind(), **copy.deepcopy(made)) as other:
+        ended = False
+        for _ in range(60):
+            expected, found = next(other, None), next(remote, None)
+            same(expected, found)
+            ended = ended or found is None
+        assert ended == ("repeat" in made and made["batch_size"] > 1)
+
+
+def test_batches_as_they_are_complete(cluster):
+    made = {"batch_size": 16, "order_sampler": shuffled(), "repeat": False}
+    with RayIterator(
+        Augmented(), n_workers=2, in_order=False, address=cluster.address, **copy.deepcopy(made)
+    ) as remote:
+        begun = [next(remote) for _ in range(5)]
+        state = remote.state_dict()
+    with fastiter.MultiprocessIterator(
+        Augmented(), n_processes=1, in_order=False, **copy.deepcopy(made)
+    ) as local:
+        local.load_state_dict(state)
+        rest = [*local]
+    with fastiter.SerialIterator(Augmented(), **copy.deepcopy(made)) as serial:
+        expected = [*serial]
+    assert len(begun) + len(rest) == len(expected)
+    for one, other in zip(
+        sorted([*begun, *rest], key=lambda batch: batch[0]["n"]),
+        sorted(expected, key=lambda batch: batch[0]["n"]),
+        strict=True,
+    ):
+        same(one, other)
