@@ -209,7 +209,18 @@ static void gather_days(int64_t *out, const fi_column *column, const int64_t *ro
     }
 }
 
-void fi_arrow_gather(void *dst, const fi_column *column, const int64_t *rows, size_t n, bool uncached)
+bool fi_arrow_chunks_agree(const fi_column *column, const fi_column *other)
+{
+    bool agree = column->n_chunks == other->n_chunks;
+
+    for (int64_t i = 0; agree && i <= column->n_chunks; i++) {
+        agree = column->chunks[i].first == other->chunks[i].first;
+    }
+    return agree;
+}
+
+bool fi_arrow_gather(void *dst, const fi_column *column, const int64_t *rows, size_t n, bool uncached,
+                     uint32_t *found, bool are_known)
 {
     const size_t width = column->width;
     uintptr_t places[BLOCK];
@@ -217,36 +228,46 @@ void fi_arrow_gather(void *dst, const fi_column *column, const int64_t *rows, si
 
     if (column->layout == FI_ARROW_BITS) {
         gather_bits(dst, column, rows, n);
-        return;
+        return are_known;
     }
     if (column->layout == FI_ARROW_DAYS) {
         gather_days(dst, column, rows, n);
-        return;
+        return are_known;
     }
     if (n == 0 || width == 0) {
-        return;
+        return are_known;
     }
     if (column->n_chunks == 1 && (column->fill == NULL || column->chunks->validity == NULL)) {
         fi_gather_rows(dst, width, column->chunks->values, (ptrdiff_t)width, rows, n, uncached);
-        return;
+        return are_known;
     }
     for (size_t begin = 0; begin < n; begin += BLOCK) {
         const size_t count = n - begin < BLOCK ? n - begin : BLOCK;
-        for (size_t i = 0; i < count; i++) {
-            const int64_t row = rows[begin + i];
-            const fi_chunk_start *start = start_of(column, row);
-            places[i] = start->origin + (uint64_t)row * width;
+        const int64_t *block = rows + begin;
+        if (are_known) {
+            for (size_t i = 0; i < count; i++) {
+                places[i] = column->starts[found[begin + i]].origin + (uint64_t)block[i] * width;
+            }
+        } else {
+            for (size_t i = 0; i < count; i++) {
+                const fi_chunk_start *start = start_of(column, block[i]);
+                places[i] = start->origin + (uint64_t)block[i] * width;
+                if (found != NULL) {
+                    found[begin + i] = (uint32_t)(start - column->starts);
+                }
+            }
         }
         if (column->fill != NULL) {
             for (size_t i = 0; i < count; i++) {
-                const fi_chunk *chunk = chunk_of(column, rows[begin + i]);
-                if (is_null(chunk, rows[begin + i] - chunk->first)) {
+                const fi_chunk *chunk = chunk_of(column, block[i]);
+                if (is_null(chunk, block[i] - chunk->first)) {
                     places[i] = (uintptr_t)column->fill;
                 }
             }
         }
         fi_gather_far(out + begin * width, width, (const void *const *)places, count, uncached);
     }
+    return found != NULL;
 }
 
 /* The span of the list at `place` of a level; 0 if its offsets are not within their values. */

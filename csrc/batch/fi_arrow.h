@@ -93,9 +93,17 @@ void fi_arrow_start(const fi_column *column, int64_t number);
 /* Fills starts and guide, which the caller has allocated. */
 void fi_arrow_guide(fi_column *column);
 
+/* Whether chunks of two columns end at the same rows. */
+bool fi_arrow_chunks_agree(const fi_column *column, const fi_column *other);
+
 /* Gathers rows of FIXED, BITS or DAYS to dst, back to back; the caller has checked the rows.
- * BITS are bytes of 0 or 1, and DAYS int64. uncached: as in fi_copy.h. */
-void fi_arrow_gather(void *dst, const fi_column *column, const int64_t *rows, size_t n, bool uncached);
+ * BITS are bytes of 0 or 1, and DAYS int64. uncached: as in fi_copy.h.
+ *
+ * found: the chunks of rows of FIXED, n of them, or NULL. They are looked up and written there, or
+ * read from there if they `are_known`, from a column whose chunks agree. Nothing is written for other
+ * layouts, or of a single chunk. Returns whether they are known. */
+bool fi_arrow_gather(void *dst, const fi_column *column, const int64_t *rows, size_t n, bool uncached,
+                     uint32_t *found, bool are_known);
 
 /* The spans of rows of LISTS or VIEWS; of a null row it is empty. FI_E_RANGE if offsets of the buffers
  * are not ascending, or lead out of them; `*bad` is then the place of the first such row. */

@@ -36,6 +36,9 @@ static bool are_consecutive(const int64_t *rows, size_t n)
 {
     uint64_t gaps = 0;
 
+    if ((uint64_t)rows[n - 1] - (uint64_t)rows[0] != n - 1) { /* so it is for most orders */
+        return false;
+    }
     for (size_t i = 0; i < n; i++) {
         gaps |= ((uint64_t)rows[i] - (uint64_t)rows[0]) ^ i;
     }
@@ -71,45 +74,53 @@ static ALWAYS_INLINE const char *at(const source *src, size_t i)
     return src->items != NULL ? src->items[i] : src->base + src->rows[i] * src->stride;
 }
 
-static ALWAYS_INLINE void gather_large(char *out, size_t bytes, const source *src, size_t n,
-                                       bool uncached)
+/* Items to come are asked for `ahead` items before. With constants for `bytes` and `lines` no loop is
+ * left within it. The last items, which have nothing ahead of them, are a loop of their own. */
+static ALWAYS_INLINE void copy_ahead(char *out, size_t bytes, const source *src, size_t n, size_t ahead,
+                                     size_t lines, bool uncached)
 {
-    const size_t ahead = bytes < AHEAD_BYTES ? AHEAD_BYTES / bytes : 1;
-    const size_t lines = fi_min_u64((bytes + FI_CACHE_LINE - 1) / FI_CACHE_LINE, MOST_LINES);
+    size_t i = 0;
 
-    for (size_t i = 0; i < n; i++) {
-        if (i + ahead < n) {
-            const char *next = at(src, i + ahead);
-            for (size_t line = 0; line < lines; line++) {
-                __builtin_prefetch(next + line * FI_CACHE_LINE);
-            }
+    for (; i + ahead < n; i++) {
+        const char *next = at(src, i + ahead);
+        for (size_t line = 0; line < lines; line++) {
+            __builtin_prefetch(next + line * FI_CACHE_LINE);
         }
+        fi_copy(out + i * bytes, at(src, i), bytes, uncached);
+    }
+    for (; i < n; i++) {
         fi_copy(out + i * bytes, at(src, i), bytes, uncached);
     }
 }
 
-/* The last rows, which have nothing ahead of them, are a loop of their own. */
-#define GATHER_AHEAD(bytes)                                        \
-    case (bytes):                                                  \
-        for (; i + MOST_AHEAD < n; i++) {                          \
-            __builtin_prefetch(at(&src, i + MOST_AHEAD));          \
-            memcpy(out + i * (bytes), at(&src, i), (bytes));       \
-        }                                                          \
-        for (; i < n; i++) {                                       \
-            memcpy(out + i * (bytes), at(&src, i), (bytes));       \
-        }                                                          \
+/* Of other sizes: the lines of items of up to four are asked for without a loop. */
+static ALWAYS_INLINE void gather_others(char *out, size_t bytes, const source *src, size_t n, bool uncached)
+{
+    const size_t ahead = bytes < AHEAD_BYTES ? AHEAD_BYTES / bytes : 1;
+    const size_t lines = fi_min_u64((bytes + FI_CACHE_LINE - 1) / FI_CACHE_LINE, MOST_LINES);
+
+    if (lines <= 2) {
+        copy_ahead(out, bytes, src, n, ahead, 2, false);
+    } else if (lines <= 4) {
+        copy_ahead(out, bytes, src, n, ahead, 4, false);
+    } else {
+        copy_ahead(out, bytes, src, n, ahead, lines, uncached);
+    }
+}
+
+#define GATHER_AHEAD(bytes)                                             \
+    case (bytes):                                                       \
+        copy_ahead(out, (bytes), &src, n, MOST_AHEAD, 1, false);        \
         break
 
 static ALWAYS_INLINE void gather(char *out, size_t bytes, source src, size_t n, bool uncached)
 {
-    size_t i = 0;
-
     switch (bytes) {
     case 0:
         break;
     FIXED_SIZES(GATHER_AHEAD);
     default:
-        gather_large(out, bytes, &src, n, uncached);
+        gather_others(out, bytes, &src, n, uncached);
     }
 }
 

@@ -430,8 +430,9 @@ cdef extern from "batch/fi_arrow.h" nogil:
     size_t fi_arrow_guide_size(fi_column *column)
     void fi_arrow_start(const fi_column *column, int64_t number)
     void fi_arrow_guide(fi_column *column)
-    void fi_arrow_gather(void *dst, const fi_column *column, const int64_t *rows, size_t n,
-                         bint uncached)
+    bint fi_arrow_chunks_agree(const fi_column *column, const fi_column *other)
+    bint fi_arrow_gather(void *dst, const fi_column *column, const int64_t *rows, size_t n,
+                         bint uncached, uint32_t *found, bint are_known)
     int fi_arrow_spans(fi_span *spans, const fi_column *column, const int64_t *rows, size_t n,
                        size_t *bad)
     int fi_arrow_inner(fi_span *spans, const fi_column *column, const fi_span *outer)

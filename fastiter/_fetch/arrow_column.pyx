@@ -138,7 +138,8 @@ cdef class ArrowColumn:
         if rows == NULL or not fi_rows_lie_within(rows, n, self.column.n_rows):
             raise IndexError(f"rows outside of a column of {self.column.n_rows}")
         found = numpy.empty((n, *self.shape), self.dtype)
-        fi_arrow_gather(bytes_of(<cnp.PyArrayObject *>found), &self.column, rows, n, False)
+        fi_arrow_gather(bytes_of(<cnp.PyArrayObject *>found), &self.column, rows, n, False,
+                        NULL, False)
         return found
 
     # ---- lists and texts

@@ -10,12 +10,12 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from cpython.sequence cimport PySequence_GetItem
-from libc.stdint cimport INT64_MAX, int64_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 cimport numpy as cnp
 
 from fastiter._clib.csrc cimport (
-    FI_RESULT_BATCHES, fi_arrow_gather, fi_column, fi_gather_rows, fi_outruns_cache, fi_rows_lie_within,
+    FI_RESULT_BATCHES, fi_arrow_chunks_agree, fi_arrow_gather, fi_column, fi_gather_rows, fi_outruns_cache, fi_rows_lie_within,
     fi_rows_translate)
 from fastiter._clib.numpy_api cimport (
     bytes_of, descr_of, dims_of, equivalent, int64_items, itemsize_of, ndim_of, new_empty,
@@ -50,6 +50,10 @@ cdef Py_ssize_t _row_bytes(cnp.PyArrayObject *array) noexcept:
         nbytes *= dims_of(array)[axis]
     # The strides of an array without elements tell nothing.
     return nbytes if is_packed or nbytes == 0 or dims_of(array)[0] == 0 else -1
+
+
+cdef inline void begin_places(Places *places) noexcept:
+    places.length, places.table, places.taken, places.chunking = -1, NULL, NULL, 0
 
 
 cdef const int64_t *indices_of(object indices, Py_ssize_t *n) except NULL:
@@ -89,6 +93,7 @@ cdef class ColumnReader:
                 self.pages = data.pages
             if type(data) is ArrowColumn:
                 source.arrow = <PyObject *>data
+                source.chunking = self.chunking_of(number)
                 if (<ArrowColumn>data).text is not None:
                     source.kind = TEXT
                 elif data.levels > 0:
@@ -120,6 +125,15 @@ cdef class ColumnReader:
 
     def __dealloc__(self):
         PyMem_Free(self.sources)
+
+    cdef Py_ssize_t chunking_of(self, Py_ssize_t number) noexcept:
+        cdef const fi_column *column = &(<ArrowColumn>self.sources[number].arrow).column
+        cdef Py_ssize_t other
+        for other in range(number):
+            if self.sources[other].arrow != NULL and fi_arrow_chunks_agree(
+                    column, &(<ArrowColumn>self.sources[other].arrow).column):
+                return self.sources[other].chunking
+        return 1 + number
 
     def gather(self, indices):
         """Gather a batch: an array for each column, in a tuple or a dict as the mode says.
@@ -183,8 +197,10 @@ cdef class ColumnReader:
         cdef cnp.npy_intp shape[MOST_NDIM]
         cdef Source *source
         cdef PaddedLists lists
+        cdef Places places
         cdef int axis
         cdef list outputs = [], lengths = []
+        begin_places(&places)
         for number in range(self.count):
             source = &self.sources[number]
             row_lengths = None
@@ -214,7 +230,7 @@ cdef class ColumnReader:
                 row_bytes = _row_bytes(array)
                 if not self.gather_column(
                         number, bytes_of(array), row_bytes, rows, n,
-                        fi_outruns_cache(n * row_bytes, FI_RESULT_BATCHES)):
+                        fi_outruns_cache(n * row_bytes, FI_RESULT_BATCHES), &places):
                     return None
                 if steps[number][3]:
                     row_lengths = numpy.full(n, found.shape[1], numpy.int64)
@@ -245,6 +261,8 @@ cdef class ColumnReader:
         cdef Py_ssize_t number, row_bytes
         cdef uint64_t nbytes = 0
         cdef bint uncached
+        cdef Places places
+        begin_places(&places)
         for array in outputs:
             nbytes += cnp.PyArray_NBYTES(array)
         uncached = fi_outruns_cache(nbytes, n_batches)
@@ -252,7 +270,8 @@ cdef class ColumnReader:
             output = <cnp.PyArrayObject *>PyList_GET_ITEM(outputs, number)
             row_bytes = _row_bytes(output)
             if not self.gather_column(
-                    number, bytes_of(output) + start * row_bytes, row_bytes, rows, n, uncached):
+                    number, bytes_of(output) + start * row_bytes, row_bytes, rows, n, uncached,
+                    &places):
                 return False
         return True
 
@@ -289,14 +308,14 @@ cdef class ColumnReader:
         cdef Places places
         cdef Py_ssize_t i
         cdef cnp.npy_intp count = n
+        begin_places(&places)
         if source.kind == ARRAY and (source.arrow != NULL or source.tokens != NULL):
             block = self.output(number, n)
             if not self.gather_column(
                     number, bytes_of(<cnp.PyArrayObject *>block),
-                    _row_bytes(<cnp.PyArrayObject *>block), rows, n, False):
+                    _row_bytes(<cnp.PyArrayObject *>block), rows, n, False, &places):
                 return None
             return list(block)
-        places.taken = NULL
         try:
             if not self.translate(number, &rows, n, &places):
                 return None
@@ -340,17 +359,25 @@ cdef class ColumnReader:
         """Makes rows of the dataset those of a column; False if one of them does not exist."""
         cdef Source *source = &self.sources[number]
         cdef int64_t *translated = places.local
-        places.taken = NULL
+        cdef int64_t length = self.length(number)
+        if source.table != places.table:
+            places.length, places.table, places.chunking = -1, NULL, 0
         if source.table != NULL:
-            if not fi_rows_lie_within(rows[0], n, source.table_rows):
-                return False
-            if n > STACK_ROWS:
-                translated = places.taken = <int64_t *>PyMem_Malloc(n * sizeof(int64_t))
-                if translated == NULL:
-                    raise MemoryError(f"no memory for the places of {n} rows")
-            fi_rows_translate(translated, source.table, rows[0], n)
+            if places.table == NULL:
+                if not fi_rows_lie_within(rows[0], n, source.table_rows):
+                    return False
+                if n > STACK_ROWS:
+                    translated = places.taken = <int64_t *>PyMem_Malloc(n * sizeof(int64_t))
+                    if translated == NULL:
+                        raise MemoryError(f"no memory for the places of {n} rows")
+                fi_rows_translate(translated, source.table, rows[0], n)
+                places.table = source.table
             rows[0] = translated
-        return fi_rows_lie_within(rows[0], n, self.length(number))
+        if length != places.length:
+            if not fi_rows_lie_within(rows[0], n, length):
+                return False
+            places.length = length
+        return True
 
     def outputs(self, Py_ssize_t n):
         """New arrays for n rows of each column; None if a column cannot be gathered."""
@@ -380,36 +407,46 @@ cdef class ColumnReader:
         return new_empty(ndim, shape, source.plain, 0)
 
     cdef bint gather_column(self, Py_ssize_t number, char *target, Py_ssize_t row_bytes,
-                            const int64_t *rows, Py_ssize_t n, bint uncached) except -1:
+                            const int64_t *rows, Py_ssize_t n, bint uncached,
+                            Places *places) except -1:
         """Copies rows of a column to the target, or returns False, with nothing written.
 
-        row_bytes: room for a row there. Another thread may have changed this column's shape while
+        row_bytes: room for a row there. places: of these rows, for all columns. Another thread may have changed this column's shape while
         the GIL was released for another one.
         """
         cdef Source *source = &self.sources[number]
         cdef fi_column *column = NULL
+        cdef uint32_t *chunks = places.chunks if n <= STACK_ROWS else NULL
         cdef const char *base = <const char *>bytes_of(source.array)
         cdef Py_ssize_t stride
-        cdef Places places
+        cdef bint are_known
         if row_bytes < 0 or _row_bytes(source.array) != row_bytes:
             return False
         stride = strides_of(source.array)[0]
         if source.arrow != NULL:
             column = &(<ArrowColumn>source.arrow).column
         try:
-            if not self.translate(number, &rows, n, &places):
+            if not self.translate(number, &rows, n, places):
                 return False
             if source.tokens != NULL:
                 return (<TokenColumn>source.tokens).gather(
                     target, rows, n, (<TokenColumn>source.tokens).format.length)
+            are_known = column != NULL and source.chunking == places.chunking
             if n * row_bytes < NOGIL_BYTES:
-                _gather(target, row_bytes, column, base, stride, rows, n, uncached)
+                are_known = _gather(
+                    target, row_bytes, column, base, stride, rows, n, uncached, chunks, are_known)
             else:
                 with nogil:
-                    _gather(target, row_bytes, column, base, stride, rows, n, uncached)
+                    are_known = _gather(
+                        target, row_bytes, column, base, stride, rows, n, uncached, chunks,
+                        are_known)
+            if are_known:
+                places.chunking = source.chunking
             return True
         finally:
-            PyMem_Free(places.taken)
+            if places.taken != NULL:
+                PyMem_Free(places.taken)
+                begin_places(places)
 
     cdef PaddedLists lists_of(self, Py_ssize_t number):
         """Rows of a column of lists, which `plan_lists` finds."""
@@ -421,6 +458,7 @@ cdef class ColumnReader:
         """Finds the lists of rows. Of the step: fill value or None, greatest length or -1, multiple.
         False if rows do not exist, or are not of equal length without a fill value."""
         cdef Places places
+        begin_places(&places)
         try:
             return self.translate(number, &rows, n, &places) and lists.plan(
                 rows, n, step[0] is not None, step[1], step[2])
@@ -489,12 +527,14 @@ cdef class ColumnReader:
         have one size. False if an index is out of range. `uncached`: past the caches."""
         cdef Py_ssize_t number
         cdef Field *field
+        cdef Places places
+        begin_places(&places)
         for number in range(self.count):
             field = &schema.fields[number]
             if self.sources[number].kind == ARRAY:
                 if not self.gather_column(
                         number, payload + field.offset + <uint64_t>field.stride * row,
-                        field.stride, rows, n, uncached):
+                        field.stride, rows, n, uncached, &places):
                     return False
             elif self.sources[number].tokens != NULL and not self.has_rows(number, rows, n):
                 return False
@@ -503,6 +543,7 @@ cdef class ColumnReader:
     cdef bint has_rows(self, Py_ssize_t number, const int64_t *rows, Py_ssize_t n) except -1:
         """Whether rows of a column of tokens exist; raises what is wrong with one."""
         cdef Places places
+        begin_places(&places)
         try:
             return self.translate(number, &rows, n, &places) and (
                 <TokenColumn>self.sources[number].tokens).has(rows, n)
@@ -510,10 +551,10 @@ cdef class ColumnReader:
             PyMem_Free(places.taken)
 
 
-cdef void _gather(char *target, Py_ssize_t row_bytes, const fi_column *column, const char *base,
-                  Py_ssize_t stride, const int64_t *rows, Py_ssize_t n,
-                  bint uncached) noexcept nogil:
+cdef bint _gather(char *target, Py_ssize_t row_bytes, const fi_column *column, const char *base,
+                  Py_ssize_t stride, const int64_t *rows, Py_ssize_t n, bint uncached,
+                  uint32_t *chunks, bint are_known) noexcept nogil:
     if column != NULL:
-        fi_arrow_gather(target, column, rows, n, uncached)
-    else:
-        fi_gather_rows(target, row_bytes, base, stride, rows, n, uncached)
+        return fi_arrow_gather(target, column, rows, n, uncached, chunks, are_known)
+    fi_gather_rows(target, row_bytes, base, stride, rows, n, uncached)
+    return False

@@ -106,6 +106,7 @@ static void test_numbers(void)
     int64_t rows[ROWS];
     int32_t out[ROWS];
     int64_t days[ROWS];
+    uint32_t found[ROWS];
 
     for (int filled = 0; filled < 2; filled++) {
         fi_column column = {.layout = FI_ARROW_FIXED, .width = 4};
@@ -113,7 +114,10 @@ static void test_numbers(void)
         column.fill = filled ? &fill : NULL;
         for (size_t n = 0; n <= ROWS; n += 57) {
             random_rows(rows, n);
-            fi_arrow_gather(out, &column, rows, n, false);
+            CHECK(!fi_arrow_gather(out, &column, rows, n, false, NULL, false));
+            CHECK_EQ(fi_arrow_gather(out, &column, rows, n, false, found, false), n > 0);
+            memset(out, 0, sizeof out); /* once more, from what was found */
+            CHECK_EQ(fi_arrow_gather(out, &column, rows, n, false, found, true), true);
             for (size_t i = 0; i < n; i++) {
                 const bool has_bitmap = rows[i] < 1 || rows[i] >= 201;
                 const bool is_filled = filled && has_bitmap && !is_valid(rows[i]);
@@ -124,7 +128,16 @@ static void test_numbers(void)
     fi_column dates = {.layout = FI_ARROW_DAYS, .width = 8};
     open_column(&dates, make_fixed, NULL, 0);
     random_rows(rows, ROWS);
-    fi_arrow_gather(days, &dates, rows, ROWS, false);
+    CHECK(fi_arrow_chunks_agree(&dates, &dates));
+    fi_chunk moved[CHUNKS + 1];
+    memcpy(moved, dates.chunks, ((size_t)dates.n_chunks + 1) * sizeof *moved);
+    moved[1].first++;
+    fi_column other = dates;
+    other.chunks = moved;
+    CHECK(!fi_arrow_chunks_agree(&dates, &other));
+    other.n_chunks--;
+    CHECK(!fi_arrow_chunks_agree(&dates, &other));
+    fi_arrow_gather(days, &dates, rows, ROWS, false, NULL, false);
     for (size_t i = 0; i < ROWS; i++) {
         CHECK_EQ(days[i], rows[i] * 3);
     }
@@ -161,7 +174,7 @@ static void test_lists_of_a_fixed_size(void)
 
     open_column(&column, make_nested, inner, 2);
     random_rows(rows, ROWS);
-    fi_arrow_gather(out, &column, rows, ROWS, false);
+    fi_arrow_gather(out, &column, rows, ROWS, false, NULL, false);
     for (size_t i = 0; i < ROWS * 6; i++) {
         CHECK_EQ(out[i], (int16_t)(rows[i / 6] * 6 + (int64_t)(i % 6)));
     }
@@ -183,7 +196,7 @@ static void test_bits(void)
 
     open_column(&column, make_bits, NULL, 0);
     random_rows(rows, ROWS);
-    fi_arrow_gather(out, &column, rows, ROWS, false);
+    fi_arrow_gather(out, &column, rows, ROWS, false, NULL, false);
     for (size_t i = 0; i < ROWS; i++) {
         CHECK_EQ(out[i], is_valid(rows[i]));
     }
