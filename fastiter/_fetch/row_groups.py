@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from fastiter._clib import status
 from fastiter._fetch.arrow_column import ArrowColumn
+from fastiter._util.concurrency import renew_in_child
 from fastiter._util.warn import warn_caller
 
 CELL_BYTES = 1 << 38  #: of the address range of a cell; its pages come with the writing
@@ -138,14 +139,21 @@ class RowGroups:
         # Columns have these groups: two references would be a cycle, and keep the memory.
         self._columns: list[tuple[int, weakref.ref[ArrowColumn]]] = []
         self._begin()
+        self._is_used = True  # by this process, not only by the one that has forked it
+        renew_in_child(self)
 
     def _begin(self) -> None:
         """What belongs to this process alone."""
-        self._pid = os.getpid()
         self._lock = threading.RLock()
         self._pins: dict[int, set[object]] = {}  # who holds a group
         self._loading: set[int] = set()  # by a thread of this process
         self._mapped: dict[int, tuple[int, list[Any]]] = {}  # number of the load; decoded columns
+
+    def _after_fork(self) -> None:
+        """In a forked child, before it has a second thread: its parent's record locks and threads
+        are not there."""
+        self._begin()
+        self._is_used = False
 
     @property
     def n_decoded(self) -> int:
@@ -228,8 +236,7 @@ class RowGroups:
         """Begin and end of parts of ``rows``, all of which exist. The rows of a part are there
         until the next one is asked for, or the generator is closed. ``whole``: nothing if there are
         not enough cells for a part that is all of them."""
-        if os.getpid() != self._pid:  # a fork has neither the locks nor the threads
-            self._begin()
+        self._is_used = True
         numbers = np.searchsorted(self.ends, rows, side="right")
         if whole and len(np.unique(numbers)) > self._header[_N_CELLS]:
             return
@@ -426,7 +433,7 @@ class RowGroups:
 
     def drop(self) -> None:
         """Give back the memory of all groups that no one needs."""
-        if os.getpid() != self._pid:
+        if not self._is_used:
             return
         with self._lock, self._table():
             for cell in np.flatnonzero(self._owners).tolist():

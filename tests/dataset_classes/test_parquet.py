@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
@@ -384,3 +385,47 @@ def test_the_memory_of_row_groups_is_given_back_with_the_dataset(tmp_path: Path)
         assert os.listdir("/proc/self/fd") == before
     finally:
         gc.enable()
+
+
+def test_a_fork_while_another_thread_holds_the_groups(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child, which has not that thread, reads the same groups in threads of its own."""
+    dataset = ArrowDataset(files, "n")
+    groups = dataset._groups
+    inside, go_on = threading.Event(), threading.Event()
+    map_group = row_groups.RowGroups._map
+
+    def held(self: row_groups.RowGroups, group: int) -> None:
+        inside.set()
+        assert go_on.wait(60)
+        map_group(self, group)
+
+    monkeypatch.setattr(row_groups.RowGroups, "_map", held)
+    thread = threading.Thread(target=dataset.__getitem__, args=(0,))
+    thread.start()
+    assert inside.wait(60)
+    monkeypatch.setattr(row_groups.RowGroups, "_map", map_group)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            assert groups._lock.acquire(blocking=False)  # before any thread has looked at it
+            groups._lock.release()
+            found: list[int] = []
+            start = threading.Barrier(4)
+
+            def read(first: int) -> None:
+                start.wait()
+                found.extend(int(dataset[row]) for row in range(first, N, 97 * 4))
+
+            threads = [threading.Thread(target=read, args=(97 * k,)) for k in range(4)]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
+            status = sorted(found) != list(range(0, N, 97))
+        os._exit(status)
+    go_on.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
