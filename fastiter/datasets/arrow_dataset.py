@@ -393,8 +393,7 @@ def arrow_source(dataset: Any, sees_examples: bool) -> Any:
     if isinstance(dataset, (ArrowDataset, np.ndarray, list, tuple)):
         return dataset
     if isinstance(dataset, (str, os.PathLike)):
-        is_file = isinstance(dataset, os.PathLike) or dataset.endswith(SUFFIXES)
-        return ArrowDataset(dataset) if is_file else dataset
+        return ArrowDataset(dataset)  # nobody trains on the letters of a str
     pa, datasets = sys.modules.get("pyarrow"), sys.modules.get("datasets")
     if datasets is not None and isinstance(dataset, datasets.Dataset):
         is_plain = dataset.format["type"] is None and not sees_examples
@@ -429,8 +428,16 @@ def checked_paths(source: Any) -> _Paths:
         if os.path.isdir(text):
             inside = sorted(Path(text).rglob("*"))
             found = [str(file) for file in inside if file.name.endswith(SUFFIXES)]
+        if not found and os.path.isdir(text):
+            raise FileNotFoundError(
+                f"the folder {text!r} has no file whose name ends with {', '.join(SUFFIXES)}: name "
+                "the files, or give a list or a pattern of them"
+            )
         if not found:
-            raise FileNotFoundError(f"there is no file {text!r}, and none that matches it")
+            raise FileNotFoundError(
+                f"there is no file or folder {text!r}, and no file matches it as a pattern: a str "
+                "is the path of a Parquet or Arrow IPC file, of a folder of these, or a pattern"
+            )
         paths += [os.path.abspath(file) for file in found]
     if not paths:
         raise ValueError("source is an empty list of paths")
@@ -572,5 +579,6 @@ def _mapped(path: str) -> Any:
         return table
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(
-            f"{path} is no file of the Arrow IPC format, or damaged: {error}"
+            f"{path} is neither a Parquet file nor a file of the Arrow IPC format, or it is "
+            f"damaged: {error}"
         ) from error

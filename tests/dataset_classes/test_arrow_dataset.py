@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import pickle
 import signal
@@ -23,6 +24,8 @@ from fastiter import (  # noqa: E402
     SerialIterator,
     concat_examples,
 )
+from fastiter._fetch.arrow_column import ArrowColumn  # noqa: E402
+from fastiter._fetch.gather import ColumnReader  # noqa: E402
 from fastiter.datasets import ArrowDataset, SubDataset  # noqa: E402
 
 N = 200
@@ -345,7 +348,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="not int"):
         ArrowDataset(3)
     (tmp_path / "text.arrow").write_text("some text")
-    with pytest.raises(ValueError, match="no file of the Arrow IPC format"):
+    with pytest.raises(ValueError, match="neither a Parquet file nor a file of"):
         ArrowDataset(tmp_path / "text.arrow")
     values = list(range(1000, 1300))
     lists = pa.table({"ids": pa.array([values[i : i + 3] for i in range(0, 300, 3)])})
@@ -354,13 +357,60 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     assert written.count(offsets) == 1
     damaged = written.replace(offsets, offsets[:-4] + b"\x00\x80\x00\x00")
     (tmp_path / "lists.arrow").write_bytes(damaged)
-    with pytest.raises(ValueError, match=r"lists\.arrow is no file .* or damaged: Column 0"):
+    with pytest.raises(ValueError, match=r"lists\.arrow is neither .*, or it is damaged: Column 0"):
         ArrowDataset(tmp_path / "lists.arrow")
     (tmp_path / "x.parquet").write_bytes(b"PAR1....PAR1")
     with pytest.raises(ValueError, match="no complete Parquet file"):
         ArrowDataset(tmp_path / "x.parquet")
     with pytest.raises(IndexError, match="index 1 is outside"):
         ArrowDataset(table)[1]
+
+
+@pytest.mark.parametrize("n_rows", [1, 500, 700])  # few of them, and more than lie on the stack
+def test_columns_of_like_and_unlike_chunks(n_rows: int) -> None:
+    """What was found of the rows of one column is used for others like it alone."""
+    rng = np.random.default_rng(n_rows)
+    values = np.arange(1000)
+    cuts = {"a": [0, 10, 400, 1000], "b": [0, 10, 401, 1000], "c": [0, 1000]}
+
+    def column(name: str, length: int = 1000) -> ArrowColumn:
+        ends = [min(end, length) for end in cuts[name]]
+        parts = [pa.array(values[first:end]) for first, end in itertools.pairwise(ends)]
+        arrays = [part.__arrow_c_array__()[1] for part in parts]
+        return ArrowColumn(arrays, "fixed", np.dtype(np.int64))
+
+    table, other = rng.permutation(1000), rng.permutation(1000)
+    rows_of = {"none": None, "table": table, "other": other}
+    found = {"none": values, "table": table, "other": other}
+    kinds = [(name, rows) for name in cuts for rows in rows_of]
+    chosen = [kinds[k] for k in rng.integers(0, len(kinds), 40)]
+    columns = [(column(name), rows_of[rows]) for name, rows in chosen]
+    reader = ColumnReader(tuple, (), columns, False)
+    indices = rng.integers(0, 1000, n_rows)
+    for (_, rows), gathered in zip(chosen, reader.gather(indices), strict=True):
+        np.testing.assert_array_equal(gathered, found[rows][indices])
+    # A column that is shorter than those before it lacks a row.
+    indices[-1] = 999
+    whole, short = (column("c"), None), (column("c", 999), None)
+    assert ColumnReader(tuple, (), [whole, whole], False).gather(indices) is not None
+    assert ColumnReader(tuple, (), [whole, short], False).gather(indices) is None
+
+
+@pytest.mark.parametrize("loader", ["iterator", "torch"])
+def test_a_str_as_dataset_is_a_path(loader: str, tmp_path: Path) -> None:
+    """A folder, or a file of any name: not a sequence of letters."""
+    kind: Any = SerialIterator
+    if loader == "torch":
+        pytest.importorskip("torch", reason="torch is not installed")
+        from fastiter.torch import DataLoader as kind
+    write(tmp_path / "a.arrow", pa.table({"a": [1, 2]}), 10)
+    assert [row["a"] for row in kind(str(tmp_path), 2).dataset] == [1, 2]
+    (tmp_path / "a.arrow").rename(tmp_path / "nosuffix")
+    assert len(kind(str(tmp_path / "nosuffix"), 2).dataset) == 2
+    with pytest.raises(FileNotFoundError, match=r"has no file whose name ends with \.arrow, .*pq"):
+        kind(str(tmp_path), 2)
+    with pytest.raises(FileNotFoundError, match=r"no file or folder 'gone'.* path of a Parquet or"):
+        kind("gone", 2)
 
 
 def test_no_memory_of_its_own(tmp_path: Path) -> None:
