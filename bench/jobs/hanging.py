@@ -140,6 +140,9 @@ def _torch() -> Open:
 
 def _grain() -> Open:
     import grain
+    from absl import flags
+
+    flags.FLAGS.mark_as_parsed()  # its worker processes ask for flags
 
     def loader(dataset: Hanging, batch_size: int, workers: int, seconds: float) -> Any:
         options = grain.multiprocessing.MultiprocessingOptions(workers, 1)

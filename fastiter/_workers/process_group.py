@@ -290,7 +290,9 @@ class WorkerGroup:
             os.set_blocking(stacks[1], False)
             worker = self._launch_with(number, *stacks, number_pipe)
         except BaseException:
-            fds.close([stacks[0]])
+            known = self.workers.get(number)
+            if known is None or known.stacks != stacks[0]:  # else interrupted when it had started
+                fds.close([stacks[0]])
             raise
         finally:
             fds.close([stacks[1]])
@@ -501,12 +503,17 @@ class WorkerGroup:
             if not found and is_complete:
                 break
             for fd, _ in found:
-                with contextlib.suppress(BlockingIOError):
+                text = b""
+                try:
                     text = os.read(fd, 65536)
-                    texts[fd] += text
-                    if not text:  # the worker has died
-                        poll.unregister(fd)
-                        texts[fd] += b"  "
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    pass  # the program has closed it
+                texts[fd] += text
+                if not text:  # the worker has died
+                    poll.unregister(fd)
+                    texts[fd] += b"  "
         return {
             worker.number: texts[worker.stacks].decode(errors="replace").rstrip()
             or "  not available: the process is stopped, or waits in the kernel"

@@ -43,6 +43,7 @@ def test_what_a_worker_has_forked_outlives_it(make, monkeypatch, tmp_path, metho
     wait_until(lambda: not is_alive(child), "what the worker had forked ends")
 
 
+@pytest.mark.no_stuck_rows("no worker is to end")
 def test_a_fork_that_goes_on_as_the_worker_does_no_harm(make):
     """The child returns from the dataset too: it is no worker, and finds no memory of the ring."""
 

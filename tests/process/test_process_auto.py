@@ -114,6 +114,7 @@ def test_a_worker_that_dies_while_few_are_wanted_is_replaced():
         assert iterator.stats().workers[0].pid not in (0, victim)
 
 
+@pytest.mark.no_stuck_rows("the dataset is to wait, not the rows that hang")
 def test_more_workers_for_a_dataset_that_waits():
     """The loop takes no time at all, the dataset all of it, and no CPU."""
     with MultiprocessIterator(Dataset(0.03, n=10_000), 4, **AUTO) as iterator:

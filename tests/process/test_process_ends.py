@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
@@ -516,7 +517,8 @@ def test_children_of_the_program_are_left_alone():
         ) as iterator:
             next(iterator)
             for pid in pids_of(iterator):
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # a row of it has hung
+                    os.kill(pid, signal.SIGKILL)
             for number in range(1, 20):
                 assert next(iterator)[0][0] == number * 4 % 40
     finally:

@@ -238,6 +238,33 @@ def test_interrupts_and_resets_while_rows_hang(make, tmp_path):
     assert iterator._pool.restarts == 0  # its starts may have hung, beside a thread
 
 
+class Interrupted(dict):
+    """Workers by number; each that is added is followed by Ctrl-C."""
+
+    def __setitem__(self, number, worker):
+        super().__setitem__(number, worker)
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_right_after_a_start(make, tmp_path):
+    """The pipe of the worker's stacks stays open: its number would be that of another file next."""
+    iterator = make(
+        Hanging(64, {40}, "sleep", tmp_path), 8, n_processes=1, repeat=False, **RETRY
+    )
+    found = indices(next(iterator))
+    group = iterator._pool._group
+    group.workers = Interrupted(group.workers)
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            found += indices(next(iterator))
+    group.workers = dict(group.workers)
+    for worker in group.workers.values():
+        os.fstat(worker.stacks)
+    for batch in iterator:
+        found += indices(batch)
+    assert found == list(range(64))
+
+
 def test_time_in_which_the_program_is_stopped_does_not_count(tmp_path):
     status, out, err = run_script(
         tmp_path,

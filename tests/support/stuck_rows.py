@@ -62,9 +62,11 @@ class Stuck:
 
 def switch_on(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     touched = mmap.mmap(-1, PLACES)
+    datasets = []  # of iterators that have been given a limit here
 
     def writer(end: Any, dataset: Any, answer: Any, two_steps: bool, hedges: bool) -> RowWriter:
-        if two_steps and plain_columns(dataset) is None:
+        is_ours = any(dataset is ours for ours in datasets)
+        if is_ours and two_steps and plain_columns(dataset) is None:
             dataset = Stuck(dataset, touched)
         return RowWriter(end, dataset, answer, two_steps, hedges)
 
@@ -73,9 +75,10 @@ def switch_on(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
         if (
             is_forked
             and not isinstance(dataset, StreamDataset)
-            and not WAYS[way].keys() & named.keys()
+            and not WAYS["hedge"].keys() & named.keys()
         ):
             named.update(WAYS[way])
+            datasets.append(dataset)
         original(self, dataset, *arguments, **named)
 
     original = MultiprocessIterator.__init__
