@@ -240,13 +240,18 @@ class MultiprocessIterator(PrefetchingIterator):
         self._pool: Pool | None = None
         self._remains: _Remains | None = None
         self._trial: GatherTrial | None = None
-        most: dict[str, int] = {}
+        most = self._auto_settings()
+        self._tuner = Tuner(most) if most else None
+        self._set_straight()
+
+    def _auto_settings(self) -> dict[str, int]:
+        """The settings that are 'auto', and the most of each."""
+        most = {}
         if self._n_processes == "auto":
             most["n_processes"] = most_workers(usable_cpus())
         if self._n_prefetch == "auto" and self._n_processes != 0:
             most["n_prefetch"] = MOST_PREFETCH
-        self._tuner = Tuner(most) if most else None
-        self._set_straight()
+        return most
 
     def _set_straight(self) -> None:
         """Note whether `_fetch` has nothing to do but to wait for the workers."""

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import ray
 
 from fastiter._clib import status
-from fastiter._stats.autotune import Tuner
 from fastiter._stats.stats import LoaderStats, NodeStats
 from fastiter._util.arguments import checked_int, checked_seconds
 from fastiter._util.warn import warn_caller
@@ -110,9 +109,10 @@ class RayIterator(MultiprocessIterator):
     def _init_runtime(self) -> None:
         super()._init_runtime()
         self._wanted = Cell(_FIRST_WORKERS if self._n_workers == "auto" else self._n_workers)
-        if self._n_workers == "auto":
-            most = {} if self._tuner is None else self._tuner.most
-            self._tuner = Tuner({**most, "n_workers": _MOST_WORKERS})
+
+    def _auto_settings(self) -> dict[str, int]:
+        own = {"n_workers": _MOST_WORKERS} if self._n_workers == "auto" else {}
+        return super()._auto_settings() | own
 
     @property
     def n_workers(self) -> int:

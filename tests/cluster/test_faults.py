@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster_of_tests import LocalCluster, kill
+from cluster_of_tests import LocalCluster, kill, processes
 from test_same_batches import Augmented, RayIterator, compare, same, shuffled
 
 import fastiter
@@ -66,22 +66,19 @@ def serial():
     return fastiter.SerialIterator(Slow(), 16, order_sampler=shuffled())
 
 
-def processes(name):
-    """Numbers of the processes whose command line begins with a name."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if line.startswith(name.encode()):
-                found.append(int(entry.name))
-    return found
-
-
 def workers():
     return processes("ray::NodeWorker")
+
+
+def lose(nodes, how=signal.SIGKILL):
+    """End or stop the raylet of the first of the nodes that has workers, and these."""
+    found = workers()
+    for node in nodes:
+        theirs = [pid for pid in found if parent(pid) in node.get("raylet", ())]
+        if theirs:
+            kill([*node["raylet"], *theirs], how)
+            return [*node["raylet"], *theirs]
+    raise AssertionError("no node has workers")
 
 
 def wait_until(condition, seconds):
@@ -290,11 +287,7 @@ def test_a_node_is_lost(how):
             wait_until(lambda: len(workers()) == 3, 20)
             for _ in range(10):
                 same(next(iterator), next(other))
-            (node,) = (n for n in cluster.ask("add")[1:2])
-            raylet = node["raylet"]
-            theirs = [pid for pid in workers() if parent(pid) in raylet]
-            assert theirs
-            kill([*raylet, *theirs], how)
+            lost = lose(cluster.ask("add")[1:], how)
             slowest = 0.0
             for _ in range(60):
                 since = time.monotonic()
@@ -302,7 +295,7 @@ def test_a_node_is_lost(how):
                 slowest = max(slowest, time.monotonic() - since)
             assert slowest < 10
             if how == signal.SIGSTOP:
-                kill([*raylet, *theirs], signal.SIGCONT)
+                kill(lost, signal.SIGCONT)
                 for _ in range(20):
                     same(next(iterator), next(other))
     finally:
@@ -353,9 +346,8 @@ def test_twenty_nodes_are_killed():
                     same(next(iterator), next(other))
                     slowest = max(slowest, time.monotonic() - since)
                 assert slowest < 10
-                node = next(node for node in cluster.ask("nodes")[1:] if node.get("raylet"))
-                theirs = [pid for pid in workers() if parent(pid) in node["raylet"]]
-                kill([*node["raylet"], *theirs])
+                wait_until(lambda: same(next(iterator), next(other)) or len(workers()) == 3, 20)
+                lose(cluster.ask("nodes")[1:])
                 cluster.ask("add")
     finally:
         cluster.close()

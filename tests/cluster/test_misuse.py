@@ -294,22 +294,25 @@ def test_a_call_of_finalize_while_next_waits(cluster):
     wait_until(lambda: not workers(), 10)
 
 
-@pytest.mark.stress
-def test_as_many_workers_as_help(cluster):
-    """One is not enough for this loop, and there are places for two; then none is needed."""
-    with remote(cluster, n_workers="auto", n_prefetch=8) as iterator:
+def test_more_workers_where_these_are_not_enough(cluster):
+    with remote(cluster, n_workers="auto", n_prefetch=2) as iterator:
         next(iterator)
         assert iterator.n_workers == 2
-        wait_until(lambda: next(iterator) and iterator.n_workers > 2, 30)
-        assert "n_workers from" in iterator.stats().changes[0]
+        wait_until(lambda: next(iterator) and iterator.n_workers > 2, 60)
+        assert "n_workers from 2 to 3" in iterator.stats().changes[0]
+
+
+@pytest.mark.stress
+def test_fewer_workers_where_none_is_needed(cluster):
+    with remote(cluster, n_workers="auto", n_prefetch=8) as iterator:
 
         def rests():
             next(iterator)
             time.sleep(0.3)  # the loop's own work
             return iterator.n_workers == 1
 
-        wait_until(rests, 60)
-        assert "n_workers from" in str(iterator.stats())
+        wait_until(rests, 120)
+        assert "n_workers from 2 to 1" in str(iterator.stats())
 
 
 def test_a_node_comes_and_this_machines_raylet_goes():
