@@ -248,9 +248,7 @@ class Interrupted(dict):
 
 def test_an_interrupt_right_after_a_start(make, tmp_path):
     """The pipe of the worker's stacks stays open: its number would be that of another file next."""
-    iterator = make(
-        Hanging(64, {40}, "sleep", tmp_path), 8, n_processes=1, repeat=False, **RETRY
-    )
+    iterator = make(Hanging(64, {40}, "sleep", tmp_path), 8, n_processes=1, repeat=False, **RETRY)
     found = indices(next(iterator))
     group = iterator._pool._group
     group.workers = Interrupted(group.workers)
