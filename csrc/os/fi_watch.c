@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
@@ -72,4 +73,31 @@ int fi_exit_within(int64_t ns, int status)
     deadline.rest.tv_sec = (time_t)(ns / 1000000000);
     deadline.rest.tv_nsec = (long)(ns % 1000000000);
     return fi_thread_start(wait_for_deadline, &deadline, sizeof deadline);
+}
+
+#define TICK_NS 250000000
+
+static _Atomic int64_t ticks_left;
+static atomic_flag is_counting = ATOMIC_FLAG_INIT;
+
+static void *count_ticks(void *argument)
+{
+    int status = *(int *)argument;
+    free(argument);
+    do {
+        struct timespec tick = {.tv_nsec = TICK_NS};
+        nanosleep(&tick, NULL);
+    } while (atomic_fetch_sub(&ticks_left, 1) > 1);
+    _exit(status);
+}
+
+int fi_exit_unless_renewed(int64_t ns, int status)
+{
+    atomic_store(&ticks_left, ns / TICK_NS);
+    if (atomic_flag_test_and_set(&is_counting))
+        return FI_OK;
+    int error = fi_thread_start(count_ticks, &status, sizeof status);
+    if (error != FI_OK)
+        atomic_flag_clear(&is_counting);
+    return error;
 }

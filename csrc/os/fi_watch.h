@@ -17,4 +17,8 @@ int fi_die_with_parent(int parent);
  * ended by then: exit handlers may wait for threads or locks that are never released. */
 int fi_exit_within(int64_t ns, int status);
 
+/* Ends this process with `status` once it has run for `ns` nanoseconds since the last call. A time
+ * for which the process was stopped, by a debugger or a shell, counts as a quarter of a second. */
+int fi_exit_unless_renewed(int64_t ns, int status);
+
 #endif

@@ -64,6 +64,7 @@ cdef extern from "os/fi_watch.h" nogil:
     int fi_watch_parent(int parent_pidfd, int parent_death_pipe)
     int fi_die_with_parent(int parent)
     int fi_exit_within(int64_t ns, int status)
+    int fi_exit_unless_renewed(int64_t ns, int status)
 
 
 cdef extern from "os/fi_image.h" nogil:

@@ -90,6 +90,12 @@ def exit_within(double seconds, int status):
     check(fi_exit_within(<int64_t>(seconds * 1e9), status), "starting the clock of the last moments")
 
 
+def exit_unless_renewed(double seconds, int status):
+    """Ends this process once it has run for so long since the last call, whatever its threads do."""
+    cdef int64_t ns = <int64_t>(seconds * 1e9)
+    check(fi_exit_unless_renewed(ns, status), "starting the watch over a connection")
+
+
 def run_fork_handlers():
     """Forks a process that exits at once, for what native libraries do before a fork."""
     fi_run_fork_handlers()  # with the GIL, which `before_fork` may need

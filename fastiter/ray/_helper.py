@@ -14,7 +14,6 @@ import functools
 import logging
 import mmap
 import os
-import signal
 import sys
 import threading
 from collections import deque
@@ -36,7 +35,7 @@ from fastiter.ray._job import ClusterError, ClusterJob
 from fastiter.ray._remote import MOST_PARTS, Asked, Beat, NodeWorker, versions
 
 _CONNECT_SECONDS = 12
-_SILENCE_SECONDS = 6  # of the head, or this machine's raylet
+_SILENCE_SECONDS = 8  # of the head, or this machine's raylet
 _NO_PLACE_SECONDS = 10.0  # that no worker has found a place, until that is warned of
 _BEAT_SECONDS = 1.0
 _CALL_SECONDS = 0.04  # that a call takes, if there are rows enough
@@ -140,10 +139,8 @@ class Helper:
                 "what runs the program under if __name__ == '__main__':, so that a fork server can "
                 "start it"
             )
-        # A call of the main thread may wait for the head for ever: the signal ends this process.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-        signal.alarm(_CONNECT_SECONDS)
+        # Any call of Ray may wait for the head for ever, and with the GIL.
+        status.exit_unless_renewed(_CONNECT_SECONDS, os.EX_UNAVAILABLE)
         try:
             ray.init(
                 address=self._job.address,
@@ -484,5 +481,5 @@ def _watch_cluster() -> None:
         with contextlib.suppress(Exception):
             ray.nodes()
             ray.put(None)  # into the raylet's store
-            signal.alarm(_SILENCE_SECONDS)
+            status.exit_unless_renewed(_SILENCE_SECONDS, os.EX_UNAVAILABLE)
         threading.Event().wait(_BEAT_SECONDS)

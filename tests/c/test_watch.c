@@ -141,9 +141,42 @@ static void test_exit_within(void)
     CHECK(fi_now_ns() - began < LONG_ENOUGH);
 }
 
+static void end_unless_renewed(void)
+{
+    int64_t began = fi_now_ns();
+    while (fi_now_ns() - began < 1500000000) {
+        struct timespec pause = {.tv_nsec = 10000000};
+        CHECK_EQ(fi_exit_unless_renewed(1000000000, 7), FI_OK);
+        nanosleep(&pause, NULL);
+    }
+    CHECK_EQ(raise(SIGSTOP), 0);
+    spin_for_ever();
+}
+
+static void test_exit_unless_renewed(void)
+{
+    struct timespec pause = {.tv_sec = 1, .tv_nsec = 500000000};
+    int status;
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        end_unless_renewed();
+        _exit(EXIT_FAILURE);
+    }
+    CHECK_EQ(waitpid(child, &status, WUNTRACED), child);
+    CHECK(WIFSTOPPED(status)); /* it was not ended while it renewed */
+    nanosleep(&pause, NULL);   /* longer than its second, of which a quarter is counted */
+    int64_t went_on = fi_now_ns();
+    CHECK_EQ(kill(child, SIGCONT), 0);
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+    CHECK(fi_now_ns() - went_on > 300000000);
+}
+
 int main(void)
 {
     test_watch();
     test_exit_within();
+    test_exit_unless_renewed();
     return 0;
 }

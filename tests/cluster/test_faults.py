@@ -115,7 +115,8 @@ def test_an_index_that_kills_workers(cluster):
 
 
 def test_a_row_that_hangs_is_given_up(cluster):
-    made = {"order_sampler": None, "shuffle": False, "dataset_timeout": 1.0}
+    # Time enough to load the dataset, which imports this module.
+    made = {"order_sampler": None, "shuffle": False, "dataset_timeout": 3.0}
     made |= {"on_timeout": "retry", "n_retries": 1}
     with remote(cluster, Hanging(), **made) as iterator:
         assert next(iterator) == [*range(16)]
@@ -131,7 +132,7 @@ def test_a_row_that_hangs_is_warned_of(cluster):
     with remote(cluster, Hanging(), **made) as iterator:
         next(iterator)
         with warnings.catch_warnings():
-            warnings.simplefilter("error", fastiter.TimeoutWarning)
+            warnings.filterwarnings("error", ".*busy with index 21", fastiter.TimeoutWarning)
             with pytest.raises(fastiter.TimeoutWarning, match="busy with index 21"):
                 next(iterator)
 
