@@ -133,6 +133,7 @@ class Threads:
             for counters in all_counters:
                 self._start(counters)
         except BaseException:
+            shutdown.block_if_exiting(lock)  # which CPython 3.12 tells by an error of start()
             self.close()
             raise
 
