@@ -170,7 +170,7 @@ def _judge(goal: Goal | AtMost, rows: list[Row]) -> dict[str, Any] | None:
         share = goal.value / reached if reached else 1.0
         return {**verdict, "wanted": goal.value, "reached": reached, "share": share}
     theirs = value(other, figure) if other is not None else None
-    if not reached or not theirs:
+    if theirs is None or min(reached, theirs) <= 0:  # as memory, where the system freed some
         return None
     reached = reached / theirs if figure == "rate" else theirs / reached
     share = reached / goal.ratio
