@@ -2,8 +2,8 @@
 
 ``python -m bench.jobs.dirty [MEGABYTES]`` measures no speed. A process that ends writes the file;
 then each iterator, in a process of its own, gathers a tenth of a shuffled epoch. Printed is by how
-much Private_Dirty has grown: of the caller until the first batch (less than nothing where a fork
-shares what it had) and from then on, and of each worker from the first batch on. The kernel counts
+much Private_Dirty has grown: of the caller until each worker has made a row (less than nothing where
+a fork shares what it had) and from then on, and of each worker from then on. The kernel counts
 a mapped page of a file as dirty until it is on the disk: the writer waits for that, unless
 ``--unsynced`` is given.
 """
@@ -68,6 +68,8 @@ def measure(path: str, kind: str, options: dict[str, Any]) -> None:
     ) as batches:
         begin = private_dirty(os.getpid())
         next(batches)
+        while "n_processes" in options and not all(w.rows for w in batches.stats().workers):
+            next(batches)  # a worker that is spawned imports what it needs meanwhile
         pids = [os.getpid(), *(w.pid for w in batches.stats().workers if w.pid > 0)]
         before = [private_dirty(pid) for pid in pids]
         n_batches = len(dataset) // 640
