@@ -96,7 +96,7 @@ def test_a_spare_takes_the_place_of_a_hung_worker(make, tmp_path, context):
         context=context,
         worker_init=functools.partial(note_number, tmp_path),
         on_timeout="retry",
-        dataset_timeout=2,
+        dataset_timeout=5,  # time to load, on a busy machine
     )
     places = itertools.cycle((0, 8, 16))
 
