@@ -19,6 +19,11 @@ def begin() -> None:
     _begun = True
 
 
+def has_begun() -> bool:
+    """Whether the interpreter exits."""
+    return _begun
+
+
 # Runs before multiprocessing's exit handler, which was registered first and which ends processes
 # that a daemon thread starts meanwhile.
 atexit.register(begin)

@@ -19,6 +19,7 @@ from typing import Any
 from threadpoolctl import ThreadpoolController
 
 from fastiter._clib import status
+from fastiter._util import shutdown
 from fastiter._util.concurrency import lock_of_child, renew_in_child
 
 logger = logging.getLogger("fastiter")
@@ -165,7 +166,7 @@ class _OwnPools:
             if spins and ends_threads:  # until the program needs them
                 status.run_fork_handlers()
                 spins = False
-            if self._limits:
+            if self._limits and not shutdown.has_begun():
                 logger.warning(
                     "OpenBLAS computes in one thread until workers start or end: its threads "
                     "cannot be started now (a limit of processes or memory: ulimit -a)"
@@ -219,7 +220,9 @@ def _can_start(count: int, workers: int) -> bool:
             thread = threading.Thread(target=end.wait, daemon=True)
             thread.start()
             started.append(thread)
-    except RuntimeError:
+    except RuntimeError as error:
+        if "shutdown" in str(error):  # CPython 3.12 and newer start none while they exit
+            shutdown.begin()
         return False
     finally:
         end.set()
