@@ -2,9 +2,9 @@
 
 ``python -m bench.jobs.dirty [MEGABYTES]`` measures no speed. A process that ends writes the file;
 then each iterator, in a process of its own, gathers a tenth of a shuffled epoch. Printed is by how
-much Private_Dirty has grown: of the caller until each worker has made a row (less than nothing where
-a fork shares what it had) and from then on, and of each worker from then on. The kernel counts
-a mapped page of a file as dirty until it is on the disk: the writer waits for that, unless
+much Private_Dirty has grown: of the caller until each worker has made a row (less than nothing
+where a fork shares what it had) and from then on, and of each worker from then on. The kernel
+counts a mapped page of a file as dirty until it is on the disk: the writer waits for that, unless
 ``--unsynced`` is given.
 """
 
