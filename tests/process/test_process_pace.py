@@ -104,6 +104,7 @@ def test_threads_that_share_an_iterator_get_each_batch_once(make, repeat):
 # -- sizes ------------------------------------------------------------------------------------
 
 
+@pytest.mark.no_stuck_rows("its batches are too large for the limit")
 @pytest.mark.parametrize("shared_mem", [None, 64])
 @pytest.mark.parametrize("converter", [None, concat_examples])
 def test_sizes_far_beyond_the_first_batch(make, shared_mem, converter):

@@ -275,8 +275,8 @@ def test_time_in_which_the_program_is_stopped_does_not_count(tmp_path):
                 return 8
 
             def __getitem__(self, index):
-                for _ in range(30):  # a stop makes it longer
-                    time.sleep(0.01)
+                for _ in range(3):  # a stop makes it longer
+                    time.sleep(0.1)
                 return index
 
         if __name__ == "__main__":
