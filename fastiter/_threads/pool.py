@@ -133,7 +133,7 @@ class Threads:
             for counters in all_counters:
                 self._start(counters)
         except BaseException:
-            shutdown.block_if_exiting(lock)  # which CPython 3.12 tells by an error of start()
+            shutdown.block_if_exiting(lock)  # at the exit, start() raises on CPython 3.12
             self.close()
             raise
 

@@ -195,7 +195,10 @@ def load(dumped: tuple[Any, ...], facts: str, row: int = -1) -> Failure:
     The exception is of its own type if that can be loaded here too, else a `DatasetError`.
     """
     if not dumped:
-        text = f"an exception in a worker left no reason: there was no memory for it ({facts})"
+        text = (
+            f"an exception in a worker left no reason ({facts}): memory was short, or another "
+            "exception came, while the worker reported it"
+        )
         return Failure(DatasetError(text), facts, row, True)
     pickled, summary, text, pid, skippable = dumped
     facts = f"{facts}, worker process {pid}"
