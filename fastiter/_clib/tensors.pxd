@@ -68,16 +68,26 @@ cdef extern from *:
         return denied;
     }
 
+    /* Whether an object has attributes of its own. Its dictionary is not asked for before it has one:
+     * that would make it, for each tensor of a dataset. */
+    static int fi_has_attributes(PyObject *value)
+    {
+        PyObject **place = _PyObject_GetDictPtr(value);
+        if (place != NULL && *place == NULL)
+            return 0;
+        PyObject *attributes = PyObject_GenericGetDict(value, NULL);
+        int has_some = attributes == NULL || PyDict_GET_SIZE(attributes) > 0;
+        Py_XDECREF(attributes);
+        return has_some;
+    }
+
     /* Whether the elements of a tensor lie one after the other in the host's memory, and are its
      * values: not if it requires gradients, has attributes, or is negated lazily. */
     static int fi_torch_describes(PyObject *value, fi_dl_tensor *found)
     {
         if (fi_torch.describe == NULL || (PyObject *)Py_TYPE(value) != fi_torch.type)
             return 0;
-        PyObject *attributes = PyObject_GenericGetDict(value, NULL);
-        int has_none = attributes != NULL && PyDict_GET_SIZE(attributes) == 0;
-        Py_XDECREF(attributes);
-        if (!has_none || fi_torch.describe(value, found) != 0) {
+        if (fi_has_attributes(value) || fi_torch.describe(value, found) != 0) {
             PyErr_Clear(); /* it is sparse, for example */
             return 0;
         }

@@ -63,3 +63,9 @@ cdef class PlanQueue:
     cdef int64_t share(self, int64_t left) noexcept
     cpdef int64_t n_steps(self, object cuts, int64_t position, int64_t size)
     cdef object piece(self, object order, int64_t start, int64_t stop)
+
+
+cdef class TurnPlanQueue(PlanQueue):
+    cdef readonly Py_ssize_t n_workers
+    cdef readonly int64_t rows
+    cdef public object order

@@ -6,6 +6,7 @@ of cuts there is one every ``batch_size`` rows.
 
 `PlanQueue` plans batches by this rule, keeps those that were not delivered, and delivers the oldest
 one. What is done for a batch ahead of its delivery belongs to its plan: `Plan.work`.
+`TurnPlanQueue` has another rule: each batch is made by one worker, in turn.
 `DeliveringIterator` delivers a batch and returns it in one step.
 """
 
@@ -37,6 +38,9 @@ cdef enum:
     CUTS = 7
     STEP = 8
     STATE_ITEMS = 9
+    # Of a state of `TurnPlanQueue`, which has no cuts.
+    LAST_WORKER = 7
+    N_MADE = 8
 
 cdef enum:
     # What becomes of the last rows of an epoch, too few for a step of full batches.
@@ -643,6 +647,49 @@ cdef class PlanQueue:
         indices = new_indices(stop - start)
         memcpy(data_of(indices), data_of(order) + start, (stop - start) * sizeof(int64_t))
         return indices
+
+
+cdef class TurnPlanQueue(PlanQueue):
+    """Plans of batches that one worker makes each, in turn.
+
+    A state is a tuple that begins with the first seven items of `State`, whose position counts
+    batches; then come the worker of the last one, and how many each worker has made.
+
+    Attributes
+    ----------
+    n_workers, rows : how many there are, and the rows of a batch
+    order : int64[n]: batch k has the k-th `rows` of it. None while the subclass plans all batches,
+        by ``_advance(state)``, as it does those that the order is too short for
+    """
+
+    def __init__(self, state, Py_ssize_t n_workers, int64_t rows):
+        super().__init__(state, 1, False)
+        self.n_workers = n_workers
+        self.rows = rows
+
+    cpdef Plan advance(self, object state):
+        """The plan of the next batch. Nothing else changes: all that a plan changes is its state."""
+        state = self.planned  # that of the last plan in the queue may be older
+        cdef int64_t number = item(state, POSITION), start = number * self.rows
+        cdef Py_ssize_t worker, i
+        cdef Plan plan
+        if self.order is None or not is_plain(self.order, start + self.rows):
+            return self._advance(state)
+        worker = (<Py_ssize_t>item(state, LAST_WORKER) + 1) % self.n_workers
+        n_made = list(item(state, N_MADE))
+        n_made[worker] += 1
+        items = list(state)
+        items[POSITION], items[LAST_WORKER], items[N_MADE] = number + 1, worker, tuple(n_made)
+        after = fi_new_tuple(type(state), len(items))
+        for i in range(len(items)):
+            put(after, i, items[i])
+        plan = new_plan(self.piece(self.order, start, start + self.rows), after, None)
+        plan.worker = worker
+        plan.number = number
+        plan.n_valid = self.rows
+        plan.epoch, plan.position = item(after, EPOCH), number + 1
+        plan.epoch_size = item(after, EPOCH_SIZE)
+        return plan
 
 
 cdef class DeliveringIterator:

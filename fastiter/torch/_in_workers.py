@@ -218,7 +218,7 @@ class WorkersIterator(LoaderIterator):
             reply = capture(_utils.pin_memory.pin_memory, reply, self._pin_memory_device)
             if type(reply) is Failure:
                 return before, reply
-        after = after._replace(n_yielded=after.n_yielded + 1)
+        after = Delivered(after.n_yielded + 1, after.states, after.is_active, after.snapshot)
         if self._takes_snapshots and self._interval and after.n_yielded % self._interval == 0:
             after = after._replace(snapshot=self._snapshot_now(after, plan))
         return after, reply

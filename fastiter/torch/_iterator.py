@@ -50,22 +50,21 @@ class Kept:
 class IndexBatches:
     """The keys of torch's own batch sampler over all examples, in order or shuffled, without a
     Python object for each: int64 arrays, by the number of the batch, in the order that the
-    sampler's iterator would give.
-
-    ``iter()`` of it gives a batch's keys again if an interrupt has come while they were made.
+    sampler's iterator would give. What an interrupt cuts short can be asked for again.
     """
+
+    order: npt.NDArray[np.int64] | None = None  #: of all examples, once it has been drawn
 
     def __init__(self, sampler: BatchSampler) -> None:
         self._sampler = sampler
-        self._order: npt.NDArray[np.int64] | None = None
         self._has_ended = False
         self._before: dict[str, torch.Tensor] = {}
 
     def __getitem__(self, number: int) -> npt.NDArray[np.int64]:
-        if self._order is None:  # now, when the sampler's iterator would draw its seed
-            self._order = self._draw(self._sampler.sampler)
+        if self.order is None:  # now, when the sampler's iterator would draw its seed
+            self.order = self._draw(self._sampler.sampler)
         size = self._sampler.batch_size
-        keys = self._order[number * size : (number + 1) * size]
+        keys = self.order[number * size : (number + 1) * size]
         if len(keys) < size and not self._has_ended:
             inner: Any = self._sampler.sampler
             if type(inner) is RandomSampler and inner.generator is not None:
@@ -94,9 +93,9 @@ class IndexBatches:
         generator.set_state(self._before.setdefault(step, generator.get_state()))
 
 
-def _faster(keys: Iterator[Any], sampler: Any) -> Iterator[Any]:
-    """The sampler's iterator, which has given nothing yet, or one that gives the same keys faster,
-    as arrays in place of lists."""
+def _faster(keys: Iterator[Any], sampler: Any) -> Iterator[Any] | IndexBatches:
+    """The sampler's iterator, which has given nothing yet, or what has the same keys faster, as
+    arrays in place of lists."""
     if type(sampler) is BatchSampler:
         inner: Any = sampler.sampler
         if type(inner) is SequentialSampler or (
@@ -104,7 +103,7 @@ def _faster(keys: Iterator[Any], sampler: Any) -> Iterator[Any]:
             and not inner.replacement
             and inner.num_samples == len(inner.data_source)
         ):
-            return iter(IndexBatches(sampler))
+            return IndexBatches(sampler)
     return keys
 
 
@@ -134,7 +133,7 @@ class Keys:
 
     Parameters
     ----------
-    sampler, keys : the sampler, and its iterator.
+    sampler, keys : the sampler, and its iterator or `IndexBatches`.
     main : dict, optional
         What `state` has returned, if the iterator goes on from there. Keys of batches that were
         delivered before are left out.
@@ -155,7 +154,8 @@ class Keys:
         self._left = [] if main is None else main["_not_delivered"]
         self.keeps_states = False  # whether `state` will be called with batches that were drawn
         self._states: dict[int, dict[str, Any]] = {}  # by the number of batches drawn
-        self._drawn = collections.deque([(self.first - 1, None)], 1)  # the last one
+        nothing: tuple[int, Any] = (self.first - 1, None)
+        self._drawn = collections.deque([nothing], 1)  # the last one
 
     def draw(self, n_planned: int) -> tuple[int, Any]:
         """Number and keys of the batch that follows when `n_planned` are planned. The same ones
@@ -164,12 +164,27 @@ class Keys:
             number, keys = self._drawn[0]
             if number >= n_planned and (number >= self._end or number in self._left):
                 return number, keys if self._rows is None else _named(keys, self._rows)
+            if isinstance(self._keys, IndexBatches):
+                number = max(number + 1, n_planned)  # those before may be planned by `order_after`
+                try:
+                    self._drawn.append((number, self._keys[number]))
+                except IndexError:
+                    raise StopIteration from None
+                continue
             if self.keeps_states:
                 self._states[number + 1] = self._state()
             # One step, in which no signal handler runs but in the sampler itself.
             self._drawn.extend(zip([number + 1], map(next, [self._keys]), strict=False))
             if self._drawn[0][0] == number:
                 raise StopIteration
+
+    def order_after(self, number: int) -> npt.NDArray[np.int64] | None:
+        """The order that has the keys of all batches after this one, as its parts; None if they
+        have to be drawn."""
+        keys = self._keys
+        if not isinstance(keys, IndexBatches) or self._rows is not None or number + 1 < self._end:
+            return None
+        return keys.order
 
     @property
     def has_begun(self) -> bool:
@@ -385,11 +400,13 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
             # Now, since a sampler draws its seed with its first key, and what is loaded later, such
             # as a dataset's state, may set the generator.
             collections.deque(itertools.islice(keys, n_drawn), maxlen=0)
+            rest: list[Any] = []
             if is_finished:  # at its end it may draw once more, of which nothing comes
-                keys = iter([*keys])
-            if main["_has_begun"] and n_drawn == 0:
-                first = list(itertools.islice(keys, 1))
-                keys = itertools.chain(first, keys)
+                rest = [*keys]
+            elif main["_has_begun"] and n_drawn == 0:
+                rest = list(itertools.islice(keys, 1))
+            if not isinstance(keys, IndexBatches):  # else all are still there
+                keys = itertools.chain(rest, keys)
         return keys
 
     def _load(self, resume: Resume) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastiter._order.plan import Plan, PlanQueue
+from fastiter._order.plan import Plan, TurnPlanQueue
 from fastiter.torch._seeds import seeds_of
 from fastiter.torch._worker import Request
 
@@ -20,7 +20,7 @@ MOST_ROWS = 1 << 16  # of a batch that is made from columns
 
 
 class Planned(NamedTuple):
-    """The state of a plan: what was planned up to it. The first seven are those of `State`."""
+    """The state of a plan: what was planned up to it. `TurnPlanQueue` knows the first nine."""
 
     position: int = 0  #: batches of the sampler
     epoch: int = 0
@@ -45,7 +45,7 @@ class Delivered(NamedTuple):
     snapshot: dict[str, Any]  #: the last one that was saved with a batch
 
 
-class Plans(PlanQueue):
+class Plans(TurnPlanQueue):
     """Plans one batch for each of the sampler's keys, and assigns it to the next active worker; if
     not `in_order`, to the one of them that has the fewest to make.
 
@@ -57,10 +57,8 @@ class Plans(PlanQueue):
     planned: Planned
 
     def __init__(self, n_workers: int, rows: int, in_order: bool) -> None:
-        super().__init__(Planned(), 1, False)
+        super().__init__(Planned(), n_workers, rows)
         self.in_order = in_order
-        self.n_workers = n_workers
-        self.rows = rows
         self.has_columns = False  # whether the rows of a batch are known to fit into columns
         self.n_schemas = min(1, rows)  # times that columns were wanted
         self.epoch = 0
@@ -78,18 +76,16 @@ class Plans(PlanQueue):
         asks_first : whether each worker is asked for its state before the first batch.
         """
         self.keys = keys
+        self.order = None
         n_asked = 0 if asks_first else self.n_workers
         n_schemas = self.n_schemas
         if not self.has_columns and n_schemas < _MOST_SCHEMAS:  # the answer may not have come
             n_schemas = max(0, n_schemas - 1)
         self.restart(start._replace(n_asked=n_asked, n_schemas=n_schemas), progress)
 
-    def advance(self, state: Any) -> Plan:
-        """Plan the next batch; without indices at the end of the epoch.
-
-        Nothing else changes: all that a plan changes is in its state.
-        """
-        state = self.planned  # that of the last plan in the queue may be older
+    def _advance(self, state: Any) -> Plan:
+        """Plan the next batch; without indices at the end of the epoch. Nothing else changes, but
+        `order`, with which the next batches have the same plans."""
         if state.n_asked < self.n_workers:
             worker = state.n_asked
             request = Request(None, self.epoch, -1, True, False, self.shared_seed, None)
@@ -113,6 +109,8 @@ class Plans(PlanQueue):
         if self.has_columns:
             rows = index_array(keys, self.rows)
             if rows is not None:
+                if self.in_order and seeds is None:
+                    self.order = self.keys.order_after(number)
                 return Plan(rows, state, None, None, worker, number=number, seeds=seeds)
         if type(keys) is np.ndarray:
             keys = keys.tolist()
@@ -125,6 +123,7 @@ class Plans(PlanQueue):
     def ask_schema(self) -> None:
         """Have the next batch tell which columns the rows would fit into."""
         self.has_columns = False
+        self.order = None
         self.n_schemas = min(self.n_schemas + 1, _MOST_SCHEMAS)
 
     def _note(self, state: Any) -> None:

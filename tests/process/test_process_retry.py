@@ -110,7 +110,10 @@ def test_a_spare_takes_the_place_of_a_hung_worker(make, tmp_path, context):
     for _ in range(6):
         next_batch(iterator)
     assert (tmp_path / "13.0").exists()
-    assert len(list(tmp_path.glob("number.0.*"))) == len(list(tmp_path.glob("number.*"))) == 2
+    # A busy machine may take more than the 5 s for which its number waits for a killed process.
+    second = 1 if iterator.stats().abandoned else 0
+    numbers = sorted(int(path.name.split(".")[1]) for path in tmp_path.glob("number.*"))
+    assert numbers == [0, second]
     iterator.finalize()
     assert not any(is_alive(int(path.name[5:])) for path in tmp_path.glob("load.*"))
     del iterator

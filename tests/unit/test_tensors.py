@@ -6,6 +6,8 @@ Where processes are forked nothing was computed by torch before, so that its thr
 from __future__ import annotations
 
 import functools
+import gc
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -50,6 +52,26 @@ def test_a_part_of_a_large_tensor_travels_alone(processes):
         batch = next(iterator)
     assert sum(x.untyped_storage().nbytes() for x in batch) == 64 * 24
     assert [int(x[0, 0]) for x in batch] == list(range(128, 192))
+
+
+class Ready(data.Dataset):
+    """The same tensors in each epoch, with how many of them have a dictionary."""
+
+    def __init__(self) -> None:
+        self.tensors = [torch.tensor([i]) for i in range(256)]
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __getitem__(self, i: int) -> tuple[Any, int]:
+        return self.tensors[i], sum(dict in map(type, gc.get_referents(x)) for x in self.tensors)
+
+
+def test_a_tensor_gets_no_dictionary(processes):
+    """But while no columns are known, in the first batches."""
+    iterator = processes(Ready())
+    *_, last = itertools.islice(iterator, 128)
+    assert all(int(count) < 64 for _, count in last)
 
 
 class Varied(data.Dataset):
