@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import os
 import pickle
 import sys
 
@@ -267,10 +268,12 @@ def test_where_no_example_is_fetched_it_is_an_error(make):
 def test_an_interrupt_leaves_no_example_behind(make, dataset, on_error):
     iterator = make(dataset(), 2, on_error=on_error)
     next(iterator)
-    countdown = 0
+    countdown, program = 0, os.getpid()
 
     def interrupt(frame, event, argument):  # at one line of Python after the other
         nonlocal countdown
+        if os.getpid() != program:  # in a forked worker, which would die of it
+            return None
         # A signal cannot come between a with block and the end of its lock, as the line event does.
         if frame.f_globals.get("__name__") in ("threading", "threadpoolctl"):
             return None
