@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import select
 import threading
@@ -55,8 +57,8 @@ def require(count: int, some: int) -> None:
     """
     opened: list[int] = []
     try:
-        for _ in range(count):
-            opened.append(os.dup(some))
+        # One step each: an interrupt comes before or after all of them.
+        opened.extend(map(os.dup, itertools.repeat(some, count)))
     except OSError as error:
         if error.errno == errno.EBADF:
             raise closed_by_others() from error
@@ -66,8 +68,7 @@ def require(count: int, some: int) -> None:
             f"left: {error.strerror}; raise RLIMIT_NOFILE (ulimit -n) or close some files",
         ) from error
     finally:
-        for fd in opened:
-            os.close(fd)
+        collections.deque(map(os.close, opened), 0)
 
 
 def events(fd: int, seconds: float) -> int:

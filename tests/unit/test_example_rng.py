@@ -270,15 +270,13 @@ def test_an_interrupt_leaves_no_example_behind(make, dataset, on_error):
     next(iterator)
     countdown, program = 0, os.getpid()
 
-    def interrupt(frame, event, argument):  # at one line of Python after the other
+    def interrupt(frame, event, argument):  # at one line of the package after the other
         nonlocal countdown
-        if os.getpid() != program:  # in a forked worker, which would die of it
+        is_ours = frame.f_globals.get("__name__", "").startswith("fastiter.")
+        if not is_ours or os.getpid() != program:  # else a forked worker would die of it
             return None
-        # A signal cannot come between a with block and the end of its lock, as the line event does.
-        if frame.f_globals.get("__name__") in ("threading", "threadpoolctl"):
-            return None
-        countdown -= 1
-        if countdown == 0:
+        countdown -= event == "line"
+        if countdown == 0 and event == "line":
             raise KeyboardInterrupt
         return interrupt
 
