@@ -213,7 +213,7 @@ def test_random_kills_under_load(make):
         while not stop.is_set():
             pool = iterator._pool
             workers = list(pool._group.workers.values())
-            # Too many deaths of workers that have not begun are an error, as a busy machine sees it.
+            # Too many deaths of workers before they begin, late on a busy machine, are an error.
             ready = [w.pid for w in workers if pool.ring.report(w.number)["ready"] == w.start]
             if ready:
                 kill(generator.choice(ready))
