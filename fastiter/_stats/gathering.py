@@ -12,13 +12,15 @@ _ROUNDS = 3  # whose median counts
 _LEAST_BATCHES = 32  # of a round
 _LEAST_GAIN = 0.05  # of the time in next()
 _MOST_ROUNDS = 256  # between two trials
+_TOO_SLOW = 1.5  # times what the other way took in the last trial: the next one begins at once
 
 
 class GatherTrial:
     """Compares the time in ``next()`` if workers gather with that if the caller does.
 
     A trial is four rounds of batches the other way. Trials become rare, but do not end: the loop
-    may change, and what else runs on the machine.
+    may change, and what else runs on the machine. A way that has become slower than the other one
+    was is left for a trial at once.
     """
 
     def __init__(self) -> None:
@@ -29,6 +31,7 @@ class GatherTrial:
         self._mark: tuple[int, float] | None = None  # batches and seconds when the round began
         self._rounds: list[float] = []  # seconds of a batch
         self._other: float | None = None  # likewise, of the way before; None outside of trials
+        self._left = float("inf")  # likewise, of the way that the last trial decided against
         self._pause = self._n_to_come = 1  # rounds before the next trial
 
     def look(self, timer: Timer, n_ahead: int) -> None:
@@ -45,13 +48,14 @@ class GatherTrial:
         took, other = statistics.median(self._rounds[-_ROUNDS:]), self._other
         if other is None:
             self._n_to_come -= 1
-            if self._n_to_come > 0:
+            if self._n_to_come > 0 and took <= _TOO_SLOW * self._left:
                 return
             self._other = took
             self.in_caller = not self.in_caller
         else:
             self._pause = self._n_to_come = min(4 * self._pause, _MOST_ROUNDS)
             self._other = None
+            self._left = max(took, other)
             if took > (1 - _LEAST_GAIN) * other:
                 self.in_caller = not self.in_caller
             else:

@@ -121,6 +121,14 @@ def test_the_faster_way_is_taken_and_a_change_is_noticed():
     assert loop.run(trial, 100_000) < 5_000
 
 
+def test_a_way_that_has_become_slow_is_left_at_once():
+    loop, trial = Loop(workers=2e-5, caller=1e-5), GatherTrial()
+    loop.run(trial, 100_000)  # the next trial is far away
+    loop.took = {False: 2e-5, True: 9e-5}
+    assert loop.run(trial, 1000) < 500
+    assert not trial.in_caller
+
+
 def test_workers_go_on_unless_the_caller_is_clearly_faster():
     loop, trial = Loop(workers=1e-5, caller=0.98e-5), GatherTrial()
     assert 0 < loop.run(trial, 100_000) < 6_000
