@@ -68,8 +68,8 @@ cdef extern from *:
         return denied;
     }
 
-    /* Whether an object has attributes of its own. Its dictionary is not asked for before it has one:
-     * that would make it, for each tensor of a dataset. */
+    /* Whether an object has attributes of its own. CPython makes the dictionary that holds them when
+     * it is first asked for: where there is none yet, it is not, or each tensor would get one. */
     static int fi_has_attributes(PyObject *value)
     {
         PyObject **place = _PyObject_GetDictPtr(value);

@@ -668,7 +668,7 @@ cdef class TurnPlanQueue(PlanQueue):
         self.rows = rows
 
     cpdef Plan advance(self, object state):
-        """The plan of the next batch. Nothing else changes: all that a plan changes is its state."""
+        """The plan of the next batch. What it changes is in its state; the queue stays as it is."""
         state = self.planned  # that of the last plan in the queue may be older
         cdef int64_t number = item(state, POSITION), start = number * self.rows
         cdef Py_ssize_t worker, i

@@ -31,7 +31,7 @@ class GatherTrial:
         self._mark: tuple[int, float] | None = None  # batches and seconds when the round began
         self._rounds: list[float] = []  # seconds of a batch
         self._other: float | None = None  # likewise, of the way before; None outside of trials
-        self._left = float("inf")  # likewise, of the way that the last trial decided against
+        self._slower = float("inf")  # likewise, of the way that lost the last trial
         self._pause = self._n_to_come = 1  # rounds before the next trial
 
     def look(self, timer: Timer, n_ahead: int) -> None:
@@ -48,14 +48,14 @@ class GatherTrial:
         took, other = statistics.median(self._rounds[-_ROUNDS:]), self._other
         if other is None:
             self._n_to_come -= 1
-            if self._n_to_come > 0 and took <= _TOO_SLOW * self._left:
+            if self._n_to_come > 0 and took <= _TOO_SLOW * self._slower:
                 return
             self._other = took
             self.in_caller = not self.in_caller
         else:
             self._pause = self._n_to_come = min(4 * self._pause, _MOST_ROUNDS)
             self._other = None
-            self._left = max(took, other)
+            self._slower = max(took, other)
             if took > (1 - _LEAST_GAIN) * other:
                 self.in_caller = not self.in_caller
             else:

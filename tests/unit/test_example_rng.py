@@ -275,9 +275,10 @@ def test_an_interrupt_leaves_no_example_behind(make, dataset, on_error):
         is_ours = frame.f_globals.get("__name__", "").startswith("fastiter.")
         if not is_ours or os.getpid() != program:  # else a forked worker would die of it
             return None
-        countdown -= event == "line"
-        if countdown == 0 and event == "line":
-            raise KeyboardInterrupt
+        if event == "line":
+            countdown -= 1
+            if countdown == 0:
+                raise KeyboardInterrupt
         return interrupt
 
     for number in itertools.count(1):

@@ -68,7 +68,7 @@ class Ready(data.Dataset):
 
 
 def test_a_tensor_gets_no_dictionary(processes):
-    """But while no columns are known, in the first batches."""
+    """Only those of the first batches do, before the columns are known."""
     iterator = processes(Ready())
     *_, last = itertools.islice(iterator, 128)
     assert all(int(count) < 64 for _, count in last)
