@@ -1,7 +1,6 @@
 # Rows that one process fetches and another one writes: a part of row_writer.pyx, since a module of
 # its own would take 30 KB of the wheel. `fastiter.ray` has both processes.
 
-
 cdef class PartWriter(RowWriter):
     """Takes ranges of rows that others fetch, many at a time, and writes what comes back; or, in
     a process far away, fetches such a range in a ring of its own.
@@ -54,71 +53,57 @@ cdef class PartWriter(RowWriter):
         """Whether this worker shall leave."""
         return fi_worker_leaves(&self.end.worker)
 
-    def is_promised(self, tuple place, uint32_t row):
-        """Whether a row is still wanted, as far as is known."""
-        return fi_row_code(self.end.worker.ring, place[1], row, place[0]) == FI_FETCH
+    def is_promised(self, tuple place, uint32_t first, uint32_t count):
+        """Whether one of these rows is still wanted, as far as is known."""
+        cdef fi_ring *ring = self.end.worker.ring
+        return FI_FETCH in [fi_row_code(ring, place[1], row, place[0])
+                            for row in range(first, first + count)]
 
     def waits_since(self, int64_t since, int64_t index):
         """Says since when (`fi_now_ns`) the oldest promised row is fetched, and which it is."""
         fi_worker_stat_fetches_since(self.end.stat, index, since)
 
-    cdef list win(self, tuple place, uint32_t first, uint32_t count):
-        cdef fi_claim *claim = &self.end.claim
-        cdef uint32_t row
-        claim.q, claim.slot, claim.n = place
-        claim.first, claim.count, claim.fetcher = first, count, self.end.worker.number
-        return [row for row in range(first, first + count)
-                if fi_row_win(&self.end.worker, claim, row)]
-
-    cdef int close_part(self) except -1:
-        if fi_worker_finishes(&self.end.worker, &self.end.claim):
-            self.finish(self.batch_converter)
-        return 0
-
-    def fail(self, tuple place, uint32_t row, error):
-        """Has a row end with an exception, unless it was done meanwhile."""
-        if self.win(place, row, 1):
-            self.mark(self.end.stat, row, self.store_failure(row, error))
-            self.close_part()
-
-    def put(self, tuple place, uint32_t first, tuple pieces, int64_t fetch_ns):
-        """Writes the rows from `first` on that `pieces` has, unless they were done meanwhile;
-        returns how many were written. One copy for each byte."""
+    def put(self, tuple place, uint32_t first, uint32_t count, pieces, int64_t fetch_ns=0):
+        """Ends `count` rows from `first` on, but those that were done meanwhile: with an exception,
+        or with what `fetch` has returned, by one copy for each byte. Returns how many it ended."""
         cdef WorkerRing end = self.end
-        cdef list won
+        cdef fi_claim *claim = &end.claim
         cdef uint32_t row, code
         cdef int64_t since = fi_now_ns()
-        columns, heap, base, codes, entries = pieces
-        won = self.win(place, first, len(codes))
+        cdef list won
+        claim.q, claim.slot, claim.n = place
+        claim.first, claim.count, claim.fetcher = first, count, end.worker.number
+        won = [row for row in range(first, first + count) if fi_row_win(&end.worker, claim, row)]
         if not won:
             return 0
         try:
+            if isinstance(pieces, Exception):
+                raise pieces
+            columns, heap, base, codes, entries = pieces
             self.load_schema()
-            self.uncached = fi_worker_outruns_cache(&end.worker, self.row_bytes * end.claim.n)
-            delta = 0
-            if len(heap) > 0:
-                delta = end.heap_take(len(heap)) - base
-                self.copy_piece(delta + base, heap, 0, len(heap))
+            self.uncached = fi_worker_outruns_cache(&end.worker, self.row_bytes * claim.n)
+            delta = end.heap_take(len(heap)) - base if len(heap) > 0 else 0
+            self.copy_piece(delta + base, heap, 0, len(heap))
             if columns:
                 self.put_columns(won, first, columns, codes, delta)
-            for number, offset, size in entries:  # spilled, or failed
-                row, code = first + number, codes[number]
-                if row in won:
-                    fi_entry_set(end.worker.ring, end.claim.slot, row, offset + delta, size)
+            for row, offset, size in entries:  # spilled, or failed
+                if first + row in won:
+                    fi_entry_set(end.worker.ring, claim.slot, first + row, offset + delta, size)
                     if size:
-                        self.relocate(offset + delta, delta, row,
-                                      FI_PACKED_EXAMPLE if code == FI_SPILL else FI_PACKED_ERROR)
+                        self.relocate(offset + delta, delta, first + row, FI_PACKED_EXAMPLE
+                                      if codes[row] == FI_SPILL else FI_PACKED_ERROR)
             for row in won:
                 code = codes[row - first]
                 self.count(end.stat, code)
-                fi_row_done(&end.worker, &end.claim, row, code)
-        except Exception as error:  # no memory, for example
+                fi_row_done(&end.worker, claim, row, code)
+        except Exception as error:  # or no memory, for example
             for row in won:
-                if fi_row_code(end.worker.ring, end.claim.slot, row, end.claim.q) == FI_OWNED:
+                if fi_row_code(end.worker.ring, claim.slot, row, claim.q) == FI_OWNED:
                     self.mark(end.stat, row, self.store_failure(row, error))
         fi_worker_stat_sampled(end.stat, fetch_ns, fi_now_ns() - since)
         fi_worker_stat_busy(end.stat, fetch_ns + fi_now_ns() - since)
-        self.close_part()
+        if fi_worker_finishes(&end.worker, claim):
+            self.finish(self.batch_converter)
         return len(won)
 
     cdef int put_columns(self, list won, uint32_t first, list columns, codes,
@@ -134,9 +119,7 @@ cdef class PartWriter(RowWriter):
             for row in won[::step]:
                 self.copy_piece(f.offset + stride * row, columns[number], stride * (row - first),
                                 stride * step)
-            if f.kind not in (RAGGED, OBJECT, TEXT):
-                continue
-            for row in won:
+            for row in won if f.kind in (RAGGED, OBJECT, TEXT) else ():
                 if codes[row - first] == FI_ROW_OK:
                     entry = entry_of(f, self.payload, row)
                     entry[0] += delta
@@ -147,14 +130,11 @@ cdef class PartWriter(RowWriter):
     cdef int copy_piece(self, Py_ssize_t offset, object piece, Py_ssize_t start,
                         Py_ssize_t size) except -1:
         """Copies bytes of an array of bytes into the slot, at an offset."""
-        cdef const char *source = bytes_of(<cnp.PyArrayObject *>piece) + start
-        cdef char *place = fi_slot_payload(self.end.worker.ring, self.end.claim.slot) + offset
-        cdef bint uncached = self.uncached
+        cdef char *payload = fi_slot_payload(self.end.worker.ring, self.end.claim.slot)
         if start + size > len(piece):
             raise ValueError(f"{len(piece)} bytes came, {start + size} were expected")
-        with nogil:
-            fi_copy(place, source, size, uncached)
-        return 0
+        return self.copy_large(payload + offset, bytes_of(<cnp.PyArrayObject *>piece) + start,
+                               NULL, size, self.uncached)
 
     cdef void relocate(self, uint64_t offset, uint64_t delta, uint32_t row, uint32_t kind) noexcept:
         """Corrects a packed object that lies `delta` bytes after where it was packed."""

@@ -158,6 +158,7 @@ class MultiprocessIterator(PrefetchingIterator):
 
     _REOPENABLE = False
     _gathers_in_caller = True  # where that is faster
+    _pool_type: type[Pool] = Pool
     _hedge: float | None = None  # of pickles that have none
 
     @names_counterparts
@@ -442,7 +443,7 @@ class MultiprocessIterator(PrefetchingIterator):
         # A batch sampler's later batches may be larger: not much, or this pool ends with the first.
         rows = max(self._most_rows(), n_rows)
         rows += 0 if self._batch_size else rows // 4
-        pool = self._make_pool(
+        pool = self._pool_type(
             job=self._job(converter),
             workers=self.n_processes,
             most_workers=most.get("n_processes", 0),
@@ -474,9 +475,6 @@ class MultiprocessIterator(PrefetchingIterator):
         if self._timer.trace is not None:
             pool.ring.start_trace()
         return pool
-
-    def _make_pool(self, **arguments: Any) -> Pool:
-        return Pool(**arguments)
 
     def _job(self, converter: BatchConverter | None) -> BatchJob:
         if isinstance(self._dataset, Parts):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import logging
 import mmap
 import os
 import sys
@@ -32,7 +31,7 @@ from fastiter._workers.delivery import crash_error
 from fastiter._workers.main import WorkerArguments
 from fastiter._workers.timeouts import Overrun, step_text
 from fastiter.ray._job import ClusterError, ClusterJob
-from fastiter.ray._remote import MOST_PARTS, Asked, Beat, NodeWorker, versions
+from fastiter.ray._remote import MOST_PARTS, NO_BEAT, Asked, Beat, NodeWorker, versions
 
 _CONNECT_SECONDS = 12
 _SILENCE_SECONDS = 8  # of the head, or this machine's raylet
@@ -55,28 +54,16 @@ class RemotePart:
     indices: list[int]
     is_suspect: bool = False  # of the end of a worker: no other rows are fetched with it
     workers: list[Remote] = dataclasses.field(default_factory=list)  # that have it now
-    is_done: bool = False
 
     def asked(self) -> Asked:
         """What a worker is told."""
-        batch, n, last = self.batch, self.place[2], self.first + len(self.indices)
-        epoch, position, size = batch.origin
-        position -= n - last  # from after the batch to after these rows
-        if position < 0 < size:
-            epochs, position = divmod(position, size)
-            epoch = max(0, epoch + epochs)
-        seeds = batch.seeds
+        n, last, seeds = self.place[2], self.first + len(self.indices), self.batch.seeds
+        epoch, position, size = self.batch.origin  # after the batch; now after these rows
+        epochs, position = divmod(position - (n - last), max(1, size))
         if seeds is not None:
             seeds = seeds[8 * self.first : 8 * last] + seeds[8 * n :]
-        origin, indices = (epoch, position, size), np.array(self.indices)
-        return batch._replace(origin=origin, indices=indices, seeds=seeds)
-
-    def single_rows(self) -> list[RemotePart]:
-        """Its rows, each as a part that is suspect."""
-        return [
-            RemotePart(self.place, self.batch, self.first + row, [index], is_suspect=True)
-            for row, index in enumerate(self.indices)
-        ]
+        origin, indices = (max(0, epoch + epochs), position, size), np.array(self.indices)
+        return self.batch._replace(origin=origin, indices=indices, seeds=seeds)
 
 
 @dataclasses.dataclass(eq=False)
@@ -89,22 +76,12 @@ class Remote:
     #: what it is asked for, by Ray's references, and what is done with it
     answers: dict[Any, Callable[[Any], None]] = dataclasses.field(default_factory=dict)
     seen: float = 0.0  # when the last answer came
-    node: str = ""  # empty until it has a place
-    place: str = ""  # in messages
-    pid: int = 0
+    beat: Beat = NO_BEAT  # the last one
     loads: bool = False  # the dataset, or has loaded it
     fd: int = -1  # of the dataset's image there; -1 until it works
-    calls: list[Call] = dataclasses.field(default_factory=list)
+    calls: list[list[RemotePart]] = dataclasses.field(default_factory=list)  # what it has now
+    since: float = 0.0  # when the first of these was begun
     warnings: int = 0
-
-
-@dataclasses.dataclass(eq=False)
-class Call:
-    """What a worker was asked for at once."""
-
-    worker: Remote
-    parts: list[RemotePart]
-    since: float
 
 
 class Helper:
@@ -126,7 +103,6 @@ class Helper:
         self._n_placed, self._placed_at = 0, 0.0  # workers with a place, and since when
         timeout = job.dataset_timeout or _BEAT_SECONDS
         self._pause = max(0.1, min(_BEAT_SECONDS, timeout / 2, job.silence / 2))
-        self._image: Any = None
         self._actor: Any = ray.remote(concurrency_groups={"beat": 1})(NodeWorker)
 
     # ---- start
@@ -135,19 +111,13 @@ class Helper:
         """Join the cluster, and wait for the first worker."""
         if ray.is_initialized():
             raise ClusterError(
-                "this program is connected to Ray, and the helper process was forked from it: put "
-                "what runs the program under if __name__ == '__main__':, so that a fork server can "
-                "start it"
+                "this program is connected to Ray, and its helper process was forked: put what "
+                "runs the program under if __name__ == '__main__': for a fork server to start it"
             )
         # Any call of Ray may wait for the head for ever, and with the GIL.
         status.exit_unless_renewed(_CONNECT_SECONDS, os.EX_UNAVAILABLE)
         try:
-            ray.init(
-                address=self._job.address,
-                namespace=f"fastiter-{os.getpid()}-{os.urandom(4).hex()}",
-                logging_level=logging.ERROR,
-                configure_logging=False,
-            )
+            ray.init(address=self._job.address, configure_logging=False)
         except Exception as error:
             raise ClusterError(f"no cluster answers at {self._job.address!r}: {error}") from error
         self._placed_at = status.now()
@@ -161,40 +131,31 @@ class Helper:
         smallest = min(resources.get("object_store_memory", 0) for resources in _resources())
         if image.nbytes > 0.8 * smallest:
             raise MemoryError(
-                f"the dataset's image of {image.nbytes} bytes does not fit into the object store "
-                f"of each node: the smallest has {smallest:.0f}. Start Ray with larger ones "
-                "(--object-store-memory), or let the dataset read from files"
+                f"the dataset's image of {image.nbytes} bytes does not fit into each node's object "
+                f"store: one has {smallest:.0f}. Start Ray with a larger --object-store-memory, or "
+                "let the dataset read from files"
             )
         mapped = mmap.mmap(image.fd, image.nbytes, access=mmap.ACCESS_READ)
         self._image = ray.put(np.frombuffer(mapped, np.uint8))
 
-    def _set_workers(self, count: int) -> None:
-        """Have as many workers as this."""
-        for number in range(count):
-            if len(self._workers) < count and number not in self._workers:
-                self._start(number, count)
-        while len(self._workers) > count:  # those first that have no place
-            self._drop(min(self._workers.values(), key=lambda worker: worker.fd))
-
     def _start(self, number: int, count: int) -> None:
         options, local = dict(self._job.resources), self._job.n_local
         self._starts += 1
+        seed = self._arguments.seed + b"%d" % self._starts
         actor = self._actor.options(
             num_cpus=options.pop("CPU", 0),
             num_gpus=options.pop("GPU", 0),
             memory=options.pop("memory", None),
             resources=options,
             scheduling_strategy="SPREAD",
-        ).remote(
-            local + number, local + count, self._rows, self._arguments.seed + b"%d" % self._starts
-        )
+        ).remote(local + number, local + count, self._rows, seed)
         worker = self._workers[number] = Remote(number, self._starts, actor)
         self._ask_beat(worker, 0.0)
 
     def _load(self, worker: Remote) -> None:
         """Have a worker load the dataset; not before the first one of its node has the image."""
-        nearby = [w for w in self._workers.values() if w.node == worker.node and w.loads]
-        image = next(((w.pid, w.fd) for w in nearby if w.fd >= 0), None)
+        nearby = [w for w in self._workers.values() if w.loads and w.beat.node == worker.beat.node]
+        image = next(((w.beat.pid, w.fd) for w in nearby if w.fd >= 0), None)
         if image is None and nearby:
             return
         worker.loads = True
@@ -271,46 +232,50 @@ class Helper:
             if parts and (parts[0].is_suspect or self._pending[0].is_suspect):
                 break
             part = self._pending.popleft()
-            # Else it is of a batch that is not wanted any more.
-            if not part.is_done and self._writer.is_promised(part.place, part.first):
+            if self._is_wanted(part):
                 parts.append(part)
         return parts
 
     def _send(self, worker: Remote, parts: list[RemotePart]) -> None:
         if not parts:
             return
-        call = Call(worker, parts, status.now())
-        worker.calls.append(call)
+        if not worker.calls:
+            worker.since = status.now()
+        worker.calls.append(parts)
         ref = worker.actor.fetch.remote([part.asked() for part in parts])
-        worker.answers[ref] = functools.partial(self._arrived, call)
+        worker.answers[ref] = functools.partial(self._arrived, worker, parts)
         for part in parts:
             part.workers.append(worker)
 
     def _assign_again(self, idle: list[Remote]) -> None:
         """Have others fetch, too, what silent workers have; and, where rows are hedged, idle ones
         what is late. Local workers look for themselves, at the oldest."""
-        calls = [call for worker in self._workers.values() for call in worker.calls]
-        calls.sort(key=lambda call: call.since)
-        if self._job.hedges and self._job.n_local and calls:
-            self._writer.waits_since(int(calls[0].since * 1e9), calls[0].parts[0].indices[0])
-        for call in calls:
-            is_silent = not self._is_ready(call.worker)
-            parts = [part for part in call.parts if not self._is_elsewhere(part, call.worker)]
-            rows = _rows_of(parts)
-            late = max(_LATE_SECONDS, _LATE_MEANS * self._row_seconds * _rows_of(call.parts))
-            may_hedge = self._n_hedged + rows <= self._job.hedge * (self._n_rows + rows) + 1
-            if is_silent:
-                self._pending.extendleft(parts)
-            elif not (self._job.hedges and self._n_rows and parts and idle and may_hedge):
-                continue
-            elif not self._pending and status.now() - call.since > late:
-                self._n_hedged += rows
-                self._send(idle.pop(), parts)
+        busy = sorted((w for w in self._workers.values() if w.calls), key=lambda w: w.since)
+        if self._job.hedges and self._job.n_local and busy:
+            first = busy[0].calls[0][0]
+            self._writer.waits_since(int(busy[0].since * 1e9), first.indices[0])
+        for worker in busy:
+            due = worker.since
+            for call in worker.calls:
+                due += max(_LATE_SECONDS, _LATE_MEANS * self._row_seconds * _rows_of(call))
+                parts = [part for part in call if not self._is_elsewhere(part, worker)]
+                rows = _rows_of(parts)
+                is_late = self._job.hedges and self._n_rows and status.now() > due
+                may_hedge = self._n_hedged + rows <= self._job.hedge * (self._n_rows + rows) + 1
+                if not self._is_ready(worker):
+                    self._pending.extendleft(parts)
+                elif is_late and may_hedge and parts and idle and not self._pending:
+                    self._n_hedged += rows
+                    self._send(idle.pop(), parts)
+
+    def _is_wanted(self, part: RemotePart) -> bool:
+        return self._writer.is_promised(part.place, part.first, len(part.indices))
 
     def _is_elsewhere(self, part: RemotePart, worker: Remote) -> bool:
         """Whether a part need not be fetched by others than a worker that has it."""
         others = [other for other in part.workers if other is not worker]
-        return part.is_done or part in self._pending or any(map(self._is_ready, others))
+        is_held = part in self._pending or any(map(self._is_ready, others))
+        return is_held or not self._is_wanted(part)
 
     # ---- what comes back
 
@@ -327,96 +292,89 @@ class Helper:
                 continue  # it was dropped meanwhile
             try:
                 found = ray.get(ref, timeout=1.0)
-            except ray.exceptions.GetTimeoutError:
-                continue
             except ray.exceptions.RayError as error:
-                self._lost(worker, error)
+                if not isinstance(error, ray.exceptions.GetTimeoutError):
+                    self._lost(worker, error)
                 continue
             worker.seen = status.now()
             worker.answers.pop(ref)(found)
         if status.now() > self._told + 0.1:
             self._tell()
 
-    def _arrived(self, call: Call, answers: list[Any]) -> None:
-        worker = call.worker
-        worker.calls.remove(call)
-        if worker.calls:
-            worker.calls[0].since = status.now()
-        each = max(1e-6, sum(took for took, _ in answers) / _rows_of(call.parts))
+    def _arrived(self, worker: Remote, parts: list[RemotePart], answers: list[Any]) -> None:
+        worker.calls.remove(parts)
+        worker.since = status.now()
+        each = max(1e-6, sum(took for took, _ in answers) / _rows_of(parts))
         self._row_seconds += (each - self._row_seconds) / (8 if self._n_rows else 1)
-        node = self._nodes[worker.node]
-        for part, (took, pieces) in zip(call.parts, answers, strict=True):
+        node = self._nodes[worker.beat.node]
+        for part, (took, pieces) in zip(parts, answers, strict=True):
             part.workers.remove(worker)
             node["bytes"] += sum(map(len, pieces[0])) + len(pieces[1])
-            if part.is_done:
-                continue
-            part.is_done = True
-            # Of all workers together: one of them is that share of these.
-            fetch_ns = int(took * 1e9 / len(self._workers))
-            node["rows"] += self._writer.put(part.place, part.first, pieces, fetch_ns)
-            self._n_rows += len(part.indices)
+            fetch_ns = int(took * 1e9 / len(self._workers))  # as if all were one worker
+            done = self._writer.put(part.place, part.first, len(part.indices), pieces, fetch_ns)
+            node["rows"] += done
+            self._n_rows += done
             if self._crash_counts:
                 self._crash_counts.clear(np.array(part.indices), ())
 
     def _lost(self, worker: Remote, error: Exception) -> None:
         """A worker has died, or its node: others fetch its rows, and another takes its place."""
         if isinstance(error, ray.exceptions.RayTaskError):
-            raise ClusterError(f"a worker failed {worker.place}: {error}")
+            raise ClusterError(f"a worker failed {worker.beat.place}: {error}")
         is_idle = worker.fd < 0 and not self._ready()
         if is_idle and self._crash_counts.count_idle(len(self._workers)):
             raise ClusterError(f"workers cannot start: {error}")
-        self._drop(worker, Exit(worker.pid, f"died {worker.place}"))
+        self._drop(worker, Exit(worker.beat.pid, f"died {worker.beat.place}"))
 
     def _drop(self, worker: Remote, end: Exit | Overrun | None = None) -> None:
         """End a worker, and have others fetch what it has: row by row what may be the cause of
-        `end`. `_set_workers` starts another in its place."""
+        `end`. `_watch_workers` starts another in its place."""
         del self._workers[worker.number]
         ray.kill(worker.actor)
-        for call in worker.calls:
-            for part in call.parts:
+        for number, call in enumerate(worker.calls):
+            for part in call:
                 part.workers.remove(worker)
-                if part.is_done or part.workers or part in self._pending:
-                    continue
-                if end is not None and call is worker.calls[0]:
+                is_missing = not self._is_elsewhere(part, worker)
+                if is_missing and end is not None and number == 0:
                     self._suspect(worker, part, end)
-                else:
+                elif is_missing:
                     self._pending.appendleft(part)
 
     def _suspect(self, worker: Remote, part: RemotePart, end: Exit | Overrun) -> None:
         """Have rows fetched one by one, and give up the one that has ended workers again and again:
         of a death the row that was alone, of an overrun the index that took too long."""
-        part.is_done = True
-        for single in part.single_rows():
-            (index,) = single.indices
+        for row, index in enumerate(part.indices, part.first):
             is_known = end.step == index if isinstance(end, Overrun) else len(part.indices) == 1
-            place = single.place[0], single.first
-            if is_known and self._crash_counts.count(*place, index, worker.start, end):
-                last = self._crash_counts.last_exit(*place)
-                error = crash_error(f"dataset index {index}", last, worker.place)
-                self._writer.fail(single.place, single.first, error)
-                self._crash_counts.clear(np.array(single.indices), [0])
+            q = part.place[0]
+            if is_known and self._crash_counts.count(q, row, index, worker.start, end):
+                last = self._crash_counts.last_exit(q, row)
+                error = crash_error(f"dataset index {index}", last, worker.beat.place)
+                self._writer.put(part.place, row, 1, error)
+                self._crash_counts.clear(np.array([index]), [0])
             else:
+                single = RemotePart(part.place, part.batch, row, [index], is_suspect=True)
                 self._pending.appendleft(single)
 
     # ---- time
 
     def _watch_workers(self) -> None:
-        """Start those that are missing, and warn if they find no place."""
-        count = self._job.n_workers.get()
-        self._set_workers(count)
-        for worker in self._workers.values():
-            if worker.node and not worker.loads:
+        """Have as many workers as are wanted, and warn if they find no place."""
+        count, workers, now = self._job.n_workers.get(), self._workers, status.now()
+        for number in range(count):
+            if len(workers) < count and number not in workers:
+                self._start(number, count)
+        while len(workers) > count:  # those first that have no place
+            self._drop(min(workers.values(), key=lambda worker: worker.fd))
+        for worker in workers.values():
+            if worker.beat.node and not worker.loads:
                 self._load(worker)
-        placed = sum(bool(worker.node) for worker in self._workers.values())
+        placed = sum(bool(worker.beat.node) for worker in workers.values())
         if placed == count or placed != self._n_placed:
-            self._n_placed, self._placed_at = placed, status.now()
-        limit = self._job.dataset_timeout if self._job.warns_of_places else None
-        limit = limit if placed else _NO_PLACE_SECONDS
-        if limit is not None and status.now() > self._placed_at + limit:
-            self._placed_at = float("inf") if placed else status.now()
-            self._warn_of_places(placed, count)
-
-    def _warn_of_places(self, placed: int, count: int) -> None:
+            self._n_placed, self._placed_at = placed, now
+        limit = self._job.place_timeout if placed else _NO_PLACE_SECONDS
+        if limit is None or now <= self._placed_at + limit:
+            return
+        self._placed_at = float("inf") if placed else now
         wanted, found = self._job.resources, ray.available_resources()
         nodes = [{name: node.get(name, 0) for name in wanted} for node in _resources()]
         free = {name: found.get(name, 0) for name in wanted}
@@ -431,8 +389,7 @@ class Helper:
 
     def _heard(self, worker: Remote, beat: Beat) -> None:
         """Warn of a step that takes too long, or end its worker."""
-        worker.node, worker.pid = beat.node, beat.pid
-        worker.place = f"on node {beat.node} ({beat.address}), process {beat.pid}"
+        worker.beat = beat
         new = {"address": beat.address, "workers": 0, "rows": 0, "bytes": 0}
         self._nodes.setdefault(beat.node, new)
         self._ask_beat(worker, self._pause)
@@ -443,13 +400,13 @@ class Helper:
             end = Overrun(beat.step, beat.seconds, limit, beat.stack)
             if beat.step < 0 and self._crash_counts.count(0, 0, beat.step, worker.start, end):
                 last = self._crash_counts.last_exit(0, 0)
-                raise crash_error("loading the dataset", last, worker.place)
+                raise crash_error("loading the dataset", last, beat.place)
             self._drop(worker, end)
         elif beat.seconds > limit * (worker.warnings + 1):
             worker.warnings += 1
             self._warn(
                 f"{step_text(beat.step)} for {beat.seconds:.1f} s (dataset_timeout={limit} s) "
-                f"{worker.place}. Its Python stack:\n{beat.stack}"
+                f"{beat.place}. Its Python stack:\n{beat.stack}"
             )
 
     # ---- the program
@@ -462,7 +419,7 @@ class Helper:
     def _tell(self) -> None:
         self._told = status.now()
         for name, node in self._nodes.items():
-            node["workers"] = sum(worker.node == name for worker in self._ready())
+            node["workers"] = sum(worker.beat.node == name for worker in self._ready())
         self._job.facts.set({"nodes": self._nodes, "warnings": self._warnings})
 
 

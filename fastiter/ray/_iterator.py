@@ -24,134 +24,6 @@ from fastiter.ray._job import Cell, ClusterError, ClusterJob, image_of
 _MOST_WORKERS = 4096
 _FIRST_WORKERS = 2  # of 'auto'
 _PLACE_SECONDS = 10.0  # that 'auto' waits for workers that it has asked for
-_LOCAL_ONLY = {"n_processes", "shared_mem", "maxtasksperchild", "context"}
-
-
-class RayIterator(MultiprocessIterator):
-    """Iterates over a dataset with workers on the nodes of a Ray cluster.
-
-    The batches are those of `MultiprocessIterator`, in the same order, with the same state: either
-    goes on where the other one stopped. A helper process of this machine talks to Ray, and copies
-    what the nodes fetch into this machine's ring; the program need not be connected with Ray.
-
-    Parameters
-    ----------
-    dataset, batch_size, repeat, shuffle
-        As in `MultiprocessIterator`. The dataset travels to each node once, pickled; it should open
-        files where it reads them. All nodes need the versions of Python, NumPy and fastiter of this
-        program, and the modules of the dataset.
-    n_workers : int or 'auto'
-        Workers on the cluster. With fewer places than that the iterator goes on with those there
-        are, and warns after ``dataset_timeout``. 'auto' begins with 2, and asks Ray for more or
-        fewer as the iterator's statistics advise.
-    n_local : int
-        Worker processes of this machine beside them, which take rows from the same batches, and
-        have the first numbers for ``worker_init``.
-    resources : mapping, optional
-        What Ray reserves for each worker, by Ray's names; None for ``{'CPU': 1}``.
-    address : str, optional
-        Where the head of the cluster listens, host and port. None for the cluster that this program
-        is connected with, or else for the one that Ray finds (``RAY_ADDRESS``).
-    silence : float, optional
-        Seconds without a sign of life after which others fetch what a worker has.
-    **others
-        All other arguments of `MultiprocessIterator` but ``n_processes``, ``shared_mem``,
-        ``maxtasksperchild`` and ``context``; ``n_prefetch`` is 4 unless given. A converter other
-        than `concat_examples` runs on this machine.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is wrong, or the dataset is empty.
-
-    Notes
-    -----
-    ``next()`` raises `ClusterError` if the cluster cannot be reached, or its head, this machine's
-    raylet or the helper process was lost. Nothing else is lost with it: `state_dict` works, and the
-    next call connects again.
-    """
-
-    _gathers_in_caller = False
-
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int | None = None,
-        repeat: bool = True,
-        shuffle: bool | None = None,
-        *,
-        n_workers: int | Literal["auto"] = 1,
-        n_local: int = 0,
-        resources: Mapping[str, float] | None = None,
-        address: str | None = None,
-        silence: float | None = 5.0,
-        n_prefetch: int | Literal["auto"] | None = 4,
-        **others: Any,
-    ) -> None:
-        if wrong := sorted(_LOCAL_ONLY & others.keys()):
-            raise TypeError(
-                f"RayIterator has no argument {wrong[0]!r}: n_workers= and n_local= are its workers"
-            )
-        self._n_workers = checked_auto("n_workers", n_workers, maximum=_MOST_WORKERS)
-        self._n_local = checked_int("n_local", n_local, minimum=0, maximum=_MOST_WORKERS)
-        self._resources = dict({"CPU": 1} if resources is None else resources)
-        if any(type(n) not in (int, float) or n < 0 for n in self._resources.values()):
-            raise ValueError(
-                f"resources must be amounts by name, as {{'CPU': 1}}, not {resources!r}"
-            )
-        if address is not None and (":" not in address or "://" in address):
-            raise ValueError(f"address must be host:port of the head of a cluster, not {address!r}")
-        self._address = address
-        self._silence = checked_seconds("silence", silence) or float("inf")
-        others |= {"n_processes": 1 + self._n_local, "n_prefetch": n_prefetch}  # with the helper
-        super().__init__(dataset, batch_size, repeat, shuffle, **others)
-
-    def _init_runtime(self) -> None:
-        super()._init_runtime()
-        self._wanted = Cell(_FIRST_WORKERS if self._n_workers == "auto" else self._n_workers)
-
-    def _auto_settings(self) -> dict[str, int]:
-        own = {"n_workers": _MOST_WORKERS} if self._n_workers == "auto" else {}
-        return super()._auto_settings() | own
-
-    @property
-    def n_workers(self) -> int:
-        """Workers on the cluster that are asked for, now."""
-        return self._wanted.get()  # type: ignore[no-any-return]
-
-    @property
-    def n_local(self) -> int:
-        """Worker processes of this machine."""
-        return self._n_local
-
-    def _open_reading(self, store: PartStore) -> MultiprocessIterator | None:
-        raise TypeError("a StreamDataset is read on one machine: use MultiprocessIterator")
-
-    def _make_pool(self, **arguments: Any) -> Pool:
-        return ClusterPool(**arguments)
-
-    def _job(self, converter: BatchConverter | None) -> BatchJob:
-        address = self._address
-        if address is None:
-            address = ray.get_runtime_context().gcs_address if ray.is_initialized() else "auto"
-        return ClusterJob(
-            image_of(self._source.dataset, self._worker_init),
-            converter,
-            None,
-            None,
-            retries=self._on_timeout == "retry",
-            hedges=self._hedge is not None,
-            address=address,
-            n_local=self._n_local,
-            n_workers=self._wanted,
-            facts=Cell({}),
-            resources=self._resources,
-            silence=self._silence,
-            dataset_timeout=self._dataset_timeout,
-            n_retries=self._n_retries,
-            hedge=self._hedge or 0.0,
-            warns_of_places=self._n_workers != "auto",
-        )
 
 
 class ClusterPool(Pool):
@@ -201,4 +73,115 @@ class ClusterPool(Pool):
             f"the connection with the cluster was lost: its head at {self.job.address}, or the "
             f"raylet of this machine, does not answer (the helper process {worker.pid} {reason}). "
             "The next call connects again; state_dict() tells where a new iterator goes on"
+        )
+
+
+class RayIterator(MultiprocessIterator):
+    """Iterates over a dataset with workers on the nodes of a Ray cluster.
+
+    The batches are those of `MultiprocessIterator`, in the same order, with the same state: either
+    goes on where the other one stopped. A helper process of this machine talks to Ray, and copies
+    what the nodes fetch into this machine's ring; the program need not be connected with Ray.
+    ``next()`` raises `ClusterError` if the connection with the cluster cannot be made, or is lost.
+
+    Parameters
+    ----------
+    dataset, batch_size, repeat, shuffle
+        As in `MultiprocessIterator`. The dataset travels to each node once, pickled; it should open
+        files where it reads them. All nodes need the versions of Python, NumPy and fastiter of this
+        program, and the modules of the dataset.
+    n_workers : int or 'auto'
+        Workers on the cluster. With fewer places than that the iterator goes on with those there
+        are, and warns after ``dataset_timeout``. 'auto' begins with 2, and asks Ray for more or
+        fewer as the iterator's statistics advise.
+    n_local : int
+        Worker processes of this machine beside them, which take rows from the same batches, and
+        have the first numbers for ``worker_init``.
+    resources : mapping, optional
+        What Ray reserves for each worker, by Ray's names; None for ``{'CPU': 1}``.
+    address : str, optional
+        Where the head of the cluster listens, host and port. None for the cluster that this program
+        is connected with, or else for the one that Ray finds (``RAY_ADDRESS``).
+    silence : float, optional
+        Seconds without a sign of life after which others fetch what a worker has.
+    **others
+        All other arguments of `MultiprocessIterator` but ``n_processes``, ``shared_mem``,
+        ``maxtasksperchild`` and ``context``; ``n_prefetch`` is 4 unless given. A converter other
+        than `concat_examples` runs on this machine.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is wrong, or the dataset is empty.
+    """
+
+    _gathers_in_caller = False
+    _pool_type = ClusterPool
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        repeat: bool = True,
+        shuffle: bool | None = None,
+        *,
+        n_workers: int | Literal["auto"] = 1,
+        n_local: int = 0,
+        resources: Mapping[str, float] | None = None,
+        address: str | None = None,
+        silence: float | None = 5.0,
+        n_prefetch: int | Literal["auto"] | None = 4,
+        **others: Any,
+    ) -> None:
+        if wrong := {"n_processes", "shared_mem", "maxtasksperchild", "context"} & others.keys():
+            raise TypeError(f"RayIterator has no argument {min(wrong)!r}: see n_workers=, n_local=")
+        self._n_workers = checked_auto("n_workers", n_workers, maximum=_MOST_WORKERS)
+        self._n_local = checked_int("n_local", n_local, minimum=0, maximum=_MOST_WORKERS)
+        self._resources = dict({"CPU": 1} if resources is None else resources)
+        if any(type(n) not in (int, float) or n < 0 for n in self._resources.values()):
+            raise ValueError(f"resources must be amounts by name, not {resources!r}")
+        if address is not None and (":" not in address or "://" in address):
+            raise ValueError(f"address must be host:port of the head of a cluster, not {address!r}")
+        self._address = address
+        self._silence = checked_seconds("silence", silence) or float("inf")
+        others |= {"n_processes": 1 + self._n_local, "n_prefetch": n_prefetch}  # with the helper
+        super().__init__(dataset, batch_size, repeat, shuffle, **others)
+
+    def _init_runtime(self) -> None:
+        super()._init_runtime()
+        self._wanted = Cell(_FIRST_WORKERS if self._n_workers == "auto" else self._n_workers)
+
+    def _auto_settings(self) -> dict[str, int]:
+        own = {"n_workers": _MOST_WORKERS} if self._n_workers == "auto" else {}
+        return super()._auto_settings() | own
+
+    @property
+    def n_workers(self) -> int:
+        """Workers on the cluster that are asked for, now."""
+        return self._wanted.get()  # type: ignore[no-any-return]
+
+    def _open_reading(self, store: PartStore) -> MultiprocessIterator | None:
+        raise TypeError("a StreamDataset is read on one machine: use MultiprocessIterator")
+
+    def _job(self, converter: BatchConverter | None) -> BatchJob:
+        address = self._address
+        if address is None:
+            address = ray.get_runtime_context().gcs_address if ray.is_initialized() else "auto"
+        return ClusterJob(
+            image_of(self._source.dataset, self._worker_init),
+            converter,
+            None,
+            None,
+            retries=self._on_timeout == "retry",
+            hedges=self._hedge is not None,
+            address=address,
+            n_local=self._n_local,
+            n_workers=self._wanted,
+            facts=Cell({}),
+            resources=self._resources,
+            silence=self._silence,
+            dataset_timeout=self._dataset_timeout,
+            n_retries=self._n_retries,
+            hedge=self._hedge or 0.0,
+            place_timeout=None if self._n_workers == "auto" else self._dataset_timeout,
         )

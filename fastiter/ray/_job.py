@@ -41,7 +41,6 @@ class Cell:
         self.set(value)
 
     def set(self, value: Any) -> None:
-        """Replace the value."""
         text = json.dumps(value).encode()
         os.pwrite(self._file.fd, _HEAD.pack(len(text), zlib.crc32(text)) + text, 0)
         self._known = value
@@ -57,10 +56,8 @@ class Cell:
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class ClusterJob(BatchJob):
-    """Worker 0 is the helper, which has rows fetched on the cluster; the others fetch here.
-
-    The dataset is an image: (dataset, worker_init), which the program has made.
-    """
+    """Worker 0 is the helper, which has rows fetched on the cluster; the others fetch here. The
+    dataset is an image that the program has made: (dataset, worker_init)."""
 
     address: str
     n_local: int
@@ -71,7 +68,7 @@ class ClusterJob(BatchJob):
     dataset_timeout: float | None
     n_retries: int
     hedge: float
-    warns_of_places: bool  # where there are some
+    place_timeout: float | None  # seconds without a place for each worker that are warned of
 
     helper = 0
     loading = "loading the dataset, or having it loaded on the cluster"

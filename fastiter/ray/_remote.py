@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import ray
 
+import fastiter
 from fastiter._clib import status
 from fastiter._order import example_context
 from fastiter._order.plan import Plan
@@ -28,8 +29,7 @@ from fastiter._workers import main, row_writer, thread_limits
 from fastiter._workers.shm_image import Image
 from fastiter.ray._job import ClusterError
 
-#: Parts that one call may have.
-MOST_PARTS = 16
+MOST_PARTS = 16  # of one call
 
 
 class Asked(NamedTuple):
@@ -45,19 +45,25 @@ class Asked(NamedTuple):
 class Beat(NamedTuple):
     """A sign of life."""
 
-    node: str
+    node: str  # empty for none
     address: str
     pid: int
-    step: int  # the index that is fetched, or `status.LOADING`
-    seconds: float  # for how long; 0 between two steps
-    stack: str  # if that is more than it should be
+    step: int = status.LOADING  # or the index that is fetched
+    seconds: float = 0.0  # for how long; 0 between two steps
+    stack: str = ""  # if that is more than it should be
+
+    @property
+    def place(self) -> str:
+        return f"on node {self.node} ({self.address}), process {self.pid}" if self.node else ""
+
+
+NO_BEAT = Beat("", "", 0)
 
 
 def versions() -> str:
     """What has to be the same on all nodes."""
-    python = ".".join(map(str, sys.version_info[:2]))
-    ours = sys.modules["fastiter"].__version__
-    return f"Python {python}, NumPy {np.__version__}, fastiter {ours}"
+    python = "Python {}.{}".format(*sys.version_info)
+    return f"{python}, NumPy {np.__version__}, fastiter {fastiter.__version__}"
 
 
 def adopt_main() -> None:
@@ -76,13 +82,13 @@ class NodeWorker:
     def __init__(self, number: int, workers: int, rows: int, seed: bytes):
         self._number, self._workers, self._rows = number, workers, rows
         self._digest = hashlib.blake2b(seed, digest_size=32).digest()
-        self._node = ray.get_runtime_context().get_node_id()[:8]
-        self._address = ray.util.get_node_ip_address()
-        failures.place = f" on node {self._node} ({self._address})"
+        node, address = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+        self._beat = Beat(node[:8], address, os.getpid())
+        failures.place = f" on node {node[:8]} ({address})"
         self._dataset: Any = None
         self._image: Image | None = None  # kept for others of this node
-        self._rings: dict[bytes, tuple[BatchScheduler, row_writer.PartWriter]] = {}
-        self._now: BatchScheduler | None = None  # the ring of the present part
+        self._ring: BatchScheduler | None = None  # None until it works
+        self._record = b""
         self._loads_since = 0.0  # 0: it does not
         self._thread = 0
         # A raylet that dies leaves busy workers running.
@@ -93,19 +99,15 @@ class NodeWorker:
     ) -> tuple[int, bytes]:
         """Load the dataset from the image that the only one of `refs` is, or that another worker of
         this node (pid, descriptor) has. Return the descriptor here, and the error or nothing.
-
-        Modules are also looked for along the program's `path`, as far as that is here, too.
-        `wanted` are its versions.
-        """
+        The program has the versions `wanted`, and finds modules along `path`."""
         self._thread = threading.get_ident()
         try:
             if versions() != wanted:
-                raise ClusterError(
-                    f"a worker{failures.place} has {versions()}; this program has {wanted}"
-                )
+                found = f"a worker{failures.place} has {versions()}"
+                raise ClusterError(f"{found}; this program has {wanted}")
             sys.path += [each for each in path if each not in sys.path and os.path.exists(each)]
             thread_limits.limit_threads()
-            self._image = _image_of(nearby) or _image_from(ray.get(refs[0]))
+            self._image = _image_of(nearby, refs)
             main.seed_by(self._digest)
             self._loads_since = status.now()
             self._dataset, worker_init = unpack(self._image.map())
@@ -121,57 +123,50 @@ class NodeWorker:
 
     def fetch(self, parts: list[Asked]) -> list[tuple[float, Any]]:
         """Fetch parts: of each the seconds that it took, and what `PartWriter.fetch` returns."""
-        self._thread = threading.get_ident()
-        found = [self._fetch(part) for part in parts]
-        self._now = None
-        return found
+        answers = []
+        for part in parts:
+            since = status.now()
+            ring, writer = self._with_schema(part.record)
+            ring.seed = part.seed
+            plan = Plan(part.indices, None, origin=part.origin, seeds=part.seeds)
+            pieces = writer.fetch(ring, plan)  # whose arrays Ray copies into its store
+            answers.append((status.now() - since, pieces))
+        return answers
 
-    def _fetch(self, part: Asked) -> tuple[float, Any]:
-        since = status.now()
-        self._now, writer = self._ring(part.record)
-        self._now.seed = part.seed
-        example_context.set_worker(writer)
-        plan = Plan(part.indices, None, origin=part.origin, seeds=part.seeds)
-        pieces = writer.fetch(self._now, plan)  # whose arrays Ray copies into its store
-        return status.now() - since, pieces
-
-    def _ring(self, record: bytes) -> tuple[BatchScheduler, row_writer.PartWriter]:
-        """A ring whose batches have the columns of a schema, and what fills it."""
-        if record not in self._rings:
+    def _with_schema(self, record: bytes) -> tuple[BatchScheduler, row_writer.PartWriter]:
+        """The ring, whose batches have the columns of a schema, and what fills it."""
+        if self._ring is None or record != self._record:
             arena = Arena.create(MOST_PARTS + 2, 1, self._rows, 2)
             ring = BatchScheduler(arena, 0, 0)
-            if record:
-                with contextlib.suppress(Exception):  # a type that is not known here: all is packed
-                    ring.use_schema(pickle.loads(record))
-            writer = row_writer.PartWriter(WorkerRing(arena, 0, -1), self._dataset)
-            self._rings[record] = ring, writer
-        return self._rings[record]
+            with contextlib.suppress(Exception):  # a type that is not known here: all is packed
+                ring.use_schema(pickle.loads(record))
+            self._writer = row_writer.PartWriter(WorkerRing(arena, 0, -1), self._dataset)
+            example_context.set_worker(self._writer)
+            self._ring, self._record = ring, record
+        return self._ring, self._writer
 
     @ray.method(concurrency_group="beat")  # type: ignore[untyped-decorator]
     def beat(self, pause: float, limit: float | None) -> Beat:
         """What goes on after a pause, with the stack if it takes more than `limit`."""
         time.sleep(pause)
         step, since, stack = status.LOADING, self._loads_since, ""
-        if (ring := self._now) is not None:
-            report = ring.report(0)
+        if self._ring is not None:
+            report = self._ring.report(0)
             step, since = report["index"], report["since"] / 1e9
         seconds = status.now() - since if since else 0.0
         if limit is not None and seconds > limit:
             stack = "".join(traceback.format_stack(sys._current_frames().get(self._thread)))
-        return Beat(self._node, self._address, os.getpid(), step, seconds, stack)
+        return self._beat._replace(step=step, seconds=seconds, stack=stack)
 
 
-def _image_of(nearby: tuple[int, int] | None) -> Image | None:
-    """The image that another worker of this node has; None if it cannot be had."""
+def _image_of(nearby: tuple[int, int] | None, refs: list[Any]) -> Image:
+    """The image that another worker of this node has; if that cannot be had, a copy of what is in
+    the node's object store: arrays of that would be read-only."""
     with contextlib.suppress(OSError):
         if nearby is not None:
             fd = os.open("/proc/{}/fd/{}".format(*nearby), os.O_RDONLY | os.O_CLOEXEC)
             return Image.adopt(fd, os.fstat(fd).st_size)
-    return None
-
-
-def _image_from(data: Any) -> Image:
-    """A copy of the image in the node's object store: arrays of that would be read-only."""
+    data = ray.get(refs[0])
     image = Image.create(len(data), "the dataset's image", "let the dataset read from files")
     with open(image.fd, "wb", closefd=False) as file:
         file.write(data)
