@@ -21,6 +21,7 @@ from posix.fcntl cimport F_GETFD, fcntl
 from posix.unistd cimport close
 
 from fastiter._clib.csrc cimport *
+from fastiter._clib.numpy_api cimport is_int64
 from fastiter._clib.status cimport check
 from fastiter._order.plan cimport Plan, PlanQueue
 from fastiter._ring.arena cimport HEAD_BYTES, SUM_BYTES, Arena
@@ -459,7 +460,7 @@ cdef class BatchScheduler(ParentRing):
         cdef fi_request request = fi_request(0, 0, <uint32_t>(plan.worker + 1))
         cdef cnp.ndarray indices = plan.indices
         cdef fi_origin origin  # of the random numbers of the batch's examples
-        if cnp.PyArray_TYPE(indices) != cnp.NPY_INT64 or not cnp.PyArray_ISCARRAY_RO(indices):
+        if not is_int64(<cnp.PyArrayObject *>indices) or not cnp.PyArray_ISCARRAY_RO(indices):
             raise TypeError(f"indices must be a contiguous int64 array, not {indices!r}")
         origin.seed[0], origin.seed[1] = self.seed
         origin.position, origin.epoch = plan.position, plan.epoch

@@ -344,6 +344,18 @@ def test_numpy_integers_are_integers(make):
     assert type(iterator.batch_size) is int
 
 
+@pytest.mark.parametrize("code", "bHiIlLqQ")
+@pytest.mark.parametrize("byte_order", "=>")
+def test_orders_of_any_dtype_of_integers(make, code, byte_order):
+    """Also of C's long long, which is an int64 of another number than long."""
+
+    def backwards(order, position):
+        return np.arange(7)[::-1].astype(byte_order + code)
+
+    iterator = make(range(7), 3, order_sampler=backwards)
+    assert [next(iterator) for _ in range(3)] == [[6, 5, 4], [3, 2, 1], [0, 6, 5]]
+
+
 # -- errors ----------------------------------------------------------------------------------------
 
 WRONG_ORDERS = {
