@@ -32,12 +32,12 @@ _STATES = {b"T": STOPPED, b"t": TRACED, b"D": "waits for the kernel", b"R": "run
 class WorkerProcess:
     """A running worker, and the descriptors that tell of its death."""
 
-    def __init__(self, number: int, start: int, process: Any, pidfd: int, stacks: int, method: str):
+    def __init__(self, number: int, start: int, process: Any, stacks: int, method: str):
         self.number = number
         self.start = start
         self.process = process
         self.pid: int = process.pid
-        self.pidfd = pidfd  # -1 where the system has none
+        self.pidfd = -1  # -1 before `open_pidfd`, and where the system has none
         self.stacks = stacks  # where it writes its Python stacks on `STACK_SIGNAL`
         # False: the fork server may have reaped the process before its pidfd was opened. The pidfd
         # is known to be right once the worker has passed the start barrier, which opens after it.
@@ -58,7 +58,16 @@ class WorkerProcess:
         self.ended = 0.0  # when
         self.is_abandoned = False  # it does not end by SIGKILL
         self.number_pipe = -1  # of a spare: where `tell_number` writes
-        self.born = self.allowed = status.now()  # `allowed`: when it was let into its start
+        self.born = status.now()
+        self.allowed = 0.0  # when it was let into its start; 0: not yet
+
+    def open_pidfd(self) -> None:
+        """Opens what tells of its end. Where that is not to be had (an old kernel, another system),
+        the process' own status does."""
+        with contextlib.suppress(AttributeError, OSError), fds.lock():
+            self.pidfd = os.pidfd_open(self.pid)
+            self.pidfd = fds.above_stdio(self.pidfd)
+            fds.held.add(self.pidfd)
 
     def tell_number(self) -> None:
         """Has a spare take its number and begin. Only the first call tells it."""

@@ -282,21 +282,21 @@ class WorkerGroup:
 
     def _launch(self, number: int, number_pipe: int = -1) -> WorkerProcess:
         """Starts a process, which waits at the start barrier. With a pipe it is the spare."""
-        with fds.lock():
-            stacks = fds.pipe()
-            fds.held.add(stacks[0])
+        stacks: list[int] = []
         try:
+            with fds.lock():
+                stacks += fds.pipe()
+                fds.held.add(stacks[0])
             os.set_blocking(stacks[0], False)
             os.set_blocking(stacks[1], False)
-            worker = self._launch_with(number, *stacks, number_pipe)
+            return self._launch_with(number, stacks[0], stacks[1], number_pipe)
         except BaseException:
             known = self.workers.get(number)
-            if known is None or known.stacks != stacks[0]:  # else interrupted when it had started
-                fds.close([stacks[0]])
+            if known is None or known.stacks not in stacks:  # else interrupted when it had started
+                fds.close(stacks[:1])
             raise
         finally:
-            fds.close([stacks[1]])
-        return worker
+            fds.close(stacks[1:])
 
     def _launch_with(
         self, number: int, read_stacks: int, write_stacks: int, number_pipe: int
@@ -336,14 +336,10 @@ class WorkerGroup:
             # imported has ended it. The next start begins another server.
             forkserver.give_up(_KILL_SECONDS)
             process = self._start_process(arguments)
-        pidfd = -1
-        # Without it (an old kernel, another system) the process' own status is the proof.
-        with contextlib.suppress(AttributeError, OSError), fds.lock():
-            pidfd = fds.above_stdio(os.pidfd_open(process.pid))
-            fds.held.add(pidfd)
-        worker = WorkerProcess(number, self._starts, process, pidfd, read_stacks, self._method)
+        worker = WorkerProcess(number, self._starts, process, read_stacks, self._method)
         if number_pipe < 0:
             self.workers[number] = worker
+        worker.open_pidfd()  # last: an interrupt finds it in its place
         return worker
 
     def _start_process(self, arguments: WorkerArguments) -> Any:
@@ -440,6 +436,8 @@ class WorkerGroup:
         for worker in list(self.workers.values()):
             if self._has_begun(worker):
                 continue
+            if not worker.allowed:  # an interrupt came before
+                self._allow_start(worker)
             seconds = status.now() - worker.allowed
             if worker.is_forked and seconds > HUNG_SECONDS * 2 ** self._hung[worker.number]:
                 if worker.state() == WAITS and not worker.is_dead():

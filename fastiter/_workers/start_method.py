@@ -12,6 +12,7 @@ import ast
 import contextlib
 import logging
 import multiprocessing
+import operator
 import os
 import sys
 import threading
@@ -108,8 +109,8 @@ def why_not_fork(harmless: int = 0) -> str | None:
     if others:
         return f"the thread {others[0]!r} runs beside this one"
     with contextlib.suppress(OSError):
-        links = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd")]
-        if any(link.startswith("/dev/nvidia") for link in links):
+        paths = map(operator.attrgetter("path"), os.scandir("/proc/self/fd"))
+        if "\n/dev/nvidia" in "\n".join(("", *map(os.readlink, paths))):
             return "CUDA is initialised in this process"
     return None
 

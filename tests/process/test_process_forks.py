@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import gc
+import logging
 import os
 import signal
 import sys
 import threading
+import time
 
 import pytest
 from examples_of import Blocks
@@ -336,3 +338,37 @@ assert sorted(done) == [0, 1, 2, 3]
 def test_threads_start_and_end_workers_at_once(tmp_path):
     # A worker that fails at its start says so on stderr.
     assert run_script(tmp_path, THREADS) == (0, "", "")
+
+
+def test_a_start_that_was_interrupted_does_not_count_as_hung(caplog):
+    """A worker that waits for the parent's word, since that was interrupted, does not hang."""
+    caplog.set_level(logging.INFO, "fastiter")
+    n_left = 3
+
+    def interrupt(frame, event, argument):
+        nonlocal n_left
+        if frame.f_code.co_name == "_allow_start" and n_left:
+            n_left -= 1
+            raise KeyboardInterrupt
+
+    with MultiprocessIterator(range(10), 1, n_processes=1, context="fork") as iterator:
+        next(iterator)
+        (first,) = pids_of(iterator)
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: not is_alive(first), "the end of the worker")
+        for _ in range(3):
+            sys.settrace(interrupt)
+            try:
+                while n_left == 3:  # what is there already, is delivered first
+                    next(iterator)
+                next(iterator)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(None)
+            # By then a fork that waits counts as hung, and `next()` looks at it.
+            limit = time.monotonic() + 0.6
+            wait_until(lambda limit=limit: time.monotonic() > limit, "the limit")
+        next(iterator)
+    assert n_left < 3
+    assert "waited in its start" not in caplog.text
