@@ -55,9 +55,9 @@ cdef class PartWriter(RowWriter):
 
     def is_promised(self, tuple place, uint32_t first, uint32_t count):
         """Whether one of these rows is still wanted, as far as is known."""
-        cdef fi_ring *ring = self.end.worker.ring
-        return FI_FETCH in [fi_row_code(ring, place[1], row, place[0])
-                            for row in range(first, first + count)]
+        cdef uint32_t row
+        return any(fi_row_code(self.end.worker.ring, place[1], row, place[0]) == FI_FETCH
+                   for row in range(first, first + count))
 
     def waits_since(self, int64_t since, int64_t index):
         """Says since when (`fi_now_ns`) the oldest promised row is fetched, and which it is."""

@@ -139,7 +139,7 @@ class RayIterator(MultiprocessIterator):
         self._n_local = checked_int("n_local", n_local, minimum=0, maximum=_MOST_WORKERS)
         self._resources = dict({"CPU": 1} if resources is None else resources)
         if any(type(n) not in (int, float) or n < 0 for n in self._resources.values()):
-            raise ValueError(f"resources must be amounts by name, not {resources!r}")
+            raise ValueError(f"resources must be amounts as {{'CPU': 1}}, not {resources!r}")
         if address is not None and (":" not in address or "://" in address):
             raise ValueError(f"address must be host:port of the head of a cluster, not {address!r}")
         self._address = address
