@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import ray
 
-import fastiter
 from fastiter._clib import status
 from fastiter._order import example_context
 from fastiter._order.plan import Plan
@@ -63,7 +62,7 @@ NO_BEAT = Beat("", "", 0)
 def versions() -> str:
     """What has to be the same on all nodes."""
     python = "Python {}.{}".format(*sys.version_info)
-    return f"{python}, NumPy {np.__version__}, fastiter {fastiter.__version__}"
+    return f"{python}, NumPy {np.__version__}, fastiter {sys.modules['fastiter'].__version__}"
 
 
 def adopt_main() -> None:
