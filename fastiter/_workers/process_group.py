@@ -339,7 +339,7 @@ class WorkerGroup:
         worker = WorkerProcess(number, self._starts, process, read_stacks, self._method)
         if number_pipe < 0:
             self.workers[number] = worker
-        worker.open_pidfd()  # last: an interrupt finds it in its place
+        worker.open_pidfd()  # after the group knows it: an interrupt loses no descriptor
         return worker
 
     def _start_process(self, arguments: WorkerArguments) -> Any:
