@@ -40,6 +40,8 @@ def import_cupy_for(device_id: int) -> Any:
     RuntimeError if CuPy or the GPU is missing, or this process was forked from one that uses CUDA.
     """
     cupy = import_cupy(f"device {device_id}")
+    if _is_cut_off:  # CUDA 13 counts the GPUs in such a process, too, and fails later
+        raise RuntimeError(CUT_OFF)
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:

@@ -159,10 +159,14 @@ class _OwnPools:
             self._forking.discard(forking)
             if self._forking:
                 return False
-            while self._limits and _can_start(self._limits[-1][1] - native_threads(), workers):
-                limits, threads = self._limits.pop()
-                limits.close()
-                spins = spins or threads > 0
+            while self._limits:
+                entry = limits, threads = self._limits[-1]
+                if not _can_start(threads - native_threads(), workers):
+                    break
+                if entry in self._limits:  # else a garbage collection has lifted it meanwhile
+                    self._limits.remove(entry)
+                    limits.close()
+                    spins = spins or threads > 0
             if spins and ends_threads:  # until the program needs them
                 status.run_fork_handlers()
                 spins = False

@@ -359,7 +359,8 @@ def test_a_forked_child_leaves_cuda_alone(world, build, kind):
     assert t.content.tolist() == [16, 17, 18, 19]
 
 
-def test_after_a_fork_from_a_program_with_cuda_errors_tell_of_it(world, monkeypatch):
+@pytest.mark.parametrize("works", [None, "getDeviceCount"], ids=["CUDA 12", "CUDA 13"])
+def test_after_a_fork_from_a_program_with_cuda_errors_tell_of_it(world, monkeypatch, works):
     machine = world.machine
     monkeypatch.setattr(_cupy, "_UVM", "/dev/null")  # which this program has open
     handle = open("/dev/null")  # noqa: SIM115 - to be open in the child
@@ -368,9 +369,10 @@ def test_after_a_fork_from_a_program_with_cuda_errors_tell_of_it(world, monkeypa
         raise CUDARuntimeError("cudaErrorInitializationError")
 
     def child():
-        machine.fail = fail
-        with pytest.raises(RuntimeError, match="forked from one that uses CUDA"):
-            to_device(0, np.zeros(3))
+        machine.fail = lambda operation: None if operation == works else fail(operation)
+        for device in (0, "cuda"):
+            with pytest.raises(RuntimeError, match="forked from one that uses CUDA"):
+                to_device(device, np.zeros(3))
         with pytest.raises(RuntimeError, match="forked from one that uses CUDA"):
             next(SerialIterator(Rows(), 4, converter=concat_examples, device=0))
 

@@ -3,6 +3,8 @@ says about their start is never overridden."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import multiprocessing
 import os
 import shutil
@@ -169,6 +171,34 @@ def test_workers_may_end_in_a_thread_that_is_waited_for():
         ending.start()
         ending.join(60)
     assert not ending.is_alive()
+
+
+def test_a_collection_amid_the_lifting_of_limits_may_lift_them():
+    """A collection that ends workers may come while threads are started to see whether OpenBLAS
+    could, in the same thread."""
+    pools = thread_limits._OwnPools()
+    lifted = []
+    for threads in (1, 2):
+        limits = contextlib.ExitStack()
+        limits.callback(lifted.append, threads)
+        pools._limits.append((limits, thread_limits.native_threads() + threads))
+
+    class Workers:
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            pools.lift()
+
+    Workers()
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        pools.lift(object())
+    finally:
+        gc.set_threshold(*thresholds)
+    assert lifted == [2, 1]
+    assert pools._limits == []
 
 
 THREADS_OF_WORKERS = """
