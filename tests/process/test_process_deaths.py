@@ -117,7 +117,7 @@ def test_a_death_with_thousands_of_rows_in_hand(make, tmp_path):
 
 def test_a_death_is_noticed_in_a_thread_with_a_small_stack(tmp_path, output_of):
     out = output_of(f"""
-        import pathlib, threading, warnings
+        import os, pathlib, threading, warnings
         from examples_of import Misfits
         from fastiter import MultiprocessIterator
 
@@ -129,7 +129,7 @@ def test_a_death_is_noticed_in_a_thread_with_a_small_stack(tmp_path, output_of):
                 dataset, 4, n_processes=2, repeat=False, shuffle=False, context="fork"
             )
             found = [int(x[0]) for x in next(iterator)]
-            threading.stack_size(96 << 10)
+            threading.stack_size(max(96 << 10, os.sysconf("SC_THREAD_STACK_MIN")))
             thread = threading.Thread(
                 target=lambda: found.extend(int(x[0]) for batch in iterator for x in batch)
             )

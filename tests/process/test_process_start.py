@@ -85,15 +85,14 @@ def test_locks_and_shared_numbers_travel(make, method):
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_share_one_image_of_the_dataset(make, method):
+    def private(nbytes):
+        iterator = make(Big(nbytes), 16, n_processes=3, context=method)
+        for batch in (next(iterator) for _ in range(8)):
+            assert all(example[1] == nbytes // 8 // 64 for example in batch)
+        return sum(psutil.Process(pid).memory_full_info().uss for pid in pids_of(iterator))
+
     nbytes = 64 << 20
-    iterator = make(Big(nbytes), 16, n_processes=3, context=method)
-    for batch in (next(iterator) for _ in range(8)):
-        assert all(example[1] == nbytes // 8 // 64 for example in batch)
-    private = 0
-    for pid in pids_of(iterator):
-        memory = psutil.Process(pid).memory_full_info()
-        private += memory.uss
-    assert private < nbytes // 2 + 3 * (60 << 20)
+    assert private(nbytes) < private(64 << 10) + nbytes // 2
 
 
 @pytest.mark.parametrize("method", METHODS)
