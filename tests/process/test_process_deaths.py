@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from examples_of import Blocks, Gated, Misfits, Numbered, Unloadable, killing_converter
-from outside import HANG, is_alive, kill, later, pids_of, wait_until
+from outside import HANG, is_alive, kill, later, pids_of, ready_pids_of, wait_until
 
 from fastiter import WorkerDiedError, concat_examples
 
@@ -211,11 +211,8 @@ def test_random_kills_under_load(make):
     def kill_at_random():
         nonlocal kills
         while not stop.is_set():
-            pool = iterator._pool
-            workers = list(pool._group.workers.values())
             # Too many deaths of workers before they begin, late on a busy machine, are an error.
-            ready = [w.pid for w in workers if pool.ring.report(w.number)["ready"] == w.start]
-            if ready:
+            if ready := ready_pids_of(iterator):
                 kill(generator.choice(ready))
                 kills += 1
             stop.wait(generator.uniform(0.001, 0.05))

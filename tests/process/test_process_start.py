@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 from examples_of import Big, Blocks, Locked, Numbered, Opened
-from outside import HANG, environment, pids_of, run_script
+from outside import HANG, environment, pids_of, ready_pids_of, run_script
 
 import fastiter
 from fastiter import concat_examples
@@ -83,13 +83,22 @@ def test_locks_and_shared_numbers_travel(make, method):
     assert dataset.count.value >= 40
 
 
+def anonymous_bytes(pid):
+    """Memory of a process that is no file's, nor shared as a file's is."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(re.search(r"^Anonymous: +(\d+) kB$", rollup, re.MULTILINE)[1]) << 10
+
+
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_share_one_image_of_the_dataset(make, method):
     def private(nbytes):
         iterator = make(Big(nbytes), 16, n_processes=3, context=method)
-        for batch in (next(iterator) for _ in range(8)):
-            assert all(example[1] == nbytes // 8 // 64 for example in batch)
-        return sum(psutil.Process(pid).memory_full_info().uss for pid in pids_of(iterator))
+        pids = []
+        while len(pids) < 3:
+            for batch in (next(iterator) for _ in range(8)):
+                assert all(example[1] == nbytes // 8 // 64 for example in batch)
+            pids = ready_pids_of(iterator)
+        return sum(map(anonymous_bytes, pids))
 
     nbytes = 64 << 20
     assert private(nbytes) < private(64 << 10) + nbytes // 2
