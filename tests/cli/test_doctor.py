@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -129,7 +130,7 @@ def test_what_is_broken_is_a_problem_and_a_status() -> None:
     assert "set it to the MiB" in wrong["help"]
     failed = found["Self-test", "failed"]
     assert failed["judgement"] == "problem"
-    assert "Too many open files" in failed["fact"]
+    assert os.strerror(errno.EMFILE) in failed["fact"]
     assert "MultithreadIterator" in failed["help"]
 
 

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import shutil
 import subprocess
+import sys
 import textwrap
 import threading
 from pathlib import Path
@@ -122,7 +123,12 @@ def openmp(tmp_path_factory: pytest.TempPathFactory) -> str:
     built = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
     if built.returncode != 0:
         pytest.skip(f"gcc cannot build an OpenMP program: {built.stderr}")
-    return str(directory / "libsum.so")
+    library = str(directory / "libsum.so")
+    load = [sys.executable, "-c", f"import ctypes; ctypes.CDLL({library!r})"]
+    loaded = subprocess.run(load, capture_output=True, text=True, check=False)
+    if loaded.returncode != 0:  # gcc's is for glibc
+        pytest.skip(f"this Python cannot load gcc's OpenMP: {loaded.stderr}")
+    return library
 
 
 def run(
