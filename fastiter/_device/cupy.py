@@ -34,14 +34,23 @@ def import_cupy(purpose: str) -> Any:
     return cupy
 
 
+def _import_usable_cupy(purpose: str) -> Any:
+    """Import CuPy as `import_cupy`; raise also in a process forked from one that uses CUDA.
+
+    CUDA is not asked: CUDA 13 counts the GPUs in such a process, and fails in the next call.
+    """
+    cupy = import_cupy(purpose)
+    if _is_cut_off:
+        raise RuntimeError(CUT_OFF)
+    return cupy
+
+
 def import_cupy_for(device_id: int) -> Any:
     """Import CuPy, and make sure that it finds the GPU ``device_id``.
 
     RuntimeError if CuPy or the GPU is missing, or this process was forked from one that uses CUDA.
     """
-    cupy = import_cupy(f"device {device_id}")
-    if _is_cut_off:  # CUDA 13 counts the GPUs in such a process, too, and fails later
-        raise RuntimeError(CUT_OFF)
+    cupy = _import_usable_cupy(f"device {device_id}")
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -56,7 +65,7 @@ def import_cupy_for(device_id: int) -> Any:
 
 def current_device_id() -> int:
     """Return the number of CuPy's current GPU; raise as `import_cupy_for`."""
-    cupy = import_cupy("device 'cuda'")
+    cupy = _import_usable_cupy("device 'cuda'")
     try:
         return int(cupy.cuda.runtime.getDevice())
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -65,8 +74,6 @@ def current_device_id() -> int:
 
 def _without_gpu(name: str, error: Exception) -> RuntimeError:
     """Return what to raise where CUDA's ``error`` says that there is no GPU to use."""
-    if _is_cut_off:
-        return RuntimeError(CUT_OFF)
     return RuntimeError(
         f"{name} needs a GPU, and CuPy finds none ({error}): install NVIDIA's driver, and CuPy for "
         f"a CUDA that the driver supports with {_INSTALL}"
