@@ -170,13 +170,16 @@ class ColumnGatherer:
 
 
 def row_groups_of(dataset: Any) -> Any:
-    """The `RowGroups` that a dataset, or the one below it, consists of; or None."""
-    while dataset is not None:
+    """The `RowGroups` that a dataset, or the one below views of fastiter's, consists of; or
+    None."""
+    while True:
         columns = columns_of(dataset)
         if columns is not None:
             return columns.pages
+        # Of other classes no attribute is read, which could have effects.
+        if not getattr(type(dataset), "_is_view_of_dataset", False):
+            return None
         dataset = getattr(dataset, "_dataset", None)
-    return None
 
 
 def is_arrow(dataset: Any) -> bool:
@@ -228,13 +231,14 @@ def column_getter(dataset: Any) -> Callable[[list[int]], tuple[Any, ...]] | None
 def _has_get_examples(dataset: Any) -> bool:
     """Whether the dataset's examples are exactly what ``get_examples`` returns."""
     decisive = _deciding_class(dataset, _INDEXING)
-    if decisive is None or not callable(getattr(dataset, "get_examples", None)):
+    if decisive is None:
         return False
-    if "_examples_come_from_columns" in vars(decisive):
-        return True
     # Chainer's own datasets of columns, if the program uses Chainer.
     theirs = sys.modules.get("chainer.dataset.tabular.tabular_dataset")
-    return theirs is not None and decisive is getattr(theirs, "TabularDataset", None)
+    return (
+        "_examples_come_from_columns" in vars(decisive)
+        or (theirs is not None and decisive is getattr(theirs, "TabularDataset", None))
+    ) and callable(getattr(dataset, "get_examples", None))
 
 
 def get_columns(dataset: Any, indices: list[int]) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ class BatchedWrapper(DatasetMixin):
     """
 
     _dataset: Any
+    _is_view_of_dataset = True  # for `row_groups_of`
 
     def _bases(self) -> Sequence[Any]:
         """Return the wrapped datasets."""

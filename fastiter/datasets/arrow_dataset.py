@@ -390,21 +390,21 @@ def arrow_source(dataset: Any, sees_examples: bool) -> Any:
     """The `ArrowDataset` of an iterator's argument that is a table, a path to one, or a plain
     `datasets.Dataset`; any other one as it is. ``sees_examples``: whether a function of the user's
     is called with the examples, which a `datasets.Dataset` then makes itself."""
-    if isinstance(dataset, (ArrowDataset, np.ndarray, list, tuple)):
-        return dataset
-    if isinstance(dataset, (str, os.PathLike)):
-        return ArrowDataset(dataset)  # nobody trains on the letters of a str
-    pa, datasets = sys.modules.get("pyarrow"), sys.modules.get("datasets")
-    if datasets is not None and isinstance(dataset, datasets.Dataset):
+    datasets = sys.modules.get("datasets")
+    if datasets is not None and type(dataset) is datasets.Dataset:  # a subclass may have its own
         is_plain = dataset.format["type"] is None and not sees_examples
         return ArrowDataset(dataset) if is_plain and not _decodes(dataset) else dataset
     if datasets is not None and isinstance(dataset, datasets.IterableDataset):
         return ArrowDataset(dataset)  # which raises
-    if pa is not None and isinstance(
-        dataset, (pa.Table, pa.RecordBatch, pa.ChunkedArray, pa.Array)
-    ):
-        return ArrowDataset(dataset)
-    return dataset
+    return table_source(dataset)
+
+
+def table_source(dataset: Any) -> Any:
+    """The `ArrowDataset` of a table or of a path to one; any other dataset as it is."""
+    pa = sys.modules.get("pyarrow")
+    tables = () if pa is None else (pa.Table, pa.RecordBatch, pa.ChunkedArray, pa.Array)
+    # Nobody trains on the letters of a str.
+    return ArrowDataset(dataset) if isinstance(dataset, (str, os.PathLike, *tables)) else dataset
 
 
 # ---- sources ---------------------------------------------------------------------------------

@@ -202,7 +202,8 @@ class PlannedIterator(IteratorProperties):
         also = self._seed_examples if callable(self._seed_examples) else None
         self._seeding = None if self._seed_examples is False else Seeding(also)
         self._source = Source(self._dataset, self._converter, self._device, self._seeding)
-        self._tokens_of = getattr(self._dataset, "__fastiter_tokens__", None)
+        counts = hasattr(type(self._dataset), "__fastiter_tokens__")  # not what it wraps
+        self._tokens_of = self._dataset.__fastiter_tokens__ if counts else None
         self._tokens_read = 0
         self._row_groups = row_groups_of(self._dataset)
         if self._row_groups is not None:

@@ -31,11 +31,14 @@ from fastiter._ring.schema import (
 )
 from fastiter._workers.batch_converter import ConcatConverter
 from fastiter._workers.row_writer import RowWriter
+from fastiter.datasets.arrow_dataset import ArrowDataset
 from fastiter.iterators._source import ConcatOptions, concat_of
 
 _COLUMNS = {ARRAY, INT, FLOAT, BOOL, SCALAR}
 # Entries of torch's table whose work columns do, unless the program has put others there.
 _TABLE = (torch.Tensor, np.ndarray, (np.bool_, np.number, np.object_), float, int, str, bytes)
+#: Types of examples that columns hold, their containers among them.
+_COLUMN_TYPES = (torch.Tensor, np.ndarray, np.generic, float, int, str, bytes, dict, list, tuple)
 
 
 class DefaultCollate:
@@ -101,6 +104,11 @@ def _in_tuples(node: Any) -> Iterator[bool]:
             yield from _in_tuples(child)
 
 
+class ValueColumns(ArrowDataset):
+    """A `datasets.Dataset` of numbers and texts, whose batches are those that `default_collate`
+    makes of its examples."""
+
+
 class ColumnsCollate(ConcatConverter):
     """What stands for `default_collate` where a dataset consists of Arrow columns: arrays by
     concat_examples' rules and the dataset's padding, as tensors."""
@@ -116,17 +124,29 @@ class ColumnsCollate(ConcatConverter):
 
     def from_columns(self, lease: Lease) -> Any:
         columns = super().from_columns(lease)
-        return None if columns is None else tensors_of(columns)
+        return None if columns is None else self.tensors_of(columns)
 
     def convert(self, examples: list[Any], indices: Indices) -> Any:
-        return tensors_of(super().convert(examples, indices))
+        return self.tensors_of(super().convert(examples, indices))
+
+    def tensors_of(self, columns: Any) -> Any:
+        """The arrays of a batch as tensors; lists stay what they are."""
+        if isinstance(columns, dict):
+            return {name: self.tensors_of(column) for name, column in columns.items()}
+        return torch.from_numpy(columns) if isinstance(columns, np.ndarray) else columns
 
 
-def tensors_of(columns: Any) -> Any:
-    """The arrays of a batch as tensors; lists stay what they are."""
-    if isinstance(columns, dict):
-        return {name: tensors_of(column) for name, column in columns.items()}
-    return torch.from_numpy(columns) if isinstance(columns, np.ndarray) else columns
+class ValuesCollate(ColumnsCollate):
+    """`default_collate` of columns of numbers and texts that come as Python's values, of which
+    torch makes int64, float64 and bool."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ValuesCollate, (self.padding,)
+
+    def tensors_of(self, columns: Any) -> Any:
+        if isinstance(columns, np.ndarray) and columns.dtype.kind in "iuf":
+            columns = columns.astype(float if columns.dtype.kind == "f" else np.int64, copy=False)
+        return super().tensors_of(columns)
 
 
 def converter_for(collate_fn: Any, dataset: Any) -> DefaultCollate | ConcatConverter | None:
@@ -137,7 +157,8 @@ def converter_for(collate_fn: Any, dataset: Any) -> DefaultCollate | ConcatConve
     if collate_fn is not torch_collate.default_collate:
         return None
     if is_arrow(dataset):
-        return ColumnsCollate(ConcatOptions(Padding(), False).for_dataset(dataset).padding)
+        kind = ValuesCollate if isinstance(dataset, ValueColumns) else ColumnsCollate
+        return kind(ConcatOptions(Padding(), False).for_dataset(dataset).padding)
     return DefaultCollate()
 
 
@@ -153,8 +174,7 @@ def schema_for(converter: Any, examples: Sequence[Any], rows: int) -> Schema | N
     assert schema is not None
     if isinstance(converter, ConcatConverter):
         return schema if schema.has_ragged_fields or _are_columns(schema, _COLUMNS) else None
-    table = torch_collate.default_collate_fn_map
-    if any(table[kind].__module__ not in (torch_collate.__name__, __name__) for kind in _TABLE):
+    if not has_torchs_table():
         return None
     if not _are_columns(schema, _COLUMNS):
         schema = derive_tree(examples, rows)
@@ -166,6 +186,21 @@ def schema_for(converter: Any, examples: Sequence[Any], rows: int) -> Schema | N
     except TypeError:
         return None
     return schema
+
+
+def has_torchs_table() -> bool:
+    """Whether the program has replaced no entry of torch's table that columns stand for, and added
+    none for what is written into columns."""
+    for kinds, function in torch_collate.default_collate_fn_map.items():
+        if kinds in _TABLE:
+            if function.__module__ not in (torch_collate.__name__, __name__):
+                return False
+        elif any(
+            issubclass(kind, _COLUMN_TYPES) or any(issubclass(one, kind) for one in _COLUMN_TYPES)
+            for kind in (kinds if isinstance(kinds, tuple) else (kinds,))
+        ):
+            return False
+    return True
 
 
 def _are_columns(schema: Schema, kinds: set[int]) -> bool:

@@ -19,7 +19,7 @@ from fastiter._order.example_context import keep_generators
 from fastiter._order.plan import Plan
 from fastiter._util.failures import Failure, capture
 from fastiter._workers.batch_converter import ConcatConverter
-from fastiter.torch._collate import ColumnsCollate, collate, converter_for, tensors_of
+from fastiter.torch._collate import ColumnsCollate, collate, converter_for
 from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._plans import MOST_ROWS, Delivered, Plans, index_array
 from fastiter.torch._seeds import Seeded
@@ -102,7 +102,9 @@ class InProcessIterator(LoaderIterator):
             return None
         indices = index_array(keys, MOST_ROWS)
         batch = None if indices is None else self._columns.gather(indices)
-        return tensors_of(batch) if isinstance(self._converter, ColumnsCollate) else batch
+        if batch is not None and isinstance(self._converter, ColumnsCollate):
+            return self._converter.tensors_of(batch)
+        return batch
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)

@@ -23,6 +23,7 @@ from fastiter._fetch.dataset_access import epochs_of
 from fastiter._order.plan import DeliveringIterator, Plan
 from fastiter._util.failures import capture
 from fastiter.torch._plans import Delivered, Planned, Plans
+from fastiter.torch._sources import fetched
 from fastiter.torch._state import (
     Resume,
     draws_globally,
@@ -81,7 +82,7 @@ class IndexBatches:
         if type(sampler) is SequentialSampler:
             return np.arange(n, dtype=np.int64)
         generator = sampler.generator
-        self._rewind("order", generator or torch.default_generator)
+        self._rewind("order", torch.default_generator if generator is None else generator)
         if generator is None:
             generator = torch.Generator()
             generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
@@ -243,6 +244,7 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
         self._generator_states = states_of(self._generators)
         self._sampler_epoch = epoch_of(loader.sampler)
         super().__init__(loader)
+        self._dataset = fetched(loader) if self._dataset is loader.dataset else self._dataset
         # Workers that persist have the base seed of their first epoch.
         self._is_reset = resume is not None and resume.main["_is_reset"]
         if resume is not None and self._is_reset:

@@ -6,16 +6,15 @@ import copy
 import functools
 import inspect
 import weakref
+from multiprocessing import context as contexts
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch.utils.data
-from torch.utils.data import default_collate
 
 from fastiter._fetch.dataset_access import row_groups_of
-from fastiter.datasets.arrow_dataset import arrow_source
+from fastiter.datasets.arrow_dataset import table_source
 from fastiter.datasets.stream_dataset import StreamDataset
-from fastiter.torch._collate import converter_for
 from fastiter.torch._in_process import InProcessIterator
 from fastiter.torch._in_workers import WorkersIterator
 from fastiter.torch._iterator import Kept, LoaderIterator
@@ -29,6 +28,12 @@ from fastiter.torch._state import (
     unbegun_state,
 )
 
+_CONTEXTS = (
+    contexts.DefaultContext,
+    contexts.ForkContext,
+    contexts.SpawnContext,
+    contexts.ForkServerContext,
+)
 _T_co = TypeVar("_T_co", covariant=True)
 
 
@@ -105,9 +110,7 @@ persistent_workers, pin_memory_device, in_order
                 "fastiter.interop.as_torch(), which gives tensors"
             )
         if not isinstance(dataset, torch.utils.data.IterableDataset):
-            gives_examples = batch_size is None and batch_sampler is None
-            collates = converter_for(collate_fn or default_collate, None) is not None
-            dataset = arrow_source(dataset, gives_examples or not collates)
+            dataset = table_source(dataset)
             groups = row_groups_of(dataset)
             if groups is not None and sampler is None and batch_sampler is None:
                 groups.keep_for(None if shuffle else 1)
@@ -143,13 +146,37 @@ persistent_workers, pin_memory_device, in_order
         self._kept = Kept()
         self._is_untouched = False  # the iterator was made for its state, and is not in a loop yet
 
-    def _get_iterator(self) -> LoaderIterator:
+    def _get_iterator(self) -> Any:
+        """Make an iterator. A subclass may put it into one of its own."""
         loaded, self._loaded, self._loaded_state = self._loaded, None, None
         self._kept = Kept()
+        if not self._has_state():
+            return super()._get_iterator()
         if self.num_workers == 0:
-            return InProcessIterator(self, loaded)
-        self.check_worker_number_rationality()
-        return WorkersIterator(self, loaded)
+            made: LoaderIterator = InProcessIterator(self, loaded)
+        else:
+            self.check_worker_number_rationality()
+            made = WorkersIterator(self, loaded)
+        self._kept.iterator = weakref.ref(made)
+        return made
+
+    def _has_state(self) -> bool:
+        """Whether the iterators are fastiter's: other contexts than multiprocessing's own start
+        what is no process, or no child of this one, and torch's iterator is made for that."""
+        context: Any = self.multiprocessing_context
+        return context is None or type(context) in _CONTEXTS
+
+    def _require_state(self) -> None:
+        if not self._has_state():
+            raise RuntimeError(
+                f"a loader with multiprocessing_context={self.multiprocessing_context!r} has no "
+                "state: torch's own workers make its batches, because this context is not one of "
+                "multiprocessing's. Pass 'fork', 'spawn' or 'forkserver', or no context"
+            )
+
+    def _own_iterator(self) -> LoaderIterator | None:
+        """The one of the last iteration, if it lives."""
+        return None if self._kept.iterator is None else self._kept.iterator()
 
     def __iter__(self) -> Any:
         iterator: Any = self._iterator
@@ -159,7 +186,8 @@ persistent_workers, pin_memory_device, in_order
             iterator._reset(self)
         else:
             iterator = self._get_iterator()
-        if iterator._finished:  # by the loaded state
+        own = self._own_iterator()
+        if own is not None and own._finished:  # by the loaded state
             if self.persistent_workers:
                 iterator._reset(self)
             else:
@@ -167,7 +195,6 @@ persistent_workers, pin_memory_device, in_order
         # As torch's: a loop that is left early leaves no workers behind.
         is_kept = self.persistent_workers or self.num_workers == 0
         self._iterator = iterator if is_kept else None
-        self._kept.iterator = weakref.ref(iterator)
         return iterator
 
     def state_dict(self) -> dict[str, Any]:
@@ -181,12 +208,17 @@ persistent_workers, pin_memory_device, in_order
             What `load_state_dict` takes, of this class and of torchdata's loader. Datasets with a
             state of their own give what is in it; the rest can be saved by `torch.save`, and is
             small.
+
+        Raises
+        ------
+        RuntimeError
+            If ``multiprocessing_context`` is of a class that is not multiprocessing's: torch's own
+            workers then make the batches.
         """
-        iterator: Any = self._iterator
-        if iterator is None and self._kept.iterator is not None:
-            iterator = self._kept.iterator()
-        if iterator is not None:
-            return iterator.state_dict()  # type: ignore[no-any-return]
+        self._require_state()
+        own = self._own_iterator()
+        if own is not None:
+            return own.state_dict()
         if self._kept.state is not None:
             return {**self._kept.state, **program_state(draws_globally(self))}
         if self._loaded_state is not None:
@@ -195,7 +227,7 @@ persistent_workers, pin_memory_device, in_order
             return unbegun_state(self)
         self._iterator = self._get_iterator()
         self._is_untouched = True
-        return self._iterator.state_dict()  # type: ignore[no-any-return]
+        return self.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Have the next iteration begin after the batch at which `state_dict` was called.
@@ -208,7 +240,10 @@ persistent_workers, pin_memory_device, in_order
         ValueError
             If it is no such state. The next iteration raises it where the number of workers has
             changed, and the dataset has a state of its own in each of them.
+        RuntimeError
+            As `state_dict`.
         """
+        self._require_state()
         self._iterator = None
         self._kept = Kept()
         self._is_untouched = False

@@ -215,6 +215,7 @@ class _BatchMaker:
         except StopIteration:
             if not is_iterable:
                 raise
+            self._fetcher.ended = True  # also of single examples: it is not asked again
             return Reply(None, self._state(), True)
         finally:
             self._n_made += 1

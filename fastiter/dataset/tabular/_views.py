@@ -13,6 +13,7 @@ class View(TabularDataset):
     """A view with the rows, columns and `convert` of ``dataset``."""
 
     _MODE: ClassVar[Mode] = None  # None: the mode of ``dataset``
+    _is_view_of_dataset = True  # for `row_groups_of`
 
     def __init__(self, dataset: TabularDataset) -> None:
         self._dataset = dataset

@@ -1,0 +1,62 @@
+"""What an iteration fetches from: the dataset, or the Arrow columns of a Hugging Face dataset."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from fastiter.datasets.arrow_dataset import arrow_source
+from fastiter.iterators._source import concat_of
+from fastiter.torch._collate import ValueColumns, has_torchs_table
+
+
+def fetched(loader: Any) -> Any:
+    """The dataset that a new iteration of the loader fetches from, by the format that it has now.
+
+    `loader.dataset` is always what was given. A `datasets.Dataset` is read by its Arrow columns
+    where `default_collate` would make the same batches, or for `concat_examples`.
+    """
+    dataset = loader.dataset
+    datasets = sys.modules.get("datasets")
+    # A subclass may have examples of its own.
+    if datasets is None or type(dataset) is not datasets.Dataset or not loader._auto_collation:
+        return dataset
+    if concat_of(loader.collate_fn) is not None:
+        return arrow_source(dataset, False)
+    if (
+        loader.collate_fn is default_collate
+        and loader.worker_init_fn is None  # which may change the dataset
+        and has_torchs_table()
+        and _holds_values(dataset, (datasets.Value, datasets.ClassLabel))
+    ):
+        return ValueColumns(dataset)
+    return dataset
+
+
+def _holds_values(dataset: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether an example is a dict of all columns, each a number or a text in each row.
+
+    In lists, structs and nulls, `default_collate` makes of the examples of a batch, or raises, what
+    does not follow from the columns' types.
+    """
+    import pyarrow as pa
+
+    form, names = dataset.format, dataset.column_names
+    if form["type"] is not None or list(form["columns"]) != names or not names:
+        return False
+    if any(type(feature) not in kinds for feature in dataset.features.values()):
+        return False
+    texts = pa.string(), pa.large_string(), pa.binary(), pa.large_binary()
+    return all(
+        column.null_count == 0
+        and (
+            column.type in texts
+            or pa.types.is_floating(column.type)
+            or pa.types.is_boolean(column.type)
+            # Of uint64, torch takes what fits into int64, and raises for the rest.
+            or (pa.types.is_integer(column.type) and not pa.types.is_uint64(column.type))
+        )
+        for column in dataset.data.table.columns
+    )
