@@ -42,11 +42,12 @@ class RowCountError(ValueError):
 class Failure:
     """An exception that belongs to a batch, until it is raised."""
 
-    __slots__ = ("error", "facts", "is_skippable", "row")
+    __slots__ = ("error", "facts", "is_skippable", "kind", "row")
 
     def __init__(
         self, error: Any, facts: str = "", row: int = -1, is_skippable: bool = False
     ) -> None:
+        self.kind: type[BaseException] = type(error)  # what the dataset raised, or a base of it
         self.error = error  # what `next()` raises
         self.facts = facts  # which example or step failed, and where; see `annotate`
         self.row = row  # of the batch; -1 for the batch as a whole
@@ -170,8 +171,19 @@ def _cut(text: str) -> str:
 # ---- from a worker process to the parent ---------------------------------------------------------
 
 #: pickle of the exception (None: it cannot be loaded, or is no Exception), type and message,
-#: traceback, process, `is_skippable`
-Dumped = tuple[bytes | None, str, str, str, bool]
+#: traceback, process, `is_skippable`, pickle of `known_class` (None: the exception is there)
+Dumped = tuple[bytes | None, str, str, str, bool, bytes | None]
+
+
+def known_class(error: BaseException) -> type[BaseException]:
+    """The class of an exception, or the nearest base that the parent can load; `DatasetError` in
+    place of ``Exception``, and for what is no ``Exception``."""
+    for kind in type(error).__mro__:
+        with contextlib.suppress(Exception):
+            if pickle.loads(pickle.dumps(kind)) is kind:
+                is_own = kind is not Exception and issubclass(kind, Exception)
+                return kind if is_own else DatasetError
+    return DatasetError
 
 
 def dump(error: BaseException) -> Dumped:
@@ -180,13 +192,15 @@ def dump(error: BaseException) -> Dumped:
     with contextlib.suppress(Exception):
         text = _cut("".join(traceback.format_exception(type(error), error, error.__traceback__)))
     sent = RuntimeError(_stopped_text(error)) if isinstance(error, StopIteration) else error
-    pickled = None
+    pickled = kind = None
     if isinstance(sent, Exception):
         with contextlib.suppress(BaseException):  # of a user's __reduce__ or __init__
             packed = pickle.dumps(sent)
             if type(pickle.loads(packed)) is type(sent) and len(packed) <= _MOST_EXCEPTION_BYTES:
                 pickled = packed
-    return pickled, summary, text, f"{os.getpid()}{place}", is_skippable(error)
+    if pickled is None:
+        kind = pickle.dumps(known_class(sent))
+    return pickled, summary, text, f"{os.getpid()}{place}", is_skippable(error), kind
 
 
 def load(dumped: tuple[Any, ...], facts: str, row: int = -1) -> Failure:
@@ -200,7 +214,7 @@ def load(dumped: tuple[Any, ...], facts: str, row: int = -1) -> Failure:
             "exception came, while the worker reported it"
         )
         return Failure(DatasetError(text), facts, row, True)
-    pickled, summary, text, pid, skippable = dumped
+    pickled, summary, text, pid, skippable, kind = dumped
     facts = f"{facts}, worker process {pid}"
     error: Any = None
     if pickled is not None:
@@ -209,7 +223,11 @@ def load(dumped: tuple[Any, ...], facts: str, row: int = -1) -> Failure:
     if not isinstance(error, Exception) or isinstance(error, StopIteration):
         error = DatasetError(f"{summary} ({facts})")
     annotate(error, facts, text)
-    return Failure(error, facts, row, skippable)
+    failure = Failure(error, facts, row, skippable)
+    if kind is not None:
+        with contextlib.suppress(Exception):
+            failure.kind = pickle.loads(kind)
+    return failure
 
 
 def dump_start_error(error: BaseException) -> bytes:

@@ -198,7 +198,7 @@ class WorkersIterator(LoaderIterator):
         after = before
         if type(reply) is Reply:
             if isinstance(reply.batch, ExceptionWrapper):
-                return before, capture(reply.batch.reraise)
+                return before, Failure(_raised_by(reply.batch))
             if reply.state is not None:
                 number = plan.worker
                 states = (*before.states[:number], reply.state, *before.states[number + 1 :])
@@ -356,7 +356,17 @@ def _error_of(failure: Failure, plan: Plan) -> Any:
     if not isinstance(error.__cause__, WorkerTraceback):
         return error
     where = f"in DataLoader worker process {plan.worker}"
-    wrapper = ExceptionWrapper((type(error), error, None), where)
+    wrapper = ExceptionWrapper((failure.kind, error, None), where)
     facts, _, text = str(error.__cause__).partition("\n")
     wrapper.exc_msg = f"{text.rstrip()} ({_named(facts, plan)})"
-    return capture(wrapper.reraise).error
+    return _raised_by(wrapper)
+
+
+def _raised_by(wrapper: ExceptionWrapper) -> Exception:
+    """What torch raises for an exception of a worker: of its class if that takes a text, else a
+    RuntimeError. An error of the class' own that torch lets through would hide the text."""
+    error: Exception = capture(wrapper.reraise).error
+    if type(error) is wrapper.exc_type or isinstance(error, RuntimeError):
+        return error
+    name, where = wrapper.exc_type.__name__, wrapper.where
+    return RuntimeError(f"Caught {name} {where}.\nOriginal {wrapper.exc_msg}")

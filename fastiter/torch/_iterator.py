@@ -234,6 +234,7 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
 
     _plans: Plans  # made by the subclass
     _sampler_iter: Any
+    _dataset: Any
 
     def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
         self._generators = generators_of(loader)

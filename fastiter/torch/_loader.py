@@ -6,8 +6,8 @@ import copy
 import functools
 import inspect
 import weakref
-from multiprocessing import context as contexts
 from collections.abc import Callable, Iterable
+from multiprocessing import context as contexts
 from typing import Any, TypeVar
 
 import torch.utils.data

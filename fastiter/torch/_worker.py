@@ -16,6 +16,7 @@ from torch.utils.data import IterDataPipe, _DatasetKind, default_collate
 from torch.utils.data.graph_settings import apply_random_seed
 
 from fastiter._ring.schema import Schema
+from fastiter._util.failures import known_class
 from fastiter._workers import row_writer
 from fastiter._workers.main import BatchJob, WorkerArguments, seed_torch
 from fastiter.torch._collate import collate, collate_in_place, schema_for, use_own_stack
@@ -150,8 +151,8 @@ class _BatchMaker:
         try:
             if job.worker_init is not None:
                 job.worker_init(number)
-        except Exception:
-            self.error = self._wrapped()
+        except Exception as error:
+            self.error = self._wrapped(error)
 
     def answer(self, request: Request) -> Any:
         """The batch that is asked for, or a `Reply`."""
@@ -163,11 +164,13 @@ class _BatchMaker:
             if request.number < 0:
                 return Reply(None, self._first_state)
             return self._reply(request)
-        except Exception:
-            return Reply(self._wrapped())
+        except Exception as error:
+            return Reply(self._wrapped(error))
 
-    def _wrapped(self) -> ExceptionWrapper:
-        return ExceptionWrapper(where=f"in DataLoader worker process {self._number}")
+    def _wrapped(self, error: Exception) -> ExceptionWrapper:
+        wrapper = ExceptionWrapper(where=f"in DataLoader worker process {self._number}")
+        wrapper.exc_type = known_class(error)  # of which its pickle consists, besides texts
+        return wrapper
 
     def _begin(self, request: Request) -> None:
         """Begin an epoch: the first one of this process from the state that was loaded."""
