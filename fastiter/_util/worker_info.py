@@ -35,7 +35,7 @@ def get_worker_info() -> WorkerInfo | None:
     return _info
 
 
-def set_worker_info(info: WorkerInfo) -> None:
-    """Make this process a worker."""
+def set_worker_info(info: WorkerInfo | None) -> None:
+    """Make this process a worker; None at its end."""
     global _info
     _info = info

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from fastiter._clib.status import die_with_parent, exit_within, watch_parent
+from fastiter._fetch import row_groups
 from fastiter._fetch.seeded import SeededExamples
 from fastiter._order import example_context
 from fastiter._ring.arena import Arena, WorkerRing
@@ -78,6 +79,8 @@ class Job(Protocol):
     """What messages call the image of it."""
     helper: int
     """Number of a worker that waits for others, so that no time limit is for it; -1: none."""
+    end_seconds: float
+    """How long a worker may take to end by itself."""
 
     @property
     def names(self) -> dict[str, Any]:
@@ -106,6 +109,7 @@ class BatchJob:
     image = "the dataset's image"
     loading = "loading the dataset"  # what a worker does first, in messages
     helper = -1
+    end_seconds = 0.5
 
     @property
     def names(self) -> dict[str, Any]:
@@ -220,6 +224,14 @@ def _run(arguments: WorkerArguments) -> int:
         return 1
     end.loaded(arguments.start)
     work()
+    # What the worker has worked with goes now: generators of the dataset run their `finally`, and
+    # so does the `__del__` of what no frame of the program holds.
+    row_groups.worker = None
+    example_context.set_worker(None)
+    del work, job
+    set_worker_info(None)
+    if isinstance(arguments.job, Shared):
+        arguments.job.forget()
     return 0
 
 

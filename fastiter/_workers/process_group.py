@@ -56,7 +56,7 @@ _STARTS_PAUSE = 0.002
 #: Seconds of the start of any other worker, with all that it imports, until the log tells of it.
 IMPORT_SECONDS = 60.0
 
-_TERM_GRACE_SECONDS = 0.5  # for a worker to end by itself, then by SIGTERM
+_TERM_GRACE_SECONDS = 0.5  # for a worker to end by SIGTERM
 _DESCRIPTORS_OF_A_START = 16  # more than multiprocessing opens on the way, in any start method
 _KILL_SECONDS = 3.0  # for the kernel to end what was killed
 
@@ -546,7 +546,7 @@ class WorkerGroup:
             worker.number_pipe = -1
             if worker.is_stuck and not worker.is_abandoned:
                 self.abandon(worker)
-        left = wait_for([w for w in workers if not w.is_abandoned], _TERM_GRACE_SECONDS)
+        left = wait_for([w for w in workers if not w.is_abandoned], self._job.end_seconds)
         for worker in left:
             worker.send(signal.SIGTERM)
         left = wait_for(left, _TERM_GRACE_SECONDS)

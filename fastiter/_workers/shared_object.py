@@ -128,6 +128,10 @@ class Shared(Generic[T]):
         self._packed = None
         self._image.close()
 
+    def forget(self) -> None:
+        """Let go of the object in this process, which has closed the handle."""
+        self._loaded.clear()
+
     def __repr__(self) -> str:
         return f"<fastiter.kernels.Shared: {self.nbytes} bytes>"
 

@@ -17,6 +17,7 @@ class ReadingJob:
 
     image = "the image of the readers"
     helper = -1
+    end_seconds = 0.5
 
     def __init__(self, readers: tuple[Reader, ...]):
         self._readers = readers

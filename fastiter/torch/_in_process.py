@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 _END = object()  # in place of a batch, where the dataset has ended
 
 
+def _unchanged(examples: Any) -> Any:
+    return examples
+
+
 class InProcessIterator(LoaderIterator):
     """Fetches each batch when it is asked for."""
 
@@ -62,10 +66,11 @@ class InProcessIterator(LoaderIterator):
             self._dataset_kind,
             self._dataset,
             self._auto_collation,
-            self._collate_for(),
+            _unchanged,  # not a method of this iterator: a generator ends when it is dropped
             self._drop_last,
             state,
         )
+        self._find_columns()
         self._is_stateful = is_stateful(self._dataset) or is_stateful(
             getattr(self._fetcher, "dataset_iter", None)
         )
@@ -84,17 +89,14 @@ class InProcessIterator(LoaderIterator):
         for _ in range(n_missing):
             next(self)
 
-    def _collate_for(self) -> Any:
-        """The collate function. Of a dataset of Arrow columns also finds what gathers them."""
+    def _find_columns(self) -> None:
+        """Of a dataset of Arrow columns, find what gathers them."""
         self._columns: ColumnGatherer | None = None
         self._converter = converter_for(self._collate_fn, self._dataset)
         if self._auto_collation and isinstance(self._converter, ConcatConverter):
             plain = plain_columns(self._dataset)
             if plain is not None and plain.is_arrow:
                 self._columns = ColumnGatherer(plain, self._converter.padding)
-        if isinstance(self._converter, ColumnsCollate):
-            return self._converter
-        return self._collate if self._collate_fn is default_collate else self._collate_fn
 
     def _gathered(self, keys: Any) -> Any:
         """The batch of Arrow columns; None if it has to be made of examples."""
@@ -110,8 +112,12 @@ class InProcessIterator(LoaderIterator):
         super()._reset(loader, first_iter)
         self._begin(None)
 
-    def _collate(self, examples: list[Any]) -> Any:
-        return collate(default_collate, examples, self._keys)
+    def _collate(self, examples: Any) -> Any:
+        if isinstance(self._converter, ColumnsCollate):
+            return self._converter(examples)
+        if self._auto_collation and self._collate_fn is default_collate:
+            return collate(default_collate, examples, self._keys)
+        return self._collate_fn(examples)
 
     def _fetch(self, plan: Plan) -> Plan:
         if plan.work is None:  # else an interrupt has left it
@@ -129,10 +135,10 @@ class InProcessIterator(LoaderIterator):
             elif self._is_iterable:
                 data = self._fetched_of_stream(request.keys)
             elif request.seeds is None:
-                data = self._fetcher.fetch(request.keys)
+                data = self._fetched_of_map(request.keys)
             else:
                 self._fetcher.dataset.begin(request.seeds)
-                data = keep_generators(self._fetcher.fetch, request.keys)
+                data = keep_generators(self._fetched_of_map, request.keys)
         except StopIteration:
             if not self._is_iterable:
                 raise
@@ -140,6 +146,9 @@ class InProcessIterator(LoaderIterator):
         if self._pin_memory:
             data = _utils.pin_memory.pin_memory(data, self._pin_memory_device)
         return data
+
+    def _fetched_of_map(self, keys: Any) -> Any:
+        return self._collate(self._fetcher.fetch(keys))
 
     def _fetched_of_stream(self, keys: Any) -> Any:
         """What torch's fetcher gives. Examples that an interrupted call has drawn are kept."""
@@ -151,7 +160,7 @@ class InProcessIterator(LoaderIterator):
             fetcher.ended = len(examples) < size
         if not examples or (self._drop_last and len(examples) < size):
             raise StopIteration
-        return fetcher.collate_fn([*examples] if self._auto_collation else examples[0])
+        return self._collate([*examples] if self._auto_collation else examples[0])
 
     def _read(self, plan: Plan, before: Delivered) -> tuple[Delivered, Any] | None:
         data = plan.outcome

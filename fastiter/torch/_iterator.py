@@ -358,6 +358,10 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
             )
         warnings.warn(text, stacklevel=5)  # the line of the loop
 
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the batch that was delivered last."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """End what works for the iteration."""
 

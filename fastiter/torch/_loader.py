@@ -192,9 +192,8 @@ persistent_workers, pin_memory_device, in_order
                 iterator._reset(self)
             else:
                 iterator = self._get_iterator()
-        # As torch's: a loop that is left early leaves no workers behind.
-        is_kept = self.persistent_workers or self.num_workers == 0
-        self._iterator = iterator if is_kept else None
+        # As torch's: a loop that is left early leaves nothing behind.
+        self._iterator = iterator if self.persistent_workers else None
         return iterator
 
     def state_dict(self) -> dict[str, Any]:
@@ -227,7 +226,9 @@ persistent_workers, pin_memory_device, in_order
             return unbegun_state(self)
         self._iterator = self._get_iterator()
         self._is_untouched = True
-        return self.state_dict()
+        own = self._own_iterator()
+        assert own is not None
+        return own.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Have the next iteration begin after the batch at which `state_dict` was called.

@@ -66,6 +66,7 @@ class LoaderJob(BatchJob):
 
     learns_columns = False
     image = "the image of dataset and collate_fn"
+    end_seconds = 5.0  # as torch's: an example that takes long is fetched to its end
 
     def __init__(
         self,
@@ -108,7 +109,12 @@ class LoaderJob(BatchJob):
         rows = row_writer.RowWriter(end, dataset, maker.answer)
         if self.seed_examples:
             dataset.next_seed = rows.own_seed
-        return functools.partial(rows.work, self.batch_converter, 0)
+
+        def work() -> None:
+            rows.work(self.batch_converter, 0)
+            maker.end()
+
+        return work
 
 
 class _Broken:
@@ -122,6 +128,10 @@ class _Broken:
 
     def __getitem__(self, index: int) -> None:
         self._error.reraise()
+
+
+def _unchanged(examples: Any) -> Any:
+    return examples
 
 
 class _BatchMaker:
@@ -141,6 +151,7 @@ class _BatchMaker:
         )
         self._finds_misfits = is_default
         self._wants_schema = False
+        self._fetcher: Any = None
         seed = job.base_seed + number
         random.seed(seed)
         seed_torch(torch, seed)
@@ -153,6 +164,11 @@ class _BatchMaker:
                 job.worker_init(number)
         except Exception as error:
             self.error = self._wrapped(error)
+
+    def end(self) -> None:
+        """Let go of the dataset and its iterator, which may have something to do at their end."""
+        self._fetcher = None
+        torch_worker._worker_info = None
 
     def answer(self, request: Request) -> Any:
         """The batch that is asked for, or a `Reply`."""
@@ -188,8 +204,10 @@ class _BatchMaker:
         """Go to where the epoch begins in this process."""
         job = self._job
         state, self._n_made = self._start
+        # Without the collate function: the fetcher would be part of a reference cycle, and a
+        # generator of the dataset would not end when the worker does.
         self._fetcher = begin_fetching(
-            job.kind, self._dataset, job.auto_collation, self._collate, job.drop_last, state
+            job.kind, self._dataset, job.auto_collation, _unchanged, job.drop_last, state
         )
         if request.seeds is not None:
             self._fetcher.dataset = Seeded(self._dataset)
@@ -214,7 +232,7 @@ class _BatchMaker:
                 self._go_to_start(request)
             while is_iterable and self._n_made < request.number:
                 self._skip(request.keys)
-            batch = self._fetcher.fetch(request.keys)
+            batch = self._collate(self._fetcher.fetch(request.keys))
         except StopIteration:
             if not is_iterable:
                 raise
