@@ -8,48 +8,47 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import glob
 import hashlib
 import logging
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-
-try:
-    import filelock
-except ImportError as error:
-    raise ImportError(
-        f"the file cache needs filelock: pip install 'fastiter-loader[download]' ({error})"
-    ) from error
 
 _log = logging.getLogger("fastiter")
 
 #: Age after which the temporary folder of a process on another machine is removed.
 _ABANDONED_SECONDS = 7 * 24 * 3600
 
+#: By thread: the paths of the locks that it holds.
+_held = threading.local()
+
 
 @contextlib.contextmanager
 def locked(target: str) -> Iterator[None]:
     """Hold the lock of a file, whose directory exists; wait until it is free."""
     path = f"{_hidden_path(target)}.lock"
-    # The fallback is a lock by the existence of a file, which would outlive a killed process.
-    lock = filelock.FileLock(path, thread_local=False, fallback_to_soft=False)
-    try:
-        lock.acquire()
-    except (OSError, NotImplementedError) as error:
-        _log.info("Continuing without the lock %s: %s", path, error)
-    except RuntimeError as error:  # this thread holds it
+    held = vars(_held).setdefault("paths", set())
+    if path in held:
         raise RuntimeError(
             f"the creator of {target} needs that file itself and would wait for ever: a creator "
             "may use the cache for other files only"
-        ) from error
-    try:
+        )
+    with contextlib.ExitStack() as stack:
+        try:
+            # NFS demands that the file is open for writing.
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            stack.callback(os.close, fd)  # gives the lock back
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        except OSError as error:
+            _log.info("Continuing without the lock %s: %s", path, error)
+        held.add(path)
+        stack.callback(held.discard, path)
         yield
-    finally:
-        with contextlib.suppress(OSError):  # the file is complete all the same
-            lock.release()
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable
 from typing import Any
@@ -64,37 +63,22 @@ def get_dataset_directory(dataset_name: str, create_directory: bool = True) -> s
     return path
 
 
-def cached_download(
-    url: str,
-    *,
-    timeout: float | None = None,
-    retries: int = 2,
-    sha256: str | None = None,
-    progress: bool = False,
-) -> str:
+def cached_download(url: str, *, sha256: str | None = None) -> str:
     """Download a file unless it is in the cache.
 
     If several threads and processes ask for one URL, one of them downloads it and the others wait
     (all download it where file locks have no effect, as on some network file systems). The cache
-    never holds an incomplete file. Needs the extra ``download``.
+    never holds an incomplete file.
 
     Parameters
     ----------
     url : str
-        An http, https or file URL. Redirections are followed to http and https URLs only. Proxies
-        are read from the environment (``http_proxy``, ``https_proxy``, ``no_proxy``).
-    timeout : float, optional
-        Seconds without a received byte after which the download fails. Default:
-        `socket.getdefaulttimeout`, or 20 if that is None. ``float("inf")`` sets no limit.
-    retries : int
-        How many times to try again after a connection failed or broke, within 2 seconds in all;
-        not after a timeout or an HTTP error status. A retry requests only the missing bytes if
-        the server can prove that the file is unchanged.
+        An http, https or file URL. Proxies are read from the environment (``http_proxy``,
+        ``https_proxy``, ``no_proxy``). A download fails when no byte has come for
+        `socket.getdefaulttimeout` seconds, or 20 if that is None.
     sha256 : str, optional
         Expected SHA-256 of the content, 64 hexadecimal digits. A cached file with another one is
         downloaded again and replaced.
-    progress : bool
-        Whether to show a progress bar (tqdm).
 
     Returns
     -------
@@ -106,22 +90,15 @@ def cached_download(
     ------
     OSError
         If the file cannot be downloaded or written (``TimeoutError`` after a timeout,
-        ``ConnectionError`` after the last retry), or its SHA-256 differs.
-    ValueError, ImportError
-        If an argument is out of range, or the extra is not installed.
+        ``ConnectionError`` when the connection fails or breaks), or its SHA-256 differs.
+    ValueError
+        If an argument is out of range.
     """
     # Imported late, like all that only downloads need, since `import fastiter` should be fast.
     import hashlib
     import re
-    import socket
 
     _check_url(url)
-    if timeout is None:
-        timeout = socket.getdefaulttimeout() or 20.0
-    if not timeout > 0:
-        raise ValueError(f"timeout must be a positive number of seconds, but is {timeout}")
-    if operator.index(retries) < 0:
-        raise ValueError(f"retries must be 0 or more, but is {retries}")
     if sha256 is not None:
         sha256 = sha256.lower()
         if not re.fullmatch("[0-9a-f]{64}", sha256):
@@ -137,7 +114,7 @@ def cached_download(
     with locked(path):
         if not _is_cached(path, sha256):
             with new_file(path, replace=True) as temporary_path:
-                transfer(url, temporary_path, timeout, retries, sha256, progress)
+                transfer(url, temporary_path, sha256)
     return path
 
 
@@ -150,7 +127,7 @@ def cache_or_load_file(
 
     If several threads and processes call this for one path, one of them creates the file; the
     others wait and load it (where file locks have no effect, several create it, and the first
-    complete file is kept). Needs the extra ``download`` to create a file.
+    complete file is kept).
 
     Parameters
     ----------
@@ -170,8 +147,8 @@ def cache_or_load_file(
 
     Raises
     ------
-    OSError, ImportError
-        If the file cannot be written, the creator has written none, or the extra is not installed.
+    OSError
+        If the file cannot be written, or the creator has written none.
     RuntimeError
         If the creator calls this for the path that it is creating; or, as in Chainer, if the
         dataset root is a file.

@@ -113,26 +113,3 @@ def honest(body: bytes, **headers: Any) -> Script:
     """A script that gives a body as it should be."""
 
     return saying(head(Content_Length=len(body), **headers) + body)
-
-
-def breaking(body: bytes, at: int, then: Script, **headers: Any) -> Script:
-    """Closes the connection once, after this many bytes, and then continues as another script."""
-
-    def script(request: Request) -> Iterator[bytes]:
-        if request.number == 0:
-            yield head(Content_Length=len(body), **headers) + body[:at]
-        else:
-            yield from then(request)
-
-    return script
-
-
-def rest(body: bytes, **headers: Any) -> Script:
-    """A script that gives from a body what the request asks for."""
-
-    def script(request: Request) -> Iterator[bytes]:
-        start = int(request.headers["range"].removeprefix("bytes=").removesuffix("-"))
-        given = {"Content_Range": f"bytes {start}-{len(body) - 1}/{len(body)}", **headers}
-        yield head("206 Partial Content", Content_Length=len(body) - start, **given) + body[start:]
-
-    return script

@@ -45,8 +45,6 @@ _DEVICE_SECONDS = 60  # for CuPy and the driver to answer
 _PACKAGES = (
     (("tqdm",), "for progress bars", True),
     (("threadpoolctl",), "to limit threads of native libraries in workers", True),
-    (("filelock",), "for downloads and cached files", False),
-    (("pooch",), "for downloads", False),
     (("pillow",), "for ImageDataset and similar datasets", False),
     (
         (
