@@ -1,0 +1,48 @@
+"""A pytest plugin of `.ci/clients`: torch's `DataLoader` is ours before anything else imports it.
+
+Loaded by ``-p replaced_loader``. LOADER says which class, ``torch`` or ``fastiter``; to OUTCOMES, a
+file, it appends a line of JSON for each test, and the number of loaders made in this process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+import torch.utils.data
+import torch.utils.data.dataloader
+
+if os.environ["LOADER"] == "fastiter":
+    import fastiter.torch
+
+    torch.utils.data.DataLoader = fastiter.torch.DataLoader
+    torch.utils.data.dataloader.DataLoader = fastiter.torch.DataLoader
+
+_made = 0
+_outcomes: dict[str, dict[str, str]] = {}
+_construct = torch.utils.data.DataLoader.__init__
+
+
+def _counted(self: Any, *arguments: Any, **named: Any) -> None:
+    global _made
+    _made += 1
+    _construct(self, *arguments, **named)
+
+
+_counted.__wrapped__ = _construct  # type: ignore[attr-defined]  # for inspect.signature
+torch.utils.data.DataLoader.__init__ = _counted
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    test = _outcomes.setdefault(report.nodeid, {"outcome": "passed", "error": ""})
+    if report.outcome != "passed" and test["outcome"] != "failed":
+        test["outcome"] = report.outcome
+        crash = getattr(report.longrepr, "reprcrash", None)
+        test["error"] = str(report.longrepr if crash is None else crash.message)
+
+
+def pytest_sessionfinish() -> None:
+    with open(os.environ["OUTCOMES"], "w") as file:
+        json.dump({"loaders": _made, "tests": _outcomes}, file)
