@@ -68,6 +68,12 @@ def test_import_needs_no_other_package_than_numpy():
     assert loaded - set(sys.stdlib_module_names) - {"numpy"} == {"fastiter", "cython_runtime"}
 
 
+def test_without_ray_the_error_says_what_to_install():
+    done = run("-c", "import sys; sys.modules['ray'] = None; import fastiter.ray")
+    expected = "ModuleNotFoundError: fastiter.ray needs Ray: pip install 'fastiter-loader[ray]'"
+    assert expected in done.stderr
+
+
 def test_a_tree_that_is_not_compiled_names_the_command(tmp_path):
     for path in PACKAGE.rglob("*.py"):
         copy = tmp_path / path.relative_to(PACKAGE.parent)

@@ -7,6 +7,7 @@ those.
 from __future__ import annotations
 
 import re
+import subprocess
 from collections import defaultdict
 from pathlib import Path
 
@@ -75,3 +76,22 @@ def test_former_words_are_gone() -> None:
         for match in FORMER.finditer(path.read_text())
     ]
     assert found == []
+
+
+def test_extras_are_those_of_the_distribution() -> None:
+    """The name fastiter belongs to another project on PyPI."""
+    metadata = (TOP / "pyproject.toml").read_text()
+    section = metadata.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
+    extras = set(re.findall(r"^(\w+) = ", section, re.M))
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=TOP, capture_output=True, check=True)
+    wrong = []
+    for name in listing.stdout.decode().split("\0"):
+        path = TOP / name
+        if path.suffix in {".py", ".pyx", ".pyi", ".md", ".rst"} and path != Path(__file__):
+            # '../fastiter[image]' is a path, and \\ stands in patterns of tests.
+            for extra in re.findall(r"(?<![\w./-])fastiter\\?\[[^\]\\]*", path.read_text()):
+                wrong.append(f"{name}: {extra}]: write fastiter-loader[...]")
+            for extra in re.findall(r"fastiter-loader\\?\[(\w+)", path.read_text()):
+                if extra not in extras:
+                    wrong.append(f"{name}: there is no extra {extra!r}")
+    assert wrong == []
