@@ -41,10 +41,11 @@ class ArrowDataset(DatasetMixin):
 
     Parameters
     ----------
-    source : pyarrow.Table, RecordBatch, ChunkedArray or Array, datasets.Dataset, path, or other
+    source : pyarrow.Table, RecordBatch, ChunkedArray or Array, datasets.Dataset, frame or path
         Paths, also a list or a pattern of them, or a folder, name files of Parquet, or of the Arrow
         IPC format, random access or stream. Row groups of Parquet files are decoded when they are
-        needed, once for all processes; see `row_group_ends`. Other objects need the method
+        needed, once for all processes; see `row_group_ends`. Of a pandas frame the columns count,
+        not the index. Other objects, such as Polars frames, need the method
         ``__arrow_c_stream__``. Of a `datasets.Dataset` the order of its rows and the columns of its
         format count, not the format's type. Where it has a transform or features to decode,
         examples come from its own ``__getitems__``.
@@ -386,17 +387,18 @@ class _Nulls(NamedTuple):
     elements: bool  #: in lists
 
 
-def arrow_source(dataset: Any, sees_examples: bool) -> Any:
+def arrow_source(dataset: Any, sees_examples: bool, *, frames: bool = False) -> Any:
     """The `ArrowDataset` of an iterator's argument that is a table, a path to one, or a plain
     `datasets.Dataset`; any other one as it is. ``sees_examples``: whether a function of the user's
-    is called with the examples, which a `datasets.Dataset` then makes itself."""
+    is called with the examples, which a `datasets.Dataset` then makes itself. ``frames``: whether
+    frames (of pandas, Polars) are tables, too."""
     datasets = sys.modules.get("datasets")
     if datasets is not None and type(dataset) is datasets.Dataset:  # a subclass may have its own
         is_plain = dataset.format["type"] is None and not sees_examples
         return ArrowDataset(dataset) if is_plain and not _decodes(dataset) else dataset
     if datasets is not None and isinstance(dataset, datasets.IterableDataset):
         return ArrowDataset(dataset)  # which raises
-    return table_source(dataset)
+    return ArrowDataset(dataset) if frames and _is_frame(dataset) else table_source(dataset)
 
 
 def table_source(dataset: Any) -> Any:
@@ -405,6 +407,13 @@ def table_source(dataset: Any) -> Any:
     tables = () if pa is None else (pa.Table, pa.RecordBatch, pa.ChunkedArray, pa.Array)
     # Nobody trains on the letters of a str.
     return ArrowDataset(dataset) if isinstance(dataset, (str, os.PathLike, *tables)) else dataset
+
+
+def _is_frame(dataset: Any) -> bool:
+    kind = type(dataset)
+    return _is_of_pandas(dataset) or (
+        hasattr(kind, "__arrow_c_stream__") and hasattr(kind, "columns")
+    )
 
 
 # ---- sources ---------------------------------------------------------------------------------
@@ -455,11 +464,29 @@ def _imported(name: str) -> Any:
 
 def held(source: Any) -> Any:
     """A source that can be read again and pickled: of a stream its table."""
+    if _is_of_pandas(source):
+        return _of_pandas(source)
     if not hasattr(source, "__arrow_c_stream__"):
         return source
     pa, datasets = _imported("pyarrow"), sys.modules.get("datasets")
     known = (pa.Table, pa.ChunkedArray, *(() if datasets is None else (datasets.Dataset,)))
     return source if isinstance(source, known) else pa.table(source)
+
+
+def _is_of_pandas(source: Any) -> bool:
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(source, pandas.DataFrame)
+
+
+def _of_pandas(frame: Any) -> Any:
+    """The columns of a frame without its index. NaN in NumPy's floats stays NaN, no null."""
+    pa: Any = _imported("pyarrow")
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    for number, dtype in enumerate(frame.dtypes):
+        if isinstance(dtype, np.dtype) and dtype.kind == "f":
+            values = pa.array(frame.iloc[:, number].to_numpy())
+            table = table.set_column(number, table.column_names[number], values)
+    return table
 
 
 def open_table(source: Any) -> tuple[Any, Any, list[str]]:
@@ -473,8 +500,9 @@ def open_table(source: Any) -> tuple[Any, Any, list[str]]:
     datasets = sys.modules.get("datasets")
     if datasets is not None and isinstance(source, datasets.IterableDataset):
         raise TypeError(
-            "a datasets.IterableDataset has no rows by number: load it with streaming=False, or "
-            "loop over it with fastiter.torch.DataLoader, which takes iterable datasets"
+            "a datasets.IterableDataset has no rows by number: load it with streaming=False, loop "
+            "over it with fastiter.torch.DataLoader, which takes iterable datasets, or make a "
+            "fastiter.datasets.StreamDataset of its shards"
         )
     if datasets is not None and isinstance(source, datasets.Dataset):
         return _of_hugging_face(source)

@@ -304,9 +304,9 @@ def checked_dataset(dataset: Any) -> Any:
     instead = ""
     if isinstance(dataset, Iterable):
         instead = (
-            ": if its examples fit into memory, use list(dataset); else make a function that "
-            "returns an iterator over them, and use it with fastiter.reader (multiprocess_reader, "
-            "shuffle, batch)"
+            ": if its examples fit into memory, use list(dataset); else use "
+            "fastiter.datasets.StreamDataset(shards, open_shard), where open_shard(shard) returns "
+            "an iterator over the examples of a part, such as a file"
         )
     raise TypeError(f"dataset must be {lack.format(name)}{instead}")
 

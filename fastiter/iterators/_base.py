@@ -108,7 +108,7 @@ class PlannedIterator(IteratorProperties):
             shuffle = False
         else:
             sees_examples = converter is not None and concat_of(converter) is None
-            dataset = _arguments.checked_dataset(arrow_source(dataset, sees_examples))
+            dataset = _arguments.checked_dataset(arrow_source(dataset, sees_examples, frames=True))
         self._dataset = dataset
         self._in_order = checked_flag("in_order", in_order)
         self._repeat = checked_flag("repeat", repeat)

@@ -450,3 +450,38 @@ def test_a_worker_that_dies_loses_no_list() -> None:
     assert it.stats().deaths >= 1
     it.finalize()
     assert seen == list(range(4000))
+
+
+@pytest.mark.parametrize("iterator", ITERATORS)
+def test_a_frame_is_a_table(iterator: Any) -> None:
+    """By the places of its rows, whatever its index; NaN is a value."""
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    rows = {"x": [1.5, np.nan, 2.5, 4.0], "n": [1, 2, 3, 7], "s": ["a", "b", "c", "d"]}
+    frame = pandas.DataFrame(rows)
+    for part in (frame[frame.n > 1], frame.iloc[1:].set_index("n", drop=False)):
+        (examples,) = batches(part, ITERATORS[iterator], 3)
+        assert [list(example) for example in examples] == [list(rows)] * 3
+        check_equal([example["s"] for example in examples], rows["s"][1:])
+        (batch,) = batches(part, ITERATORS[iterator], 3, converter=concat_examples)
+        np.testing.assert_array_equal(batch["x"], rows["x"][1:])
+        assert batch["n"].tolist() == [2, 3, 7]
+
+
+class FrameOfAnyLibrary:
+    """What pandas, Polars and others have in common."""
+
+    columns = ("x",)
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, key: Any) -> Any:
+        raise KeyError(key)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> Any:
+        return pa.table({"x": [3, 4]}).__arrow_c_stream__(requested_schema)
+
+
+def test_a_frame_of_another_library_is_a_table() -> None:
+    (batch,) = batches(FrameOfAnyLibrary(), SerialIterator, 2, converter=concat_examples)
+    assert batch["x"].tolist() == [3, 4]

@@ -82,7 +82,8 @@ def test_an_array_without_an_axis_has_no_length():
     ("dataset", "text"),
     [
         ((i for i in range(9)), "but generator is not: if its examples fit into memory, use list("),
-        ({1, 2}, "but set is not: if its examples fit into memory, use list(dataset); else make a"),
+        (iter([1]), "use list(dataset); else use fastiter.datasets.StreamDataset(shards"),
+        ({1, 2}, "but set is not: if its examples fit into memory, use list(dataset); else use"),
         (None, "dataset must be indexable (__getitem__ or __getitems__), but NoneType is not"),
         (OfLength, "is the class OfLength: make an object of it, OfLength(...)"),
         ({"x": [1], "y": [2]}, "this dict has the keys ['x', 'y']: if its values are columns, use"),

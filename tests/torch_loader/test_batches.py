@@ -587,3 +587,12 @@ def test_a_prefetch_factor_of_0_is_refused_when_workers_would_start():
     loader = DataLoader(list(range(5)), num_workers=1, prefetch_factor=0)
     with pytest.raises(AssertionError, match="prefetch_factor must be greater than 0"):
         iter(loader)
+
+
+def test_a_frame_is_no_table_as_for_torch() -> None:
+    """Its columns are looked for, by the numbers of rows."""
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    for kind in (torch.utils.data.DataLoader, DataLoader):
+        for n_workers in (0, 1):
+            with pytest.raises(KeyError):
+                next(iter(kind(pandas.DataFrame({"a": [1, 2]}), 2, num_workers=n_workers)))
