@@ -23,6 +23,9 @@ static void *watch_parent(void *argument)
 {
     struct watch watch = *(struct watch *)argument;
     free(argument);
+#ifdef __linux__
+    prctl(PR_SET_NAME, "fastiter-watch"); /* the program knows it by this name */
+#endif
     for (;;) {
         int got = poll(watch.entries, 2, -1);
         if (got > 0 && (watch.entries[0].revents | watch.entries[1].revents))

@@ -96,6 +96,7 @@ cdef class SampleWriter(SlotWriter):
         cdef bint goes_on
         if fi_reader_is_ready(&self.reader):
             return True
+        fi_worker_stat_busy(self.end.stat, 0)  # the parent sees that there is a sample
         with nogil:
             goes_on = fi_reader_begin(&self.reader)
         if goes_on and not self.reader.is_open:

@@ -283,6 +283,7 @@ class Pool:
                 if self._retries:
                     self._take_from_ended()
             if not woken:
+                self.is_starting = True  # a worker may have its first row only now
                 self._look_at_hints()
 
     def _look_at_hints(self) -> None:
@@ -430,8 +431,9 @@ class Pool:
             self._start_missing()
 
     def _look_at_starts(self) -> None:
-        """Replaces workers whose start hangs, at most twice a second. While the other workers keep
-        up, `next()` does not wait, and would not notice that one is missing."""
+        """Replaces workers that hang in their start, or before their first row, at most twice a
+        second. While the other workers keep up, `next()` does not wait, and would not notice that
+        one is missing."""
         now = status.now()
         if now < self._next_look:
             return
@@ -459,10 +461,12 @@ class Pool:
         while losses_left := ring.losses(worker.number):
             self._give_back(worker, losses_left, cause, len(suspects))
         ring.rewind(worker.number)
-        if len(suspects) > 1:
+        if len(suspects) > 1 and not worker.hang:
             ring.offer_singly()
         self._group.dismiss(worker)
         ring.ring_all()
+        if worker.hang:
+            return  # `WorkerGroup` has ended and counted it
         steps = self.job.loading
         if self.job.worker_init is not None:
             steps += f" or {next(iter(self.job.names))}"
@@ -509,6 +513,8 @@ class Pool:
         self, worker: WorkerProcess, slot: int, row: int, q: int, end: Exit | Overrun, suspects: int
     ) -> bool:
         """Counts a death for the one index, or finish, that must have caused it."""
+        if worker.hang:
+            return False  # the fork has caused it
         record = next((s for s in self.ring.scheduled if s.q == q and s.slot == slot), None)
         if record is None:
             return False  # of a batch that was reset or moved

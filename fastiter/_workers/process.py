@@ -7,6 +7,7 @@ import os
 import select
 import signal
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastiter._clib import status
@@ -25,6 +26,11 @@ UNKNOWN_END = "ended with an unknown status"
 
 STOPPED, TRACED = "is stopped", "is traced"
 WAITS = "waits"  # for a lock, an event or a signal, by what the system says
+_WAITS_SECONDS = 0.1  # between two looks at a worker that waits for ever
+_WATCH = b"fastiter-watch\n"  # the thread that watches the program, in each worker
+# Numbers of the system call, and of its first parts: see futex(2).
+_FUTEX = {"x86_64": b"202", "aarch64": b"98", "riscv64": b"98", "ppc64le": b"221", "s390x": b"238"}
+_PRIVATE, _COMMAND, _WAIT_COMMANDS = 0x80, 0x7F, (0, 6, 9, 13)
 # Letters of proc(5). In D the process waits for a page or a disk.
 _STATES = {b"T": STOPPED, b"t": TRACED, b"D": "waits for the kernel", b"R": "runs"}
 
@@ -46,6 +52,12 @@ class WorkerProcess:
         # False: the pipe that tells of its end was closed before, and tells nothing any more.
         self.has_sentinel = True
         self.has_begun = False  # its own start is over, and code of the user runs
+        # A fork beside other threads, of which nothing has come yet: what it had done, by the
+        # report of an earlier process with its number. -1: it is not watched for a lock of theirs.
+        self.watched_from = -1
+        self.hang = ""  # where it waited for a lock for ever, for which it was ended
+        self._waits: dict[str, bytes] = {}
+        self._waits_since = 0.0
         self.is_late = False  # the log has told of it
         self.leaves = False  # it was told to
         # For `Timeouts`: when the step began that was warned of; what was done when the worker came
@@ -132,6 +144,37 @@ class WorkerProcess:
             return _STATES.get(line.read().rpartition(b") ")[2][:1], WAITS)
         return WAITS
 
+    def waits_for_ever(self) -> bool:
+        """Whether no thread of it goes on, by this look and an earlier one.
+
+        In between, each of its threads has waited in the same private futex (what locks of Python
+        and of C libraries wait in) without a time limit. Only another thread of the same process
+        ends such a wait, and none of them will. False where the system does not tell.
+        """
+        waits, now = self._endless_waits(), status.now()
+        if not waits or waits != self._waits:
+            self._waits, self._waits_since = waits, now
+            return False
+        return now - self._waits_since > _WAITS_SECONDS
+
+    def _endless_waits(self) -> dict[str, bytes]:
+        """What each thread waits in, and how often it has waited; {} if one may go on."""
+        waits = {}
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{self.pid}/task"):
+                folder = f"/proc/{self.pid}/task/{task}"
+                if Path(folder, "comm").read_bytes() == _WATCH:
+                    continue
+                call = Path(folder, "syscall").read_bytes()
+                if not _is_endless_wait(call):
+                    return {}
+                # Behind this word come counts of all waits, and of other pauses.
+                waits[task] = (
+                    call + Path(folder, "status").read_bytes().partition(b"\nvoluntary")[2]
+                )
+            return waits
+        return {}
+
     def exit_reason(self) -> str:
         """How it ended, for messages. It is dead, but a fork server may report its status late."""
         self.process.join(1)
@@ -157,6 +200,15 @@ class WorkerProcess:
         """Closes what belongs to it here."""
         fds.close((self.pidfd, self.stacks, self.number_pipe))
         self.pidfd = self.stacks = self.number_pipe = -1
+
+
+def _is_endless_wait(call: bytes) -> bool:
+    """Whether proc_pid_syscall(5) tells of a wait in a private futex without a time limit."""
+    words = call.split()
+    if words[0] != _FUTEX.get(os.uname().machine):
+        return False
+    operation, timeout = int(words[2], 16), int(words[4], 16)
+    return not timeout and operation & _PRIVATE != 0 and operation & _COMMAND in _WAIT_COMMANDS
 
 
 def _exists(pid: int) -> bool:

@@ -50,7 +50,8 @@ logger = logging.getLogger("fastiter")
 #: waits there only for a lock that another thread of the program held at the fork. Time in which it
 #: runs, is ready to run, or waits for a disk or for memory does not count.
 HUNG_SECONDS = 0.1
-_MOST_FORKS = 4  # starts in a row of one worker that may hang before the fork server takes over
+_MOST_FORKS = 4  # forks in a row of one worker that may wait for a lock that nothing releases
+_HUNG_STACK_SECONDS = 0.2
 _STARTS_SECONDS = 2.0  # for all that `await_starts` waits for
 _STARTS_PAUSE = 0.002
 #: Seconds of the start of any other worker, with all that it imports, until the log tells of it.
@@ -115,9 +116,11 @@ class WorkerGroup:
         self._job = job
         self.helper = job.helper
         self._start = start
-        self._may_change = True  # from a fork to the fork server
+        self._may_change = start.is_safe  # from a fork to the fork server
         self.hung_starts = 0
         self._hung = [0] * self.count  # of each worker, how many in a row
+        self._last_hung: WorkerProcess | None = None
+        self._beside = ""  # the threads beside which the last fork was repeated
         self._starts = 0
         self._image: Shared[Job] | None = None
         self._seed = _generator_digest()
@@ -144,6 +147,8 @@ class WorkerGroup:
         if self._method != "fork":
             start_method.require_guard(self._start)
             self._prepare(self._start)
+        if self._method == "fork" and not self._start.is_safe:
+            start_method.warn_of_fork(self._job.names.values(), self._start.caller)
         with self._ready(lifts):
             for number in self.numbers:
                 worker = self._launch(number)
@@ -203,13 +208,13 @@ class WorkerGroup:
                 raise
             self._may_change = False
             why = f"the fork server cannot start them ({error})"
-            self._start = Start(start.fallback, start.caller, why).now()
+            self._start = Start(start.fallback, start.caller, True, why).now()
         else:
             self._start, self._image = start, image
 
     def start(self, number: int) -> None:
         """Starts a worker with this number, which no process has now. `WorkerDiedError` if its
-        starts hung again and again, and there is no fork server."""
+        forks hung again and again, and no fork server may take their place."""
         if self._may_change:
             # A fork may have become unsafe: by threads, or CUDA, that the program uses since.
             is_hung = max(self._hung) >= _MOST_FORKS
@@ -218,20 +223,28 @@ class WorkerGroup:
                 self._prepare(start)
         if self._hung[number] >= _MOST_FORKS and self._method == "fork":
             self._hung[number] = 0
-            caller = self._start.caller
-            raise WorkerDiedError(
-                f"{_MOST_FORKS} worker processes in a row were forked and then waited for a lock "
-                "that another thread of this program held at that moment. In a forked process no "
-                f"thread releases it. Pass {caller.context}='forkserver' (the dataset has to "
-                "pickle, the main module needs an if __name__ == '__main__' guard), or start the "
-                f"workers before there are other threads, by {caller.early}"
-            )
+            raise self._hung_error()
         worker = self._engage_spare(number)
         if worker is None:
             with self._ready():
                 worker = self._launch(number)
         self._allow_start(worker)
         worker.tell_number()
+
+    def _hung_error(self) -> WorkerDiedError:
+        caller, last = self._start.caller, self._last_hung
+        assert last is not None
+        error = WorkerDiedError(
+            f"{_MOST_FORKS} worker processes in a row were forked and then waited for a lock "
+            "that another thread of this program held at that moment. In a forked process no "
+            f"thread releases it. Threads at the last fork: {self._beside or 'unknown'}. Pass "
+            f"{caller.context}={start_method.SAFE!r} (for a fork server; the dataset has to "
+            "pickle, the main module needs an if __name__ == '__main__' guard), or start the "
+            f"workers before there are other threads, by {caller.early}. Where the last one "
+            f"waited:\n{last.hang}"
+        )
+        error.pid, error.exit_reason = last.pid, "was killed by SIGKILL"
+        return error
 
     @property
     def wants_spare(self) -> bool:
@@ -329,6 +342,9 @@ class WorkerGroup:
         if not forks:
             _require_directory(self._start)
         fds.require(_DESCRIPTORS_OF_A_START, self._life[0])
+        is_beside = forks and thread_limits.has_threads()
+        if forks and self._hung[number]:
+            self._beside = thread_limits.names_of_threads()
         try:
             process = self._start_process(arguments)
         except (EOFError, ConnectionError):
@@ -337,6 +353,7 @@ class WorkerGroup:
             forkserver.give_up(_KILL_SECONDS)
             process = self._start_process(arguments)
         worker = WorkerProcess(number, self._starts, process, read_stacks, self._method)
+        worker.watched_from = self._done(number) if is_beside else -1
         if number_pipe < 0:
             self.workers[number] = worker
         worker.open_pidfd()  # after the group knows it: an interrupt loses no descriptor
@@ -425,17 +442,28 @@ class WorkerGroup:
         if "torch" not in sys.modules or threading.active_count() == 1 or self._method != "fork":
             return
         end = status.now() + _STARTS_SECONDS
-        while self.watch_starts() and status.now() < end:
+        while not all(map(self._has_begun, self.workers.values())) and status.now() < end:
+            self.watch_starts()
             time.sleep(_STARTS_PAUSE)
 
     def watch_starts(self) -> bool:
-        """Replaces forked workers that wait in their own start: by other forks, and after some
-        attempts by workers of a fork server. Returns whether there are workers left to watch.
-        Raises what `start` raises."""
-        starting, hung = False, []
+        """Ends forked workers that wait for a lock which another thread held at the fork. Returns
+        whether there are workers left to watch. Raises what `start` raises.
+
+        In its own start a worker waits for nothing else, so it is ended by its state, and another
+        takes its place. Later, until its first row is done, code of the user runs, which may wait
+        for anything: it is ended only if `WorkerProcess.waits_for_ever`, and found by `dead` with
+        its `hang`.
+        """
+        watches, hung = False, []
         for worker in list(self.workers.values()):
             if self._has_begun(worker):
+                if self._is_watched(worker):
+                    watches = True
+                    if worker.waits_for_ever():
+                        hung.append(worker)
                 continue
+            watches = True
             if not worker.allowed:  # an interrupt came before
                 self._allow_start(worker)
             seconds = status.now() - worker.allowed
@@ -449,24 +477,35 @@ class WorkerGroup:
                     worker.pid,
                     seconds,
                 )
-            starting = True
+        if hung:
+            self._end_hung(hung)
+        return watches
+
+    def _end_hung(self, hung: list[WorkerProcess]) -> None:
+        stacks = self.stacks_of(hung, _HUNG_STACK_SECONDS)
         for worker in hung:
             worker.send(signal.SIGKILL)
         wait_for(hung, _KILL_SECONDS)
-        # Those that began at the last moment have died as any other.
-        hung = [worker for worker in hung if not self._has_begun(worker)]
+        starting = []
         for worker in hung:
-            self.dismiss(worker)
+            if not worker.has_begun and self._has_begun(worker):
+                continue  # it began at the last moment, and has died as any other
+            worker.hang = stacks[worker.number]
+            self._last_hung = worker
             self.hung_starts += 1
             self._hung[worker.number] += 1
             logger.info(
-                "worker process %d waited in its start: another thread of this program held a lock "
-                "when the worker was forked. It was ended, and another takes its place",
+                "worker process %d waited for a lock that another thread of this program held when "
+                "the worker was forked. It was ended, and another takes its place. Its Python "
+                "stack:\n%s",
                 worker.pid,
+                worker.hang,
             )
-        for worker in hung:
-            self.start(worker.number)
-        return starting
+            if not worker.has_begun:
+                self.dismiss(worker)
+                starting.append(worker.number)
+        for number in starting:
+            self.start(number)
 
     def _has_begun(self, worker: WorkerProcess) -> bool:
         """Whether the worker's own start is over, and code of the user runs."""
@@ -476,9 +515,22 @@ class WorkerGroup:
             worker.has_begun = report["ready"] == worker.start or (
                 is_in and report["index"] != status.STARTING
             )
-            if worker.has_begun:
+            if worker.has_begun and worker.watched_from < 0:
                 self._hung[worker.number] = 0
         return worker.has_begun
+
+    def _is_watched(self, worker: WorkerProcess) -> bool:
+        """Whether the worker, which has begun, may still need a lock that was held at its fork:
+        until its first row is done."""
+        if worker.watched_from >= 0 and self._done(worker.number) != worker.watched_from:
+            worker.watched_from = -1
+            self._hung[worker.number] = 0
+        return worker.watched_from >= 0
+
+    def _done(self, number: int) -> int:
+        """Rows and ranges that workers with this number have completed."""
+        report = self._ring.report(number)
+        return report["rows"] + report["claims"]
 
     def stacks_of(self, workers: list[WorkerProcess], seconds: float) -> dict[int, str]:
         """The workers' Python stacks now, by number, also where they hang. All are asked at once,

@@ -1,9 +1,9 @@
-"""Chooses how worker processes start, where the program does not.
+"""Chooses how worker processes start: as the program's own multiprocessing would start them.
 
-A fork copies one thread. The threads of native pools (OpenMP, OpenCV, CUDA) are missing in the
-child, which waits for them for ever, and locks that other threads held stay locked. So forks are
-avoided where that is possible. Elsewhere workers do without pools
-(`fastiter._workers.thread_limits`).
+A fork copies one thread. The threads of native libraries are missing in the child, and locks that
+other threads held stay locked. So ``context='safe'`` avoids forks beside threads where that is
+possible. Forked workers do without pools of threads (`fastiter._workers.thread_limits`), and those
+that wait for such a lock are found (`fastiter._workers.process_group`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import operator
 import os
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -26,9 +27,13 @@ from fastiter._workers import thread_limits
 
 logger = logging.getLogger("fastiter")
 
+#: The value of ``context=`` that takes the fork server instead of an unsafe fork.
+SAFE = "safe"
 # Names in a condition that makes a part of the main module run in the program alone: it asks for
 # the name of the module, or of the process (`multiprocessing.current_process().name`).
 _GUARDS = {"__name__", "current_process"}
+_CUDA_ARRAY = "__cuda_array_interface__"
+_DEEPEST = 4  # datasets in datasets that are looked at for memory of a GPU
 
 _warned = False  # whether this program was warned of an unsafe fork
 
@@ -46,7 +51,8 @@ class Start(NamedTuple):
 
     context: Any  # of multiprocessing
     caller: Caller
-    why: str = ""  # the reason for this one; "": it is a default, and may be replaced
+    is_safe: bool = False  # whether the fork server takes the place of an unsafe fork
+    why: str = ""  # what keeps it from that; "": nothing is known
     fallback: Any = None  # context to take where the dataset does not pickle; None: an error
 
     @property
@@ -56,9 +62,10 @@ class Start(NamedTuple):
         return name
 
     def now(self) -> Start:
-        """How to start the next worker, given the threads of this process now. The fork server
-        replaces a fork that would be unsafe; where it cannot, a warning tells of it, once."""
-        reason = why_not_fork() if self.method == "fork" else None
+        """How to start the next worker, given the threads of this process now. If it `is_safe`, the
+        fork server replaces a fork that would be unsafe; where it cannot, a warning tells of it,
+        once."""
+        reason = why_not_fork() if self.is_safe and self.method == "fork" else None
         if reason is None:
             return self
         why = self.why or _why_no_server()
@@ -69,30 +76,31 @@ class Start(NamedTuple):
         return self.without_fork()
 
     def without_fork(self) -> Start:
-        """The fork server instead of a fork, where one is possible."""
-        if self.method != "fork" or _why_no_server():
+        """The fork server instead of a fork, if it `is_safe` and a fork server is possible."""
+        if not self.is_safe or self.method != "fork" or _why_no_server():
             return self
         server = multiprocessing.get_context("forkserver")
         return Start(server, self.caller, fallback=self.context)
 
 
-def choose(context: Any, caller: Caller) -> Start:
-    """The start method for `context`, the argument of an iterator, reader or loader.
+def default_method() -> str:
+    """What `multiprocessing.set_start_method` has set, else the interpreter's default. Asking
+    multiprocessing itself would set it to the latter."""
+    return (
+        multiprocessing.get_start_method(allow_none=True)
+        or multiprocessing.get_all_start_methods()[0]
+    )
 
-    It is that argument; else what `multiprocessing.set_start_method` has set; else the
-    interpreter's default. The fork server replaces an unsafe fork that only the last two ask for:
-    any use of multiprocessing, by a progress bar for example, sets the start method to the default.
-    """
-    default = multiprocessing.get_all_start_methods()[0]
-    chosen = context or multiprocessing.get_start_method(allow_none=True) or default
-    why = f"{caller.context}='fork' was passed" if context else ""
-    if not context and chosen != default:
-        why = f"the program has set the start method {chosen!r}"
-    return Start(multiprocessing.get_context(chosen), caller, why).now()
+
+def choose(context: str | None, caller: Caller) -> Start:
+    """The start method for `context`, the argument of an iterator, reader or loader: a method's
+    name, "safe", or None for the default of multiprocessing."""
+    method = default_method() if context in (None, SAFE) else context
+    return Start(multiprocessing.get_context(method), caller, context == SAFE).now()
 
 
 def why_not_fork(harmless: int = 0) -> str | None:
-    """What makes a fork of this process unsafe at this moment; None if nothing is known.
+    """What may make a fork of this process unsafe at this moment; None if nothing is known.
     ``harmless`` native threads are known to be so."""
     native = thread_limits.threads_lost_in_forks(harmless)
     if native:
@@ -130,20 +138,63 @@ def _why_no_server() -> str:
 
 
 def _tell_of_fork(reason: str, why: str, caller: Caller) -> None:
-    global _warned
-    if _main_file() is None and not why.startswith(caller.context):
+    if _main_file() is None:
         # A notebook: it always has threads, and only a fork is possible.
         logger.info("workers are forked although %s: %s", reason, why)
-    elif not _warned:
-        _warned = True
-        warn_caller(
+    else:
+        _warn_once(
             f"worker processes are forked although {reason}: they may hang, since what other "
             f"threads hold locked stays locked in a forked process. They are forked because {why}. "
-            f"Let them start by a fork server ({caller.context}='forkserver', with a dataset that "
-            "pickles and a main module with a guard), or before there are such threads "
-            f"({caller.early})",
-            RuntimeWarning,
+            "A fork server needs a dataset that pickles, and a main module with a guard. Or start "
+            f"the workers before there are such threads ({caller.early})"
         )
+
+
+def warn_of_fork(datasets: Iterable[Any], caller: Caller) -> None:
+    """Warn, once in a program, of what is known to fail in forked workers: threads of gRPC, and
+    memory of a GPU that one of `datasets` holds.
+
+    Other threads are no reason to warn. Most programs have some, and most forks beside them are
+    right; a worker that waits for a lock of theirs is found, and replaced.
+    """
+    if _warned:
+        return
+    if any(name.startswith("grpc") for name in thread_limits.names_of_native_threads()):
+        what = "gRPC has threads in this process, and cannot be used in a forked one"
+    elif any(map(_holds_gpu_memory, datasets)):
+        what = "the dataset holds arrays of a GPU, which a forked process cannot use"
+    else:
+        return
+    _warn_once(
+        f"worker processes are forked, and {what}. Pass {caller.context}={SAFE!r}: a fork server "
+        "starts the workers then (the dataset has to pickle, and the main module needs an if "
+        "__name__ == '__main__' guard)"
+    )
+
+
+def _holds_gpu_memory(dataset: Any) -> bool:
+    """Whether an attribute of a dataset, or of one that it wraps, is an array of a GPU."""
+    torch = sys.modules.get("torch")
+    tensor = getattr(torch, "Tensor", ())
+    for _ in range(_DEEPEST):
+        attributes = getattr(dataset, "__dict__", {})
+        for value in list(attributes.values()):
+            for item in value if type(value) in (list, tuple) and len(value) < 16 else (value,):
+                if isinstance(item, tensor):
+                    if item.is_cuda:
+                        return True
+                # Of CuPy or Numba. JAX has it too, and raises where the array is not on a GPU.
+                elif all(hasattr(it, _CUDA_ARRAY) for it in (type(item), item)):
+                    return True
+        dataset = attributes.get("dataset")
+    return False
+
+
+def _warn_once(text: str) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warn_caller(text, RuntimeWarning)
 
 
 # ---- the main module -----------------------------------------------------------------------------

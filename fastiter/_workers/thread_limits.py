@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ _VARIABLES = (
 )
 
 
+_MOST_NAMES = 20  # of threads, in a message
 SPIN_SECONDS = 0.1  # of a thread of OpenBLAS that has nothing to compute
 
 
@@ -41,6 +43,32 @@ def native_threads() -> int:
     0 where the system does not tell."""
     tasks = _tasks() - {thread.native_id for thread in threading.enumerate()}
     return sum(not _is_harmless(task) for task in tasks)
+
+
+def has_threads() -> bool:
+    """Whether this process has more than one thread; False where the system does not tell."""
+    return len(_tasks()) > 1
+
+
+def names_of_threads() -> str:
+    """The other threads of this process, for messages."""
+    this = threading.current_thread()
+    names = [repr(thread.name) for thread in threading.enumerate() if thread is not this]
+    native = names_of_native_threads()
+    names += [
+        f"{count} named {name!r} of native libraries" for name, count in Counter(native).items()
+    ]
+    return ", ".join(names[:_MOST_NAMES]) + ", ..." * (len(names) > _MOST_NAMES)
+
+
+def names_of_native_threads() -> list[str]:
+    """What the system calls the threads of this process that Python does not know; none where it
+    does not tell."""
+    names = []
+    for task in _tasks() - {thread.native_id for thread in threading.enumerate()}:
+        with contextlib.suppress(OSError):  # it has ended
+            names.append(Path(f"/proc/self/task/{task}/comm").read_text().rstrip("\n"))
+    return names
 
 
 def _tasks() -> set[int]:

@@ -312,15 +312,18 @@ def checked_dataset(dataset: Any) -> Any:
 
 
 def checked_context(context: Any) -> str | None:
-    """The name of a start method, or None."""
+    """The name of a start method, "safe", or None."""
     if hasattr(context, "Process"):
-        # A context itself does not pickle; its name does, and stands for it.
-        context = context.get_start_method()
+        # A context itself does not pickle; its name does, and stands for it. The default one has
+        # none until the program sets it.
+        context = context.get_start_method(allow_none=True)
     if context is None:
         return None
     if not isinstance(context, str):
-        raise TypeError(f"context must be a start method's name or a context, not {context!r}")
-    known = multiprocessing.get_all_start_methods()
+        raise TypeError(
+            f"context must be a start method's name, 'safe' or a context, not {context!r}"
+        )
+    known = [*multiprocessing.get_all_start_methods(), "safe"]
     if context not in known:
         raise ValueError(f"context must be one of {known}, not {context!r}")
     return context

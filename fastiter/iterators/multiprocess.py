@@ -136,10 +136,10 @@ class MultiprocessIterator(PrefetchingIterator):
         Has to pickle under spawn and forkserver. Not called where ``n_processes`` is 0.
     context : str or multiprocessing context, optional
         How workers are started: 'fork', 'spawn', 'forkserver'. None for what
-        ``multiprocessing.set_start_method`` has set, else for the interpreter's default; where
-        that is a fork, and other threads or CUDA make it unsafe, a fork server takes its place if
-        the dataset pickles and the main module has an ``if __name__ == '__main__'`` guard. An
-        unsafe fork is warned of.
+        ``multiprocessing.set_start_method`` has set, else for the interpreter's default. 'safe' for
+        the same, but where that is a fork, and other threads or CUDA may make it unsafe, for a fork
+        server, if the dataset pickles and the main module has an ``if __name__ == '__main__'``
+        guard.
 
     Raises
     ------

@@ -145,6 +145,7 @@ class RayIterator(MultiprocessIterator):
         self._address = address
         self._silence = checked_seconds("silence", silence) or float("inf")
         others |= {"n_processes": 1 + self._n_local, "n_prefetch": n_prefetch}  # with the helper
+        others["context"] = "safe"  # a fork of a program that is connected cannot connect
         super().__init__(dataset, batch_size, repeat, shuffle, **others)
 
     def _init_runtime(self) -> None:

@@ -144,6 +144,10 @@ class ReaderGroup:
         self._group.watch_starts()
         for process in self._group.dead():
             number, report = process.number, self._ring.report(process.number)
+            if process.hang:  # before its first sample: by a fork at a wrong moment
+                self._group.dismiss(process)
+                self._group.start(number)
+                continue
             note = self._ring.start_error(number) if report["ready"] == process.start else b""
             failure = load_start_error(note, f"loading {self._label(number)}")
             self._died[number] = f"(pid {process.pid}) {process.exit_reason()}"

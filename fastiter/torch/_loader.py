@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch.utils.data
 
 from fastiter._fetch.dataset_access import row_groups_of
+from fastiter._workers.start_method import SAFE
 from fastiter.datasets.arrow_dataset import table_source
 from fastiter.datasets.stream_dataset import StreamDataset
 from fastiter.torch._in_process import InProcessIterator
@@ -35,6 +36,7 @@ _CONTEXTS = (
     contexts.ForkServerContext,
 )
 _T_co = TypeVar("_T_co", covariant=True)
+_torch_context: Any = torch.utils.data.DataLoader.multiprocessing_context
 
 
 @functools.cache
@@ -59,8 +61,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, \
 drop_last, timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor, \
 persistent_workers, pin_memory_device, in_order
-        As in torch. With ``in_order=False`` and workers the batch that is done first comes first; a
-        state then tells which batches were not delivered, and these come after it is loaded.
+        As in torch; ``multiprocessing_context`` may also be ``'safe'``: a fork server in the place
+        of a fork that may be unsafe. With ``in_order=False`` and workers the batch that is done
+        first comes first; a state then tells which batches were not delivered, and these come after
+        it is loaded.
     snapshot_every_n_steps : int, optional
         How often datasets and samplers with a state of their own are asked for it; what was
         delivered since then is fetched again on resuming. 1 by default, and with
@@ -79,6 +83,7 @@ persistent_workers, pin_memory_device, in_order
     """
 
     _iterator: Any  # of the loop, where it is kept
+    _starts_safely = False  # by ``multiprocessing_context='safe'``, which torch does not know
 
     def __init__(
         self,
@@ -146,6 +151,20 @@ persistent_workers, pin_memory_device, in_order
         self._kept = Kept()
         self._is_untouched = False  # the iterator was made for its state, and is not in a loop yet
 
+    @property
+    def multiprocessing_context(self) -> Any:
+        """As torch's, or 'safe'."""
+        return SAFE if self._starts_safely else _torch_context.__get__(self)
+
+    @multiprocessing_context.setter
+    def multiprocessing_context(self, context: Any) -> None:
+        is_safe = isinstance(context, str) and context == SAFE
+        # torch asks for workers, whatever the context is.
+        _torch_context.__set__(self, "spawn" if is_safe else context)
+        self._starts_safely = is_safe
+        if is_safe:
+            _torch_context.__set__(self, None)
+
     def _get_iterator(self) -> Any:
         """Make an iterator. A subclass may put it into one of its own."""
         loaded, self._loaded, self._loaded_state = self._loaded, None, None
@@ -164,7 +183,7 @@ persistent_workers, pin_memory_device, in_order
         """Whether the iterators are fastiter's: other contexts than multiprocessing's own start
         what is no process, or no child of this one, and torch's iterator is made for that."""
         context: Any = self.multiprocessing_context
-        return context is None or type(context) in _CONTEXTS
+        return context is None or context is SAFE or type(context) in _CONTEXTS
 
     def _require_state(self) -> None:
         if not self._has_state():
