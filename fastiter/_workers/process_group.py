@@ -490,7 +490,7 @@ class WorkerGroup:
         for worker in hung:
             if not worker.has_begun and self._has_begun(worker):
                 continue  # it began at the last moment, and has died as any other
-            worker.hang = stacks[worker.number]
+            worker.hang = _own_frames(stacks[worker.number])
             self._last_hung = worker
             self.hung_starts += 1
             self._hung[worker.number] += 1
@@ -627,6 +627,15 @@ class WorkerGroup:
             self._image.close()
             self._image = None
         thread_limits.own_pools.lift()  # those whose threads had no room beside the workers
+
+
+def _own_frames(stack: str) -> str:
+    """The frames of a worker's stack without those of the program, which forked it."""
+    lines = stack.split("\n")
+    for number, line in enumerate(lines):
+        if line.endswith((" in _run", " in _bootstrap", " in _launch")):
+            return "\n".join(lines[: number + 1])
+    return stack
 
 
 def _require_directory(start: Start) -> None:
