@@ -10,6 +10,9 @@ Offsets count from the start of the shared memory, so that a buffer may lie else
 
 The checksum covers what follows up to the buffers, and the place that the object was packed for: a
 pickle that was overwritten must not be run. In an image of a dataset, which is read-only, it is 0.
+
+A buffer of an image may also lie in a file that the loading process maps: the top bits of its offset
+hold the number of that mapping, counted from 1.
 """
 
 from __future__ import annotations
@@ -22,12 +25,13 @@ import pickle
 import re
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from fastiter._clib import status
+from fastiter._ring.file_mappings import FileMappings, address_of
 from fastiter._util import torch_tensors
 from fastiter.errors import OverwrittenError
 
@@ -35,6 +39,7 @@ _ALIGNMENT = 64
 _HEAD = struct.Struct("<QQQ")
 _SUM = struct.Struct("<Q")
 _PAIR = struct.Struct("<QQ")
+_OFFSET_BITS = 48  # of an offset; above it is the number of a mapping
 
 # A short string in a pickle: its length, and a dotted name. Modules are named by such.
 _NAME = re.compile(rb"\x8c(.)([A-Za-z_][\w.]*)", re.DOTALL)
@@ -49,14 +54,19 @@ def dumps(
     buffer_callback: Any,
     pickler: type[pickle.Pickler] = pickle.Pickler,
     writable: bool = False,
+    mappings: FileMappings | None = None,
+    reduce: Callable[[object], Any] | None = None,
 ) -> bytes:
     """Pickles an object as `pickle.dumps` does, but torch's tensors as arrays, and all arrays in
     their byte order. `pickler`: the class to use instead of `pickle.Pickler`; `writable`:
-    read-only arrays load writable."""
+    read-only arrays load writable; `mappings`: arrays in these files are not copied, if
+    `buffer_callback` finds them there, too; `reduce` is asked first how to pickle an object, and
+    returns None for an ordinary one."""
     kind: Any = pickler  # hashable, which mypy doubts
-    tensors = torch_tensors.reducers()
+    tensors = torch_tensors.reducers(None if mappings is None else mappings.whole)
     file = io.BytesIO()
-    writer = _array_pickler(kind, writable)(file, protocol, buffer_callback=buffer_callback)
+    writer: Any = _array_pickler(kind, writable)(file, protocol, buffer_callback=buffer_callback)
+    writer.mappings, writer.reduce = mappings, reduce
     if tensors:
         known = getattr(writer, "dispatch_table", copyreg.dispatch_table)
         writer.dispatch_table = {**known, **tensors}
@@ -74,24 +84,37 @@ def _array_pickler(base: type[pickle.Pickler], writable: bool) -> type[pickle.Pi
     override = getattr(base, "reducer_override", None)
 
     class ArrayPickler(base):  # type: ignore[misc, valid-type]
+        mappings: FileMappings | None
+        reduce: Callable[[object], Any] | None
+
         def reducer_override(self, obj: object) -> Any:
             if isinstance(obj, np.ndarray):
-                reduced = _reduce_array(obj, writable)
+                reduced = _reduce_array(obj, writable, self.mappings)
                 if reduced is not None:
                     return reduced
+            elif self.reduce is not None and (reduced := self.reduce(obj)) is not None:
+                return reduced
             return NotImplemented if override is None else override(self, obj)
 
     return ArrayPickler
 
 
-def _reduce_array(array: np.ndarray[Any, Any], writable: bool) -> Any:
-    """How to pickle an array that NumPy would change; None for any other."""
+def _reduce_array(
+    array: np.ndarray[Any, Any], writable: bool, mappings: FileMappings | None = None
+) -> Any:
+    """How to pickle an array that NumPy would change, or copy; None for any other."""
     dtype, flags = array.dtype, array.flags
     if dtype.hasobject or not dtype.itemsize:
         return None
+    if mappings is not None and type(array) is np.memmap:
+        return _as_memmap, (array.view(np.ndarray), array.filename, array.offset, array.mode)
     if type(array) is np.ndarray:
         if flags.forc and (flags.writeable or not writable):
             return None
+        whole = None if mappings is None else mappings.whole(array)
+        if whole is not None:
+            start = sum((n - 1) * -step for n, step in zip(array.shape, array.strides) if step < 0)
+            return _as_strided, (whole, array.shape, dtype, start, array.strides)
         # Contiguous: a buffer, which stays outside of the pickle and keeps the dtype. The order of
         # the axes in memory stays, too: a training step may depend on it (channels last).
         axes = np.argsort([-abs(stride) for stride in array.strides], kind="stable")
@@ -110,12 +133,29 @@ def _as_dtype(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[A
     return array.astype(dtype)
 
 
+def _as_strided(
+    whole: np.ndarray[Any, Any],
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    start: int,
+    strides: tuple[int, ...],
+) -> np.ndarray[Any, Any]:
+    return np.ndarray(shape, dtype, whole, start, strides)  # type: ignore[arg-type]
+
+
+def _as_memmap(array: np.ndarray[Any, Any], filename: Any, offset: int, mode: str) -> np.memmap:  # type: ignore[type-arg]
+    result = array.view(np.memmap)
+    result.filename, result.offset, result.mode = filename, offset, mode  # type: ignore[misc]
+    return result
+
+
 class Packed:
     """An object ready to be written into `size` bytes of memory.
 
     Buffers of at least `least` bytes are stored beside the pickle, which `make` makes, as `dumps`
     does. With `writable`, read-only arrays load writable, as arrays in columns do. `placed` tells
     at which offset of the shared memory a buffer lies already, so that it is not copied, or -1.
+    Nor are buffers copied that lie in `mappings`.
     """
 
     def __init__(
@@ -125,7 +165,9 @@ class Packed:
         make: Callable[[object, int, Any], bytes] = dumps,
         writable: bool = True,
         placed: Callable[[memoryview], int] | None = None,
+        mappings: FileMappings | None = None,
     ):
+        self._mappings = mappings
         self._buffers: list[memoryview] = []
         self._least = least
         self._pickle = make(value, 5, self._keep)
@@ -137,6 +179,8 @@ class Packed:
         self._places = []  # in what is written; and in the memory, or -1
         for buffer in self._buffers:
             inside = -1 if placed is None else placed(buffer)
+            if (mapped := self._find(buffer)) is not None:
+                inside = (mapped[0] + 1) << _OFFSET_BITS | mapped[1]
             offset = end + -end % _ALIGNMENT
             self._places.append((offset, inside))
             if inside < 0:
@@ -149,10 +193,15 @@ class Packed:
             raw = buffer.raw()
         except BufferError:  # not contiguous
             return True
-        if raw.nbytes < self._least:
+        if raw.nbytes < self._least and self._find(raw) is None:
             return True
         self._buffers.append(raw)
         return False
+
+    def _find(self, buffer: memoryview) -> tuple[int, int] | None:
+        if self._mappings is None:
+            return None
+        return self._mappings.find(address_of(buffer), buffer.nbytes)
 
     def modules(self) -> list[str]:
         """Modules of this process that the pickle names: those needed to load it, and others whose
@@ -186,8 +235,9 @@ class Packed:
         head = self._head()
         _write_at(fd, head, 0)
         _write_at(fd, self._pickle, len(head))
-        for (offset, _), buffer in zip(self._places, self._buffers, strict=True):
-            _write_at(fd, buffer, offset)
+        for (offset, inside), buffer in zip(self._places, self._buffers, strict=True):
+            if inside < 0:
+                _write_at(fd, buffer, offset)
 
 
 def _write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
@@ -198,13 +248,19 @@ def _write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
         offset += written
 
 
-def unpack(view: memoryview, seed: int | None = None, at: int = 0, copy: bool = False) -> Any:
+def unpack(
+    view: memoryview,
+    seed: int | None = None,
+    at: int = 0,
+    copy: bool = False,
+    mapped: Sequence[memoryview] = (),
+) -> Any:
     """Loads what `Packed` wrote `at` an offset of the memory that `view` shows from its start on.
     Arrays of the result are views of it, and keep it alive; with `copy`, they have memory of their
     own.
 
     OverwrittenError if it is not what was packed for the place in a slot that `seed` identifies.
-    An image has no seed.
+    An image has no seed; `mapped` are its mappings of files.
     """
     if view.nbytes < _HEAD.size:
         raise OverwrittenError(f"shared memory was overwritten: {view.nbytes} bytes hold no object")
@@ -217,8 +273,11 @@ def unpack(view: memoryview, seed: int | None = None, at: int = 0, copy: bool = 
     outside: list[memoryview | bytearray] = []
     for place in range(pairs, start, _PAIR.size):
         offset, size = _PAIR.unpack_from(view, place)
-        _check_end(view, offset + size)
-        buffer = view[offset : offset + size]
+        memory, number = view, offset >> _OFFSET_BITS
+        if 0 < number <= len(mapped):
+            memory, offset = mapped[number - 1], offset & ((1 << _OFFSET_BITS) - 1)
+        _check_end(memory, offset + size)
+        buffer = memory[offset : offset + size]
         outside.append(bytearray(buffer) if copy else buffer)
     return pickle.loads(view[start : start + length], buffers=outside)
 

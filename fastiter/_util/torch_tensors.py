@@ -6,6 +6,7 @@ receives a pickled tensor imports it.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -63,22 +64,22 @@ def _viewed(array: npt.NDArray[Any], dtype: Any) -> Any:
     return tensor_of(array).view(dtype)
 
 
-def _reduce(tensor: Any) -> Any:
+def _reduce(tensor: Any, mapped: Callable[[Any], Any] | None = None) -> Any:
     """Pickle a tensor as an array of its elements, whose memory may stay outside of the pickle.
 
     torch itself pickles the whole storage, of which a tensor like ``data[7]`` is a small part, and
-    copies it twice more.
+    copies it twice more. ``mapped`` returns None for an array that is no part of a mapped file.
     """
-    if tensor.is_nested or _has_overlaps(tensor):
+    if tensor.is_nested:
         return tensor.__reduce_ex__(5)
-    array = array_of(tensor)
-    if array is not None:
-        return tensor_of, (array,)
-    if _is_nothing_but_floats(tensor):
+    dtype, array = None, array_of(tensor)
+    if array is None and _is_nothing_but_floats(tensor):
         torch = sys.modules["torch"]
-        words = tensor.view(torch.int16 if tensor.element_size() == 2 else torch.uint8)
-        return _viewed, (words.numpy(), tensor.dtype)
-    return tensor.__reduce_ex__(5)
+        dtype = tensor.dtype
+        array = tensor.view(torch.int16 if tensor.element_size() == 2 else torch.uint8).numpy()
+    if array is None or (_has_overlaps(tensor) and (mapped is None or mapped(array) is None)):
+        return tensor.__reduce_ex__(5)
+    return (tensor_of, (array,)) if dtype is None else (_viewed, (array, dtype))
 
 
 def _has_overlaps(tensor: Any) -> bool:
@@ -99,7 +100,19 @@ def _is_nothing_but_floats(tensor: Any) -> bool:
     )
 
 
-def reducers() -> dict[Any, Callable[[Any], Any]]:
-    """Entries for a pickler's dispatch table."""
+def reducers(mapped: Callable[[Any], Any] | None = None) -> dict[Any, Callable[[Any], Any]]:
+    """Entries for a pickler's dispatch table; ``mapped`` as in `_reduce`."""
     tensor = tensor_type()
-    return {} if tensor is None else {tensor: _reduce}
+    return {} if tensor is None else {tensor: functools.partial(_reduce, mapped=mapped)}
+
+
+def shared_address(value: Any) -> int | None:
+    """Where a tensor or storage lies whose memory torch shares with other processes; None for one
+    that has memory of this process alone, and for everything else."""
+    storage = getattr(value, "_untyped_storage", value)  # a typed one warns of itself
+    try:
+        if not storage.is_shared():
+            return None
+        return 0 if storage.device.type != "cpu" else int(storage.data_ptr())
+    except (AttributeError, RuntimeError, NotImplementedError):  # a sparse tensor has no storage
+        return None

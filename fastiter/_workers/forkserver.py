@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import importlib.machinery
 import io
 import os
 import pickle
+import resource
 import signal
 import site
 import socket
@@ -22,10 +24,18 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterable, Iterator
-from multiprocessing import forkserver, popen_forkserver, reduction, resource_tracker, spawn, util
+from multiprocessing import (
+    forkserver,
+    popen_forkserver,
+    process,
+    reduction,
+    resource_tracker,
+    spawn,
+    util,
+)
 from multiprocessing.context import ForkServerProcess, set_spawning_popen
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastiter import errors
 from fastiter._clib import status
@@ -39,7 +49,10 @@ _MOST_TEXT = 100_000  # characters of it; Linux takes 128 KiB
 _PRELOAD_SECONDS = 60.0  # for these imports; what takes longer is left to each worker
 _STILL_IMPORTS = "the fork server still imports the modules of the program"
 # The part of what multiprocessing tells a new process that an import needs.
+_HASH_SEED = "PYTHONHASHSEED"
 _NEEDED = ("name", "sys_path", "sys_argv", "init_main_from_name", "init_main_from_path")
+
+_MOST_DESCRIPTORS = forkserver.MAXFDS_TO_SEND - 5  # it sends four of its own
 
 _server = forkserver.ForkServer()
 _preloads = True  # until a start has failed
@@ -66,13 +79,38 @@ def ensure_running(modules: Iterable[str] = ()) -> None:
         if _preloads and _is_found_by_others():
             _server.set_forkserver_preload(["fastiter._workers.forkserver_preload"])
             wanted = theirs if "__main__" not in theirs else [*theirs, *modules]
-            os.environ[PRELOAD] = _preload_text(wanted)
+            _ensure_running({PRELOAD: _preload_text(wanted)})
         else:
             _server.set_forkserver_preload(theirs)
-        try:
-            _server.ensure_running()
-        finally:
-            os.environ.pop(PRELOAD, None)
+            _ensure_running({})
+
+
+def _ensure_running(variables: dict[str, str]) -> None:
+    """Starts the server with the hash seed of this process, where its environment had one. Sets and
+    strings are in the same order then."""
+    variables = {**variables, **_initial_hash_seed()}
+    before = {name: os.environ.get(name) for name in variables}
+    before = {name: value for name, value in before.items() if value != variables[name]}
+    os.environ.update({name: variables[name] for name in before})
+    try:
+        _server.ensure_running()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@functools.cache
+def _initial_hash_seed() -> dict[str, str]:
+    """The variable as the interpreter has found it, whatever the program has set since."""
+    with contextlib.suppress(OSError), open("/proc/self/environ", "rb") as file:
+        for entry in file.read().split(b"\0"):
+            name, _, value = os.fsdecode(entry).partition("=")
+            if name == _HASH_SEED:
+                return {name: value}
+    return {}
 
 
 def _preload_text(modules: list[str]) -> str:
@@ -127,15 +165,26 @@ class _Popen(popen_forkserver.Popen):
 
     def _launch(self, process_obj: Any) -> None:
         message = io.BytesIO()
+        data = spawn.get_preparation_data(process_obj.name)
+        main = {key: data.pop(key) for key in list(data) if key.startswith("init_main")}
+        process_obj.origin = ProcessState.of_this(main)
         set_spawning_popen(self)
         try:
-            reduction.dump(spawn.get_preparation_data(process_obj.name), message)
+            reduction.dump(data, message)
             reduction.dump(process_obj, message)
         finally:
             set_spawning_popen(None)
+            del process_obj.origin
         descriptors = self._fds  # type: ignore[attr-defined]
+        if len(descriptors) > _MOST_DESCRIPTORS:
+            raise ValueError(
+                f"the dataset holds {len(descriptors)} queues, connections or tensors in shared "
+                f"memory, and a fork server takes {_MOST_DESCRIPTORS} at most: have one tensor in "
+                "the place of many, torch.multiprocessing.set_sharing_strategy('file_system'), or "
+                "the start method 'spawn'"
+            )
         with interrupts_blocked():
-            _server.ensure_running()
+            _ensure_running({})
         _wait_for_answer()
         with interrupts_blocked(), _sigpipe_ignored():
             self.sentinel, pipe = _server.connect_to_new_process(descriptors)
@@ -202,9 +251,76 @@ def give_up(seconds: float) -> None:
             time.sleep(0.005)
 
 
+class ProcessState(NamedTuple):
+    """What a forked worker would inherit from the program, and one of the server gets as the server
+    has had it since its start."""
+
+    environment: dict[bytes, bytes]
+    umask: int | None
+    limits: dict[int, tuple[int, int]]  # soft and hard
+    cpus: set[int] | None
+    niceness: int
+    main_module: dict[str, Any]  # what `spawn.prepare` takes to import it
+
+    @classmethod
+    def of_this(cls, main_module: dict[str, Any]) -> ProcessState:
+        """That of this process and thread."""
+        cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+        limits = {kind: resource.getrlimit(kind) for kind in _LIMITS}
+        niceness = os.getpriority(os.PRIO_PROCESS, 0)
+        return cls(dict(os.environb), _umask(), limits, cpus, niceness, main_module)
+
+    def apply(self) -> None:
+        """Gives this process the same, as far as it may."""
+        for name in set(os.environb) - set(self.environment):
+            del os.environb[name]
+        os.environb.update(self.environment)
+        if self.umask is not None:
+            os.umask(self.umask)
+        for kind, limits in self.limits.items():
+            if limits != resource.getrlimit(kind):
+                with contextlib.suppress(ValueError, OSError):
+                    resource.setrlimit(kind, limits)
+        if self.cpus is not None and self.cpus != os.sched_getaffinity(0):
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, self.cpus)
+        if self.niceness != os.getpriority(os.PRIO_PROCESS, 0):
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, 0, self.niceness)
+
+
+def _umask() -> int | None:
+    """The mask of new files, which the system's own functions tell only by setting another."""
+    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"Umask:"):
+                return int(line.split()[1], 8)
+    return None
+
+
+_LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name[:7] == "RLIMIT_"})
+
+
 class ForkServerWorker(ForkServerProcess):
     """A process that this server starts."""
+
+    origin: ProcessState
 
     @staticmethod
     def _Popen(process_obj: Any) -> _Popen:
         return _Popen(process_obj)
+
+    def run(self) -> None:
+        self.origin.apply()
+        super().run()
+
+
+def import_main_module() -> BaseException | None:
+    """In a worker of the server, imports the program's main module; returns what it raises."""
+    origin = getattr(process.current_process(), "origin", None)
+    if origin is not None:
+        try:
+            spawn.prepare(origin.main_module)
+        except BaseException as error:
+            return error
+    return None

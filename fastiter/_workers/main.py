@@ -28,9 +28,9 @@ from fastiter._order import example_context
 from fastiter._ring.arena import Arena, WorkerRing
 from fastiter._util.failures import dump_start_error
 from fastiter._util.worker_info import WorkerInfo, set_worker_info
-from fastiter._workers import row_writer, thread_limits
+from fastiter._workers import forkserver, row_writer, thread_limits
 from fastiter._workers.batch_converter import BatchConverter
-from fastiter._workers.shared_object import Shared
+from fastiter._workers.shared_object import Later, Shared
 
 #: Has a worker write its Python stacks: a real-time signal that Python and common libraries leave.
 STACK_SIGNAL = signal.SIGRTMIN + 7
@@ -154,8 +154,9 @@ class WorkerArguments(NamedTuple):
     inherited: set[int]  # what all iterators hold open, as it is when a fork inherits it
     own: set[int]  # descriptors of them that are this worker's
     others: tuple[Arena, ...]  # arenas of other iterators, inherited likewise
-    job: Job | Shared[Job]  # inherited, or an image of it
+    job: Later[Job | Shared[Job]]  # inherited, or an image of it
     seed: bytes
+    advice: str  # what to do where the image cannot be loaded
 
 
 def flush_streams() -> None:
@@ -194,6 +195,7 @@ def _run(arguments: WorkerArguments) -> int:
         arena = Arena.attach(arguments.memory.fd, arguments.event.fd, arguments.geometry)
     arena.dont_fork()
     end = WorkerRing(arena, arguments.number, arguments.bell_pipe.fd)
+    failed = forkserver.import_main_module()
     if not end.enter(arguments.start):
         return 0
     text = arguments.seed + b"%d %d" % (arguments.number, arguments.start)
@@ -201,9 +203,10 @@ def _run(arguments: WorkerArguments) -> int:
     seed_by(digest)
     end.load()
     try:
-        job = arguments.job
+        _raise(failed)
+        job = arguments.job.load()
         if isinstance(job, Shared):
-            handle, job = job, job.value
+            handle, job = job, _value_of(job, arguments.advice)
             handle.close()
             thread_limits.limit_threads()  # of what the dataset imported; worker_init may raise it
             _seed_torch(digest)  # the dataset may have imported it
@@ -233,6 +236,24 @@ def _run(arguments: WorkerArguments) -> int:
     if isinstance(arguments.job, Shared):
         arguments.job.forget()
     return 0
+
+
+def _value_of(image: Shared[Job], advice: str) -> Job:
+    try:
+        return image.value
+    except AttributeError as error:
+        if "_main__'" not in str(error):
+            raise
+        raise AttributeError(
+            f"{error}. A worker that was not forked imports the main module, without what stands "
+            "below its guard, and has nothing of a notebook or an interactive session. Move the "
+            f"definition into a module, or {advice}"
+        ) from error
+
+
+def _raise(error: BaseException | None) -> None:
+    if error is not None:
+        raise error
 
 
 def _take_signals(arguments: WorkerArguments) -> None:

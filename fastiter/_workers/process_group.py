@@ -39,7 +39,7 @@ from fastiter._workers.main import (
     main,
 )
 from fastiter._workers.process import STOPPED, TRACED, WAITS, WorkerProcess, wait_for
-from fastiter._workers.shared_object import Shared, image_of
+from fastiter._workers.shared_object import Later, Shared, image_of, instead_of
 from fastiter._workers.start_method import Start
 from fastiter.errors import WorkerDiedError
 
@@ -59,6 +59,8 @@ IMPORT_SECONDS = 60.0
 
 _TERM_GRACE_SECONDS = 0.5  # for a worker to end by SIGTERM
 _DESCRIPTORS_OF_A_START = 16  # more than multiprocessing opens on the way, in any start method
+SLOW_IMAGE_SECONDS = 2.0  # to pickle the dataset and write its image: the log tells of more
+_has_told_of_time = False
 _KILL_SECONDS = 3.0  # for the kernel to end what was killed
 
 _rings: WeakObjects[ParentRing] = WeakObjects()
@@ -123,6 +125,7 @@ class WorkerGroup:
         self._beside = ""  # the threads beside which the last fork was repeated
         self._starts = 0
         self._image: Shared[Job] | None = None
+        self._image_seconds = 0.0  # that it took to make
         self._seed = _generator_digest()
         self._life = (-1, -1)
         self._self_pidfd = -1
@@ -155,7 +158,9 @@ class WorkerGroup:
                 if self._method == "fork":  # it waits for nothing
                     self._allow_start(worker)
         if self._method == "spawn" and self._image is not None:
+            began = status.now()
             self._image.write()
+            self._tell_of_time(self._image, status.now() - began)
         if self._method != "fork":
             for worker in list(self.workers.values()):
                 self._allow_start(worker)
@@ -168,6 +173,22 @@ class WorkerGroup:
         self._workers_own = {self._life[0], self._self_pidfd}
         self._workers_own |= self._ring.arena.descriptors
         fds.held.update(self._workers_own, (self._life[1],))
+
+    def _tell_of_time(self, image: Shared[Job], seconds: float) -> None:
+        """Tells the log, once a program, of an image that takes long to make."""
+        global _has_told_of_time
+        self._image_seconds += seconds
+        if self._image_seconds > SLOW_IMAGE_SECONDS and not _has_told_of_time:
+            _has_told_of_time = True
+            logger.warning(
+                "%s, of %.1f MiB, took %.1f s to make, as it does whenever workers start, and "
+                "each worker loads it. Let workers live longer (persistent workers), keep the data "
+                "in arrays or files, or pass %s='fork', which needs no image",
+                self._job.image,
+                image.nbytes / 2**20,
+                self._image_seconds,
+                self._start.caller.context,
+            )
 
     @property
     def numbers(self) -> list[int]:
@@ -192,14 +213,17 @@ class WorkerGroup:
         image = None
         try:
             _require_directory(start)
+            began = status.now()
             image = image_of(self._job, start.caller)
-            if image is None and start.fallback is not None:
-                raise TypeError("the dataset holds locks or queues")
+            seconds = status.now() - began
             if start.method == "forkserver":
                 # Its workers have little to import once the server has.
-                forkserver.ensure_running([] if image is None else image.modules())
-                if image is not None:
-                    image.write()
+                forkserver.ensure_running(image.modules())
+                began = status.now()
+                image.write()
+                seconds += status.now() - began
+            self._image_seconds = 0.0
+            self._tell_of_time(image, seconds)
         except Exception as error:
             if image is not None:
                 image.close()
@@ -335,8 +359,9 @@ class WorkerGroup:
             inherited=fds.held if forks else set(),
             own=self._workers_own if forks else set(),
             others=self._unused_arenas() if forks else (),
-            job=self._job if self._image is None else self._image,
+            job=Later(self._job if self._image is None else self._image),
             seed=self._seed,
+            advice=instead_of(self._start.caller),
         )
         self._ring.clear_stat(number)
         if not forks:

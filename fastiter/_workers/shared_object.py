@@ -9,8 +9,12 @@ multiprocessing's queues and pipes, or inside another image.
 from __future__ import annotations
 
 import contextlib
+import copyreg
+import ctypes
 import functools
+import gc
 import importlib
+import io
 import os
 import pickle
 import tempfile
@@ -18,10 +22,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import reduction
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from fastiter._ring.file_mappings import FileMappings, MappedFile
 from fastiter._ring.serialization import Packed, dumps, unpack
-from fastiter._workers.shm_image import Image
+from fastiter._util.torch_tensors import shared_address
+from fastiter._workers.shm_image import Image, map_file
 
 if TYPE_CHECKING:
     from fastiter._workers.main import Job
@@ -44,10 +51,10 @@ _here: weakref.WeakValueDictionary[bytes, Shared[Any]] = weakref.WeakValueDictio
 
 
 class _Reduction(threading.local):
-    """Per thread, the handles inside of an image that is being packed, or loaded."""
+    """Per thread, the objects beside an image that is being packed, or loaded."""
 
-    packing: list[Shared[Any]] | None = None
-    loading: tuple[Shared[Any], ...] = ()
+    packing: list[Any] | None = None
+    loading: tuple[Any, ...] = ()
 
 
 _context = _Reduction()
@@ -56,22 +63,39 @@ _context = _Reduction()
 class Shared(Generic[T]):
     """A handle of an object in shared memory; `fastiter.kernels.share` makes one."""
 
-    def __init__(self, image: Image, carried: tuple[Shared[Any], ...], key: bytes):
+    def __init__(
+        self,
+        image: Image,
+        carried: tuple[Any, ...],
+        key: bytes,
+        files: tuple[MappedFile, ...] = (),
+    ):
         self._image = image
-        self._carried = carried  # handles that are part of the object
+        # Parts of the object that are no part of the image: handles, and others that only
+        # multiprocessing brings into another process.
+        self._carried = carried
         self._key = key  # the same in all processes
+        self._files = files  # that the object has mapped
         self._packed: Packed | None = None  # what is still to be written
         self._loaded: dict[str, T] = {}
 
     @classmethod
     def reserve(
-        cls, value: T, what: str, remedy: str, make: Callable[..., bytes] = dumps
+        cls,
+        value: T,
+        what: str,
+        remedy: str,
+        make: Callable[..., bytes] = dumps,
+        mappings: FileMappings | None = None,
     ) -> Shared[T]:
         """A handle whose memory is still to be filled, by `write`. The value is pickled now, but
-        for its large buffers. `what` and `remedy` are for the error where it does not fit."""
+        for its large buffers, and those in `mappings` stay where they are. `what` and `remedy` are
+        for the error where it does not fit."""
         with packing() as carried:
-            packed = Packed(value, least=_BUFFER_BYTES, make=make, writable=False)
-        handle = cls(Image.create(packed.size, what, remedy), tuple(carried), os.urandom(16))
+            packed = Packed(value, _BUFFER_BYTES, make, writable=False, mappings=mappings)
+        files = () if mappings is None else tuple(mappings.used)
+        image = Image.create(packed.size, what, remedy)
+        handle = cls(image, tuple(carried), os.urandom(16), files)
         handle._packed = packed
         _here[handle._key] = handle
         return handle
@@ -106,10 +130,14 @@ class Shared(Generic[T]):
         if self._image.fd < 0:
             raise ValueError("this handle was closed in this process before its value was loaded")
         before, _context.loading = _context.loading, self._carried
+        collects = gc.isenabled()
+        gc.disable()  # else it walks through all that is loaded, again and again
         try:
-            value = unpack(self._image.map())
+            value = unpack(self._image.map(), mapped=[map_file(file) for file in self._files])
         finally:
             _context.loading = before
+            if collects:
+                gc.enable()
         return self._loaded.setdefault("value", value)  # another thread may have been faster
 
     @property
@@ -149,11 +177,11 @@ class Shared(Generic[T]):
 
 
 @contextlib.contextmanager
-def packing() -> Iterator[list[Shared[Any]]]:
+def packing() -> Iterator[list[Any]]:
     """Within it, handles may be pickled: they are put down here, and only their number goes into
     the pickle."""
     before = _context.packing
-    carried: list[Shared[Any]] = []
+    carried: list[Any] = []
     _context.packing = carried
     try:
         yield carried
@@ -177,7 +205,7 @@ def reserve_file(nbytes: int) -> Shared[None]:
     return Shared(Image.adopt(fd, nbytes), (), os.urandom(16))
 
 
-def _carried(number: int) -> Shared[Any]:
+def _carried(number: int) -> Any:
     return _context.loading[number]
 
 
@@ -185,11 +213,15 @@ def _through_multiprocessing(handle: Shared[Any]) -> tuple[Any, ...]:
     if handle._image.fd < 0:
         raise ValueError("this handle is closed in this process: it can travel no more")
     duplicate = reduction.DupFd(handle._image.fd)
-    return _arrive, (duplicate, handle.nbytes, handle._carried, handle._key)
+    return _arrive, (duplicate, handle.nbytes, handle._carried, handle._key, handle._files)
 
 
 def _arrive(
-    duplicate: Any, nbytes: int, carried: tuple[Shared[Any], ...], key: bytes
+    duplicate: Any,
+    nbytes: int,
+    carried: tuple[Any, ...],
+    key: bytes,
+    files: tuple[MappedFile, ...],
 ) -> Shared[Any]:
     try:
         fd = duplicate.detach()
@@ -199,7 +231,7 @@ def _arrive(
             "handle: has that process ended?"
         ) from error
     image = Image.adopt(fd, nbytes)
-    known = _here.setdefault(key, Shared(image, carried, key))
+    known = _here.setdefault(key, Shared(image, carried, key, files))
     if known._image.fd < 0:
         known._image = image
     return known
@@ -218,31 +250,136 @@ def share(obj: T) -> Shared[T]:
 # ---- the image of a job --------------------------------------------------------------------------
 
 
-def image_of(job: Job, caller: Caller) -> Shared[Job] | None:
-    """The image of a job, still to be written; None if it holds locks or queues of multiprocessing,
-    which pickle only while a process starts."""
-    instead = f"pass {caller.context}='fork', or {caller.instead}"
+class StartReducer:
+    """Pickles what only multiprocessing's own pickler brings into another process, which it does
+    while that starts: locks and queues, tensors and numbers in shared memory, sockets. It travels
+    beside an image, with each start of a worker.
+
+    Parts of the program may have taught that pickler more types. With `probes`, objects are also
+    asked whether they want to be pickled elsewhere: most of those that refuse are in no table.
+    """
+
+    def __init__(self, mappings: FileMappings, probes: bool = False):
+        table = reduction.ForkingPickler(io.BytesIO()).dispatch_table
+        self._types = {
+            kind for kind, how in table.items() if copyreg.dispatch_table.get(kind) is not how
+        } - _PICKLED_BY_VALUE
+        self._mappings = mappings
+        self._probes = probes
+
+    def __call__(self, obj: object) -> Any:
+        """How to pickle an object; None for an ordinary one."""
+        kind = type(obj)
+        if kind in self._types and self._is_shared(obj):
+            return _beside(obj)
+        if self._probes and kind not in self._types and kind not in _ASKED_LATER:
+            try:
+                obj.__reduce_ex__(5)
+            except Exception as error:
+                if "inheritance" in str(error):
+                    return _beside(obj)
+        return None
+
+    def _is_shared(self, obj: Any) -> bool:
+        if type(obj).__module__.startswith("torch") and hasattr(obj, "is_shared"):
+            address = shared_address(obj)
+            return address is not None and not self._mappings.is_of_file(address)
+        # Other numbers and arrays of C have the same types as those in shared memory.
+        return not isinstance(obj, _C_TYPES) or hasattr(obj, "_wrapper")
+
+
+#: Types for which multiprocessing's pickler does what an ordinary one does by now.
+_PICKLED_BY_VALUE = {
+    Shared,
+    functools.partial,
+    MethodType,
+    type(list.append),
+    type(int.__add__),
+}
+_ASKED_LATER = _PICKLED_BY_VALUE | {type, FunctionType}
+_C_TYPES = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)
+
+
+def _beside(obj: object) -> tuple[Any, ...]:
+    assert _context.packing is not None
+    _context.packing.append(obj)
+    return _carried, (len(_context.packing) - 1,)
+
+
+class Later(Generic[T]):
+    """Something that a process which starts gets as a pickle, and loads when it is ready for it.
+    The pickle holds what only multiprocessing may pickle."""
+
+    def __init__(self, value: T):
+        self._value = value
+
+    def load(self) -> T:
+        return self._value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Pickled, (bytes(reduction.ForkingPickler.dumps(self._value)),)
+
+
+class _Pickled:
+    """What becomes of it on the way."""
+
+    def __init__(self, data: bytes):
+        self._data = data
+
+    def load(self) -> Any:
+        return pickle.loads(self._data)
+
+
+def instead_of(caller: Caller) -> str:
+    """What needs no image."""
+    return f"pass {caller.context}='fork', or {caller.instead}"
+
+
+def image_of(job: Job, caller: Caller) -> Shared[Job]:
+    """The image of a job, still to be written."""
+    instead = instead_of(caller)
     remedy = f"let it read from files, or {instead}"
     try:
-        return Shared.reserve(job, job.image, remedy)
-    except RuntimeError as error:
-        if "inheritance" in str(error):
-            return None
-        raise
+        return _reserve(job, remedy, pickle.Pickler)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         with contextlib.suppress(Exception):
-            pickler = importlib.import_module("cloudpickle").CloudPickler
-            make = functools.partial(dumps, pickler=pickler)
-            return Shared.reserve(job, job.image, remedy, make)
+            return _reserve(job, remedy, importlib.import_module("cloudpickle").CloudPickler)
+        name, part = _unpicklable_part(job)
         raise TypeError(
-            f"{_unpicklable_part(job)} cannot be pickled for the worker processes: {error}. Define "
-            f"it at module level, or {instead}; with cloudpickle installed, lambdas and local "
-            "classes travel too"
+            f"{name} ({type(part).__qualname__}) cannot be pickled for the worker processes: "
+            f"{error}. {_advice(part)}, or {instead}"
         ) from error
 
 
-def _unpicklable_part(job: Job) -> str:
-    """Names the smallest attribute that does not pickle."""
+def _reserve(job: Job, remedy: str, pickler: type[pickle.Pickler]) -> Shared[Job]:
+    for probes in (False, True):
+        mappings = FileMappings(_BUFFER_BYTES)
+        reduce = StartReducer(mappings, probes)
+        make = functools.partial(dumps, pickler=pickler, mappings=mappings, reduce=reduce)
+        try:
+            return Shared.reserve(job, job.image, remedy, make, mappings)
+        except RuntimeError as error:
+            if probes or "inheritance" not in str(error):
+                raise
+    raise AssertionError
+
+
+def _advice(part: object) -> str:
+    """What to do about an object that does not pickle."""
+    if isinstance(part, (type, FunctionType, MethodType)) or "<locals>" in type(part).__qualname__:
+        return (
+            "Define it at module level (with cloudpickle installed, lambdas and local classes "
+            "travel too)"
+        )
+    return (
+        "Open files, databases and connections in the worker, when the first example is read, and "
+        "keep their paths in the dataset until then"
+    )
+
+
+def _unpicklable_part(job: Job) -> tuple[str, object]:
+    """The smallest attribute that does not pickle, and its name."""
+    name, value = "", None
     for name, value in job.names.items():
         if _pickles(value):
             continue
@@ -252,14 +389,16 @@ def _unpicklable_part(job: Job) -> str:
             if bad is None:
                 break
             name, value = f"{name}'s attribute {bad[0]!r}", bad[1]
-        return f"{name} ({type(value).__qualname__})"
-    return next(reversed(job.names))
+        break
+    return name, value
 
 
 def _pickles(value: object) -> bool:
+    mappings = FileMappings(_BUFFER_BYTES)
     try:
         with packing():
-            dumps(value, 5, lambda buffer: None)
+            reduce = StartReducer(mappings, probes=True)
+            dumps(value, 5, lambda buffer: None, mappings=mappings, reduce=reduce)
     except Exception:
         return False
     return True

@@ -1,5 +1,9 @@
 from typing_extensions import disjoint_base
 
+from fastiter._ring.file_mappings import MappedFile
+
+def map_file(file: MappedFile) -> memoryview: ...
+
 @disjoint_base
 class Image:
     @property

@@ -2,9 +2,18 @@
 
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
-from libc.errno cimport ENOMEM
+from libc.errno cimport ENOMEM, errno
 from libc.stdint cimport uint64_t
-from posix.mman cimport munmap
+from posix.types cimport off_t
+from posix.mman cimport (
+    MAP_FAILED,
+    MAP_PRIVATE,
+    MAP_SHARED,
+    PROT_READ,
+    PROT_WRITE,
+    mmap,
+    munmap,
+)
 
 from fastiter._clib.csrc cimport FI_E_MEMORY, FI_OK, fi_image_close, fi_image_open, fi_shm_map
 
@@ -74,9 +83,30 @@ cdef class Image:
             fi_image_close(self.fd, self.nbytes)
 
 
+def map_file(object file):
+    """A memoryview of a `Mapping` of a `fastiter._ring.file_mappings.MappedFile`, of the same kind
+    as the first one. It says that it is writable, also where it is not: arrays know better."""
+    cdef Mapping mapping = Mapping.__new__(Mapping)
+    cdef int protection = PROT_READ | PROT_WRITE if file.is_writable else PROT_READ
+    cdef int flags = MAP_SHARED if file.is_shared else MAP_PRIVATE
+    cdef uint64_t nbytes = file.nbytes, offset = file.offset
+    cdef int fd = file.open()
+    cdef void *base
+    try:
+        with nogil:
+            base = mmap(NULL, nbytes, protection, flags, fd, <off_t>offset)
+        if base == MAP_FAILED:
+            raise OSError(errno, os.strerror(errno), file.path)
+    finally:
+        os.close(fd)
+    mapping.base = base
+    mapping.nbytes = nbytes
+    return memoryview(mapping)
+
+
 cdef class Mapping:
-    """Private, writable view of an image: what is written stays in this process. Exports a buffer,
-    and lives as long as an array in it."""
+    """View of an image, private and writable: what is written stays in this process. Or of a file
+    that is mapped. Exports a buffer, and lives as long as an array in it."""
 
     cdef void *base  # NULL until it is mapped
     cdef uint64_t nbytes
