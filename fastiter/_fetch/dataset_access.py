@@ -105,6 +105,13 @@ def epochs_of(dataset: Any) -> Epochs | None:
     return found
 
 
+def keeps_rows(dataset: Any) -> bool:
+    """Whether the rows of a dataset stay the same when others are added behind them: its method
+    ``__fastiter_keeps_rows__`` may say no."""
+    ask = getattr(type(dataset), "__fastiter_keeps_rows__", None)
+    return ask is None or bool(ask(dataset))
+
+
 class PlainColumns(NamedTuple):
     """A dataset of arrays, and its reader."""
 

@@ -70,7 +70,7 @@ class _OpenShard:
             if part.resume is not None:
                 self.position, state = part.resume
                 opened.load_state_dict(state)
-        elif part.start and hasattr(opened, "seek") and not isinstance(opened, io.IOBase):
+        elif part.start and hasattr(opened, "seek") and not hasattr(opened, "read"):
             opened.seek(part.start)
             self.position = part.start
         elif isinstance(opened, (Sequence, np.ndarray)):

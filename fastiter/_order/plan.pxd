@@ -47,6 +47,7 @@ cdef class PlanQueue:
     cdef readonly dict beyond  # states after batches delivered before older ones, by step
     cdef readonly list plans  # planned and not delivered, in the order of their delivery
     cdef bint is_passing  # the batch of the state was passed over
+    cdef public object former_size  # examples of an epoch that was begun with fewer; else None
     cdef public object epochs  # for a subclass, where the next epoch is drawn ahead; else None
     cdef int64_t n_begun  # how many orders were drawn when that was begun last
     cdef void put_state(self, object state, object progress, Plan last) noexcept

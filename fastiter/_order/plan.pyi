@@ -58,6 +58,7 @@ class Plan:
 class PlanQueue:
     progress: Any
     epochs: Any
+    former_size: int | None
     unordered: bool
     rank: int
     @property

@@ -220,7 +220,7 @@ cdef class PlanQueue:
       such an array;
     - ``_draw_ahead(number)``: have the order of that number drawn beside the loop; called in the
       middle of the epoch before, where there are ``epochs``;
-    - ``_note(state)``: told of a state with another number of orders drawn;
+    - ``_note(state)``: told of a state with another number of orders drawn, or of examples;
     - ``_seeds(plan, parts, step)``: the seeds of a plan, whose rows are parts of orders, each of
       them (order, start, stop, rounds of the order before); asked where there is an
       ``example_seed``.
@@ -243,6 +243,7 @@ cdef class PlanQueue:
         self.last = None
         self.is_passing = self.is_begun = False
         self.epochs = None
+        self.former_size = None
         self.n_begun = 0
 
     @property
@@ -338,7 +339,8 @@ cdef class PlanQueue:
                 is_new_epoch=item(self.current, IS_NEW_EPOCH) or item(state, IS_NEW_EPOCH),
                 previous_epoch_detail=item(self.current, PREVIOUS_EPOCH_DETAIL))
         n_drawn, before = item(state, N_DRAWN), item(self.current, N_DRAWN)
-        if n_drawn is not before and n_drawn != before:
+        size, former_size = item(state, EPOCH_SIZE), item(self.current, EPOCH_SIZE)
+        if (n_drawn is not before and n_drawn != before) or size != former_size:
             self._note(state)
         # What dies by this step, dies at the end of this function.
         work, outcome, last = plan.current_work, plan.outcome, self.last
@@ -428,6 +430,7 @@ cdef class PlanQueue:
             "progress": self.current_progress,
             "example_seed": self.example_seed,
             "beyond": self.beyond,
+            "former_size": self.former_size,
             "unordered": bool(self.unordered),
         }
 
@@ -444,6 +447,7 @@ cdef class PlanQueue:
             self.planned = plan.state
         self.is_passing = is_passing
         self.example_seed = given.pop("example_seed", None)
+        self.former_size = given.pop("former_size", None)
         self.unordered = given.pop("unordered", False)
         self.beyond = given.pop("beyond", {})
         for state in self.beyond.values():
@@ -503,7 +507,7 @@ cdef class PlanQueue:
             self.cut(cuts, position, size, self.rank, is_endless, &step)
             if step.rows > 0:
                 break
-            if position == 0:
+            if position == 0 and self.former_size != size:
                 raise ValueError(
                     f"an epoch of {size} examples has no full batch: batch_size is "
                     f"{self.batch_size}, for {self.num_ranks} rank(s)")

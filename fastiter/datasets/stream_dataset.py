@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -40,8 +41,9 @@ class StreamDataset:
         or a generator. To go on in the middle of it, the first that it has of these is used:
         ``state_dict()`` and ``load_state_dict(state)``, which speak of the examples that were
         taken; ``seek(n)``, called before it is iterated over, which goes to example n (not that of
-        a file, which counts bytes); indices, where it is a sequence or an array. Else the examples
-        before are read again. Has to pickle where worker processes are not forked.
+        a file, which counts bytes, nor of anything else with ``read``); indices, where it is a
+        sequence or an array. Else the examples before are read again. Has to pickle where worker
+        processes are not forked.
     seed : int, sequence of int or numpy.random.SeedSequence, optional
         Shuffles shards and windows, in each epoch anew. None: in the order given.
     window : int
@@ -82,10 +84,13 @@ class StreamDataset:
         self.shards = list(shards)
         if not self.shards:
             raise ValueError("shards must have at least one shard, but is empty")
-        names = Counter(map(repr, self.shards))
-        twice = max(names, key=names.__getitem__)
-        if names[twice] > 1:
+        names = [_name_of(shard) for shard in self.shards]
+        counts = Counter(names)
+        twice = max(counts, key=counts.__getitem__)
+        if counts[twice] > 1:
             raise ValueError(f"shards must differ, but {twice:.200} comes more than once")
+        told = "".join(re.sub(" at 0x[0-9a-fA-F]+", "", f"{name}\0") for name in names)
+        self._digest = hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
         self.open_shard = checked_callable("open_shard", open_shard)
         if open_shard is None:
             raise TypeError("open_shard must be a callable, not None")
@@ -134,8 +139,24 @@ class StreamDataset:
 
     def digest(self) -> str:
         """Tells lists of shards apart, also from one run of the program to the next."""
-        digest = hashlib.blake2b(digest_size=8)
-        for shard in self.shards:
-            has_address = " at 0x" in repr(shard)
-            digest.update(f"{type(shard) if has_address else shard!r}\0".encode())
-        return digest.hexdigest()
+        return self._digest
+
+
+def _name_of(shard: Any) -> str:
+    """Tells entries of shards apart. The text of large arrays leaves their middle out."""
+    if isinstance(shard, (list, tuple)):
+        return f"{type(shard).__name__}({', '.join(map(_name_of, shard))})"
+    if isinstance(shard, dict):
+        return _name_of(list(shard.items()))
+    if isinstance(shard, np.memmap):
+        return f"{shard.filename!r} {shard.offset} {shard.dtype} {shard.shape} {shard.strides}"
+    if not hasattr(shard, "__array__"):
+        return repr(shard)
+    try:
+        array = np.asarray(shard)
+    except Exception:  # of a tensor of a type that NumPy lacks, or on a GPU
+        return repr(shard)
+    if array.dtype.hasobject:
+        return f"{type(shard).__name__}{array.shape}{_name_of(array.ravel().tolist())}"
+    content = hashlib.blake2b(array.tobytes(), digest_size=16)
+    return f"{array.dtype} {array.shape} {content.hexdigest()}"

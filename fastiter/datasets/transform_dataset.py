@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fastiter._fetch.dataset_access import keeps_rows
 from fastiter._order import example_context
 from fastiter.datasets._batched import BatchedWrapper, fetch
 
@@ -39,6 +40,9 @@ class TransformDataset(BatchedWrapper):
 
     def __len__(self) -> int:
         return len(self._dataset)
+
+    def __fastiter_keeps_rows__(self) -> bool:
+        return keeps_rows(self._dataset)
 
     def get_example(self, i: int) -> Any:
         """Get example ``i`` of the dataset, transformed."""

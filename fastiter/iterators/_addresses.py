@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from fastiter._fetch.dataset_access import Epochs
     from fastiter._order.example_context import Seed
     from fastiter.iterators._epochs import EpochStore
-    from fastiter.iterators._state import Indices, Order
+    from fastiter.iterators._state import Anchor, Indices, Order
 
 
 _MOST_EXAMPLES = 1 << 62
@@ -78,7 +79,7 @@ class Preview(Planner):
             drop_last=planner.drop_last,
             tail=planner.tail,
         )
-        self.anchor, self.recut = planner.anchor, planner.recut
+        self.anchors, self.recut = planner.anchors, planner.recut
         self.former_size = planner.former_size
         self.example_seed = planner.example_seed
         sampler = self._order_sampler
@@ -95,7 +96,10 @@ class Preview(Planner):
         self, order: Order | None, position: int, size: int, n_drawn: int
     ) -> tuple[Order | None, int, int, Indices | None]:
         if order is None:
-            return super()._next_epoch(order, position, size, n_drawn)
+            if not self.repeat:
+                return None, size, n_drawn, None
+            self._present += 1
+            return None, self._size_of(self._present), n_drawn, None
         order, cuts = self._epoch(n_drawn)
         return order, self.counted(order, 0, size_within(order, 0)), n_drawn + 1, cuts
 
@@ -106,27 +110,37 @@ class Preview(Planner):
             return state.order, state.cuts
         sampler = self._order_sampler
         assert is_seeded(sampler)
-        first, rest = self._sizes()
-        size = first if number == self.anchor.n_drawn - 1 else rest
+        size = self._size_of(self._base.epoch + number - (self._base.n_drawn - 1))
         cuttings = self.cuttings_of(number)
         return self._kept.epoch(sampler, number, self._dataset_len(), size, cuttings)
 
-    def _sizes(self) -> tuple[int, int]:
-        """Examples in the anchor's epoch, and in each after it; of orders and fixed batch sizes."""
-        size = self.state.epoch_size
-        if self.former_size is None:
-            return size, size
-        return self.former_size, self._dataset_len()
+    def _begin_at(self, step: int) -> Anchor:
+        """Find the anchor that tells of a step."""
+        state, following = self.state, self._following_size()
+        #: the sizes of epochs: the first one up to an epoch, behind it the second
+        self._sizes, self._until = (state.epoch_size, following), state.epoch
+        if step >= state.step and following != state.epoch_size:
+            self._base = state.anchor
+            return self._base
+        self._until = sys.maxsize
+        for anchor, size in reversed(self.anchors):
+            self._base, self._sizes = anchor, (size, self._sizes[0])
+            if anchor.step <= step:
+                return anchor
+            self._until = anchor.epoch - 1
+        raise LookupError(
+            f"step {step} is before step {anchor.step}, from which on the present batch_size, "
+            "ranks, seed or number of examples hold: load a state that was saved before then, with "
+            "the arguments of that time"
+        )
+
+    def _size_of(self, epoch: int) -> int:
+        """Examples of an epoch, of orders and fixed batch sizes."""
+        return self._sizes[epoch > self._until]
 
     def before(self, step: int) -> State:
         """The state before a step, but for what it says of the one before that."""
-        anchor = self.anchor
-        if step < anchor.step:
-            raise LookupError(
-                f"step {step} is before step {anchor.step}, from which on the present batch_size, "
-                "ranks or seed hold: load a state that was saved before then, with the arguments "
-                "of that time"
-            )
+        anchor = self._begin_at(step)
         whole = self.batch_size * self.num_ranks
         if (step - anchor.step) * whole >= _MOST_EXAMPLES:  # epochs are counted in 63 bits
             most = anchor.step + (_MOST_EXAMPLES - 1) // whole
@@ -134,19 +148,20 @@ class Preview(Planner):
         epoch, position, order, size, cuts = self._place(step - anchor.step)
         if epoch > 0 and not self.repeat:
             raise LookupError(f"step {step} is after the end: with repeat=False there is one epoch")
+        self._present = epoch
         n_drawn = 0 if self._order_sampler is None else anchor.n_drawn + epoch - anchor.epoch
         return State(position, epoch, False, order, size, None, n_drawn, cuts, step)
 
     def _place(self, n_steps: int) -> tuple[int, int, Order | None, int, Indices | None]:
         """Epoch, position, order, size and cuts that number of steps after the anchor."""
-        sampler, anchor = self._order_sampler, self.anchor
+        sampler, anchor = self._order_sampler, self._base
         if n_steps == 0:  # where a rest without a batch is still to come
             return self._anchor_place()
         if isinstance(sampler, SeededBatchSampler):
             return self._place_by_cuts(sampler, n_steps)
         if is_seeded(sampler) and sampler._sizes_vary:
             return self._place_by_sizes(sampler, n_steps)
-        first, rest = self._sizes()
+        first, rest = self._size_of(anchor.epoch), self._size_of(anchor.epoch + 1)
         whole = self.batch_size * self.num_ranks
         epoch, position = anchor.epoch, anchor.position
         if self.repeat and not self.drop_last:
@@ -168,9 +183,9 @@ class Preview(Planner):
         return epoch, position, order, size, None
 
     def _anchor_place(self) -> tuple[int, int, Order | None, int, Indices | None]:
-        anchor, sampler = self.anchor, self._order_sampler
+        anchor, sampler = self._base, self._order_sampler
         order = cuts = None
-        size, _ = self._sizes()
+        size = self._size_of(anchor.epoch)
         if sampler is not None and (self.repeat or anchor.epoch == 0):
             order, cuts = self._epoch(anchor.n_drawn - 1)
             if cuts is not None:
@@ -182,7 +197,7 @@ class Preview(Planner):
     def _place_by_sizes(
         self, sampler: Any, n_steps: int
     ) -> tuple[int, int, Order, int, Indices | None]:
-        anchor, whole = self.anchor, self.batch_size * self.num_ranks
+        anchor, whole = self._base, self.batch_size * self.num_ranks
         number, position = anchor.n_drawn - 1, anchor.position
         if self.repeat and not self.drop_last:
             position += n_steps * whole
@@ -202,7 +217,7 @@ class Preview(Planner):
     def _place_by_cuts(
         self, sampler: SeededBatchSampler, n_steps: int
     ) -> tuple[int, int, Order, int, Indices | None]:
-        anchor = self.anchor
+        anchor = self._base
         number, position = anchor.n_drawn - 1, anchor.position
         count = sampler._count(self._dataset_len(), self.num_ranks)
         while True:
@@ -230,9 +245,14 @@ class Preview(Planner):
 
     def after(self, step: int) -> State:
         """The state before a step, as that after the one before it; the anchor's has none."""
-        if step == self.anchor.step:
+        if step == self.anchors[0][0].step:
             return self.before(step)
         return self.advance(self.before(step - 1)).state  # type: ignore[no-any-return]
+
+    def anchor_of(self, state: State) -> Anchor:
+        """The anchor that holds at a state that `after` has found."""
+        varies = state.cuts is not None or getattr(self._order_sampler, "_sizes_vary", False)
+        return self._base if varies or state.epoch_size == self._sizes[0] else state.anchor
 
 
 class SkippingPlanner(Planner):

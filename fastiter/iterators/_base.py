@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fastiter._device.cupy import leak_after_fork
-from fastiter._fetch.dataset_access import row_groups_of
+from fastiter._fetch.dataset_access import keeps_rows, row_groups_of
 from fastiter._fetch.seeded import Seeding
 from fastiter._fetch.shard_reader import ShardSeeds
 from fastiter._order.example_context import ExampleContext, keep_generators
@@ -652,7 +652,8 @@ class PlannedIterator(IteratorProperties):
         strict : bool
             False: the dataset may have grown since. The current epoch ends with the examples that
             it began with, later ones have all. Weights, mixtures, shares of a `ShardedOrderSampler`
-            and batch samplers are made for the examples that there were, and raise.
+            and batch samplers are made for the examples that there were, and raise; so does a
+            `TokenDataset` that fits documents into rows, whose rows are others then.
 
         Raises
         ------
@@ -664,6 +665,13 @@ class PlannedIterator(IteratorProperties):
         self._refuse_inside_next("load_state_dict()")
         with self._lock:
             loaded = from_states(state_dict, self._snapshot(), self._planner, strict=strict)
+            if loaded.former_size is not None and not keeps_rows(self._dataset):
+                raise ValueError(
+                    f"the state is of {loaded.former_size} rows, and this "
+                    f"{type(self._dataset).__qualname__} has {self._dataset_len()}, packed anew: "
+                    "those behind the position would have other tokens. Load the state before the "
+                    "dataset grows, or pack by packing='concat'"
+                )
             self._check_reopenable("loading a snapshot")
             self._go_on_from(loaded)
 
@@ -685,8 +693,11 @@ class PlannedIterator(IteratorProperties):
         with self._lock:
             self._check_reopenable("seek()")
             preview = Preview(self._planner, self.rank, self._epochs)
-            former_size = self._planner.former_size
-            snapshot = self._snapshot()._replace(state=preview.after(step), former_size=former_size)
+            state, former_size = preview.after(step), self._planner.former_size
+            anchor = preview.anchor_of(state)
+            snapshot = self._snapshot()._replace(
+                state=state, anchor=anchor, former_size=former_size
+            )
             self._go_on_from(snapshot)
 
     def _snapshot(self) -> Snapshot:

@@ -12,6 +12,7 @@ read, the record stands in the order's place.
 
 from __future__ import annotations
 
+import binascii
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -40,10 +41,13 @@ from fastiter.iterators.samplers._seeded import (
     SeededSampler,
     is_seeded,
 )
+from fastiter.iterators.samplers.mixture import MixtureOrderSampler
 from fastiter.iterators.samplers.sharded import ShardedOrderSampler
 from fastiter.iterators.samplers.shuffle import gives_permutations
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from fastiter._order.example_context import Seed
 
 _KEYS = ("current_position", "epoch", "is_new_epoch", "previous_epoch_detail")
@@ -63,6 +67,7 @@ DEFAULTS = {
     "tail": "pad",
 }
 _NO_BATCHES = "the snapshot was saved without a batch_sampler, but this iterator has one"
+_MOST_SIZES = 16  # of a mixture's sources, which a state tells
 _UNTOUCHED = -2  # in no order that was ever stored
 _ABSENT: Any = object()  # what a key has that is not in the snapshot
 
@@ -123,17 +128,19 @@ def exchange(
 
 
 def as_dict(current: Snapshot, planner: Planner) -> dict[str, Any]:
-    """What `exchange` saves, in plain numbers as far as it goes.
+    """What `exchange` saves, of plain types that JSON has.
 
-    An order is an array; where orders have numbers, the record alone says all.
+    An order is a text; where orders have numbers, the record alone says all.
     """
     state = current.state
     if isinstance(planner, StreamPlanner):
         saved: dict[str, Any] = {_STREAM_KEY: saved_stream(planner, state)}
     else:
-        saved = _saved_order(state, planner)
-        if (record := _record_of(state, planner)) is not None:
+        record = _record_of(state, planner)
+        if record is not None:
             saved = {_RECORD_KEY: record.array().tolist()}
+        else:
+            saved = {key: _as_text(order) for key, order in _saved_order(state, planner).items()}
         saved[SEED_KEY] = _signed(current.seed)
         saved[CUTS_KEY] = _saved_cuts(current, planner)
     values = state.position, state.epoch, state.is_new_epoch, state.previous_epoch_detail
@@ -150,8 +157,33 @@ def from_dict(
             f"state_dict must be a dict, as state_dict() returns it, not {stored!r} of type "
             f"{type(stored).__qualname__}"
         )
-    numbers = {key: stored.get(key, _ABSENT) for key in _KEYS}
-    return _loaded(lambda key, value: stored[key], numbers, current, planner, strict=strict)
+    given = {**stored}
+    for key in _ORDER_KEYS:
+        if isinstance(given.get(key), str):
+            given[key] = _order_of_text(given[key])
+    numbers = {key: given.get(key, _ABSENT) for key in _KEYS}
+    return _loaded(lambda key, value: given[key], numbers, current, planner, strict=strict)
+
+
+def _as_text(order: Any) -> Any:
+    """An order as Base64 of as few bytes an index as the greatest one needs, behind their number;
+    -1 as it is."""
+    if not isinstance(order, np.ndarray):
+        return order
+    width = max(1, (int(order.max(initial=0)).bit_length() + 7) // 8)
+    rows = order.astype("<i8", copy=False).view(np.uint8).reshape(-1, 8)
+    return f"{width}:" + binascii.b2a_base64(rows[:, :width].tobytes(), newline=False).decode()
+
+
+def _order_of_text(text: str) -> npt.NDArray[np.int64]:
+    try:
+        width, packed = text.split(":")
+        found = np.frombuffer(binascii.a2b_base64(packed), np.uint8).reshape(-1, int(width))
+        rows = np.zeros((len(found), 8), np.uint8)
+        rows[:, : int(width)] = found
+    except ValueError as error:
+        raise unreadable("order", error) from error
+    return rows.view("<i8")[:, 0].astype(np.int64)
 
 
 def _as_bytes(saved: Any) -> Any:
@@ -176,15 +208,18 @@ def _saved_cuts(current: Snapshot, planner: Planner) -> dict[str, Any]:
         saved["n_examples"] = state.epoch_size
     place = getattr(state.order, "place", None)
     if place is not None and (found := place(state.position)) is not None:
-        saved[WINDOW_KEY] = found
+        saved[WINDOW_KEY] = list(found)
     if isinstance(sampler, SeededBatchSampler):
-        saved["cuttings"] = planner.cuttings_of(state.n_drawn - 1)
+        cuttings = planner.cuttings_of(state.n_drawn - 1)
+        saved["cuttings"] = [[start, n_ranks, list(limits)] for start, n_ranks, limits in cuttings]
     if is_seeded(sampler):
         if sampler._words is not None and sampler._words != current.seed:
             saved["seed"] = _signed(sampler._words)
         arguments = [each for each in sampler._arguments() if type(each) in (int, bool)]
         if arguments:
             saved["arguments"] = arguments
+        if isinstance(sampler, MixtureOrderSampler) and len(sampler._sizes) <= _MOST_SIZES:
+            saved["sizes"] = list(sampler._sizes)
     return saved
 
 
@@ -264,6 +299,9 @@ def _loaded(
         if current.skips is not None:
             skips = SkipState.loaded(_ask_json(serializer, SKIPS_KEY))
         return Snapshot(state, current.seed, skips, state.anchor)
+    stream = _ask(serializer, _STREAM_KEY, None)
+    if stream is not None and stream is not _ABSENT:
+        raise ValueError("the snapshot was saved with a StreamDataset, but this one reads none")
     state, sampler = current.state, planner._order_sampler
     dataset_size = planner._dataset_len()
     position = _loaded_int(stored, "current_position")
@@ -296,6 +334,7 @@ def _loaded(
             planner,
             recut=recut,
             saved_seed=saved_seed,
+            saved_sizes=saved_cuts.get("sizes"),
             strict=strict,
         )
         n_drawn = record.n_drawn
@@ -470,6 +509,7 @@ def _order_again(
     *,
     recut: tuple[int, tuple[Cutting, ...]] | None,
     saved_seed: Seed | None,
+    saved_sizes: Any,
     strict: bool,
 ) -> tuple[Order, Any]:
     """The order that the snapshot's record tells of, drawn by this iteration's sampler."""
@@ -478,10 +518,11 @@ def _order_again(
     population = sampler._population(state.epoch_size, dataset_size)
     ours = sampler._record(record.n_drawn, population, position)
     if (record.kind, record.key) != (ours.kind, ours.key):
+        difference = _difference(record, sampler, saved_seed, saved_sizes)
         raise ValueError(
             "the snapshot was saved with another order sampler than this "
-            f"{type(sampler).__qualname__}, or with another seed or other arguments"
-            f"{_difference(record, sampler, saved_seed)}: give the iterator the same one"
+            f"{type(sampler).__qualname__}, or with another seed or other arguments{difference}: "
+            "give the iterator the same one"
         )
     size = state.epoch_size
     if record.n_examples != ours.n_examples:
@@ -526,7 +567,9 @@ def _check_growth(told: int, dataset_size: int, *, strict: bool) -> None:
         )
 
 
-def _difference(record: Record, sampler: SeededSampler, saved_seed: Seed | None) -> str:
+def _difference(
+    record: Record, sampler: SeededSampler, saved_seed: Seed | None, saved_sizes: Any
+) -> str:
     """Which of them differs, as far as the snapshot tells."""
     if isinstance(sampler, CallableBatches) and record.kind == sampler._KIND:
         return f" (batch_sampler({record.n_drawn - 1}) gives other batches)"
@@ -534,6 +577,12 @@ def _difference(record: Record, sampler: SeededSampler, saved_seed: Seed | None)
         return ""
     if record.kind != sampler._KIND and not isinstance(sampler, ShardedOrderSampler):
         return " (it is of another kind)"
+    if isinstance(sampler, MixtureOrderSampler):
+        ours = list(sampler._sizes)
+        if saved_sizes is not None and saved_sizes != ours:
+            return f" (its sources have {saved_sizes} examples, here they have {ours!r:.200})"
+        if record.n_examples != sum(ours):
+            return f" (its sources have {record.n_examples} examples, here they have {sum(ours)})"
     return f" (the {'arguments differ' if saved_seed == sampler._words else 'seed differs'})"
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "Planner", "State", "initial_state"]
 
 _CONVERTERS = 2**64 - 1  # in the place of an epoch
+_MOST_ANCHORS = 64  # of a dataset that grows all the time
 Indices: TypeAlias = "npt.NDArray[np.int64]"
 #: int64[n], or an object with ``len()`` whose slices are one-dimensional integer arrays.
 Order = Any
@@ -264,19 +265,25 @@ class Planner(PlanQueue):
         super().__init__(state, batch_size, repeat, **cutting)
         self._order_sampler = order_sampler
         self._dataset_len = dataset_len
-        self.anchor = state.anchor
+        #: steps from which on arguments and size of epochs were others, and that size
+        self.anchors: tuple[tuple[Anchor, int], ...] = ((state.anchor, state.epoch_size),)
         #: the number of an epoch that was begun with other cuts, and all its cuttings
         self.recut: tuple[int, tuple[Cutting, ...]] | None = None
-        #: the length of orders before the dataset has grown, in a state that was loaded
-        self.former_size: int | None = None
         self.holes: Holes | None = None  #: in the state that was loaded
         self._repeats: tuple[Order, Indices | None] = None, None  # of the order asked for last
         self._note(state)
 
     def __setstate__(self, given: dict[str, Any]) -> None:
         # Pickles of version 0.1.0 know of no steps.
-        new = {"anchor": given["state"].anchor, "recut": None, "former_size": None, "holes": None}
+        state = given["state"]
+        new = {"anchors": ((state.anchor, state.epoch_size),), "recut": None, "holes": None}
         super().__setstate__({**new, **given, "_repeats": (None, None)})
+
+    @property
+    def anchor(self) -> Anchor:
+        """The step from which on the present arguments and the present size of epochs hold."""
+        step, oldest = self.state.step, self.anchors[0][0]
+        return next((each for each, _ in reversed(self.anchors) if each.step <= step), oldest)
 
     if TYPE_CHECKING:
 
@@ -320,13 +327,14 @@ class Planner(PlanQueue):
 
     def go_on_from(self, snapshot: Snapshot, example_seed: Seed | None) -> None:
         """Restart from a snapshot; after an error all is as it was."""
-        before = self.anchor, self.recut, self.former_size, self.example_seed, self.holes
+        before = self.anchors, self.recut, self.former_size, self.example_seed, self.holes
         try:
-            self.anchor, self.recut, self.holes = snapshot.anchor, snapshot.recut, snapshot.holes
+            self.recut, self.holes = snapshot.recut, snapshot.holes
             self.former_size, self.example_seed = snapshot.former_size, example_seed
             self.restart(snapshot.state, snapshot.skips, *snapshot.ahead)
+            self.anchors = ((snapshot.anchor, snapshot.state.epoch_size),)
         except BaseException:
-            self.anchor, self.recut, self.former_size, self.example_seed, self.holes = before
+            self.anchors, self.recut, self.former_size, self.example_seed, self.holes = before
             raise
 
     @property
@@ -394,6 +402,16 @@ class Planner(PlanQueue):
             return np.zeros(stop - start, dtype=np.int64)
         return np.asarray(repeats[start:stop], dtype=np.int64)
 
+    def _following_size(self) -> int:
+        """Examples of the next epoch, of orders and fixed batch sizes."""
+        size = self.state.epoch_size
+        is_asked = self._order_sampler is None or size == self.former_size
+        return (self._dataset_len() if is_asked else 0) or size
+
     def _note(self, state: State) -> None:
-        if is_seeded(self._order_sampler):
-            self._order_sampler._note(state.n_drawn)
+        sampler = self._order_sampler
+        if is_seeded(sampler):
+            sampler._note(state.n_drawn)
+        varies = state.cuts is not None or getattr(sampler, "_sizes_vary", False)
+        if state.epoch_size != self.anchors[-1][1] and not varies:  # the dataset has grown
+            self.anchors = (*self.anchors[-_MOST_ANCHORS:], (state.anchor, state.epoch_size))

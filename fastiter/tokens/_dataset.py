@@ -388,5 +388,8 @@ class TokenDataset(DatasetMixin):
     def __fastiter_epochs__(self) -> Epochs | None:
         return self._epochs
 
+    def __fastiter_keeps_rows__(self) -> bool:
+        return self._method not in FITS
+
     def __fastiter_tokens__(self, rows: npt.NDArray[np.int64]) -> int:
         return self._planner.n_tokens(rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import itertools
 import json
 import subprocess
@@ -351,3 +353,79 @@ def test_the_command_takes_the_states_of_all_ranks(tmp_path, capsys):
     state.write_text(json.dumps([iterator.state_dict() for iterator in ranks]))
     assert __main__.main(["batch", str(state), "--step", "0", "--rank", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["indices"] == [i for _, i in batches[1]]
+
+
+# -- datasets that grow ----------------------------------------------------------------------------
+
+actions = st.sampled_from(["step", "step", "step", "load", "grow", "grow while running", "seek"])
+
+
+@given(
+    st.lists(st.tuples(actions, st.integers(1, 5)), max_size=14),
+    st.sampled_from([None, 3]),
+    st.booleans(),
+    st.integers(1, 4),
+)
+@settings(max_examples=150, deadline=None)
+def test_addresses_of_a_dataset_that_grows(acts, seed, drop_last, batch_size):
+    """Each batch that was delivered is told as it was, or refused; those to come as they come."""
+    data, delivered = list(range(5)), {}
+
+    def make():
+        order = {"shuffle": False} if seed is None else {"order_sampler": ShuffleOrderSampler(seed)}
+        return SerialIterator(data, batch_size, drop_last=drop_last, **order)
+
+    iterator = make()
+    for action, count in acts:
+        if action == "grow" or (action == "grow while running" and seed is None):
+            data += range(len(data), len(data) + count)
+        if action in ("grow", "load"):
+            state = json.loads(json.dumps(iterator.state_dict()))
+            iterator = make()
+            iterator.load_state_dict(state, strict=False)
+        if action == "step":
+            step, other = iterator.step, copy.copy(iterator)
+            told = [iterator.batch_at(step + k).indices.tolist() for k in range(count)]
+            assert [next(other) for _ in range(count)] == told
+            delivered.update(enumerate([next(iterator) for _ in range(count)], step))
+        if action == "seek" and delivered:
+            with contextlib.suppress(LookupError):
+                iterator.seek(sorted(delivered)[-1 - count % len(delivered)])
+                delivered = {at: rows for at, rows in delivered.items() if at < iterator.step}
+        for step, batch in delivered.items():
+            with contextlib.suppress(LookupError):
+                assert iterator.batch_at(step).indices.tolist() == batch
+
+
+@pytest.mark.parametrize("order", [lambda: None, lambda: ShuffleOrderSampler(3)])
+def test_a_state_is_told_right_epochs_after_its_dataset_has_grown(order):
+    def make(size):
+        sampler = order()
+        given = {"shuffle": False} if sampler is None else {"order_sampler": sampler}
+        return SerialIterator(range(size), 4, **given)
+
+    former, grown = make(10), make(15)
+    next(former)
+    grown.load_state_dict(former.state_dict(), strict=False)
+    delivered = {step: next(grown) for step in range(1, 10)}
+    later = make(15)
+    later.load_state_dict(json.loads(json.dumps(grown.state_dict())))
+    for step in range(4, 10):
+        for iterator in grown, later:
+            assert iterator.batch_at(step).indices.tolist() == delivered[step]
+    later.seek(6)
+    assert [next(later) for _ in range(3)] == [delivered[step] for step in (6, 7, 8)]
+    with pytest.raises(LookupError, match="number of examples"):
+        later.batch_at(1)
+
+
+def test_an_epoch_without_a_full_batch_ends_where_later_ones_have_some():
+    former = SerialIterator(range(5), 2, order_sampler=ShuffleOrderSampler(3), drop_last=True)
+    grown = SerialIterator(range(15), 6, order_sampler=ShuffleOrderSampler(3), drop_last=True)
+    grown.load_state_dict(former.state_dict(), strict=False)
+    told = [grown.batch_at(step).indices.tolist() for step in range(4)]
+    assert [next(grown) for _ in range(4)] == told
+    assert grown.epoch == 3
+    empty = SerialIterator(range(9), 9, order_sampler=ShuffleOrderSampler(3), drop_last=True)
+    empty.load_state_dict(former.state_dict(), strict=False)
+    assert sorted(next(empty)) == list(range(9))

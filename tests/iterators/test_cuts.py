@@ -700,7 +700,19 @@ def test_orders_that_are_made_for_their_examples_refuse_a_dataset_that_has_grown
     old, grown = make(10), make(20)
     next(old)
     before = grown.state_dict()
-    expected = "ShardedOrderSampler cannot go on" if kind == "share" else "arguments differ"
+    expected = {
+        "share": "ShardedOrderSampler cannot go on",
+        "mixture": r"its sources have \[8, 2\] examples, here they have \[18, 2\]",
+    }.get(kind, "arguments differ")
     with pytest.raises(ValueError, match=expected):
         grown.load_state_dict(old.state_dict(), strict=False)
     assert str(grown.state_dict()) == str(before)
+
+
+def test_a_mixture_of_many_sources_tells_how_many_examples_they_had():
+    def make(last: int) -> SerialIterator:
+        sampler = MixtureOrderSampler([3] * 40 + [last], [1] * 41, 0)
+        return SerialIterator(range(120 + last), 4, order_sampler=sampler)
+
+    with pytest.raises(ValueError, match="its sources have 125 examples, here they have 127"):
+        make(7).load_state_dict(make(5).state_dict())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import copy
 import itertools
 import json
 import os
 import pickle
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -479,3 +482,57 @@ def test_an_example_that_kills_its_workers_ends_its_shard() -> None:
         rows += batch
     assert len(rows) >= sum(SIZES) - 100 + 20
     iterator.finalize()
+
+
+# -- files that are wrapped, shards that are told apart, other iterators ---------------------------
+
+
+def _in_codecs(path: str) -> Any:
+    return codecs.open(path, encoding="utf8")
+
+
+def _in_tempfile(path: str) -> Any:
+    copied = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115
+    copied.write(Path(path).read_text())
+    copied.seek(0)
+    return copied
+
+
+@pytest.mark.filterwarnings("ignore:codecs.open:DeprecationWarning")
+@pytest.mark.parametrize("opener", [open, _in_codecs, _in_tempfile])
+def test_a_wrapper_of_a_file_is_no_source_that_seeks_examples(opener: Any, tmp_path: Path) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(f"line {i}\n" for i in range(200)))
+    with contextlib.ExitStack() as stack:
+        stream = StreamDataset([str(path)], lambda name: stack.enter_context(opener(name)))
+        iterator, resumed = SerialIterator(stream, 8), SerialIterator(stream, 8)
+        rows_of(iterator, 5)
+        resumed.load_state_dict(iterator.state_dict())
+        assert next(resumed) == next(iterator) == [f"line {i}\n" for i in range(40, 48)]
+
+
+def test_large_arrays_as_shards_are_told_apart() -> None:
+    first, second = np.zeros(2000), np.zeros(2000)
+    second[1000] = 1
+    stream = StreamDataset([first, second], iter)
+    assert next(SerialIterator(stream, 2001))[2000] == 0
+    with pytest.raises(ValueError, match="comes more than once"):
+        StreamDataset([{"rows": first}, {"rows": first.copy()}], iter)
+    states = [SerialIterator(StreamDataset([each], iter), 4) for each in (first, second)]
+    again = SerialIterator(StreamDataset([first.copy()], iter), 4)
+    again.load_state_dict(states[0].state_dict())
+    with pytest.raises(ValueError, match="another stream: its shards"):
+        again.load_state_dict(states[1].state_dict())
+
+
+@pytest.mark.parametrize("shuffle", [False, None])
+def test_a_state_of_a_stream_does_not_load_into_an_iterator_over_a_map(shuffle: Any) -> None:
+    stream = SerialIterator(StreamDataset(range(5), lambda s: range(10 * s, 10 * s + 8)), 4)
+    rows_of(stream, 5)
+    other, stored = SerialIterator(range(100), 4, shuffle=shuffle), {}
+    stream.serialize(stored.__setitem__)
+    with pytest.raises(ValueError, match="StreamDataset"):
+        other.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+    with pytest.raises(ValueError, match="StreamDataset"):
+        other.serialize(lambda key, value: stored[key])
+    assert other.current_position == 0

@@ -15,6 +15,7 @@ from fastiter import (
     ShuffleOrderSampler,
     concat_examples,
 )
+from fastiter.datasets import TransformDataset
 from fastiter.tokens import TokenDataset
 
 RNG = np.random.default_rng(0)
@@ -232,3 +233,41 @@ def test_the_loader_of_torch(num_workers):
         for k, batch in enumerate(batches):
             assert type(batch["input_ids"]) is torch.Tensor
             assert_same(batch, rows[6 * k : 6 * k + 6])
+
+
+def tokens_of(rows):
+    return {int(token) for row in rows for token in row["input_ids"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "is_refused"),
+    [
+        ({"length": 8, "packing": "bfd"}, True),
+        ({"length": 8, "packing": "first_fit"}, True),
+        ({"length": 8, "packing": "concat"}, False),
+        ({"length": 4}, False),
+        ({}, False),
+    ],
+)
+@pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: TransformDataset(rows, dict)])
+def test_rows_that_documents_are_fitted_into_anew_do_not_load_after_growth(
+    options, is_refused, wrap
+):
+    documents = [[10 * i + k for k in range(1 + i % 5)] for i in range(20)]
+    grown = documents + [[1000 + i] * 3 for i in range(8)]
+
+    def make(given):
+        return SerialIterator(wrap(TokenDataset(given, **options)), 2, shuffle=False)
+
+    former, later = make(documents), make(grown)
+    batches = [next(former) for _ in range(2)]
+    if is_refused:
+        with pytest.raises(ValueError, match="packed anew"):
+            later.load_state_dict(former.state_dict(), strict=False)
+        assert later.current_position == 0
+        return
+    later.load_state_dict(former.state_dict(), strict=False)
+    while later.epoch == 0:
+        batches.append(next(later))
+    rows = [row for batch in batches for row in batch]
+    assert tokens_of(rows) >= tokens_of(TokenDataset(documents, **options)) - {0}
