@@ -69,4 +69,4 @@ cdef class PlanQueue:
 cdef class TurnPlanQueue(PlanQueue):
     cdef readonly Py_ssize_t n_workers
     cdef readonly int64_t rows
-    cdef public object order
+    cdef public object order, cutter

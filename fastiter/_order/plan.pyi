@@ -117,7 +117,8 @@ class PlanQueue:
 
 @disjoint_base
 class TurnPlanQueue(PlanQueue):
-    order: NDArray[np.int64] | None
+    order: NDArray[np.int64] | int | None
+    cutter: Any
     def __init__(self, state: Any, n_workers: int, rows: int) -> None: ...
     @property
     def n_workers(self) -> int: ...

@@ -41,6 +41,8 @@ cdef enum:
     # Of a state of `TurnPlanQueue`, which has no cuts.
     LAST_WORKER = 7
     N_MADE = 8
+    N_KEYS = 9
+    SIZE = 10
 
 cdef enum:
     # What becomes of the last rows of an epoch, too few for a step of full batches.
@@ -657,13 +659,16 @@ cdef class TurnPlanQueue(PlanQueue):
     """Plans of batches that one worker makes each, in turn.
 
     A state is a tuple that begins with the first seven items of `State`, whose position counts
-    batches; then come the worker of the last one, and how many each worker has made.
+    batches; then come the worker of the last one, how many keys each worker has had, how many all
+    had, and how many the last batch had.
 
     Attributes
     ----------
-    n_workers, rows : how many there are, and the rows of a batch
-    order : int64[n]: batch k has the k-th `rows` of it. None while the subclass plans all batches,
-        by ``_advance(state)``, as it does those that the order is too short for
+    n_workers, rows : how many there are, and the rows of a batch at most
+    order : int64[n], or an int n in place of the numbers below it. A batch has the next
+        ``cutter.batch_size`` of them. None while the subclass plans all batches, by
+        ``_advance(state)``, as it does those that the order is too short for
+    cutter : any object that has this attribute, which is read for each batch
     """
 
     def __init__(self, state, Py_ssize_t n_workers, int64_t rows):
@@ -674,23 +679,31 @@ cdef class TurnPlanQueue(PlanQueue):
     cpdef Plan advance(self, object state):
         """The plan of the next batch. What it changes is in its state; the queue stays as it is."""
         state = self.planned  # that of the last plan in the queue may be older
-        cdef int64_t number = item(state, POSITION), start = number * self.rows
+        order = self.order
+        if order is None:
+            return self._advance(state)
+        cdef int64_t number = item(state, POSITION), start = item(state, N_KEYS)
+        cdef int64_t size = self.cutter.batch_size
         cdef Py_ssize_t worker, i
+        cdef bint is_counted = type(order) is int, reaches = 0 < size <= self.rows
         cdef Plan plan
-        if self.order is None or not is_plain(self.order, start + self.rows):
+        if reaches:
+            reaches = size <= order - start if is_counted else is_plain(order, start + size)
+        if not reaches:
             return self._advance(state)
         worker = (<Py_ssize_t>item(state, LAST_WORKER) + 1) % self.n_workers
         n_made = list(item(state, N_MADE))
-        n_made[worker] += 1
+        n_made[worker] += size
         items = list(state)
         items[POSITION], items[LAST_WORKER], items[N_MADE] = number + 1, worker, tuple(n_made)
+        items[N_KEYS], items[SIZE] = start + size, size
         after = fi_new_tuple(type(state), len(items))
         for i in range(len(items)):
             put(after, i, items[i])
-        plan = new_plan(self.piece(self.order, start, start + self.rows), after, None)
+        plan = new_plan(self.piece(None if is_counted else order, start, start + size), after, None)
         plan.worker = worker
         plan.number = number
-        plan.n_valid = self.rows
+        plan.n_valid = size
         plan.epoch, plan.position = item(after, EPOCH), number + 1
         plan.epoch_size = item(after, EPOCH_SIZE)
         return plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import itertools
 from typing import TYPE_CHECKING, Any
@@ -74,20 +75,18 @@ class InProcessIterator(LoaderIterator):
         self._is_stateful = is_stateful(self._dataset) or is_stateful(
             getattr(self._fetcher, "dataset_iter", None)
         )
-        self._sampler_iter.keeps_states = self._sampler_iter.is_stateful
+        self._sampler_iter.n_states = 2  # of a batch that an interrupt has left
         self._plans.example_seed = self._example_seed
         if self._example_seed is not None:
             self._fetcher.dataset = Seeded(self._dataset)
-        n_yielded = n_missing = 0
-        if resume is not None:
-            n_yielded, n_missing = resume.n_yielded, resume.n_more
-            if self._is_iterable and not resume.has_worker_state:
-                n_yielded, n_missing = 0, n_yielded + n_missing
+        if resume is not None and self._is_iterable and not resume.has_worker_state:
+            n_keys = self._sampler_iter.first[1]
+            collections.deque(itertools.islice(self._fetcher.dataset_iter, n_keys), maxlen=0)
+        n_yielded = 0 if resume is None else resume.n_yielded
         self._plans.begin(
             self._sampler_iter, self._planned(resume), Delivered(n_yielded, (), (True,), {}), False
         )
-        for _ in range(n_missing):
-            next(self)
+        self._fetch_again(resume)
 
     def _find_columns(self) -> None:
         """Of a dataset of Arrow columns, find what gathers them."""
@@ -122,7 +121,7 @@ class InProcessIterator(LoaderIterator):
     def _fetch(self, plan: Plan) -> Plan:
         if plan.work is None:  # else an interrupt has left it
             self._examples: list[Any] = []
-            plan.work = copy.deepcopy(self._dataset_state()) if self._is_stateful else {}
+            plan.work = {} if not self._is_stateful else copy.deepcopy(self._dataset_state())
         plan.outcome = capture(self._fetched, plan.request)
         return plan
 
@@ -178,6 +177,7 @@ class InProcessIterator(LoaderIterator):
         works = self._plans.works()  # of a batch that an interrupt has left
         state = works[0] if works and self._is_stateful else self._dataset_state()
         return {
+            "_facts": self._facts,
             **self._sampler_state(),
             "_num_yielded": self._num_yielded,
             "fetcher_state": state["fetcher_state"],

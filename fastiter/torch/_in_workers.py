@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -98,7 +99,7 @@ class WorkersIterator(LoaderIterator):
         if resume is not None and resume.has_worker_state:
             states = [
                 (resume.of_worker(number, self._num_workers), made)
-                for number, made in enumerate(resume.batches_by_worker(self._num_workers))
+                for number, made in enumerate(resume.keys_by_worker(self._num_workers))
             ]
         init_fn = loader.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
@@ -150,7 +151,7 @@ class WorkersIterator(LoaderIterator):
         plans.shared_seed = self._shared_seed
         plans.example_seed = self._example_seed
         plans.wants_state = self._asks_first and bool(self._interval)
-        self._sampler_iter.keeps_states = self._sampler_iter.is_stateful and bool(self._interval)
+        self._sampler_iter.n_states = sys.maxsize if self._interval else 0
         self._overtakes = False  # not yet: what comes first has an order
         states = tuple(
             {"worker_id": number, "fetcher_state": None, "dataset_state": None}
@@ -162,13 +163,15 @@ class WorkersIterator(LoaderIterator):
         self._takes_snapshots = self._sampler_iter.is_stateful
         plans.progress = progress._replace(snapshot=self._snapshot_now(progress))
         pool.ring.top_up(plans)
+        if self._sampler_iter.is_stateful and not self._takes_snapshots:  # the sampler's iterator
+            self._takes_snapshots = True
+            plans.progress = progress._replace(snapshot=self._snapshot_now(progress))
         if not pool.is_open:  # last, so that its workers find work when they begin
             pool.open(lifts=False)
         if self._asks_first:
             self._ask_first()
             plans.progress = plans.progress._replace(snapshot=self._snapshot_now(plans.progress))
-        for _ in range(0 if resume is None else resume.n_more):
-            next(self)
+        self._fetch_again(resume)
         self._overtakes = not plans.in_order
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -274,14 +277,11 @@ class WorkersIterator(LoaderIterator):
         """The state with this progress; ``delivered`` is the plan of the last batch in it."""
         plans = self._plans
         place = plans.state if delivered is None else delivered.state
-        pending = plans.pending_by_worker(delivered)
         last_worker = place.last_worker
         main = {
             **self._sampler_state(delivered),
             "_num_workers": self._num_workers,
-            "_batches_by_worker": [
-                made - left for made, left in zip(plans.planned.n_made, pending, strict=True)
-            ],
+            "_keys_by_worker": plans.keys_by_worker(delivered),
         }
         return {
             "_snapshot_step": progress.n_yielded,
@@ -297,9 +297,13 @@ class WorkersIterator(LoaderIterator):
         snapshot = progress.snapshot
         if not self._takes_snapshots:
             snapshot = self._snapshot_now(progress)
+        n_steps = progress.n_yielded - snapshot["_snapshot_step"]
+        n_keys = self._plans.state.n_keys - snapshot["_main_snapshot"]["_keys_yielded"]
         return {
+            "_facts": self._facts,
             "_snapshot": snapshot,
-            "_steps_since_snapshot": progress.n_yielded - snapshot["_snapshot_step"],
+            "_steps_since_snapshot": n_steps,
+            "_keys_since_snapshot": n_keys if n_steps else 0,
             "_iterator_finished": self._finished,
             **program_state(self._draws_globally),
         }

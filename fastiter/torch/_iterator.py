@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import itertools
 import sys
 import warnings
 import weakref
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch.autograd import _profiler_enabled
 from torch.autograd.profiler import record_function
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data import dataloader as torch_dataloader
 
-from fastiter._fetch.dataset_access import epochs_of
 from fastiter._order.plan import DeliveringIterator, Plan
 from fastiter._util.failures import capture
+from fastiter.torch._keys import Keys, epoch_rows
 from fastiter.torch._plans import Delivered, Planned, Plans
 from fastiter.torch._sources import fetched
 from fastiter.torch._state import (
     Resume,
+    drawn_from,
     draws_globally,
     epoch_of,
     generators_of,
-    is_stateful,
+    is_torchs,
     set_states,
-    state_if_any,
     states_of,
 )
 
 if TYPE_CHECKING:
-    from fastiter._fetch.epoch_rows import EpochRows
     from fastiter.torch._loader import DataLoader
 
 
@@ -46,176 +39,6 @@ class Kept:
     def __init__(self) -> None:
         self.iterator: weakref.ref[LoaderIterator] | None = None
         self.state: dict[str, Any] | None = None  # where the iteration was left
-
-
-class IndexBatches:
-    """The keys of torch's own batch sampler over all examples, in order or shuffled, without a
-    Python object for each: int64 arrays, by the number of the batch, in the order that the
-    sampler's iterator would give. What an interrupt cuts short can be asked for again.
-    """
-
-    order: npt.NDArray[np.int64] | None = None  #: of all examples, once it has been drawn
-
-    def __init__(self, sampler: BatchSampler) -> None:
-        self._sampler = sampler
-        self._has_ended = False
-        self._before: dict[str, torch.Tensor] = {}
-
-    def __getitem__(self, number: int) -> npt.NDArray[np.int64]:
-        if self.order is None:  # now, when the sampler's iterator would draw its seed
-            self.order = self._draw(self._sampler.sampler)
-        size = self._sampler.batch_size
-        keys = self.order[number * size : (number + 1) * size]
-        if len(keys) < size and not self._has_ended:
-            inner: Any = self._sampler.sampler
-            if type(inner) is RandomSampler and inner.generator is not None:
-                # torch's iterator draws another order at its end, of which it takes nothing.
-                self._rewind("end", inner.generator)
-                torch.randperm(len(inner.data_source), generator=inner.generator)
-            self._has_ended = True
-        if len(keys) < (size if self._sampler.drop_last else 1):
-            raise IndexError(number)
-        return keys
-
-    def _draw(self, sampler: Any) -> npt.NDArray[np.int64]:
-        n = len(sampler.data_source)
-        if type(sampler) is SequentialSampler:
-            return np.arange(n, dtype=np.int64)
-        generator = sampler.generator
-        self._rewind("order", torch.default_generator if generator is None else generator)
-        if generator is None:
-            generator = torch.Generator()
-            generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-        order: npt.NDArray[np.int64] = torch.randperm(n, generator=generator).numpy()
-        return order
-
-    def _rewind(self, step: str, generator: torch.Generator) -> None:
-        """Set a generator back to where it was before this step, if that was interrupted."""
-        generator.set_state(self._before.setdefault(step, generator.get_state()))
-
-
-def _faster(keys: Iterator[Any], sampler: Any) -> Iterator[Any] | IndexBatches:
-    """The sampler's iterator, which has given nothing yet, or what has the same keys faster, as
-    arrays in place of lists."""
-    if type(sampler) is BatchSampler:
-        inner: Any = sampler.sampler
-        if type(inner) is SequentialSampler or (
-            type(inner) is RandomSampler
-            and not inner.replacement
-            and inner.num_samples == len(inner.data_source)
-        ):
-            return IndexBatches(sampler)
-    return keys
-
-
-def _named(keys: Any, rows: EpochRows) -> Any:
-    if isinstance(keys, np.ndarray):
-        return rows.named(keys)
-    if isinstance(keys, (int, np.integer)):
-        return int(rows.named(np.array(keys)))
-    if type(keys) is not list:
-        return keys
-    if all(type(key) is int for key in keys):
-        return rows.named(np.array(keys, np.int64)).tolist()
-    return [_named(key, rows) for key in keys]
-
-
-def _epoch_rows(dataset: Any) -> EpochRows | None:
-    """The rows that a dataset has now, of one that has others in each epoch: workers may have a
-    copy from before."""
-    epochs = epochs_of(dataset)
-    return None if epochs is None else epochs.rows_of(epochs.epoch)
-
-
-class Keys:
-    """Draws the sampler's keys, one batch's at a time, and knows the sampler's state.
-
-    Batches have numbers, in the order of the sampler; not all are delivered in this order.
-
-    Parameters
-    ----------
-    sampler, keys : the sampler, and its iterator or `IndexBatches`.
-    main : dict, optional
-        What `state` has returned, if the iterator goes on from there. Keys of batches that were
-        delivered before are left out.
-    rows : EpochRows, optional
-        What gives the indices that tell the epoch.
-    """
-
-    def __init__(
-        self,
-        sampler: Any,
-        keys: Any,
-        main: dict[str, Any] | None = None,
-        rows: EpochRows | None = None,
-    ) -> None:
-        self._sampler, self._keys, self._rows = sampler, keys, rows
-        self.first = 0 if main is None else main["_sampler_iter_yielded"]
-        self._end = 0 if main is None else main["_delivered_up_to"]
-        self._left = [] if main is None else main["_not_delivered"]
-        self.keeps_states = False  # whether `state` will be called with batches that were drawn
-        self._states: dict[int, dict[str, Any]] = {}  # by the number of batches drawn
-        nothing: tuple[int, Any] = (self.first - 1, None)
-        self._drawn = collections.deque([nothing], 1)  # the last one
-
-    def draw(self, n_planned: int) -> tuple[int, Any]:
-        """Number and keys of the batch that follows when `n_planned` are planned. The same ones
-        again, until that batch is planned."""
-        while True:
-            number, keys = self._drawn[0]
-            if number >= n_planned and (number >= self._end or number in self._left):
-                return number, keys if self._rows is None else _named(keys, self._rows)
-            if isinstance(self._keys, IndexBatches):
-                number = max(number + 1, n_planned)  # those before may be planned by `order_after`
-                try:
-                    self._drawn.append((number, self._keys[number]))
-                except IndexError:
-                    raise StopIteration from None
-                continue
-            if self.keeps_states:
-                self._states[number + 1] = self._state()
-            # One step, in which no signal handler runs but in the sampler itself.
-            self._drawn.extend(zip([number + 1], map(next, [self._keys]), strict=False))
-            if self._drawn[0][0] == number:
-                raise StopIteration
-
-    def order_after(self, number: int) -> npt.NDArray[np.int64] | None:
-        """The order that has the keys of all batches after this one, as its parts; None if they
-        have to be drawn."""
-        keys = self._keys
-        if not isinstance(keys, IndexBatches) or self._rows is not None or number + 1 < self._end:
-            return None
-        return keys.order
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether the sampler has drawn its seed."""
-        return self._drawn[0][0] >= 0
-
-    @property
-    def is_stateful(self) -> bool:
-        return is_stateful(self._sampler) or is_stateful(self._keys)
-
-    def _state(self) -> dict[str, Any]:
-        return {
-            "_index_sampler_state": state_if_any(self._sampler),
-            "_sampler_iter_state": state_if_any(self._keys),
-        }
-
-    def state(self, n_planned: int, pending: list[int]) -> dict[str, Any]:
-        """Where to go on, if these batches of those that were planned were not delivered."""
-        left = sorted(pending) + [number for number in self._left if number >= n_planned]
-        end = max(self._end, n_planned)
-        while left and left[-1] == end - 1:
-            end = left.pop()
-        start = min([*left, end, n_planned])
-        self._states = {n: state for n, state in self._states.items() if n >= start}
-        return {
-            **(self._states[start] if start in self._states else self._state()),
-            "_sampler_iter_yielded": start,
-            "_delivered_up_to": end,
-            "_not_delivered": left,
-        }
 
 
 class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
@@ -239,6 +62,9 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
     def __init__(self, loader: DataLoader[Any], resume: Resume | None) -> None:
         self._generators = generators_of(loader)
         self._draws_globally = draws_globally(loader)
+        self._facts = self._facts_of(loader)
+        if resume is not None:
+            resume = resume.agreeing(self._facts or loader._facts())
         former = torch.get_rng_state()
         if resume is not None:  # so that what is drawn now is what was drawn then
             set_states(self._generators, resume.main["_generator_states"])
@@ -251,14 +77,11 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
         if resume is not None and self._is_reset:
             self._base_seed = resume.main["_base_seed"]
             set_states(self._generators, self._generator_states)
-        keys = _faster(self._sampler_iter, self._index_sampler)
-        if resume is not None:
-            keys = self._loaded_keys(keys, resume.main, resume.is_finished)
-        self._sampler_iter = Keys(
-            self._index_sampler, keys, resume and resume.main, _epoch_rows(self._dataset)
-        )
-        self._kept = loader._kept
         self._is_iterable = self._dataset_kind == torch_dataloader._DatasetKind.Iterable
+        self._sampler_iter = self._keys_of(resume and resume.main)
+        if resume is not None:
+            self._sampler_iter.load(resume.main, resume.is_finished, self._is_iterable)
+        self._kept = loader._kept
         self._example_seed = (self._base_seed, 0) if loader.seed_examples else None
         if resume is not None:
             self._load(resume)
@@ -270,10 +93,19 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
         self._sampler_epoch = epoch_of(loader.sampler)
         super()._reset(loader, first_iter)
         self._is_reset = True
-        keys = _faster(self._sampler_iter, self._index_sampler)
-        self._sampler_iter = Keys(self._index_sampler, keys, None, _epoch_rows(self._dataset))
+        self._facts = self._facts_of(loader)
+        self._sampler_iter = self._keys_of(None)
         if self._example_seed is not None:
             self._example_seed = self._example_seed[0], self._example_seed[1] + 1
+
+    def _keys_of(self, main: dict[str, Any] | None) -> Keys:
+        iterator, rows = self._sampler_iter, epoch_rows(self._dataset)
+        return Keys(self._index_sampler, iterator, main, rows)
+
+    def _facts_of(self, loader: DataLoader[Any]) -> dict[str, Any] | None:
+        """What is known of the epoch when it begins. Samplers that are not torch's may take long to
+        tell their length: they are asked when the state is."""
+        return loader._facts() if is_torchs(drawn_from(loader._index_sampler)) else None
 
     @property
     def _num_yielded(self) -> int:
@@ -290,13 +122,14 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
     def _planned(self, resume: Resume | None) -> Planned:
         """Where the plans of an epoch begin."""
         n_workers = self._plans.n_workers
-        place = Planned(self._sampler_iter.first, n_made=(0,) * n_workers)
+        position, n_keys = self._sampler_iter.first
+        place = Planned(position, n_made=(0,) * n_workers, n_keys=n_keys)
         if resume is None:
             return place
         place = place._replace(is_finished=resume.is_finished)
         if resume.n_workers != n_workers:
             return place
-        n_made = tuple(resume.batches_by_worker(n_workers))
+        n_made = tuple(resume.keys_by_worker(n_workers))
         return place._replace(last_worker=resume.last_worker, n_made=n_made)
 
     # ---- batches
@@ -380,9 +213,9 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
 
     def _sampler_state(self, delivered: Plan | None = None) -> dict[str, Any]:
         """Where the sampler is after what was delivered, and ``delivered``."""
-        keys, plans = self._sampler_iter, self._plans
+        keys, plans, planned = self._sampler_iter, self._plans, self._plans.planned
         return {
-            **keys.state(plans.planned.position, plans.pending(delivered)),
+            **keys.state((planned.position, planned.n_keys), plans.pending(delivered)),
             "_IterableDataset_len_called": self._IterableDataset_len_called,
             "_shared_seed": self._shared_seed,
             "_generator_states": self._generator_states,
@@ -393,28 +226,25 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
             "_example_seed": self._example_seed,
         }
 
-    def _loaded_keys(self, keys: Any, main: dict[str, Any], is_finished: bool) -> Any:
-        """The sampler's iterator, gone on to where it was saved."""
-        sampler: Any = self._index_sampler
-        n_drawn = main["_sampler_iter_yielded"]
-        if is_stateful(sampler) or is_stateful(keys):
-            if is_stateful(sampler):
-                sampler.load_state_dict(main["_index_sampler_state"])
-            keys = iter(sampler)
-            if main["_sampler_iter_state"] is not None:
-                keys.load_state_dict(main["_sampler_iter_state"])
-        elif self._dataset_kind != torch_dataloader._DatasetKind.Iterable:
-            # Now, since a sampler draws its seed with its first key, and what is loaded later, such
-            # as a dataset's state, may set the generator.
-            collections.deque(itertools.islice(keys, n_drawn), maxlen=0)
-            rest: list[Any] = []
-            if is_finished:  # at its end it may draw once more, of which nothing comes
-                rest = [*keys]
-            elif main["_has_begun"] and n_drawn == 0:
-                rest = list(itertools.islice(keys, 1))
-            if not isinstance(keys, IndexBatches):  # else all are still there
-                keys = itertools.chain(rest, keys)
-        return keys
+    def _fetch_again(self, resume: Resume | None) -> None:
+        """Fetch what was delivered after the state of the datasets was taken.
+
+        Raises
+        ------
+        ValueError
+            If these batches have another size now.
+        """
+        if resume is None or not resume.n_more:
+            return
+        for _ in range(resume.n_more):
+            next(self)
+        n_keys = self._plans.state.n_keys - self._sampler_iter.first[1]
+        if n_keys != resume.n_more_keys:
+            raise ValueError(
+                f"{resume.n_more} batches since the last snapshot must be fetched again, and had "
+                f"{resume.n_more_keys} keys, but have {n_keys} now: pass the batch_size of the "
+                "loader that has saved the state, or snapshot_every_n_steps=1 where it is saved"
+            )
 
     def _load(self, resume: Resume) -> None:
         main = resume.main

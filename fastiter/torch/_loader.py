@@ -11,6 +11,7 @@ from multiprocessing import context as contexts
 from typing import Any, TypeVar
 
 import torch.utils.data
+from torch.utils.data import _DatasetKind
 
 from fastiter._fetch.dataset_access import row_groups_of
 from fastiter._workers.start_method import SAFE
@@ -23,7 +24,7 @@ from fastiter.torch._state import (
     Resume,
     draws_globally,
     epoch_of,
-    is_stateful,
+    facts_of,
     load_program_state,
     program_state,
     unbegun_state,
@@ -149,7 +150,6 @@ persistent_workers, pin_memory_device, in_order
         self._loaded: Resume | None = None
         self._loaded_state: dict[str, Any] | None = None  # the same, as it was given
         self._kept = Kept()
-        self._is_untouched = False  # the iterator was made for its state, and is not in a loop yet
 
     @property
     def multiprocessing_context(self) -> Any:
@@ -167,15 +167,15 @@ persistent_workers, pin_memory_device, in_order
 
     def _get_iterator(self) -> Any:
         """Make an iterator. A subclass may put it into one of its own."""
-        loaded, self._loaded, self._loaded_state = self._loaded, None, None
         self._kept = Kept()
         if not self._has_state():
             return super()._get_iterator()
         if self.num_workers == 0:
-            made: LoaderIterator = InProcessIterator(self, loaded)
+            made: LoaderIterator = InProcessIterator(self, self._loaded)
         else:
             self.check_worker_number_rationality()
-            made = WorkersIterator(self, loaded)
+            made = WorkersIterator(self, self._loaded)
+        self._loaded = self._loaded_state = None  # not if it was refused
         self._kept.iterator = weakref.ref(made)
         return made
 
@@ -199,9 +199,7 @@ persistent_workers, pin_memory_device, in_order
 
     def __iter__(self) -> Any:
         iterator: Any = self._iterator
-        if self._is_untouched:
-            self._is_untouched = False
-        elif self.persistent_workers and iterator is not None:
+        if self.persistent_workers and iterator is not None:
             iterator._reset(self)
         else:
             iterator = self._get_iterator()
@@ -218,7 +216,7 @@ persistent_workers, pin_memory_device, in_order
     def state_dict(self) -> dict[str, Any]:
         """The state after the batch that was delivered last; before the first, that of its start.
 
-        Before the first iteration it starts the workers if dataset or sampler have a state.
+        Before the first iteration it starts no worker, and asks no dataset for a state.
 
         Returns
         -------
@@ -231,23 +229,32 @@ persistent_workers, pin_memory_device, in_order
         ------
         RuntimeError
             If ``multiprocessing_context`` is of a class that is not multiprocessing's: torch's own
-            workers then make the batches.
+            workers then make the batches. Or if ``state_dict()`` of the dataset, the sampler or
+            their iterator has failed.
         """
         self._require_state()
         own = self._own_iterator()
+        state: dict[str, Any]
         if own is not None:
-            return own.state_dict()
-        if self._kept.state is not None:
-            return {**self._kept.state, **program_state(draws_globally(self))}
-        if self._loaded_state is not None:
+            state = own.state_dict()
+        elif self._kept.state is not None:
+            state = {**self._kept.state, **program_state(draws_globally(self))}
+        elif self._loaded_state is not None:
             return self._loaded_state
-        if not (is_stateful(self.dataset) or is_stateful(self._index_sampler)):
+        else:
             return unbegun_state(self)
-        self._iterator = self._get_iterator()
-        self._is_untouched = True
-        own = self._own_iterator()
-        assert own is not None
-        return own.state_dict()
+        state["_facts"] = state["_facts"] or self._facts()
+        Resume.of(state).check()
+        return state
+
+    def _facts(self) -> dict[str, Any]:
+        is_iterable = self._dataset_kind == _DatasetKind.Iterable
+        return facts_of(self._index_sampler, self.dataset, is_iterable)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The attributes of a copy, which begins anew, or where a state was loaded. As of torch's
+        class, which has no copies once there are persistent workers."""
+        return {**self.__dict__, "_kept": Kept()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Have the next iteration begin after the batch at which `state_dict` was called.
@@ -258,15 +265,18 @@ persistent_workers, pin_memory_device, in_order
         Raises
         ------
         ValueError
-            If it is no such state. The next iteration raises it where the number of workers has
-            changed, and the dataset has a state of its own in each of them.
+            If it is no such state. The next iteration raises it if it cannot be told which examples
+            are left: of another length of the dataset or the sampler, another class of sampler, or
+            other attributes of one of torch's.
+        AssertionError
+            By the next iteration, as in torchdata, if the number of workers has changed, and each
+            of them had a state of the dataset's, or a part of an `IterableDataset`.
         RuntimeError
             As `state_dict`.
         """
         self._require_state()
         self._iterator = None
         self._kept = Kept()
-        self._is_untouched = False
         self._loaded = self._loaded_state = None
         if not state_dict:
             return

@@ -12,7 +12,7 @@ from fastiter.torch._seeds import seeds_of
 from fastiter.torch._worker import Request
 
 if TYPE_CHECKING:
-    from fastiter.torch._iterator import Keys
+    from fastiter.torch._keys import Keys
 
 _ENDLESS = 1 << 60  # examples in an epoch, where their number is not known
 _MOST_SCHEMAS = 8  # of one pool
@@ -20,7 +20,7 @@ MOST_ROWS = 1 << 16  # of a batch that is made from columns
 
 
 class Planned(NamedTuple):
-    """The state of a plan: what was planned up to it. `TurnPlanQueue` knows the first nine."""
+    """The state of a plan: what was planned up to it. `TurnPlanQueue` knows the first eleven."""
 
     position: int = 0  #: batches of the sampler
     epoch: int = 0
@@ -30,7 +30,9 @@ class Planned(NamedTuple):
     previous_epoch_detail: None = None
     n_drawn: int = 0
     last_worker: int = -1  #: that makes the batch; -1: none has made one
-    n_made: tuple[int, ...] = ()  #: batches by each worker
+    n_made: tuple[int, ...] = ()  #: keys of each worker's batches
+    n_keys: int = 0  #: of all batches
+    size: int = 0  #: keys of the last one
     n_asked: int = 0  #: workers that were asked for their first state
     n_schemas: int = 0  #: times that a batch was asked for columns
     is_finished: bool = False  #: whether the epoch has ended
@@ -95,22 +97,24 @@ class Plans(TurnPlanQueue):
         if worker is None:
             return Plan(None, state._replace(is_finished=True))
         try:
-            number, keys = self.keys.draw(state.position)
+            number, first, size, keys = self.keys.draw(state.position, state.n_keys)
         except StopIteration:
             return Plan(None, state._replace(is_finished=True))
         made = state.n_made[worker]
-        n_made = (*state.n_made[:worker], made + 1, *state.n_made[worker + 1 :])
+        n_made = (*state.n_made[:worker], made + size, *state.n_made[worker + 1 :])
         asks_schema = self.n_schemas > state.n_schemas
         seeds = None
         if self.example_seed is not None:
             n_rows = len(keys) if hasattr(keys, "__len__") else 1
             seeds = seeds_of(self.example_seed, number + 1, n_rows)
-        state = state._replace(position=number + 1, last_worker=worker, n_made=n_made)
+        state = state._replace(
+            position=number + 1, last_worker=worker, n_made=n_made, n_keys=first + size, size=size
+        )
         if self.has_columns:
             rows = index_array(keys, self.rows)
             if rows is not None:
                 if self.in_order and seeds is None:
-                    self.order = self.keys.order_after(number)
+                    self.order, self.cutter = self.keys.order_after(number), self.keys.cutter
                 return Plan(rows, state, None, None, worker, number=number, seeds=seeds)
         if type(keys) is np.ndarray:
             keys = keys.tolist()
@@ -139,16 +143,24 @@ class Plans(TurnPlanQueue):
             return next(active, None)
         return min(active, key=self.pending_by_worker().__getitem__, default=None)
 
-    def pending(self, delivered: Plan | None = None) -> list[int]:
-        """The numbers of batches that were planned and not delivered; ``delivered`` counts as
-        that."""
-        return [plan.state.position - 1 for plan in self._batches(delivered)]
+    def pending(self, delivered: Plan | None = None) -> list[tuple[int, int, int]]:
+        """The batches that were planned and not delivered: number of each, the keys before it, and
+        its keys; ``delivered`` counts as delivered."""
+        states = [plan.state for plan in self._batches(delivered)]
+        return [(one.position - 1, one.n_keys - one.size, one.size) for one in states]
 
-    def pending_by_worker(self, delivered: Plan | None = None) -> list[int]:
+    def pending_by_worker(self) -> list[int]:
         """How many of these each worker has."""
         counts = [0] * self.n_workers
-        for plan in self._batches(delivered):
+        for plan in self._batches(None):
             counts[plan.worker] += 1
+        return counts
+
+    def keys_by_worker(self, delivered: Plan | None = None) -> list[int]:
+        """How many keys each worker's batches had that were delivered; ``delivered`` was."""
+        counts = list(self.planned.n_made)
+        for plan in self._batches(delivered):
+            counts[plan.worker] -= plan.state.size
         return counts
 
     def _batches(self, delivered: Plan | None) -> list[Plan]:
@@ -162,10 +174,13 @@ class Plans(TurnPlanQueue):
 
 
 def index_array(keys: Any, most: int) -> npt.NDArray[np.int64] | None:
-    """The keys of a batch as dataset indices; None if they are no list of Python's integers."""
+    """The keys of a batch as dataset indices; None if they are no list of Python's integers, or
+    more than ``most``."""
+    if not isinstance(keys, (list, np.ndarray)) or not 0 < len(keys) <= most:
+        return None
     if type(keys) is np.ndarray:
         return keys
-    if type(keys) is not list or not 0 < len(keys) <= most or set(map(type, keys)) != {int}:
+    if type(keys) is not list or set(map(type, keys)) != {int}:
         return None
     try:
         return np.array(keys, np.int64)

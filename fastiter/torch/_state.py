@@ -6,25 +6,60 @@ The layout is that of torchdata's ``StatefulDataLoader``, with one more entry fo
 from __future__ import annotations
 
 import binascii
+import inspect
+import math
+import traceback
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import _DatasetKind
+from torch.utils.data import BatchSampler, DistributedSampler, _DatasetKind
+
+
+class NoState(NamedTuple):
+    """In place of the state of an object whose ``state_dict()`` has failed. The loop goes on: only
+    who asks for the loader's state has to know."""
+
+    text: str
 
 
 def is_stateful(value: Any) -> bool:
-    """Whether an object has ``state_dict()`` and ``load_state_dict()``."""
-    return callable(getattr(value, "state_dict", None)) and callable(
-        getattr(value, "load_state_dict", None)
-    )
+    """Whether an object has ``state_dict()`` without arguments, and ``load_state_dict()``."""
+    save = getattr(value, "state_dict", None)
+    if isinstance(value, type) or not callable(save):
+        return False
+    try:
+        inspect.signature(save).bind()
+    except TypeError:  # what some libraries' own loaders call with arguments
+        return False
+    except ValueError:  # a built-in function without a signature
+        pass
+    return callable(getattr(value, "load_state_dict", None))
 
 
 def state_if_any(value: Any) -> Any:
-    """The state of an object that has one, else None."""
-    return value.state_dict() if is_stateful(value) else None
+    """The state of an object that has one, or `NoState`; else None."""
+    if not is_stateful(value):
+        return None
+    try:
+        return value.state_dict()
+    except Exception:
+        return NoState(f"state_dict() of {type(value).__name__} failed\n{traceback.format_exc()}")
+
+
+def lack_of(*states: dict[str, Any] | None) -> NoState | None:
+    """The first `NoState` among the values."""
+    values = (value for state in states for value in (state or {}).values())
+    return next((value for value in values if isinstance(value, NoState)), None)
+
+
+def refuse_lack(*states: dict[str, Any] | None) -> None:
+    """Raise RuntimeError if one of the values is a `NoState`."""
+    lack = lack_of(*states)
+    if lack is not None:
+        raise RuntimeError(lack.text)
 
 
 def state_of(worker: int, kind: int, fetcher: Any, dataset: Any) -> dict[str, Any]:
@@ -127,9 +162,11 @@ def program_state(is_drawn_from: bool) -> dict[str, Any]:
 
 
 def unbegun_state(loader: Any) -> dict[str, Any]:
-    """The state before the first iteration, of a loader whose dataset and sampler have none."""
+    """The state before the first iteration. A dataset is not asked for its own."""
+    main = {"_index_sampler_state": state_if_any(drawn_from(loader._index_sampler))}
+    refuse_lack(main)
     own = states_of(_own_generators(loader))
-    return {"_unbegun_states": own, **program_state(draws_globally(loader))}
+    return {"_unbegun_states": own, **main, **program_state(draws_globally(loader))}
 
 
 def _own_generators(loader: Any) -> list[torch.Generator]:
@@ -143,6 +180,49 @@ def load_program_state(loader: Any, state: dict[str, Any]) -> None:
         set_states([torch.default_generator], state["_global_state"])
     if "_unbegun_states" in state:
         set_states(_own_generators(loader), state["_unbegun_states"])
+        if state["_index_sampler_state"] is not None:
+            drawn_from(loader._index_sampler).load_state_dict(state["_index_sampler_state"])
+
+
+# ---- what the keys of an epoch depend on ---------------------------------------------------------
+
+_DISTRIBUTED = f"{DistributedSampler.__module__}.{DistributedSampler.__qualname__}"
+# Of torch's own samplers; of others those of which no two values have the same keys.
+_TORCHS_FACTS = ("replacement", "shuffle", "seed", "drop_last", "num_replicas", "batch_size")
+_FACTS = ("num_replicas", "batch_size")
+
+
+def drawn_from(sampler: Any) -> Any:
+    """The sampler whose keys are counted: the one that torch's `BatchSampler` cuts into batches, or
+    any other itself."""
+    return sampler.sampler if type(sampler) is BatchSampler else sampler
+
+
+def is_torchs(sampler: Any) -> bool:
+    """Whether a sampler's class is of torch."""
+    return type(sampler).__module__.startswith("torch.utils.data")
+
+
+def facts_of(sampler: Any, dataset: Any, is_iterable: bool) -> dict[str, Any]:
+    """What decides which keys an epoch has: of a loader's index sampler, and its dataset."""
+    inner = drawn_from(sampler)
+    module = type(inner).__module__.replace("__mp_main__", "__main__")  # in a spawned process
+    given = getattr(inner, "__dict__", {})
+    names = _TORCHS_FACTS if is_torchs(inner) else _FACTS
+    named = {name: given[name] for name in names if type(given.get(name)) in (bool, int)}
+    return {
+        "sampler": f"{module}.{type(inner).__qualname__}",
+        "len(dataset)": None if is_iterable else _length(dataset),
+        **{f"sampler.{name}": value for name, value in named.items()},
+        "len(sampler)": _length(inner),
+    }
+
+
+def _length(value: Any) -> int | None:
+    try:
+        return len(value)
+    except Exception:
+        return None
 
 
 def other_workers(before: int, now: int) -> AssertionError:
@@ -163,7 +243,9 @@ class Resume(NamedTuple):
     n_workers: int
     last_worker: int  #: that made the last batch
     n_more: int  #: batches delivered after the state of the workers was taken
+    n_more_keys: int  #: in these
     is_finished: bool
+    facts: dict[str, Any]  #: what `facts_of` gave
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Resume:
@@ -176,14 +258,14 @@ class Resume(NamedTuple):
         """
         try:
             _ = state["_rank"], state["_global_state"]
+            is_finished, facts = state["_iterator_finished"], state["_facts"]
             if "_snapshot" not in state:
                 worker = {key: state[key] for key in ("fetcher_state", "dataset_state")}
-                return cls(
-                    state["_num_yielded"], state, [worker], 0, 0, 0, state["_iterator_finished"]
-                )
+                _ = state["_keys_yielded"]
+                return cls(state["_num_yielded"], state, [worker], 0, 0, 0, 0, is_finished, facts)
             snapshot = state["_snapshot"]
             main = snapshot["_main_snapshot"]
-            n_workers = main["_num_workers"]
+            n_workers, _ = main["_num_workers"], main["_keys_yielded"]
             found = snapshot["_worker_snapshots"]
             return cls(
                 snapshot["_snapshot_step"],
@@ -192,21 +274,69 @@ class Resume(NamedTuple):
                 n_workers,
                 snapshot["_last_yielded_worker_id"],
                 state["_steps_since_snapshot"],
-                state["_iterator_finished"],
+                state["_keys_since_snapshot"],
+                is_finished,
+                facts,
             )
         except (KeyError, TypeError) as error:
             raise ValueError(
-                f"state_dict is not the state of a DataLoader: {type(error).__name__}: {error}"
+                "state_dict is not the state of a DataLoader of this version: "
+                f"{type(error).__name__}: {error}"
             ) from error
+
+    def check(self) -> None:
+        """Raise RuntimeError if a sampler or a dataset has given no state."""
+        refuse_lack(self.main, *self.workers, *(one["fetcher_state"] for one in self.workers))
 
     @property
     def has_worker_state(self) -> bool:
         """Whether a dataset, or its iterator, has a state of its own."""
         return hold_state(self.workers)
 
-    def batches_by_worker(self, n_workers: int) -> list[int]:
-        """How many batches each worker has made in the epoch."""
-        return list(self.main.get("_batches_by_worker", [0] * n_workers))
+    def keys_by_worker(self, n_workers: int) -> list[int]:
+        """How many keys each worker has had in the epoch."""
+        return list(self.main.get("_keys_by_worker", [0] * n_workers))
+
+    def agreeing(self, facts: dict[str, Any]) -> Resume:
+        """The same state, for a loader with these facts.
+
+        Raises
+        ------
+        ValueError
+            If it cannot be told which keys are left.
+        """
+        saved, main = self.facts, self.main
+        names = [name for name in {**facts, **saved} if saved.get(name) != facts.get(name)]
+        replicas = "sampler.num_replicas"
+        if not names:
+            return self
+        if (
+            replicas not in names
+            or not set(names) <= {replicas, "len(sampler)"}
+            or facts["sampler"] != _DISTRIBUTED
+            or self.has_worker_state
+        ):
+            name = names[0]
+            whose = "dataset" if name == "len(dataset)" else "sampler"
+            raise ValueError(
+                f"state_dict was saved with {name} = {saved.get(name)!r}, which is now "
+                f"{facts.get(name)!r}: the rest of that epoch cannot be told; pass the {whose} of "
+                "the loader that has saved it"
+            )
+        # Ranks take keys of the whole order in turn: together they have had its first ones.
+        before, now, n_keys = saved[replicas], facts[replicas], main["_keys_yielded"]
+        size = main["_batch_size"] or 1
+        if not self.is_finished and (main["_not_delivered"] or n_keys * before % now):
+            steps = now // math.gcd(now, before * size)
+            raise ValueError(
+                f"state_dict was saved with {replicas} = {before}, which is now {now}: what "
+                f"{before} ranks have had, {n_keys} examples each, {now} ranks cannot have had; "
+                f"pass num_replicas={before}, or a state without missing batches, after a multiple "
+                f"of {steps} steps with batch_size={size}"
+            )
+        place = [main["_sampler_iter_yielded"], min(n_keys * before // now, facts["len(sampler)"])]
+        change = {"_keys_yielded": place[1], "_delivered_up_to": place, "_not_delivered": []}
+        return self._replace(main={**main, **change})
 
     def of_worker(self, number: int, n_workers: int) -> dict[str, Any] | None:
         """The state that a worker goes on from, or None.

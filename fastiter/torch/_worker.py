@@ -21,7 +21,7 @@ from fastiter._workers import row_writer
 from fastiter._workers.main import BatchJob, WorkerArguments, seed_torch
 from fastiter.torch._collate import collate, collate_in_place, schema_for, use_own_stack
 from fastiter.torch._seeds import Seeded
-from fastiter.torch._state import begin_fetching, state_of
+from fastiter.torch._state import begin_fetching, lack_of, state_of
 
 if TYPE_CHECKING:
     from fastiter._ring.arena import WorkerRing
@@ -32,7 +32,7 @@ class Request(NamedTuple):
 
     keys: Any  #: of the sampler
     epoch: int
-    number: int  #: batches that this worker makes before this one in the epoch; -1: only its state
+    number: int  #: keys of this worker's batches before this one in the epoch; -1: only its state
     wants_state: bool
     wants_schema: bool  #: the columns that such batches could be made from
     shared_seed: int | None
@@ -60,7 +60,7 @@ class LoaderJob(BatchJob):
     base_seed : int
         Worker w seeds the global generators with ``base_seed + w``.
     states : list of dict or None
-        For each worker: the state to begin the epoch from, and how many batches it covers.
+        For each worker: the state to begin the epoch from, and how many keys it covers.
     seed_examples : whether random numbers belong to the examples.
     """
 
@@ -228,10 +228,12 @@ class _BatchMaker:
         try:
             if is_iterable and self._n_made > request.number:
                 # An interrupt in the main process has lost what was made.
-                self._start = self._first_state, self._start[1]
+                if lack_of(self._first_state, self._first_state["fetcher_state"]) is None:
+                    self._start = self._first_state, self._start[1]
                 self._go_to_start(request)
-            while is_iterable and self._n_made < request.number:
-                self._skip(request.keys)
+            while is_iterable and self._n_made < request.number:  # delivered before
+                next(self._fetcher.dataset_iter)
+                self._n_made += 1
             batch = self._collate(self._fetcher.fetch(request.keys))
         except StopIteration:
             if not is_iterable:
@@ -239,17 +241,11 @@ class _BatchMaker:
             self._fetcher.ended = True  # also of single examples: it is not asked again
             return Reply(None, self._state(), True)
         finally:
-            self._n_made += 1
+            self._n_made += len(request.keys) if self._job.auto_collation else 1
         if request.wants_state or request.wants_schema or isinstance(batch, Reply):
             state = self._state() if request.wants_state else None
             return Reply(batch, state, False, self._schema)
         return batch
-
-    def _skip(self, keys: Any) -> None:
-        """Fetch the examples of one batch that was delivered before, and drop them."""
-        for _ in keys if self._job.auto_collation else range(1):
-            next(self._fetcher.dataset_iter)
-        self._n_made += 1
 
     def _state(self) -> dict[str, Any]:
         return state_of(self._number, self._job.kind, self._fetcher, self._dataset)

@@ -1,0 +1,323 @@
+"""The sampler's keys: one batch's at a time, drawn when torch would draw them, counted."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+from fastiter._fetch.dataset_access import epochs_of
+from fastiter.torch._state import drawn_from, is_stateful, state_if_any
+
+if TYPE_CHECKING:
+    from fastiter._fetch.epoch_rows import EpochRows
+
+
+class OrderKeys:
+    """The keys of a sampler of torch's own over all examples, in order or shuffled, without a
+    Python object for each: int64 arrays. What an interrupt cuts short can be asked for again.
+    """
+
+    iterator = None
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self._has_ended = False
+        self._before: dict[str, torch.Tensor] = {}
+        #: Of all examples, once it has been drawn; their number, if they come in order.
+        self.order: npt.NDArray[np.int64] | int | None = None
+
+    @property
+    def n_drawn(self) -> int:
+        """Keys that were drawn, as far as it matters: none, or some."""
+        return 0 if self.order is None else 1
+
+    def draw(self, stop: int) -> npt.NDArray[np.int64] | int:
+        """Draw the keys before ``stop``."""
+        if self.order is None:  # now, when the sampler's iterator would draw its seed
+            self.order = self._drawn_order()
+        order, sampler = self.order, self._sampler
+        if isinstance(order, int):
+            return order
+        if stop > len(order) and not self._has_ended:
+            if sampler.generator is not None:
+                # torch's iterator draws another order at its end, of which it takes nothing.
+                self._rewind("end", sampler.generator)
+                torch.randperm(len(sampler.data_source), generator=sampler.generator)
+            self._has_ended = True
+        return order
+
+    skip = draw
+
+    def take(self, first: int, stop: int) -> npt.NDArray[np.int64]:
+        """The keys from ``first`` to before ``stop``; fewer at the end."""
+        order = self.draw(stop)
+        if isinstance(order, int):
+            return np.arange(min(first, order), min(stop, order), dtype=np.int64)
+        return order[first:stop]
+
+    def _drawn_order(self) -> npt.NDArray[np.int64] | int:
+        n = len(self._sampler.data_source)
+        if type(self._sampler) is SequentialSampler:
+            return n
+        generator = self._sampler.generator
+        self._rewind("order", generator or torch.default_generator)
+        if generator is None:
+            generator = torch.Generator()
+            generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+        order: npt.NDArray[np.int64] = torch.randperm(n, generator=generator).numpy()
+        return order
+
+    def _rewind(self, step: str, generator: torch.Generator) -> None:
+        """Set a generator back to where it was before this step, if that was interrupted."""
+        generator.set_state(self._before.setdefault(step, generator.get_state()))
+
+
+class IteratedKeys:
+    """The keys of any sampler. Those that were drawn are held until later ones are taken.
+
+    Parameters
+    ----------
+    sampler : any iterable.
+    iterator : Iterator, optional
+        Its iterator; else that is made for the first key, as by torch's `BatchSampler`.
+    """
+
+    order = None
+
+    def __init__(self, sampler: Any, iterator: Iterator[Any] | None) -> None:
+        self._sampler = sampler
+        self._iterators = [] if iterator is None else [iterator]
+        self._held: tuple[int, list[Any]] = 0, []  # from this one on
+        self._has_ended = False
+
+    @property
+    def iterator(self) -> Iterator[Any] | None:
+        """The sampler's, once it was made."""
+        return self._iterators[0] if self._iterators else None
+
+    @property
+    def n_drawn(self) -> int:
+        begin, keys = self._held
+        return begin + len(keys)
+
+    def open(self) -> Iterator[Any]:
+        """Make the sampler's iterator, if there is none."""
+        # In these steps no signal handler runs but in the sampler itself.
+        self._iterators.extend(map(iter, [] if self._iterators else [self._sampler]))
+        return self._iterators[0]
+
+    def draw(self, stop: int) -> None:
+        """Draw the keys before ``stop``, and hold them."""
+        n = stop - self.n_drawn
+        if n > 0 and not self._has_ended:
+            self._held[1].extend(itertools.islice(self.open(), n))
+            self._has_ended = self.n_drawn < stop
+
+    def begin(self, n: int) -> None:
+        """Have the iterator go on after so many keys."""
+        self._held = n, []
+
+    def skip(self, n: int) -> None:
+        """Draw the first keys of an epoch, and leave them out.
+
+        Raises
+        ------
+        ValueError
+            If the sampler has fewer.
+        """
+        found = sum(1 for _ in itertools.islice(self.open(), n))
+        if found < n:
+            raise ValueError(
+                f"state_dict counts {n} keys of the sampler in this epoch, but it gives {found}: "
+                "pass the sampler of the loader that has saved it"
+            )
+        self.begin(n)
+
+    def take(self, first: int, stop: int) -> list[Any]:
+        """The keys from ``first`` to before ``stop``; fewer at the end."""
+        self.draw(stop)
+        begin, keys = self._held
+        if begin < first:
+            self._held = _, keys = first, keys[first - begin :]
+        return keys[: stop - first]
+
+
+def _has_order(sampler: Any) -> bool:
+    return type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler
+        and not sampler.replacement
+        and sampler.num_samples == len(sampler.data_source)
+    )
+
+
+def _named(keys: Any, rows: EpochRows) -> Any:
+    if isinstance(keys, np.ndarray):
+        return rows.named(keys)
+    if isinstance(keys, (int, np.integer)):
+        return int(rows.named(np.array(keys)))
+    if type(keys) is not list:
+        return keys
+    if all(type(key) is int for key in keys):
+        return rows.named(np.array(keys, np.int64)).tolist()
+    return [_named(key, rows) for key in keys]
+
+
+def epoch_rows(dataset: Any) -> EpochRows | None:
+    """The rows that a dataset has now, of one that has others in each epoch: workers may have a
+    copy from before."""
+    epochs = epochs_of(dataset)
+    return None if epochs is None else epochs.rows_of(epochs.epoch)
+
+
+class Keys:
+    """Draws the keys of batches, and knows the sampler's state.
+
+    A place in an epoch is a number of batches and the number of keys in them: of keys of the
+    sampler that torch's `BatchSampler` cuts into batches; of another batch sampler, or where there
+    are no batches, each that it gives is one. Not all batches are delivered in their order.
+
+    Parameters
+    ----------
+    sampler, iterator : what the loader draws from, and its iterator.
+    main : dict, optional
+        What `state` has returned, if the iteration goes on from there. Batches that were delivered
+        before are left out.
+    rows : EpochRows, optional
+        What gives the indices that tell the epoch.
+    """
+
+    _drops = False
+
+    def __init__(
+        self,
+        sampler: Any,
+        iterator: Iterator[Any],
+        main: dict[str, Any] | None = None,
+        rows: EpochRows | None = None,
+    ) -> None:
+        self._batches, self._rows = sampler, rows
+        self._cuts = type(sampler) is BatchSampler
+        self._sampler: Any = drawn_from(sampler)
+        self._source: Any
+        if self._cuts and _has_order(self._sampler):
+            self._source = OrderKeys(self._sampler)
+        else:
+            self._source = IteratedKeys(self._sampler, None if self._cuts else iterator)
+        self.first = self._end = 0, 0
+        self._left: list[tuple[int, int, int]] = []
+        if main is not None:
+            self.first = main["_sampler_iter_yielded"], main["_keys_yielded"]
+            number, key = main["_delivered_up_to"]
+            self._end = number, key
+            self._left = [(number, key, size) for number, key, size in main["_not_delivered"]]
+        self.n_states = 0  #: of the batches drawn last, how many have their states kept for `state`
+        self._states: dict[int, dict[str, Any]] = {}  # by the number of keys before
+        self.cutter: Any = None  #: has the size of the next batch: the batch sampler, as a rule
+
+    def load(self, main: dict[str, Any], is_finished: bool, is_endless: bool) -> None:
+        """Go on to where the sampler was, now: it draws its seed with its first key, and what is
+        loaded later, such as a dataset's state, may set the generator."""
+        n_keys, own = self.first[1], main["_index_sampler_state"]
+        of_iterator = main["_sampler_iter_state"]
+        if is_endless:
+            self._source.begin(n_keys)
+            return
+        if own is not None or of_iterator is not None:
+            if is_stateful(self._sampler):
+                self._sampler.load_state_dict(own)
+            self._source = IteratedKeys(self._sampler, None)
+            self._source.begin(n_keys)
+            if of_iterator is not None:
+                self._source.open().load_state_dict(of_iterator)
+        elif main["_has_begun"]:
+            self._source.skip(n_keys)
+            self._source.draw(max(n_keys, 1))
+        if is_finished:  # at its end it may draw once more, of which nothing comes
+            self._source.draw(sys.maxsize)
+
+    def draw(self, n_planned: int, n_keys: int) -> tuple[int, int, int, Any]:
+        """The batch that follows when so many are planned, which have `n_keys`: its number, the
+        keys before it, how many it has, and its keys. The same again, until it is planned."""
+        left = next((one for one in self._left if one[0] >= n_planned), None)
+        source = self._source
+        if left is None:
+            number, first = max((n_planned, n_keys), self._end)
+            size = self._size()
+        else:
+            number, first, size = left
+        if self.n_states and isinstance(source, IteratedKeys):
+            source.open()
+            source.draw(first)
+            if source.n_drawn == first and self.is_stateful:
+                self._states[first] = self._state()
+                if len(self._states) > self.n_states:
+                    del self._states[next(iter(self._states))]
+        keys = source.take(first, first + size)
+        if len(keys) < (size if self._drops else 1):
+            raise StopIteration
+        size = len(keys)
+        if not self._cuts:
+            keys = keys[0]
+        return number, first, size, keys if self._rows is None else _named(keys, self._rows)
+
+    def _size(self) -> int:
+        """The keys of the next batch."""
+        if self.cutter is None:
+            # As torch's iterator, which reads drop_last with its first batch; if that is set, the
+            # size, too.
+            batches = self._batches if self._cuts else SimpleNamespace(batch_size=1)
+            self._drops = self._cuts and batches.drop_last
+            self.cutter = SimpleNamespace(batch_size=batches.batch_size) if self._drops else batches
+        size = int(self.cutter.batch_size)
+        if size < 1:
+            raise ValueError(f"batch_size of the batch sampler is {size}: it must be positive")
+        return size
+
+    def order_after(self, number: int) -> npt.NDArray[np.int64] | int | None:
+        """The order that the keys of all batches after this one are parts of; None if they have to
+        be drawn."""
+        if self._rows is not None or number + 1 < self._end[0]:
+            return None
+        order: npt.NDArray[np.int64] | int | None = self._source.order
+        return order
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the sampler has drawn its seed."""
+        return bool(self._source.n_drawn)
+
+    @property
+    def is_stateful(self) -> bool:
+        return is_stateful(self._sampler) or is_stateful(self._source.iterator)
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "_index_sampler_state": state_if_any(self._sampler),
+            "_sampler_iter_state": state_if_any(self._source.iterator),
+        }
+
+    def state(self, place: tuple[int, int], pending: list[tuple[int, int, int]]) -> dict[str, Any]:
+        """Where to go on, if these batches, of those that were planned up to a place, were not
+        delivered: number of each, keys before it, and its keys."""
+        left = sorted(pending) + [one for one in self._left if one[0] >= place[0]]
+        end = max(self._end, place)
+        while left and left[-1][0] == end[0] - 1:
+            end = left.pop()[:2]
+        number, key = min([*(one[:2] for one in left), end, place])
+        self._states = {n: state for n, state in self._states.items() if n >= key}
+        return {
+            **(self._states[key] if key in self._states else self._state()),
+            "_sampler_iter_yielded": number,
+            "_keys_yielded": key,
+            "_delivered_up_to": list(end),
+            "_not_delivered": [list(one) for one in left],
+            "_batch_size": int(self._batches.batch_size) if self._cuts else None,
+        }
