@@ -218,6 +218,11 @@ class Keys:
             number, key = main["_delivered_up_to"]
             self._end = number, key
             self._left = [(number, key, size) for number, key, size in main["_not_delivered"]]
+            if self._left and main["_batch_size"] is not None and not self._cuts:
+                raise ValueError(
+                    f"batches of {main['_batch_size']} are missing in state_dict: load it with a "
+                    "batch_size, not with batch_size=None"
+                )
         self.n_states = 0  #: of the batches drawn last, how many have their states kept for `state`
         self._states: dict[int, dict[str, Any]] = {}  # by the number of keys before
         self.cutter: Any = None  #: has the size of the next batch: the batch sampler, as a rule
