@@ -415,7 +415,7 @@ class Pool:
         """Called at each `next()`, also while it does not wait, where `has_to_look`."""
         if self._spin_end:
             if status.now() < self._spin_end:
-                status.run_fork_handlers()
+                thread_limits.end_spinning_threads()
             self._spin_end = 0.0
         if self.ring.ready():
             self._lift_limits()

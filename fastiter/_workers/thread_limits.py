@@ -35,6 +35,7 @@ _VARIABLES = (
 
 
 _MOST_NAMES = 20  # of threads, in a message
+_CALL_SECONDS = 1.0  # for calls of other threads to end
 SPIN_SECONDS = 0.1  # of a thread of OpenBLAS that has nothing to compute
 
 
@@ -162,6 +163,8 @@ class _OwnPools:
                 limits = contextlib.ExitStack()
                 limits.enter_context(pools.select(filepath=paths).limit(limits=1))
                 self._limits.append((limits, threads if restarts else 0))
+            if threads:
+                _await_calls()
 
     def release(self, forking: object) -> None:
         """Ends the fork, and all limits but those of OpenBLAS, which `lift` ends."""
@@ -195,8 +198,8 @@ class _OwnPools:
                     self._limits.remove(entry)
                     limits.close()
                     spins = spins or threads > 0
-            if spins and ends_threads:  # until the program needs them
-                status.run_fork_handlers()
+            if spins and ends_threads:
+                end_spinning_threads()
                 spins = False
             if self._limits and not shutdown.has_begun():
                 logger.warning(
@@ -231,6 +234,36 @@ def ready_to_fork(workers: int, *, lifts: bool = True) -> Iterator[None]:
             own_pools.lift(forking, workers)
         else:
             own_pools.release(forking)
+
+
+def end_spinning_threads() -> None:
+    """Ends the threads of OpenBLAS until the program needs them. Not beside another thread of
+    Python: a call of it that they compute for would never return."""
+    if threading.active_count() == 1:
+        status.run_fork_handlers()
+
+
+def _await_calls() -> None:
+    """Waits for calls that other threads of Python have begun in several threads of OpenBLAS.
+
+    A fork ends these threads, and such a call would never return. Calls that begin later compute in
+    one thread. A thread that waits for its call runs, by what the system says; those of OpenBLAS
+    do for `SPIN_SECONDS` after it.
+    """
+    this, give_up = threading.get_native_id(), time.monotonic() + _CALL_SECONDS
+    while time.monotonic() < give_up:
+        others = {thread.native_id for thread in threading.enumerate()} - {this, None}
+        native = _tasks() - others - {this}
+        if not (any(map(_runs, others)) and any(map(_runs, native))):
+            return
+        time.sleep(0.002)
+
+
+def _runs(task: int | None) -> bool:
+    with contextlib.suppress(OSError):  # it has ended
+        stat = Path(f"/proc/self/task/{task}/stat").read_bytes()
+        return stat.rpartition(b") ")[2][:1] == b"R"
+    return False
 
 
 def _parallel_pools() -> ThreadpoolController:
