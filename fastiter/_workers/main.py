@@ -77,6 +77,8 @@ class Job(Protocol):
 
     image: str
     """What messages call the image of it."""
+    repeats: bool
+    """Whether another worker repeats what one that is ended has not completed."""
     helper: int
     """Number of a worker that waits for others, so that no time limit is for it; -1: none."""
     end_seconds: float
@@ -107,6 +109,7 @@ class BatchJob:
     #: whether the columns of later batches follow the rows that do not fit those of now
     learns_columns = True
     image = "the dataset's image"
+    repeats = True
     loading = "loading the dataset"  # what a worker does first, in messages
     helper = -1
     end_seconds = 0.5

@@ -283,7 +283,7 @@ class Pool:
                 if self._retries:
                     self._take_from_ended()
             if not woken:
-                self.is_starting = True  # a worker may have its first row only now
+                self.is_starting = True  # has the next look find who waits for a lock
                 self._look_at_hints()
 
     def _look_at_hints(self) -> None:

@@ -52,9 +52,8 @@ class WorkerProcess:
         # False: the pipe that tells of its end was closed before, and tells nothing any more.
         self.has_sentinel = True
         self.has_begun = False  # its own start is over, and code of the user runs
-        # A fork beside other threads, of which nothing has come yet: what it had done, by the
-        # report of an earlier process with its number. -1: it is not watched for a lock of theirs.
-        self.watched_from = -1
+        self.is_beside = False  # forked beside other threads, which may have held locks
+        self.done_before = -1  # what its report says was done before its first row; -1: it has one
         self.hang = ""  # where it waited for a lock for ever, for which it was ended
         self._waits: dict[str, bytes] = {}
         self._waits_since = 0.0

@@ -120,7 +120,7 @@ class WorkerGroup:
         self._start = start
         self._may_change = start.is_safe  # from a fork to the fork server
         self.hung_starts = 0
-        self._hung = [0] * self.count  # of each worker, how many in a row
+        self._hung = [0] * self.count  # of each worker, how many in a row before a row
         self._last_hung: WorkerProcess | None = None
         self._beside = ""  # the threads beside which the last fork was repeated
         self._starts = 0
@@ -378,7 +378,7 @@ class WorkerGroup:
             forkserver.give_up(_KILL_SECONDS)
             process = self._start_process(arguments)
         worker = WorkerProcess(number, self._starts, process, read_stacks, self._method)
-        worker.watched_from = self._done(number) if is_beside else -1
+        worker.is_beside, worker.done_before = is_beside, self._done(number)
         if number_pipe < 0:
             self.workers[number] = worker
         worker.open_pidfd()  # after the group knows it: an interrupt loses no descriptor
@@ -476,16 +476,17 @@ class WorkerGroup:
         whether there are workers left to watch. Raises what `start` raises.
 
         In its own start a worker waits for nothing else, so it is ended by its state, and another
-        takes its place. Later, until its first row is done, code of the user runs, which may wait
-        for anything: it is ended only if `WorkerProcess.waits_for_ever`, and found by `dead` with
-        its `hang`.
+        takes its place. Later, code of the user runs, which may wait for anything: it is ended only
+        if `WorkerProcess.waits_for_ever`, and found by `dead` with its `hang`. Where the job does
+        not repeat what is lost, workers are watched until their first row is done.
         """
         watches, hung = False, []
         for worker in list(self.workers.values()):
             if self._has_begun(worker):
-                if self._is_watched(worker):
-                    watches = True
-                    if worker.waits_for_ever():
+                is_new = not self._has_done(worker)
+                if worker.is_beside:
+                    watches |= is_new
+                    if (is_new or self._job.repeats) and worker.waits_for_ever():
                         hung.append(worker)
                 continue
             watches = True
@@ -540,17 +541,14 @@ class WorkerGroup:
             worker.has_begun = report["ready"] == worker.start or (
                 is_in and report["index"] != status.STARTING
             )
-            if worker.has_begun and worker.watched_from < 0:
-                self._hung[worker.number] = 0
         return worker.has_begun
 
-    def _is_watched(self, worker: WorkerProcess) -> bool:
-        """Whether the worker, which has begun, may still need a lock that was held at its fork:
-        until its first row is done."""
-        if worker.watched_from >= 0 and self._done(worker.number) != worker.watched_from:
-            worker.watched_from = -1
+    def _has_done(self, worker: WorkerProcess) -> bool:
+        """Whether the worker has completed a row."""
+        if worker.done_before >= 0 and self._done(worker.number) != worker.done_before:
+            worker.done_before = -1
             self._hung[worker.number] = 0
-        return worker.watched_from >= 0
+        return worker.done_before < 0
 
     def _done(self, number: int) -> int:
         """Rows and ranges that workers with this number have completed."""

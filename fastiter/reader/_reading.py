@@ -16,6 +16,7 @@ class ReadingJob:
     """Runs the reader with the number of the worker."""
 
     image = "the image of the readers"
+    repeats = False
     helper = -1
     end_seconds = 0.5
 

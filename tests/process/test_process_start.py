@@ -273,7 +273,7 @@ from fastiter import MultiprocessIterator
 
 if __name__ == "__main__":
     threading.Thread(target=threading.Event().wait, daemon=True).start()
-    for method in (None, "spawn"):
+    for method in (None, "safe", "spawn"):
         with MultiprocessIterator(Blocks(20), 4, n_processes=1, context=method) as iterator:
             next(fastiter.progress(iterator, file=open("/dev/null", "w")))
             print(iterator._pool._group._method, multiprocessing.get_start_method(allow_none=True))
@@ -284,7 +284,8 @@ if __name__ == "__main__":
 def test_the_default_start_method_stays_as_it_was(tmp_path):
     """By a fork server, spawned workers, or a progress bar."""
     status, out, err = run_script(tmp_path, DEFAULT)
-    assert (status, out) == (0, "forkserver None\nspawn None\n"), err
+    default = multiprocessing.get_all_start_methods()[0]
+    assert (status, out) == (0, f"{default} None\nforkserver None\nspawn None\n"), err
 
 
 # ---- the fork server -----------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""Thread pools in the parent: workers start and work whatever lives there, and what the program
-says about their start is never overridden."""
+"""Thread pools in the parent: workers start and work whatever lives there, by the start method of
+multiprocessing, or by a fork server where 'safe' asks for it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ forks_by_default = pytest.mark.skipif(
 )
 
 PARALLEL_SUM = """
+#include <pthread.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
 double parallel_sum(const double *values, long n)
 {
     double sum = 0;
@@ -34,6 +39,19 @@ double parallel_sum(const double *values, long n)
     for (long i = 0; i < n; i++)
         sum += values[i];
     return sum;
+}
+
+static void *wait_named(void *name)
+{
+    prctl(PR_SET_NAME, name);
+    for (;;)
+        pause();
+}
+
+int start_named(char *name)
+{
+    pthread_t thread;
+    return pthread_create(&thread, NULL, wait_named, strdup(name));
 }
 """
 
@@ -45,6 +63,13 @@ OPENMP = """
     def work(index):
         values = np.full(100_000, index, dtype=float)
         return library.parallel_sum(values.ctypes.data_as(ctypes.c_void_p), ctypes.c_long(100_000))
+"""
+
+DEVICE = """
+    class Device:
+        @property
+        def __cuda_array_interface__(self):
+            return {"version": 3}
 """
 
 BLAS = """
@@ -143,20 +168,27 @@ def run(
     return out.strip()
 
 
-def test_openmp(tmp_path, openmp):
-    assert run(tmp_path, OPENMP.format(library=openmp)) == "forkserver True"
+@pytest.mark.parametrize(("context", "method"), [(None, DEFAULT), ("safe", "forkserver")])
+def test_openmp(tmp_path, openmp, context, method):
+    """A forked worker computes in one thread, and needs no pool."""
+    pool = OPENMP.format(library=openmp)
+    assert run(tmp_path, pool, context=context) == f"{method} True"
 
 
 @forks_by_default
 @pytest.mark.parametrize(("start", "before"), [(UNGUARDED, NOTHING), (GUARDED, UNPICKLABLE)])
 def test_openmp_where_only_a_fork_will_do(tmp_path, openmp, start, before):
-    assert run(tmp_path, OPENMP.format(library=openmp), start, before) == "fork True"
+    pool = OPENMP.format(library=openmp)
+    assert run(tmp_path, pool, start, before, context="safe") == "fork True"
 
 
-def test_blas_busy_in_another_thread(tmp_path):
+@pytest.mark.parametrize(("context", "method"), [(None, DEFAULT), ("safe", "forkserver")])
+def test_blas_busy_in_another_thread(tmp_path, context, method):
+    """A fork ends the threads of OpenBLAS: the other thread's call has to end before, and its next
+    ones compute in one thread."""
     before = "stop = []; beside = threading.Thread(target=toil, args=(stop,)); beside.start()"
     after = "stop.append(None); beside.join()"
-    assert run(tmp_path, BLAS, GUARDED, before, after) == "forkserver True"
+    assert run(tmp_path, BLAS, GUARDED, before, after, context) == f"{method} True"
 
 
 def test_blas_at_rest(tmp_path):
@@ -240,11 +272,29 @@ def test_a_forked_worker_has_no_threads_of_blas(tmp_path, method, left):
     assert (status, err, out.split("\n")) == (0, "", ["{(2, 2)}", "0", "0", ""])
 
 
-@stress
-@pytest.mark.parametrize(("start", "method"), [(GUARDED, "forkserver"), (UNGUARDED, "fork")])
-def test_opencv(tmp_path, start, method):
+@pytest.mark.parametrize(
+    ("start", "context", "method"),
+    [(GUARDED, None, DEFAULT), (GUARDED, "safe", "forkserver"), (UNGUARDED, "safe", "fork")],
+)
+def test_opencv(tmp_path, start, context, method):
+    """Its pool of threads was used in the program, and is used in the workers."""
     pytest.importorskip("cv2", exc_type=ImportError)
-    assert run(tmp_path, OPENCV, start) == f"{method} True"
+    if method == "fork" != DEFAULT:
+        pytest.skip("this interpreter's default is not to fork")
+    assert run(tmp_path, OPENCV, start, context=context) == f"{method} True"
+
+
+@forks_by_default
+def test_opencv_computes_in_another_thread(tmp_path):
+    pytest.importorskip("cv2", exc_type=ImportError)
+    before = """stop = []
+        def blur():
+            while not stop:
+                work(1)
+        beside = threading.Thread(target=blur)
+        beside.start()"""
+    after = "stop.append(None); beside.join()"
+    assert run(tmp_path, OPENCV, GUARDED, before, after) == "fork True"
 
 
 def test_the_allocator_of_arrow(tmp_path):
@@ -265,23 +315,41 @@ def test_what_the_program_has_set_stands(tmp_path, openmp, method):
     assert run(tmp_path, pool, GUARDED, before) == f"{method} True"
 
 
-def test_a_fork_that_is_a_mere_default_gives_way(tmp_path, openmp):
+@forks_by_default
+def test_safe_replaces_a_fork_that_multiprocessing_has_set(tmp_path, openmp):
     """Whoever uses multiprocessing, as progress bars do, sets the start method to its default."""
     pool = OPENMP.format(library=openmp)
-    assert run(tmp_path, pool, before="multiprocessing.Lock()") == "forkserver True"
+    assert run(tmp_path, pool, before="multiprocessing.Lock()", context="safe") == "forkserver True"
 
 
-def test_a_fork_that_the_program_asks_for_is_warned_of_once(tmp_path, openmp):
-    before = """import warnings
+CATCH = """import warnings
         caught = []
         warnings.showwarning = lambda message, category, *_: caught.append((category, str(message)))
-        multiprocessing.Lock()
+        {fork}
         MultiprocessIterator(dataset, 4, n_processes=1, context='fork').start()"""
-    after = """(category, message), = caught
-        assert category is RuntimeWarning
-        assert "native libraries" in message and "context='fork' was passed" in message"""
-    pool = OPENMP.format(library=openmp)
-    assert run(tmp_path, pool, GUARDED, before, after, "fork") == "fork True"
+
+
+@pytest.mark.parametrize(
+    ("fork", "expected"),
+    [
+        ("threading.Thread(target=threading.Event().wait, daemon=True).start()", "NOTHING"),
+        # The name by which the system knows a thread of gRPC.
+        ("assert library.start_named(b'grpc_global_tim') == 0", "gRPC has threads"),
+        ("dataset.table = Device()", "the dataset holds arrays of a GPU"),
+        ("dataset.dataset = Dataset(); dataset.dataset.tables = [Device()]", "arrays of a GPU"),
+    ],
+)
+def test_what_is_known_to_fail_in_forks_is_warned_of_once(tmp_path, openmp, fork, expected):
+    """Not OpenMP, whose pool lives here: a forked worker computes in one thread."""
+    pool = OPENMP.format(library=openmp) + DEVICE
+    after = f"""if {expected!r} == "NOTHING":
+            assert not caught, caught
+        else:
+            (category, message), = caught
+            assert category is RuntimeWarning
+            assert {expected!r} in message and "context='safe'" in message"""
+    out = run(tmp_path, pool, GUARDED, CATCH.format(fork=fork), after, "fork")
+    assert out == "fork True"
 
 
 # ---- locks that other threads hold ---------------------------------------------------------------
@@ -369,10 +437,32 @@ def test_a_lock_that_another_thread_holds_does_not_hang_a_forked_worker(tmp_path
 
 @forks_by_default
 @pytest.mark.parametrize("killed", [False, True])
-def test_workers_that_come_later_are_not_forked_beside_threads(tmp_path, killed):
-    """The fork was safe when the first ones started."""
+def test_workers_that_come_later_are_forked_as_the_first_ones(tmp_path, killed):
     body = f"""
     iterator = make(maxtasksperchild=None if {killed} else 9)
+    begin(draw)
+    next(iterator)
+    pids = pids_of(iterator)
+    if {killed}:
+        for pid in pids:
+            os.kill(pid, 9)
+    indices = []
+    while len(indices) < 200 or set(pids) & set(pids_of(iterator)):
+        for index, parent in next(iterator):
+            indices.append(index)
+            assert parent == os.getpid()
+    assert indices == [number % 64 for number in range(4, len(indices) + 4)]
+    print("done", flush=True)
+    """
+    assert run_beside(tmp_path, body)[0] == "done\n"
+
+
+@forks_by_default
+@pytest.mark.parametrize("killed", [False, True])
+def test_workers_that_come_later_are_not_forked_beside_threads_where_safe(tmp_path, killed):
+    """The fork was safe when the first ones started."""
+    body = f"""
+    iterator = make(context="safe", maxtasksperchild=None if {killed} else 9)
     assert {{parent for _, parent in next(iterator)}} == {{os.getpid()}}
     begin(draw)
     if {killed}:
@@ -389,12 +479,13 @@ def test_workers_that_come_later_are_not_forked_beside_threads(tmp_path, killed)
     assert run_beside(tmp_path, body)[0] == "done\n"
 
 
-@pytest.mark.parametrize(("hangs", "forked"), [(1, 2), (1000, 0)])
-def test_a_start_that_hangs_is_replaced_while_others_keep_up(tmp_path, hangs, forked):
-    """By another fork, and after some of these by the fork server."""
+@forks_by_default
+@pytest.mark.parametrize(("hangs", "context", "forked"), [(1, "fork", 2), (1000, "safe", 0)])
+def test_a_start_that_hangs_is_replaced_while_others_keep_up(tmp_path, hangs, context, forked):
+    """By another fork, and under 'safe' after some of these by the fork server."""
     body = f"""
     hang_in_starts({hangs})
-    iterator = make(context="fork")
+    iterator = make(context={context!r})
     indices = []
     while not iterator._pool or not iterator._pool.is_steady():
         indices += [index for index, _ in next(iterator)]
@@ -428,12 +519,12 @@ def test_no_start_hangs_beside_a_thread_that_draws_by_torch(tmp_path):
 def test_starts_that_hang_again_and_again_are_an_error(tmp_path):
     body = """
     hang_in_starts(1000)
-    iterator = make(context="fork", converter=lambda batch, device: batch)
-    sys.modules["cloudpickle"] = None
+    iterator = make(context="fork")
     try:
         next(iterator)
     except WorkerDiedError as error:
         print(str(error).partition(" in a row were forked and then waited for a lock")[0])
+        assert "context='safe'" in str(error) and " in after" in str(error), error
     sys.stdout.flush()
     iterator.finalize()  # the other worker's start may hang still
     """
