@@ -9,6 +9,7 @@ own way to make an example.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -258,3 +259,17 @@ def get_columns(dataset: Any, indices: list[int]) -> tuple[Any, ...]:
                 f"{len(indices)} indices"
             )
     return columns
+
+
+def is_stateful(value: Any) -> bool:
+    """Whether an object has ``state_dict()`` without arguments, and ``load_state_dict()``."""
+    save = getattr(value, "state_dict", None)
+    if isinstance(value, type) or not callable(save):
+        return False
+    try:
+        inspect.signature(save).bind()
+    except TypeError:  # what some libraries' own loaders call with arguments
+        return False
+    except ValueError:  # a built-in function without a signature
+        pass
+    return callable(getattr(value, "load_state_dict", None))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fastiter._fetch.dataset_access import is_stateful
 from fastiter._util.failures import STOPS
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class _OpenShard:
         self._stateful: Any = None
         self._items: Any = None
         self.position = 0
-        if hasattr(opened, "state_dict") and hasattr(opened, "load_state_dict"):
+        if is_stateful(opened):
             self._stateful = opened
             if part.resume is not None:
                 self.position, state = part.resume

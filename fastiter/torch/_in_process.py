@@ -15,7 +15,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from fastiter._fetch.dataset_access import ColumnGatherer, plain_columns
+from fastiter._fetch.dataset_access import ColumnGatherer, is_stateful, plain_columns
 from fastiter._order.example_context import keep_generators
 from fastiter._order.plan import Plan
 from fastiter._util.failures import Failure, capture
@@ -27,7 +27,6 @@ from fastiter.torch._seeds import Seeded
 from fastiter.torch._state import (
     Resume,
     begin_fetching,
-    is_stateful,
     other_workers,
     program_state,
     state_of,
@@ -81,7 +80,8 @@ class InProcessIterator(LoaderIterator):
             self._fetcher.dataset = Seeded(self._dataset)
         if resume is not None and self._is_iterable and not resume.has_worker_state:
             n_keys = self._sampler_iter.first[1]
-            collections.deque(itertools.islice(self._fetcher.dataset_iter, n_keys), maxlen=0)
+            examples = map(next, itertools.repeat(self._fetcher.dataset_iter, n_keys))
+            collections.deque(examples, maxlen=0)
         n_yielded = 0 if resume is None else resume.n_yielded
         self._plans.begin(
             self._sampler_iter, self._planned(resume), Delivered(n_yielded, (), (True,), {}), False

@@ -12,7 +12,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe, _utils
 from torch.utils.data import dataloader as torch_dataloader
 
 from fastiter._clib import status
-from fastiter._fetch.dataset_access import plain_columns
+from fastiter._fetch.dataset_access import is_stateful, plain_columns
 from fastiter._order.plan import Plan
 from fastiter._util.failures import Failure, capture, reraise
 from fastiter._workers.delivery import from_rows
@@ -24,7 +24,7 @@ from fastiter.torch._collate import collate_of, converter_for
 from fastiter.torch._iterator import LoaderIterator
 from fastiter.torch._pinned import pinned_slots
 from fastiter.torch._plans import MOST_ROWS, Delivered, Plans
-from fastiter.torch._state import Resume, hold_state, is_stateful, other_workers, program_state
+from fastiter.torch._state import Resume, hold_state, other_workers, program_state
 from fastiter.torch._worker import LoaderJob, Reply
 
 if TYPE_CHECKING:

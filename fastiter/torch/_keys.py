@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from fastiter._fetch.dataset_access import epochs_of
-from fastiter.torch._state import drawn_from, is_stateful, state_if_any
+from fastiter._fetch.dataset_access import epochs_of, is_stateful
+from fastiter.torch._state import drawn_from, state_if_any
 
 if TYPE_CHECKING:
     from fastiter._fetch.epoch_rows import EpochRows
@@ -118,7 +118,7 @@ class IteratedKeys:
         """Draw the keys before ``stop``, and hold them."""
         n = stop - self.n_drawn
         if n > 0 and not self._has_ended:
-            self._held[1].extend(itertools.islice(self.open(), n))
+            self._held[1].extend(map(next, itertools.repeat(self.open(), n)))
             self._has_ended = self.n_drawn < stop
 
     def begin(self, n: int) -> None:
@@ -133,7 +133,7 @@ class IteratedKeys:
         ValueError
             If the sampler has fewer.
         """
-        found = sum(1 for _ in itertools.islice(self.open(), n))
+        found = sum(1 for _ in map(next, itertools.repeat(self.open(), n)))
         if found < n:
             raise ValueError(
                 f"state_dict counts {n} keys of the sampler in this epoch, but it gives {found}: "

@@ -6,7 +6,6 @@ The layout is that of torchdata's ``StatefulDataLoader``, with one more entry fo
 from __future__ import annotations
 
 import binascii
-import inspect
 import math
 import traceback
 import zlib
@@ -17,26 +16,14 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import BatchSampler, DistributedSampler, _DatasetKind
 
+from fastiter._fetch.dataset_access import is_stateful
+
 
 class NoState(NamedTuple):
     """In place of the state of an object whose ``state_dict()`` has failed. The loop goes on: only
     who asks for the loader's state has to know."""
 
     text: str
-
-
-def is_stateful(value: Any) -> bool:
-    """Whether an object has ``state_dict()`` without arguments, and ``load_state_dict()``."""
-    save = getattr(value, "state_dict", None)
-    if isinstance(value, type) or not callable(save):
-        return False
-    try:
-        inspect.signature(save).bind()
-    except TypeError:  # what some libraries' own loaders call with arguments
-        return False
-    except ValueError:  # a built-in function without a signature
-        pass
-    return callable(getattr(value, "load_state_dict", None))
 
 
 def state_if_any(value: Any) -> Any:
