@@ -223,7 +223,7 @@ class LoaderIterator(DeliveringIterator, torch_dataloader._BaseDataLoaderIter):
             "_sampler_epoch": self._sampler_epoch,
             "_base_seed": self._base_seed,
             "_is_reset": self._is_reset,
-            "_example_seed": self._example_seed,
+            "_example_seed": self._example_seed and list(self._example_seed),
         }
 
     def _fetch_again(self, resume: Resume | None) -> None:

@@ -1,4 +1,4 @@
-"""States that meet another loader: what is left of the epoch comes exactly, or an error says why."""
+"""States that meet another loader: the rest of the epoch comes exactly, or an error says why."""
 
 from __future__ import annotations
 
@@ -401,10 +401,14 @@ def test_a_state_after_a_change(workers, size):
 
 
 def test_a_batch_size_of_nothing():
-    loader = DataLoader(data(), 4)
-    for loader.batch_sampler.batch_size in (0, -1):
-        with pytest.raises(ValueError, match="batch_size of the batch sampler is"):
-            list(loader)
+    loader = DataLoader(data(), 4, num_workers=1, persistent_workers=True)
+    for size in (4, 0, 4, -1, 4):
+        loader.batch_sampler.batch_size = size
+        if size == 4:
+            assert len(list(loader)) == 24
+            continue
+        with pytest.raises(ValueError, match=f"batch_size of the batch sampler is {size}"):
+            next(iter(loader))
 
 
 # ---- samplers with a state -----------------------------------------------------------------------

@@ -7,6 +7,7 @@ import gc
 import io
 import json
 import multiprocessing
+import pickle
 import random
 
 import numpy as np
@@ -149,6 +150,77 @@ def test_states_are_plain_data_and_small(kind, most):
         assert [values(batch) for batch in again] == [values(batch) for batch in batches]
 
 
+PLAIN = {
+    **{kind: {"kind": kind} for kind in ("shuffled", "seeded", "weighted", "no batches")},
+    "any order": {"kind": "shuffled", "in_order": False},
+    "seeded examples": {"kind": "shuffled", "seed_examples": True},
+    "of a rank": {"sampler": lambda: torch_data.DistributedSampler(DATA, 2, 1)},
+    "stream": {"dataset": lambda: Stateless()},
+    "stateful stream": {"dataset": lambda: Stateful()},
+    "stateful map": {"dataset": lambda: Remembering()},
+}
+
+
+def plain_loader(kind, workers):
+    given = dict(PLAIN[kind])
+    arguments = {"batch_size": 4, **LOADERS[given.pop("kind", "in order")]()}
+    arguments |= {name: value() if callable(value) else value for name, value in given.items()}
+    return DataLoader(arguments.pop("dataset", DATA), num_workers=workers, **arguments)
+
+
+def types_in(value):
+    found = {type(value)}
+    if isinstance(value, dict):
+        return found.union(*map(types_in, value), *map(types_in, value.values()))
+    return found.union(*map(types_in, value)) if isinstance(value, (list, tuple)) else found
+
+
+def by_json(state):
+    return json.loads(json.dumps(state))
+
+
+def by_torch(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def by_pickle(state):
+    return pickle.loads(pickle.dumps(state))
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_states_are_plain_data(kind, workers):
+    """Before the first batch, amid the epoch, after its last batch, and after the loop."""
+    torch.manual_seed(3)
+    loader = plain_loader(kind, workers)
+    batches, places = [], [(loader.state_dict(), None)]
+    for batch in loader:
+        batches.append(flattened(batch))
+        places.append((loader.state_dict(), len(batches)))
+    places.append((loader.state_dict(), None))
+    for state, n_before in [*places[:2], places[len(batches) // 2], *places[-2:]]:
+        assert types_in(state) <= {dict, list, int, float, bool, str, bytes, type(None)}
+        for copied in (by_json, by_torch, by_pickle):
+            assert copied(state) == state
+            again = plain_loader(kind, workers)
+            again.load_state_dict(copied(state))
+            assert by_json(again.state_dict()) == state
+            if n_before is not None:
+                rest = [flattened(batch) for batch in again]
+                if kind == "any order":
+                    assert len(rest) == len(batches) - n_before
+                else:
+                    assert rest == batches[n_before:]
+
+
+def flattened(batch):
+    batch = batch if isinstance(batch, list) else [batch]
+    return [torch.as_tensor(part).tolist() for part in batch]
+
+
 def test_the_state_of_a_generator_that_is_none():
     loader = loader_of("seeded", 0)
     state = loader.state_dict()
@@ -195,6 +267,18 @@ def test_state_before_the_first_iteration_starts_nothing():
     assert loader.state_dict() and children() == former
     dataset[0] = 100
     assert next(iter(loader)).item() == 100
+
+
+def test_state_before_the_first_iteration_asks_no_dataset():
+    """It says that nothing has begun, and the first batch is the first again."""
+    former = children()
+    loader = DataLoader(Stateful(), 4, num_workers=2)
+    state = loader.state_dict()
+    assert children() == former and pickle.dumps(loader)
+    again = DataLoader(Stateful(), 4, num_workers=2)
+    again.load_state_dict(state)
+    expected = [batch.tolist() for batch in loader]
+    assert [batch.tolist() for batch in again] == expected and len(expected) == 10
 
 
 @pytest.mark.parametrize("state", [{"a": 1}, {"_snapshot": 3}, [1]])
@@ -279,6 +363,115 @@ def test_another_number_of_workers_for_a_stream_is_refused(dataset, workers):
     again.load_state_dict(loader.state_dict())
     with pytest.raises(AssertionError, match=r"pass num_workers=2"):
         next(iter(again))
+
+
+class OtherProtocol(torch_data.IterableDataset):
+    """What some libraries' own loaders call with arguments."""
+
+    def __iter__(self):
+        return iter(range(6))
+
+    def state_dict(self, n_examples, from_beginning):
+        raise AssertionError
+
+    def load_state_dict(self, state):
+        raise AssertionError
+
+
+class OtherMap(torch_data.Dataset):
+    state_dict, load_state_dict = OtherProtocol.state_dict, OtherProtocol.load_state_dict
+
+    def __getitem__(self, index):
+        return index
+
+    def __len__(self):
+        return 6
+
+
+class OtherSampler(torch_data.SequentialSampler):
+    state_dict, load_state_dict = OtherProtocol.state_dict, OtherProtocol.load_state_dict
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_dict_that_takes_arguments_is_not_asked(workers):
+    for dataset, arguments in (
+        (OtherProtocol(), {}),
+        (OtherMap(), {}),
+        (range(6), {"sampler": OtherSampler(range(6))}),
+    ):
+        loader, again = (DataLoader(dataset, 2, num_workers=workers, **arguments) for _ in range(2))
+        assert next(iter(loader)).tolist() == [0, 1]
+        again.load_state_dict(loader.state_dict())
+        assert [batch.tolist() for batch in again] == [[2, 3], [4, 5]]
+
+
+class Failing(Stateful):
+    """Has no state until it has begun, or never."""
+
+    def __init__(self, is_for_ever=False):
+        super().__init__()
+        self.is_for_ever = is_for_ever
+
+    def state_dict(self):
+        if self.is_for_ever or not getattr(self, "i", 0):
+            raise KeyError("no state yet")
+        return super().state_dict()
+
+
+class FailingMap(Remembering):
+    def state_dict(self):
+        raise KeyError("no state yet")
+
+
+class FailingSampler(torch_data.SequentialSampler):
+    state_dict, load_state_dict = FailingMap.state_dict, FailingMap.load_state_dict
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_dict_that_fails_is_told_by_the_loaders(workers):
+    """The loop goes on without it."""
+    for dataset, arguments in (
+        (Failing(True), {}),
+        (FailingMap(), {}),
+        (range(40), {"sampler": FailingSampler(range(40))}),
+    ):
+        loader = DataLoader(dataset, 2, num_workers=workers, **arguments)
+        iterator = iter(loader)
+        for _ in range(2):
+            next(iterator)
+            with pytest.raises(RuntimeError, match=r"state_dict\(\) of Failing(.|\n)*no state yet"):
+                loader.state_dict()
+        assert len(list(iterator)) == len(list(loader)) - 2
+        del iterator
+        with pytest.raises(RuntimeError, match="no state yet"):
+            loader.state_dict()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_dict_that_fails_at_first(workers):
+    loader, again, other = (DataLoader(Failing(), 2, num_workers=workers) for _ in range(3))
+    whole = [batch[:, 0].tolist() for batch in other]
+    iterator = iter(loader)
+    with pytest.raises(RuntimeError, match="no state yet"):
+        loader.state_dict()
+    first = [next(iterator)[:, 0].tolist() for _ in range(4)]
+    again.load_state_dict(loader.state_dict())
+    assert first + [batch[:, 0].tolist() for batch in again] == whole
+
+
+def test_a_class_as_dataset_has_no_state():
+    class Meta(type):
+        def __len__(cls):
+            return 4
+
+        def __getitem__(cls, index):
+            return index
+
+    class Numbers(metaclass=Meta):
+        state_dict = load_state_dict = staticmethod(lambda *state: pytest.fail("was asked"))
+
+    loader = DataLoader(Numbers, 2)
+    assert next(iter(loader)).tolist() == [0, 1] and loader.state_dict()
 
 
 class Drawing(torch_data.Dataset):
