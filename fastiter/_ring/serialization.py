@@ -11,8 +11,8 @@ Offsets count from the start of the shared memory, so that a buffer may lie else
 The checksum covers what follows up to the buffers, and the place that the object was packed for: a
 pickle that was overwritten must not be run. In an image of a dataset, which is read-only, it is 0.
 
-A buffer of an image may also lie in a file that the loading process maps: the top bits of its offset
-hold the number of that mapping, counted from 1.
+A buffer of an image may also lie in a file that the loading process maps: the top bits of its
+offset hold the number of that mapping, counted from 1.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ def _reduce_array(
             return None
         whole = None if mappings is None else mappings.whole(array)
         if whole is not None:
-            start = sum((n - 1) * -step for n, step in zip(array.shape, array.strides) if step < 0)
+            steps = zip(array.shape, array.strides, strict=True)
+            start = sum((1 - n) * step for n, step in steps if step < 0)
             return _as_strided, (whole, array.shape, dtype, start, array.strides)
         # Contiguous: a buffer, which stays outside of the pickle and keeps the dtype. The order of
         # the axes in memory stays, too: a training step may depend on it (channels last).
@@ -140,13 +141,15 @@ def _as_strided(
     start: int,
     strides: tuple[int, ...],
 ) -> np.ndarray[Any, Any]:
-    return np.ndarray(shape, dtype, whole, start, strides)  # type: ignore[arg-type]
+    return np.ndarray(shape, dtype, whole, start, strides)
 
 
-def _as_memmap(array: np.ndarray[Any, Any], filename: Any, offset: int, mode: str) -> np.memmap:  # type: ignore[type-arg]
-    result = array.view(np.memmap)
-    result.filename, result.offset, result.mode = filename, offset, mode  # type: ignore[misc]
-    return result
+def _as_memmap(
+    array: np.ndarray[Any, Any], filename: Any, offset: int, mode: str
+) -> np.ndarray[Any, Any]:
+    result: Any = array.view(np.memmap)
+    result.filename, result.offset, result.mode = filename, offset, mode
+    return result  # type: ignore[no-any-return]
 
 
 class Packed:

@@ -317,10 +317,15 @@ class ForkServerWorker(ForkServerProcess):
 
 def import_main_module() -> BaseException | None:
     """In a worker of the server, imports the program's main module; returns what it raises."""
-    origin = getattr(process.current_process(), "origin", None)
-    if origin is not None:
-        try:
-            spawn.prepare(origin.main_module)
-        except BaseException as error:
-            return error
+    this: Any = process.current_process()
+    origin: ProcessState | None = getattr(this, "origin", None)
+    if origin is None:
+        return None
+    this._inheriting = True  # the module may start no processes
+    try:
+        spawn.prepare(origin.main_module)
+    except BaseException as error:
+        return error
+    finally:
+        del this._inheriting
     return None

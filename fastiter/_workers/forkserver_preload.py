@@ -16,20 +16,31 @@ from fastiter._workers import forkserver, start_method, thread_limits
 from fastiter._workers import main as worker
 
 
-def _preload(text: str) -> None:
-    """Imports the main module, as `__mp_main__`, and other modules. Where an import fails, the
-    workers try it again and report the error."""
+def _preload(text: str) -> bool:
+    """Imports the main module, as `__mp_main__`, and other modules. False if an import has failed:
+    libraries that were half imported cannot be imported again in this process, or in its children.
+    The workers try it anew and report the error."""
     data, modules = pickle.loads(base64.b64decode(text))
     process.current_process()._inheriting = True  # type: ignore[attr-defined]
     try:
-        with contextlib.suppress(BaseException):
-            spawn.prepare(data)
+        spawn.prepare(data)
         for name in modules:  # __main__ is one, and is there already
-            with contextlib.suppress(BaseException):
-                importlib.import_module(name)
+            _import(name)
+    except BaseException:
+        return False
     finally:
         del process.current_process()._inheriting  # type: ignore[attr-defined]
-    worker.flush_streams()  # or each worker would print it again
+        worker.flush_streams()  # or each worker would print it again
+    return True
+
+
+def _import(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # Nothing was imported of one that the program has made itself.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
 
 
 def _open_descriptors() -> set[str]:
@@ -62,9 +73,13 @@ def _begin() -> None:
     if not text:
         return
     threads, descriptors = thread_limits.native_threads(), _open_descriptors()
-    _preload(text)
+    is_complete = _preload(text)
     thread_limits.limit_threads()
-    if start_method.why_not_fork(threads) is not None or _open_descriptors() - descriptors:
+    if (
+        not is_complete
+        or start_method.why_not_fork(threads) is not None
+        or _open_descriptors() - descriptors
+    ):
         # Workers would lack these threads, and share the positions of these files: start the server
         # again without these imports.
         _give_key_again()

@@ -199,6 +199,7 @@ def _run(arguments: WorkerArguments) -> int:
     arena.dont_fork()
     end = WorkerRing(arena, arguments.number, arguments.bell_pipe.fd)
     failed = forkserver.import_main_module()
+    _take_signals(arguments)  # that module may have done so, too
     if not end.enter(arguments.start):
         return 0
     text = arguments.seed + b"%d %d" % (arguments.number, arguments.start)
