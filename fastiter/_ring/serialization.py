@@ -92,8 +92,12 @@ def _array_pickler(base: type[pickle.Pickler], writable: bool) -> type[pickle.Pi
                 reduced = _reduce_array(obj, writable, self.mappings)
                 if reduced is not None:
                     return reduced
-            elif self.reduce is not None and (reduced := self.reduce(obj)) is not None:
-                return reduced
+            else:
+                reduced = None if self.reduce is None else self.reduce(obj)
+                if reduced is None:
+                    reduced = torch_tensors.reduce_subclass(obj)
+                if reduced is not None:
+                    return reduced
             return NotImplemented if override is None else override(self, obj)
 
     return ArrayPickler

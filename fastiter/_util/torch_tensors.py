@@ -82,6 +82,27 @@ def _reduce(tensor: Any, mapped: Callable[[Any], Any] | None = None) -> Any:
     return (tensor_of, (array,)) if dtype is None else (_viewed, (array, dtype))
 
 
+def reduce_subclass(value: Any) -> Any:
+    """Pickle a tensor of a subclass likewise; None for everything else, and for a class that says
+    itself how it is pickled."""
+    plain = tensor_type()
+    kind = type(value)
+    if (
+        plain is None
+        or not isinstance(value, plain)
+        or kind is plain
+        or kind.__reduce_ex__ is not plain.__reduce_ex__
+        or kind.__torch_dispatch__ is not plain.__torch_dispatch__
+        or value.requires_grad
+    ):
+        return None
+    torch = sys.modules["torch"]
+    with torch._C.DisableTorchFunctionSubclass():
+        rebuild, arguments = _reduce(value.as_subclass(plain))
+        state = torch._utils._get_obj_state(value)
+    return torch._tensor._rebuild_from_type_v2, (rebuild, kind, arguments, state)
+
+
 def _has_overlaps(tensor: Any) -> bool:
     """Whether elements share memory, as after ``expand``."""
     if tensor.layout is not sys.modules["torch"].strided:

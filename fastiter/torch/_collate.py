@@ -72,7 +72,9 @@ class DefaultCollate:
         return values[0] if tree is None else row_reader.grow(tree, iter(values))
 
     def convert(self, examples: list[Any], indices: Sequence[Any]) -> Any:
-        return collate(torch_collate.default_collate, examples, [int(i) for i in indices])
+        # In this process, but as in a worker.
+        in_worker = functools.partial(collate_in_place, None)
+        return collate(in_worker, examples, [int(i) for i in indices])
 
 
 def _batch_tree(schema: Any) -> Any:
@@ -248,18 +250,16 @@ def stack(
     first = batch[0]
     if first.is_nested or first.layout is not torch.strided:
         return torch_collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
-    size = len(batch) * first.numel() * first.element_size()
-    if (
-        take_memory is None
-        or not size
-        or any(
-            type(x) is not torch.Tensor or x.dtype != first.dtype or x.requires_grad or not x.is_cpu
-            for x in batch
-        )
-    ):
+    if any(x.requires_grad or not x.is_cpu for x in batch):
         return torch.stack(batch, 0)
-    out = torch.frombuffer(take_memory(size), dtype=first.dtype)
-    return torch.stack(batch, 0, out=out.view(len(batch), *first.shape))
+    # With the dtype of the first one, which torch's shared output has.
+    size = len(batch) * first.numel() * first.element_size()
+    if take_memory is None or not size or type(first) is not torch.Tensor:
+        out = first.new_empty((len(batch), *first.shape))
+    else:
+        memory = torch.frombuffer(take_memory(size), dtype=first.dtype)
+        out = memory.view(len(batch), *first.shape)
+    return torch.stack(batch, 0, out=out)
 
 
 def use_own_stack() -> None:
@@ -270,10 +270,10 @@ def use_own_stack() -> None:
         table[torch.Tensor] = stack
 
 
-def collate_in_place(take_memory: Callable[[int], memoryview], examples: list[Any]) -> Any:
-    """torch's `default_collate`, with all that the program has registered; tensors lie in memory
-    that `take_memory` gives."""
+def collate_in_place(take_memory: Callable[[int], memoryview] | None, examples: list[Any]) -> Any:
+    """torch's `default_collate` in a worker, with all that the program has registered; tensors lie
+    in memory that `take_memory` gives."""
     table = torch_collate.default_collate_fn_map
-    if table[torch.Tensor] is stack:
+    if table[torch.Tensor] in (stack, torch_collate.collate_tensor_fn):
         table = {**table, torch.Tensor: functools.partial(stack, take_memory=take_memory)}
     return torch_collate.collate(examples, collate_fn_map=table)
