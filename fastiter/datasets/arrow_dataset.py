@@ -393,8 +393,8 @@ def arrow_source(dataset: Any, sees_examples: bool, *, frames: bool = False) -> 
     is called with the examples, which a `datasets.Dataset` then makes itself. ``frames``: whether
     frames (of pandas, Polars) are tables, too."""
     datasets = sys.modules.get("datasets")
-    if datasets is not None and type(dataset) is datasets.Dataset:  # a subclass may have its own
-        is_plain = dataset.format["type"] is None and not sees_examples
+    if datasets is not None and isinstance(dataset, datasets.Dataset):
+        is_plain = dataset.format["type"] is None and not sees_examples and not is_changed(dataset)
         return ArrowDataset(dataset) if is_plain and not _decodes(dataset) else dataset
     if datasets is not None and isinstance(dataset, datasets.IterableDataset):
         return ArrowDataset(dataset)  # which raises
@@ -530,6 +530,16 @@ def _decodes(dataset: Any) -> bool:
     from datasets.features.features import require_decoding
 
     return any(require_decoding(feature) for feature in dataset.features.values())
+
+
+def is_changed(dataset: Any) -> bool:
+    """Whether a subclass, or the program, has replaced a method that reads rows."""
+    usual, names = sys.modules["datasets"].Dataset, ("__getitem__", "__getitems__", "_getitem")
+    return any(
+        name in vars(dataset)
+        or getattr(type(dataset), name, None) is not getattr(usual, name, None)
+        for name in names
+    )
 
 
 def _of_hugging_face(dataset: Any) -> tuple[Any, Any, list[str]]:

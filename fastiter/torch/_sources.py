@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
-from fastiter.datasets.arrow_dataset import arrow_source
+from fastiter.datasets.arrow_dataset import arrow_source, is_changed
 from fastiter.iterators._source import concat_of
 from fastiter.torch._collate import ValueColumns, has_torchs_table
 
@@ -20,8 +20,12 @@ def fetched(loader: Any) -> Any:
     """
     dataset = loader.dataset
     datasets = sys.modules.get("datasets")
-    # A subclass may have examples of its own.
-    if datasets is None or type(dataset) is not datasets.Dataset or not loader._auto_collation:
+    if (
+        datasets is None
+        or not isinstance(dataset, datasets.Dataset)
+        or is_changed(dataset)
+        or not loader._auto_collation
+    ):
         return dataset
     if concat_of(loader.collate_fn) is not None:
         return arrow_source(dataset, False)

@@ -159,3 +159,25 @@ def test_torch_loader_leaves_examples_to_a_collate_function(rows: Any, num_worke
     assert next(iter(loader)) == rows.to_list()[:4]
     stream = DataLoader(rows.to_iterable_dataset(), 4, collate_fn=list)
     assert next(iter(stream)) == rows.to_list()[:4]
+
+
+def test_a_subclass_that_makes_its_own_rows_is_asked_for_them() -> None:
+    class Doubled(datasets.Dataset):
+        def __getitem__(self, key: Any) -> Any:
+            return {"n": 2 * super().__getitem__(key)["n"]}
+
+        def __getitems__(self, keys: list[int]) -> list[Any]:
+            return [self[key] for key in keys]
+
+    class Same(datasets.Dataset):
+        pass
+
+    plain = datasets.Dataset.from_dict({"n": [1, 2, 3]})
+    for kind, wanted in ((Doubled, [2, 4, 6]), (Same, [1, 2, 3])):
+        dataset = kind(plain.data, info=plain.info)
+        iterator = SerialIterator(dataset, 3, shuffle=False, converter=concat_examples)
+        assert next(iterator)["n"].tolist() == wanted
+    calls, read = [], plain._getitem
+    plain._getitem = lambda *key, **options: calls.append(key) or read(*key, **options)
+    next(SerialIterator(plain, 3, shuffle=False, converter=concat_examples))
+    assert calls
