@@ -37,8 +37,19 @@ LOADERS = """
     broken = torch.utils.data.DataLoader(Broken(), 4)
     empty = torch.utils.data.DataLoader([], 4)
 
-    def make_own():
-        return DataLoader(Rows(), 4, num_workers=2, prefetch_factor=3)
+    def make_own(batch_size=4):
+        return DataLoader(Rows(), batch_size, num_workers=2, prefetch_factor=3)
+
+    def make_both():
+        return make_own(), broken
+
+    def make_of(path, workers):
+        return make_own()
+
+    import argparse
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch-size", type=int, default=8)
+    parsed = torch.utils.data.DataLoader(Rows(), parser.parse_args().batch_size, num_workers=1)
 """
 
 
@@ -63,17 +74,28 @@ def test_a_loader_is_measured_in_both_classes(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.png"))
 
 
-def test_a_function_may_return_fastiters_own(tmp_path: Path) -> None:
-    answer = profile(tmp_path, "make_own", "--workers", "2", "--step", "0.05")
+@pytest.mark.parametrize("name", ["make_own", "make_both"])
+def test_a_function_may_return_fastiters_own(tmp_path: Path, name: str) -> None:
+    """With its defaults; of two loaders the first one is measured."""
+    answer = profile(tmp_path, name, "--workers", "2", "--step", "0.05")
     assert (answer.returncode, answer.stderr) == (0, "")
     (now,) = (line.split() for line in answer.stdout.splitlines() if "<- now" in line)
     assert now[:3] == ["fastiter.torch", "2", "3"]
     assert "The loop waits " in answer.stdout
 
 
+def test_a_program_that_parses_its_arguments_sees_none(tmp_path: Path) -> None:
+    """Neither in this process nor where spawned workers import it."""
+    options = ("--workers", "1", "--start-methods", "spawn", "--batch-size", "32")
+    answer = profile(tmp_path, "parsed", *options)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert "An epoch of 5 batches: " in answer.stdout
+
+
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
+        ("make_of", (), "make_of needs path, workers: give these defaults, or name a function"),
         ("broken", (), "the loader gives no batches: KeyError: 'no such file'"),
         ("empty", (), "the loader has no batches"),
         ("loader", ("--batch-size", "8", "--json"), "--batch-size, --json: for a dataset, not"),

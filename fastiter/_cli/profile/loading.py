@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 
 import fastiter
 from fastiter._util.failures import summary_of
+from fastiter.datasets.arrow_dataset import arrow_source
 
 #: What the user's code raises; a sys.exit() in it must not end the tool without a message.
 RAISED = (Exception, SystemExit)
@@ -24,20 +26,26 @@ class UsageError(Exception):
 
 def load_dataset(name: str) -> Any:
     """The dataset, or `DataLoader` of torch, of ``MODULE:DATASET``: an object, or what a callable
-    without arguments returns.
+    returns, called with its defaults. Of several loaders, in a tuple, list or dict, the first one.
 
     What user code raises when it is imported or called is the cause of a UsageError.
     """
     found = _load(name, "MODULE:DATASET")
     if callable(found) and (isinstance(found, type) or not _is_dataset(found)):
+        _check_defaults(name, found)
         try:
             found = found()
         except RAISED as error:
             raise UsageError(
                 f"{name}, called without arguments, raised {summary_of(error)}"
             ) from error
+    several = list(found.values()) if isinstance(found, dict) else found
+    if isinstance(several, (list, tuple)) and several and is_torch_loader(several[0]):
+        found = several[0]
     if is_torch_loader(found):
         return found
+    if not isinstance(found, str):
+        found = arrow_source(found, False, frames=True)
     if not _is_dataset(found):
         raise UsageError(
             f"{name} is {type(found).__qualname__}, which is no dataset: it needs __len__, and "
@@ -50,6 +58,25 @@ def load_dataset(name: str) -> Any:
     if length < 1:
         raise UsageError(f"{name} is empty: its length is {length}")
     return found
+
+
+def _check_defaults(name: str, function: Any) -> None:
+    """Raise a UsageError if a callable has parameters without a default."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # compiled callables may not tell
+        return
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind not in optional
+    ]
+    if needed:
+        raise UsageError(
+            f"{name} needs {', '.join(needed)}: give these defaults, or name a function that calls "
+            "it with what you want to measure"
+        )
 
 
 def load_converter(name: str, padding: float | None) -> tuple[Callable[..., Any] | None, str]:

@@ -29,7 +29,8 @@ from fastiter._util.units import as_seconds
 
 EPILOG = """\
 MODULE is an importable module or the path of a file that ends in .py. DATASET is an object in it,
-or something that returns one when it is called without arguments. Examples:
+or something that returns one when it is called without arguments: functions are called with their
+defaults. MODULE is imported as a script that is started without arguments. Examples:
 
   python -m fastiter profile mypackage.data:training_set --batch-size 64
   python -m fastiter profile train.py:loader --step 0.05
@@ -122,6 +123,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print and draw; return the exit status."""
+    arguments = sys.argv
+    # Of the user's program, which may parse them, also where workers import it.
+    sys.argv = [options.dataset.rpartition(":")[0]]
+    try:
+        return _run(options)
+    finally:
+        sys.argv = arguments
+
+
+def _run(options: argparse.Namespace) -> int:
     say = (lambda text: None) if options.json else partial(print, flush=True)
     try:
         dataset = loading.load_dataset(options.dataset)
