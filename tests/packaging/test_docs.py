@@ -31,6 +31,7 @@ OTHERS = (
     "chainer",
     "cv2",
     "datasets",
+    "h5py",
     "jax",
     "pyarrow",
     "torch",
