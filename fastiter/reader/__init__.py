@@ -35,3 +35,16 @@ __all__ = [
     "shuffle",
     "xmap_readers",
 ]
+
+_INSTEAD = {
+    "creator": "a reader is a function that yields samples: write 'yield from array', or "
+    "'for line in open(path): yield line'",
+    "Fake": "keep one sample and yield it: itertools.repeat(next(iter(reader())), n)",
+    "PipeReader": "yield the lines of subprocess.Popen(command, stdout=subprocess.PIPE).stdout",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Say what takes the place of names of Paddle's that do not exist here."""
+    instead = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{instead}")

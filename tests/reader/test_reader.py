@@ -465,3 +465,13 @@ def test_a_failing_reader_leaves_nothing_open(decorate):
     with pytest.raises(LookupError, match="it"):
         list(decorate(source)())
     assert source.closed == source.passes
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"), [("creator", "yield from array"), ("PipeReader", "Popen"), ("Fake", "n")]
+)
+def test_names_of_paddles_that_are_missing_say_what_to_write(name: str, instead: str) -> None:
+    with pytest.raises(AttributeError, match=f"no attribute '{name}': .*{instead}"):
+        getattr(readers, name)
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
+        _ = readers.nothing
