@@ -1,11 +1,13 @@
 """A pytest plugin of `.ci/clients`: torch's `DataLoader` is ours before anything else imports it.
 
-Loaded by ``-p replaced_loader``. LOADER says which class, ``torch`` or ``fastiter``; to OUTCOMES, a
-file, it appends a line of JSON for each test, and the number of loaders made in this process.
+Loaded by ``-p replaced_loader``. LOADER says which class, ``torch`` or ``fastiter``; ALSO names
+another one that fastiter's takes the place of, as MODULE:CLASS. OUTCOMES is a file for what was
+seen: the outcome of each test, and the number of loaders made in this process, as JSON.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from typing import Any
@@ -17,6 +19,9 @@ import torch.utils.data.dataloader
 if os.environ["LOADER"] == "fastiter":
     import fastiter.torch
 
+    module, _, name = os.environ["ALSO"].partition(":")
+    if module:
+        setattr(importlib.import_module(module), name, fastiter.torch.DataLoader)
     torch.utils.data.DataLoader = fastiter.torch.DataLoader
     torch.utils.data.dataloader.DataLoader = fastiter.torch.DataLoader
 
