@@ -198,7 +198,7 @@ ELSEWHERE = ["file:///etc/hostname", "data:,x"]
         *((head("301 Moved", Location=to), "301", OSError) for to in ELSEWHERE),
         (b"220 mail ready\r\n", "220 mail", OSError),
         (b"", "closed connection without response", ConnectionError),
-        (head(Content_Length=9) + b"four", "4 bytes received of 9", ConnectionError),
+        (head(Content_Length=9) + b"four", "4 bytes re(ceived of 9|ad, 5 more)", ConnectionError),
         (head(Transfer_Encoding="chunked") + b"ff\r\nonly this", "IncompleteRead", ConnectionError),
     ],
     ids=lambda value: str(value)[:40],
@@ -300,7 +300,7 @@ def test_a_connection_that_is_reset(root):
         yield head(Content_Length=len(BODY)) + BODY[:1000]
         raise Reset
 
-    assert isinstance(fails(script, root, "reset by peer|bytes received"), ConnectionError)
+    assert isinstance(fails(script, root, "reset by peer|bytes re"), ConnectionError)
 
 
 # What stands between
