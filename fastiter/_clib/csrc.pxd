@@ -22,6 +22,15 @@ cdef extern from "os/fi_process.h" nogil:
     void fi_run_fork_handlers()
 
 
+cdef extern from "os/fi_locks.h" nogil:
+    enum fi_lock:
+        FI_UNLOCKED
+        FI_SHARED
+        FI_EXCLUSIVE
+    int fi_lock_open(int fd, int *own)
+    int fi_lock_set(int own, uint64_t byte, fi_lock kind)
+
+
 cdef extern from "ring/fi_views.h" nogil:
     ctypedef struct fi_views:
         pass

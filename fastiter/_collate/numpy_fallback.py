@@ -46,7 +46,8 @@ def as_arrays(rows: Sequence[Any]) -> Any:
     ):
         return np.asarray(rows)
     lengths = {len(row) for row in rows}
-    if len(lengths) == 1:
+    # Lists of arrays may differ in the shapes of these, from row to row.
+    if len(lengths) == 1 and not (isinstance(rows[0], (list, tuple)) and _holds_arrays(rows[0])):
         array = np.asarray(rows)
         # NumPy below 1.24 makes objects of lists that vary in length.
         if array.dtype == object and any(type(value) is list for value in array.flat):
@@ -55,13 +56,22 @@ def as_arrays(rows: Sequence[Any]) -> Any:
     arrays = [np.asarray(row) for row in rows]
     if not all(array.dtype.kind in "biufcmM" for array in arrays):
         raise ValueError("lists of numbers are needed")
-    # An empty list has neither a dtype nor a depth of its own.
-    dtype = np.result_type(*{array.dtype for array in arrays if array.size} or {arrays[0].dtype})
+    # An empty list has no depth of its own, and a dtype only if there are arrays in it.
+    typed = [a.dtype for a, row in zip(arrays, rows, strict=True) if a.size or _holds_arrays(row)]
+    dtype = np.result_type(*set(typed) or {arrays[0].dtype})
     ndim = max(array.ndim for array in arrays)
     return [
-        (array if array.size else array.reshape((0,) * ndim)).astype(dtype, copy=False)
+        (array if array.size else array.reshape(array.shape + (0,) * (ndim - array.ndim))).astype(
+            dtype, copy=False
+        )
         for array in arrays
     ]
+
+
+def _holds_arrays(row: Any) -> bool:
+    return isinstance(row, np.ndarray) or (
+        isinstance(row, (list, tuple)) and any(map(_holds_arrays, row))
+    )
 
 
 #: Errors of a field whose examples do not fit together; exactly these, not their subclasses.

@@ -1,7 +1,7 @@
 """Row groups of Parquet files, decoded once into memory that all processes share.
 
 The memory is a file of cells, each of which holds one decoded group; a table in another file says
-which. The table has one record lock (fcntl) for itself, and one for each group: whoever decodes a
+which. The table has a lock (`FileLocks`) for itself, and one for each group: whoever decodes a
 group, or frees its cell, holds that one alone; those who read from the cell hold it together. The
 kernel takes back the locks of a process that ends: a group that it has not finished is decoded by
 another.
@@ -10,37 +10,49 @@ A worker may need a cell while all are in use. It takes that of the group that w
 ago, in the order of the plan, and waits while a row before its own needs that, or a group of such
 a row has no cell yet. So the worker that has the oldest rows never waits, and as long
 as an order goes through windows of fewer groups than there are cells, no group is decoded twice.
+
+The file grows as cells are written: each has a part of it, and gets a larger one at the end when a
+group does not fit. A process maps the groups that it reads, and nothing else.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
+import errno
 import io
 import mmap
 import os
 import threading
 import time
+import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from fastiter._clib import status
+from fastiter._clib.file_locks import FileLocks, Hold
+from fastiter._fetch import parquet_files
 from fastiter._fetch.arrow_column import ArrowColumn
 from fastiter._util.concurrency import renew_in_child
 from fastiter._util.warn import warn_caller
 
-CELL_BYTES = 1 << 38  #: of the address range of a cell; its pages come with the writing
 DEFAULT_CELLS = 10
 _POLL_SECONDS = 0.0005
+_DROP_SECONDS = 0.5
+_STUCK_SECONDS = 10.0  # until a wait in which nothing happens is told of
 _KEPT_FILES = 32  # whose metadata is kept
+_ROOM_BYTES = 1 << 20  # the room of a cell is a multiple of this
 
-# The table: a header, a record for each group, and for each cell 1 + the group that it is for.
-_N_DECODED, _N_CELLS, _CLOCK, _HEADER = range(4)
+# The table: a header; a record for each group; for each cell 1 + the group that it is for; for each
+# cell where its part of the file begins, and its size.
+_N_DECODED, _N_CELLS, _CLOCK, _FILE_END, _HEADER = range(5)
 _CELL, _BYTES, _LOAD, _MEMORY, _STAMP, _RECORD = range(6)
+_START, _ROOM, _PLACE = range(3)
+
+# The locks: that of the table, then those of the groups.
+_TABLE = 0
 
 
 class Worker(Protocol):
@@ -107,6 +119,14 @@ class GroupPlace(NamedTuple):
     number: int  # in its file
 
 
+class _User(NamedTuple):
+    """An iterator or loader over the groups."""
+
+    pid: int
+    user: weakref.ref[Any]
+    n_cells: int  # that it needs
+
+
 class RowGroups:
     """The row groups of some files: chunks of columns, which are there while they are pinned.
 
@@ -115,54 +135,66 @@ class RowGroups:
     sources : where each group is; none is empty.
     ends : int64 array (n,)
         Number of the row behind each group.
+    files : what was known of each file when the dataset was made, by its path.
     table, cells : descriptors of the two files, which all processes share. They stay open.
     """
 
     def __init__(
-        self, sources: list[GroupPlace], ends: npt.NDArray[np.int64], table: int, cells: int
+        self,
+        sources: list[GroupPlace],
+        ends: npt.NDArray[np.int64],
+        files: Mapping[str, parquet_files.FileFacts],
+        table: int,
+        cells: int,
     ) -> None:
         self.ends = ends
         self.n_rows = int(ends[-1])
         self._sources = sources
+        self._files = dict(files)
+        self._null_counts: dict[str, parquet_files.NullCounts] = {}
         self._table_fd, self._cells_fd = table, cells
-        # Closing any descriptor of the table would release this process' locks: this mapping, which
-        # has one, lives as long as they do.
-        words = np.frombuffer(mmap.mmap(table, table_bytes(len(ends))), np.int64)
-        self._header = words[:_HEADER]
-        self._groups = words[_HEADER : _HEADER + _RECORD * len(ends)].reshape(-1, _RECORD)
-        self._owners = words[_HEADER + _RECORD * len(ends) :]
-        if not self._header[_N_CELLS]:
-            self._header[_N_CELLS] = min(DEFAULT_CELLS, len(ends))
+        n = len(ends)
+        words = np.frombuffer(mmap.mmap(table, table_bytes(n)), np.int64)
+        self._header, words = words[:_HEADER], words[_HEADER:]
+        self._groups, words = words[: _RECORD * n].reshape(n, _RECORD), words[_RECORD * n :]
+        self._owners, self._places = words[:n], words[n:].reshape(n, _PLACE)
+        self._locks = FileLocks(self._table_fd, 1 + n, "reading Parquet files")
         self._metadata: dict[str, Any] = {}  # of the files that were opened last
         self._names: list[str] = []  # of the columns that are decoded
         self._conversions: list[Callable[[Any], Any]] = []
         # Columns have these groups: two references would be a cycle, and keep the memory.
         self._columns: list[tuple[int, weakref.ref[ArrowColumn]]] = []
+        self._users: list[_User] = []
+        self._cells_of_users = 0
         self._begin()
-        self._is_used = True  # by this process, not only by the one that has forked it
         renew_in_child(self)
 
     def _begin(self) -> None:
         """What belongs to this process alone."""
-        self._lock = threading.RLock()
-        self._pins: dict[int, set[object]] = {}  # who holds a group
-        self._loading: set[int] = set()  # by a thread of this process
+        self._lock = threading.RLock()  # around `_mapped` and the columns' chunks
         self._mapped: dict[int, tuple[int, list[Any]]] = {}  # number of the load; decoded columns
 
     def _after_fork(self) -> None:
-        """In a forked child, before it has a second thread: its parent's record locks and threads
-        are not there."""
+        """In a forked child: its parent's threads are not there, and its locks not the child's."""
         self._begin()
-        self._is_used = False
+        self._locks.forget()
 
     @property
     def n_decoded(self) -> int:
         """How many groups have been decoded so far, by all processes."""
         return int(self._header[_N_DECODED])
 
-    def keep_for(self, window: int | None) -> None:
-        """Keep the groups in memory that an order by windows of ``window`` groups needs. None: the
-        order goes through all rows at random, of which a warning tells."""
+    @property
+    def n_cells(self) -> int:
+        """How many decoded groups are kept."""
+        return int(self._header[_N_CELLS]) or min(DEFAULT_CELLS, len(self.ends))
+
+    # ---- users
+
+    def keep_for(self, window: int | None, user: object) -> None:
+        """Keep the groups in memory that an order by windows of ``window`` groups needs, until
+        `leave`, or while ``user`` lives. None: the order goes through all rows at random, of which
+        a warning tells."""
         if window is None and len(self.ends) > DEFAULT_CELLS:
             warn_caller(
                 f"rows of {len(self.ends)} row groups of Parquet files are read in an order without"
@@ -170,9 +202,27 @@ class RowGroups:
                 " groups again. Pass order_sampler=BlockShuffleOrderSampler(seed, "
                 "dataset.row_group_ends, window), or shuffle=False"
             )
-        self._header[_N_CELLS] = min(
-            DEFAULT_CELLS if window is None else window + 2, len(self.ends)
-        )
+        n_cells = DEFAULT_CELLS if window is None else window + 2
+        user_of = _User(os.getpid(), weakref.ref(user), min(n_cells, len(self.ends)))
+        self._set_users([*self._users, user_of])
+
+    def leave(self, user: object) -> None:
+        """The user needs no groups any more. The last one of this process gives all memory back
+        that no one uses."""
+        users = [other for other in self._users if other.user() is not user]
+        if len(users) == len(self._users):
+            return
+        self._set_users(users)
+        if not self._users:
+            self.drop()
+
+    def _set_users(self, users: list[_User]) -> None:
+        self._users = [u for u in users if u.pid == os.getpid() and u.user() is not None]
+        most = max((user.n_cells for user in self._users), default=0)
+        before = self._header[_N_CELLS]
+        # What another process has asked for stays, unless more is needed here.
+        if most > before or before == self._cells_of_users:
+            self._header[_N_CELLS] = self._cells_of_users = most
 
     # ---- columns
 
@@ -190,38 +240,33 @@ class RowGroups:
         self._conversions.append(convert)
         return len(self._conversions) - 1
 
-    def decode(self, group: int, names: list[str]) -> Any:
-        """A table of some columns of a group, without threads."""
-        return self._file(group).read_row_group(
-            self._sources[group].number, columns=names, use_threads=False
-        )
+    def decode(self, group: int, name: str) -> Any:
+        """A column of a group, decoded without threads: pyarrow's ChunkedArray."""
+        source = self._sources[group]
+        try:
+            table = self._file(group).read_row_group(source.number, [name], use_threads=False)
+        except OSError as error:
+            raise ValueError(
+                f"column {name!r} of row group {source.number} of {source.path} cannot be read: "
+                f"{error}"
+            ) from error
+        return table.column(name)
 
     def with_nulls(self, name: str) -> Iterator[int]:
         """Groups in which a column may have nulls, by the statistics in the files."""
-        path: str | None = None
-        metadata: Any = None
-        for group, source in enumerate(self._sources):
-            if source.path != path:
-                path, metadata = source.path, self._file(group).metadata
-            row_group = metadata.row_group(source.number)
-            for place in range(row_group.num_columns):
-                column = row_group.column(place)
-                if f"{column.path_in_schema}.".startswith(f"{name}."):
-                    counted = column.statistics
-                    if counted is None or not counted.has_null_count or counted.null_count:
-                        yield group
-                        break
+        for group, (path, number) in enumerate(self._sources):
+            if path not in self._null_counts:
+                self._null_counts[path] = parquet_files.null_counts(path)
+            if self._null_counts[path].of(number, name) != 0:
+                yield group
 
     def _file(self, group: int) -> Any:
-        import pyarrow.parquet as parquet
-
-        path = self._sources[group].path
+        path, known = self._sources[group].path, self._metadata
         # To read it takes long in a file of many groups and columns.
-        known = self._metadata.pop(path, None)
-        file = parquet.ParquetFile(path, memory_map=True, pre_buffer=False, metadata=known)
-        self._metadata[path] = file.metadata
-        for old in list(self._metadata)[:-_KEPT_FILES]:
-            self._metadata.pop(old, None)
+        file, facts = parquet_files.open_again(path, self._files[path], known.pop(path, None))
+        known[path], self._files[path] = file.metadata, facts
+        for old in list(known)[:-_KEPT_FILES]:
+            known.pop(old, None)
         return file
 
     def value(self, place: int, row: int) -> Any:
@@ -236,25 +281,17 @@ class RowGroups:
         """Begin and end of parts of ``rows``, all of which exist. The rows of a part are there
         until the next one is asked for, or the generator is closed. ``whole``: nothing if there are
         not enough cells for a part that is all of them."""
-        self._is_used = True
         numbers = np.searchsorted(self.ends, rows, side="right")
-        if whole and len(np.unique(numbers)) > self._header[_N_CELLS]:
+        if whole and len(np.unique(numbers)) > self.n_cells:
             return
         start = 0
         while start < len(rows):
-            holder = object()
-            held: list[int] = []
-            try:
-                stop = self._pin(numbers, start, holder, held)
+            with self._locks.hold() as hold:
+                stop = self._pin(numbers, start, hold)
                 yield start, stop
-            finally:
-                for group in held:
-                    self._unpin(group, holder)
             start = stop
 
-    def _pin(
-        self, numbers: npt.NDArray[np.int64], start: int, holder: object, held: list[int]
-    ) -> int:
+    def _pin(self, numbers: npt.NDArray[np.int64], start: int, hold: Hold) -> int:
         """Pin the groups of as many rows as possible, from `start` on, at least of the first;
         return where that ends. Waits only while it holds none."""
         rest = numbers[start:]
@@ -262,14 +299,11 @@ class RowGroups:
         places = start + np.sort(np.unique(rest, return_index=True)[1])
         for place in places.tolist():
             group = int(numbers[place])
-            held.append(group)
-            while not (self._try_pin(group, holder) or self._load(group, holder)):
+            wait = _Wait(self, group)
+            while not (self._try_pin(group, hold) or self._load(group, hold)):
                 if place > start:
-                    held.pop()
                     return int(place)
-                if (fetching := _worker()) is not None:
-                    fetching.wait_begins()
-                time.sleep(_POLL_SECONDS)
+                wait.go_on()
             self._note_use(group, last[group])
         return len(numbers)
 
@@ -283,55 +317,43 @@ class RowGroups:
         else:
             record[_MEMORY], record[_STAMP] = memory, stamp + place
 
-    def _try_pin(self, group: int, holder: object) -> bool:
+    def _try_pin(self, group: int, hold: Hold) -> bool:
         """Pin a group if it is there."""
-        with self._lock:
-            if group in self._loading:
-                return False
-            pins = self._pins.setdefault(group, set())
-            if not pins:
-                pins.add(holder)  # first, so that an interrupt leaves no lock behind
-                if not (self._take(group, fcntl.LOCK_SH) and self._groups[group, _CELL]):
-                    self._unpin(group, holder)
-                    return False
-                self._map(group)
-            pins.add(holder)
+        if not hold.take(1 + group):
+            return False
+        if not self._groups[group, _CELL]:
+            hold.release(1 + group)
+            return False
+        self._map(group)
         return True
 
-    def _unpin(self, group: int, holder: object) -> None:
-        with self._lock:
-            pins = self._pins.get(group, set())
-            pins.discard(holder)
-            if not pins:
-                self._pins.pop(group, None)
-                if group not in self._loading:
-                    self._give_back(group)
-
     def _map(self, group: int) -> None:
-        """Let columns have the chunks of a group that is there."""
+        """Let columns have the chunks of a group that is pinned."""
         _, nbytes, load, _, _ = (int(word) for word in self._groups[group])
-        if group in self._mapped and self._mapped[group][0] == load:
-            return
-        import pyarrow as pa
+        with self._lock:
+            if group in self._mapped and self._mapped[group][0] == load:
+                return
+            import pyarrow as pa
 
-        offset = (int(self._groups[group, _CELL]) - 1) * CELL_BYTES
-        memory = mmap.mmap(self._cells_fd, nbytes, prot=mmap.PROT_READ, offset=offset)
-        reader = pa.BufferReader(pa.py_buffer(memory))
-        arrays = [pa.ipc.open_stream(reader).read_all().column(0) for _ in self._conversions]
-        for place, reference in self._columns:
-            if (column := reference()) is not None:
-                column.set_chunk(group, arrays[place].chunk(0).__arrow_c_array__()[1])
-        self._mapped.pop(group, None)
-        self._mapped[group] = load, arrays
-        # The memory of groups that are gone comes back with their last mapping.
-        for other in [other for other in self._mapped if other not in self._pins]:
-            if len(self._mapped) <= self._header[_N_CELLS]:
-                break
-            del self._mapped[other]
+            offset = int(self._places[self._groups[group, _CELL] - 1, _START])
+            memory = mmap.mmap(self._cells_fd, nbytes, prot=mmap.PROT_READ, offset=offset)
+            reader = pa.BufferReader(pa.py_buffer(memory))
+            arrays = [pa.ipc.open_stream(reader).read_all().column(0) for _ in self._conversions]
+            for place, reference in self._columns:
+                if (column := reference()) is not None:
+                    column.set_chunk(group, arrays[place].chunk(0).__arrow_c_array__()[1])
+            self._mapped.pop(group, None)
+            self._mapped[group] = load, arrays
+            # The memory of groups that are gone comes back with their last mapping.
+            for other in list(self._mapped):
+                if len(self._mapped) <= self.n_cells:
+                    break
+                if not self._locks.is_held(1 + other):
+                    self._mapped.pop(other, None)
 
     # ---- decoding
 
-    def _load(self, group: int, holder: object) -> bool:
+    def _load(self, group: int, hold: Hold) -> bool:
         """Decode and pin a group. False if another one does that, or no cell is to be had now."""
         before: set[int] = set()
         fetching = _worker()
@@ -339,45 +361,33 @@ class RowGroups:
             rows = fetching.rows_before()
             rows = rows[(rows >= 0) & (rows < self.n_rows)]  # read while they may have changed
             before = set(np.searchsorted(self.ends, rows, side="right").tolist())
-        with self._lock:
-            cell = None if group in self._loading else self._cell_for(group, before)
-            if cell is None:
-                return False
-            self._loading.add(group)
-        try:
-            self._write(group, cell)
-            with self._lock, self._table():
-                self._header[_N_DECODED] += 1
-                self._groups[group, _LOAD] = self._header[_N_DECODED]
-                self._groups[group, _CELL] = cell + 1
-        except BaseException:
-            with self._lock, self._table():
-                if not self._groups[group, _CELL]:
-                    self._owners[cell] = 0
-            raise
-        finally:
-            self._loading.discard(group)
-            if not self._groups[group, _CELL]:
-                self._give_back(group)
-        return self._try_pin(group, holder)  # which makes the lock a shared one
+        cell = self._cell_for(group, before, hold)
+        if cell is None:
+            return False
+        # If decoding fails, the cell stays this group's, without being there.
+        self._write(group, cell)
+        with self._locks.alone(_TABLE, self._report):
+            self._header[_N_DECODED] += 1
+            self._groups[group, _LOAD] = self._header[_N_DECODED]
+            self._groups[group, _CELL] = cell + 1
+        return self._try_pin(group, hold)  # which makes the lock a shared one
 
-    def _cell_for(self, group: int, before: set[int]) -> int | None:
-        """A cell for a group, which is then locked by this process alone; None if there is none
+    def _cell_for(self, group: int, before: set[int], hold: Hold) -> int | None:
+        """A cell for a group, which is then locked by `hold` alone; None if there is none
         yet. `before`: the groups of rows that come before, and are not fetched yet."""
-        with self._table():
-            owners = self._owners[: self._header[_N_CELLS]]
+        with self._locks.alone(_TABLE, self._report):
+            owners = self._owners[: self.n_cells]
             have = set((self._owners[self._owners > 0] - 1).tolist())
-            if self._groups[group, _CELL] or not self._take(group, fcntl.LOCK_EX):
+            if self._groups[group, _CELL] or not hold.take(1 + group, True):
                 return None
-            if group in have:  # whoever was to decode it has ended
+            if group in have:  # whoever was to decode it has failed, or ended
                 return int(np.flatnonzero(self._owners == group + 1)[0])
-            if before - have - {group}:
-                self._give_back(group)
-                return None
-            cells = np.flatnonzero(owners == 0)
-            cell = int(cells[0]) if len(cells) else self._freed_cell(owners, before)
+            cell = None
+            if not before - have - {group}:
+                cells = np.flatnonzero(owners == 0)
+                cell = int(cells[0]) if len(cells) else self._freed_cell(owners, before)
             if cell is None:
-                self._give_back(group)
+                hold.release(1 + group)
             else:
                 self._owners[cell] = group + 1
             return cell
@@ -392,27 +402,26 @@ class RowGroups:
             return bool(record[_MEMORY] == memory), int(record[_STAMP])
 
         cell = min(range(len(owners)), key=age)
-        group = int(owners[cell]) - 1
         # Not a later one instead: rows to come may need that.
-        if group in before or not self._is_free(group):
+        if int(owners[cell]) - 1 in before or not self._free(cell):
             return None
-        self._groups[group, _CELL] = self._owners[cell] = 0
-        self._give_back(group)
         return cell
 
-    def _is_free(self, group: int) -> bool:
-        """Whether no one reads or decodes a group; it is locked by this process alone then."""
-        in_use = group in self._pins or group in self._loading
-        return not in_use and self._take(group, fcntl.LOCK_EX)
+    def _free(self, cell: int) -> bool:
+        """Take a cell from its group, unless that is read or decoded; under the table's lock."""
+        group = int(self._owners[cell]) - 1
+        with self._locks.hold() as hold:
+            if not hold.take(1 + group, True):
+                return False
+            self._groups[group, _CELL] = self._owners[cell] = 0
+            return True
 
     def _write(self, group: int, cell: int) -> None:
         """Decode a group, column by column, into its cell."""
         import pyarrow as pa
 
         file, source = self._file(group), self._sources[group]
-        memory = _Writer(
-            self._cells_fd, cell * CELL_BYTES, f"{source.path}, row group {source.number}"
-        )
+        memory = _Writer(self, cell, f"{source.path}, row group {source.number}")
         for name, convert in zip(self._names, self._conversions, strict=True):
             table = file.read_row_group(source.number, columns=[name], use_threads=False)
             array = table.column(name).combine_chunks()
@@ -427,49 +436,119 @@ class RowGroups:
             with pa.ipc.new_stream(pa.PythonFile(memory, "w"), batch.schema) as stream:
                 stream.write_batch(batch)
         # The pages of the group before were written over, which is cheaper than new ones.
+        start, room = self._places[cell].tolist()
         kept = -(-memory.size // mmap.PAGESIZE) * mmap.PAGESIZE
-        status.free_pages(self._cells_fd, cell * CELL_BYTES + kept, CELL_BYTES - kept)
+        status.free_pages(self._cells_fd, start + kept, room - kept)
         self._groups[group, _BYTES] = memory.size
 
-    def drop(self) -> None:
-        """Give back the memory of all groups that no one needs."""
-        if not self._is_used:
+    def make_room(self, cell: int, nbytes: int, used: int) -> None:
+        """Give the cell of a group that is decoded another part of the file, unless `nbytes` fit
+        into its own; the bytes that are `used` move."""
+        start, room = self._places[cell].tolist()
+        if nbytes <= room:
             return
-        with self._lock, self._table():
+        with self._locks.alone(_TABLE, self._report):
+            # Groups are alike: what held the others holds this one.
+            most = max(nbytes, 2 * room, int(self._places[:, _ROOM].max()))
+            new_room = -(-most // _ROOM_BYTES) * _ROOM_BYTES
+            new_start = int(self._header[_FILE_END])
+            self._header[_FILE_END] += new_room
+        if used:
+            with mmap.mmap(self._cells_fd, used, prot=mmap.PROT_READ, offset=start) as memory:
+                self.write_at(new_start, memory)
+        self._places[cell, _START] = new_start
+        self._places[cell, _ROOM] = new_room
+        status.free_pages(self._cells_fd, start, room)
+
+    def write_at(self, offset: int, data: Any) -> None:
+        """Write bytes into the file of cells."""
+        view, done = memoryview(data).cast("B"), 0
+        try:
+            while done < len(view):
+                done += os.pwrite(self._cells_fd, view[done:], offset + done)
+        except OSError as error:
+            if error.errno == errno.EFBIG:
+                error.strerror = (
+                    f"decoded row groups need a file of {offset + len(view)} bytes in memory, and "
+                    "RLIMIT_FSIZE allows less: raise it (ulimit -f), or write smaller row groups"
+                )
+            raise
+
+    def place_of(self, cell: int) -> int:
+        """Where a cell begins in the file."""
+        return int(self._places[cell, _START])
+
+    def drop(self) -> None:
+        """Give back the memory of all groups that no one needs. Does nothing in a process that has
+        not read any."""
+        if not self._locks.is_own:
+            return
+        deadline = time.monotonic() + _DROP_SECONDS
+        with self._locks.hold() as table:
+            # A garbage collection may call this while the same thread changes the table.
+            while not table.take(_TABLE, True):
+                if time.monotonic() > deadline:
+                    return
+                time.sleep(_POLL_SECONDS)
             for cell in np.flatnonzero(self._owners).tolist():
-                group = int(self._owners[cell]) - 1
-                if self._is_free(group):
-                    self._groups[group, _CELL] = self._owners[cell] = 0
-                    status.free_pages(self._cells_fd, cell * CELL_BYTES, CELL_BYTES)
-                    self._give_back(group)
+                if self._free(cell):
+                    start, room = self._places[cell].tolist()
+                    status.free_pages(self._cells_fd, start, room)
 
-    # ---- locks
+    # ---- waits
 
-    @contextlib.contextmanager
-    def _table(self) -> Iterator[None]:
-        """The lock around changes of cells; under `_lock`."""
-        fcntl.lockf(self._table_fd, fcntl.LOCK_EX, 1, 0)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._table_fd, fcntl.LOCK_UN, 1, 0)
+    def progress(self) -> tuple[int, int, bytes]:
+        """Changes with whatever any process does with any group."""
+        header = self._header
+        return int(header[_N_DECODED]), int(header[_CLOCK]), self._owners.tobytes()
 
-    def _take(self, group: int, kind: int) -> bool:
-        try:
-            fcntl.lockf(self._table_fd, kind | fcntl.LOCK_NB, 1, 1 + group)
-        except OSError:  # another process has it
-            return False
-        return True
+    def _report(self, lock: int, seconds: float) -> None:
+        """Tell that a lock has not been given back for long."""
+        what = "the table of row groups"
+        if lock != _TABLE:
+            source = self._sources[lock - 1]
+            what = f"row group {source.number} of {source.path}"
+        holders = [str(pid) for pid in self._locks.holders(lock) if pid != os.getpid()]
+        by = f"process {', '.join(holders)} holds" if holders else "others hold"
+        warnings.warn(
+            f"process {os.getpid()} has waited {seconds:.0f} s for {what}, which {by}, and nothing "
+            "has happened meanwhile: is that process stopped?",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
-    def _give_back(self, group: int) -> None:
-        fcntl.lockf(self._table_fd, fcntl.LOCK_UN, 1, 1 + group)
+    def report_wait(self, group: int, seconds: float) -> None:
+        """Tell that a wait for a group, or for a cell, has been in vain so far."""
+        numbers = {group, *(self._owners[self._owners > 0] - 1).tolist()}
+        held = [number for number in sorted(numbers) if self._locks.holders(1 + number)]
+        self._report(1 + (group if group in held or not held else held[0]), seconds)
+
+
+class _Wait:
+    """A wait for a group. As long as others go on, the rows that wait are not late."""
+
+    def __init__(self, groups: RowGroups, group: int) -> None:
+        self._groups, self._group = groups, group
+        self._seen: object = None
+
+    def go_on(self) -> None:
+        seen, now = self._groups.progress(), time.monotonic()
+        if seen != self._seen:
+            self._seen = seen
+            self._since = self._said = now
+            if (fetching := _worker()) is not None:
+                fetching.wait_begins()
+        elif now - self._said > _STUCK_SECONDS:
+            self._said = now
+            self._groups.report_wait(self._group, now - self._since)
+        time.sleep(_POLL_SECONDS)
 
 
 class _Writer(io.RawIOBase):
-    """Writes into a file at a place of its own."""
+    """Writes into a cell."""
 
-    def __init__(self, fd: int, offset: int, name: str) -> None:
-        self._fd, self._offset, self.name = fd, offset, name
+    def __init__(self, groups: RowGroups, cell: int, name: str) -> None:
+        self._groups, self._cell, self.name = groups, cell, name
         self.size = 0
 
     def writable(self) -> bool:
@@ -486,11 +565,10 @@ class _Writer(io.RawIOBase):
                 f"{status.available_memory()} are available: use a smaller window of the "
                 "BlockShuffleOrderSampler, or write smaller row groups"
             )
-        done = 0
-        while done < len(view):
-            done += os.pwrite(self._fd, view[done:], self._offset + self.size + done)
-        self.size += done
-        return done
+        self._groups.make_room(self._cell, self.size + len(view), self.size)
+        self._groups.write_at(self._groups.place_of(self._cell) + self.size, view)
+        self.size += len(view)
+        return len(view)
 
 
 class PagedValues:
@@ -508,4 +586,4 @@ class PagedValues:
 
 def table_bytes(n_groups: int) -> int:
     """Bytes of the table of a number of groups."""
-    return 8 * (_HEADER + (_RECORD + 1) * n_groups)
+    return 8 * (_HEADER + (_RECORD + 1 + _PLACE) * n_groups)

@@ -20,7 +20,6 @@ from fastiter._ring.schema import MOST_FIELDS, Schema
 from fastiter._stats.autotune import private_bytes
 from fastiter._stats.stats import LoaderStats, worker_stats
 from fastiter._util import shutdown
-from fastiter._util.concurrency import renew_in_child
 from fastiter._util.cpus import allowed_cpus
 from fastiter._util.failures import Failure, FailurePolicy, load_start_error, reraise
 from fastiter._workers import thread_limits
@@ -93,8 +92,6 @@ class Pool:
         n_retries: int | None = None,
     ):
         self.pid = os.getpid()
-        self.is_own = True  # whether this is the process that made the pool, not a forked child
-        renew_in_child(self)
         self.is_open = False
         self._is_limiting = False  # OpenBLAS, to one thread
         self._spin_end = 0.0  # until when threads spin that it has started since
@@ -152,8 +149,10 @@ class Pool:
 
     # ---- take
 
-    def _after_fork(self) -> None:
-        self.is_own = False
+    @property
+    def is_own(self) -> bool:
+        """Whether this is the process that made the pool, not a forked child."""
+        return self.pid == os.getpid()
 
     def wait(self, overtaking: PlanQueue | None = None) -> None:
         """Blocks until the first batch is complete; or, if plans are given, until any one is, which
@@ -598,6 +597,6 @@ class Pool:
     def end_workers(self) -> None:
         """When the interpreter exits. A daemon thread may still be in `next()`: the ring and its
         descriptors stay until the process ends."""
-        if not self._released:
+        if not self._released and self.is_own:
             self._group.close()
             self._released = True

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import ctypes
+import errno
 import functools
 import gc
 import importlib
@@ -201,7 +202,16 @@ def reserve_file(nbytes: int) -> Shared[None]:
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
-    os.ftruncate(fd, nbytes)
+    try:
+        os.ftruncate(fd, nbytes)
+    except OSError as error:
+        os.close(fd)
+        if error.errno == errno.EFBIG:
+            error.strerror = (
+                f"a file of {nbytes} bytes in memory is needed, and RLIMIT_FSIZE allows less: "
+                "raise it (ulimit -f)"
+            )
+        raise
     return Shared(Image.adopt(fd, nbytes), (), os.urandom(16))
 
 

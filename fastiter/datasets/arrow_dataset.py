@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastiter._fetch import arrow_types, row_groups
+from fastiter._fetch import arrow_types, parquet_files, row_groups
 from fastiter._fetch.dataset_access import Columns, SourceColumn, plain_columns
 from fastiter._fetch.row_groups import RowGroups
 from fastiter._util.arguments import checked_choice
@@ -112,7 +112,8 @@ class ArrowDataset(DatasetMixin):
         self._open()
 
     def _open(self) -> None:
-        files = _parquet_files(self._source)
+        files = _parquet_files(self._source, self.__dict__.get("_facts"))
+        self._facts = None if files is None else files.facts  # travel with a pickle
         self._groups = None if files is None else self._row_groups(files)
         if files is not None:
             table = files.schema.empty_table()
@@ -153,9 +154,10 @@ class ArrowDataset(DatasetMixin):
     def _row_groups(self, files: _ParquetFiles) -> RowGroups:
         memory = self.__dict__.get("_memory")
         if memory is None:
-            sizes = row_groups.table_bytes(len(files.ends)), row_groups.CELL_BYTES * len(files.ends)
+            # The second one grows as groups are decoded.
+            sizes = row_groups.table_bytes(len(files.ends)), 0
             memory = self._memory = tuple(shared_object.reserve_file(size) for size in sizes)
-        return RowGroups(files.sources, files.ends, memory[0].fd, memory[1].fd)
+        return RowGroups(files.sources, files.ends, files.facts, memory[0].fd, memory[1].fd)
 
     @property
     def keys(self) -> Any:
@@ -346,7 +348,7 @@ class ArrowDataset(DatasetMixin):
         found = _Nulls(False, False)
         for group in self._groups.with_nulls(name):  # by the statistics in the files
             first = int(self._groups.ends[group - 1]) if group else 0
-            chunks = self._groups.decode(group, [name]).column(name).chunks
+            chunks = self._groups.decode(group, name).chunks
             one = self._nulls_in(name, chunked.type, chunks, None, first)
             found = _Nulls(found.rows or one.rows, found.elements or one.elements)
         return found
@@ -565,23 +567,31 @@ class _ParquetFiles(NamedTuple):
     schema: Any
     sources: list[row_groups.GroupPlace]
     ends: npt.NDArray[np.int64]
+    facts: dict[str, parquet_files.FileFacts]
 
 
-def _parquet_files(source: Any) -> _ParquetFiles | None:
-    """What is known of Parquet files without decoding them; None for other sources."""
-    if not isinstance(source, _Paths) or not any(_magic(p)[:4] == b"PAR1" for p in source):
+def _parquet_files(
+    source: Any, before: Mapping[str, parquet_files.FileFacts] | None
+) -> _ParquetFiles | None:
+    """What is known of Parquet files without decoding them; None for other sources. ``before``: by
+    path, what was known when the dataset was made."""
+    if not isinstance(source, _Paths) or not any(_magic(p)[:3] == b"PAR" for p in source):
         return None
     parquet: Any = _imported("pyarrow.parquet")
     schema: Any = None
-    sources, counts = [], []
+    sources, counts, facts = [], [], {}
     for path in source:
+        if _magic(path)[:4] == b"PARE":
+            raise ValueError(f"{path} is encrypted: write it without, or read it by pyarrow")
         if _magic(path)[:4] != b"PAR1":
             raise ValueError(f"{path} is no Parquet file, as {source[0]} and others are")
-        try:
-            metadata = parquet.read_metadata(path)
-            own = metadata.schema.to_arrow_schema()
-        except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
-            raise ValueError(f"{path} is no complete Parquet file: {error}") from error
+        with open(path, "rb") as file:
+            facts[path] = parquet_files.checked_facts(path, file, (before or {}).get(path))
+            try:
+                metadata = parquet.read_metadata(file)
+                own = metadata.schema.to_arrow_schema()
+            except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
+                raise ValueError(f"{path} is no complete Parquet file: {error}") from error
         schema = own.remove_metadata() if schema is None else schema
         if not own.equals(schema):
             raise ValueError(
@@ -595,7 +605,7 @@ def _parquet_files(source: Any) -> _ParquetFiles | None:
                 counts.append(n_rows)
     if not counts:
         raise ValueError(f"the Parquet files {list(source)!r:.200} have no rows")
-    return _ParquetFiles(schema, sources, np.cumsum(counts, dtype=np.int64))
+    return _ParquetFiles(schema, sources, np.cumsum(counts, dtype=np.int64), facts)
 
 
 def _mapped(path: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import sys
 import threading
 import weakref
@@ -208,7 +209,8 @@ class PlannedIterator(IteratorProperties):
         self._row_groups = row_groups_of(self._dataset)
         if self._row_groups is not None:
             self._n_decoded = self._row_groups.n_decoded  # before this iterator
-            self._row_groups.keep_for(self._block_window())
+            self._row_groups.keep_for(self._block_window(), self)
+        self._pid = os.getpid()
         self._finalized = False
         # The threads that began a loop since the start, a reset or a load.
         self._loops: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -232,6 +234,7 @@ class PlannedIterator(IteratorProperties):
 
     def _after_fork(self) -> None:
         """In a forked child: another thread, which may hold the lock, does not exist there."""
+        self._pid = os.getpid()
         self._timer.after_fork()
         self._lock = threading.RLock()
         if self._source.is_on_gpu:
@@ -503,6 +506,12 @@ class PlannedIterator(IteratorProperties):
         if "_finalized" not in self.__dict__:
             return  # the constructor failed before there was anything to release
         self._finalized = True
+        if self._pid != os.getpid():
+            # A forked child that still has its parent's locks, whose holders do not exist there. A
+            # thread's locals, and garbage, are deleted before any handler of the fork has run.
+            if self._source.is_on_gpu:
+                leak_after_fork(*self._planner.works())
+            return
         self._close()
         if isinstance(self._planner, StreamPlanner):
             self._planner.close()
@@ -510,7 +519,7 @@ class PlannedIterator(IteratorProperties):
         self._epochs.clear()
         self._source.close()
         if self._row_groups is not None:
-            self._row_groups.drop()
+            self._row_groups.leave(self)
 
     def close(self) -> None:
         """End the iteration; the same as `finalize`."""

@@ -241,6 +241,13 @@ def _checked_indices(
     if array.size:
         low, high = int(array.min()), int(array.max())
         if low < 0 or high >= dataset_size:
+            if array.size > dataset_size and low == 0 and high == array.size - 1:
+                # As the orders of this package, which begin anew only after an epoch.
+                raise ValueError(
+                    f"{source} gave the {array.size} indices 0 .. {high}, and the dataset has "
+                    f"{dataset_size} examples now: it has become shorter since the epoch before. "
+                    "Call reset(), or make the iterator again"
+                )
             raise ValueError(
                 f"{source} gave the index {low if low < 0 else high}, outside 0 .. "
                 f"{dataset_size - 1} (dataset length {dataset_size})"

@@ -119,7 +119,7 @@ persistent_workers, pin_memory_device, in_order
             dataset = table_source(dataset)
             groups = row_groups_of(dataset)
             if groups is not None and sampler is None and batch_sampler is None:
-                groups.keep_for(None if shuffle else 1)
+                groups.keep_for(None if shuffle else 1, self)
         super().__init__(
             dataset,
             batch_size,

@@ -268,7 +268,7 @@ def test_random_rows_are_warned_of(files: Path) -> None:
 def test_many_threads_of_a_program(files: Path) -> None:
     """Several threads that read one dataset: more groups than there are cells."""
     dataset = ArrowDataset(files, "n")
-    dataset._groups.keep_for(1)
+    dataset._groups.keep_for(1, dataset)
     wrong: list[Any] = []
 
     def read(seed: int) -> None:
