@@ -23,7 +23,7 @@ from fastiter._device.cupy import (
 )
 from fastiter._device.devices import GpuDevice
 from fastiter._device.pinned import CupyCuda, Registration
-from fastiter._util.concurrency import WeakObjects, lock_of_child, renew_in_child
+from fastiter._util.concurrency import WeakObjects
 
 if TYPE_CHECKING:
     from fastiter._ring.arena import Arena
@@ -136,6 +136,7 @@ class AsyncTransfer:
     """
 
     def __init__(self, device_id: int, stream: Any = None) -> None:
+        self._pid = os.getpid()
         self._cupy = import_cupy_for(device_id)
         self._device = GpuDevice(device_id)
         self._registration: Registration | None = None
@@ -156,12 +157,12 @@ class AsyncTransfer:
         self._beginning_thread: int | None = None  # the thread that is in `begin`
         self._closes_after_begin = False
         self._is_closed = False
-        self._pid = os.getpid()
         _living.add(self)
-        renew_in_child(self)
 
-    def _after_fork(self) -> None:
-        self._lock = lock_of_child(self._lock)
+    def __del__(self, _exits: Callable[[], bool] = sys.is_finalizing) -> None:
+        # In a forked child: garbage of its parent that was found before any handler of the fork.
+        if not _exits() and self._pid != os.getpid():
+            leak_after_fork(self)
 
     def use_arena(self, arena: Arena) -> None:
         """Copy batches that lie in this arena from there, and from no other arena."""
@@ -211,6 +212,8 @@ class AsyncTransfer:
 
     def poll(self) -> int:
         """Release arrays in the arena that have been copied; return how many batches are left."""
+        if self._pid != os.getpid():
+            return 0
         with self._lock:
             self._forget_copied()
             return len(self._tracked)
@@ -220,6 +223,8 @@ class AsyncTransfer:
 
         Signals do not interrupt it: it takes as long as the GPU is behind.
         """
+        if self._pid != os.getpid():
+            return
         with self._lock:
             while len(self._tracked) > n_left:
                 self._tracked[0][0].synchronize()

@@ -245,7 +245,7 @@ class RowGroups:
         source = self._sources[group]
         try:
             table = self._file(group).read_row_group(source.number, [name], use_threads=False)
-        except OSError as error:
+        except (OSError, NotImplementedError) as error:
             raise ValueError(
                 f"column {name!r} of row group {source.number} of {source.path} cannot be read: "
                 f"{error}"
@@ -393,7 +393,8 @@ class RowGroups:
             return cell
 
     def _freed_cell(self, owners: npt.NDArray[np.int64], before: set[int]) -> int | None:
-        """The cell of the group that was needed longest ago; None if it is needed now."""
+        """The cell of the group that was needed longest ago; None if that is needed now. Where no
+        order is known, of those that are not."""
         fetching = _worker()
         memory = 0 if fetching is None else fetching.claim()[0]
 
@@ -401,11 +402,12 @@ class RowGroups:
             record = self._groups[owners[cell] - 1]
             return bool(record[_MEMORY] == memory), int(record[_STAMP])
 
-        cell = min(range(len(owners)), key=age)
-        # Not a later one instead: rows to come may need that.
-        if int(owners[cell]) - 1 in before or not self._free(cell):
-            return None
-        return cell
+        cells = sorted(range(len(owners)), key=age)
+        # A worker takes no later one instead: rows to come may need that.
+        for cell in cells if fetching is None else cells[:1]:
+            if int(owners[cell]) - 1 not in before and self._free(cell):
+                return cell
+        return None
 
     def _free(self, cell: int) -> bool:
         """Take a cell from its group, unless that is read or decoded; under the table's lock."""

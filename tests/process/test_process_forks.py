@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import textwrap
 import threading
 import time
 
@@ -372,3 +373,65 @@ def test_a_start_that_was_interrupted_does_not_count_as_hung(caplog):
         next(iterator)
     assert n_left < 3
     assert "waited in its start" not in caplog.text
+
+
+def test_a_childs_threads_locals_end_nothing_of_the_parent(output_of):
+    """CPython deletes the locals of other threads before any handler of a fork runs."""
+    out = output_of("""
+        import threading, warnings
+        warnings.simplefilter("ignore")  # of forks beside threads
+        local, here, go_on = threading.local(), threading.Barrier(2), threading.Barrier(2)
+
+        def loop():
+            local.iterator = MultiprocessIterator(
+                Blocks(60), 3, n_processes=2, shuffle=False, context="fork")
+            next(local.iterator)
+            for _ in range(5):
+                here.wait()
+                go_on.wait()
+                next(local.iterator)
+            here.wait()
+            print(local.iterator.stats().deaths)
+            local.iterator.finalize()
+
+        thread = threading.Thread(target=loop)
+        thread.start()
+        for _ in range(5):
+            here.wait()
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+            go_on.wait()
+        here.wait()
+        thread.join()
+    """)
+    assert out == "0\n"
+
+
+def test_garbage_that_a_child_collects_ends_nothing_of_the_parent(tmp_path):
+    """Before any of the package's own handlers of the fork has run."""
+    source = """
+    import gc, os
+    os.register_at_fork(after_in_child=gc.collect)  # handlers run in the order of their imports
+    """
+    status, out, err = run_script(
+        tmp_path,
+        textwrap.dedent(source)
+        + HEAD
+        + textwrap.dedent("""
+        iterator = MultiprocessIterator(Blocks(60), 3, n_processes=2, context="fork")
+        next(iterator)
+        pids = pids_of(iterator)
+        gc.disable()
+        iterator.itself = iterator
+        del iterator
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        print(all(map(is_alive, pids)))
+        gc.collect()
+        """),
+    )
+    assert (status, out, err) == (0, "True\n", "")
