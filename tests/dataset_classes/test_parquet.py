@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import copy
 import functools
@@ -10,6 +11,8 @@ import itertools
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,7 @@ from fastiter import (  # noqa: E402
     SerialIterator,
     concat_examples,
 )
-from fastiter._fetch import row_groups  # noqa: E402
+from fastiter._fetch import parquet_files, row_groups  # noqa: E402
 from fastiter.datasets import ArrowDataset, SubDataset, TransformDataset  # noqa: E402
 
 N = 3000
@@ -429,3 +432,249 @@ def test_a_fork_while_another_thread_holds_the_groups(
     go_on.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_an_iterator_more_costs_the_first_one_no_groups(files: Path) -> None:
+    """The cells are those that the iterator with the largest window needs."""
+    dataset = ArrowDataset(files, "n")
+    groups = dataset._groups
+    first = SerialIterator(dataset, 50, order_sampler=by_block(dataset, 8), repeat=False)
+    seen = [int(n) for n in next(first)]
+    assert groups.n_cells == 10
+    with SerialIterator(dataset, 50, shuffle=False) as second:
+        next(second)
+        assert groups.n_cells == 10
+        decoded = groups.n_decoded
+    assert (
+        groups.n_cells == 10 and np.count_nonzero(groups._owners) == decoded
+    )  # nothing is dropped
+    third = SerialIterator(dataset, 50, order_sampler=by_block(dataset, 9))
+    assert groups.n_cells == 11
+    del third
+    seen += [int(n) for batch in first for n in batch]
+    assert sorted(seen) == list(range(N))
+    assert groups.n_decoded <= len(dataset.row_group_ends) + 2
+    first.finalize()
+    assert not groups._owners.any()
+    fourth = SerialIterator(dataset, 50, shuffle=False)
+    assert groups.n_cells == 3
+    fourth.finalize()
+
+
+@pytest.mark.filterwarnings("ignore:rows of 30 row groups")
+def test_the_file_of_the_cells_grows_with_what_is_decoded(tmp_path: Path) -> None:
+    """Groups of very unlike sizes, in cells that are used again, by two processes."""
+    rng, sizes = np.random.default_rng(0), [1, 40_000, 3, 200_000, 1000, 400_000, 2, 1, 90_000, 5]
+    sizes *= 3
+    values = np.concatenate([rng.integers(0, 1 << 60, size) for size in sizes])
+    ends = np.cumsum(sizes)
+    with pq.ParquetWriter(tmp_path / "x.parquet", pa.schema([("x", pa.int64())])) as writer:
+        for end, size in zip(ends, sizes, strict=True):
+            writer.write_table(pa.table({"x": values[end - size : end]}))
+    dataset = ArrowDataset(tmp_path / "x.parquet", "x")
+    cells = dataset._memory[1].fd
+    assert os.fstat(cells).st_size == 0
+    places = [int(p) for p in np.concatenate([ends - 1, rng.permutation(ends - 1)])]
+    with MultiprocessIterator(
+        dataset, n_processes=2, context="fork", batch_sampler=lambda epoch: [places]
+    ) as iterator:
+        for _ in range(3):
+            assert [int(x) for x in next(iterator)] == values[places].tolist()
+            assert [int(x) for x in dataset.__getitems__(places)] == values[places].tolist()
+    # Cells of the largest group, and the parts that they have outgrown.
+    assert 0 < os.fstat(cells).st_size < 4 * dataset._groups.n_cells * 8 * max(sizes)
+    assert os.fstat(cells).st_blocks == 0
+
+
+def test_a_limit_of_file_sizes_is_named(tmp_path: Path) -> None:
+    program = """
+import os, resource, signal, sys
+from fastiter.datasets import ArrowDataset
+ArrowDataset(sys.argv[1])
+before = os.listdir("/proc/self/fd")
+resource.setrlimit(resource.RLIMIT_FSIZE, (20000, resource.RLIM_INFINITY))
+dataset = ArrowDataset(sys.argv[1], "n")
+for _ in range(3):
+    try:
+        dataset[0]
+    except OSError as error:
+        print(error.errno, error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (8, resource.RLIM_INFINITY))
+for _ in range(3):
+    try:
+        ArrowDataset(sys.argv[1])
+    except OSError as error:
+        print(error.errno, error)
+del dataset
+print(os.listdir("/proc/self/fd") == before)
+"""
+    pq.write_table(pa.table({"n": range(10_000)}), tmp_path / "x.parquet", row_group_size=5000)
+    run = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "x.parquet"], capture_output=True, text=True
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    lines = run.stdout.splitlines()
+    assert len(lines) == 7 and lines[-1] == "True"
+    for line in lines[:3]:
+        assert line.startswith("27 ") and "row groups" in line and "ulimit -f" in line
+    for line in lines[3:6]:
+        assert line.startswith("27 ") and "RLIMIT_FSIZE" in line
+
+
+# ---- files that are damaged, encrypted or written anew ---------------------------------------
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [f"s{k}" for k in range(100)],
+        pa.array([None, 7] * 50, pa.int64()),
+        np.arange(5000, 5100),
+        np.arange(100, dtype=np.int32),
+        [[k] for k in range(100)],
+    ],
+    ids=["strings", "nulls", "other rows", "int32", "lists"],
+)
+def test_a_file_that_was_written_anew(other: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"x": np.arange(100)}), path, row_group_size=20)
+    dataset, opened = ArrowDataset(path, "x"), ArrowDataset(path, "x")
+    assert opened[0] == 0
+    pickled = pickle.dumps(dataset)
+    copied = path.read_bytes()
+    pq.write_table(pa.table({"x": other}), path, row_group_size=20)
+    message = "x.parquet was written anew since the dataset was made"
+    for known in (dataset, opened):
+        with pytest.raises(ValueError, match=message):
+            known[99]
+    with pytest.raises(ValueError, match=message):
+        pickle.loads(pickled)
+    with (
+        MultiprocessIterator(dataset, 20, shuffle=False, n_processes=1, context="spawn") as it,
+        pytest.raises(Exception, match=message),
+    ):
+        next(it)
+    path.write_bytes(copied)  # the same file, at another time
+    assert pickle.loads(pickled)[99] == 99 and dataset[99] == 99 and opened[99] == 99
+
+
+def test_a_file_that_was_written_anew_among_many(tmp_path: Path) -> None:
+    """Of which not all metadata is kept."""
+    for k in range(40):
+        pq.write_table(pa.table({"x": np.arange(20)}), tmp_path / f"{k:02}.parquet")
+    with SerialIterator(ArrowDataset(tmp_path, "x"), 20, shuffle=False) as iterator:
+        next(iterator)
+        pq.write_table(pa.table({"x": [f"s{k}" for k in range(20)]}), tmp_path / "00.parquet")
+        for _ in range(39):
+            next(iterator)
+        with pytest.raises(ValueError, match=r"00.parquet was written anew"):
+            next(iterator)
+
+
+def encrypted(path: Path, has_open_footer: bool) -> None:
+    encryption = pytest.importorskip("pyarrow.parquet.encryption")
+
+    class Client(encryption.KmsClient):  # type: ignore[misc, name-defined]
+        def wrap_key(self, key: bytes, _: str) -> bytes:
+            return base64.b64encode(key)
+
+        def unwrap_key(self, key: bytes, _: str) -> bytes:
+            return base64.b64decode(key)
+
+    configuration = encryption.EncryptionConfiguration(
+        footer_key="k", column_keys={"c": ["secret"]}, plaintext_footer=has_open_footer
+    )
+    properties = encryption.CryptoFactory(lambda _: Client()).file_encryption_properties(
+        encryption.KmsConnectionConfig(), configuration
+    )
+    table = pa.table({"x": range(100), "secret": range(100)})
+    with pq.ParquetWriter(path, table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
+
+
+def test_encrypted_columns_are_refused_and_others_read(tmp_path: Path) -> None:
+    encrypted(tmp_path / "columns.parquet", True)
+    assert ArrowDataset(tmp_path / "columns.parquet", "x")[99] == 99
+    for columns in ("secret", None):
+        with pytest.raises(
+            ValueError, match=r"'secret' of row group 0 of .*columns.parquet cannot"
+        ):
+            ArrowDataset(tmp_path / "columns.parquet", columns)
+    encrypted(tmp_path / "all.parquet", False)
+    with pytest.raises(ValueError, match=r"all.parquet is encrypted"):
+        ArrowDataset(tmp_path / "all.parquet", "x")
+
+
+def test_damaged_metadata_end_no_process(tmp_path: Path) -> None:
+    program = """
+import random, struct, sys
+from fastiter.datasets import ArrowDataset
+path = sys.argv[1]
+data = open(path, "rb").read()
+(length,) = struct.unpack("<I", data[-8:-4])
+rng, seen = random.Random(2), {"read": 0, "refused": 0}
+for k in range(300):
+    damaged = bytearray(data)
+    for _ in range(rng.randrange(1, 4)):
+        damaged[rng.randrange(len(data) - 8 - length, len(data) - 8)] = rng.randrange(256)
+    open(f"{path}-{k}", "wb").write(damaged)
+    try:
+        dataset = ArrowDataset(f"{path}-{k}", padding=0)
+    except ValueError as error:
+        assert f"{path}-{k}" in str(error) or "has a null in" in str(error), error
+        seen["refused"] += 1
+        continue
+    try:
+        dataset.__getitems__(list(range(0, len(dataset), 7)))
+        seen["read"] += 1
+    except (OSError, ValueError):
+        seen["refused"] += 1
+print(seen)
+"""
+    table = pa.table(
+        {
+            "x": np.arange(300),
+            "s": [f"r{i}" for i in range(300)],
+            "l": [[i] * (i % 3) for i in range(300)],
+        }
+    )
+    pq.write_table(table, tmp_path / "x", row_group_size=50)
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, tmp_path / "x"],
+        capture_output=True,
+        text=True,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "'read': 0" not in run.stdout and "'refused': 0" not in run.stdout
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.6"])
+@pytest.mark.parametrize("statistics", [True, False, ["a"]])
+def test_nulls_are_counted_as_pyarrow_counts_them(
+    version: str, statistics: Any, tmp_path: Path
+) -> None:
+    n = 90
+    table = pa.table(
+        {
+            "a": pa.array([None if i % 7 == 0 else i for i in range(n)]),
+            "b": [f"{i}" * 300 for i in range(n)],
+            "c.d": [{"e": i, "f": None if 30 < i < 50 else [i]} for i in range(n)],
+            "g": [[None] if i == 80 else [[i]] for i in range(n)],
+        }
+    )
+    pq.write_table(
+        table, tmp_path / "x", row_group_size=10, version=version, write_statistics=statistics
+    )
+    counts = parquet_files.null_counts(str(tmp_path / "x"))
+    metadata = pq.read_metadata(tmp_path / "x")
+    for group in range(metadata.num_row_groups):
+        wanted: dict[str, int] = {}
+        for place in range(metadata.num_columns):
+            column = metadata.row_group(group).column(place)
+            name = next(n for n in table.column_names if column.path_in_schema.startswith(n))
+            known = column.statistics is not None and column.statistics.has_null_count
+            more = column.statistics.null_count if known else -1
+            before = wanted.get(name, 0)
+            wanted[name] = -1 if -1 in (before, more) else before + more
+        assert {name: counts.of(group, name) for name in table.column_names} == wanted
+    assert counts.of(0, "other") == -1

@@ -120,3 +120,25 @@ def test_interrupts_at_any_moment(kind, converter, broken, request, monkeypatch)
         sum(row % SIZE % 9 == 4 for row in range(before)) if broken else 0
     )
     iterator.close()
+
+
+def test_an_interrupt_while_a_seed_is_read_is_raised_as_it_is() -> None:
+    """The check of a list against an abstract class runs Python code, and with it the handler."""
+    from fastiter.random import permutation
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    rng, count = random.Random(0), 0
+    try:
+        for _ in range(500):
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 2e-4))
+                while True:
+                    permutation(1, [1, 2, 3])
+            count += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert count == 500

@@ -490,3 +490,25 @@ def test_a_block_sampler_that_was_pickled_by_version_0_1_0_goes_on():
     former.__dict__.pop("_ends", None)
     former = pickle.loads(pickle.dumps(former))
     assert former(range(20), 0)[:].tolist() == sampler(range(20), 0)[:].tolist()
+
+
+def test_a_dataset_that_has_become_shorter_is_named() -> None:
+    class Shrinking:
+        n = 10
+
+        def __len__(self) -> int:
+            return self.n
+
+        def __getitem__(self, i: int) -> int:
+            return i
+
+    dataset = Shrinking()
+    with SerialIterator(dataset, 5, order_sampler=ShuffleOrderSampler()) as iterator:
+        next(iterator)
+        dataset.n = 3
+        message = r"10 indices 0 \.\. 9, and the dataset has 3 examples now: .* shorter .*reset\(\)"
+        with pytest.raises(ValueError, match=message):
+            for _ in range(2):
+                next(iterator)
+        iterator.reset()
+        assert set(next(iterator)) == {0, 1, 2}

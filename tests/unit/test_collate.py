@@ -208,3 +208,38 @@ def test_converter_wants_a_callable():
 def test_converter_class_is_abstract():
     with pytest.raises(TypeError, match="__call__"):
         Converter()
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(2, 0), (1, 2)],
+        [(1, 2), (2, 0), (0, 0)],
+        [(0, 3), (2, 0)],
+        [(2, 0), (1, 0)],
+        [(1, 0), (1, 2)],
+        [(2, 1), (2, 3)],
+        [(0, 0), (3, 1)],
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"max_length": 1}, {"pad_to_multiple": 4}])
+def test_lists_of_arrays_are_padded_as_arrays(shapes: Any, options: Any) -> None:
+    """Also where the inner lists of an example are all empty: its length and the dtype stay."""
+    arrays = [np.arange(a * b, dtype=np.int16).reshape(a, b) for a, b in shapes]
+    lists = [list(array) for array in arrays]
+    join = functools.partial(concat_examples, padding=-1, return_lengths=True, **options)
+    wanted, wanted_lengths = join([{"a": array} for array in arrays]).values()
+    found, lengths = join([{"a": rows} for rows in lists]).values()
+    # A list without any array in it tells nothing of the arrays that others have.
+    assert found.dtype == wanted.dtype and lengths.tolist() == wanted_lengths.tolist()
+    assert found.shape[:2] == wanted.shape[:2]
+    assert found.shape[2] == max(b for a, b in shapes if a > 0)
+    np.testing.assert_array_equal(found, wanted[:, :, : found.shape[2]])
+
+
+def test_empty_lists_of_lists_keep_their_length() -> None:
+    assert concat_examples([[[], []], [[1, 2]]], padding=0).shape == (2, 2, 2)
+    assert concat_examples([[[]], [[1, 2], [3, 4]]], padding=0).tolist() == [
+        [[0, 0], [0, 0]],
+        [[1, 2], [3, 4]],
+    ]
