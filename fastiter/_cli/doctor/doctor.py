@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import importlib.metadata
 import json
-import logging
 import multiprocessing
 import os
 import platform
@@ -281,21 +280,11 @@ def _limit(value: int, text: Callable[[float], str] = str) -> str:
 def _start_methods() -> Iterator[Finding]:
     methods = multiprocessing.get_all_start_methods()
     yield Finding("methods", f"{', '.join(methods)}; the default here is {methods[0]}")
-    logger = logging.getLogger("fastiter")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    chosen = start_method.choose(None, start_method.Caller()).context.get_start_method()
-    logger.setLevel(level)
-    reason = start_method.why_not_fork()
-    if chosen != "fork":
-        why = "the default" if chosen == methods[0] else f"because {reason}"
-    else:
-        why = f"although {reason}" if reason else "nothing in this process makes a fork unsafe"
+    chosen = start_method.default_method()
     yield Finding(
         "chosen",
-        f"{chosen}: {why}",
-        help="in your program the choice depends on the threads that exist when workers start; the "
-        "logger 'fastiter' reports it at level INFO, and context= sets it",
+        f"{chosen}: multiprocessing's" + " default" * (chosen == methods[0]),
+        help="context= sets another; context='safe' avoids forks beside threads",
     )
 
 
