@@ -52,6 +52,7 @@ logger = logging.getLogger("fastiter")
 HUNG_SECONDS = 0.1
 _MOST_FORKS = 4  # forks in a row of one worker that may wait for a lock that nothing releases
 _HUNG_STACK_SECONDS = 0.2
+_NO_STACK = "  not available"
 _STARTS_SECONDS = 2.0  # for all that `await_starts` waits for
 _STARTS_PAUSE = 0.002
 #: Seconds of the start of any other worker, with all that it imports, until the log tells of it.
@@ -517,6 +518,8 @@ class WorkerGroup:
             if not worker.has_begun and self._has_begun(worker):
                 continue  # it began at the last moment, and has died as any other
             worker.hang = _own_frames(stacks[worker.number])
+            if not worker.has_begun and worker.hang.startswith(_NO_STACK):
+                worker.hang = "  before it could tell: in a handler that libraries run after a fork"
             self._last_hung = worker
             self.hung_starts += 1
             self._hung[worker.number] += 1
@@ -566,7 +569,7 @@ class WorkerGroup:
                     pass
             worker.send(STACK_SIGNAL)
             if worker.state() in (STOPPED, TRACED):
-                texts[worker.stacks] = b"  not available: the process is stopped"
+                texts[worker.stacks] = _NO_STACK.encode() + b": the process is stopped"
             else:
                 poll.register(worker.stacks, select.POLLIN)
         end = status.now() + seconds
@@ -589,7 +592,7 @@ class WorkerGroup:
                     texts[fd] += b"  "
         return {
             worker.number: texts[worker.stacks].decode(errors="replace").rstrip()
-            or "  not available: the process is stopped, or waits in the kernel"
+            or _NO_STACK + ": the process is stopped, or waits in the kernel"
             for worker in workers
         }
 

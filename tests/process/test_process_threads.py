@@ -524,7 +524,7 @@ def test_starts_that_hang_again_and_again_are_an_error(tmp_path):
         next(iterator)
     except WorkerDiedError as error:
         print(str(error).partition(" in a row were forked and then waited for a lock")[0])
-        assert "context='safe'" in str(error) and " in after" in str(error), error
+        assert "context='safe'" in str(error) and "after a fork" in str(error), error
     sys.stdout.flush()
     iterator.finalize()  # the other worker's start may hang still
     """
