@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -187,6 +187,8 @@ class Keys:
     Parameters
     ----------
     sampler, iterator : what the loader draws from, and its iterator.
+    begin : callable
+        Called before the first key is drawn.
     main : dict, optional
         What `state` has returned, if the iteration goes on from there. Batches that were delivered
         before are left out.
@@ -200,10 +202,11 @@ class Keys:
         self,
         sampler: Any,
         iterator: Iterator[Any],
+        begin: Callable[[], None],
         main: dict[str, Any] | None = None,
         rows: EpochRows | None = None,
     ) -> None:
-        self._batches, self._rows = sampler, rows
+        self._batches, self._begin, self._rows = sampler, begin, rows
         self._cuts = type(sampler) is BatchSampler
         self._sampler: Any = drawn_from(sampler)
         self._source: Any
@@ -253,6 +256,8 @@ class Keys:
         keys before it, how many it has, and its keys. The same again, until it is planned."""
         left = next((one for one in self._left if one[0] >= n_planned), None)
         source = self._source
+        if self.cutter is None and not self.has_begun:
+            self._begin()
         if left is None:
             number, first = max((n_planned, n_keys), self._end)
             size = self._size()

@@ -229,6 +229,26 @@ def test_the_state_of_a_generator_that_is_none():
             loader.load_state_dict({**state, "_unbegun_states": [wrong]})
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", ["shuffled", "weighted"])
+def test_a_program_that_draws_before_the_first_batch(kind, workers):
+    """Without workers the sampler draws after it."""
+    torch.manual_seed(3)
+    loader = loader_of(kind, workers)
+    for _ in range(2):
+        iterator = iter(loader)
+        torch.rand(5)
+        next(iterator)
+        state = by_json(loader.state_dict())
+        rest = [values(batch) for batch in iterator]
+        again = loader_of(kind, workers)
+        again.load_state_dict(state)
+        iterator = iter(again)
+        next(iterator)
+        again.load_state_dict(again.state_dict())
+        assert [values(batch) for batch in again] == rest[1:]
+
+
 def test_the_epoch_of_a_distributed_sampler():
     """A client may begin to iterate before it calls ``set_epoch``, as Lightning does."""
 
