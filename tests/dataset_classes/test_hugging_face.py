@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import functools
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +184,207 @@ def test_a_subclass_that_makes_its_own_rows_is_asked_for_them() -> None:
     plain._getitem = lambda *key, **options: calls.append(key) or read(*key, **options)
     next(SerialIterator(plain, 3, shuffle=False, converter=concat_examples))
     assert calls
+
+
+# ---- torch's loader: what it makes of any dataset ------------------------------------------------
+
+Value, List = datasets.Value, datasets.List
+M = 12  # rows
+
+
+def rising(step: float = 1) -> list[Any]:
+    return [i * step for i in range(M)]
+
+
+def arrays(dtype: str, *shape: int) -> list[Any]:
+    return [np.full(shape, i, dtype) for i in range(M)]
+
+
+def features_of_kinds() -> dict[str, dict[str, tuple[Any, list[Any]]]]:
+    """Columns of each kind: the feature, and values."""
+    widths = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+    texts = {"string": "é", "large_string": "x", "binary": b"y", "large_binary": b"z"}
+    item: dict[str, Any] = {"x": Value("int32"), "y": {"z": Value("float32"), "s": Value("string")}}
+    return {
+        "ints": {kind: (Value(kind), rising()) for kind in widths},
+        "narrow ints": {kind: (Value(kind), rising()) for kind in widths if kind != "uint64"},
+        "floats": {f"float{bits}": (Value(f"float{bits}"), rising(1 / 3)) for bits in (16, 32, 64)},
+        "not a number": {"a": (Value("float32"), [float("nan"), float("inf")] * (M // 2))},
+        "bool": {"a": (Value("bool"), [i % 2 == 0 for i in range(M)])},
+        "texts": {
+            kind: (Value(kind), [text * i for i in range(M)]) for kind, text in texts.items()
+        },
+        "labels": {"a": (datasets.ClassLabel(names=list("abc")), [i % 3 for i in range(M)])},
+        "lists": {"a": (List(Value("int32")), [[i, i + 1] for i in range(M)])},
+        "unequal lists": {"a": (List(Value("int32")), [[i] * (i % 3) for i in range(M)])},
+        "lists of a batch": {"a": (List(Value("int32")), [[i] * (i // 4) for i in range(M)])},
+        "lists of 3": {"a": (List(Value("float32"), length=3), [[i, 1, 2] for i in range(M)])},
+        "empty lists": {"a": (List(Value("int64")), [[]] * M)},
+        "lists of texts": {"a": (List(Value("string")), [["a", str(i)] for i in range(M)])},
+        "lists of lists": {"a": (List(List(Value("int8"))), [[[i, 1], [2, 3]] for i in range(M)])},
+        "large lists": {"a": (datasets.LargeList(Value("int64")), [[i, 1] for i in range(M)])},
+        "struct": {"a": (item, [{"x": i, "y": {"z": i / 2, "s": "a"}} for i in range(M)])},
+        "structs in lists": {
+            "a": (List({"x": Value("int8")}), [[{"x": i}, {"x": 1}] for i in range(M)])
+        },
+        "a null": {"a": (Value("int64"), [*range(M - 1), None]), "b": (Value("int8"), rising())},
+        "a null text": {"a": (Value("string"), [*"abcdefghijk", None])},
+        "nulls": {"a": (Value("null"), [None] * M)},
+        "a null list": {"a": (List(Value("int64")), [*([i, 1] for i in range(M - 1)), None])},
+        "a null in a list": {
+            "a": (List(Value("int64")), [*([i, 1] for i in range(M - 1)), [1, None]])
+        },
+        "timestamp": {"a": (Value("timestamp[s]"), [datetime.datetime(2020, 1, 1)] * M)},
+        "date": {"a": (Value("date32"), [datetime.date(2020, 1, 1)] * M)},
+        "time": {"a": (Value("time32[s]"), [datetime.time(1)] * M)},
+        "duration": {"a": (Value("duration[s]"), [datetime.timedelta(1)] * M)},
+        "decimal": {"a": (Value("decimal128(5, 2)"), [decimal.Decimal("1.25")] * M)},
+        "2 axes": {"a": (datasets.Array2D((2, 3), "float32"), arrays("float32", 2, 3))},
+        "3 axes": {"a": (datasets.Array3D((2, 1, 2), "int32"), arrays("int32", 2, 1, 2))},
+        "4 axes": {"a": (datasets.Array4D((1, 2, 1, 2), "uint8"), arrays("uint8", 1, 2, 1, 2))},
+        "5 axes": {"a": (datasets.Array5D((1,) * 5, "int64"), arrays("int64", 1, 1, 1, 1, 1))},
+        "translation": {"a": (datasets.Translation(("de", "en")), [{"de": "a", "en": "b"}] * M)},
+        "mixed": {
+            "z": (Value("int32"), rising()),
+            "a": (Value("string"), list("abcdefghijkl")),
+            "t": (List(Value("int8")), [[i, 2] for i in range(M)]),
+        },
+    }
+
+
+def forms_of(made: Any, torch: Any) -> Iterator[tuple[str, Any]]:
+    """What a program may give to a loader of a dataset."""
+    names = made.column_names
+    yield "as it is", made
+    yield "shuffled", made.shuffle(seed=1)
+    yield "selected", made.select(range(3, 9))
+    yield "chunks", datasets.concatenate_datasets([made, made.select([1, 0])])
+    for form in ("torch", "numpy", "python", "arrow"):
+        yield form, made.with_format(form)
+    yield "first column", made.with_format(None, columns=names[:1])
+    yield "columns turned round", made.with_format(None, columns=names[::-1])
+    yield "all columns", made.with_format(None, columns=names[-1:], output_all_columns=True)
+    yield "torch, all", made.with_format("torch", columns=names[-1:], output_all_columns=True)
+    yield "transform", made.with_transform(lambda rows: {"q": [1.5] * len(rows[names[0]])})
+    yield "subset", torch.utils.data.Subset(made, [3, 1, 2, 5])
+    yield "stream", made.to_iterable_dataset()
+
+
+def told(batch: Any, torch: Any) -> Any:
+    """Types, dtypes, order of keys and values of a batch."""
+    if isinstance(batch, dict):
+        return type(batch), [(name, told(value, torch)) for name, value in batch.items()]
+    if isinstance(batch, (list, tuple)):
+        return type(batch), [told(value, torch) for value in batch]
+    if isinstance(batch, torch.Tensor):
+        return batch.dtype, tuple(batch.shape), repr(batch.tolist())
+    return type(batch), repr(batch)
+
+
+def batches_of(loader: Any, torch: Any) -> list[Any]:
+    """An epoch; of a batch that cannot be made, the type of the error."""
+    found, iterator = [], iter(loader)
+    while True:
+        try:
+            found.append(told(next(iterator), torch))
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(type(error))
+
+
+def made_of(columns: dict[str, tuple[Any, list[Any]]]) -> Any:
+    features = datasets.Features({name: feature for name, (feature, _) in columns.items()})
+    return datasets.Dataset.from_dict({n: v for n, (_, v) in columns.items()}, features=features)
+
+
+GATHERED = {"narrow ints", "floats", "not a number", "bool", "texts", "labels"}
+
+
+@pytest.mark.parametrize("kind", features_of_kinds())
+def test_batches_are_those_of_torchs_loader(kind: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from fastiter.torch import DataLoader
+
+    made = made_of(features_of_kinds()[kind])
+    for form, dataset in forms_of(made, torch):
+        for num_workers in (0, 1) if form in ("as it is", "torch") else (0,):
+            expected, found = (
+                batches_of(loader_class(dataset, 4, num_workers=num_workers), torch)
+                for loader_class in (torch.utils.data.DataLoader, DataLoader)
+            )
+            assert found == expected, (form, num_workers)
+    # By columns, where they are known to give the same.
+    read = type(iter(DataLoader(made, 4))._dataset).__name__
+    assert read == ("ValueColumns" if kind in GATHERED else "Dataset")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_batches_of_random_columns(seed: int) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from fastiter.torch import DataLoader
+
+    rng = np.random.default_rng(seed)
+    kinds = features_of_kinds()
+    chosen = GATHERED if seed % 2 else kinds
+    columns = {
+        f"{kind} {name}": column
+        for kind in rng.permutation(sorted(chosen))[:3].tolist()
+        for name, column in kinds[kind].items()
+    }
+    made = made_of({name: columns[name] for name in rng.permutation(list(columns)).tolist()})
+    made = made.select(rng.integers(0, M, 30).tolist())
+    arguments = {"batch_size": int(rng.integers(1, 9)), "drop_last": bool(rng.integers(2))}
+    expected, found = (
+        batches_of(loader_class(made, num_workers=seed % 4 // 2, **arguments), torch)
+        for loader_class in (torch.utils.data.DataLoader, DataLoader)
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_format_counts_that_the_dataset_has_when_a_loop_begins(num_workers: int) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from fastiter.torch import DataLoader
+
+    for loader_class in (torch.utils.data.DataLoader, DataLoader):
+        made = made_of(features_of_kinds()["narrow ints"]).select_columns(["int8", "int16"])
+        loader = loader_class(made, 12, num_workers=num_workers)
+        assert loader.dataset is made and loader.dataset.column_names == ["int8", "int16"]
+        (batch,) = loader
+        assert batch["int8"].dtype == torch.int64
+        made.set_transform(lambda rows: {"more": [value + 100 for value in rows["int8"]]})
+        (batch,) = loader
+        assert {name: column.tolist() for name, column in batch.items()} == {
+            "more": list(range(100, 112))
+        }
+        made.set_format("torch", columns=["int16"])
+        (batch,) = loader
+        assert list(batch) == ["int16"]
+        made.reset_format()
+        loader.collate_fn = list
+        (batch,) = loader
+        assert batch[3] == {"int8": 3, "int16": 3}
+        loader = loader_class(made, 12, num_workers=num_workers)
+        loader.collate_fn = len
+        assert list(loader) == [12]
+
+
+class Renamed(datasets.Dataset):
+    """A subclass with examples of its own."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return {"renamed": super().__getitem__(key)["a"]}
+
+    def __getitems__(self, keys: list[int]) -> list[Any]:
+        return [self[key] for key in keys]
+
+
+def test_a_subclass_has_examples_of_its_own() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from fastiter.torch import DataLoader
+
+    renamed = Renamed(datasets.Dataset.from_dict({"a": range(4)}).data)
+    (batch,) = DataLoader(renamed, 4)
+    assert {name: column.tolist() for name, column in batch.items()} == {"renamed": [0, 1, 2, 3]}
+    assert torch.is_tensor(batch["renamed"])

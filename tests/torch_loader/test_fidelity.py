@@ -1,0 +1,623 @@
+"""The same program with torch's `DataLoader` and with `fastiter.torch.DataLoader`: what it sees."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing import context, get_context, popen_fork, process
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import torch.utils.data as torch_data  # noqa: E402
+from torch.utils.data._utils import collate as torch_collate  # noqa: E402
+
+from fastiter.errors import DatasetError  # noqa: E402
+from fastiter.torch import DataLoader  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:worker processes are forked:RuntimeWarning", "ignore:This DataLoader will create"
+)
+
+LOADERS = {"torch": torch_data.DataLoader, "fastiter": DataLoader}
+WORKERS = {"no workers": {}, "workers": {"num_workers": 2}}
+WORKERS["persistent"] = {"num_workers": 2, "persistent_workers": True}
+
+
+@pytest.fixture(params=LOADERS)
+def loader_class(request: pytest.FixtureRequest) -> Any:
+    """torch's class first, which shows that the test tells what torch does."""
+    return LOADERS[request.param]
+
+
+@pytest.fixture(params=WORKERS)
+def workers(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return WORKERS[request.param]
+
+
+class Dataset(torch_data.Dataset):
+    def __init__(self, function: Callable[[int], Any], n: int = 12) -> None:
+        self.function, self.n = function, n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> Any:
+        return self.function(index)
+
+
+def same(index: int) -> int:
+    return index
+
+
+# ---- objects of the program ----------------------------------------------------------------------
+
+
+class OfNoTruth:
+    """Whatever is asked whether it is true, or how long, fails."""
+
+    def __init__(self, function: Any = None) -> None:
+        self.function = function
+
+    def __bool__(self) -> bool:
+        raise AssertionError("the truth value was asked for")
+
+    def __call__(self, argument: Any) -> Any:
+        return self.function(argument)
+
+    def __iter__(self) -> Any:
+        return iter(self.function)
+
+
+def nothing(number: int) -> None:
+    """A worker_init_fn."""
+
+
+def tens(batch: list[int]) -> list[int]:
+    return [10 * x for x in batch]
+
+
+def test_arguments_are_compared_with_none_alone(loader_class: Any, workers: Any) -> None:
+    loader = loader_class(range(4), 2, collate_fn=OfNoTruth(tens), **workers)
+    assert list(loader) == [[0, 10], [20, 30]]
+    loader = loader_class(range(4), 2, sampler=OfNoTruth([3, 1]), **workers)
+    assert [x.tolist() for x in loader] == [[3, 1]]
+    batches = OfNoTruth([[3, 1], [2]])
+    init = OfNoTruth(nothing) if workers else None
+    loader = loader_class(range(4), batch_sampler=batches, worker_init_fn=init, **workers)
+    assert [x.tolist() for x in loader] == [[3, 1], [2]]
+
+
+def test_a_loader_that_is_its_own_collate_function(loader_class: Any, workers: Any) -> None:
+    class Own(loader_class):
+        def __init__(self) -> None:
+            self.factor = 10  # before torch's constructor
+            super().__init__(range(4), 2, collate_fn=self, **workers)
+
+        def __call__(self, batch: list[int]) -> list[int]:
+            return [self.factor * x for x in batch]
+
+    assert list(Own()) == [[0, 10], [20, 30]]
+
+
+class Wrapped:
+    """As torch_geometric's: no other attributes of the iterator are there, nor weak references."""
+
+    __slots__ = ("iterator",)
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+
+    def __iter__(self) -> Wrapped:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.iterator) + 1
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self.iterator._reset(loader, first_iter)
+
+
+def test_iterators_that_a_subclass_wraps(loader_class: Any, workers: Any) -> None:
+    class Wrapping(loader_class):
+        def _get_iterator(self) -> Wrapped:
+            return Wrapped(super()._get_iterator())
+
+    loader = Wrapping(range(6), 3, **workers)
+    for _ in range(2):
+        assert [x.tolist() for x in loader] == [[1, 2, 3], [4, 5, 6]]
+    if loader_class is DataLoader:
+        iterator = iter(loader)
+        assert next(iterator).tolist() == [1, 2, 3]
+        state = loader.state_dict()
+        resumed = Wrapping(range(6), 3, **workers)
+        resumed.load_state_dict(state)
+        assert [x.tolist() for x in resumed] == [[4, 5, 6]]
+        assert [x.tolist() for x in resumed] == [[1, 2, 3], [4, 5, 6]]
+
+
+class NotedProcess(process.BaseProcess):
+    """A process of a context that multiprocessing does not know."""
+
+    _start_method = None
+    started: list[str] = []  # noqa: RUF012
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        NotedProcess.started.append(process_obj.name)
+        return popen_fork.Popen(process_obj)
+
+
+class NotedContext(context.ForkContext):
+    _name = "noted"
+    Process = NotedProcess
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_context_of_another_class_starts_torchs_workers(
+    loader_class: Any, persistent: bool
+) -> None:
+    NotedProcess.started.clear()
+    loader = loader_class(
+        Dataset(same, 6),
+        3,
+        num_workers=2,
+        multiprocessing_context=NotedContext(),
+        persistent_workers=persistent,
+    )
+    for _ in range(2):
+        assert [x.tolist() for x in loader] == [[0, 1, 2], [3, 4, 5]]
+    assert len(NotedProcess.started) == (2 if persistent else 4)
+    if loader_class is DataLoader:
+        for call in (loader.state_dict, lambda: loader.load_state_dict({})):
+            with pytest.raises(RuntimeError, match=r"NotedContext.* has no state: torch's own"):
+                call()
+
+
+def test_contexts_of_multiprocessing_start_fastiters_workers() -> None:
+    loader = DataLoader(
+        Dataset(same, 6), 3, num_workers=1, multiprocessing_context=get_context("fork")
+    )
+    iterator = iter(loader)
+    assert next(iterator).tolist() == [0, 1, 2]
+    assert loader.state_dict()["_snapshot"]["_snapshot_step"] == 1
+
+
+class Itself:
+    def __init__(self) -> None:
+        self._dataset = self
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Watched(Itself):
+    """Notes which attributes the class does not have are asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    @property
+    def _dataset(self) -> Any:  # type: ignore[override]
+        self.asked.append("_dataset")
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("__") and "asked" in self.__dict__:
+            self.asked.append(name)
+        raise AttributeError(name)
+
+
+def test_attributes_of_foreign_datasets_are_not_followed(loader_class: Any) -> None:
+    loader_class(Mock(), 2)
+    assert [x.tolist() for x in loader_class(Itself(), 2)] == [[0, 1], [2, 3]]
+    watched = Watched()
+    loader = loader_class(watched, 2)
+    assert loader.dataset is watched
+    assert watched.asked == []
+    assert [x.tolist() for x in loader] == [[0, 1], [2, 3]]
+    assert "_dataset" not in watched.asked
+
+
+# ---- streams -------------------------------------------------------------------------------------
+
+
+class BeginsAnew(torch_data.IterableDataset):
+    """Is its own iterator, and begins again after its end."""
+
+    def __init__(self, n: int) -> None:
+        self.n, self.i = n, 0
+
+    def __iter__(self) -> BeginsAnew:
+        return self
+
+    def __next__(self) -> int:
+        self.i += 1
+        if self.i > self.n:
+            self.i = 0
+            raise StopIteration
+        return self.i - 1
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 2, 3])
+@pytest.mark.parametrize("n", [4, 0])
+def test_a_stream_is_not_asked_after_its_end(
+    loader_class: Any, workers: Any, batch_size: int | None, n: int
+) -> None:
+    n_workers = workers.get("num_workers", 1)
+    loader = loader_class(BeginsAnew(n), batch_size, **workers)
+    for _ in range(3):
+        found = torch.cat([torch.as_tensor(x).reshape(-1) for x in [*loader, torch.empty(0)]])
+        assert sorted(found.tolist()) == sorted(list(range(n)) * n_workers)
+
+
+class Noting(torch_data.IterableDataset):
+    """Writes lines into a file: when it is left, and whether the worker is known there."""
+
+    def __init__(self, path: Path, n: int) -> None:
+        self.path, self.n = path, n
+
+    def note(self, line: str) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{line}\n")
+
+    def __iter__(self) -> Any:
+        try:
+            for i in range(self.n):
+                self.note("row")
+                yield i
+        finally:
+            self.note(f"end {torch_data.get_worker_info() is not None}")
+
+
+@pytest.mark.parametrize("n", [6, 10**6])
+def test_a_stream_that_is_left_early_reaches_its_finally(
+    loader_class: Any, workers: Any, n: int, tmp_path: Path
+) -> None:
+    stream = Noting(tmp_path / "lines", n)
+    loader = loader_class(stream, 2, **{**workers, **({"num_workers": 1} if workers else {})})
+    gc.disable()  # nothing waits for a collection
+    try:
+        for number, _ in enumerate(loader):
+            if number == 2:
+                break
+        if workers.get("persistent_workers"):
+            del loader
+        lines = stream.path.read_text().splitlines()
+    finally:
+        gc.enable()
+    assert lines.count("row") >= 6
+    assert [line for line in lines if line != "row"] == [f"end {bool(workers)}"]
+
+
+class Slow(Noting):
+    """Waits for longer than a worker is given that does not end."""
+
+    def __iter__(self) -> Any:
+        try:
+            for i in range(self.n):
+                self.note("waits" if i > 1 else "gives")
+                if i > 1:
+                    time.sleep(1)
+                yield i
+        finally:
+            self.note("end")
+
+
+def test_a_worker_ends_the_example_that_it_fetches(loader_class: Any, tmp_path: Path) -> None:
+    stream = Slow(tmp_path / "lines", 10**6)
+    iterator = iter(loader_class(stream, 1, num_workers=1, prefetch_factor=1))
+    next(iterator)
+    next(iterator)
+    while "waits" not in stream.path.read_text().split():
+        pass
+    iterator._shutdown_workers()
+    assert stream.path.read_text().splitlines()[-1] == "end"
+
+
+class Closed(Dataset):
+    """Says when it is gone, in a process that is not the program's."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(same, 4)
+        self.path, self.pid = path, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.pid:
+            self.path.write_text("gone")
+
+
+def test_a_dataset_that_was_loaded_in_a_worker_goes_with_it(tmp_path: Path) -> None:
+    loader = DataLoader(Closed(tmp_path / "end"), 2, num_workers=1, multiprocessing_context="spawn")
+    assert [x.tolist() for x in loader] == [[0, 1], [2, 3]]
+    assert (tmp_path / "end").read_text() == "gone"
+
+
+# ---- exceptions ----------------------------------------------------------------------------------
+
+
+def made_locally(base: type[Exception]) -> type[Exception]:
+    class LocalError(base):  # type: ignore[misc,valid-type]
+        pass
+
+    return LocalError
+
+
+class TwoArgumentsError(Exception):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+class KeywordError(ValueError):
+    def __init__(self, *, message: str) -> None:
+        super().__init__(message)
+
+
+class UnloadableError(Exception):
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+class UnpicklableError(OSError):
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("it does not pickle")
+
+
+class NoTextError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("it has no text")
+
+
+class MessageError(Exception):
+    """As ExceptionGroup: it has a message, and takes none by this name."""
+
+    message = "is there"
+
+    def __init__(self, text: str, number: int) -> None:
+        super().__init__(text, number)
+
+
+class HoldsLockError(Exception):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+EXCEPTIONS = {
+    "KeyError": lambda: KeyError("the text"),
+    "FileNotFoundError": lambda: FileNotFoundError(2, "No such file", "the text"),
+    "UnicodeDecodeError": lambda: UnicodeDecodeError("utf8", b"a", 0, 1, "the text"),
+    "several arguments": lambda: TwoArgumentsError("the", "text"),
+    "keyword": lambda: KeywordError(message="the text"),
+    "unloadable": lambda: UnloadableError("the text"),
+    "unpicklable": lambda: UnpicklableError("the text"),
+    "holds a lock": lambda: HoldsLockError("the text"),
+    "str raises": lambda: NoTextError("the text"),
+}
+LocalError = made_locally(Exception)
+LocalLookupError = made_locally(LookupError)
+LOCAL = {  # torch's loader waits for ever
+    "local": (lambda: LocalError("the text"), DatasetError),
+    "local LookupError": (lambda: LocalLookupError("the text"), LookupError),
+    # torch raises a TypeError of the class' own, without the text.
+    "message": (lambda: MessageError("the text", 3), RuntimeError),
+}
+
+
+class Failing(Dataset):
+    def __init__(self, make: Callable[[], Exception], index: int) -> None:
+        super().__init__(same)
+        self.make, self.index = make, index
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.index:
+            raise self.make()
+        return index
+
+
+def raised(loader_class: Any, make: Any, index: int, **arguments: Any) -> tuple[Exception, int]:
+    """What an epoch raises, and how many batches come besides."""
+    iterator = iter(loader_class(Failing(make, index), 2, **arguments))
+    batches, errors = 0, []
+    while True:
+        try:
+            next(iterator)
+            batches += 1
+        except StopIteration:
+            break
+        except Exception as error:
+            errors.append(error)
+    (error,) = errors
+    return error, batches
+
+
+def text_of(error: Exception) -> str:
+    try:
+        return str(error)
+    except ValueError:
+        return ""
+
+
+@pytest.mark.parametrize("name", EXCEPTIONS)
+@pytest.mark.parametrize("index", [0, 9])
+@pytest.mark.parametrize("collate_fn", [None, list], ids=["default", "own"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_exceptions_are_of_torchs_type_and_have_the_text(
+    name: str, index: int, collate_fn: Any, num_workers: int
+) -> None:
+    arguments = {"collate_fn": collate_fn, "num_workers": num_workers}
+    expected, found = (
+        raised(loader_class, EXCEPTIONS[name], index, **arguments)
+        for loader_class in LOADERS.values()
+    )
+    assert type(found[0]) is type(expected[0])
+    assert found[1] == expected[1] == 5
+    if name != "str raises":
+        assert "the text" in text_of(found[0])
+        for part in ("Caught ", " in DataLoader worker process 0.\nOriginal Traceback", "getitem"):
+            assert (part in text_of(found[0])) == (part in text_of(expected[0])) == num_workers
+
+
+@pytest.mark.parametrize("name", LOCAL)
+@pytest.mark.parametrize("index", [0, 9])
+@pytest.mark.parametrize("collate_fn", [None, list], ids=["default", "own"])
+def test_exceptions_that_torch_cannot_tell_of(name: str, index: int, collate_fn: Any) -> None:
+    make, kind = LOCAL[name]
+    error, batches = raised(DataLoader, make, index, collate_fn=collate_fn, num_workers=1)
+    assert type(error) is kind and batches == 5
+    for part in ("the text", "in DataLoader worker process 0.\nOriginal Trace", "__getitem__"):
+        assert part in str(error)
+
+
+def test_tracebacks_have_line_numbers() -> None:
+    for num_workers in (0, 1):
+        error, _ = raised(DataLoader, EXCEPTIONS["KeyError"], 3, num_workers=num_workers)
+        entry = error.__traceback__
+        while entry is not None:
+            assert type(entry.tb_lineno) is int
+            entry = entry.tb_next
+
+
+# ---- batches -------------------------------------------------------------------------------------
+
+
+def of_two(first: Any, second: Any) -> Callable[[int], Any]:
+    """Examples of which the first five are like `first`, so that a batch of two has both."""
+    return lambda i: first if i < 5 else second
+
+
+class Sub(torch.Tensor):
+    pass
+
+
+F32, I64 = torch.full((2,), 0.1), torch.ones(2, dtype=torch.int64)
+F64 = torch.full((2,), 0.1, dtype=torch.float64)
+MIXED = {
+    "float32, float64": of_two(F32, F64),
+    "float64, float32": of_two(F64, F32),
+    "float32, int64": of_two(F32, I64),
+    "int64, float32": of_two(I64, F32),
+    "bool, int64": of_two(I64.bool(), I64),
+    "int64, bool": of_two(I64, I64.bool()),
+    "float16, float32": of_two(torch.full((2,), 7e4).half(), torch.full((2,), 7e4)),
+    "bfloat16, float32": of_two(F32.bfloat16(), F32),
+    "complex64, float32": of_two(F32.to(torch.complex64), F32),
+    "arrays": of_two(F32.numpy(), F64.numpy()),
+    "numpy scalars": of_two(np.float32(0.1), np.float64(0.1)),
+    "numpy integers": of_two(np.int32(1), np.int64(2**40)),
+    "int, float": of_two(1, 0.1),
+    "float, int": of_two(0.1, 1),
+    "bool, int": of_two(True, 2),
+    "nested": of_two({"a": [F32], "b": "x"}, {"a": [F64], "b": "y"}),
+    "empty": of_two(torch.empty(0), torch.empty(0).double()),
+    "subclass, plain": of_two(F32.as_subclass(Sub), F32),
+    "plain, subclass": of_two(F32, F32.as_subclass(Sub)),
+    "subclass": of_two(F32.as_subclass(Sub), F64.as_subclass(Sub)),
+}
+
+
+def facts(batch: Any) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return type(batch), batch.dtype, batch.shape, batch.tolist()
+    if isinstance(batch, dict):
+        return {key: facts(value) for key, value in batch.items()}
+    return [*map(facts, batch)] if isinstance(batch, list) else batch
+
+
+@pytest.mark.parametrize("kind", MIXED)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_of_mixed_dtypes(kind: str, num_workers: int) -> None:
+    found = []
+    for loader_class in LOADERS.values():
+        try:
+            loader = loader_class(Dataset(MIXED[kind], 8), 2, num_workers=num_workers)
+            found.append([facts(batch) for batch in loader])
+        except Exception as error:
+            found.append(type(error))
+    assert found[1] == found[0]
+
+
+class Meta(torch.Tensor):
+    """As MONAI's: attributes go from tensor to tensor."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = super().__torch_function__(func, types, args, kwargs or {})
+        if isinstance(found, Meta) and isinstance(args[0], Meta):
+            found.__dict__.update(args[0].__dict__)
+        return found
+
+
+def parts(batch: list[int]) -> list[Any]:
+    whole = torch.arange(100_000.0)
+    meta = whole[2:4].as_subclass(Meta)
+    meta.meta = {"name": "m"}
+    halves = torch.ones(3, dtype=torch.bfloat16).as_subclass(Sub)
+    parameter = torch.nn.Parameter(torch.ones(2))
+    return [whole[:2].as_subclass(Sub), meta, halves, parameter, whole[4:6]]
+
+
+def test_tensors_of_subclasses_take_their_own_bytes(loader_class: Any) -> None:
+    (batch,) = loader_class(range(2), 2, num_workers=1, collate_fn=parts)
+    assert [type(x) for x in batch] == [Sub, Meta, Sub, torch.nn.Parameter, torch.Tensor]
+    assert facts(batch) == facts(parts([]))
+    assert batch[1].meta == {"name": "m"} and batch[3].requires_grad
+    if loader_class is DataLoader:
+        assert [x.untyped_storage().nbytes() for x in batch] == [8, 8, 6, 8, 8]
+
+
+class Pairs(dict):  # type: ignore[type-arg]
+    pass
+
+
+@pytest.mark.parametrize("kind", [dict, list, bool, Pairs])
+def test_functions_that_a_program_registers_for_containers(
+    monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    def count(batch: Any, *, collate_fn_map: Any = None) -> Any:
+        return f"{len(batch)} of {type(batch[0]).__name__}"
+
+    examples = {dict: {"a": 1}, list: [1, 2], bool: True, Pairs: Pairs(a=1)}
+    monkeypatch.setitem(torch_collate.default_collate_fn_map, kind, count)
+    dataset = Dataset(of_two(examples[kind], examples[kind]), 120)
+    for number in (0, 1):
+        expected, found = (
+            list(loader_class(dataset, 4, num_workers=number)) for loader_class in LOADERS.values()
+        )
+        assert found == expected == [f"4 of {kind.__name__}"] * 30
+
+
+class Gives(Dataset):
+    """Gives other numbers of examples than it was asked for."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return self.function(indices)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda indices: [i for i in indices if i % 5],
+        lambda indices: [i for i in indices for _ in range(2)],
+        lambda indices: indices[:3] if indices[0] > 6 else indices,
+        tuple,
+    ],
+    ids=["fewer", "more", "later fewer", "tuple"],
+)
+def test_getitems_that_gives_another_number(function: Any, workers: Any) -> None:
+    expected, found = (
+        [facts(batch) for batch in loader_class(Gives(function), 4, **workers)]
+        for loader_class in LOADERS.values()
+    )
+    assert found == expected
