@@ -3,8 +3,8 @@
 A row of `TokenDataset` holds several documents, with hardly any padding. `position_ids` begin anew
 with each of them, from which models of transformers see that tokens attend to their own document
 only; so they do without an attention mask and without a cache, which Trainer switches off. They
-shift labels by themselves: `shift_labels=False` has `input_ids` as labels, and -100 where a
-document begins. In the end the loss of rows is that of the documents one by one.
+shift labels by themselves: `for_transformers` has `input_ids` as labels, and -100 where a document
+begins. In the end the loss of rows is that of the documents one by one.
 
 The documents here count, and the model is small; others come from a `datasets.Dataset` of lists of
 tokens, and from the hub::
@@ -65,9 +65,8 @@ def summed_loss(model: LlamaForCausalLM, dataset: TokenDataset, batch_size: int)
 def main() -> None:
     rng = np.random.default_rng(0)
     documents = [counting(rng) for _ in range(200)]
-    fields = {"fields": ("input_ids", "labels", "position_ids"), "shift_labels": False}
-    rows = TokenDataset(documents, LENGTH, packing="bfd", seed=0, **fields)
-    single = TokenDataset(documents, **fields)
+    rows = TokenDataset.for_transformers(documents, LENGTH, packing="bfd", seed=0)
+    single = TokenDataset.for_transformers(documents)
 
     sizes = {"hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": LENGTH}
     torch.manual_seed(0)

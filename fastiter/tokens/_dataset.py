@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
+    from typing_extensions import Self
 
 __all__ = ["TokenDataset"]
 
@@ -98,7 +99,7 @@ class TokenDataset(DatasetMixin):
         What a row has.
     shift_labels : bool
         False: labels are ``input_ids``, with ``ignore_index`` at the first token of each segment,
-        for models that shift by themselves, like those of transformers.
+        for models that shift by themselves, like those of transformers: see `for_transformers`.
     ignore_index : int
         The label of what has none.
     bos_token_id, eos_token_id : int, optional
@@ -229,6 +230,26 @@ class TokenDataset(DatasetMixin):
         }
         self._epoch = 0
         self._open()
+
+    @classmethod
+    def for_transformers(
+        cls, source: Any, length: int | None = None, *, packing: str | None = "bfd", **options: Any
+    ) -> Self:
+        """Make the rows that causal models of transformers, and its Trainer, take.
+
+        These models shift labels by themselves: ``labels`` are ``input_ids``, with ``ignore_index``
+        where nothing is to be predicted (``shift_labels=False``). Rows that documents share have
+        ``position_ids``, from which the models tell the documents apart; without ``length`` a row
+        is a document, and has ``attention_mask``.
+
+        Parameters
+        ----------
+        source, length, packing, **options
+            As of the class. ``packing`` counts with ``length`` only; None makes windows.
+        """
+        fields = ("input_ids", "labels", "attention_mask" if length is None else "position_ids")
+        options = {"fields": fields, **options, "shift_labels": False}
+        return cls(source, length, packing=packing if length is not None else None, **options)
 
     def _open(self) -> None:
         opened = self._opened = open_source(

@@ -14,5 +14,6 @@ except ImportError as error:
     ) from error
 
 from fastiter.torch._loader import DataLoader
+from fastiter.torch._padding import PaddingCollator
 
-__all__ = ["DataLoader", "default_collate", "default_convert", "get_worker_info"]
+__all__ = ["DataLoader", "PaddingCollator", "default_collate", "default_convert", "get_worker_info"]
