@@ -19,7 +19,7 @@ import torch.utils.data.dataloader
 if os.environ["LOADER"] == "fastiter":
     import fastiter.torch
 
-    module, _, name = os.environ["ALSO"].partition(":")
+    module, _, name = os.environ.get("ALSO", "").partition(":")
     if module:
         setattr(importlib.import_module(module), name, fastiter.torch.DataLoader)
     torch.utils.data.DataLoader = fastiter.torch.DataLoader
