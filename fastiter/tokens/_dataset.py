@@ -248,8 +248,10 @@ class TokenDataset(DatasetMixin):
             As of the class. ``packing`` counts with ``length`` only; None makes windows.
         """
         fields = ("input_ids", "labels", "attention_mask" if length is None else "position_ids")
-        options = {"fields": fields, **options, "shift_labels": False}
-        return cls(source, length, packing=packing if length is not None else None, **options)
+        if length is None:
+            packing = None
+        options = {"fields": fields, **options}
+        return cls(source, length, packing=packing, shift_labels=False, **options)
 
     def _open(self) -> None:
         opened = self._opened = open_source(
