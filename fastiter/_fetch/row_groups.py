@@ -122,7 +122,6 @@ class GroupPlace(NamedTuple):
 class _User(NamedTuple):
     """An iterator or loader over the groups."""
 
-    pid: int
     user: weakref.ref[Any]
     n_cells: int  # that it needs
 
@@ -164,8 +163,6 @@ class RowGroups:
         self._conversions: list[Callable[[Any], Any]] = []
         # Columns have these groups: two references would be a cycle, and keep the memory.
         self._columns: list[tuple[int, weakref.ref[ArrowColumn]]] = []
-        self._users: list[_User] = []
-        self._cells_of_users = 0
         self._begin()
         renew_in_child(self)
 
@@ -173,6 +170,8 @@ class RowGroups:
         """What belongs to this process alone."""
         self._lock = threading.RLock()  # around `_mapped` and the columns' chunks
         self._mapped: dict[int, tuple[int, list[Any]]] = {}  # number of the load; decoded columns
+        self._users: list[_User] = []
+        self._cells_of_users = 0  # what these have asked for
 
     def _after_fork(self) -> None:
         """In a forked child: its parent's threads are not there, and its locks not the child's."""
@@ -203,13 +202,17 @@ class RowGroups:
                 "dataset.row_group_ends, window), or shuffle=False"
             )
         n_cells = DEFAULT_CELLS if window is None else window + 2
-        user_of = _User(os.getpid(), weakref.ref(user), min(n_cells, len(self.ends)))
-        self._set_users([*self._users, user_of])
+        self._set_users([*self._users, _User(weakref.ref(user), min(n_cells, len(self.ends)))])
 
     def leave(self, user: object) -> None:
         """The user needs no groups any more. The last one of this process gives all memory back
         that no one uses."""
-        users = [other for other in self._users if other.user() is not user]
+        # A garbage collection has cleared the reference before it finalizes the user.
+        users = [
+            other
+            for other in self._users
+            if (alive := other.user()) is not None and alive is not user
+        ]
         if len(users) == len(self._users):
             return
         self._set_users(users)
@@ -217,7 +220,7 @@ class RowGroups:
             self.drop()
 
     def _set_users(self, users: list[_User]) -> None:
-        self._users = [u for u in users if u.pid == os.getpid() and u.user() is not None]
+        self._users = [user for user in users if user.user() is not None]
         most = max((user.n_cells for user in self._users), default=0)
         before = self._header[_N_CELLS]
         # What another process has asked for stays, unless more is needed here.
