@@ -26,6 +26,30 @@ cdef enum:
     # Releasing the GIL and taking it back costs more than copying less than this.
     NOGIL_BYTES = 65536
 
+cdef struct arrow_schema:
+    # The type of an array: https://arrow.apache.org/docs/format/CDataInterface.html
+    const char *format
+    const char *name
+    const char *metadata
+    int64_t flags
+    int64_t n_children
+    arrow_schema **children
+    arrow_schema *dictionary
+
+
+cdef bytes kind_of(const arrow_schema *schema):
+    """What tells types apart whose buffers are laid out otherwise."""
+    cdef int64_t number
+    cdef list inner = [kind_of(schema.children[number]) for number in range(schema.n_children)]
+    if schema.dictionary != NULL:
+        inner.append(b"dictionary of " + kind_of(schema.dictionary))
+    return b"%s(%s)" % (<bytes>schema.format, b",".join(inner))
+
+
+cdef bytes kind_in(object capsule):
+    return kind_of(<const arrow_schema *>PyCapsule_GetPointer(capsule, "arrow_schema"))
+
+
 cdef dict LAYOUTS = {
     "fixed": FI_ARROW_FIXED,
     "bits": FI_ARROW_BITS,
@@ -49,10 +73,11 @@ cdef class ArrowColumn:
     fill : 0-d array to be written in the place of nulls, or None.
     inner : sizes of the lists of a fixed size that a row of "fixed" consists of.
     pages : `RowGroups` that give the chunks while they are pinned, in the place of `arrays`.
+    schema : the first item of what ``__arrow_c_array__`` gives of an array of the pages' type.
     """
 
     def __cinit__(self, list arrays, str layout, cnp.dtype dtype, tuple shape=(), tuple wide=(),
-                  text=None, fill=None, tuple inner=(), pages=None):
+                  text=None, fill=None, tuple inner=(), pages=None, schema=None):
         cdef fi_column *column = &self.column
         cdef fi_arrow_array *array
         cdef Py_ssize_t level
@@ -67,6 +92,7 @@ cdef class ArrowColumn:
         for level in range(len(inner)):
             self.inner[level] = inner[level]
         self.dtype, self.shape, self.text, self.pages = dtype, shape, text, pages
+        self.kind = None if schema is None else kind_in(schema)
         ends = [] if pages is None else pages.ends.tolist()
         self.arrays = [None] * len(ends)
         self.chunks = <fi_chunk *>PyMem_Calloc(len(arrays) + len(ends) + 1, sizeof(fi_chunk))
@@ -111,10 +137,17 @@ cdef class ArrowColumn:
         self.chunks[number] = chunk
         return 0
 
-    def set_chunk(self, Py_ssize_t number, capsule):
-        """Uses this array as a chunk of a column of pages, until the next one is set."""
+    def set_chunk(self, Py_ssize_t number, tuple given):
+        """Uses an array as a chunk of a column of pages, until the next one is set: ``given`` by its
+        ``__arrow_c_array__``. ValueError if it is of another type or length."""
+        schema, capsule = given
         cdef fi_arrow_array *array = <fi_arrow_array *>PyCapsule_GetPointer(capsule, "arrow_array")
         cdef int64_t first = self.chunks[number].first
+        if self.kind is not None and kind_in(schema) != self.kind:
+            raise ValueError(
+                f"a row group has a column of type {kind_in(schema).decode()} (in Arrow's format "
+                f"strings), which had the type {self.kind.decode()} when the dataset was made: make "
+                "the dataset again")
         if array.length != self.chunks[number + 1].first - first:
             raise ValueError(
                 f"a row group of {self.chunks[number + 1].first - first} rows has {array.length}")

@@ -5,6 +5,7 @@ pyarrow is imported by those who call: what is given here are its objects.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -50,11 +51,15 @@ class Layout(NamedTuple):
         """Whether all rows are arrays or numbers of one size."""
         return self.text is None and self.layout in ("fixed", "bits", "days")
 
-    def column(self, chunks: list[Any], fill: Any = None, pages: Any = None) -> ArrowColumn:
-        """The column of these chunks, Arrow arrays, or of pages. `fill` is put for nulls."""
+    def column(
+        self, chunks: list[Any], fill: Any = None, pages: Any = None, kind: Any = None
+    ) -> ArrowColumn:
+        """The column of these chunks, Arrow arrays, or of pages, which have the type of the array
+        ``kind``. `fill` is put for nulls."""
         arrays = [chunk.__arrow_c_array__()[1] for chunk in chunks]
         layout, dtype, shape, wide, text, inner = self
-        return ArrowColumn(arrays, layout, dtype, shape, wide, text, fill, inner, pages)
+        schema = None if kind is None else kind.__arrow_c_array__()[0]
+        return ArrowColumn(arrays, layout, dtype, shape, wide, text, fill, inner, pages, schema)
 
 
 def _kind(arrow_type: Any) -> str:
@@ -111,12 +116,11 @@ def layout_of(arrow_type: Any, options: Options) -> Layout | None:
         return _fixed_lists(arrow_type)
     if kind in _LISTS:
         return _lists(arrow_type)
-    if getattr(arrow_type, "extension_name", "") == "arrow.fixed_shape_tensor":
+    if is_tensor(arrow_type):
         layout = _fixed_lists(arrow_type.storage_type)
-        if layout is not None and list(arrow_type.permutation or []) == sorted(
-            arrow_type.permutation or []
-        ):
-            return layout._replace(shape=tuple(arrow_type.shape))
+        if layout is not None:
+            places = arrow_type.permutation or range(len(arrow_type.shape))
+            return layout._replace(shape=tuple(arrow_type.shape[place] for place in places))
     return None
 
 
@@ -152,9 +156,15 @@ def _lists(arrow_type: Any) -> Layout | None:
 class ObjectColumn:
     """A column whose values pyarrow converts, one by one. ``fill`` takes the place of None."""
 
-    def __init__(self, chunked: Any, fill: Any = None) -> None:
+    def __init__(
+        self, chunked: Any, fill: Any = None, rows: ArrayRows | None = None, has_none: bool = False
+    ) -> None:
         self._chunked = chunked
         self._fill = fill
+        self._rows = rows
+        #: whether rows are arrays, of lengths of their own
+        self.is_array = rows is not None and not has_none
+        self.dtype = None if rows is None else rows.dtype
         self.pages = getattr(chunked, "pages", None)
         self._has_intervals = "month_day_nano_interval" in str(chunked.type)
 
@@ -165,6 +175,8 @@ class ObjectColumn:
         values = [self._chunked[row].as_py() for row in rows.tolist()]
         if self._has_intervals:
             values = [_without_intervals(value) for value in values]
+        if self._rows is not None:
+            values = [None if value is None else self._rows.array(value) for value in values]
         return values if self._fill is None else [self._fill if v is None else v for v in values]
 
 
@@ -190,7 +202,127 @@ class DictionaryColumn:
         return len(self._codes)
 
     def values(self, rows: Rows) -> list[Any]:
-        return [self._values[code] for code in self._codes.take(rows).tolist()]
+        codes = self._codes.take(rows)
+        if len(codes) and not 0 <= codes.min() <= codes.max() < len(self._values):
+            raise ValueError(
+                f"a dictionary of {len(self._values)} values has codes from {codes.min()} to "
+                f"{codes.max()}: the data is damaged"
+            )
+        return [self._values[code] for code in codes.tolist()]
+
+
+class OptionalColumn:
+    """A column of arrays of one shape, with None for nulls."""
+
+    def __init__(self, column: ArrowColumn, valid: ArrowColumn) -> None:
+        self._column, self._valid = column, valid
+        self.pages = column.pages
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def values(self, rows: Rows) -> list[Any]:
+        found = zip(self._column.take(rows), self._valid.take(rows), strict=True)
+        return [value if is_there else None for value, is_there in found]
+
+
+# ---- arrays ----------------------------------------------------------------------------------
+
+
+class ArrayRows(NamedTuple):
+    """Rows that are arrays, of Hugging Face's Array2D to Array5D: their shape and dtype."""
+
+    shape: tuple[int | None, ...]  #: the first may be None, of any length
+    dtype: np.dtype[Any]
+
+    @property
+    def layout(self) -> Layout | None:
+        """That of `flattened` rows; None if these are of different lengths."""
+        if None in self.shape or 0 in self.shape:
+            return None
+        size = math.prod(n for n in self.shape if n is not None)
+        return Layout("fixed", self.dtype, self.shape, inner=(size,))  # type: ignore[arg-type]
+
+    def array(self, value: Any) -> Any:
+        """A row, of lists in lists."""
+        return np.array(value, self.dtype).reshape(-1, *self.shape[1:])
+
+
+def is_tensor(arrow_type: Any) -> bool:
+    """Whether it is Arrow's type of tensors of one shape."""
+    return bool(getattr(arrow_type, "extension_name", "") == "arrow.fixed_shape_tensor")
+
+
+def array_rows(field: Any) -> ArrayRows | None:
+    """The arrays that the rows of a field are; None of other types than Array2D to Array5D. Where
+    `datasets` is not imported, the type stands in the field's metadata."""
+    import json
+
+    kind, metadata = field.type, field.metadata or {}
+    name = getattr(kind, "extension_name", metadata.get(b"ARROW:extension:name", b"").decode())
+    if not (name.startswith("datasets.features.features.Array") and name.endswith("ExtensionType")):
+        return None
+    if hasattr(kind, "storage_type"):
+        shape, kind = kind.shape, kind.storage_type
+    else:
+        shape = json.loads(metadata[b"ARROW:extension:metadata"])[0]
+    while _kind(kind) in _LISTS:
+        kind = kind.value_type
+    dtype = np.dtype(bool) if _kind(kind) == "boolean" else number_dtype(kind)
+    return None if dtype is None else ArrayRows(tuple(shape), dtype)
+
+
+_BLOCK = 1 << 20  # offsets that are looked at together
+
+
+def check_shape(array: Any, shape: tuple[int, ...]) -> bool:
+    """Whether all lists in lists, of rows that are not null, have the lengths of a shape."""
+    elements = getattr(array, "storage", array).drop_null()
+    for length in shape:
+        offsets = elements.offsets
+        for start in range(0, len(elements), _BLOCK):
+            part = offsets.slice(start, _BLOCK + 1).to_numpy()
+            if (np.diff(part) != length).any():
+                return False
+        elements = elements.flatten()
+    return True
+
+
+def flattened(shape: tuple[int, ...], array: Any) -> Any:
+    """Rows of lists in lists, which have all the lengths of a shape, as lists of a fixed size."""
+    import pyarrow as pa
+
+    storage = getattr(array, "storage", array)
+    elements = storage.drop_null() if storage.null_count else storage
+    for _ in shape:
+        elements = elements.flatten()
+    if pa.types.is_boolean(elements.type):
+        elements = elements.cast(pa.uint8())
+    size = math.prod(shape)
+    if not storage.null_count:
+        return pa.FixedSizeListArray.from_arrays(elements, size)
+    return _spread(elements.to_numpy().reshape(-1, size), is_valid(array), elements.type)
+
+
+def permuted(array: Any) -> Any:
+    """Tensors whose axes are stored in another order, as lists of a fixed size."""
+    kind = array.type
+    storage = array.storage.drop_null()
+    rows = storage.flatten().to_numpy().reshape(-1, *kind.shape)
+    rows = rows.transpose(0, *(1 + place for place in kind.permutation))
+    rows = np.ascontiguousarray(rows).reshape(len(storage), math.prod(kind.shape))
+    return _spread(rows, is_valid(array), kind.value_type)
+
+
+def _spread(rows: npt.NDArray[Any], valid: Any, kind: Any) -> Any:
+    """Lists of a fixed size: the rows where it is valid, else null."""
+    import pyarrow as pa
+
+    places = valid.to_numpy(zero_copy_only=False)
+    every = np.zeros((len(places), rows.shape[1]), rows.dtype)
+    every[places] = rows
+    given = pa.array(every.ravel(), kind)
+    return pa.FixedSizeListArray.from_arrays(given, rows.shape[1], mask=pa.array(~places))
 
 
 # ---- nulls -----------------------------------------------------------------------------------
@@ -225,6 +357,72 @@ def is_valid(array: Any) -> Any:
     import pyarrow.compute as compute
 
     return compute.is_valid(array)
+
+
+def filled(fill: Any, array: Any) -> Any:
+    """An Arrow array with a value in the place of nulls."""
+    import pyarrow.compute as compute
+
+    return compute.fill_null(array, fill)
+
+
+def has_nulls(array: Any) -> bool:
+    """Whether an Arrow array has nulls, or lists in it have."""
+    storage = getattr(array, "storage", array)
+    is_list = _kind(storage.type) in (*_LISTS, "fixed_size_list")
+    return bool(storage.null_count or (is_list and has_nulls(storage.values)))
+
+
+def check_fill(argument: str, name: str, fill: Any, dtype: np.dtype[Any]) -> None:
+    """Raise ValueError unless a dtype has a value."""
+    try:
+        given = np.asarray(fill)
+        if dtype.kind in "mM":
+            cast = np.array(fill, dtype)
+            is_exact = given.dtype.kind in "iuU" or (cast == given) | np.isnat(cast)
+            fits = given.dtype.kind not in "bfc" and bool(np.all(is_exact))
+        else:
+            fits = given.dtype.kind in "biuf" and _converts(given, dtype)
+    except (TypeError, ValueError, OverflowError):
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{argument} of column {name!r} is {fill!r:.80}, which is no value of dtype {dtype}"
+        )
+
+
+def _converts(given: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    """Whether numbers are the same in another dtype; floats may be rounded, not to infinity."""
+    with np.errstate(all="ignore"):
+        cast = given.astype(dtype)
+    rounds = (dtype.kind == "f") & (np.isfinite(cast) | ~np.isfinite(given))
+    return bool(np.all((cast == given) | rounds))
+
+
+def check_fill_null(name: str, fill: Any, kind: Any, layout: Layout | None) -> None:
+    """Raise ValueError unless rows of an Arrow type, of that layout if all have one size, may have
+    a value."""
+    import pyarrow.types as types
+
+    if fill is None:
+        raise ValueError(
+            f"fill_null of column {name!r} is None: give a value, or pass nulls='none' for None"
+        )
+    if layout is not None:
+        check_fill("fill_null", name, fill, layout.dtype)
+        if np.ndim(fill) and np.shape(fill) != layout.shape:
+            raise ValueError(
+                f"fill_null of column {name!r} has the shape {np.shape(fill)}, and rows have "
+                f"{layout.shape}"
+            )
+        return
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    text = bytes if _kind(kind) == "fixed_size_binary" else _STRINGS.get(_kind(kind), (None,))[-1]
+    if text is not None and not isinstance(fill, text):
+        raise ValueError(
+            f"fill_null of column {name!r} is {fill!r:.80}, which is no value of type {kind}"
+        )
 
 
 def zero_of(arrow_type: Any) -> Any:

@@ -21,7 +21,7 @@ from fastiter._collate.collate import with_lengths
 from fastiter._collate.columns import examples_of, steps_for
 from fastiter._collate.padding import Padding
 from fastiter._fetch.arrow_column import ArrowColumn
-from fastiter._fetch.arrow_types import DictionaryColumn, ObjectColumn
+from fastiter._fetch.arrow_types import DictionaryColumn, ObjectColumn, OptionalColumn
 from fastiter._fetch.gather import ColumnReader
 from fastiter._fetch.token_rows import TokenColumn
 from fastiter._ring.schema import BARE, DICT, TUPLE
@@ -37,7 +37,7 @@ _DECISIVE = _INDEXING | {"__fastiter_columns__", "__len__", "get_examples", "key
 
 
 #: Types of columns that `ColumnReader` reads.
-_READ = (np.ndarray, ArrowColumn, ObjectColumn, DictionaryColumn, TokenColumn)
+_READ = (np.ndarray, ArrowColumn, ObjectColumn, OptionalColumn, DictionaryColumn, TokenColumn)
 
 
 class SourceColumn(NamedTuple):

@@ -344,7 +344,7 @@ class RowGroups:
             arrays = [pa.ipc.open_stream(reader).read_all().column(0) for _ in self._conversions]
             for place, reference in self._columns:
                 if (column := reference()) is not None:
-                    column.set_chunk(group, arrays[place].chunk(0).__arrow_c_array__()[1])
+                    column.set_chunk(group, arrays[place].chunk(0).__arrow_c_array__())
             self._mapped.pop(group, None)
             self._mapped[group] = load, arrays
             # The memory of groups that are gone comes back with their last mapping.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import glob
+import contextlib
+import functools
 import importlib
 import os
 import sys
@@ -19,11 +20,10 @@ from fastiter._fetch.row_groups import RowGroups
 from fastiter._util.arguments import checked_choice
 from fastiter._workers import shared_object
 from fastiter.dataset.mixin import DatasetMixin, row_at
+from fastiter.datasets._arrow_paths import Paths, another_file, checked_paths
 
 __all__ = ["ArrowDataset"]
 
-#: names of Arrow and Parquet files end so
-SUFFIXES = (".arrow", ".feather", ".ipc", ".parquet", ".pq")
 _NULLS = ("error", "mask", "none")
 
 
@@ -109,9 +109,14 @@ class ArrowDataset(DatasetMixin):
         self._decode = dict(decode or {})
         #: what nulls were found in: checked once, not by every process
         self._found: dict[str, _Nulls] = {}
+        #: columns of which all was found sound, and what the files' columns are
+        self._sound: set[str] = set()
+        self._kinds: list[tuple[str, str]] | None = None
         self._open()
 
     def _open(self) -> None:
+        if isinstance(self._source, Paths):
+            self._source.check()
         files = _parquet_files(self._source, self.__dict__.get("_facts"))
         self._facts = None if files is None else files.facts  # travel with a pickle
         self._groups = None if files is None else self._row_groups(files)
@@ -120,9 +125,12 @@ class ArrowDataset(DatasetMixin):
             rows, names = None, _names_of(table)
         else:
             table, rows, names = open_table(self._source)
+        if isinstance(self._source, Paths):
+            self._check_kinds(table)
         self._own: Any = None  # the source, if examples come from it
         if table is None:
             self._own = self._source
+            names = self._names_of_examples(names)
         self._columns = self._read(table, rows, names)
         if self._own is not None:
             self._length = len(self._own)
@@ -131,6 +139,17 @@ class ArrowDataset(DatasetMixin):
         else:
             self._length = table.num_rows if rows is None else len(rows)
         self._plain = None if table is None else plain_columns(self._columns)
+
+    def _check_kinds(self, table: Any) -> None:
+        """Raise ValueError unless the files have the columns that they had."""
+        kinds = [(f.name, str(getattr(f.type, "storage_type", f.type))) for f in table.schema]
+        if self._kinds is None:
+            self._kinds = kinds
+        if kinds != self._kinds:
+            assert isinstance(self._source, Paths)
+            raise another_file(
+                self._source[0], f"its columns are {kinds!r:.300}, and were {self._kinds!r:.300}"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         opened = ["_own", "_columns", "_length", "_plain", "_groups"]
@@ -196,9 +215,28 @@ class ArrowDataset(DatasetMixin):
         return examples  # type: ignore[no-any-return]
 
     def _part_of(self, example: dict[str, Any]) -> Any:
-        if isinstance(self._names, str):
-            return example[self._names]
-        return {name: example[name] for name in self._names or ()}
+        try:
+            if isinstance(self._names, str):
+                return example[self._names]
+            return {name: example[name] for name in self._names or ()}
+        except KeyError as error:
+            raise KeyError(
+                f"there is no column {error} in an example that has {list(example)!r:.200}"
+            ) from None
+
+    def _names_of_examples(self, names: list[str]) -> list[str]:
+        """The columns of a source's own examples, of which a transform may make others than
+        ``names``, those of its table."""
+        source, known = self._source, self.__dict__.get("_own_names")
+        if known is None:
+            known = names
+            is_asked = self._names is not None or isinstance(self._padding, Mapping) or self._decode
+            if source.format["type"] == "custom" and is_asked and len(source):
+                # What it raises, it raises again where rows that fail may be skipped.
+                with contextlib.suppress(Exception):
+                    known = list(source.__getitems__([0])[0])
+            self._own_names = known
+        return known
 
     def __fastiter_columns__(self) -> Columns:
         return self._columns
@@ -234,10 +272,16 @@ class ArrowDataset(DatasetMixin):
                 "nulls='mask' adds fields, but examples are single values: name the column in a "
                 "list, or pass nulls='none' or fill_null"
             )
+        if not chosen:
+            raise ValueError("the source has no columns: there is nothing to make examples of")
         columns: dict[str, Any] = {}
-        lists, fills = set(), {}
+        lists: set[Any] = set()
+        fills: dict[str, Any] = {}
+        is_ragged = False
         for name in chosen if table is not None else ():
-            column, is_valid = self._column(name, table.column(name), rows)
+            column, is_valid = self._column(
+                name, table.schema.field(name), table.column(name), rows
+            )
             columns[name] = column
             if is_valid is not None:
                 if f"{name}_valid" in chosen:
@@ -246,10 +290,16 @@ class ArrowDataset(DatasetMixin):
                         "that name: leave it out of columns=, or rename it"
                     )
                 columns[f"{name}_valid"] = is_valid
-            if getattr(column, "text", str) is not None and name not in self._decode:
+            is_array = getattr(column, "is_array", False)  # of lengths of their own
+            is_text = getattr(column, "text", str) is not None
+            if is_text and not is_array and name not in self._decode:
                 lists.add(name)
-            if getattr(column, "levels", 0) > 0:
-                fills[name] = self._padding
+            if getattr(column, "levels", 0) > 0 or is_array:
+                is_given = isinstance(self._padding, Mapping)
+                fill = fills[name] = padding.get(name) if is_given else self._padding
+                if fill is not None and name not in self._decode:
+                    arrow_types.check_fill("padding", name, fill, column.dtype)
+            is_ragged |= is_array
         return Columns(
             None if is_bare else dict,
             tuple(columns) if table is not None else tuple(chosen),
@@ -257,7 +307,7 @@ class ArrowDataset(DatasetMixin):
             views=False,
             fills=self._fills(fills, is_bare),
             lists=frozenset([None]) if is_bare and lists else frozenset(lists),
-            by_example=self._own is not None or bool(self._decode),
+            by_example=self._own is not None or bool(self._decode) or is_ragged,
             pages=self._groups,
         )
 
@@ -279,31 +329,68 @@ class ArrowDataset(DatasetMixin):
             return None
         return next(iter(padded.values())) if is_bare else padded
 
-    def _column(self, name: str, chunked: Any, rows: Any) -> tuple[Any, Any]:
+    def _column(self, name: str, field: Any, chunked: Any, rows: Any) -> tuple[Any, Any]:
         """A column, and the one that tells where it is not null, or None."""
+        if self._groups is None:
+            chunked = self._checked(name, chunked)
         found = self._found.get(name)
         if found is None:
             found = self._found[name] = self._find_nulls(name, chunked, rows)
-        chunked, layout, values, convert = self._layout(chunked)
-        is_filled = name in self._fill_null
-        fill, is_valid = self._fill_null.get(name), None
+        arrays = None if found.elements else arrow_types.array_rows(field)
+        chunked, layout, values, convert = self._layout(field, chunked, arrays)
+        is_fixed = layout is not None and values is None and layout.is_fixed
+        is_filled, fill, is_valid = name in self._fill_null, None, None
+        if is_filled:
+            fill = self._fill_null[name]
+            one_size = layout if is_fixed else None
+            arrow_types.check_fill_null(name, fill, chunked.type, one_size)
         if found.rows and self._nulls == "mask" and not is_filled:
             is_valid = self._laid_out(arrow_types.VALID, name, chunked, arrow_types.is_valid)
-            is_fixed = layout is not None and values is None and layout.is_fixed
             fill = 0 if is_fixed else arrow_types.zero_of(chunked.type)
+            fill = fill if arrays is None or is_fixed else arrays.array([])
         has_none = self._nulls == "none" and (found.elements or (found.rows and not is_filled))
-        if layout is not None and not has_none:
-            if values is not None and not found.rows:
-                codes = layout.column(chunked.chunks)
-                return arrow_types.DictionaryColumn(codes, values), is_valid
-            if values is None and layout.is_fixed:
+        if layout is not None and values is not None and not found.rows:
+            codes = layout.column(chunked.chunks)
+            return arrow_types.DictionaryColumn(codes, values), is_valid
+        if layout is not None and values is None and not has_none:
+            if is_fixed:
                 fill = fill if found.rows else None
                 return self._laid_out(layout, name, chunked, convert, fill), is_valid
-            if values is None and (not found.rows or not fill):  # a null is an empty list or text
+            if found.rows and fill and layout.text is None and self._options.strings == "padded":
+                put = functools.partial(arrow_types.filled, fill)
+                return self._laid_out(layout, name, chunked, put), is_valid
+            if not found.rows or not fill:  # a null is an empty list or text
                 return self._laid_out(layout, name, chunked, convert), is_valid
+        is_shaped = arrays is not None or arrow_types.is_tensor(chunked.type)
+        if layout is not None and is_fixed and is_shaped and not found.elements:
+            column = self._laid_out(layout, name, chunked, convert)
+            valid = self._laid_out(arrow_types.VALID, name, chunked, arrow_types.is_valid)
+            return arrow_types.OptionalColumn(column, valid), is_valid
         if self._groups is not None:
-            chunked = self._groups.values(name, convert, chunked.type)
-        return arrow_types.ObjectColumn(chunked, fill), is_valid
+            as_stored = _decoded if convert is _decoded else _unchanged
+            chunked = self._groups.values(name, as_stored, chunked.type)
+        return arrow_types.ObjectColumn(chunked, fill, arrays, has_none), is_valid
+
+    def _checked(self, name: str, chunked: Any) -> Any:
+        """A column with dictionaries that have no nulls. Raises if it is in a damaged file, and
+        pyarrow, which then may end the process, would convert it."""
+        import pyarrow as pa
+
+        chunks = chunked.chunks
+        is_gathered = arrow_types.layout_of(chunked.type, self._options) is not None
+        if isinstance(self._source, Paths) and name not in self._sound:
+            try:
+                if not is_gathered or any(map(arrow_types.has_nulls, chunks)):
+                    chunked.validate(full=True)
+            except pa.ArrowInvalid as error:
+                raise ValueError(
+                    f"column {name!r} of {list(self._source)!r:.200} is damaged: {error}"
+                ) from error
+            self._sound.add(name)
+        if pa.types.is_dictionary(chunked.type) and any(c.dictionary.null_count for c in chunks):
+            decoded = [chunk.dictionary_decode() for chunk in chunks]
+            return pa.chunked_array(decoded, chunked.type.value_type).dictionary_encode()
+        return chunked
 
     def _laid_out(
         self, layout: arrow_types.Layout, name: str, chunked: Any, convert: Any, fill: Any = None
@@ -311,17 +398,40 @@ class ArrowDataset(DatasetMixin):
         """The column of ``convert(chunk)`` for each chunk, or each row group."""
         if self._groups is None:
             return layout.column([convert(chunk) for chunk in chunked.chunks], fill)
-        column = layout.column([], fill, self._groups)
+        kind = _empty(chunked.type)
+        kind = kind if convert is _decoded else convert(kind)
+        column = layout.column([], fill, self._groups, kind)
         self._groups.add(name, convert, column)
         return column
 
-    def _layout(self, chunked: Any) -> tuple[Any, Any, list[Any] | None, Any]:
+    def _layout(
+        self, field: Any, chunked: Any, arrays: arrow_types.ArrayRows | None
+    ) -> tuple[Any, Any, list[Any] | None, Any]:
         """A column, how its rows lie, if these are codes, the values that they mean, and what a
         chunk becomes first."""
         import pyarrow as pa
 
+        if arrays is not None:
+            layout = arrays.layout
+            if layout is None:
+                return chunked, None, None, _unchanged
+            key = f"shape of {field.name}"
+            if key not in self._sound:
+                for chunk in chunked.chunks:
+                    if not arrow_types.check_shape(chunk, layout.shape):
+                        raise ValueError(
+                            f"column {field.name!r} has rows that are not of its shape, "
+                            f"{layout.shape}: write it with another feature"
+                        )
+                self._sound.add(key)
+            flatten = functools.partial(arrow_types.flattened, layout.shape)
+            return chunked, layout, None, flatten
         if not pa.types.is_dictionary(chunked.type):
-            return chunked, arrow_types.layout_of(chunked.type, self._options), None, _unchanged
+            layout = arrow_types.layout_of(chunked.type, self._options)
+            order = getattr(chunked.type, "permutation", None)
+            is_stored_so = layout is None or not order or list(order) == sorted(order)
+            convert = _unchanged if is_stored_so else arrow_types.permuted
+            return chunked, layout, None, convert
         if self._groups is not None:
             if self._options.dictionaries == "codes":
                 raise ValueError(
@@ -334,7 +444,8 @@ class ArrowDataset(DatasetMixin):
         chunked = chunked.unify_dictionaries()
         codes = arrow_types.layout_of(chunked.type.index_type, self._options)
         if self._options.dictionaries == "codes":
-            return chunked, codes, None, _unchanged
+            indices = [chunk.indices for chunk in chunked.chunks]
+            return pa.chunked_array(indices, chunked.type.index_type), codes, None, _unchanged
         values = arrow_types.layout_of(chunked.type.value_type, self._options)
         if values is not None and values.is_fixed:
             return chunked.cast(chunked.type.value_type), values, None, _unchanged
@@ -375,6 +486,15 @@ class ArrowDataset(DatasetMixin):
 
 def _unchanged(array: Any) -> Any:
     return array
+
+
+def _empty(kind: Any) -> Any:
+    """An array of a type without rows."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(kind, _empty(kind.storage_type))
+    return pa.array([], kind)
 
 
 def _decoded(array: Any) -> Any:
@@ -421,40 +541,6 @@ def _is_frame(dataset: Any) -> bool:
 # ---- sources ---------------------------------------------------------------------------------
 
 
-class _Paths(list[str]):
-    """Files, by their absolute paths."""
-
-
-def checked_paths(source: Any) -> _Paths:
-    """The files that paths, patterns and folders name; FileNotFoundError if one names none."""
-    given = [source] if isinstance(source, (str, os.PathLike)) else source
-    paths = _Paths()
-    for path in given:
-        if not isinstance(path, (str, os.PathLike)):
-            raise TypeError(
-                f"source must be a table, or paths of files, not a list with {path!r:.80}"
-            )
-        text = os.fspath(path)
-        found = [text] if os.path.exists(text) else sorted(glob.glob(text, recursive=True))
-        if os.path.isdir(text):
-            inside = sorted(Path(text).rglob("*"))
-            found = [str(file) for file in inside if file.name.endswith(SUFFIXES)]
-        if not found and os.path.isdir(text):
-            raise FileNotFoundError(
-                f"the folder {text!r} has no file whose name ends with {', '.join(SUFFIXES)}: name "
-                "the files, or give a list or a pattern of them"
-            )
-        if not found:
-            raise FileNotFoundError(
-                f"there is no file or folder {text!r}, and no file matches it as a pattern: a str "
-                "is the path of a Parquet or Arrow IPC file, of a folder of these, or a pattern"
-            )
-        paths += [os.path.abspath(file) for file in found]
-    if not paths:
-        raise ValueError("source is an empty list of paths")
-    return paths
-
-
 def _imported(name: str) -> Any:
     try:
         return importlib.import_module(name)
@@ -495,8 +581,12 @@ def open_table(source: Any) -> tuple[Any, Any, list[str]]:
     """The table of a source, or None if its own examples count; the places of the dataset's rows in
     it, int64, or None for all in order; and the names of its columns."""
     pa: Any = _imported("pyarrow")
-    if isinstance(source, _Paths):
+    if isinstance(source, Paths):
         tables = [_mapped(path) for path in source]
+        first = tables[0].schema.remove_metadata()
+        for path, table in zip(source, tables, strict=True):
+            if not table.schema.equals(first):
+                raise unlike_columns(path, table.schema, source[0], first)
         table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
         return table, None, _names_of(table)
     datasets = sys.modules.get("datasets")
@@ -517,6 +607,15 @@ def open_table(source: Any) -> tuple[Any, Any, list[str]]:
     raise TypeError(
         "source must be a table of pyarrow, a datasets.Dataset, an object with "
         f"__arrow_c_stream__, or paths of Arrow files, not {type(source).__qualname__}"
+    )
+
+
+def unlike_columns(path: str, own: Any, other: str, expected: Any) -> ValueError:
+    """The error of a file with other columns than another one."""
+    texts = [schema.remove_metadata().to_string() for schema in (own, expected)]
+    return ValueError(
+        f"{path} has the columns {texts[0]!r:.400}, and {other} has {texts[1]!r:.400}: name files "
+        "of the same columns"
     )
 
 
@@ -545,7 +644,11 @@ def is_changed(dataset: Any) -> bool:
 
 
 def _of_hugging_face(dataset: Any) -> tuple[Any, Any, list[str]]:
-    names = list(dataset.format["columns"])
+    # As its own examples have them: in the order of the table.
+    wanted = set(dataset.format["columns"])
+    names = [name for name in dataset.column_names if name in wanted]
+    if dataset.format["output_all_columns"]:
+        names += [name for name in dataset.column_names if name not in wanted]
     chosen = dataset.select_columns(names) if len(names) < len(dataset.column_names) else dataset
     if dataset.format["type"] == "custom" or _decodes(chosen):
         return None, None, names
@@ -575,7 +678,7 @@ def _parquet_files(
 ) -> _ParquetFiles | None:
     """What is known of Parquet files without decoding them; None for other sources. ``before``: by
     path, what was known when the dataset was made."""
-    if not isinstance(source, _Paths) or not any(_magic(p)[:3] == b"PAR" for p in source):
+    if not isinstance(source, Paths) or not any(_magic(p)[:3] == b"PAR" for p in source):
         return None
     parquet: Any = _imported("pyarrow.parquet")
     schema: Any = None
@@ -594,10 +697,7 @@ def _parquet_files(
                 raise ValueError(f"{path} is no complete Parquet file: {error}") from error
         schema = own.remove_metadata() if schema is None else schema
         if not own.equals(schema):
-            raise ValueError(
-                f"{path} has the columns {own.remove_metadata().to_string()!r:.400}, and "
-                f"{source[0]} has {schema.to_string()!r:.400}: name files of the same columns"
-            )
+            raise unlike_columns(path, own, source[0], schema)
         for number in range(metadata.num_row_groups):
             n_rows = metadata.row_group(number).num_rows
             if n_rows:
@@ -617,6 +717,17 @@ def _mapped(path: str) -> Any:
         raise ValueError(
             f"{path} is a Parquet file, of which no column can be mapped: pass "
             "pyarrow.parquet.read_table(path), or write it as an Arrow IPC file"
+        )
+    if magic[:4] == b"FEA1":
+        raise ValueError(
+            f"{path} is a Feather file of version 1, which cannot be mapped: pass "
+            "pyarrow.feather.read_table(path), or write it again by pyarrow.feather.write_feather"
+        )
+    is_text = len(magic) > 3 and magic[:4].isascii() and magic[:4].decode().isprintable()
+    if is_text and magic != b"ARROW1":
+        raise ValueError(
+            f"{path} is neither a Parquet file nor a file of the Arrow IPC format: it begins with "
+            f"the text {magic!r}. Of a CSV file pass pyarrow.csv.read_csv(path)"
         )
     try:
         source = pa.memory_map(path)

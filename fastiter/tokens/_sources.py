@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from fastiter._fetch import arrow_types
 from fastiter._fetch.token_rows import KINDS, TokenSource
-from fastiter.datasets.arrow_dataset import SUFFIXES, checked_paths, open_table
+from fastiter.datasets._arrow_paths import SUFFIXES, check_once, checked_paths
+from fastiter.datasets.arrow_dataset import open_table
 
 Array = npt.NDArray[Any]
 #: Of each stretch of documents: offsets, sizes or None, unit of the offsets, place of offset 0.
@@ -80,6 +81,7 @@ def paths_of(source: Any) -> list[str] | None:
                 f"there is no file {text!r}, none that matches it, and no {text + '.idx'!r}"
             )
         paths += [os.path.abspath(each) for each in found]
+    check_once(paths)
     return paths
 
 

@@ -7,6 +7,8 @@ import itertools
 import os
 import pickle
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from fastiter import (  # noqa: E402
     concat_examples,
 )
 from fastiter._fetch.arrow_column import ArrowColumn  # noqa: E402
+from fastiter._fetch.arrow_types import Layout  # noqa: E402
 from fastiter._fetch.gather import ColumnReader  # noqa: E402
 from fastiter.datasets import ArrowDataset, SubDataset  # noqa: E402
 
@@ -201,6 +204,76 @@ def test_mask_and_fill_null() -> None:
     assert batch["ids"].tolist() == [[1, 2], [9, 9], [3, 9]]
 
 
+FILLS: dict[str, tuple[Any, list[Any], list[Any]]] = {
+    "int8": (pa.int8(), [-1, 2.0, True], [300, 1.5, "1", None, [1]]),
+    "uint16": (pa.uint16(), [65535], [-1, 65536, float("nan")]),
+    "float32": (pa.float32(), [0.1, 3, float("nan")], [1e300, "?", 1j]),
+    "bool": (pa.bool_(), [False, 1], ["?", 2, None]),
+    "date": (pa.date32(), [np.datetime64("2020-02-03")], [1.5, "?", None]),
+    "string": (pa.string(), ["?", ""], [-1, b"?", None]),
+    "binary": (pa.large_binary(), [b"?"], ["?", 0]),
+    "codes": (pa.dictionary(pa.int32(), pa.string()), ["?"], [0, None]),
+}
+
+
+@pytest.mark.parametrize("name", FILLS)
+def test_what_fills_nulls_is_a_value_of_the_column(name: str) -> None:
+    kind, right, wrong = FILLS[name]
+    for values in ([None], []):  # also where nothing is to be filled
+        table = pa.table({"c": pa.array(values, kind)})
+        for fill in right:
+            assert len(ArrowDataset(table, fill_null={"c": fill})) == len(values)
+        for fill in wrong:
+            with pytest.raises(ValueError, match=r"fill_null of column 'c' (is|has) .*"):
+                ArrowDataset(table, fill_null={"c": fill})
+
+
+def test_padding_is_a_value_of_the_column() -> None:
+    table = pa.table({"n": [[1], [2, 3]], "x": [[0.5], []], "b": [[True], []]})
+    for padding in (1.5, {"n": 1.5}, {"n": "?"}, {"b": 2}):
+        with pytest.raises(
+            ValueError, match=r"padding of column '[nb]' is .* of dtype (int64|bool)"
+        ):
+            ArrowDataset(table, padding=padding)
+    (batch,) = batches(
+        ArrowDataset(table, padding={"n": -1.0, "x": 1.5, "b": True}),
+        SerialIterator,
+        converter=concat_examples,
+    )
+    assert batch["n"].tolist() == [[1, -1], [2, 3]] and batch["x"].tolist() == [[0.5], [1.5]]
+
+
+def test_options_hold_for_nulls() -> None:
+    texts = pa.table({"s": ["ab", None, "xyz"]})
+    padded = ArrowDataset(texts, fill_null={"s": "?"}, strings="padded", padding={"s": 0})
+    assert [row["s"].tolist() for row in padded] == [[97, 98], [63], [120, 121, 122]]
+    assert padded[1]["s"].dtype == np.uint8
+    (batch,) = batches(padded, SerialIterator, converter=concat_examples)
+    assert batch["s"].tolist() == [[97, 98, 0], [63, 0, 0], [120, 121, 122]]
+    table = pa.table({"s": texts["s"].dictionary_encode()})
+    codes = ArrowDataset(table, "s", nulls="none", dictionaries="codes")
+    assert codes[:] == [0, None, 1]
+
+
+@pytest.mark.parametrize("n_chunks", [1, 3])
+@pytest.mark.parametrize("kind", [pa.string(), pa.int16()])
+def test_dictionaries_with_a_null_among_their_values(kind: Any, n_chunks: int) -> None:
+    values = ["5", None, "7"] if kind == pa.string() else [5, None, 7]
+    encoded = pa.array(values, kind).dictionary_encode(null_encoding="encode")
+    assert encoded.dictionary.null_count == 1
+    table = pa.table({"c": pa.chunked_array([encoded] * n_chunks)})
+    assert ArrowDataset(table, "c", nulls="none")[:] == values * n_chunks
+    first = values[0]
+    filled = ArrowDataset(table, "c", fill_null={"c": first})[:]
+    assert filled == [first, first, values[2]] * n_chunks
+    masked = ArrowDataset(table, nulls="mask")
+    assert [row["c_valid"] for row in masked] == [True, False, True] * n_chunks
+    codes = ArrowDataset(table, nulls="mask", dictionaries="codes")
+    assert [row["c"] for row in codes] == [0, 0, 1] * n_chunks
+    with pytest.raises(ValueError, match=r"'c' of type dictionary<.*> has a null in row 1"):
+        ArrowDataset(table)
+
+
 def test_nulls_count_only_in_rows_of_the_dataset() -> None:
     table = pa.table({"n": [None, 1, 2], "ids": pa.array([[1], [2, None], [3]])})
     assert ArrowDataset(table[1:], "n")[0] == 1
@@ -263,6 +336,26 @@ def test_tensors_of_a_fixed_shape() -> None:
     np.testing.assert_array_equal(np.stack(ArrowDataset(array)[:]), values)
     (batch,) = batches(ArrowDataset(array[1:]), SerialIterator, converter=concat_examples)
     np.testing.assert_array_equal(batch, values[1:])
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 0, 2)])
+def test_tensors_of_a_fixed_shape_with_axes_in_any_order_and_nulls(order: tuple[int, ...]) -> None:
+    kind = pa.fixed_shape_tensor(pa.int32(), [2, 3, 4], permutation=list(order))
+    flat = [None if i == 1 else list(range(24 * i, 24 * i + 24)) for i in range(3)]
+    array = pa.ExtensionArray.from_storage(kind, pa.array(flat, kind.storage_type))
+    wanted = [np.reshape(v, (2, 3, 4)).transpose(order) for v in flat if v is not None]
+    whole = pa.chunked_array([array[:1], array[2:]])
+    if order == (1, 0, 2):  # of others pyarrow's strides overlap
+        np.testing.assert_array_equal(whole.chunk(1).to_numpy_ndarray()[0], wanted[1])
+    np.testing.assert_array_equal(np.stack(ArrowDataset(whole)[:]), wanted)
+    (batch,) = batches(ArrowDataset(whole), SerialIterator, converter=concat_examples)
+    np.testing.assert_array_equal(batch, wanted)
+    assert batch.dtype == np.int32
+    found = ArrowDataset(array, nulls="none")[:]
+    assert found[1] is None and found[0].dtype == np.int32
+    np.testing.assert_array_equal([found[0], found[2]], wanted)
+    filled = ArrowDataset(array, fill_null={"": 7})[1]
+    assert filled.shape == wanted[0].shape and (filled == 7).all()
 
 
 @pytest.mark.parametrize("kind", ITERATORS)
@@ -364,6 +457,166 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         ArrowDataset(tmp_path / "x.parquet")
     with pytest.raises(IndexError, match="index 1 is outside"):
         ArrowDataset(table)[1]
+    with pytest.raises(ValueError, match="the source has no columns"):
+        ArrowDataset(table.select([]))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"FEA1" + bytes(60), r"Feather file of version 1.*pyarrow\.feather\.read_table"),
+        (b"x,label\n1,2\n", r"begins with the text b'x,labe'.*pyarrow\.csv\.read_csv"),
+        (b"", "neither a Parquet file nor a file of the Arrow IPC format"),
+    ],
+)
+def test_files_of_other_formats(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "x.feather").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        ArrowDataset(tmp_path / "x.feather")
+
+
+# -- folders and patterns --------------------------------------------------------------------------
+
+
+def test_hidden_files_of_a_folder_are_no_data(tmp_path: Path) -> None:
+    names = ["b/part-1", "part-0", "_temporary/0/part-0", ".ipynb_checkpoints/part-0", ".part-0"]
+    for number, name in enumerate([*names, "_part-0"]):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write(tmp_path / f"{name}.arrow", pa.table({"x": [number]}))
+    assert [row["x"] for row in ArrowDataset(tmp_path)] == [0, 1]
+    assert ArrowDataset(tmp_path / "_part-0.arrow")[0]["x"] == 5  # by its name
+
+
+def test_folders_whose_names_are_values_are_told(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"k={name}").mkdir()
+        write(tmp_path / f"k={name}" / "0.arrow", pa.table({"x": [1]}))
+    with pytest.raises(ValueError, match=r"is partitioned: the values of column 'k' .*'k=a'"):
+        ArrowDataset(tmp_path)
+    assert len(ArrowDataset(tmp_path / "**" / "*.arrow")) == 2
+    assert len(ArrowDataset(tmp_path / "k=a")) == 1
+
+
+def test_a_file_is_named_once(tmp_path: Path) -> None:
+    write(tmp_path / "0.arrow", pa.table({"x": [1]}))
+    for twice in ([tmp_path / "*.arrow", tmp_path / "0.arrow"], [tmp_path, tmp_path / "0.arrow"]):
+        with pytest.raises(ValueError, match=r"0\.arrow is named twice"):
+            ArrowDataset(twice)
+
+
+def test_files_of_unlike_columns_are_told(tmp_path: Path) -> None:
+    write(tmp_path / "0.arrow", pa.table({"a": [1], "b": [2]}))
+    write(tmp_path / "1.arrow", pa.table({"a": [1]}))
+    with pytest.raises(
+        ValueError, match=r"1\.arrow has the columns 'a: int64', and .*0\.arrow has"
+    ):
+        ArrowDataset(tmp_path)
+
+
+# -- files that are damaged, or written anew -------------------------------------------------------
+
+BAD_OFFSETS = np.array([0, 1 << 30, 4], np.int32)
+DAMAGED: dict[str, Any] = {
+    "list_view": lambda: pa.ListViewArray.from_arrays(
+        pa.array([0, 1 << 30], pa.int32()), pa.array([1, 5], pa.int32()), pa.array([1, 2])
+    ),
+    "list of strings": lambda: pa.ListArray.from_buffers(
+        pa.list_(pa.string()),
+        2,
+        [None, pa.py_buffer(np.array([0, 1 << 29, 2], np.int32))],
+        children=[pa.array(["a", "b"])],
+    ),
+    "list with nulls": lambda: pa.ListArray.from_buffers(
+        pa.list_(pa.int64()),
+        3,
+        [pa.py_buffer(b"\x05"), pa.py_buffer(np.array([0, 1 << 29, 1 << 29, 2], np.int32))],
+        children=[pa.array([1, 2])],
+    ),
+    "struct": lambda: pa.StructArray.from_arrays([DAMAGED["string"]()], ["a"]),
+    "string": lambda: pa.Array.from_buffers(
+        pa.string(), 2, [None, pa.py_buffer(BAD_OFFSETS), pa.py_buffer(b"abcd")]
+    ),
+    "code beyond": lambda: pa.DictionaryArray.from_arrays(
+        pa.array([0, 77], pa.int32()), pa.array(["a", "b"]), safe=False
+    ),
+    "code below": lambda: pa.DictionaryArray.from_arrays(
+        pa.array([0, -1], pa.int32()), pa.array(["a", "b"]), safe=False
+    ),
+    "code of numbers": lambda: pa.DictionaryArray.from_arrays(
+        pa.array([0, -1], pa.int32()), pa.array([5, 6]), safe=False
+    ),
+}
+
+
+@pytest.mark.parametrize("nulls", ["mask", "none"])
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_ends_in_an_error(name: str, nulls: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "x.arrow", pa.table({"c": DAMAGED[name]()}))
+    code = (
+        "from fastiter.datasets import ArrowDataset\n"
+        f"try: rows = ArrowDataset({path!r}, nulls={nulls!r}); print([rows[i] for i in range(2)])\n"
+        "except ValueError as error: print(error)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "damaged" in run.stdout
+
+
+@pytest.mark.parametrize("name", ["code beyond", "code below"])
+def test_a_code_without_a_value_is_told(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"dictionary of 2 values has codes .*: the data is damaged"
+    ):
+        ArrowDataset(DAMAGED[name](), columns=None)[1]
+
+
+REWRITTEN: dict[str, Any] = {
+    "nulls": pa.array([None, 7] * 50, pa.int64()),
+    "other rows": pa.array(range(5000, 5100)),
+    "another type": pa.array(range(100), pa.int32()),
+    "strings": pa.array([f"s{k}" for k in range(100)]),
+    "fewer": pa.array(range(10)),
+}
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_a_file_that_was_written_anew_is_not_taken_for_the_former(
+    name: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "x.arrow", pa.table({"x": range(100)}))
+    dataset = ArrowDataset(path, "x")
+    stored = pickle.dumps(dataset)
+    assert len(pickle.loads(stored)) == 100
+    write(tmp_path / "new.arrow", pa.table({"x": REWRITTEN[name]}))
+    (tmp_path / "new.arrow").replace(path)
+    with pytest.raises(
+        ValueError, match=r"x\.arrow is another file than when the dataset was made"
+    ):
+        pickle.loads(stored)
+
+
+def test_the_columns_of_a_file_count_besides_its_size_and_time(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "x.arrow", pa.table({"x": range(100)})))
+    dataset = ArrowDataset(path, "x")
+    stored, before = pickle.dumps(dataset), path.stat()
+    path.write_bytes(path.read_bytes().replace(b"x\0\0\0", b"y\0\0\0"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    with pytest.raises(ValueError, match=r"columns are \[\('y', 'int64'\)\], and were \[\('x'"):
+        pickle.loads(stored)
+
+
+def test_a_row_group_of_another_type_is_no_chunk() -> None:
+    class Pages:
+        ends = np.array([3])
+
+    column = Layout("fixed", np.dtype(np.int64)).column([], None, Pages(), pa.array([], pa.int64()))
+    column.set_chunk(0, pa.array([1, 2, 3]).__arrow_c_array__())
+    assert column.take(np.array([2, 0])).tolist() == [3, 1]
+    for other in (pa.array(["a", "b", "c"]), pa.array([1, 2, 3], pa.int32()), pa.array([1, 2])):
+        with pytest.raises(ValueError, match="a row group"):
+            column.set_chunk(0, other.__arrow_c_array__())
+    assert column.take(np.array([1])).tolist() == [2]
 
 
 @pytest.mark.parametrize("n_rows", [1, 500, 700])  # few of them, and more than lie on the stack

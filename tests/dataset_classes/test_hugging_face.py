@@ -6,6 +6,8 @@ import datetime
 import decimal
 import functools
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ import numpy as np
 import pytest
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+
+import pyarrow as pa  # noqa: E402
 
 from fastiter import MultiprocessIterator, SerialIterator, concat_examples  # noqa: E402
 from fastiter.datasets import ArrowDataset  # noqa: E402
@@ -71,9 +75,15 @@ def test_rows_in_the_order_of_the_dataset(rows: Any, no_getitem: None) -> None:
     assert batch["label"].tolist() == [row["label"] for row in wanted[:32]]
 
 
-def test_columns_of_the_format(rows: Any, no_getitem: None) -> None:
+@pytest.mark.parametrize("output_all_columns", [False, True])
+@pytest.mark.parametrize("columns", [["text", "label"], ["ids"], None])
+def test_columns_of_the_format(rows: Any, columns: Any, output_all_columns: bool) -> None:
+    some = rows.with_format(None, columns=columns, output_all_columns=output_all_columns)
+    assert list(ArrowDataset(some)[0]) == list(some[0])
+
+
+def test_columns_of_the_format_are_read_in_place(rows: Any, no_getitem: None) -> None:
     some = rows.with_format(None, columns=["text", "label"])
-    assert list(ArrowDataset(some)[0]) == ["text", "label"]
     assert ArrowDataset(some, "label")[0] == rows.to_list()[0]["label"]
     assert list(ArrowDataset(rows.with_format("numpy"))[0]) == ["label", "ids", "text"]
 
@@ -86,6 +96,139 @@ def test_a_transform_is_called_in_its_own_way(rows: Any) -> None:
     labels = [row["label"] for row in rows.to_list()]
     (batch, *_) = epoch(dataset, converter=concat_examples)
     assert batch["twice"].tolist() == [2 * label for label in labels[:32]]
+
+
+def test_columns_of_a_transform_are_those_that_it_makes(rows: Any) -> None:
+    made = rows.with_transform(lambda batch: {"q": [2 * label for label in batch["label"]]})
+    wanted = [2 * row["label"] for row in rows.to_list()]
+    assert list(ArrowDataset(made, "q")) == wanted
+    assert ArrowDataset(made, ["q"])[3] == {"q": wanted[3]}
+    with pytest.raises(KeyError, match=r"no column 'label' among \['q'\]"):
+        ArrowDataset(made, columns=["label"])
+
+    def fails(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        if rows[0]["label"] in batch["label"]:
+            raise ValueError("the first row")
+        return {"q": batch["label"]}
+
+    late = ArrowDataset(rows.with_transform(fails), ["label"])
+    with pytest.raises(KeyError, match=r"no column 'label' in an example that has \['q'\]"):
+        late[1]
+
+
+SHAPED = {
+    "plane": (datasets.Array2D((2, 3), "float32"), (2, 3)),
+    "cube": (datasets.Array3D((2, 1, 4), "uint8"), (2, 1, 4)),
+    "flags": (datasets.Array2D((3, 2), "bool"), (3, 2)),
+    "four": (datasets.Array4D((1, 2, 2, 2), "int64"), (1, 2, 2, 2)),
+    "five": (datasets.Array5D((1, 2, 1, 2, 2), "float64"), (1, 2, 1, 2, 2)),
+    "open": (datasets.Array2D((None, 3), "int16"), None),
+}
+
+
+def shaped(name: str, n: int = 7, null: int | None = None) -> tuple[Any, list[Any]]:
+    """A dataset with a column of arrays, and the arrays."""
+    feature, shape = SHAPED[name]
+    draw = np.random.default_rng(3)
+    values: list[Any] = [
+        draw.integers(0, 2, shape or (1 + i % 3, 3)).astype(feature.dtype) for i in range(n)
+    ]
+    if null is not None:
+        values[null] = None
+    rows = {"x": [None if v is None else v.tolist() for v in values]}
+    made = datasets.Dataset.from_dict(rows, features=datasets.Features({"x": feature}))
+    return datasets.concatenate_datasets([made, made.select([2, 0])]), [*values, *values[2::-2]]
+
+
+def assert_arrays(found: Any, wanted: Any) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        if other is None:
+            assert one is None
+            continue
+        assert type(one) is np.ndarray and one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("source", ["dataset", "arrow", "parquet"])
+@pytest.mark.parametrize("name", SHAPED)
+def test_arrays_have_their_shape_and_dtype(name: str, source: str, tmp_path: Path) -> None:
+    made, values = shaped(name)
+    if source == "arrow":
+        made.save_to_disk(str(tmp_path / "data"))
+    if source == "parquet":
+        made.to_parquet(str(tmp_path / "x.parquet"), batch_size=4)
+    given = {"dataset": made, "arrow": tmp_path / "data", "parquet": tmp_path / "x.parquet"}[source]
+    dataset = ArrowDataset(given, "x", padding=0)
+    assert_arrays(dataset[:], values)
+    (batch,) = epoch(dataset, converter=concat_examples)
+    most = max(len(value) for value in values)
+    padded = [np.pad(v, [(0, most - len(v))] + [(0, 0)] * (v.ndim - 1)) for v in values]
+    assert_arrays(batch, padded)
+    if name != "open":
+        without = ArrowDataset(made, "x")
+        assert_arrays(epoch(without, converter=concat_examples)[0], values)
+
+
+@pytest.mark.parametrize("name", SHAPED)
+def test_arrays_with_nulls(name: str) -> None:
+    made, values = shaped(name, null=2)
+    dataset = ArrowDataset(made, "x", nulls="none")
+    assert_arrays(dataset[:], values)
+    assert_arrays(epoch(dataset, converter=concat_examples)[0], values)
+    masked = ArrowDataset(made, nulls="mask", padding=0)
+    assert [row["x_valid"] for row in masked] == [value is not None for value in values]
+    zero = np.zeros_like(values[0])[: None if name != "open" else 0]
+    assert_arrays([row["x"] for row in masked], [zero if v is None else v for v in values])
+    with pytest.raises(ValueError, match="has a null in row 2"):
+        ArrowDataset(made)
+
+
+def test_a_file_of_arrays_is_read_so_without_datasets(tmp_path: Path) -> None:
+    made, values = shaped("plane")
+    made.save_to_disk(str(tmp_path / "data"))
+    code = (
+        "import sys; from fastiter.datasets import ArrowDataset\n"
+        f"rows = ArrowDataset({str(tmp_path / 'data')!r}, 'x')\n"
+        "assert 'datasets' not in sys.modules\n"
+        "print(rows[1].tolist(), rows[1].dtype)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == f"{values[1].tolist()} float32\n"
+
+
+def test_arrays_of_another_shape_than_their_feature() -> None:
+    kind = shaped("plane")[0].data.table.schema.field("x").type
+    for rows in ([[[1, 2, 3]] * 2, [[1, 2]] * 3], [[[1, 2, 3]] * 3, [[1, 2, 3]]]):
+        storage = pa.array(rows, kind.storage_type)
+        with pytest.raises(ValueError, match=r"'x' has rows that are not of its shape, \(2, 3\)"):
+            ArrowDataset(pa.table({"x": pa.ExtensionArray.from_storage(kind, storage)}))
+
+
+# -- folders that were saved -----------------------------------------------------------------------
+
+
+def test_a_saved_folder_is_the_files_that_it_lists(tmp_path: Path) -> None:
+    made = datasets.Dataset.from_dict({"x": list(range(30))})
+    made.save_to_disk(str(tmp_path / "saved"), num_shards=3)
+    rows = datasets.load_from_disk(str(tmp_path / "saved"))
+    rows.map(lambda row: {"x": row["x"] + 100})
+    rows.shuffle(seed=0).filter(lambda row: row["x"] > 3)
+    assert len(list((tmp_path / "saved").glob("cache-*"))) > 1
+    for folder in (tmp_path / "saved", tmp_path):  # also as a folder in another one
+        assert [row["x"] for row in ArrowDataset(folder)] == list(range(30))
+    assert next(SerialIterator(str(tmp_path / "saved"), 2, shuffle=False)) == [{"x": 0}, {"x": 1}]
+    (tmp_path / "saved" / "data-00001-of-00003.arrow").unlink()
+    with pytest.raises(FileNotFoundError, match=r"state\.json names .*data-00001-of-00003\.arrow"):
+        ArrowDataset(tmp_path / "saved")
+
+
+def test_a_folder_of_splits_is_no_dataset(tmp_path: Path) -> None:
+    parts = {name: datasets.Dataset.from_dict({"x": [1, 2]}) for name in ("train", "test")}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "both"))
+    for folder in (tmp_path / "both", tmp_path):
+        with pytest.raises(ValueError, match=r"DatasetDict with the splits \['train', 'test'\]"):
+            ArrowDataset(folder)
+    assert len(ArrowDataset(tmp_path / "both" / "train")) == 2
 
 
 def test_features_that_are_decoded(tmp_path: Path) -> None:
