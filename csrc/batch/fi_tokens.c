@@ -106,6 +106,7 @@ int64_t fi_tokens_find(const fi_tokens *tokens, int64_t place)
         from value;                                              \
         memcpy(&value, source + i * (int64_t)sizeof(from), sizeof(from)); \
         ((to *)out)[i] = (to)value;                              \
+        fits &= (int64_t)(to)value == (int64_t)value;            \
     }
 
 #define CONVERT_TO(to)                             \
@@ -119,13 +120,16 @@ int64_t fi_tokens_find(const fi_tokens *tokens, int64_t place)
     default: CONVERT(int64_t, to) break;           \
     }
 
-static void convert(int kind, const char *source, int64_t count, bool wide, void *out)
+/* Whether all fit. */
+static bool convert(int kind, const char *source, int64_t count, bool wide, void *out)
 {
+    bool fits = true;
     if (wide) {
         CONVERT_TO(int64_t)
     } else {
         CONVERT_TO(int32_t)
     }
+    return fits;
 }
 
 static bool is_copied(const fi_tokens *tokens, bool wide)
@@ -133,10 +137,11 @@ static bool is_copied(const fi_tokens *tokens, bool wide)
     return tokens->kind == (wide ? FI_TOKEN_I64 : FI_TOKEN_I32);
 }
 
-/* As they are, or converted. */
-static void read_stream(const fi_tokens *tokens, int64_t place, int64_t count, bool raw, bool wide, char *out)
+/* As they are, or converted: whether all fit. */
+static bool read_stream(const fi_tokens *tokens, int64_t place, int64_t count, bool raw, bool wide, char *out)
 {
     int64_t number = 0;
+    bool fits = true;
     if (count > 0)
         number = part_at(&tokens->parts->first, sizeof *tokens->parts, tokens->n_parts, place);
     size_t size = raw ? widths[tokens->kind] : wide ? 8 : 4;
@@ -147,12 +152,13 @@ static void read_stream(const fi_tokens *tokens, int64_t place, int64_t count, b
         if (raw || is_copied(tokens, wide)) {
             memcpy(out, source, (size_t)here * size);
         } else {
-            convert(tokens->kind, source, here, wide, out);
+            fits &= convert(tokens->kind, source, here, wide, out);
         }
         out += (size_t)here * size;
         place += here;
         count -= here;
     }
+    return fits;
 }
 
 /* Asks the memory for the first tokens of a stretch; the processor foresees the rest by itself. */
@@ -203,12 +209,13 @@ static void count_up(void *out, size_t at, size_t count, bool wide, int64_t firs
     }
 }
 
-/* Tokens of a document from `from` on, with what is added to it. */
-static void read_document(const fi_tokens *tokens, int64_t document, int64_t from, size_t count, bool wide,
+/* Tokens of a document from `from` on, with what is added to it: whether all fit. */
+static bool read_document(const fi_tokens *tokens, int64_t document, int64_t from, size_t count, bool wide,
                           void *out, size_t at)
 {
     int64_t start, length, here;
     size_t size = wide ? 8 : 4, done = 0;
+    bool fits = true;
     fi_tokens_extent(tokens, document, &start, &length);
     if (count > 0 && tokens->has_bos) {
         if (from == 0) {
@@ -220,12 +227,13 @@ static void read_document(const fi_tokens *tokens, int64_t document, int64_t fro
     }
     here = length - from < (int64_t)(count - done) ? length - from : (int64_t)(count - done);
     if (here > 0) {
-        read_stream(tokens, start + from, here, false, wide, (char *)out + (at + done) * size);
+        fits = read_stream(tokens, start + from, here, false, wide, (char *)out + (at + done) * size);
         done += (size_t)here;
     }
     if (done < count) {
         put(out, at + done, wide, tokens->eos);
     }
+    return fits;
 }
 
 static int64_t length_of(const fi_tokens *tokens, int64_t document)
@@ -235,25 +243,26 @@ static int64_t length_of(const fi_tokens *tokens, int64_t document)
     return length;
 }
 
-/* The labels of a segment. next: the segment whose first token follows; or NULL. */
-static void write_labels(const fi_tokens *tokens, const fi_row_format *f, const fi_segment *segment,
+/* The labels of a segment: whether all fit. next: the segment whose first token follows; or NULL. */
+static bool write_labels(const fi_tokens *tokens, const fi_row_format *f, const fi_segment *segment,
                          const fi_segment *next, size_t at, void *out)
 {
     size_t n = (size_t)segment->length, known = n;
+    bool fits = true;
     if (!f->shifts) {
-        read_document(tokens, segment->document, segment->start, n, f->wide, out, at);
+        fits = read_document(tokens, segment->document, segment->start, n, f->wide, out, at);
         put(out, at, f->wide, f->ignored);
-        return;
+        return fits;
     }
     if (segment->start + segment->length >= length_of(tokens, segment->document)) {
         known--;
         if (next != NULL) {
-            read_document(tokens, next->document, next->start, 1, f->wide, out, at + known);
+            fits = read_document(tokens, next->document, next->start, 1, f->wide, out, at + known);
         } else {
             put(out, at + known, f->wide, f->ignored);
         }
     }
-    read_document(tokens, segment->document, segment->start + 1, known, f->wide, out, at);
+    return read_document(tokens, segment->document, segment->start + 1, known, f->wide, out, at) && fits;
 }
 
 static bool ends_unlabelled(const fi_tokens *tokens, const fi_segment *segment, const fi_segment *next)
@@ -314,15 +323,17 @@ static void write_padding(const fi_tokens *tokens, const fi_row_format *f, int f
     }
 }
 
-/* A row of n segments. next: what follows in its stream, of which the first token is read; or NULL. */
-static void write_row(const fi_tokens *tokens, const fi_row_format *f, int field, const fi_segment *segments,
+/* A row of n segments: whether all tokens fit. next: what follows in its stream, of which the first token is read;
+ * or NULL. */
+static bool write_row(const fi_tokens *tokens, const fi_row_format *f, int field, const fi_segment *segments,
                       size_t n, const fi_segment *next, void *out)
 {
     size_t used = 0, at;
     int64_t start, length;
+    bool fits = true;
     if (field == FI_FIELD_LONGEST || field == FI_FIELD_COUNT) {
         write_summary(f, field, segments, n, out);
-        return;
+        return true;
     }
     for (size_t k = 0; k < n; k++) {
         used += (size_t)segments[k].length;
@@ -339,12 +350,12 @@ static void write_row(const fi_tokens *tokens, const fi_row_format *f, int field
         }
         switch (field) {
         case FI_FIELD_INPUTS:
-            read_document(tokens, segment->document, segment->start, count, f->wide, out, at);
+            fits &= read_document(tokens, segment->document, segment->start, count, f->wide, out, at);
             break;
         case FI_FIELD_LABELS:
-            write_labels(tokens, f, segment, following, at, out);
+            fits &= write_labels(tokens, f, segment, following, at, out);
             if (!f->shifts && !begins) {
-                read_document(tokens, segment->document, segment->start, 1, f->wide, out, at);
+                fits &= read_document(tokens, segment->document, segment->start, 1, f->wide, out, at);
             }
             break;
         case FI_FIELD_ATTENTION:
@@ -375,6 +386,7 @@ static void write_row(const fi_tokens *tokens, const fi_row_format *f, int field
         }
         at = end;
     }
+    return fits;
 }
 
 static bool reads_tokens(int field)
@@ -382,10 +394,11 @@ static bool reads_tokens(int field)
     return field == FI_FIELD_INPUTS || field == FI_FIELD_LABELS || field == FI_FIELD_ALIGNED;
 }
 
-void fi_tokens_rows(const fi_tokens *tokens, const fi_row_format *f, int field, const fi_row_segments *rows,
+bool fi_tokens_rows(const fi_tokens *tokens, const fi_row_format *f, int field, const fi_row_segments *rows,
                     size_t n, size_t row_bytes, char *out)
 {
     int64_t start, length;
+    bool fits = true;
     for (size_t i = 0; i < n; i++) {
         size_t first = rows->starts[i], stop = rows->starts[i + 1];
         if (reads_tokens(field) && i + 1 < n) {
@@ -396,20 +409,23 @@ void fi_tokens_rows(const fi_tokens *tokens, const fi_row_format *f, int field, 
             }
         }
         stop -= rows->continues[i];
-        write_row(tokens, f, field, rows->segments + first, stop - first,
-                  rows->continues[i] ? rows->segments + stop : NULL, out + i * row_bytes);
+        fits &= write_row(tokens, f, field, rows->segments + first, stop - first,
+                          rows->continues[i] ? rows->segments + stop : NULL, out + i * row_bytes);
     }
+    return fits;
 }
 
-void fi_tokens_windows(const fi_tokens *tokens, const fi_row_format *f, int field, const int64_t *rows,
+bool fi_tokens_windows(const fi_tokens *tokens, const fi_row_format *f, int field, const int64_t *rows,
                        size_t n, int64_t stride, int64_t length, size_t row_bytes, char *out)
 {
     fi_segment window = {.document = 0, .length = length};
+    bool fits = true;
     for (size_t i = 0; i < n; i++) {
         if (reads_tokens(field) && i + 1 < n) {
             ask_for(tokens, rows[i + 1] * stride, length);
         }
         window.start = rows[i] * stride;
-        write_row(tokens, f, field, &window, 1, NULL, out + i * row_bytes);
+        fits &= write_row(tokens, f, field, &window, 1, NULL, out + i * row_bytes);
     }
+    return fits;
 }

@@ -81,13 +81,14 @@ int64_t fi_tokens_find(const fi_tokens *tokens, int64_t place);
 size_t fi_field_width(const fi_tokens *tokens, const fi_row_format *format, int field);
 
 /* Writes a field of n rows, `row_bytes` for each: what they are made of has been found right, also in a source of
- * an aligned column. The segments of a row have at most `length` tokens together. */
-void fi_tokens_rows(const fi_tokens *tokens, const fi_row_format *format, int field, const fi_row_segments *rows,
+ * an aligned column. The segments of a row have at most `length` tokens together. False if int32 has no room for
+ * one of the tokens. */
+bool fi_tokens_rows(const fi_tokens *tokens, const fi_row_format *format, int field, const fi_row_segments *rows,
                     size_t n, size_t row_bytes, char *out);
 
 /* A field of n windows of `length` tokens, which begin at rows[i] * stride, of a stream that is one document:
- * `row_bytes` for each. */
-void fi_tokens_windows(const fi_tokens *tokens, const fi_row_format *format, int field, const int64_t *rows,
+ * `row_bytes` for each. As fi_tokens_rows. */
+bool fi_tokens_windows(const fi_tokens *tokens, const fi_row_format *format, int field, const int64_t *rows,
                        size_t n, int64_t stride, int64_t length, size_t row_bytes, char *out);
 
 #endif

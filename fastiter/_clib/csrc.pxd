@@ -590,9 +590,9 @@ cdef extern from "batch/fi_tokens.h" nogil:
         fi_segment *segments
         size_t *starts
         uint8_t *continues
-    void fi_tokens_rows(const fi_tokens *tokens, const fi_row_format *format, int field,
+    bint fi_tokens_rows(const fi_tokens *tokens, const fi_row_format *format, int field,
                         const fi_row_segments *rows, size_t n, size_t row_bytes, char *out)
-    void fi_tokens_windows(const fi_tokens *tokens, const fi_row_format *format, int field,
+    bint fi_tokens_windows(const fi_tokens *tokens, const fi_row_format *format, int field,
                            const int64_t *rows, size_t n, int64_t stride, int64_t length,
                            size_t row_bytes, char *out)
 

@@ -150,6 +150,17 @@ def place_of(number: int, indices: Indices | None) -> str:
     return f"example {number}" + ("" if indices is None else f" (dataset index {indices[number]})")
 
 
+class LAST:
+    """In the place of a fill value: rows of one axis are filled up by their own last element."""
+
+
+class OnLeft:
+    """In the place of a fill value: it stands before the rows of one axis, not behind them."""
+
+    def __init__(self, fill: Any) -> None:
+        self.fill = fill
+
+
 def pad(rows: Sequence[Any], fill: Any, multiple: int = 1) -> Array:
     """Return `rows` in an array of the elementwise maximum of their shapes, the rest being `fill`.
 
@@ -165,11 +176,18 @@ def pad(rows: Sequence[Any], fill: Any, multiple: int = 1) -> Array:
             # A shape of one axis is broadcast.
             np.maximum(shape, np.array(row.shape, dtype=int), out=shape)
         shape[:1] += -shape[:1] % multiple
-        fill = checked_fill(fill, dtype, len(shape))
-        result = _filled((len(rows), *shape.tolist()), fill, dtype)
+        is_left = type(fill) is OnLeft
+        value = fill.fill if is_left else 0 if fill is LAST else fill
+        result = _filled(
+            (len(rows), *shape.tolist()), checked_fill(value, dtype, len(shape)), dtype
+        )
         for i, row in enumerate(rows):
             place: Any = (i, *map(slice, row.shape))
+            if is_left:
+                place = (i, slice(shape[0] - len(row), None))
             result[place] = row
+            if fill is LAST and len(row):
+                result[i, len(row) :] = row[-1]
     except MISFITS as error:
         raise misfit(values, error, is_padded=True) from None
     return result
@@ -209,7 +227,8 @@ def cast_fill(fill: Any, dtype: np.dtype[Any], ndim: int) -> Array:
 def fill_casts(fill: Any, dtype: np.dtype[Any], ndim: int = 0) -> bool:
     """Whether there is no fill value, or `cast_fill` casts it."""
     try:
-        return fill is None or cast_fill(fill, dtype, ndim) is not None
+        fill = fill.fill if type(fill) is OnLeft else fill
+        return fill is None or fill is LAST or cast_fill(fill, dtype, ndim) is not None
     except CAST_ERRORS:
         return False
 

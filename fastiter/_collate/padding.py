@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from fastiter._collate.numpy_fallback import LAST, OnLeft
 from fastiter._ring.schema import BARE
 
 
@@ -71,6 +72,8 @@ class Padding:
         found = copy.copy(self)
         if found.padding is None:
             found.padding = fills
+        elif isinstance(fills, dict):
+            found.padding = _in_their_places(found.padding, fills)
         found._lists = lists
         found.is_none = False
         return found
@@ -153,6 +156,18 @@ class Padding:
             multiple = None
         limit = -1 if max_length is None else max_length
         return FieldRule(fill, limit, multiple or 1, bool(lengths), named)
+
+
+def _in_their_places(padding: Any, fills: dict[Any, Any]) -> Any:
+    """A caller's padding, where a dataset's fills tell more than a value: the side, or that there
+    is none."""
+    given = padding if isinstance(padding, dict) else dict.fromkeys(fills, padding)
+    placed = {
+        name: LAST if fills[name] is LAST else OnLeft(value)
+        for name, value in given.items()
+        if fills.get(name) is LAST or type(fills.get(name)) is OnLeft
+    }
+    return {**given, **placed} if placed else padding
 
 
 def _checked(name: str, given: Any, check: Callable[[str, Any], Any]) -> Any:

@@ -29,6 +29,7 @@ from fastiter._util.failures import RowCountError
 
 if TYPE_CHECKING:
     from fastiter._fetch.epoch_rows import EpochRows
+    from fastiter._fetch.token_rows import RowPlanner
 
 _INDEXING = frozenset({"__getattribute__", "__getitem__", "__getitems__", "get_example"})
 #: Names that decide what a dataset's examples are. A class with ``__fastiter_columns__`` answers
@@ -36,8 +37,29 @@ _INDEXING = frozenset({"__getattribute__", "__getitem__", "__getitems__", "get_e
 _DECISIVE = _INDEXING | {"__fastiter_columns__", "__len__", "get_examples", "keys", "mode"}
 
 
+class SegmentOffsets:
+    """A field of rows of tokens: where the segments of each begin, and where the last one ends."""
+
+    def __init__(self, planner: RowPlanner, borders: bool) -> None:
+        self._planner, self._borders = planner, borders
+
+    def __len__(self) -> int:
+        return sys.maxsize  # rows that do not exist are found by `values`
+
+    def values(self, rows: npt.NDArray[np.int64]) -> list[Any] | None:
+        """Of each row an int32 array (k + 1,); None if one of them does not exist."""
+        found = self._planner.segments(rows)
+        if found is None:
+            return None
+        ends = [np.cumsum([0, *segments[:, 2]], dtype=np.int32) for segments in found]
+        return ends if self._borders else [each[[0, -1]] for each in ends]
+
+
 #: Types of columns that `ColumnReader` reads.
-_READ = (np.ndarray, ArrowColumn, ObjectColumn, OptionalColumn, DictionaryColumn, TokenColumn)
+_READ = (
+    *(np.ndarray, ArrowColumn, ObjectColumn, OptionalColumn, DictionaryColumn),
+    *(TokenColumn, SegmentOffsets),
+)
 
 
 class SourceColumn(NamedTuple):

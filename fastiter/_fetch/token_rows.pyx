@@ -544,6 +544,7 @@ cdef class TokenColumn:
         cdef int field = self.field
         cdef fi_row_segments made
         cdef size_t width = self.dtype.itemsize
+        cdef bint fits
         clear(&found)
         format.length = length
         if self.shape or self.levels:
@@ -552,8 +553,10 @@ cdef class TokenColumn:
             if not fi_rows_lie_within(rows, n, self.planner.n_fixed):
                 return False
             with nogil:
-                fi_tokens_windows(&self.planner.flat, &format, field, rows, n, self.planner.stride,
-                                  self.planner.length, width, target)
+                fits = fi_tokens_windows(&self.planner.flat, &format, field, rows, n,
+                                         self.planner.stride, self.planner.length, width, target)
+            if not fits:
+                raise self.overflow()
             return True
         try:
             if not self.planner.resolve(rows, n, &found):
@@ -562,10 +565,18 @@ cdef class TokenColumn:
                 self.check_lengths(found.items, found.n)
             made.segments, made.starts, made.continues = found.items, found.starts, found.continues
             with nogil:
-                fi_tokens_rows(&self.source.tokens, &format, field, &made, n, width, target)
+                fits = fi_tokens_rows(&self.source.tokens, &format, field, &made, n, width, target)
+            if not fits:
+                raise self.overflow()
             return True
         finally:
             free_all(&found)
+
+    def overflow(self):
+        """The error of tokens for which there is no room."""
+        return ValueError(
+            f"rows have tokens of {self.source.dtype} that output_dtype={self.dtype} has no room "
+            "for: pass output_dtype=int64")
 
     cdef int check_lengths(self, const fi_segment *segments, size_t n) except -1:
         """Raises unless documents are as long in this column as in the tokens."""

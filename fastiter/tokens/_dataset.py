@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastiter._fetch.dataset_access import Columns, Epochs, SourceColumn, plain_columns
+from fastiter._collate.numpy_fallback import LAST, OnLeft
+from fastiter._fetch.dataset_access import (
+    Columns,
+    Epochs,
+    SegmentOffsets,
+    SourceColumn,
+    plain_columns,
+)
 from fastiter._fetch.token_rows import (
     EPOCH_SHIFT,
     FIELDS,
@@ -27,7 +34,7 @@ from fastiter._util.arguments import (
 )
 from fastiter.dataset.mixin import DatasetMixin, out_of_range, row_at
 from fastiter.datasets.arrow_dataset import held
-from fastiter.tokens._sources import Opened, open_source, paths_of
+from fastiter.tokens._sources import Opened, checked_signs, open_source, paths_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TokenDataset"]
 
+_OFFSETS = "cu_seqlens"
 _PACKINGS = (None, "concat", *FITS)
 _SUMMED = 1 << 16  # rows at a time
 _MOST_DOCUMENTS = 1 << 30  # of a window: csrc/order/fi_pack.h counts in 32 bits
@@ -54,6 +62,8 @@ class TokenDataset(DatasetMixin):
     - ``segment_ids``: int32 (L,), 1, 2, ..., padding 0; ``document_ids``: int64 (L,), padding -1;
     - ``loss_mask``: float32 (L,), 0 where the label is ``ignore_index``;
     - ``n_tokens``, ``max_seqlen`` (of the longest segment): int32;
+    - ``cu_seqlens``: int32 (k + 1,), where each of the row's k segments begins, and where the last
+      one ends; in batches (B, most + 1), with the last value repeated;
     - ``aligned`` columns: of their own dtype (L,), padding 0, or ``ignore_index`` if named labels.
 
     L is ``length``, rounded up to ``pad_to_multiple_of``; without ``length`` that of the document.
@@ -107,7 +117,7 @@ class TokenDataset(DatasetMixin):
     pad_token_id : int
         What fills rows up.
     padding_side : {"right", "left"}
-        Where padding stands.
+        Where padding stands, also that of batches of rows of their own lengths.
     pad_to_multiple_of : int, optional
         Makes rows longer by padding.
     output_dtype : dtype
@@ -215,10 +225,12 @@ class TokenDataset(DatasetMixin):
             checked_optional_int("bos_token_id", bos_token_id, **limits),
             checked_optional_int("eos_token_id", eos_token_id, **limits),
         )
-        self._fields = checked_names("fields", fields, (*FIELDS, *self._aligned))
+        self._fields = checked_names("fields", fields, (*FIELDS, _OFFSETS, *self._aligned))
         self._fields += tuple(name for name in self._aligned if name not in self._fields)
         if not self._fields:
             raise ValueError("fields must name at least one field")
+        if _OFFSETS in self._fields and padding_side == "left":
+            raise ValueError("cu_seqlens begins at 0, before padding: use padding_side='right'")
         if "labels" in self._aligned and "loss_mask" in self._fields:
             raise ValueError("loss_mask is that of labels made here: leave one of them out")
         self._format: dict[str, Any] = {
@@ -229,6 +241,7 @@ class TokenDataset(DatasetMixin):
             "ignored": checked_int("ignore_index", ignore_index, **limits),
         }
         self._epoch = 0
+        self._signs: dict[str, Any] | None = None  # of the files
         self._open()
 
     @classmethod
@@ -254,6 +267,7 @@ class TokenDataset(DatasetMixin):
         return cls(source, length, packing=packing, shift_labels=False, **options)
 
     def _open(self) -> None:
+        self._signs = checked_signs(self._source, self._documents, self._signs)
         opened = self._opened = open_source(
             self._source, self._documents, self._dtype, self._column, self._aligned
         )
@@ -268,8 +282,11 @@ class TokenDataset(DatasetMixin):
             source, self._method, self._length, words=self._words, **self._arguments
         )
         self._width = length
-        self._columns: dict[str, TokenColumn] = {}
+        self._columns: dict[str, Any] = {}
         for field in self._fields:
+            if field == _OFFSETS and field not in self._aligned:
+                self._columns[field] = SegmentOffsets(self._planner, self._arguments["borders"])
+                continue
             form, aligned = self._format, None
             if field in self._aligned:
                 aligned = Opened(*opened.aligned[field], {}).source()
@@ -390,15 +407,25 @@ class TokenDataset(DatasetMixin):
 
     def _as_columns(self) -> Columns:
         columns = tuple(SourceColumn(column) for column in self._columns.values())
-        fills = None
+        fills: dict[str, Any] = {}
         if self._width is None:
             values = {"input_ids": self._format["pad"], "labels": self._format["ignored"]}
             fills = {
                 name: values.get(name, -1 if name == "document_ids" else 0)
                 for name, column in self._columns.items()
-                if column.levels
+                if getattr(column, "levels", 0)
             }
-        return Columns(dict, self._fields, columns, False, fills=fills)
+        # What the gathering in C does not know: batches are joined of examples.
+        by_example = bool(fills) and self._format["left"]
+        if by_example:
+            fills = {name: OnLeft(fill) for name, fill in fills.items()}
+        has_offsets = any(type(column) is SegmentOffsets for column in self._columns.values())
+        if has_offsets:
+            fills[_OFFSETS] = LAST
+            by_example = True
+        return Columns(
+            dict, self._fields, columns, False, fills=fills or None, by_example=by_example
+        )
 
     def __fastiter_columns__(self) -> Columns:
         return self._as_columns()

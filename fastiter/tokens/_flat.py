@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastiter.tokens._sources import mapped, paths_of, token_dtype
+from fastiter.tokens._sources import open_bin, paths_of
 
 __all__ = ["document_offsets", "flat_batch"]
 
@@ -37,7 +37,7 @@ def flat_batch(rows: list[dict[str, Any]]) -> dict[str, Any]:
     batch: dict[str, Any] = {
         name: np.concatenate([row[name][keep] for row, keep in zip(rows, kept, strict=True)])
         for name, value in rows[0].items()
-        if np.ndim(value) == 1
+        if np.ndim(value) == 1 and name != "cu_seqlens"
     }
     starts, place = [], 0
     for row, keep in zip(rows, kept, strict=True):
@@ -49,17 +49,17 @@ def flat_batch(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return batch
 
 
-def document_offsets(path: Any, eod_token_id: int, dtype: Any = np.uint16) -> npt.NDArray[np.int64]:
+def document_offsets(path: Any, eod_token_id: int, dtype: Any = None) -> npt.NDArray[np.int64]:
     """Find where documents begin in a ``.bin`` file of tokens, in one pass over it.
 
     Parameters
     ----------
     path : path
-        A file of tokens, without a header.
+        A file of tokens, also with the header of llm.c.
     eod_token_id : int
         The token that ends each document, which belongs to it.
-    dtype : dtype
-        Of the file.
+    dtype : dtype, optional
+        Of the file: what its header says, or uint16.
 
     Returns
     -------
@@ -70,10 +70,10 @@ def document_offsets(path: Any, eod_token_id: int, dtype: Any = np.uint16) -> np
     files = paths_of(path) or []
     if len(files) != 1 or files[0].endswith(".idx"):
         raise ValueError(f"path must name one .bin file, not {path!r:.200}")
-    dtype = token_dtype(dtype)
-    if not np.iinfo(dtype).min <= eod_token_id <= np.iinfo(dtype).max:
-        raise ValueError(f"eod_token_id={eod_token_id} is no token of dtype={dtype}")
-    tokens = mapped(files[0], dtype)
+    tokens = open_bin(files[0], dtype)
+    room = np.iinfo(tokens.dtype)
+    if not room.min <= eod_token_id <= room.max:
+        raise ValueError(f"eod_token_id={eod_token_id} is no token of dtype={tokens.dtype}")
     ends = [
         start + 1 + np.flatnonzero(tokens[start : start + _STEP] == eod_token_id)
         for start in range(0, len(tokens), _STEP)

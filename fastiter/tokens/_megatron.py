@@ -16,7 +16,7 @@ from fastiter._util.arguments import (
     checked_optional_int,
 )
 from fastiter.dataset.mixin import DatasetMixin, row_at
-from fastiter.tokens._sources import open_source, paths_of
+from fastiter.tokens._sources import checked_signs, open_source, paths_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,9 +112,11 @@ class MegatronDataset(DatasetMixin):
         # What is not the same as in the stream is made of the tokens, row by row.
         self._is_plain = not any(self._flags) and self._pad < 0
         self._is_plain &= "attention_mask" not in self._fields
+        self._signs: dict[str, Any] | None = None  # of the files
         self._open()
 
     def _open(self) -> None:
+        self._signs = checked_signs(self._paths, None, self._signs)
         source = open_source(self._paths, None, None, "", ()).source()
         if self._index is None:
             numbers, shuffle = self._drawn(source)
@@ -161,7 +163,7 @@ class MegatronDataset(DatasetMixin):
         _check_within("sequences", sequences, source)
         per_epoch = int(source.lengths(sequences.astype(np.int64)).sum())
         wanted = self._num_samples
-        if per_epoch < 2:
+        if per_epoch < 1:
             raise ValueError(f"{self._paths[0]} has {per_epoch} tokens in the sequences")
         length = self._length
         epochs = 1 if wanted is None else max(1, -(-(wanted * length + 1) // per_epoch))

@@ -12,7 +12,14 @@ import numpy.typing as npt
 
 from fastiter._fetch import arrow_types
 from fastiter._fetch.token_rows import KINDS, TokenSource
-from fastiter.datasets._arrow_paths import SUFFIXES, check_once, checked_paths
+from fastiter.datasets._arrow_paths import (
+    SUFFIXES,
+    Sign,
+    check_once,
+    check_same,
+    checked_paths,
+    sign_of,
+)
 from fastiter.datasets.arrow_dataset import open_table
 
 Array = npt.NDArray[Any]
@@ -85,6 +92,20 @@ def paths_of(source: Any) -> list[str] | None:
     return paths
 
 
+def checked_signs(
+    source: Any, documents: Any, known: dict[str, Sign] | None
+) -> dict[str, Sign] | None:
+    """The signs of the files of a source; ValueError if they are others than those ``known``."""
+    if known is not None:
+        for path, sign in known.items():
+            check_same(path, sign)
+        return known
+    files = [documents] if isinstance(documents, str) else []
+    for path in paths_of(source) or ():
+        files += [path, *([path[: -len("idx")] + "bin"] if path.endswith(".idx") else [])]
+    return {path: sign_of(path) for path in files if os.path.isfile(path)}
+
+
 def mapped(path: str, dtype: Any, offset: int = 0) -> Array:
     """The numbers in a file, mapped."""
     size = os.path.getsize(path) - offset
@@ -107,25 +128,32 @@ def token_dtype(dtype: Any) -> np.dtype[Any]:
     return found
 
 
+def open_bin(path: str, dtype: Any) -> Array:
+    """The tokens of a ``.bin`` file, behind the header of llm.c if it has that."""
+    with open(path, "rb") as file:
+        head = file.read(_LLMC_HEADER)
+    magic, version, count = struct.unpack("<3i", head[:12].ljust(12, b"\0"))
+    kind = _LLMC_MAGICS.get(magic)
+    if kind is None:
+        return mapped(path, token_dtype(dtype))
+    if version != 1:
+        raise ValueError(
+            f"{path} has a header of llm.c in version {version}, and version 1 is known: write it "
+            "again, or take the header off"
+        )
+    expected = _LLMC_HEADER + count * kind.itemsize
+    if os.path.getsize(path) != expected:
+        raise ValueError(
+            f"{path} has {os.path.getsize(path)} bytes, not the {expected} of the {count} "
+            "tokens in its header: it is damaged, or not written to its end"
+        )
+    if dtype is not None and np.dtype(dtype) != kind:
+        raise ValueError(f"{path} says by its header that it holds {kind}, not {dtype}")
+    return mapped(path, kind, _LLMC_HEADER)
+
+
 def _open_bins(paths: list[str], documents: Any, dtype: Any) -> Opened:
-    parts = []
-    for path in paths:
-        with open(path, "rb") as file:
-            head = file.read(_LLMC_HEADER)
-        magic, version, count = struct.unpack("<3i", head[:12].ljust(12, b"\0"))
-        if magic in _LLMC_MAGICS and version == 1:
-            kind = _LLMC_MAGICS[magic]
-            expected = _LLMC_HEADER + count * kind.itemsize
-            if os.path.getsize(path) != expected:
-                raise ValueError(
-                    f"{path} has {os.path.getsize(path)} bytes, not the {expected} of the {count} "
-                    "tokens in its header: it is damaged, or not written to its end"
-                )
-            if dtype is not None and np.dtype(dtype) != kind:
-                raise ValueError(f"{path} says by its header that it holds {kind}, not {dtype}")
-            parts.append(mapped(path, kind, _LLMC_HEADER))
-        else:
-            parts.append(mapped(path, token_dtype(dtype)))
+    parts = [open_bin(path, dtype) for path in paths]
     if len({part.dtype for part in parts}) > 1:
         raise ValueError(f"the files hold tokens of several dtypes: {paths!r:.200}")
     return Opened(parts, _offsets(documents, sum(map(len, parts))), {})

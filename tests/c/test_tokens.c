@@ -382,6 +382,29 @@ static void test_offsets_that_are_wrong(void)
     }
 }
 
+static void test_tokens_that_do_not_fit(void)
+{
+    static const uint32_t fitting[] = {1, INT32_MAX, 3}, large[] = {1, 2, (uint32_t)INT32_MAX + 1};
+    static const int64_t wide[] = {1, (int64_t)INT32_MIN - 1, 3}, ends[] = {0, 3}, rows[] = {0};
+    const struct {
+        const void *tokens;
+        int kind;
+        bool fits;
+    } cases[] = {{fitting, FI_TOKEN_U32, true}, {large, FI_TOKEN_U32, false}, {wide, FI_TOKEN_I64, false}};
+    const fi_document_part document[] = {{.offsets = ends, .wide = true, .unit = 1}, {.first = 1}};
+    int64_t out[3];
+
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        const fi_token_part parts[] = {{cases[k].tokens, 0}, {NULL, 3}};
+        const fi_tokens tokens = {.parts = parts, .n_parts = 1, .n_tokens = 3, .documents = document,
+                                  .n_document_parts = 1, .n_documents = 1, .kind = cases[k].kind};
+        fi_row_format format = {.length = 3};
+        CHECK(fi_tokens_windows(&tokens, &format, FI_FIELD_INPUTS, rows, 1, 1, 3, 12, (char *)out) == cases[k].fits);
+        format.wide = true;
+        CHECK(fi_tokens_windows(&tokens, &format, FI_FIELD_INPUTS, rows, 1, 1, 3, 24, (char *)out));
+    }
+}
+
 static void test_no_documents(void)
 {
     fi_document_part documents[] = {{.offsets = malloc(1), .sizes = malloc(1), .unit = 1}, {.first = 0}};
@@ -395,6 +418,7 @@ int main(void)
 {
     test_no_documents();
     test_offsets_that_are_wrong();
+    test_tokens_that_do_not_fit();
     test_rows_of_every_format();
     return 0;
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from megatron_cases import CASES, LENGTH, write_case
+from megatron_cases import CASES, LENGTH, write_case, write_index
 
 from fastiter import MultiprocessIterator, SerialIterator, concat_examples
 from fastiter.tokens import MegatronDataset, TokenDataset
@@ -121,3 +121,22 @@ def test_wrong_arguments(tmp_path):
         MegatronDataset(prefix, LENGTH, eod_mask_loss=True)
     with pytest.raises(ValueError, match=r"must name \.bin and \.idx files"):
         MegatronDataset(prefix + ".bin", LENGTH)
+
+
+def test_a_single_token_has_no_sample(tmp_path):
+    """As of megatron-core, whose dataset is empty then; more epochs have some."""
+    prefix = write_index(tmp_path / "one", [7], [1], np.uint16)
+    assert len(MegatronDataset(prefix, 4)) == 0
+    several = MegatronDataset(prefix, 4, num_samples=3)
+    assert len(several) == 3 and several[0]["tokens"].tolist() == [7] * 4
+    with pytest.raises(ValueError, match="has 0 tokens in the sequences"):
+        MegatronDataset(prefix, 4, sequences=np.zeros(0, int))
+
+
+def test_files_of_other_tokens_are_told(tmp_path):
+    prefix = write_case(tmp_path)
+    stored = pickle.dumps(MegatronDataset(prefix, LENGTH))
+    assert len(pickle.loads(stored))
+    write_index(prefix, np.arange(4000), [4000], np.uint16)
+    with pytest.raises(ValueError, match="is another file than when the dataset was made"):
+        pickle.loads(stored)

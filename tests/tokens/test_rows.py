@@ -252,7 +252,7 @@ class ByExample(TokenDataset):
     "options",
     [
         {"fields": FIELDS, "bos_token_id": 1, "output_dtype": np.int32},
-        {"fields": FIELDS, "pad_to_multiple_of": 8, "padding_side": "left", "pad_token_id": 7},
+        {"fields": FIELDS, "pad_to_multiple_of": 8, "pad_token_id": 7},
         {"fields": ("labels",), "shift_labels": False},
     ],
 )
@@ -338,6 +338,10 @@ def test_a_dataset_is_pickled_and_indexed_like_a_list():
         ({"length": 4, "fields": ()}, "at least one field"),
         ({"length": 4, "output_dtype": np.int16}, "output_dtype"),
         (
+            {"length": 4, "fields": ["cu_seqlens"], "padding_side": "left"},
+            "use padding_side='right'",
+        ),
+        (
             {"length": 4, "packing": "bfd", "window": 1 << 31},
             "window must be at most 1073741824",
         ),
@@ -363,3 +367,98 @@ def test_tokens_are_integers(name):
 def test_names_are_a_list(name):
     with pytest.raises(TypeError, match=rf"{name} must be a list of names, .* \['labels'\]"):
         TokenDataset([[1, 2], [3]], **{name: "labels"})
+
+
+ITERATORS = {
+    "serial": SerialIterator,
+    "threads": functools.partial(MultithreadIterator, n_threads=2),
+    "processes": functools.partial(MultiprocessIterator, n_processes=1, context="fork"),
+}
+
+
+@pytest.mark.parametrize("iterator", ITERATORS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"length": 16, "packing": "bfd"},
+        {"length": 16, "packing": "bfd", "seed": 3, "window": 16},
+        {"length": 16, "packing": "concat", "borders": False},
+        {"length": 8},
+        {},
+    ],
+)
+def test_cu_seqlens_tell_where_segments_begin(options, iterator):
+    fields = ("input_ids", "segment_ids", "cu_seqlens", "n_tokens")
+    dataset = pickle.loads(pickle.dumps(TokenDataset(documents_of(), fields=fields, **options)))
+    rows = list(dataset)
+    for row in rows:
+        numbers = row["segment_ids"][: row["n_tokens"]]
+        expected = [*np.flatnonzero(np.diff(numbers, prepend=0)), row["n_tokens"]]
+        assert row["cu_seqlens"].tolist() == (expected if row["n_tokens"] else [0])
+        assert row["cu_seqlens"].dtype == np.int32
+    given = {"shuffle": False, "converter": concat_examples, "repeat": False}
+    with ITERATORS[iterator](dataset, 7, **given) as batches:
+        found = list(batches)
+    for number, batch in enumerate(found):
+        part = [row["cu_seqlens"] for row in rows[7 * number : 7 * number + 7]]
+        most = max(map(len, part))
+        padded = [np.pad(each, (0, most - len(each)), mode="edge") for each in part]
+        assert batch["cu_seqlens"].dtype == np.int32
+        np.testing.assert_array_equal(batch["cu_seqlens"], padded)
+        assert len(batch["input_ids"]) == len(part)
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.int64])
+@pytest.mark.parametrize(
+    "options",
+    [{"length": 2}, {"length": 2, "packing": "concat"}, {"length": 4, "packing": "bfd"}, {}],
+)
+def test_tokens_that_int32_has_no_room_for_are_refused(options, dtype, tmp_path):
+    for most in ((1 << 31) - 1, 1 << 31, 3_000_000_000):
+        np.array([5, 6, most, 7, 8], dtype).tofile(tmp_path / f"{most}.bin")
+        given = {"dtype": dtype, "output_dtype": np.int32, **options}
+        rows = TokenDataset(str(tmp_path / f"{most}.bin"), **given)
+        batches = SerialIterator(rows, len(rows), shuffle=False, converter=concat_examples)
+        if most < 1 << 31:
+            assert most in next(batches)["input_ids"]
+            continue
+        for read in (lambda rows=rows: list(rows), lambda batches=batches: next(batches)):
+            with pytest.raises(
+                ValueError, match=f"tokens of {np.dtype(dtype)} that output_dtype=int32"
+            ):
+                read()
+        whole = TokenDataset(str(tmp_path / f"{most}.bin"), **{**given, "output_dtype": np.int64})
+        assert most in np.concatenate([row["input_ids"] for row in whole])
+
+
+@pytest.mark.parametrize("iterator", [*ITERATORS, "torch"])
+@pytest.mark.parametrize("multiple", [None, 4])
+@pytest.mark.parametrize("padding", [None, 3])
+def test_padding_of_batches_stands_on_the_left(multiple, iterator, padding):
+    documents = documents_of(count=12)
+    options = {"fields": FIELDS, "pad_token_id": 7, "pad_to_multiple_of": multiple}
+    rows = TokenDataset(documents, padding_side="left", **options)
+    if iterator == "torch":
+        pytest.importorskip("torch")
+        from fastiter.torch import DataLoader
+
+        batch = {name: value.numpy() for name, value in next(iter(DataLoader(rows, 12))).items()}
+        padding = None
+    else:
+        converter = functools.partial(concat_examples, padding=padding)
+        with ITERATORS[iterator](rows, 12, shuffle=False, converter=converter) as batches:
+            batch = next(batches)
+    # All have the length of the longest: what rows of a fixed length are.
+    most = -(-max(map(len, documents)) // (multiple or 1)) * (multiple or 1)
+    assert batch["input_ids"].shape == (12, most)
+    for row, document in zip(batch["input_ids"], documents, strict=True):
+        own = -(-len(document) // (multiple or 1)) * (multiple or 1)
+        filler = [padding or 7] * (most - own) + [7] * (own - len(document))
+        assert row.tolist() == filler + document
+    if padding is None:
+        fixed = TokenDataset(documents, most, packing="bfd", padding_side="left", fields=FIELDS)
+        by_document = {int(row["document_ids"].max()): row for row in fixed if row["max_seqlen"]}
+        for name in ("labels", "attention_mask", "position_ids", "document_ids", "loss_mask"):
+            for number, row in by_document.items():
+                if row["segment_ids"].max() == 1:
+                    np.testing.assert_array_equal(batch[name][number], row[name], name)

@@ -239,6 +239,60 @@ def test_a_file_of_llmc_that_is_cut_off_is_refused(tmp_path):
                 TokenDataset(str(path), 8, dtype=dtype)
 
 
+def test_a_header_of_llmc_in_another_version_is_refused(tmp_path):
+    path = tmp_path / "x.bin"
+    head = struct.pack("<3i", 20240520, 2, 4).ljust(1024, b"\0")
+    path.write_bytes(head + np.arange(4, dtype=np.uint16).tobytes())
+    for read in (lambda: TokenDataset(str(path), 2), lambda: document_offsets(path, 3)):
+        with pytest.raises(ValueError, match=r"x\.bin has a header of llm\.c in version 2"):
+            read()
+
+
+@pytest.mark.parametrize(("dtype", "magic"), [(np.uint16, 20240520), (np.uint32, 20240801)])
+def test_offsets_of_a_file_of_llmc_leave_its_header_out(dtype, magic, tmp_path):
+    tokens = np.array([1, 2, 9, 3, 9, 4], dtype)
+    head = struct.pack("<3i", magic, 1, len(tokens)).ljust(1024, b"\0")
+    (tmp_path / "x.bin").write_bytes(head + tokens.tobytes())
+    offsets = document_offsets(tmp_path / "x.bin", 9)
+    assert offsets.tolist() == [0, 3, 5, 6]
+    assert len(TokenDataset(tmp_path / "x.bin", documents=offsets)) == 3
+    with pytest.raises(ValueError, match="by its header"):
+        document_offsets(tmp_path / "x.bin", 9, np.uint8)
+
+
+@pytest.mark.parametrize("kind", ["bin", "arrow", "megatron", "documents"])
+def test_a_file_that_has_grown_is_not_taken_for_the_former(kind, tmp_path):
+    pa = pytest.importorskip("pyarrow")
+
+    def write(n):
+        if kind == "arrow":
+            table = pa.table({"input_ids": [[1] * 20] * n})
+            with pa.ipc.new_file(str(tmp_path / "x.arrow"), table.schema) as file:
+                file.write_table(table)
+            return TokenDataset(tmp_path / "x.arrow", 8, packing="concat")
+        if kind == "megatron":
+            return TokenDataset(megatron_index(tmp_path / "x", [20] * n), 8, packing="concat")
+        np.zeros(20 * n, np.uint16).tofile(tmp_path / "x.bin")
+        np.save(tmp_path / "x.npy", np.array([0, 20 * n]))
+        documents = str(tmp_path / "x.npy") if kind == "documents" else None
+        return TokenDataset(tmp_path / "x.bin", 8, packing="concat", documents=documents)
+
+    stored = pickle.dumps(write(3))
+    assert len(pickle.loads(stored)) == 8
+    if kind == "documents":
+        np.save(tmp_path / "x.npy", np.array([0, 30, 60]))
+    else:
+        write(5)
+    with pytest.raises(ValueError, match="is another file than when the dataset was made"):
+        pickle.loads(stored)
+
+
+def test_a_file_of_tokens_is_named_once(tmp_path):
+    pattern = shards(tmp_path)
+    with pytest.raises(ValueError, match=r"part0\.bin is named twice"):
+        TokenDataset([pattern, str(tmp_path / "part0.bin")], 8)
+
+
 def test_what_is_wrong_with_a_file_is_said(tmp_path):
     pattern = shards(tmp_path)
     with pytest.raises(FileNotFoundError, match="no file"):
