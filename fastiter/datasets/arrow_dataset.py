@@ -115,10 +115,10 @@ class ArrowDataset(DatasetMixin):
         self._open()
 
     def _open(self) -> None:
-        if isinstance(self._source, Paths):
-            self._source.check()
         files = _parquet_files(self._source, self.__dict__.get("_facts"))
         self._facts = None if files is None else files.facts  # travel with a pickle
+        if files is None and isinstance(self._source, Paths):
+            self._source.check()
         self._groups = None if files is None else self._row_groups(files)
         if files is not None:
             table = files.schema.empty_table()
