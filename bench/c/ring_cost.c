@@ -16,6 +16,7 @@
 #include "os/fi_platform.h"
 #include "ring/fi_ring_parent.h"
 #include "ring/fi_ring_worker.h"
+#include "ring/fi_window.h"
 
 enum { SLOTS = 6, MOST_ROWS = 256, ROUNDS = 15 };
 
@@ -148,10 +149,13 @@ int main(int argc, char **argv)
     int fd, event[2];
     void *base;
     require(fi_ring_size(&geometry, &control, &total) == FI_OK, "1 to 65535 workers");
-    require(fi_shm_open(total, &fd) == FI_OK && fi_shm_map(fd, total, false, &base) == FI_OK, "memory");
+    require(fi_shm_open(total, &fd) == FI_OK && fi_shm_map(fd, 0, control, false, &base) == FI_OK,
+            "memory");
     require(fi_shm_commit(fd, 0, total, &need, &have) == FI_OK, "memory");
     require(fi_event_open(event) == FI_OK, "event");
     require(fi_ring_attach(&ring, &geometry, base, fd, event[1]) == FI_OK, "attach");
+    for (uint32_t slot = 0; slot < SLOTS; slot++)
+        require(fi_slot_reach(&ring, slot, FI_PAGE) == FI_OK, "address space");
     require(fi_parent_init(&parent, &ring, 0, NULL) == FI_OK, "parent");
     for (uint32_t w = 0; w < workers; w++) {
         pid_t pid = fork();

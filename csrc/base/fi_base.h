@@ -18,7 +18,8 @@ enum {
     FI_E_FULL = -2,   /* no free slot, or the slot's reservation is used up */
     FI_E_RANGE = -3,  /* a number read from shared memory, or an argument, is out of bounds */
     FI_E_CORRUPT = -4, /* a word in shared memory holds a value that the protocol never writes */
-    FI_E_BUSY = -5    /* not yet: look again later */
+    FI_E_BUSY = -5,    /* not yet: look again later */
+    FI_E_SPACE = -6    /* no address space is left to map it */
 };
 
 /* The memory orders that the library uses, each under one name. */

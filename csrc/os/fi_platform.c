@@ -112,10 +112,10 @@ uint64_t fi_shm_allocated(int fd)
     return fstat(fd, &status) == 0 ? (uint64_t)status.st_blocks * 512 : 0;
 }
 
-int fi_shm_map(int fd, uint64_t bytes, bool private, void **base)
+int fi_shm_map(int fd, uint64_t offset, uint64_t bytes, bool private, void **base)
 {
     int flags = MAP_NORESERVE | (private ? MAP_PRIVATE : MAP_SHARED);
-    void *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+    void *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, fd, (off_t)offset);
     if (address == MAP_FAILED)
         return errno;
 #ifdef MADV_DONTDUMP
@@ -158,8 +158,6 @@ uint64_t fi_shm_limit(uint64_t parts)
     struct rlimit limit;
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
         most = fi_min_u64(most, (uint64_t)limit.rlim_cur / parts);
-    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
-        most = fi_min_u64(most, (uint64_t)limit.rlim_cur / 4 / parts);
     return most;
 }
 
@@ -317,8 +315,8 @@ int fi_shm_commit(int fd, uint64_t offset, uint64_t bytes, uint64_t *need, uint6
             piece = fi_max_u64(piece / 8, FI_PAGE);
             continue;
         }
-        if (rc != FI_OK)
-            return rc;
+        if (rc != FI_OK) /* ENOSPC: vm.overcommit_memory=2, or what is left of /dev/shm */
+            return rc == ENOSPC ? ENOMEM : rc;
         done += part;
     }
     return FI_OK;
@@ -331,6 +329,16 @@ void fi_shm_decommit(int fd, uint64_t offset, uint64_t bytes)
 #else
     (void)fd;
     (void)offset;
+    (void)bytes;
+#endif
+}
+
+void fi_shm_remove(void *base, uint64_t bytes)
+{
+#ifdef MADV_REMOVE
+    (void)madvise(base, bytes, MADV_REMOVE);
+#else
+    (void)base;
     (void)bytes;
 #endif
 }

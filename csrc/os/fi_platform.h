@@ -16,9 +16,9 @@
  * RLIMIT_FSIZE or the file system allows no such size. */
 int fi_shm_open(uint64_t bytes, int *fd);
 
-/* Maps the whole of it, readable and writable, left out of core dumps; shared, or `private` (copy on
- * write). */
-int fi_shm_map(int fd, uint64_t bytes, bool private, void **base);
+/* Maps [offset, offset + bytes) of it, readable and writable, left out of core dumps; shared, or
+ * `private` (copy on write). */
+int fi_shm_map(int fd, uint64_t offset, uint64_t bytes, bool private, void **base);
 int fi_shm_unmap(void *base, uint64_t bytes);
 
 /* Puts private empty pages in the place of the mapping, so that this process keeps the memory
@@ -29,7 +29,7 @@ int fi_shm_forget(void *base, uint64_t bytes);
  * must not be able to write late into a slot. */
 int fi_shm_inherit(void *base, uint64_t bytes, bool inherited);
 
-/* Largest size in bytes that the limits of this process leave for one of `parts` equal parts. */
+/* Largest size in bytes that RLIMIT_FSIZE leaves for one of `parts` equal parts of a file. */
 uint64_t fi_shm_limit(uint64_t parts);
 
 /* Allocates the pages of [offset, offset + bytes). Checks free memory and the control group's
@@ -40,6 +40,9 @@ int fi_shm_commit(int fd, uint64_t offset, uint64_t bytes, uint64_t *need, uint6
 /* Gives the pages of [offset, offset + bytes) back, which read as zeros afterwards. Best effort: does
  * nothing where the system cannot. */
 void fi_shm_decommit(int fd, uint64_t offset, uint64_t bytes);
+
+/* The same of a shared mapping's pages: it needs no descriptor. */
+void fi_shm_remove(void *base, uint64_t bytes);
 
 /* Bytes of the file that have pages; 0 if the system does not tell. */
 uint64_t fi_shm_allocated(int fd);

@@ -1,13 +1,17 @@
 /* Layout of the shared segment, the pages and heaps of its slots, and the parent's doorbell. */
 #include "ring/fi_ring.h"
 
+#include <errno.h>
+#include <stdlib.h>
+
 #include "os/fi_platform.h"
+#include "ring/fi_window.h"
 
 /* ---- layout ------------------------------------------------------------------------------ */
 
 typedef struct layout {
     uint64_t map, pwait, bells, worker_stats, slots, words, indices, entries, schemas;
-    uint64_t start_errors, payload, traces, total;
+    uint64_t start_errors, traces, payload, total;
 } layout;
 
 static uint64_t place(uint64_t *end, uint64_t bytes, uint64_t alignment)
@@ -36,8 +40,8 @@ static int lay_out(const fi_geometry *g, layout *out)
     out->entries = place(&end, rows * sizeof(fi_entry), FI_CACHE_LINE);
     out->schemas = place(&end, (uint64_t)g->schemas * FI_SCHEMA_BYTES, FI_PAGE);
     out->start_errors = place(&end, (uint64_t)g->workers * FI_START_ERROR_BYTES, FI_PAGE);
-    out->payload = place(&end, g->slots * g->slot_bytes, FI_HUGE_PAGE);
     out->traces = place(&end, (uint64_t)g->workers * FI_TRACE_BYTES, FI_PAGE);
+    out->payload = place(&end, g->slots * g->slot_bytes, FI_HUGE_PAGE);
     out->total = end;
     return FI_OK;
 }
@@ -47,7 +51,7 @@ int fi_ring_size(const fi_geometry *geometry, uint64_t *control, uint64_t *total
     layout at;
     int rc = lay_out(geometry, &at);
     if (rc == FI_OK) {
-        *control = at.payload;
+        *control = at.payload; /* mapped as a whole: what is sparse in it is small */
         *total = at.total;
     }
     return rc;
@@ -60,6 +64,11 @@ int fi_ring_attach(fi_ring *ring, const fi_geometry *geometry, void *base, int f
     if (rc != FI_OK)
         return rc;
     char *b = base;
+    fi_window *windows = calloc(geometry->slots, sizeof *windows);
+    if (!windows)
+        return ENOMEM;
+    for (uint32_t slot = 0; slot < geometry->slots; slot++)
+        atomic_init(&windows[slot].holders, 1);
     *ring = (fi_ring){
         .geometry = *geometry,
         .base = b,
@@ -76,10 +85,19 @@ int fi_ring_attach(fi_ring *ring, const fi_geometry *geometry, void *base, int f
         .entries = (fi_entry *)(b + at.entries),
         .schemas = b + at.schemas,
         .start_errors = b + at.start_errors,
-        .payload = b + at.payload,
         .traces = b + at.traces,
+        .payload = at.payload,
+        .windows = windows,
     };
     return FI_OK;
+}
+
+void fi_ring_detach(fi_ring *ring)
+{
+    for (uint32_t slot = 0; ring->windows && slot < ring->geometry.slots; slot++)
+        fi_slot_unmap(ring, slot);
+    free(ring->windows);
+    ring->windows = NULL;
 }
 
 /* ---- payload: pages and heap --------------------------------------------------------------- */
@@ -102,9 +120,9 @@ int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t committed, uint6
         *have = ring->geometry.slot_bytes;
         return FI_E_FULL;
     }
-    uint64_t start = (uint64_t)(fi_slot_payload(ring, slot) - ring->base) + committed;
     bytes = fi_align_up(bytes, FI_PAGE);
-    int rc = fi_shm_commit(ring->fd, start, bytes - committed, need, have);
+    int rc = fi_shm_commit(ring->fd, fi_slot_place(ring, slot) + committed, bytes - committed, need,
+                           have);
     /* Committing twice is harmless, so two who do it at once need not know of each other. */
     if (rc == FI_OK)
         raise_to(&ring->slots[slot].committed, bytes);
@@ -142,6 +160,8 @@ int fi_heap_take(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *o
         end = start + bytes;
         /* The pages first: where they are refused, what follows lies in front of them. */
         int rc = commit_heap(ring, slot, end, limit, need, have);
+        if (rc == FI_OK && (rc = fi_slot_reach(ring, slot, end)) == FI_E_SPACE)
+            *need = end;
         if (rc != FI_OK)
             return rc;
     } while (!atomic_compare_exchange_weak_explicit(&s->heap, &word, fi_heap_word(end),

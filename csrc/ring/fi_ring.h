@@ -142,12 +142,24 @@ typedef struct fi_geometry {
     uint32_t workers;    /* W, at most 65535 */
     uint32_t rows;       /* B: rows a slot has room for */
     uint32_t schemas;    /* schema records */
-    uint64_t slot_bytes; /* address range reserved for one slot's payload */
+    uint64_t slot_bytes; /* range of the file that one slot's payload may fill */
 } fi_geometry;
 
 #define FI_SCHEMA_BYTES (64u << 10)
 #define FI_START_ERROR_BYTES (64u << 10)
 #define FI_TRACE_BYTES (1u << 20)
+
+/* What this process has mapped of one slot (fi_window.h). */
+typedef struct fi_window fi_window;
+enum { FI_WINDOWS = 25 };
+struct fi_window {
+    char *address;  /* the largest mapping; */
+    uint64_t bytes; /* 0: there is none */
+    char *each[FI_WINDOWS]; /* all of them, by size */
+    uint64_t used;          /* bytes that a lease of the slot needs; 0: perhaps all */
+    _Atomic uint32_t holders; /* this process' ring, and leases */
+    atomic_bool is_shared;    /* a forked child may have views of it */
+};
 
 /* This process' view of the shared segment. Pointers are private, offsets are shared. */
 typedef struct fi_ring {
@@ -166,19 +178,30 @@ typedef struct fi_ring {
     fi_entry *entries;       /* S x B */
     char *schemas;
     char *start_errors;
-    char *payload;
     char *traces; /* FI_TRACE_BYTES for each worker, without pages at first */
+    uint64_t payload;   /* where the first slot begins in the file */
+    fi_window *windows; /* S, private */
+    bool is_hidden;     /* from children that this process forks */
 } fi_ring;
 
 #define FI_ANY UINT64_MAX /* pwait: the parent sleeps for any event */
 
 /* Bytes of the control area and of the whole segment; FI_E_RANGE for a geometry out of bounds. */
 int fi_ring_size(const fi_geometry *geometry, uint64_t *control, uint64_t *total);
+/* `base` is where the control area is mapped. Allocates; ENOMEM. */
 int fi_ring_attach(fi_ring *ring, const fi_geometry *geometry, void *base, int fd, int event);
+/* Unmaps what is mapped of slots, but not the control area. */
+void fi_ring_detach(fi_ring *ring);
 
-static inline char *fi_slot_payload(const fi_ring *ring, uint32_t slot)
+/* Where the slot lies in the file. */
+static inline uint64_t fi_slot_place(const fi_ring *ring, uint32_t slot)
 {
     return ring->payload + (uint64_t)slot * ring->geometry.slot_bytes;
+}
+/* Where it lies in this process, as far as fi_slot_reach has mapped it. */
+static inline char *fi_slot_payload(const fi_ring *ring, uint32_t slot)
+{
+    return ring->windows[slot].address;
 }
 static inline _Atomic uint64_t *fi_row_word(const fi_ring *ring, uint32_t slot, uint32_t row)
 {
@@ -294,9 +317,9 @@ static inline uint32_t fi_row_code(const fi_ring *ring, uint32_t slot, uint32_t 
 int fi_slot_commit(const fi_ring *ring, uint32_t slot, uint64_t committed, uint64_t bytes,
                    uint64_t *need, uint64_t *have);
 
-/* Takes `bytes` from the slot's heap, 64-byte aligned. Only the owner of a row, or the finisher,
- * may call it. FI_E_FULL: the reservation ends here; FI_E_MEMORY: no memory (need, have);
- * FI_E_CORRUPT: the heap was overwritten. Nothing is taken then. */
+/* Takes `bytes` from the slot's heap, 64-byte aligned and mapped. Only the owner of a row, or the
+ * finisher, may call it. FI_E_FULL: the slot's range ends here; FI_E_MEMORY: no memory (need, have);
+ * FI_E_SPACE: no address space (need); FI_E_CORRUPT: the heap was overwritten. Nothing is taken then. */
 int fi_heap_take(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *offset,
                  uint64_t *need, uint64_t *have);
 

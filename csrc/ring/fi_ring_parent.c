@@ -95,13 +95,13 @@ void fi_parent_decommit(fi_parent *parent, uint32_t slot, uint64_t bytes)
 {
     fi_ring *ring = parent->ring;
     uint64_t committed = fi_parent_committed(parent, slot), keep = fi_align_up(bytes, FI_PAGE);
-    if (parent->slot[slot].phase != FI_FREE || keep >= committed)
+    enum fi_phase phase = parent->slot[slot].phase;
+    if ((phase != FI_FREE && phase != FI_LEASED) || keep >= committed)
         return;
     /* First the numbers: they must never count pages that are gone. No other process uses the slot. */
     parent->slot[slot].committed = keep;
     fi_store_relaxed(&ring->slots[slot].committed, keep);
-    fi_shm_decommit(ring->fd, (uint64_t)(fi_slot_payload(ring, slot) - ring->base) + keep,
-                    committed - keep);
+    fi_shm_decommit(ring->fd, fi_slot_place(ring, slot) + keep, committed - keep);
 }
 
 /* ---- schedule ------------------------------------------------------------------------------ */

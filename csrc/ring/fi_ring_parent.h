@@ -76,7 +76,8 @@ uint64_t fi_parent_committed(fi_parent *parent, uint32_t slot);
 /* Commits pages up to `bytes`. As fi_slot_commit. */
 int fi_parent_commit(fi_parent *parent, uint32_t slot, uint64_t bytes, uint64_t *need,
                      uint64_t *have);
-/* Gives the pages of a free slot beyond `bytes` back to the system, where that can take them. */
+/* Gives the pages of a free or leased slot beyond `bytes` back to the system, where that can take
+ * them. */
 void fi_parent_decommit(fi_parent *parent, uint32_t slot, uint64_t bytes);
 
 /* Takes back slots whose leases have ended and slots that a reset has drained. */

@@ -11,6 +11,7 @@ cdef extern from "base/fi_base.h" nogil:
         FI_E_RANGE
         FI_E_CORRUPT
         FI_E_BUSY
+        FI_E_SPACE
         FI_PAGE
         FI_MOST_NDIM
     const uint64_t FI_MOST_BYTES
@@ -51,10 +52,8 @@ cdef extern from "ring/fi_views.h" nogil:
 
 cdef extern from "os/fi_platform.h" nogil:
     int fi_shm_open(uint64_t bytes, int *fd)
-    int fi_shm_map(int fd, uint64_t bytes, bint private, void **base)
+    int fi_shm_map(int fd, uint64_t offset, uint64_t bytes, bint private, void **base)
     int fi_shm_unmap(void *base, uint64_t bytes)
-    int fi_shm_forget(void *base, uint64_t bytes)
-    int fi_shm_inherit(void *base, uint64_t bytes, bint inherited)
     uint64_t fi_shm_limit(uint64_t parts)
     uint64_t fi_memory_available() nogil
     void fi_shm_decommit(int fd, uint64_t offset, uint64_t nbytes) nogil
@@ -165,6 +164,10 @@ cdef extern from "ring/fi_ring.h" nogil:
         uint32_t rows
         uint32_t schemas
         uint64_t slot_bytes
+    ctypedef struct fi_window:
+        char *address
+        uint64_t nbytes "bytes"
+        uint64_t used
     ctypedef struct fi_ring:
         fi_geometry geometry
         char *base
@@ -173,8 +176,10 @@ cdef extern from "ring/fi_ring.h" nogil:
         fi_worker_stat *worker_stats
         char *schemas
         char *start_errors
+        fi_window *windows
     int fi_ring_size(const fi_geometry *geometry, uint64_t *control, uint64_t *total)
     int fi_ring_attach(fi_ring *ring, const fi_geometry *geometry, void *base, int fd, int event)
+    void fi_ring_detach(fi_ring *ring)
     char *fi_slot_payload(const fi_ring *ring, uint32_t slot)
     int64_t *fi_row_index(const fi_ring *ring, uint32_t slot, uint32_t row)
     bint fi_slot_has_request(const fi_ring *ring, uint32_t slot)
@@ -203,6 +208,20 @@ cdef extern from "ring/fi_ring.h" nogil:
                        uint64_t *need, uint64_t *have)
     int fi_heap_take(const fi_ring *ring, uint32_t slot, uint64_t bytes, uint64_t *offset,
                      uint64_t *need, uint64_t *have)
+
+
+cdef extern from "ring/fi_window.h" nogil:
+    int fi_slot_reach(const fi_ring *ring, uint32_t slot, uint64_t nbytes)
+    int fi_slot_reach_all(const fi_ring *ring, uint32_t slot, uint64_t *nbytes)
+    void fi_slot_unmap_smaller(const fi_ring *ring, uint32_t slot)
+    bint fi_slot_offset(const fi_ring *ring, uint32_t slot, const void *place, uint64_t *offset)
+    int fi_ring_forget(fi_ring *ring, uint64_t control)
+    int fi_ring_inherit(fi_ring *ring, uint64_t control, bint inherited)
+    void fi_slot_hold(const fi_ring *ring, uint32_t slot)
+    bint fi_slot_is_held(const fi_ring *ring, uint32_t slot)
+    bint fi_slot_let_go(const fi_ring *ring, uint32_t slot, bint is_shared)
+    void fi_slot_free(const fi_ring *ring, uint32_t slot)
+    void fi_ring_close(fi_ring *ring, bint keeps_held)
 
 
 cdef extern from "ring/fi_ring_worker.h" nogil:
@@ -247,10 +266,12 @@ cdef extern from "ring/fi_ring_worker.h" nogil:
 cdef extern from "ring/fi_ring_parent.h" nogil:
     enum:
         FI_LOSS_FINISH
+        FI_LEASED
     ctypedef struct fi_slot_record:
         uint64_t q
         uint32_t n
         uint32_t schema
+        int phase
     ctypedef struct fi_parent:
         fi_ring *ring
         fi_slot_record *slot

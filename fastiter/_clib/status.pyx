@@ -42,8 +42,13 @@ cdef int refuse(int rc, str what, uint64_t need, uint64_t have) except -1:
         )
     if rc == FI_E_FULL:
         raise MemoryError(
-            f"{what}: {need} bytes needed, {have} left of the slot's reserved address range; "
-            "reduce batch_size or shared_mem, or raise RLIMIT_AS and RLIMIT_FSIZE"
+            f"{what}: {need} bytes needed, {have} left of the slot's part of the file; reduce "
+            "batch_size or shared_mem, or raise RLIMIT_FSIZE"
+        )
+    if rc == FI_E_SPACE:
+        raise MemoryError(
+            f"{what}: {need} bytes needed, and no address space left for them in process "
+            f"{os.getpid()}; reduce batch_size, n_prefetch or shared_mem, or raise RLIMIT_AS"
         )
     if rc == FI_E_RANGE:
         raise ValueError(f"{what}: a number is out of range")

@@ -91,13 +91,17 @@ class Registration:
         start = array.ctypes.data
         return bool(address <= start and start + array.nbytes <= address + nbytes)
 
+    def keep(self, addresses: set[int]) -> None:
+        """Unregister all slots but those at these addresses, once no copy is pending."""
+        for address in self._ranges.keys() - addresses:
+            self._unregister(address)
+
     def close(self) -> None:
         """Unregister everything, once no copy is pending. Does nothing in a forked process."""
         if self._pid != os.getpid():
             return
         self._is_given_up = True
-        for address in list(self._ranges):
-            self._unregister(address)
+        self.keep(set())
         self.arena = None
 
     def __del__(self, _exits: Callable[[], bool] = sys.is_finalizing) -> None:

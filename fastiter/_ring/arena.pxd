@@ -9,11 +9,14 @@ cdef enum:
 
 cdef class Arena:
     cdef fi_ring ring
-    cdef uint64_t total
+    cdef uint64_t control  # bytes of the control area
     cdef readonly int fd
+    cdef int pid
     cdef public bint keeps_pages  # something else than the mapping refers to the pages of slots
     cdef int event_ends[2]
     cdef int map(self, fi_geometry *geometry) noexcept
+    cdef int reach(self, uint32_t slot, uint64_t bytes) except -1
+    cdef int reach_all(self, uint32_t slot, uint64_t *bytes) except -1
 
 
 cdef class WorkerRing:
@@ -21,6 +24,9 @@ cdef class WorkerRing:
     cdef fi_worker worker
     cdef fi_claim claim
     cdef fi_worker_stat *stat
+    cdef char *payload(self, uint64_t bytes) except NULL
+    cdef char *place(self, uint64_t offset) noexcept
+    cdef char *whole_payload(self, uint64_t *bytes) except NULL
     cdef uint64_t heap_take(self, uint64_t bytes) except? 0xFFFFFFFFFFFFFFFF
     cdef uint64_t pack(self, object packed, uint32_t row, uint32_t kind) except? 0xFFFFFFFFFFFFFFFF
     cdef int pack_row(self, object packed, uint32_t row, uint32_t kind) except -1

@@ -4,7 +4,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.memoryview cimport PyMemoryView_FromMemory
-from libc.errno cimport EFBIG, EINVAL, ENOMEM
+from libc.errno cimport EBADF, EFBIG, EINVAL, ENOMEM
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 from posix.unistd cimport close
@@ -12,6 +12,7 @@ from posix.unistd cimport close
 from fastiter._clib.csrc cimport *
 from fastiter._clib.status cimport check
 
+from fastiter._util.fds import closed_by_others
 from fastiter.errors import OverwrittenError
 
 cdef enum:
@@ -19,20 +20,22 @@ cdef enum:
 
 
 cdef class Arena:
-    """The anonymous shared memory of one iterator, mapped into this process.
+    """The anonymous shared memory of one iterator, mapped into this process as far as it is used.
 
-    It owns the mapping and the descriptors. The mapping ends with the last object that refers to
-    the arena, as leases do; the descriptors may be closed earlier.
+    It owns the mappings and the descriptors. The mappings end with the last object that refers to
+    the arena, as leases do; the descriptors are closed earlier, and with them all memory goes that
+    no lease holds.
     """
 
     def __cinit__(self):
         self.fd = -1
+        self.pid = fi_process_id()
         self.event_ends[0] = self.event_ends[1] = -1
         self.ring.base = NULL
 
     @staticmethod
     def create(uint32_t slots, uint32_t workers, uint32_t rows, uint32_t schemas):
-        """Maps a new arena, each slot's reservation as large as the limits allow.
+        """Maps a new arena, each slot's part of the file as large as the limits allow.
 
         OSError or MemoryError if no descriptor is left, or too little address space or file size
         for small slots.
@@ -50,13 +53,13 @@ cdef class Arena:
         while geometry.slot_bytes > limit:
             geometry.slot_bytes >>= 1
         rc = arena.map(&geometry)
-        while rc == ENOMEM or rc == EFBIG or rc == EINVAL:
-            if geometry.slot_bytes <= FI_PAGE:
-                raise MemoryError(
-                    "mapping an arena of the smallest slots: too little address space or file "
-                    "size; raise RLIMIT_AS and RLIMIT_FSIZE, or reduce batch_size")
+        while (rc == EFBIG or rc == EINVAL) and geometry.slot_bytes > FI_PAGE:
             geometry.slot_bytes >>= 1
             rc = arena.map(&geometry)
+        if rc == ENOMEM or rc == EFBIG or rc == EINVAL:
+            raise MemoryError(
+                "mapping an arena of the smallest slots: too little address space or file size; "
+                "raise RLIMIT_AS and RLIMIT_FSIZE, or reduce batch_size")
         check(rc, f"mapping an arena of {slots} slots")
         return arena
 
@@ -72,16 +75,16 @@ cdef class Arena:
         return arena
 
     cdef int map(self, fi_geometry *geometry) noexcept:
-        """Maps the memory, new memory if there is no descriptor of it, and lays it out."""
-        cdef uint64_t control
+        """Maps the control area, of new memory if there is no descriptor, and lays it out."""
+        cdef uint64_t total
         cdef void *base = NULL
         cdef int fd = self.fd
-        cdef int rc = fi_ring_size(geometry, &control, &self.total)
+        cdef int rc = fi_ring_size(geometry, &self.control, &total)
         if rc == FI_OK and self.fd < 0:
-            rc = fi_shm_open(self.total, &fd)
+            rc = fi_shm_open(total, &fd)
         if rc != FI_OK:
             return rc
-        rc = fi_shm_map(fd, self.total, False, &base)
+        rc = fi_shm_map(fd, 0, self.control, False, &base)
         if rc != FI_OK:
             if self.fd < 0:
                 close(fd)
@@ -104,15 +107,39 @@ cdef class Arena:
 
     def dont_fork(self):
         """Hides the mapping from children that this process forks from now on."""
-        check(fi_shm_inherit(self.ring.base, self.total, False), "hiding the arena from children")
+        check(fi_ring_inherit(&self.ring, self.control, False), "hiding the arena from children")
 
     def do_fork(self):
         """Shows the mapping to children again. GPU drivers hide what is registered with them."""
-        check(fi_shm_inherit(self.ring.base, self.total, True), "showing the arena to children")
+        check(fi_ring_inherit(&self.ring, self.control, True), "showing the arena to children")
 
     def forget(self):
         """Unmaps the memory in a child that has inherited it and has no view of a batch."""
-        check(fi_shm_forget(self.ring.base, self.total), "forgetting an inherited arena")
+        check(fi_ring_forget(&self.ring, self.control), "forgetting an inherited arena")
+
+    def held(self):
+        """Addresses of the slots that leases hold."""
+        return {<size_t>self.ring.windows[slot].address
+                for slot in range(self.ring.geometry.slots) if fi_slot_is_held(&self.ring, slot)}
+
+    def end(self):
+        """Gives all memory back but that of slots that leases hold. In the process that made it;
+        its workers have ended, and of slots that no lease holds nothing is registered."""
+        cdef bint keeps_held = self.keeps_pages
+        if self.fd >= 0:
+            with nogil:
+                fi_ring_close(&self.ring, keeps_held)
+
+    cdef int reach(self, uint32_t slot, uint64_t bytes) except -1:
+        """Sees to it that a slot is mapped up to `bytes`. By the one who uses the ring."""
+        cdef int rc = fi_slot_reach(&self.ring, slot, bytes)
+        if rc == EBADF:
+            raise closed_by_others()
+        return check(rc, "mapping a batch", bytes)
+
+    cdef int reach_all(self, uint32_t slot, uint64_t *bytes) except -1:
+        """The same for all that has memory: `bytes`."""
+        return check(fi_slot_reach_all(&self.ring, slot, bytes), "mapping a batch", bytes[0])
 
     @property
     def descriptors(self):
@@ -133,7 +160,8 @@ cdef class Arena:
         self.close_descriptors()
         if self.ring.base != NULL:
             with nogil:  # some 80 ms a GB where the memory goes with it
-                fi_shm_unmap(self.ring.base, self.total)
+                fi_ring_detach(&self.ring)
+                fi_shm_unmap(self.ring.base, self.control)
 
     def schema_record(self, uint32_t number):
         """The bytes that the parent published as schema `number`."""
@@ -201,6 +229,24 @@ cdef class WorkerRing:
         """Makes `next` answer "stop" once the worker has no slot."""
         self.worker.leave = True
 
+    cdef char *payload(self, uint64_t bytes) except NULL:
+        """The current slot, mapped up to `bytes` at least.
+
+        Another address after `heap_take`, with the same bytes: one that was given out before stays
+        good as far as it reached.
+        """
+        self.arena.reach(self.claim.slot, max(bytes, <uint64_t>1))
+        return fi_slot_payload(self.worker.ring, self.claim.slot)
+
+    cdef char *place(self, uint64_t offset) noexcept:
+        """Where memory lies that `heap_take` has given."""
+        return fi_slot_payload(self.worker.ring, self.claim.slot) + offset
+
+    cdef char *whole_payload(self, uint64_t *bytes) except NULL:
+        """The current slot, mapped as far as it has memory, and how far that is."""
+        self.arena.reach_all(self.claim.slot, bytes)
+        return self.payload(bytes[0])
+
     cdef uint64_t heap_take(self, uint64_t bytes) except? 0xFFFFFFFFFFFFFFFF:
         """Offset of `bytes` fresh bytes in the current slot."""
         cdef uint64_t offset = 0, need = 0, have = 0
@@ -213,25 +259,23 @@ cdef class WorkerRing:
     cdef uint64_t pack(self, object packed, uint32_t row, uint32_t kind) except? 0xFFFFFFFFFFFFFFFF:
         """Writes a `Packed` object into the heap of the current slot; returns its offset there."""
         cdef uint64_t size = packed.size, offset = self.heap_take(size)
-        packed.write_into(PyMemoryView_FromMemory(
-            fi_slot_payload(self.worker.ring, self.claim.slot) + offset, size, PyBUF_WRITE),
+        packed.write_into(
+            PyMemoryView_FromMemory(self.place(offset), size, PyBUF_WRITE),
             fi_place_seed(self.claim.q, row, kind), offset)
         return offset
 
     def take_memory(self, uint64_t size):
         """Memory in the current slot: what lies there need not be copied to be packed."""
         cdef uint64_t offset = self.heap_take(size)
-        return PyMemoryView_FromMemory(
-            fi_slot_payload(self.worker.ring, self.claim.slot) + offset, size, PyBUF_WRITE)
+        return PyMemoryView_FromMemory(self.place(offset), size, PyBUF_WRITE)
 
     def offset_of(self, buffer):
         """Where a contiguous buffer lies in the current slot's heap, -1 if it lies elsewhere."""
-        cdef char *payload = fi_slot_payload(self.worker.ring, self.claim.slot)
-        cdef uint64_t offset, end = fi_slot_used(self.worker.ring, self.claim.slot)
+        cdef uint64_t offset = 0, end = fi_slot_used(self.worker.ring, self.claim.slot)
         cdef Py_buffer found
         PyObject_GetBuffer(buffer, &found, PyBUF_SIMPLE)
-        offset = <uint64_t>found.buf - <uint64_t>payload
-        inside = offset <= end and <uint64_t>found.len <= end - offset and found.len > 0
+        inside = (fi_slot_offset(self.worker.ring, self.claim.slot, found.buf, &offset)
+                  and offset <= end and <uint64_t>found.len <= end - offset and found.len > 0)
         PyBuffer_Release(&found)
         return offset if inside else -1
 

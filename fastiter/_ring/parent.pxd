@@ -11,11 +11,10 @@ cdef class ParentRing:
     cdef readonly Arena arena
     cdef fi_parent parent
     cdef fi_views views
-    cdef int pid
     cdef int *bell_writers
     cdef list bell_pipes
     cdef _close_bells(self)
-    cdef bint is_own(self) noexcept
+    cdef int end_arena(self) except -1
     cdef void release(self, uint32_t slot, bint may_be_forked) noexcept
 
 
@@ -32,7 +31,8 @@ cdef class Lease:
     cdef Py_ssize_t bytes
     cdef uint64_t began  # see fi_view_begins
     cdef uint64_t exported  # columns that were exported: a bit for each field
-    cdef void point_at(self, Arena arena, uint32_t slot, uint64_t q, uint64_t bytes) noexcept
+    cdef int point_at(self, Arena arena, uint32_t slot, uint64_t q, uint64_t bytes) except -1
+    cdef int grow(self, uint64_t bytes) except -1
     cdef void own(self, ParentRing ring) noexcept
     cdef int check(self, uint64_t offset, uint64_t size) except -1
     cdef object load_at(self, uint64_t offset, uint64_t size, uint32_t row, uint32_t kind,
@@ -62,10 +62,12 @@ cdef class BatchScheduler(ParentRing):
     cdef public object registration  # of slots with a GPU, see `cover_first` and `collect`; or None
     cdef fi_returned ended  # slots of leases that have ended, where there is a registration
     cdef list resting  # [stack of such slots, mark behind the copies out of them], the oldest first
+    cdef int end_arena(self) except -1
     cdef int cover_first(self) except -1
     cdef int collect(self) except -1
     cdef int64_t free_slot(self, uint64_t commit) except -2
     cdef void trim(self, uint32_t slot, uint64_t bytes) noexcept
+    cdef void trim_kept(self, uint32_t slot) noexcept
     cdef bint schedule(self, Plan plan) except -1
     cdef bint put(self, ScheduledBatch record, bint again) except -1
     cdef bint is_ready(self, uint32_t *slot, uint32_t *flags) noexcept

@@ -39,6 +39,7 @@ cdef enum:
     TRIM_FACTOR = 4
     TRIM_SLACK = 4 << 20
     RECENT = 16  # batches
+    KEPT_SLACK = 1 << 20  # bytes that a slot of a kept batch may have beyond it
 
 cdef object loads = pickle.loads
 cdef fi_forks forks  # of this process
@@ -86,7 +87,6 @@ cdef class ParentRing:
 
     def __cinit__(self, Arena arena, uint32_t spares, *_):
         self.arena = arena
-        self.pid = fi_process_id()
         self.bell_pipes = []
         cdef uint32_t workers = arena.ring.geometry.workers
         cdef int ends[2]
@@ -106,10 +106,18 @@ cdef class ParentRing:
         self._close_bells()
         free(self.bell_writers)
 
-    def close_descriptors(self):
-        """Closes its own descriptors and the arena's. The workers have ended."""
-        self.arena.close_descriptors()
-        self._close_bells()
+    def close(self):
+        """Gives back the memory that no lease holds, and closes all descriptors. The workers have
+        ended."""
+        try:
+            self.end_arena()
+        finally:
+            self.arena.close_descriptors()
+            self._close_bells()
+
+    cdef int end_arena(self) except -1:
+        self.arena.end()
+        return 0
 
     cdef _close_bells(self):
         pipes, self.bell_pipes = self.bell_pipes or (), []
@@ -117,9 +125,6 @@ cdef class ParentRing:
             self.bell_writers[w] = -1
             close(ends[0])
             close(ends[1])
-
-    cdef bint is_own(self) noexcept:
-        return self.pid == fi_process_id()
 
     cdef void release(self, uint32_t slot, bint may_be_forked) noexcept:
         """Takes a leased slot back; if a child may have views of it, it is never used again.
@@ -265,26 +270,42 @@ cdef class Lease:
 
     It exports the slot's committed bytes, writable. When the last view dies, the slot goes back to
     the ring, by one lock-free push that calls no Python, so garbage collection may do it anywhere.
-    If the program has forked meanwhile, the child may have a view: then the slot is never used
-    again. A lease without a ring owns nothing: its batch is copied out.
+    If the ring is closed by then, the slot's memory goes back to the system. If the program has
+    forked meanwhile, the child may have a view: then the slot is never used again. A lease without
+    a ring owns nothing: its batch is copied out.
     """
 
-    cdef void point_at(self, Arena arena, uint32_t slot, uint64_t q, uint64_t bytes) noexcept:
+    cdef int point_at(self, Arena arena, uint32_t slot, uint64_t q, uint64_t bytes) except -1:
+        """Begins. The slot stays mapped as long as the lease lives, with or without a ring."""
+        arena.reach(slot, bytes)
+        fi_slot_hold(&arena.ring, slot)
         self.arena = arena
         self.slot = slot
         self.q = q
-        self.payload = fi_slot_payload(&arena.ring, slot)
+        return self.grow(bytes)
+
+    cdef int grow(self, uint64_t bytes) except -1:
+        """The slot has that many bytes now."""
+        self.arena.reach(self.slot, bytes)
+        self.payload = fi_slot_payload(&self.arena.ring, self.slot)
         self.bytes = bytes
+        return 0
 
     cdef void own(self, ParentRing ring) noexcept:
         self.ring = ring
         self.began = fi_view_begins(&ring.views, &forks)
 
     def __dealloc__(self):
-        cdef bint may_be_forked
-        if self.ring is not None and self.ring.is_own():
-            may_be_forked = fi_view_ends(&self.ring.views, &forks, self.began)
-            self.ring.release(self.slot, may_be_forked)
+        cdef bint is_shared
+        if self.arena is None:
+            return
+        is_shared = self.arena.pid != fi_process_id()
+        if self.ring is not None and not is_shared:
+            is_shared = fi_view_ends(&self.ring.views, &forks, self.began)
+            self.ring.release(self.slot, is_shared)
+        if fi_slot_let_go(&self.arena.ring, self.slot, is_shared):
+            with nogil:  # the ring is closed
+                fi_slot_free(&self.arena.ring, self.slot)
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         PyBuffer_FillInfo(buffer, self, self.payload, self.bytes, 0, flags)
@@ -360,7 +381,7 @@ cdef class BatchScheduler(ParentRing):
     `registration`, which may be set before the first batch is taken, is what registers slots with a
     GPU: ``cover(address, nbytes)`` does it before the batch is taken. A GPU may read a slot still
     when its last view has ended. Such slots rest behind what ``mark()`` returned then, until
-    ``is_done(mark)``.
+    ``is_done(mark)``. ``keep(addresses)`` ends all of them but those of the batches that are alive.
     """
 
     def __cinit__(self, Arena arena, *_):
@@ -378,6 +399,13 @@ cdef class BatchScheduler(ParentRing):
         self.single_until = -1
         self.fast_path_ok = True
         self.seed = (0, 0)
+
+    cdef int end_arena(self) except -1:
+        if self.registration is not None:
+            self.registration.keep(self.arena.held())
+        elif self.arena.keeps_pages:  # it is not known here who else refers to them
+            return 0
+        return ParentRing.end_arena(self)
 
     # ---- schedule
 
@@ -459,6 +487,7 @@ cdef class BatchScheduler(ParentRing):
         cdef bint single = self.single_until >= 0
         cdef fi_request request = fi_request(0, 0, <uint32_t>(plan.worker + 1))
         cdef cnp.ndarray indices = plan.indices
+        cdef Lease lease
         cdef fi_origin origin  # of the random numbers of the batch's examples
         if not is_int64(<cnp.PyArrayObject *>indices) or not cnp.PyArray_ISCARRAY_RO(indices):
             raise TypeError(f"indices must be a contiguous int64 array, not {indices!r}")
@@ -486,10 +515,10 @@ cdef class BatchScheduler(ParentRing):
         fi_parent_origin(&self.parent, <uint32_t>slot, &origin)
         request.offset = columns
         if packed is not None:
+            lease = Lease.__new__(Lease)  # a signal handler may close the ring meanwhile
+            lease.point_at(self.arena, <uint32_t>slot, q, heap)
             packed.write_into(
-                PyMemoryView_FromMemory(
-                    fi_slot_payload(&self.arena.ring, <uint32_t>slot) + columns, request.bytes,
-                    PyBUF_WRITE),
+                PyMemoryView_FromMemory(lease.payload + columns, request.bytes, PyBUF_WRITE),
                 fi_place_seed(q, 0, FI_PACKED_REQUEST))
         check(fi_parent_request(&self.parent, <uint32_t>slot, &request), "assigning a batch")
         if again:
@@ -529,6 +558,7 @@ cdef class BatchScheduler(ParentRing):
             # That one is used now and then; others may lie deep in the stack for ever.
             self.trim(self.parent.free_stack[<uint32_t>self.parent.tail % self.parent.free_count],
                       bytes)
+            self.trim_kept(<uint32_t>self.parent.tail % self.arena.ring.geometry.slots)
         if commit > fi_parent_committed(&self.parent, slot):
             with nogil:
                 rc = fi_parent_commit(&self.parent, slot, commit, &need, &have)
@@ -545,6 +575,16 @@ cdef class BatchScheduler(ParentRing):
         if fi_parent_committed(&self.parent, slot) // TRIM_FACTOR > bytes + TRIM_SLACK:
             with nogil:
                 fi_parent_decommit(&self.parent, slot, bytes)
+
+    cdef void trim_kept(self, uint32_t slot) noexcept:
+        """Gives back what a slot has beyond its batch, if the program has kept that for long."""
+        cdef fi_slot_record *record = self.parent.slot + slot
+        cdef uint64_t used = self.arena.ring.windows[slot].used
+        if record.phase == FI_LEASED and used > 0 and (
+                record.q + self.arena.ring.geometry.slots < self.parent.head
+                and fi_parent_committed(&self.parent, slot) > used + max(used // 8, KEPT_SLACK)):
+            with nogil:
+                fi_parent_decommit(&self.parent, slot, used)
 
     def use_schema(self, Schema schema):
         """Has the workers fill the batches scheduled from now on by this schema, if it can be
@@ -659,17 +699,23 @@ cdef class BatchScheduler(ParentRing):
     cdef int cover_first(self) except -1:
         """Has the memory of the first batch registered, if that is complete."""
         cdef uint32_t slot = 0, flags = 0
+        cdef uint64_t bytes
         if self.registration is not None and self.is_ready(&slot, &flags):
-            self.registration.cover(<size_t>fi_slot_payload(&self.arena.ring, slot),
-                                    fi_parent_committed(&self.parent, slot))
+            bytes = fi_parent_committed(&self.parent, slot)
+            self.arena.reach(slot, bytes)
+            self.registration.cover(<size_t>fi_slot_payload(&self.arena.ring, slot), bytes)
         return 0
 
     cdef Lease take_first(self, uint32_t slot, uint32_t flags, bint copied):
         cdef ScheduledBatch record = self.scheduled[0]
         cdef Lease lease = Lease.__new__(Lease)
         cdef uint64_t used
+        cdef fi_window *window = self.arena.ring.windows + slot
+        cdef char *before = window.address
         lease.point_at(self.arena, slot, self.parent.slot[slot].q,
                        fi_parent_committed(&self.parent, slot))
+        if before != window.address and not self.arena.keeps_pages:
+            fi_slot_unmap_smaller(&self.arena.ring, slot)  # nothing points there any more
         lease.schema = record.schema
         lease.rows = self.parent.slot[slot].n
         lease.flags = flags
@@ -678,6 +724,7 @@ cdef class BatchScheduler(ParentRing):
         fi_parent_take(&self.parent, slot, copied)
         del self.scheduled[0]
         used = min(fi_slot_used(&self.arena.ring, slot), <uint64_t>lease.bytes)
+        window.used = used
         # The most that a batch has taken; an old one counts for less with each that follows.
         self.recent_bytes = max(used, self.recent_bytes - self.recent_bytes // RECENT)
         return lease

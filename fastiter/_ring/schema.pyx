@@ -146,8 +146,9 @@ cdef class Schema:
                 f.stride = (1 + max(f.ndim, 1)) * sizeof(int64_t)
             self.row_bytes += f.stride
             f.offset = end
-            # One row more than the batch: the batch converter's entry for the field as a whole.
-            end = fi_align_up(end + <uint64_t>f.stride * (rows + 1), ALIGNMENT)
+            # In the heap's columns one row more: the batch converter's entry for the whole field.
+            end = fi_align_up(
+                end + <uint64_t>f.stride * (rows + (kind in (RAGGED, OBJECT, TEXT))), ALIGNMENT)
         self.bytes = end
         self.has_lists = any(self.is_joined(number) for number in range(self.count))
 
@@ -370,17 +371,18 @@ cdef class SlotWriter(ColumnWriter):
         self.use_slot()
         return self.write(row, example)
 
-    cdef void use_slot(self) noexcept:
+    cdef int use_slot(self) except -1:
         """Writes into the current slot from now on. There is a schema."""
         cdef Py_ssize_t number
         cdef Field *f
-        cdef char *payload = fi_slot_payload(self.end.worker.ring, self.end.claim.slot)
+        cdef char *payload = self.end.payload(self.schema.bytes)
         if payload != self.payload:
             self.payload = payload
             for number in range(self.schema.count):
                 f = &self.schema.fields[number]
                 self.places[number] = (
                     NULL if f.kind in (RAGGED, OBJECT, TEXT) else payload + f.offset)
+        return 0
 
     cdef int copy_large(self, char *place, const char *source, PyObject *owner, Py_ssize_t size,
                         bint uncached) except -1:
@@ -426,9 +428,9 @@ cdef class SlotWriter(ColumnWriter):
         offset = self.end.heap_take(size)
         entry[0] = <int64_t>offset
         if is_described:
-            self.copy_bytes(self.payload + offset, tensor.data, value, size, False)
+            self.copy_bytes(self.end.place(offset), tensor.data, value, size, False)
         else:
-            self.copy_array(f, self.payload + offset, value, size, False)
+            self.copy_array(f, self.end.place(offset), value, size, False)
         return 1
 
     cdef int write_text(self, int64_t *entry, object value) except -1:
@@ -447,7 +449,7 @@ cdef class SlotWriter(ColumnWriter):
             return 0
         entry[0] = <int64_t>self.end.heap_take(size)
         entry[1] = size * 8 + width
-        memcpy(self.payload + entry[0], source, size)
+        memcpy(self.end.place(entry[0]), source, size)
         return 1
 
 

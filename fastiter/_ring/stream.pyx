@@ -170,7 +170,7 @@ cdef class SampleWriter(SlotWriter):
     cdef int use(self, Schema schema) except -1:
         """Lets the blocks from the next one on have these columns, if they are of use."""
         kinds = [spec[0] for spec in schema.specs]
-        cdef uint64_t row_bytes = schema.bytes // <uint64_t>(schema.rows + 1) + 1
+        cdef uint64_t row_bytes = schema.bytes // <uint64_t>schema.rows + 1
         cdef uint64_t rows = min(max(BLOCK_BYTES // row_bytes, <uint64_t>1),
                                  <uint64_t>self.reader.ring.geometry.rows)
         self.candidate = None
@@ -258,7 +258,7 @@ cdef class StreamRing(ParentRing):
             if part.count > 0:
                 if block.lease is None:
                     self.enter(block, reader, part.slot, part.q)
-                block.lease.bytes = fi_parent_committed(&self.parent, part.slot)
+                block.lease.grow(fi_parent_committed(&self.parent, part.slot))
                 for row in range(part.first, part.first + part.count):
                     if len(samples) == most:
                         return None

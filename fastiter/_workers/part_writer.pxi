@@ -130,16 +130,14 @@ cdef class PartWriter(RowWriter):
     cdef int copy_piece(self, Py_ssize_t offset, object piece, Py_ssize_t start,
                         Py_ssize_t size) except -1:
         """Copies bytes of an array of bytes into the slot, at an offset."""
-        cdef char *payload = fi_slot_payload(self.end.worker.ring, self.end.claim.slot)
         if start + size > len(piece):
             raise ValueError(f"{len(piece)} bytes came, {start + size} were expected")
-        return self.copy_large(payload + offset, bytes_of(<cnp.PyArrayObject *>piece) + start,
+        return self.copy_large(self.end.place(offset), bytes_of(<cnp.PyArrayObject *>piece) + start,
                                NULL, size, self.uncached)
 
     cdef void relocate(self, uint64_t offset, uint64_t delta, uint32_t row, uint32_t kind) noexcept:
         """Corrects a packed object that lies `delta` bytes after where it was packed."""
-        cdef uint64_t *head = <uint64_t *>(
-            fi_slot_payload(self.end.worker.ring, self.end.claim.slot) + offset)
+        cdef uint64_t *head = <uint64_t *>self.end.place(offset)
         cdef uint64_t buffers = head[1], i
         for i in range(buffers):
             head[3 + 2 * i] += delta

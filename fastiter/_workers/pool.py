@@ -590,7 +590,7 @@ class Pool:
         if self._released or not self.is_own:
             return
         self._group.close()
-        self.ring.close_descriptors()
+        self.ring.close()
         self._at_exit.cancel()
         self._released = True
 

@@ -170,8 +170,7 @@ cdef class RowWriter(SlotWriter):
             raise OverwrittenError("shared memory was overwritten: the place of a request")
         if size == 0:
             return None
-        part = PyBytes_FromStringAndSize(
-            fi_slot_payload(end.worker.ring, end.claim.slot) + offset, size)
+        part = PyBytes_FromStringAndSize(end.payload(offset + size) + offset, size)
         return unpack(memoryview(bytearray(part)),
                       fi_place_seed(end.claim.q, 0, FI_PACKED_REQUEST))
 
@@ -443,7 +442,7 @@ cdef class RowWriter(SlotWriter):
         fi_worker_stat_fetch_begins(stat, self.index_of(first))
         try:
             done = (<ColumnReader>self.plain.reader).into_slot(
-                self.schema, fi_slot_payload(end.worker.ring, end.claim.slot), first,
+                self.schema, end.payload(self.schema.bytes), first,
                 fi_row_index(end.worker.ring, end.claim.slot, first), count, self.uncached)
         except ValueError:  # offsets are wrong
             done = False
@@ -635,7 +634,7 @@ cdef class RowWriter(SlotWriter):
         cdef ColumnReader reader = self.plain.reader
         cdef PaddedLists lists = reader.lists_of(number)
         cdef Field *f = &self.schema.fields[number]
-        cdef char *payload = fi_slot_payload(self.end.worker.ring, self.end.claim.slot)
+        cdef char *payload = self.end.payload(self.schema.bytes)
         cdef int64_t *entry = entry_of(f, payload, self.schema.rows)  # that of the joined array
         cdef Py_ssize_t n = self.end.claim.n, i
         cdef const int64_t *indices = fi_row_index(self.end.worker.ring, self.end.claim.slot, 0)
@@ -650,7 +649,7 @@ cdef class RowWriter(SlotWriter):
         if step[0] is not None:
             fill = bytes_of(<cnp.PyArrayObject *>step[0])
         offset = self.end.heap_take(lists.nbytes)
-        lists.write(payload + offset, fill)
+        lists.write(self.end.place(offset), fill)
         entry[0] = <int64_t>offset
         for axis in range(lists.ndim):
             entry[1 + axis] = lists.shape[axis]
@@ -673,7 +672,9 @@ cdef class RowWriter(SlotWriter):
     cdef bint pad_field(self, Field *f, list rows, object fill, int64_t max_length,
                         int64_t multiple) except -1:
         cdef Py_ssize_t n = self.end.claim.n if rows is None else len(rows), i
-        cdef char *payload = fi_slot_payload(self.end.worker.ring, self.end.claim.slot)
+        cdef uint64_t committed = 0
+        cdef char *payload = self.end.whole_payload(&committed)
+        cdef char *place
         cdef int64_t shape[MOST_NDIM]
         cdef int64_t *entry = entry_of(f, payload, self.schema.rows)  # that of the joined array
         cdef uint64_t size, offset
@@ -684,7 +685,7 @@ cdef class RowWriter(SlotWriter):
         if sources == NULL:
             raise MemoryError()
         try:
-            if not self.find_ragged(f, payload, rows, sources, shapes):
+            if not self.find_ragged(f, payload, committed, rows, sources, shapes):
                 return False
             for i in range(n if max_length >= 0 else 0):
                 shapes[i * f.ndim] = min(shapes[i * f.ndim], max_length)
@@ -701,8 +702,9 @@ cdef class RowWriter(SlotWriter):
             if size == <uint64_t>-1:
                 return False
             offset = self.end.heap_take(size)
+            place = self.end.place(offset)
             with nogil:
-                fi_pad(payload + offset, shape, f.ndim, f.itemsize, sources, shapes, n, fill_bytes)
+                fi_pad(place, shape, f.ndim, f.itemsize, sources, shapes, n, fill_bytes)
             entry[0] = <int64_t>offset
             for axis in range(f.ndim):
                 entry[1 + axis] = shape[axis]
@@ -710,10 +712,9 @@ cdef class RowWriter(SlotWriter):
         finally:
             PyMem_Free(sources)
 
-    cdef bint find_ragged(self, Field *f, char *payload, list rows, const void **sources,
-                          int64_t *shapes) except -1:
+    cdef bint find_ragged(self, Field *f, char *payload, uint64_t committed, list rows,
+                          const void **sources, int64_t *shapes) except -1:
         """Where the arrays of these rows lie, and their shapes; False if an entry is corrupt."""
-        cdef uint64_t committed = fi_slot_committed(self.end.worker.ring, self.end.claim.slot)
         cdef Py_ssize_t place
         if rows is None:
             return fi_ragged_rows(payload, committed, payload + f.offset, f.stride, f.ndim,
@@ -750,11 +751,12 @@ cdef class RowWriter(SlotWriter):
         tolerated, a row has failed."""
         cdef WorkerRing end = self.end
         cdef Lease lease = Lease.__new__(Lease)
+        cdef uint64_t committed = 0
         cdef uint32_t row, code
         cdef dict irregular = {}
         cdef set failed = set()
-        lease.point_at(end.arena, end.claim.slot, end.claim.q,
-                       fi_slot_committed(end.worker.ring, end.claim.slot))
+        end.whole_payload(&committed)
+        lease.point_at(end.arena, end.claim.slot, end.claim.q, committed)
         lease.rows = end.claim.n
         for row in range(end.claim.n):
             code = fi_row_code(end.worker.ring, end.claim.slot, row, end.claim.q)

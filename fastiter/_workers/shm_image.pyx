@@ -59,7 +59,7 @@ cdef class Image:
     def map(self):
         """A writable memoryview of a `Mapping` of it."""
         cdef Mapping mapping = Mapping.__new__(Mapping)
-        cdef int rc = fi_shm_map(self.fd, self.nbytes, True, &mapping.base)
+        cdef int rc = fi_shm_map(self.fd, 0, self.nbytes, True, &mapping.base)
         if rc == ENOMEM:
             raise MemoryError(
                 f"no address space left to map an image of {self.nbytes} bytes; raise RLIMIT_AS"

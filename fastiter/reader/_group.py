@@ -183,5 +183,5 @@ class ReaderGroup:
             return
         self._group.close()
         self._ring.forget_blocks()
-        self._ring.close_descriptors()
+        self._ring.close()
         self._released = True

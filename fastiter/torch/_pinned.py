@@ -66,13 +66,12 @@ class PinnedSlots(Registration):
         """Whether the GPUs have done it."""
         return all(event.query() for event in mark)
 
-    def close(self) -> None:
-        """Wait for pending copies, and unregister everything. Nothing in a forked process."""
-        if self._pid == os.getpid():
-            with contextlib.suppress(RuntimeError):  # CUDA's context is lost
-                for event in self.mark():
-                    event.synchronize()
-        super().close()
+    def keep(self, addresses: set[int]) -> None:
+        """Wait for pending copies, and unregister all slots but those at these addresses."""
+        with contextlib.suppress(RuntimeError):  # CUDA's context is lost
+            for event in self.mark():
+                event.synchronize()
+        super().keep(addresses)
 
 
 def _is_used(device: int) -> bool:

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "map_slots.h"
 #include "os/fi_platform.h"
 
 static void fall_asleep(_Atomic uint32_t *bell);
@@ -24,7 +25,7 @@ typedef struct fixture {
     fi_ring ring;
     fi_parent parent;
     fi_worker workers[WORKERS];
-    uint64_t bytes;
+    uint64_t control;
     int event[2];
 } fixture;
 
@@ -44,15 +45,16 @@ static void fall_asleep(_Atomic uint32_t *bell)
 static inline void set_up(fixture *f, uint32_t spares)
 {
     fi_geometry geometry = {SLOTS, WORKERS, ROWS, 2, SLOT_BYTES};
-    uint64_t control;
+    uint64_t total;
     int fd;
     void *base;
-    CHECK_EQ(fi_ring_size(&geometry, &control, &f->bytes), FI_OK);
-    CHECK_EQ(fi_shm_open(f->bytes, &fd), FI_OK);
-    CHECK_EQ(fi_shm_map(fd, f->bytes, false, &base), FI_OK);
+    CHECK_EQ(fi_ring_size(&geometry, &f->control, &total), FI_OK);
+    CHECK_EQ(fi_shm_open(total, &fd), FI_OK);
+    CHECK_EQ(fi_shm_map(fd, 0, f->control, false, &base), FI_OK);
     CHECK_EQ(fi_event_open(f->event), FI_OK);
     CHECK_EQ(fi_ring_attach(&f->ring, &geometry, base, fd, f->event[1]), FI_OK);
     CHECK_EQ(fi_parent_init(&f->parent, &f->ring, spares, NULL), FI_OK);
+    map_slots(&f->ring);
     for (uint32_t w = 0; w < WORKERS; w++)
         fi_worker_init(f->workers + w, &f->ring, w, -1);
     now = f;
@@ -61,7 +63,8 @@ static inline void set_up(fixture *f, uint32_t spares)
 static inline void tear_down(fixture *f)
 {
     fi_parent_clear(&f->parent);
-    CHECK_EQ(fi_shm_unmap(f->ring.base, f->bytes), FI_OK);
+    fi_ring_detach(&f->ring);
+    CHECK_EQ(fi_shm_unmap(f->ring.base, f->control), FI_OK);
     close(f->ring.fd);
     close(f->event[0]);
     if (f->event[1] != f->event[0])

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "map_slots.h"
 #include "os/fi_platform.h"
 #include "ring_stress_rows.h"
 
@@ -25,7 +26,7 @@ typedef struct plan {
 typedef struct stress {
     fi_ring ring;
     fi_parent parent;
-    uint64_t bytes, random;
+    uint64_t control, random;
     int event[2];
     bool pipes, corrupt; /* bells are pipes; hints are overwritten at random */
     bool overtakes;      /* any batch that is ready is taken, not the oldest one */
@@ -315,16 +316,17 @@ static void take_one(stress *t)
 static void stress_open(stress *t, uint32_t slots, uint32_t workers, uint64_t first_q)
 {
     fi_geometry geometry = {slots, workers, MOST_ROWS, 1, SLOT_BYTES};
-    uint64_t control, need, have;
+    uint64_t total, need, have;
     int fd;
     void *base;
     CHECK(slots <= MOST_SLOTS && workers <= MOST_WORKERS);
-    CHECK_EQ(fi_ring_size(&geometry, &control, &t->bytes), FI_OK);
-    CHECK_EQ(fi_shm_open(t->bytes, &fd), FI_OK);
-    CHECK_EQ(fi_shm_map(fd, t->bytes, false, &base), FI_OK);
-    CHECK_EQ(fi_shm_commit(fd, 0, control, &need, &have), FI_OK);
+    CHECK_EQ(fi_ring_size(&geometry, &t->control, &total), FI_OK);
+    CHECK_EQ(fi_shm_open(total, &fd), FI_OK);
+    CHECK_EQ(fi_shm_map(fd, 0, t->control, false, &base), FI_OK);
+    CHECK_EQ(fi_shm_commit(fd, 0, t->control, &need, &have), FI_OK);
     CHECK_EQ(fi_event_open(t->event), FI_OK);
     CHECK_EQ(fi_ring_attach(&t->ring, &geometry, base, fd, t->event[1]), FI_OK);
+    map_slots(&t->ring);
     for (uint32_t w = 0; t->pipes && w < workers; w++) {
         CHECK_EQ(fi_pipe_open(t->bell_ends[w]), FI_OK);
         t->bell_writers[w] = t->bell_ends[w][1];
@@ -347,7 +349,8 @@ static void stress_close(stress *t)
     while (t->lease_count > 0)
         release_one(t);
     fi_parent_clear(&t->parent);
-    CHECK_EQ(fi_shm_unmap(t->ring.base, t->bytes), FI_OK);
+    fi_ring_detach(&t->ring);
+    CHECK_EQ(fi_shm_unmap(t->ring.base, t->control), FI_OK);
     close(t->ring.fd);
     close(t->event[0]);
     if (t->event[1] != t->event[0])

@@ -154,7 +154,7 @@ static void try_for(int64_t nanoseconds, uint32_t workers, bool meet, void (*att
     void *base;
     CHECK_EQ(fi_ring_size(&geometry, &control, &total), FI_OK);
     CHECK_EQ(fi_shm_open(total, &fd), FI_OK);
-    CHECK_EQ(fi_shm_map(fd, total, false, &base), FI_OK);
+    CHECK_EQ(fi_shm_map(fd, 0, control, false, &base), FI_OK);
     CHECK_EQ(fi_event_open(t.event), FI_OK);
     CHECK_EQ(fi_ring_attach(&t.ring, &geometry, base, fd, t.event[1]), FI_OK);
     CHECK_EQ(fi_parent_init(&t.parent, &t.ring, 0, NULL), FI_OK);

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "map_slots.h"
 #include "os/fi_platform.h"
 #include "ring/fi_stream.h"
 
@@ -16,7 +17,7 @@ enum { MOST_READERS = 12, BLOCK_ROWS = 16, STREAM_SLOT_BYTES = 1 << 16, ROW_BYTE
 typedef struct channel {
     fi_ring ring;
     fi_stream stream;
-    uint64_t bytes;
+    uint64_t control;
     uint64_t credit;
     int event[2];
     int bells[MOST_READERS][2];
@@ -45,15 +46,16 @@ static inline void channel_open(channel *c, uint32_t readers, uint32_t each, uin
                                 bool pipes, uint64_t seed)
 {
     fi_geometry geometry = {readers * each, readers, BLOCK_ROWS, 1, STREAM_SLOT_BYTES};
-    uint64_t control;
+    uint64_t total;
     int fd;
     void *base;
     *c = (channel){.random = seed, .credit = credit, .pipes = pipes || fi_bells_need_pipes()};
-    CHECK_EQ(fi_ring_size(&geometry, &control, &c->bytes), FI_OK);
-    CHECK_EQ(fi_shm_open(c->bytes, &fd), FI_OK);
-    CHECK_EQ(fi_shm_map(fd, c->bytes, false, &base), FI_OK);
+    CHECK_EQ(fi_ring_size(&geometry, &c->control, &total), FI_OK);
+    CHECK_EQ(fi_shm_open(total, &fd), FI_OK);
+    CHECK_EQ(fi_shm_map(fd, 0, c->control, false, &base), FI_OK);
     CHECK_EQ(fi_event_open(c->event), FI_OK);
     CHECK_EQ(fi_ring_attach(&c->ring, &geometry, base, fd, c->event[1]), FI_OK);
+    map_slots(&c->ring);
     for (uint32_t reader = 0; c->pipes && reader < readers; reader++) {
         CHECK_EQ(fi_pipe_open(c->bells[reader]), FI_OK);
         c->bell_writers[reader] = c->bells[reader][1];
@@ -70,7 +72,8 @@ static inline void channel_close(channel *c)
         close(c->bells[reader][1]);
     }
     fi_stream_clear(&c->stream);
-    CHECK_EQ(fi_shm_unmap(c->ring.base, c->bytes), FI_OK);
+    fi_ring_detach(&c->ring);
+    CHECK_EQ(fi_shm_unmap(c->ring.base, c->control), FI_OK);
     close(c->ring.fd);
     close(c->event[0]);
     if (c->event[1] != c->event[0])

@@ -42,8 +42,8 @@ static void test_readers_write_for_themselves(void)
     void *first, *second;
     char seen;
     write_at(fd, MIB - 1, 7);
-    CHECK_EQ(fi_shm_map(fd, MIB, true, &first), FI_OK);
-    CHECK_EQ(fi_shm_map(fd, MIB, true, &second), FI_OK);
+    CHECK_EQ(fi_shm_map(fd, 0, MIB, true, &first), FI_OK);
+    CHECK_EQ(fi_shm_map(fd, 0, MIB, true, &second), FI_OK);
     CHECK_EQ(((char *)first)[MIB - 1], 7);
     ((char *)first)[MIB - 1] = 8;
     CHECK_EQ(((char *)second)[MIB - 1], 7);
@@ -54,7 +54,7 @@ static void test_readers_write_for_themselves(void)
     CHECK_EQ(((char *)second)[MIB - 1], 7);
     CHECK_EQ(munmap(first, MIB), 0);
     CHECK_EQ(munmap(second, MIB), 0);
-    CHECK_EQ(fi_shm_map(-1, MIB, true, &first), EBADF);
+    CHECK_EQ(fi_shm_map(-1, 0, MIB, true, &first), EBADF);
 }
 
 static void test_no_page_before_the_writing(void)

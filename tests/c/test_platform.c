@@ -95,7 +95,7 @@ static void test_mapping_is_shared_until_told_otherwise(void)
 {
     int fd;
     CHECK_EQ(fi_shm_open(MIB, &fd), FI_OK);
-    CHECK_EQ(fi_shm_map(fd, MIB, false, &shared_base), FI_OK);
+    CHECK_EQ(fi_shm_map(fd, 0, MIB, false, &shared_base), FI_OK);
     CHECK_EQ(in_child(write_shared), 0);
     CHECK_EQ(*(volatile char *)shared_base, 42);
 #ifdef __linux__
@@ -110,7 +110,7 @@ static void test_mapping_is_shared_until_told_otherwise(void)
     CHECK_EQ(fi_shm_unmap(shared_base, MIB), FI_OK);
     expect_unmapped();
     close(fd);
-    CHECK(fi_shm_map(-1, MIB, false, &shared_base) > 0);
+    CHECK(fi_shm_map(-1, 0, MIB, false, &shared_base) > 0);
 }
 
 static void test_commit(void)

@@ -368,7 +368,7 @@ static void test_commit_refused(void)
     void *base;
     CHECK_EQ(fi_ring_size(&geometry, &control, &total), FI_OK);
     CHECK_EQ(fi_shm_open(total, &fd), FI_OK);
-    CHECK_EQ(fi_shm_map(fd, control, false, &base), FI_OK);
+    CHECK_EQ(fi_shm_map(fd, 0, control, false, &base), FI_OK);
     CHECK_EQ(fi_ring_attach(&ring, &geometry, base, fd, -1), FI_OK);
     CHECK_EQ(fi_parent_init(&parent, &ring, 0, NULL), FI_OK);
     CHECK_EQ(
@@ -384,6 +384,7 @@ static void test_commit_refused(void)
     CHECK_EQ(fi_heap_take(&ring, 0, 100, &offset, &need, &have), FI_OK);
     CHECK_EQ(offset, 0);
     fi_parent_clear(&parent);
+    fi_ring_detach(&ring);
     CHECK_EQ(fi_shm_unmap(base, control), FI_OK);
     close(fd);
 }

@@ -80,10 +80,35 @@ def descriptors() -> dict[int, str]:
     return {fd: link for fd, link in found.items() if not link.startswith("/proc/")}
 
 
+def _our_mappings(pid: int | str) -> Iterator[tuple[int, str]]:
+    """Bytes of each mapping of fastiter's memory in a process, and the file's device and number."""
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        if any(name in line for name in OUR_FILES):
+            place, _, _, device, number, *_ = line.split()
+            begin, end = (int(address, 16) for address in place.split("-"))
+            yield end - begin, f"{device} {number}"
+
+
 def mapped_arenas(pid: int | str = "self") -> int:
-    """Mappings of fastiter's memory in a process."""
-    maps = Path(f"/proc/{pid}/maps").read_text()
-    return sum(maps.count(name) for name in OUR_FILES)
+    """How many files of fastiter's memory a process maps."""
+    return len({file for _, file in _our_mappings(pid)})
+
+
+def mapped_bytes(pid: int | str = "self") -> int:
+    """Address space of a process that fastiter's memory takes."""
+    return sum(nbytes for nbytes, _ in _our_mappings(pid))
+
+
+def memory_behind(array: Any, fd: int) -> int:
+    """Bytes from an array's beginning to the next ones of its file that have no memory."""
+    address = array.__array_interface__["data"][0]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, _, offset, *_ = line.split()
+        begin, end = (int(number, 16) for number in place.split("-"))
+        if begin <= address < end:
+            start = address - begin + int(offset, 16)
+            return os.lseek(fd, start, os.SEEK_HOLE) - start
+    raise AssertionError("the array lies in no mapping")
 
 
 def is_shared(array: Any) -> bool:

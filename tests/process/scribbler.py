@@ -15,6 +15,7 @@ from outside import OUR_FILES
 _PAGE = 4096
 _LINE = 64
 _SCHEMA_BYTES = _START_ERROR_BYTES = 64 << 10
+_TRACE_BYTES = 1 << 20
 _HUGE = 2 << 20
 
 
@@ -54,7 +55,8 @@ def regions(geometry: tuple[int, int, int, int, int]) -> dict[str, Region]:
 def payload_start(geometry: tuple[int, int, int, int, int]) -> int:
     """Where the first slot's payload begins."""
     last = regions(geometry)["start_errors"]
-    return -(-(last.start + last.bytes) // _HUGE) * _HUGE
+    traces = geometry[1] * _TRACE_BYTES
+    return -(-(last.start + last.bytes + traces) // _HUGE) * _HUGE
 
 
 def memory_of(pid: int) -> str:
