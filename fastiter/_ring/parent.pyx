@@ -582,7 +582,7 @@ cdef class BatchScheduler(ParentRing):
         cdef uint64_t used = self.arena.ring.windows[slot].used
         if record.phase == FI_LEASED and used > 0 and (
                 record.q + self.arena.ring.geometry.slots < self.parent.head
-                and fi_parent_committed(&self.parent, slot) > used + max(used // 8, KEPT_SLACK)):
+                and fi_parent_committed(&self.parent, slot) > used + max(used // 8, <uint64_t>KEPT_SLACK)):
             with nogil:
                 fi_parent_decommit(&self.parent, slot, used)
 

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import ctypes
 import functools
-import os
 from typing import Any
 
 import torch

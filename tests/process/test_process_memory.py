@@ -354,7 +354,7 @@ def test_a_ring_that_is_closed_in_the_middle_of_a_call(make):
         return data
 
     iterator = Ending(Objects(40, 2 * MIB), 2, n_processes=1, shuffle=False, context="fork")
-    for number in range(3):
+    for _ in range(3):
         next(iterator)
     closing.append(os.getpid())
     batch = next(iterator)
