@@ -35,17 +35,19 @@ class ArrowDataset(DatasetMixin):
 
     Values equal those of ``to_pylist()``: numbers, dates and timestamps are NumPy scalars of the
     Arrow type's dtype (in UTC, if they have a zone), lists of numbers are arrays, lists of such
-    lists are lists of arrays, strings and binaries are str and bytes. Anything else is what pyarrow
-    converts it to. In batches of `concat_examples`, numbers and lists of numbers are arrays, and
-    all other columns lists.
+    lists are lists of arrays, strings and binaries are str and bytes; tensors, and Array2D to
+    Array5D of Hugging Face, are arrays. Anything else is what pyarrow converts it to. In batches of
+    `concat_examples`, numbers and lists of numbers are arrays, and all other columns lists.
 
     Parameters
     ----------
     source : pyarrow.Table, RecordBatch, ChunkedArray or Array, datasets.Dataset, frame or path
         Paths, also a list or a pattern of them, or a folder, name files of Parquet, or of the Arrow
-        IPC format, random access or stream. Row groups of Parquet files are decoded when they are
-        needed, once for all processes; see `row_group_ends`. Of a pandas frame the columns count,
-        not the index. Other objects, such as Polars frames, need the method
+        IPC format, random access or stream. Of a folder that `datasets` has saved those count that
+        it lists, of others all but names that begin with "." or "_". Row groups of Parquet files
+        are decoded when they are needed, once for all processes; see `row_group_ends`. Of a pandas
+        frame the columns count, not the index. Other objects, such as Polars frames, need the
+        method
         ``__arrow_c_stream__``. Of a `datasets.Dataset` the order of its rows and the columns of its
         format count, not the format's type. Where it has a transform or features to decode,
         examples come from its own ``__getitems__``.
@@ -59,7 +61,7 @@ class ArrowDataset(DatasetMixin):
         text takes their place, and a bool field ``NAME_valid`` follows each column that has some.
         "none": the values of such a column are Python objects, None among them.
     fill_null : dict, optional
-        By name, a value that takes the place of nulls in a column of numbers or texts.
+        By name, a value of the column's type that takes the place of nulls.
     dictionaries : {"values", "codes"}
         What an example holds of a column of dictionary type. Codes count the values of all chunks.
     strings : {"str", "padded"}
@@ -76,7 +78,8 @@ class ArrowDataset(DatasetMixin):
         If the source is none of these, or a `datasets.IterableDataset`.
     ValueError
         If a row has a null that no argument allows; the message names the column, its type and the
-        row. Or if an argument has another value than these, or a file another format.
+        row. Or if an argument has another value than these, a file another format, or other
+        contents than when the dataset was made, or a folder is more than one table.
 
     Examples
     --------

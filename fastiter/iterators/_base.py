@@ -640,9 +640,9 @@ class PlannedIterator(IteratorProperties):
     def state_dict(self) -> dict[str, Any]:
         """Return the iteration's state as a dict, for `load_state_dict`.
 
-        The same as `serialize` saves. With a sampler that has a seed, or without an order, it is a
-        few numbers whatever the dataset's size, which JSON takes; otherwise the order is in it, as
-        an int64 array.
+        The same as `serialize` saves, of plain types, which JSON and ``torch.load`` take. With a
+        sampler that has a seed, or without an order, it is a few numbers whatever the dataset's
+        size; otherwise the order is in it, as a text.
         """
         with self._lock:
             save = holes_as_dict if self._planner.has_holes else as_dict
