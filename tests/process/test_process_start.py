@@ -395,3 +395,58 @@ print(found)
 
 def test_a_forked_worker_begins_while_others_are_forked(tmp_path):
     assert run_script(tmp_path, EARLY)[:2] == (0, "[None, True]\n")
+
+
+# ---- what a fork takes along ---------------------------------------------------------------------
+
+STATE = """
+import multiprocessing, os, threading
+from fastiter import MultiprocessIterator
+from fastiter.reader import multiprocess_reader
+
+SETTINGS = {"scale": 1}
+NAMES = list({"cat", "dog", "horse", "frog", "ship", "truck", "bird", "deer"})
+print("main", flush=True)
+
+def facts():
+    umask = os.umask(0)
+    os.umask(umask)
+    return SETTINGS["scale"], MODE, NAMES, os.environ.get("SET_LATE"), umask
+
+def read():
+    yield facts()
+
+if __name__ == "__main__":
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    SETTINGS["scale"], MODE = 7, "train"
+    os.umask(0o077)
+
+    class Dataset:
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return facts()
+
+    for value in ("first", "second"):
+        os.environ["SET_LATE"] = value
+        here = facts()
+        for context in (None, multiprocessing):
+            options = {"n_processes": 1, "repeat": False, "context": context}
+            with MultiprocessIterator(Dataset(), 2, **options) as iterator:
+                assert next(iterator) == [here, here]
+            assert list(multiprocess_reader([read], context=context)()) == [here]
+    assert multiprocessing.get_start_method(allow_none=True) is None
+    print("same")
+"""
+
+
+@pytest.mark.skipif(
+    multiprocessing.get_all_start_methods()[0] != "fork",
+    reason="this interpreter's default is not to fork",
+)
+def test_workers_have_the_state_of_the_program_beside_a_thread(tmp_path):
+    """What the main block has set, a class of it, the order of a set, environment and umask; and
+    the main module runs once."""
+    status, out, err = run_script(tmp_path, STATE)
+    assert (status, out) == (0, "main\nsame\n"), err

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
+import pickle
 import subprocess
 import sys
 
@@ -95,3 +97,62 @@ def test_openblas_computes_in_all_threads_again_with_the_first_batch():
     """Its threads start after the forks, and not beside workers that make the first batch."""
     done = subprocess.run([sys.executable, "-c", BLAS], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+# ---- the start method ----------------------------------------------------------------------------
+
+SAFE = """
+import sys, threading
+import torch
+from fastiter.torch import DataLoader
+
+class Parents(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        import os
+        return os.getppid()
+
+if __name__ == "__main__":
+    import os
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    for context in (None, "safe"):
+        loader = DataLoader(Parents(), 8, num_workers=1, multiprocessing_context=context)
+        (parents,) = loader
+        print(set(parents.tolist()) == {os.getpid()})
+"""
+
+
+def test_safe_starts_no_worker_by_a_fork_beside_threads(tmp_path):
+    forks = multiprocessing.get_all_start_methods()[0] == "fork"
+    (tmp_path / "program.py").write_text(SAFE)
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.split() == [str(forks), "False"], done.stderr
+
+
+def test_the_context_is_torchs_or_safe():
+    """Its errors, and the attribute, are torch's; a loader that is 'safe' can be copied and sent,
+    which one with a context cannot."""
+    torchs, ours = torch.utils.data.DataLoader, DataLoader
+    for context, workers in (("thread", 1), ("safer", 1), (3, 1), ("fork", 0), (True, 0)):
+        texts = []
+        for kind in (torchs, ours):
+            with pytest.raises((ValueError, TypeError)) as caught:
+                kind([1], num_workers=workers, multiprocessing_context=context)
+            texts.append((caught.type, str(caught.value)))
+        assert texts[0] == texts[1]
+    with pytest.raises(ValueError, match="multi-process loading"):
+        ours([1], multiprocessing_context="safe")
+    for context in ("fork", multiprocessing.get_context("spawn"), None):
+        given = [k([1], num_workers=1, multiprocessing_context=context) for k in (torchs, ours)]
+        assert given[0].multiprocessing_context is given[1].multiprocessing_context
+    loader = ours([1], num_workers=1, multiprocessing_context="safe")
+    for other in (loader, copy.copy(loader), pickle.loads(pickle.dumps(loader))):
+        assert other.multiprocessing_context == "safe"
+    loader.multiprocessing_context = "spawn"
+    assert loader.multiprocessing_context is multiprocessing.get_context("spawn")
+    loader.multiprocessing_context = None
+    assert loader.multiprocessing_context is None
