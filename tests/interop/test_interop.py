@@ -74,7 +74,7 @@ if __name__ == "__main__":
     jax.numpy.ones(3).sum()  # its threads live now, and it warns of forks
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     with MultiprocessIterator(
-        dataset, 4, shuffle=False, n_processes=1, converter=concat_examples
+        dataset, 4, shuffle=False, n_processes=1, converter=concat_examples, context="safe"
     ) as iterator:
         for _ in range(10):  # the first batches teach what the examples are like
             next(iterator)

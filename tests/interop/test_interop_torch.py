@@ -461,7 +461,7 @@ if __name__ == "__main__":
     torch.set_num_threads(2)
     torch.ones(1 << 22).sum()  # its pool lives now
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    for context in (None, "fork"):
+    for context in ("safe", "fork"):
         with MultiprocessIterator(
             Products(), 4, shuffle=False, n_processes=2, converter=concat_examples, context=context
         ) as iterator:

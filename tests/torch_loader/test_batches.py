@@ -528,16 +528,20 @@ def test_a_worker_init_fn_that_ends_the_worker_is_named():
 
 
 FORKING = """
-import threading
 import warnings
 from fastiter.torch import DataLoader
 
+class OfGpu:
+    __cuda_array_interface__ = {"version": 3}
+
+class Dataset(list):
+    pass
+
 if __name__ == "__main__":
-    release = threading.Event()
-    threading.Thread(target=release.wait).start()
+    dataset = Dataset([0])
+    dataset.table = OfGpu()
     with warnings.catch_warnings(record=True) as caught:
-        list(DataLoader([0], num_workers=1, multiprocessing_context="fork"))
-    release.set()
+        list(DataLoader(dataset, num_workers=1, multiprocessing_context="fork"))
     print(*(warning.message for warning in caught))
 """
 
@@ -546,8 +550,8 @@ def test_the_warning_of_a_fork_names_the_loaders_arguments(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(FORKING)
     text = run(program).stdout
-    assert "because multiprocessing_context='fork' was passed" in text
-    assert "(multiprocessing_context='forkserver', with" in text and "(iter(loader))" in text
+    assert "the dataset holds arrays of a GPU" in text
+    assert "Pass multiprocessing_context='safe'" in text
 
 
 def test_the_loader_is_torchs():
