@@ -167,7 +167,7 @@ class _Popen(popen_forkserver.Popen):
         message = io.BytesIO()
         data = spawn.get_preparation_data(process_obj.name)
         main = {key: data.pop(key) for key in list(data) if key.startswith("init_main")}
-        process_obj.origin = ProcessState.of_this(main)
+        process_obj.origin = ProcessSettings.of_this(main)
         set_spawning_popen(self)
         try:
             reduction.dump(data, message)
@@ -251,7 +251,7 @@ def give_up(seconds: float) -> None:
             time.sleep(0.005)
 
 
-class ProcessState(NamedTuple):
+class ProcessSettings(NamedTuple):
     """What a forked worker would inherit from the program, and one of the server gets as the server
     has had it since its start."""
 
@@ -263,7 +263,7 @@ class ProcessState(NamedTuple):
     main_module: dict[str, Any]  # what `spawn.prepare` takes to import it
 
     @classmethod
-    def of_this(cls, main_module: dict[str, Any]) -> ProcessState:
+    def of_this(cls, main_module: dict[str, Any]) -> ProcessSettings:
         """That of this process and thread."""
         cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         limits = {kind: resource.getrlimit(kind) for kind in _LIMITS}
@@ -304,7 +304,7 @@ _LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name[:7] 
 class ForkServerWorker(ForkServerProcess):
     """A process that this server starts."""
 
-    origin: ProcessState
+    origin: ProcessSettings
 
     @staticmethod
     def _Popen(process_obj: Any) -> _Popen:
@@ -318,7 +318,7 @@ class ForkServerWorker(ForkServerProcess):
 def import_main_module() -> BaseException | None:
     """In a worker of the server, imports the program's main module; returns what it raises."""
     this: Any = process.current_process()
-    origin: ProcessState | None = getattr(this, "origin", None)
+    origin: ProcessSettings | None = getattr(this, "origin", None)
     if origin is None:
         return None
     this._inheriting = True  # the module may start no processes
