@@ -19,7 +19,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, _DatasetKind
 from fastiter._fetch.dataset_access import is_stateful
 
 
-class NoState(NamedTuple):
+class NotSaved(NamedTuple):
     """In place of the state of an object whose ``state_dict()`` has failed. The loop goes on: only
     who asks for the loader's state has to know."""
 
@@ -27,23 +27,23 @@ class NoState(NamedTuple):
 
 
 def state_if_any(value: Any) -> Any:
-    """The state of an object that has one, or `NoState`; else None."""
+    """The state of an object that has one, or `NotSaved`; else None."""
     if not is_stateful(value):
         return None
     try:
         return value.state_dict()
     except Exception:
-        return NoState(f"state_dict() of {type(value).__name__} failed\n{traceback.format_exc()}")
+        return NotSaved(f"state_dict() of {type(value).__name__} failed\n{traceback.format_exc()}")
 
 
-def lack_of(*states: dict[str, Any] | None) -> NoState | None:
-    """The first `NoState` among the values."""
+def lack_of(*states: dict[str, Any] | None) -> NotSaved | None:
+    """The first `NotSaved` among the values."""
     values = (value for state in states for value in (state or {}).values())
-    return next((value for value in values if isinstance(value, NoState)), None)
+    return next((value for value in values if isinstance(value, NotSaved)), None)
 
 
 def refuse_lack(*states: dict[str, Any] | None) -> None:
-    """Raise RuntimeError if one of the values is a `NoState`."""
+    """Raise RuntimeError if one of the values is a `NotSaved`."""
     lack = lack_of(*states)
     if lack is not None:
         raise RuntimeError(lack.text)
