@@ -150,16 +150,15 @@ typedef struct fi_geometry {
 #define FI_TRACE_BYTES (1u << 20)
 
 /* What this process has mapped of one slot (fi_window.h). */
-typedef struct fi_window fi_window;
 enum { FI_WINDOWS = 25 };
-struct fi_window {
+typedef struct fi_window {
     char *address;  /* the largest mapping; */
     uint64_t bytes; /* 0: there is none */
-    char *each[FI_WINDOWS]; /* all of them, by size */
-    uint64_t used;          /* bytes that a lease of the slot needs; 0: perhaps all */
+    uint64_t used;  /* bytes that a lease of the slot needs; 0: perhaps all */
     _Atomic uint32_t holders; /* this process' ring, and leases */
     atomic_bool is_shared;    /* a forked child may have views of it */
-};
+    char *each[FI_WINDOWS];   /* all mappings, by size */
+} fi_window;
 
 /* This process' view of the shared segment. Pointers are private, offsets are shared. */
 typedef struct fi_ring {

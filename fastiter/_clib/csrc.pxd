@@ -312,7 +312,6 @@ cdef extern from "ring/fi_ring_parent.h" nogil:
                         uint64_t *word)
     void fi_parent_take(fi_parent *parent, uint32_t slot, bint copied)
     void fi_parent_drop(fi_parent *parent, uint32_t slot)
-    void fi_parent_release(fi_parent *parent, uint32_t slot, bint not_again)
     uint32_t fi_parent_usable(const fi_parent *parent)
     void fi_parent_reset(fi_parent *parent)
     uint32_t fi_parent_losses(const fi_parent *parent, uint32_t worker, fi_loss *losses,
@@ -381,6 +380,7 @@ cdef extern from "ring/fi_stream.h" nogil:
         bint ended
     ctypedef struct fi_stream:
         fi_source *source
+        fi_returned returned
     ctypedef struct fi_part:
         uint64_t q
         uint32_t slot
@@ -394,7 +394,6 @@ cdef extern from "ring/fi_stream.h" nogil:
     uint32_t fi_stream_row_code(const fi_stream *stream, uint32_t reader, uint32_t row)
     bint fi_stream_lend(fi_stream *stream, uint32_t reader)
     void fi_stream_leave(fi_stream *stream, uint32_t reader, uint32_t flags)
-    void fi_stream_release(fi_stream *stream, uint32_t slot, bint not_again)
     void fi_stream_collect(fi_stream *stream)
     void fi_stream_grant(fi_stream *stream, uint64_t samples)
 

@@ -1,6 +1,6 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from fastiter._clib.csrc cimport fi_parent, fi_returned, fi_views
+from fastiter._clib.csrc cimport fi_parent
 from fastiter._order.plan cimport Plan, PlanQueue
 from fastiter._ring.arena cimport Arena
 from fastiter._ring.schema cimport Schema
@@ -10,17 +10,16 @@ cdef class ParentRing:
     cdef object __weakref__
     cdef readonly Arena arena
     cdef fi_parent parent
-    cdef fi_views views
     cdef int *bell_writers
     cdef list bell_pipes
     cdef _close_bells(self)
     cdef int end_arena(self) except -1
-    cdef void release(self, uint32_t slot, bint may_be_forked) noexcept
 
 
 cdef class Lease:
     cdef readonly Arena arena
-    cdef ParentRing ring  # None: the lease owns nothing, what it shows is copied
+    cdef bint is_owner  # else what it shows is copied
+    cdef object keeper  # has the slot registered with a GPU; or None
     cdef readonly Schema schema  # None: nothing is in columns
     cdef readonly Py_ssize_t rows
     cdef readonly list places  # number of each row in the ring, once rows were dropped
@@ -33,7 +32,7 @@ cdef class Lease:
     cdef uint64_t exported  # columns that were exported: a bit for each field
     cdef int point_at(self, Arena arena, uint32_t slot, uint64_t q, uint64_t bytes) except -1
     cdef int grow(self, uint64_t bytes) except -1
-    cdef void own(self, ParentRing ring) noexcept
+    cdef void own(self, object keeper) noexcept
     cdef int check(self, uint64_t offset, uint64_t size) except -1
     cdef object load_at(self, uint64_t offset, uint64_t size, uint32_t row, uint32_t kind,
                         bint copy)
@@ -60,7 +59,6 @@ cdef class BatchScheduler(ParentRing):
     cdef readonly uint64_t calls
     cdef readonly uint64_t ready_sum
     cdef public object registration  # of slots with a GPU, see `cover_first` and `collect`; or None
-    cdef fi_returned ended  # slots of leases that have ended, where there is a registration
     cdef list resting  # [stack of such slots, mark behind the copies out of them], the oldest first
     cdef int end_arena(self) except -1
     cdef int cover_first(self) except -1

@@ -40,6 +40,7 @@ cdef enum:
     TRIM_SLACK = 4 << 20
     RECENT = 16  # batches
     KEPT_SLACK = 1 << 20  # bytes that a slot of a kept batch may have beyond it
+    TRIM_TURN = 8  # batches from one look at such a slot to the next
 
 cdef object loads = pickle.loads
 cdef fi_forks forks  # of this process
@@ -126,13 +127,6 @@ cdef class ParentRing:
             close(ends[0])
             close(ends[1])
 
-    cdef void release(self, uint32_t slot, bint may_be_forked) noexcept:
-        """Takes a leased slot back; if a child may have views of it, it is never used again.
-
-        Called on any thread, without the lock.
-        """
-        fi_parent_release(&self.parent, slot, may_be_forked)
-
     def bell_pipe(self, uint32_t worker):
         """The descriptor that worker `worker` sleeps on, or -1 where doorbells are futexes."""
         return self.bell_pipes[worker][0] if self.bell_pipes else -1
@@ -188,7 +182,7 @@ cdef class ParentRing:
     @property
     def has_views(self):
         """Whether an array in shared memory is alive. Any thread may ask."""
-        return fi_views_count(&self.views) > 0
+        return fi_views_count(&self.arena.views) > 0
 
     # ---- the workers' starts, reports and traces
 
@@ -264,19 +258,19 @@ cdef class ParentRing:
 # ---- leases --------------------------------------------------------------------------------------
 
 
-@cython.no_gc_clear  # __dealloc__ gives the slot back to the ring
+@cython.no_gc_clear  # __dealloc__ gives the slot back
 cdef class Lease:
     """Owner of a taken slot: arrays in it are alive through this object, and it through them.
 
     It exports the slot's committed bytes, writable. When the last view dies, the slot goes back to
     the ring, by one lock-free push that calls no Python, so garbage collection may do it anywhere.
     If the ring is closed by then, the slot's memory goes back to the system. If the program has
-    forked meanwhile, the child may have a view: then the slot is never used again. A lease without
-    a ring owns nothing: its batch is copied out.
+    forked meanwhile, the child may have a view: then the slot is never used again. A lease that
+    is no owner holds the slot's memory only: its batch is copied out.
     """
 
     cdef int point_at(self, Arena arena, uint32_t slot, uint64_t q, uint64_t bytes) except -1:
-        """Begins. The slot stays mapped as long as the lease lives, with or without a ring."""
+        """Begins. The slot stays mapped as long as the lease lives."""
         arena.reach(slot, bytes)
         fi_slot_hold(&arena.ring, slot)
         self.arena = arena
@@ -291,18 +285,20 @@ cdef class Lease:
         self.bytes = bytes
         return 0
 
-    cdef void own(self, ParentRing ring) noexcept:
-        self.ring = ring
-        self.began = fi_view_begins(&ring.views, &forks)
+    cdef void own(self, object keeper) noexcept:
+        """The slot is the program's until the lease ends, and `keeper` lives so long."""
+        self.is_owner = True
+        self.keeper = keeper
+        self.began = fi_view_begins(&self.arena.views, &forks)
 
     def __dealloc__(self):
         cdef bint is_shared
         if self.arena is None:
             return
         is_shared = self.arena.pid != fi_process_id()
-        if self.ring is not None and not is_shared:
-            is_shared = fi_view_ends(&self.ring.views, &forks, self.began)
-            self.ring.release(self.slot, is_shared)
+        if self.is_owner and not is_shared:
+            is_shared = fi_view_ends(&self.arena.views, &forks, self.began)
+            fi_returned_push(&self.arena.returned, self.slot, is_shared)
         if fi_slot_let_go(&self.arena.ring, self.slot, is_shared):
             with nogil:  # the ring is closed
                 fi_slot_free(&self.arena.ring, self.slot)
@@ -324,7 +320,7 @@ cdef class Lease:
     @property
     def is_copied(self):
         """Whether it owns nothing, so that what is made of it must be copied."""
-        return self.ring is None
+        return not self.is_owner
 
     def load(self, uint32_t row, uint32_t kind, bint copy):
         """The object that was packed as a whole for a row, or for `WHOLE_BATCH`.
@@ -384,14 +380,6 @@ cdef class BatchScheduler(ParentRing):
     ``is_done(mark)``. ``keep(addresses)`` ends all of them but those of the batches that are alive.
     """
 
-    def __cinit__(self, Arena arena, *_):
-        self.ended.next = <uint32_t *>calloc(arena.ring.geometry.slots, sizeof(uint32_t))
-        if self.ended.next == NULL:
-            raise MemoryError()
-
-    def __dealloc__(self):
-        free(self.ended.next)
-
     def __init__(self, Arena arena, uint32_t spares, Py_ssize_t n_prefetch):
         self.resting = []
         self.n_prefetch = n_prefetch
@@ -435,21 +423,20 @@ cdef class BatchScheduler(ParentRing):
                 raise
         fi_parent_publish(&self.parent)
 
-    cdef void release(self, uint32_t slot, bint may_be_forked) noexcept:
-        fi_returned_push(&self.parent.returned if self.registration is None else &self.ended, slot,
-                         may_be_forked)
-
     cdef int collect(self) except -1:
         """Frees the slots whose leases have ended, and that no GPU reads any more."""
-        cdef uint32_t stack = fi_returned_take(&self.ended)
+        cdef fi_returned *returned = &self.arena.returned
+        cdef uint32_t stack = fi_returned_take(returned)
         cdef list entry
-        if stack != 0:
+        if stack != 0 and self.registration is None:
+            fi_returned_move(returned, stack, &self.parent.returned)
+        elif stack != 0:
             self.resting.append([stack, None])
         for entry in self.resting:
             if entry[1] is None:  # an interrupted call may have left some
                 entry[1] = self.registration.mark()
         while self.resting and self.registration.is_done(self.resting[0][1]):
-            fi_returned_move(&self.ended, self.resting.pop(0)[0], &self.parent.returned)
+            fi_returned_move(returned, self.resting.pop(0)[0], &self.parent.returned)
         fi_parent_collect(&self.parent)
         return 0
 
@@ -558,7 +545,9 @@ cdef class BatchScheduler(ParentRing):
             # That one is used now and then; others may lie deep in the stack for ever.
             self.trim(self.parent.free_stack[<uint32_t>self.parent.tail % self.parent.free_count],
                       bytes)
-            self.trim_kept(<uint32_t>self.parent.tail % self.arena.ring.geometry.slots)
+            if self.parent.tail % TRIM_TURN == 0:
+                self.trim_kept(<uint32_t>(
+                    self.parent.tail // TRIM_TURN % self.arena.ring.geometry.slots))
         if commit > fi_parent_committed(&self.parent, slot):
             with nogil:
                 rc = fi_parent_commit(&self.parent, slot, commit, &need, &have)
@@ -720,7 +709,7 @@ cdef class BatchScheduler(ParentRing):
         lease.rows = self.parent.slot[slot].n
         lease.flags = flags
         if not copied:
-            lease.own(self)
+            lease.own(self.registration)
         fi_parent_take(&self.parent, slot, copied)
         del self.scheduled[0]
         used = min(fi_slot_used(&self.arena.ring, slot), <uint64_t>lease.bytes)

@@ -222,9 +222,6 @@ cdef class StreamRing(ParentRing):
     def __dealloc__(self):
         fi_stream_clear(&self.stream)
 
-    cdef void release(self, uint32_t slot, bint may_be_forked) noexcept:
-        fi_stream_release(&self.stream, slot, may_be_forked)
-
     def take_samples(self, Py_ssize_t most):
         """Some of what is ready, of one reader, in turn; None if nothing is ready.
 
@@ -234,6 +231,8 @@ cdef class StreamRing(ParentRing):
         OverwrittenError if shared memory was overwritten.
         """
         cdef uint32_t readers = self.arena.ring.geometry.workers, reader
+        fi_returned_move(&self.arena.returned, fi_returned_take(&self.arena.returned),
+                         &self.stream.returned)
         fi_stream_collect(&self.stream)
         for _ in range(readers):
             reader = self.turn
@@ -283,7 +282,7 @@ cdef class StreamRing(ParentRing):
         cdef uint32_t version
         lease.point_at(self.arena, slot, q, fi_parent_committed(&self.parent, slot))
         if fi_stream_lend(&self.stream, reader):
-            lease.own(self)
+            lease.own(None)
         block.lease = lease
         version = fi_slot_schema(&self.arena.ring, slot)
         if version == 0:
@@ -298,11 +297,11 @@ cdef class StreamRing(ParentRing):
     cdef object read(self, Block block, uint32_t row, uint32_t code, uint32_t reader):
         cdef StreamLease lease = block.lease
         if code == FI_ROW_OK and lease.schema is not None and row < lease.schema.rows:
-            return read_example(lease, row, lease.ring is None)
+            return read_example(lease, row, not lease.is_owner)
         if code != FI_SPILL:
             raise OverwrittenError(
                 f"shared memory was overwritten: row {row} of a block of reader {reader}")
-        return lease.load(row, FI_PACKED_EXAMPLE, lease.ring is None)
+        return lease.load(row, FI_PACKED_EXAMPLE, not lease.is_owner)
 
     def grant(self, uint64_t samples):
         """Lets readers publish that many samples more."""

@@ -160,14 +160,14 @@ def test_many_loaders_at_once_in_a_small_address_space(output_of):
 def test_many_kept_batches_in_a_small_address_space(output_of):
     out = output_of("""
         if __name__ == "__main__":
-            limit(3 << 29)
+            limit(1 << 30)
             kept = []
-            for epoch in range(60):
+            for epoch in range(24):
                 with make() as iterator:
                     batches = [next(iterator) for _ in range(3)]
                     kept.append(batches[epoch % 3][0])
                 del batches
-            assert [int(x[9]) for x in kept] == [epoch % 3 for epoch in range(60)]
+            assert [int(x[9]) for x in kept] == [epoch % 3 for epoch in range(24)]
             print("done")
         """)
     assert out == "done\n"
@@ -229,7 +229,7 @@ def test_a_kept_batch_gives_back_what_its_slot_has_beyond_meanwhile(make, memory
         if array.size == small and len(held) < 2:
             held.append((number, array))
     watch(memory)
-    for _ in range(iterator.stats().slots + 60):
+    for _ in range(8 * (iterator.stats().slots + 40)):  # in turn, one slot in eight batches
         next(iterator)
     for number, array in held:
         assert memory_behind(array, memory[-1]) <= small + 2 * MIB
