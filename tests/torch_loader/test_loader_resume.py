@@ -210,13 +210,14 @@ def test_another_number_of_ranks(n, before, after, drop_last):
     n_steps = len(ranks(n, before, size, **arguments)[0])
     whole = in_turn([flat(map(values, loader)) for loader in ranks(n, after, size, **arguments)])
     loads = 0
-    for steps in range(n_steps + 1):
+    multiple = after // math.gcd(after, before * size)
+    some = {0, 1, multiple, multiple + 1, n_steps // 2, n_steps - 1, n_steps}
+    for steps in sorted(step for step in some if 0 <= step <= n_steps):
         found = [taken(loader, steps) for loader in ranks(n, before, size, **arguments)]
         first = in_turn([keys for keys, _ in found])
         _, state = found[0]
         others = ranks(n, after, size, **arguments)
         if len(first) % after:
-            multiple = after // math.gcd(after, before * size)
             says = rf"num_replicas = {before}, which is now {after}.* of {multiple} steps"
             with pytest.raises(ValueError, match=says):
                 rest_of(others[0], state)
