@@ -193,9 +193,9 @@ def test_every_page_is_in_a_table_of_contents() -> None:
 
 
 def proofs() -> list[tuple[str, str]]:
-    """The tests that the table of faults names: file in this directory, and function."""
-    text = (ROOT / "docs" / "reference" / "reliability.md").read_text()
-    return [(node[1], node[3]) for node in NODE.finditer(text)]
+    """The tests that pages name as proofs: file in this directory, and function."""
+    pages = (ROOT / "docs" / "reference" / f"{name}.md" for name in ("reliability", "fidelity"))
+    return [(node[1], node[3]) for page in pages for node in NODE.finditer(page.read_text())]
 
 
 @pytest.mark.parametrize("file", sorted({file for file, _ in proofs()}))
