@@ -68,7 +68,7 @@ class OrderKeys:
         if type(self._sampler) is SequentialSampler:
             return n
         generator = self._sampler.generator
-        self._rewind("order", generator or torch.default_generator)
+        self._rewind("order", torch.default_generator if generator is None else generator)
         if generator is None:
             generator = torch.Generator()
             generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
