@@ -1,14 +1,19 @@
-"""Statuses of the C library as exceptions, its constants, and what it tells of time, memory and the
-parent process."""
+"""Statuses of the C library as exceptions, its constants, what it tells of time, memory and the
+parent process, and what a fork needs."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport ENOMEM
 from libc.stdint cimport int64_t, uint64_t
+from libc.signal cimport raise_, sig_atomic_t
+from posix.signal cimport SA_SIGINFO, sigaction, sigaction_t
 from posix.unistd cimport usleep
 
 from fastiter._clib.csrc cimport *
 
 import os
+import signal
+import threading
 
 from fastiter.errors import OverwrittenError
 
@@ -160,4 +165,85 @@ cdef void after_fork() noexcept:
     is_armed = False
 
 
-check(pthread_atfork(before_fork, after_fork, after_fork), "preparing forks")
+cdef void after_fork_in_child() noexcept:
+    after_fork()
+    restore_handlers()
+
+
+check(pthread_atfork(before_fork, after_fork, after_fork_in_child), "preparing forks")
+
+
+# ---- handlers of signals that wait ---------------------------------------------------------------
+
+cdef enum:
+    SIGNALS = 65
+
+cdef int n_deferring = 0
+cdef sigaction_t handlers[SIGNALS]
+cdef char is_deferred[SIGNALS]
+cdef sig_atomic_t has_come[SIGNALS]
+
+
+cdef void note_signal(int number) noexcept nogil:
+    has_come[number] = 1
+
+
+cdef void restore_handlers() noexcept nogil:
+    global n_deferring
+    n_deferring = 0
+    for number in range(1, SIGNALS):
+        if is_deferred[number]:
+            is_deferred[number] = 0
+            sigaction(number, &handlers[number], NULL)
+
+
+cdef class HandlersDeferred:
+    """A block in which no Python handler of a signal runs. Signals that come meanwhile, to whatever
+    thread, are handled at its end.
+
+    Python runs a handler in the main thread, after any call. What it raises would lose what the
+    call has returned, such as the id of a process, or would vanish in a hook of a fork.
+    """
+
+    cdef bint defers
+
+    def __enter__(self):
+        global n_deferring
+        cdef sigaction_t own
+        self.defers = threading.current_thread() is threading.main_thread()
+        if not self.defers:
+            return
+        callables = [n for n in range(1, SIGNALS) if is_handled(n)] if not n_deferring else []
+        n_deferring += 1
+        for number in callables:
+            # In C alone: Python's own functions would run handlers on the way.
+            if sigaction(number, NULL, &handlers[number]) == 0:
+                own = handlers[number]
+                own.sa_handler = note_signal
+                own.sa_flags &= ~SA_SIGINFO
+                has_come[number] = 0
+                is_deferred[number] = sigaction(number, &own, NULL) == 0
+        try:
+            PyErr_CheckSignals()  # of one that came on the way here
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_):
+        global n_deferring
+        if not self.defers or not n_deferring:
+            return
+        n_deferring -= 1
+        if not n_deferring:
+            restore_handlers()
+            for number in range(1, SIGNALS):
+                if has_come[number]:
+                    has_come[number] = 0
+                    raise_(number)
+
+
+cdef bint is_handled(int number):
+    try:
+        return callable(signal.getsignal(number))
+    except ValueError:  # there is no such signal
+        return False

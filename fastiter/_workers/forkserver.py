@@ -64,8 +64,9 @@ def interrupts_blocked(needs_tracker: bool = True) -> Iterator[None]:
     it to all processes of a program: a worker gets it when it is ready to ignore it."""
     if needs_tracker:
         resource_tracker.ensure_running()  # its start would unblock SIGINT
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # may raise what came before it
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -100,6 +100,8 @@ class WorkerGroup:
     number `count`, for what it tells of its start. It is never waited for: if it has died, or is
     not ready, another process is started as without it."""
 
+    _life = (-1, -1)  # the parent-death pipe
+
     def __init__(
         self,
         ring: ParentRing,
@@ -128,9 +130,15 @@ class WorkerGroup:
         self._image: Shared[Job] | None = None
         self._image_seconds = 0.0  # that it took to make
         self._seed = _generator_digest()
-        self._life = (-1, -1)
         self._self_pidfd = -1
         self._workers_own: set[int] = set()
+        self._pid = os.getpid()
+
+    def __del__(self) -> None:
+        """An interrupt may come when it is open, and nothing that would close it has it yet."""
+        if self._life[0] >= 0 and self._pid == os.getpid():
+            with status.HandlersDeferred():
+                self.close()
 
     # ---- start
 
@@ -146,7 +154,15 @@ class WorkerGroup:
                 f"with daemon=False, or {self._start.caller.instead}"
             )
         _rings.add(self._ring)
-        with fds.lock():
+        try:
+            self._open(lifts)
+        except BaseException:
+            with status.HandlersDeferred():  # a second Ctrl-C must not keep this from its end
+                self.close()
+            raise
+
+    def _open(self, lifts: bool) -> None:
+        with status.HandlersDeferred(), fds.lock():
             self._open_shared()
         if self._method != "fork":
             start_method.require_guard(self._start)
@@ -320,6 +336,17 @@ class WorkerGroup:
 
     def _launch(self, number: int, number_pipe: int = -1) -> WorkerProcess:
         """Starts a process, which waits at the start barrier. With a pipe it is the spare."""
+        with self._handlers_deferred():
+            return self._launch_whole(number, number_pipe)
+
+    def _handlers_deferred(self) -> contextlib.AbstractContextManager[None]:
+        """An interrupt would lose the process, for which its caller then waits. The wait for a fork
+        server may be long: a process of it that is lost ends at its start barrier."""
+        if self._method == "forkserver":
+            return contextlib.nullcontext()
+        return status.HandlersDeferred()
+
+    def _launch_whole(self, number: int, number_pipe: int) -> WorkerProcess:
         stacks: list[int] = []
         try:
             with fds.lock():
@@ -637,18 +664,19 @@ class WorkerGroup:
             self.abandon(worker)
         # Only now, so that Ctrl-C on the way here leaves something to close again. A garbage
         # collection in here may drop the iterator, which closes too.
-        for worker in workers:
-            if self.workers.pop(worker.number, None) is worker:
-                if worker.is_abandoned and not worker.is_dead():
-                    worker.close()
-                else:
-                    worker.release()
-        with fds.lock():
-            fds.held.difference_update(self._workers_own)
-            fds.close((*self._life, self._self_pidfd))
-        self._life = (-1, -1)
-        self._self_pidfd = -1
-        self._workers_own = set()
+        with status.HandlersDeferred():
+            for worker in workers:
+                if self.workers.pop(worker.number, None) is worker:
+                    if worker.is_abandoned and not worker.is_dead():
+                        worker.close()
+                    else:
+                        worker.release()
+            with fds.lock():
+                fds.held.difference_update(self._workers_own)
+                fds.close((*self._life, self._self_pidfd))
+            self._life = (-1, -1)
+            self._self_pidfd = -1
+            self._workers_own = set()
         if self._image is not None:
             self._image.close()
             self._image = None
